@@ -1,0 +1,7 @@
+//! A plan becomes an isolated process tree.
+//!
+//! Knows the kernel and nothing of HTTP, rows or owners. Read in this order: [`backend`] is what the engine sees.
+
+pub mod backend;
+
+pub use backend::{Backend, BackendError, GuestStream, Spec};

@@ -1,0 +1,162 @@
+//! What the daemon asks of the launcher.
+//!
+//! One message per packet on a seqpacket socket, postcard inside. Requests speak of ids, never of paths:
+//! the launcher builds every host path itself, beneath its own root descriptor. Requests are answered in any
+//! order, each by its serial.
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use crate::{InstallationId, SandboxId};
+
+/// The version of these types. Daemon and launcher are one binary, so there is no range: they agree or they part.
+pub const VERSION: u32 = 1;
+/// A packet is at most this long.
+pub const PACKET_MAX: usize = 64 * 1024;
+/// Sandboxes named in one answer to [`Ask::Inventory`].
+pub const INVENTORY_PAGE: usize = 512;
+
+/// From the daemon.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Request {
+    /// Comes back in the reply.
+    pub serial: u64,
+    /// What is asked.
+    pub ask: Ask,
+}
+
+/// What the daemon may ask.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Ask {
+    /// The first request on a connection.
+    Hello {
+        /// The daemon's version of these types.
+        version: u32,
+        /// Whose sandboxes this is about.
+        installation: InstallationId,
+    },
+    /// Build or refresh the image `host`, unless it is still true.
+    PrepareHostImage,
+    /// Make namespaces ahead of a launch with this id range.
+    PrepareSlot {
+        /// The first host id of the range.
+        base: u32,
+    },
+    /// Make a sandbox and start its init.
+    Launch(Box<Plan>),
+    /// End whatever exists of a sandbox and remove it. Harmless when nothing does.
+    Teardown {
+        /// Which one.
+        sandbox: SandboxId,
+    },
+    /// What exists of this installation on the host, in the order of ids.
+    Inventory {
+        /// Only those after this one.
+        after: Option<SandboxId>,
+    },
+    /// How many processes of the sandbox the kernel has killed for want of memory.
+    OomKills {
+        /// Which one.
+        sandbox: SandboxId,
+    },
+}
+
+/// From the launcher.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Reply {
+    /// Of the request.
+    pub serial: u64,
+    /// What came of it.
+    pub result: Result<Answer, Failure>,
+}
+
+/// What the launcher answers.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Answer {
+    /// To `Hello`.
+    Hello {
+        /// The launcher's version of these types.
+        version: u32,
+    },
+    /// To requests that have nothing to tell.
+    Done,
+    /// To `Launch`: init was executed.
+    Launched {
+        /// Its process on the host.
+        pid: u32,
+    },
+    /// To `Inventory`, [`INVENTORY_PAGE`] at most; a shorter list is the last one.
+    Inventory(Vec<Found>),
+    /// To `OomKills`.
+    OomKills {
+        /// Since the sandbox was made.
+        count: u64,
+    },
+}
+
+/// Something of a sandbox that exists on the host.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Found {
+    /// Whose.
+    pub sandbox: SandboxId,
+    /// The first host id of its range, where it can be told.
+    pub base: Option<u32>,
+    /// Whether any process of it lives.
+    pub alive: bool,
+}
+
+/// A request that failed: what was being done, and what the kernel said.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+#[error("cannot {doing}")]
+pub struct Failure {
+    /// What was being done, as it reads after "cannot".
+    pub doing: String,
+    /// The kernel's error number, 0 where it was not the kernel that refused.
+    pub errno: i32,
+}
+
+/// What will be done to the kernel to make one sandbox.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Plan {
+    /// Whose.
+    pub sandbox: SandboxId,
+    /// The first of its 65,536 host ids.
+    pub base: u32,
+    /// What it sees as `/`.
+    pub rootfs: Rootfs,
+    /// What it may use.
+    pub limits: Limits,
+    /// Its host name.
+    pub hostname: String,
+}
+
+/// What a sandbox sees as `/`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Rootfs {
+    /// The machine's own `/usr` with a cleaned `/etc`, under a private writable layer.
+    Host,
+}
+
+/// What a sandbox may use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Limits {
+    /// Thousandths of a processor.
+    pub cpu_millis: u32,
+    /// Memory with page cache and tmpfs; swap is never given beyond it.
+    pub memory_bytes: u64,
+    /// Processes and threads.
+    pub pids: u32,
+}
+
+/// Writes one packet.
+pub fn to_packet<T: Serialize>(message: &T) -> Vec<u8> {
+    postcard::to_allocvec(message).expect("packets are made of types that postcard can write")
+}
+
+/// Reads one packet, whole.
+pub fn from_packet<T: DeserializeOwned>(packet: &[u8]) -> Option<T> {
+    match postcard::take_from_bytes(packet) {
+        Ok((message, [])) => Some(message),
+        Ok(_) | Err(_) => None,
+    }
+}
