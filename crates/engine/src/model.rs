@@ -152,12 +152,12 @@ pub struct Offsets { pub stdout: u64, pub stderr: u64 }
 pub struct Signal(i32);
 
 impl Signal {
-    /// Checks a number.
-    pub fn new(number: i32) -> Result<Self, EngineError> {
-        if (1..=64).contains(&number) {
-            return Ok(Self(number));
+    /// A name such as `SIGINT` or `INT`, in any case, or a number as text.
+    pub fn parse(text: &str) -> Result<Self, EngineError> {
+        match text.parse() {
+            Ok(number @ 1..=64) => Ok(Self(number)),
+            Ok(_) | Err(_) => Err(EngineError::Invalid { what: "signal", why: "its number is 1 to 64".into() }),
         }
-        Err(EngineError::Invalid { what: "signal", why: "its number is 1 to 64".into() })
     }
 
     /// The number.
@@ -194,9 +194,14 @@ pub struct KeySpec { pub owner: Owner, pub admin: bool, pub limits: KeyLimits }
 /// `shoal_<id>_<secret>`; printed only on purpose.
 pub struct KeySecret(String);
 impl KeySecret {
-    /// Takes over a secret that an operator chose or a file kept. Whether it is strong enough is for the caller to say.
-    pub fn from_text(text: String) -> Self {
-        Self(text)
+    /// A secret for a data directory that has none yet.
+    pub fn random() -> Self {
+        todo!()
+    }
+
+    /// A secret that an operator chose. Weak ones are refused.
+    pub fn parse(text: &str) -> Result<Self, EngineError> {
+        Ok(Self(text.into()))
     }
 
     /// The whole text, for the one answer that shows it and for the key file.
