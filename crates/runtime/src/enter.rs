@@ -15,7 +15,7 @@ use rustix::mount::{
     FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags, fsconfig_create,
     fsconfig_set_flag, fsconfig_set_string, fsmount, fsopen, move_mount, open_tree, unmount,
 };
-use rustix::process::{Gid, Uid, fchdir, pivot_root, setsid};
+use rustix::process::{Gid, Resource, Rlimit, Uid, fchdir, pivot_root, setrlimit, setsid};
 use rustix::thread::{
     CapabilitySet, CapabilitySets, LinkNameSpaceType, UnshareFlags, capabilities,
     clear_ambient_capability_set, move_into_link_name_space, remove_capability_from_bounding_set,
@@ -61,6 +61,10 @@ const KEPT: CapabilitySet = CapabilitySet::CHOWN
     .union(CapabilitySet::SETFCAP)
     .union(CapabilitySet::NET_BIND_SERVICE)
     .union(CapabilitySet::SYS_CHROOT);
+
+/// Limits that a guest cannot raise. Descriptors: plenty for a server, and far from what a machine can hold. Core dumps: a
+/// file the size of the guest's memory, or a program that the host starts with what the guest left it.
+const RESOURCES: [(Resource, u64); 2] = [(Resource::Nofile, 16_384), (Resource::Core, 0)];
 
 /// Files of `/proc` that tell of the host or reach it. Covered by an empty file.
 const COVERED_FILES: [&str; 9] = [
@@ -201,6 +205,9 @@ impl Walker<'_> {
                 Ok(())
             }
             Step::DropPrivileges => {
+                for (resource, most) in RESOURCES {
+                    setrlimit(resource, Rlimit { current: Some(most), maximum: Some(most) })?;
+                }
                 for capability in CapabilitySet::all().iter().filter(|c| !KEPT.contains(*c)) {
                     match remove_capability_from_bounding_set(capability) {
                         // The kernel does not know the newest ones.

@@ -27,7 +27,7 @@ use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
     SendFlags, recvmsg, send, sendmsg,
 };
-use rustix::process::{WaitOptions, wait};
+use rustix::process::{Pid, Signal, WaitOptions, set_parent_process_death_signal, wait};
 use rustix::thread::UnshareFlags;
 use wire::launch::{
     Answer, Ask, Failure, Found, INVENTORY_PAGE, PACKET_MAX, Plan, Reply, Request, Rootfs, VERSION,
@@ -82,6 +82,7 @@ pub fn run(config: &LauncherConfig) -> Result<(), LauncherError> {
 }
 
 struct Launcher {
+    pid: Option<Pid>,
     socket: OwnedFd,
     signals: OwnedFd,
     /// Walkers hand finished slots to the loop through this pair.
@@ -96,6 +97,9 @@ struct Launcher {
     /// Walkers under way, and which request each owes an answer.
     walkers: HashMap<i32, u64>,
 }
+
+/// Begins the name of an image that is being built.
+const UNFINISHED: &str = "unfinished-";
 
 /// How a walker tells the loop that it has answered.
 const ANSWERED: i32 = 0;
@@ -114,6 +118,7 @@ impl Launcher {
         // Before anything is opened: mounts can be copied only out of the namespace that one is in.
         own_mounts().map_err(fatal("make a mount namespace of its own"))?;
         let places = Places::open(&config.data_dir).map_err(fatal("open the data directory"))?;
+        remove_unfinished_images(&places).map_err(fatal("remove unfinished images"))?;
         let cgroups = Cgroups::open(config.installation).map_err(fatal("prepare cgroups"))?;
         let filters = Filters::compile().map_err(|e| fatal("compile filters")(io::Error::other(e)))?;
         let init = embedded_init().map_err(fatal("prepare init"))?;
@@ -130,6 +135,7 @@ impl Launcher {
         )
         .map_err(fatal("make a socket pair"))?;
         Ok(Self {
+            pid: Some(rustix::process::getpid()),
             socket,
             signals,
             slots_in,
@@ -202,6 +208,13 @@ impl Launcher {
                 self.walkers.insert(pid as i32, request.serial);
             }
             Ok(Cloned::Child) => {
+                // A walker dies with the launcher, so that nothing goes on behind the back of whoever cleans up after it.
+                // (Not so init: the signal is not inherited.)
+                let bound = set_parent_process_death_signal(Some(Signal::KILL));
+                // It may have died before it could be said.
+                if bound.is_err() || rustix::process::getppid() != self.pid {
+                    sys::exit_now(UNANSWERED);
+                }
                 let result = self.walk(request.ask, slot);
                 let code = if self.reply(request.serial, result).is_ok() { ANSWERED } else { UNANSWERED };
                 sys::exit_now(code);
@@ -410,7 +423,7 @@ impl Launcher {
             }
         }
         // Two walkers may build at once; each has its own name, and the rename of one of them wins.
-        let unfinished = format!("unfinished-{}", rustix::process::getpid().as_raw_nonzero());
+        let unfinished = format!("{UNFINISHED}{}", rustix::process::getpid().as_raw_nonzero());
         let next = current.map_or(1, |current| current + 1);
         remove_tree(dir, &unfinished).map_err(refused("remove an unfinished image"))?;
         let building = path.join(&unfinished);
@@ -462,6 +475,13 @@ impl Launcher {
         }
         Ok(())
     }
+}
+
+/// What a launcher that was killed had begun. Its walkers died with it.
+fn remove_unfinished_images(places: &Places) -> io::Result<()> {
+    let dir = places.host_images().0;
+    let unfinished = names(dir)?.into_iter().filter(|name| name.starts_with(UNFINISHED));
+    unfinished.into_iter().try_for_each(|name| remove_tree(dir, &name))
 }
 
 fn make_slot(base: u32) -> Result<Slot, Failure> {

@@ -300,15 +300,25 @@ impl Link {
             waiting: Mutex::new(Some(HashMap::new())),
         });
         tokio::spawn(read_replies(replies, Arc::downgrade(&link)));
+        let ended = Arc::downgrade(&link);
         tokio::spawn(async move {
             match child.wait().await {
                 Ok(status) => tracing::debug!(%status, "the launcher has ended"),
                 Err(error) => tracing::warn!(%error, "cannot wait for the launcher"),
             }
+            // Its walkers share the socket, so that may stay open for a moment.
+            if let Some(link) = ended.upgrade() {
+                link.give_up();
+            }
         });
         let hello = Ask::Hello { version: VERSION, installation: config.installation };
         link.ask("greet the launcher", hello, QUICK_DEADLINE).await?;
         Ok(link)
+    }
+
+    /// Says to everyone who waits that the launcher is gone, by dropping their senders.
+    fn give_up(&self) {
+        self.waiting.lock().expect("nobody panics while holding it").take();
     }
 
     fn is_alive(&self) -> bool {
@@ -408,8 +418,7 @@ async fn read_replies(socket: AsyncFd<OwnedFd>, link: Weak<Link>) {
             Err(_) => true,
         };
         if gone {
-            // Dropping the senders tells everyone who waits.
-            link.waiting.lock().expect("nobody panics while holding it").take();
+            link.give_up();
             return;
         }
     }
