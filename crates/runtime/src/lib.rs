@@ -7,6 +7,7 @@
 pub mod backend;
 pub mod cgroup;
 pub mod enter;
+pub mod floor;
 pub mod host_image;
 pub mod launcher;
 pub mod ns;
