@@ -1,7 +1,22 @@
 //! A plan becomes an isolated process tree.
 //!
-//! Knows the kernel and nothing of HTTP, rows or owners. Read in this order: [`backend`] is what the engine sees.
+//! Knows the kernel and nothing of HTTP, rows or owners. Read in this order: [`backend`] is what the engine sees; [`ns`] is
+//! the daemon's half of the backend `ns`, [`launcher`] the privileged half; [`plan`] says what is done to make a
+//! sandbox, [`enter`] does it; the rest are its tools.
 
 pub mod backend;
+pub mod cgroup;
+pub mod enter;
+pub mod floor;
+pub mod host_image;
+pub mod launcher;
+pub mod ns;
+pub mod places;
+pub mod plan;
+pub mod ranges;
+pub mod remove;
+pub mod seccomp;
+pub mod slot;
+pub mod sys;
 
 pub use backend::{Backend, BackendError, GuestStream, Spec};

@@ -317,8 +317,12 @@ mod tests {
                 offset: at
             })),
             any::<u64>().prop_map(|serial| Out::Message(ToInit::Ping { serial })),
-            (any::<u32>(), stream, 0..u64::MAX / 2, bytes)
-                .prop_map(|(h, s, at, bytes)| Out::Data(Handle(h), s, at, bytes)),
+            (any::<u32>(), stream, 0..u64::MAX / 2, bytes).prop_map(|(h, s, at, bytes)| Out::Data(
+                Handle(h),
+                s,
+                at,
+                bytes
+            )),
         ]
     }
 

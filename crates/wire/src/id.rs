@@ -125,8 +125,7 @@ impl FromStr for CommandId {
 
     fn from_str(text: &str) -> Result<Self, BadId> {
         let fits = (1..=Self::LENGTH_MAX).contains(&text.len());
-        let plain =
-            text.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'_' | b':' | b'-'));
+        let plain = text.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'_' | b':' | b'-'));
         if fits && plain && text != "." && text != ".." { Ok(Self(text.into())) } else { Err(BadId::Command) }
     }
 }

@@ -1,0 +1,376 @@
+//! Walks the steps into a sandbox. Runs in a new process that becomes init.
+//!
+//! Until `BecomeGuest` the process is the host's root in namespaces of its own, and works on a root filesystem that a guest
+//! may have written to before. So every place in it is opened beneath its root descriptor without following a link,
+//! and mounted on by descriptor (CVE-2025-31133 and its kin).
+
+use std::collections::HashMap;
+use std::ffi::CStr;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, StatVfsMountFlags, fstatvfs, mkdirat, openat, openat2};
+use rustix::io::Errno;
+use rustix::mount::{
+    FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags, fsconfig_create,
+    fsconfig_set_flag, fsconfig_set_string, fsmount, fsopen, move_mount, open_tree, unmount,
+};
+use rustix::process::{Gid, Resource, Rlimit, Uid, fchdir, pivot_root, setrlimit, setsid};
+use rustix::thread::{
+    CapabilitySet, CapabilitySets, LinkNameSpaceType, UnshareFlags, capabilities,
+    clear_ambient_capability_set, move_into_link_name_space, remove_capability_from_bounding_set,
+    set_capabilities, set_no_new_privs, set_thread_groups, set_thread_res_gid, set_thread_res_uid,
+};
+
+use crate::plan::{Overlay, Shared, Step, Tree};
+use crate::seccomp::Filters;
+use crate::sys;
+
+/// The staging directory's own name for the new root.
+pub const STAGE_ROOT: &str = "root";
+/// The staging directory's own name for the writable tree.
+pub const STAGE_WRITABLE: &str = "w";
+/// The staging directory's own names for what is shared.
+pub fn stage_name(shared: Shared) -> &'static str {
+    match shared {
+        Shared::Devices => "dev",
+        Shared::System => "sys",
+    }
+}
+/// An empty file in the staging directory, to cover others with.
+pub const STAGE_EMPTY_FILE: &str = "empty-file";
+/// An empty directory in the staging directory, to cover others with.
+pub const STAGE_EMPTY_DIRECTORY: &str = "empty-directory";
+/// Layers that the staging directory has names for.
+pub const STAGE_LAYERS: u8 = 128;
+
+/// Init finds its listening socket here.
+const LISTENER: i32 = 3;
+/// Init finds its cgroup here.
+const CGROUP: i32 = 4;
+
+/// What package managers, builds and servers on loopback need. Each of these reaches only what the sandbox owns.
+const KEPT: CapabilitySet = CapabilitySet::CHOWN
+    .union(CapabilitySet::DAC_OVERRIDE)
+    .union(CapabilitySet::FOWNER)
+    .union(CapabilitySet::FSETID)
+    .union(CapabilitySet::KILL)
+    .union(CapabilitySet::SETGID)
+    .union(CapabilitySet::SETUID)
+    .union(CapabilitySet::SETPCAP)
+    .union(CapabilitySet::SETFCAP)
+    .union(CapabilitySet::NET_BIND_SERVICE)
+    .union(CapabilitySet::SYS_CHROOT);
+
+/// Limits that a guest cannot raise. Descriptors: plenty for a server, and far from what a machine can hold. Core dumps: a
+/// file the size of the guest's memory, or a program that the host starts with what the guest left it.
+const RESOURCES: [(Resource, u64); 2] = [(Resource::Nofile, 16_384), (Resource::Core, 0)];
+
+/// Files of `/proc` that tell of the host or reach it. Covered by an empty file.
+const COVERED_FILES: [&str; 9] = [
+    "kcore",
+    "keys",
+    "key-users",
+    "kmsg",
+    "kallsyms",
+    "sched_debug",
+    "sysrq-trigger",
+    "timer_list",
+    "latency_stats",
+];
+/// Directories of `/proc` that tell of the host or reach it. Covered by an empty directory.
+const COVERED_DIRECTORIES: [&str; 6] = ["acpi", "asound", "bus", "fs", "irq", "scsi"];
+
+/// Everything that the steps refer to, opened by the launcher.
+pub struct Materials<'a> {
+    /// Trees by name.
+    pub trees: HashMap<Tree, OwnedFd>,
+    /// Files to write `0` to.
+    pub limits: Vec<OwnedFd>,
+    /// The user namespace.
+    pub user: OwnedFd,
+    /// The network namespace.
+    pub net: OwnedFd,
+    /// The first host id of the range.
+    pub base: u32,
+    /// The compiled filters.
+    pub filters: &'a Filters,
+    /// The executable of init.
+    pub init: BorrowedFd<'a>,
+    /// Init's listening socket.
+    pub listener: OwnedFd,
+    /// Init's cgroup.
+    pub cgroup: OwnedFd,
+}
+
+/// A step that failed.
+pub struct EnterError {
+    /// As it reads after "cannot".
+    pub doing: String,
+    /// What the kernel said.
+    pub source: io::Error,
+}
+
+/// Walks the steps; if all goes well, this process is init afterwards and nothing returns.
+pub fn enter(steps: &[Step], materials: Materials<'_>) -> EnterError {
+    let mut walker = Walker { materials, root: None };
+    for step in steps {
+        if let Err(source) = walker.walk(step) {
+            return EnterError { doing: describe(step), source };
+        }
+    }
+    EnterError { doing: "execute init".into(), source: io::Error::other("the plan has no such step") }
+}
+
+fn describe(step: &Step) -> String {
+    match step {
+        Step::JoinLimits => "join the limits".into(),
+        Step::HideCgroups => "make a cgroup namespace".into(),
+        Step::JoinNetwork => "join the network namespace".into(),
+        Step::Stage(tree) => format!("stage {tree:?}"),
+        Step::Overlay(overlay) => format!("mount the overlay at `/{}`", overlay.at),
+        Step::Attach(tree, at) => format!("attach {tree:?} at `/{at}`"),
+        Step::Processes => "mount `/proc`".into(),
+        Step::Terminals => "mount `/dev/pts`".into(),
+        Step::SharedMemory { .. } => "mount `/dev/shm`".into(),
+        Step::ChangeRoot => "change the root".into(),
+        Step::Hostname(_) => "set the host name".into(),
+        Step::BecomeGuest => "enter the user namespace".into(),
+        Step::DropPrivileges => "drop privileges".into(),
+        Step::Filter => "filter system calls".into(),
+        Step::Execute => "execute init".into(),
+    }
+}
+
+struct Walker<'a> {
+    materials: Materials<'a>,
+    root: Option<OwnedFd>,
+}
+
+impl Walker<'_> {
+    fn walk(&mut self, step: &Step) -> io::Result<()> {
+        match step {
+            Step::JoinLimits => {
+                for tasks in &self.materials.limits {
+                    rustix::io::write(tasks, b"0")?;
+                }
+                Ok(())
+            }
+            Step::HideCgroups => sys::unshare(UnshareFlags::NEWCGROUP),
+            Step::JoinNetwork => {
+                Ok(move_into_link_name_space(self.materials.net.as_fd(), Some(LinkNameSpaceType::Network))?)
+            }
+            Step::Stage(tree) => {
+                let name = match tree {
+                    Tree::Layer(number) => number.to_string(),
+                    Tree::Writable => STAGE_WRITABLE.into(),
+                };
+                attach(self.tree(*tree)?, CWD, &name)
+            }
+            Step::Overlay(overlay) => self.overlay(overlay),
+            Step::Attach(shared, at) => {
+                let place = self.place(at)?;
+                Ok(move_mount(CWD, stage_name(*shared), &place, "", MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH)?)
+            }
+            Step::Processes => self.processes(),
+            Step::Terminals => {
+                // Terminals belong to whoever opens them; their group is `tty`, 5 as on Debian.
+                let gid = (self.materials.base + 5).to_string();
+                let options = [("ptmxmode", "0666"), ("mode", "0620"), ("gid", &gid)];
+                let flags = MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NOEXEC;
+                let mounted = mount("devpts", &options, flags)?;
+                attach_onto(&mounted, &self.place("dev/pts")?)
+            }
+            Step::SharedMemory { bytes } => {
+                let options = [("mode", "1777"), ("size", &bytes.to_string())];
+                let flags = MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NODEV;
+                let mounted = mount("tmpfs", &options, flags)?;
+                attach_onto(&mounted, &self.place("dev/shm")?)
+            }
+            Step::ChangeRoot => {
+                fchdir(self.root()?)?;
+                // The same place for new and old root: the old one ends up on top and is detached from there, so no
+                // directory for it is needed in the guest's root (pivot_root(2)).
+                pivot_root(".", ".")?;
+                unmount(".", UnmountFlags::DETACH)?;
+                Ok(rustix::process::chdir("/")?)
+            }
+            Step::Hostname(name) => Ok(rustix::system::sethostname(name.as_bytes())?),
+            Step::BecomeGuest => {
+                move_into_link_name_space(self.materials.user.as_fd(), Some(LinkNameSpaceType::User))?;
+                set_thread_groups(&[])?;
+                set_thread_res_gid(Gid::ROOT, Gid::ROOT, Gid::ROOT)?;
+                set_thread_res_uid(Uid::ROOT, Uid::ROOT, Uid::ROOT)?;
+                setsid()?;
+                Ok(())
+            }
+            Step::DropPrivileges => {
+                for (resource, most) in RESOURCES {
+                    setrlimit(resource, Rlimit { current: Some(most), maximum: Some(most) })?;
+                }
+                for capability in CapabilitySet::all().iter().filter(|c| !KEPT.contains(*c)) {
+                    match remove_capability_from_bounding_set(capability) {
+                        // The kernel does not know the newest ones.
+                        Ok(()) | Err(Errno::INVAL) => {}
+                        Err(e) => return Err(e.into()),
+                    }
+                }
+                clear_ambient_capability_set()?;
+                let sets =
+                    CapabilitySets { effective: KEPT, permitted: KEPT, inheritable: CapabilitySet::empty() };
+                set_capabilities(None, sets)?;
+                Ok(set_no_new_privs(true)?)
+            }
+            Step::Filter => self.materials.filters.apply().map_err(io::Error::other),
+            Step::Execute => self.execute(),
+        }
+    }
+
+    fn overlay(&mut self, overlay: &Overlay) -> io::Result<()> {
+        // Layers are named relative to the staging directory, where this process stands: short, and free of characters
+        // that the option's own syntax would need escaped.
+        let lower = overlay.layers.iter().map(u8::to_string).collect::<Vec<_>>().join(":");
+        let upper = format!("{STAGE_WRITABLE}/{}", overlay.upper);
+        let work = format!("{upper}-work");
+        // The mounter's own file ids are what the overlay works with later: they must have a place in the writable
+        // layer. Changing them takes capabilities away that copying files up needs; those are taken back.
+        let before = capabilities(None)?;
+        sys::set_file_ids(self.materials.base, self.materials.base);
+        set_capabilities(None, CapabilitySets { effective: before.permitted, ..before })?;
+        // Without `volatile`, unmounting would sync the whole file system beneath. The price is that fsync does nothing.
+        let options =
+            [("lowerdir", lower.as_str()), ("upperdir", &upper), ("workdir", &work), ("redirect_dir", "on")];
+        let context = fsopen("overlay", FsOpenFlags::FSOPEN_CLOEXEC)?;
+        for (key, value) in options {
+            fsconfig_set_string(&context, key, value)?;
+        }
+        fsconfig_set_flag(&context, "volatile")?;
+        fsconfig_create(&context)?;
+        let mounted = fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::MOUNT_ATTR_NODEV)?;
+        sys::set_file_ids(0, 0);
+        set_capabilities(None, before)?;
+        if fstatvfs(&mounted)?.f_flag.contains(StatVfsMountFlags::RDONLY) {
+            return Err(Errno::ROFS.into());
+        }
+        if overlay.at.is_empty() {
+            attach(&mounted, CWD, STAGE_ROOT)?;
+            self.root = Some(mounted);
+            return Ok(());
+        }
+        let place = self.place(overlay.at)?;
+        attach_onto(&mounted, &place)
+    }
+
+    fn processes(&mut self) -> io::Result<()> {
+        let flags = MountAttrFlags::MOUNT_ATTR_NOSUID
+            | MountAttrFlags::MOUNT_ATTR_NODEV
+            | MountAttrFlags::MOUNT_ATTR_NOEXEC;
+        let proc = mount("proc", &[], flags)?;
+        attach_onto(&proc, &self.place("proc")?)?;
+        let read_only = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
+        let sys = open_tree(&proc, "sys", read_only)?;
+        sys::set_mount_attributes(sys.as_fd(), libc::MOUNT_ATTR_RDONLY, None, false)?;
+        attach_onto(&sys, &proc_place(&proc, "sys", OFlags::DIRECTORY)?)?;
+        for (names, kind) in
+            [(&COVERED_FILES[..], OFlags::empty()), (&COVERED_DIRECTORIES[..], OFlags::DIRECTORY)]
+        {
+            for name in names {
+                let place = match proc_place(&proc, name, kind) {
+                    Ok(place) => place,
+                    // Which of these a kernel has depends on how it was built.
+                    Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
+                    Err(e) => return Err(e),
+                };
+                let cover = if kind.is_empty() { STAGE_EMPTY_FILE } else { STAGE_EMPTY_DIRECTORY };
+                attach_onto(&cut_out(CWD, cover, false)?, &place)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn execute(&mut self) -> io::Result<()> {
+        let materials = &self.materials;
+        let null =
+            openat(CWD, "/dev/null", OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
+        for standard in 0..=2 {
+            sys::inherit_as(null.as_fd(), standard)?;
+        }
+        sys::inherit_as(materials.listener.as_fd(), LISTENER)?;
+        sys::inherit_as(materials.cgroup.as_fd(), CGROUP)?;
+        sys::close_on_exec_from(CGROUP + 1)?;
+        sys::reset_signals();
+        const ARGUMENTS: [&CStr; 1] = [c"shoal-init"];
+        Err(sys::execute(materials.init, &ARGUMENTS, &[]))
+    }
+
+    fn root(&self) -> io::Result<&OwnedFd> {
+        self.root.as_ref().ok_or_else(|| io::Error::other("the root overlay is not mounted yet"))
+    }
+
+    fn tree(&self, tree: Tree) -> io::Result<&OwnedFd> {
+        self.materials.trees.get(&tree).ok_or_else(|| io::Error::other(format!("{tree:?} was not prepared")))
+    }
+
+    /// A directory in the new root, made where it is missing. Nothing the guest put there is followed.
+    fn place(&self, path: &str) -> io::Result<OwnedFd> {
+        let root = self.root()?.as_fd();
+        match open_place(root, path) {
+            Err(Errno::NOENT) => {
+                match mkdirat(root, path, Mode::from_raw_mode(0o755)) {
+                    Ok(()) | Err(Errno::EXIST) => {}
+                    Err(e) => return Err(e.into()),
+                }
+                Ok(open_place(root, path)?)
+            }
+            other => Ok(other?),
+        }
+    }
+}
+
+fn open_place(root: BorrowedFd<'_>, path: &str) -> rustix::io::Result<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+    openat2(root, path, flags, Mode::empty(), resolve)
+}
+
+/// A place in a fresh process file system, of the kind that it should be.
+fn proc_place(proc: &OwnedFd, name: &str, kind: OFlags) -> io::Result<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC | kind;
+    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+    Ok(openat2(proc, name, flags, Mode::empty(), resolve)?)
+}
+
+/// A new file system that is not attached anywhere.
+pub fn mount(kind: &str, options: &[(&str, &str)], flags: MountAttrFlags) -> io::Result<OwnedFd> {
+    let context = fsopen(kind, FsOpenFlags::FSOPEN_CLOEXEC)?;
+    for (key, value) in options {
+        fsconfig_set_string(&context, *key, *value)?;
+    }
+    fsconfig_create(&context)?;
+    Ok(fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, flags)?)
+}
+
+/// Attaches an unattached tree at a name.
+pub fn attach(tree: &OwnedFd, dir: BorrowedFd<'_>, name: &str) -> io::Result<()> {
+    Ok(move_mount(tree, "", dir, name, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?)
+}
+
+/// Attaches an unattached tree onto an open place.
+pub fn attach_onto(tree: &OwnedFd, place: &OwnedFd) -> io::Result<()> {
+    let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
+    Ok(move_mount(tree, "", place, "", flags)?)
+}
+
+/// An unattached copy of what is mounted at `path` in `dir`, `path` empty for `dir` itself.
+pub fn cut_out(dir: BorrowedFd<'_>, path: &str, recursive: bool) -> io::Result<OwnedFd> {
+    let mut flags = OpenTreeFlags::OPEN_TREE_CLONE
+        | OpenTreeFlags::OPEN_TREE_CLOEXEC
+        | OpenTreeFlags::AT_SYMLINK_NOFOLLOW;
+    if path.is_empty() {
+        flags |= OpenTreeFlags::AT_EMPTY_PATH;
+    }
+    if recursive {
+        flags |= OpenTreeFlags::AT_RECURSIVE;
+    }
+    Ok(open_tree(dir, path, flags)?)
+}

@@ -1,0 +1,519 @@
+//! The image `host`: the machine's own `/usr` with a cleaned `/etc`.
+//!
+//! ```text
+//! <data>/images/host/<generation>/root   what is not /usr: a cleaned /etc, /var/lib/dpkg, directories, links
+//!                                /usr    over the machine's /usr: hides what not everyone may read, adds `python`
+//!                                /stamp  what the machine looked like when this was made
+//! ```
+//!
+//! Layers are seen through idmapped mounts, which make the host's root the guest's root. A file that only root may read on
+//! the host would be readable inside; so whatever is not readable for everyone is hidden by a whiteout.
+//! `/etc` is a list of what is taken, not of what is left out: an unknown file may hold a secret.
+//! A generation is never changed. Packages that are installed on the host later make a new one; sandboxes keep theirs.
+
+use std::collections::HashSet;
+use std::ffi::OsStr;
+use std::fs::{self, DirBuilder, FileType, Metadata, Permissions};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{CWD, FileType as NodeType, Mode, mknodat};
+
+/// Where the machine's programs are.
+pub const USR: &str = "/usr";
+
+/// What is taken from the machine's `/etc`, where it is readable for everyone.
+const ETC_TAKEN: &[&str] = &[
+    "R",
+    "X11",
+    "alternatives",
+    "apt",
+    "bash.bashrc",
+    "bash_completion.d",
+    "ca-certificates",
+    "ca-certificates.conf",
+    "debian_version",
+    "dpkg",
+    "fonts",
+    "gai.conf",
+    "groff",
+    "gss",
+    "host.conf",
+    "inputrc",
+    "ld.so.cache",
+    "ld.so.conf",
+    "ld.so.conf.d",
+    "locale.alias",
+    "locale.gen",
+    "localtime",
+    "login.defs",
+    "lsb-release",
+    "magic",
+    "magic.mime",
+    "mailcap",
+    "manpath.config",
+    "maven",
+    "mime.types",
+    "mke2fs.conf",
+    "nanorc",
+    "netconfig",
+    "networks",
+    "nsswitch.conf",
+    "os-release",
+    "pam.conf",
+    "pam.d",
+    "perl",
+    "php",
+    "protocols",
+    "rpc",
+    "ruby",
+    "security",
+    "services",
+    "sgml",
+    "shells",
+    "skel",
+    "ssl",
+    "terminfo",
+    "timezone",
+    "ucf.conf",
+    "vim",
+    "xattr.conf",
+    "xdg",
+    "xml",
+];
+/// Taken as well when a name begins with one of these, since it carries a version.
+const ETC_TAKEN_PREFIXES: &[&str] = &["java", "python3", "node"];
+/// Never taken, wherever they are: credentials of package managers.
+const NEVER_TAKEN: &[&str] = &["auth.conf", "auth.conf.d", "private"];
+
+const DIRECTORIES: &[(&str, u32)] = &[
+    ("dev", 0o755),
+    ("etc", 0o755),
+    ("home", 0o755),
+    ("home/user", 0o755),
+    ("media", 0o755),
+    ("mnt", 0o755),
+    ("opt", 0o755),
+    ("proc", 0o555),
+    ("root", 0o700),
+    ("run", 0o755),
+    ("run/lock", 0o1777),
+    ("srv", 0o755),
+    ("sys", 0o555),
+    ("tmp", 0o1777),
+    ("usr", 0o755),
+    ("var", 0o755),
+    ("var/cache", 0o755),
+    ("var/cache/apt", 0o755),
+    ("var/cache/apt/archives", 0o755),
+    ("var/cache/apt/archives/partial", 0o700),
+    ("var/cache/debconf", 0o755),
+    ("var/cache/ldconfig", 0o700),
+    ("var/lib", 0o755),
+    ("var/lib/apt", 0o755),
+    ("var/lib/apt/lists", 0o755),
+    ("var/lib/apt/lists/partial", 0o700),
+    ("var/local", 0o755),
+    ("var/log", 0o755),
+    ("var/log/apt", 0o755),
+    ("var/mail", 0o755),
+    ("var/spool", 0o755),
+    ("var/tmp", 0o1777),
+    ("workspace", 0o755),
+    ("etc/profile.d", 0o755),
+];
+
+/// Files that are ours. Accounts are those of a bare Debian, so that no name of the host's people shows.
+const FILES: &[(&str, u32, &str)] = &[
+    (
+        "etc/passwd",
+        0o644,
+        "\
+root:x:0:0:root:/root:/bin/bash
+daemon:x:1:1:daemon:/usr/sbin:/usr/sbin/nologin
+bin:x:2:2:bin:/bin:/usr/sbin/nologin
+sys:x:3:3:sys:/dev:/usr/sbin/nologin
+sync:x:4:65534:sync:/bin:/bin/sync
+games:x:5:60:games:/usr/games:/usr/sbin/nologin
+man:x:6:12:man:/var/cache/man:/usr/sbin/nologin
+lp:x:7:7:lp:/var/spool/lpd:/usr/sbin/nologin
+mail:x:8:8:mail:/var/mail:/usr/sbin/nologin
+news:x:9:9:news:/var/spool/news:/usr/sbin/nologin
+uucp:x:10:10:uucp:/var/spool/uucp:/usr/sbin/nologin
+proxy:x:13:13:proxy:/bin:/usr/sbin/nologin
+www-data:x:33:33:www-data:/var/www:/usr/sbin/nologin
+backup:x:34:34:backup:/var/backups:/usr/sbin/nologin
+list:x:38:38:Mailing List Manager:/var/list:/usr/sbin/nologin
+irc:x:39:39:ircd:/run/ircd:/usr/sbin/nologin
+_apt:x:42:65534::/nonexistent:/usr/sbin/nologin
+user:x:1000:1000:user:/home/user:/bin/bash
+nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin
+",
+    ),
+    (
+        "etc/group",
+        0o644,
+        "\
+root:x:0:
+daemon:x:1:
+bin:x:2:
+sys:x:3:
+adm:x:4:
+tty:x:5:
+disk:x:6:
+lp:x:7:
+mail:x:8:
+news:x:9:
+uucp:x:10:
+man:x:12:
+proxy:x:13:
+kmem:x:15:
+dialout:x:20:
+fax:x:21:
+voice:x:22:
+cdrom:x:24:
+floppy:x:25:
+tape:x:26:
+sudo:x:27:
+audio:x:29:
+dip:x:30:
+www-data:x:33:
+backup:x:34:
+operator:x:37:
+list:x:38:
+irc:x:39:
+src:x:40:
+shadow:x:42:
+utmp:x:43:
+video:x:44:
+sasl:x:45:
+plugdev:x:46:
+staff:x:50:
+games:x:60:
+users:x:100:
+user:x:1000:
+nogroup:x:65534:
+",
+    ),
+    (
+        "etc/shadow",
+        0o640,
+        "root:*:19000:0:99999:7:::\nuser:*:19000:0:99999:7:::\nnobody:*:19000:0:99999:7:::\n",
+    ),
+    ("etc/gshadow", 0o640, "root:*::\nuser:*::\nnogroup:*::\n"),
+    ("etc/hostname", 0o644, "sandbox\n"),
+    ("etc/hosts", 0o644, "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n"),
+    ("etc/resolv.conf", 0o644, "# This sandbox has no way out to any network.\n"),
+    ("etc/machine-id", 0o444, ""),
+    ("etc/environment", 0o644, ""),
+    (
+        "etc/profile",
+        0o644,
+        "\
+# Quiet on purpose: what a login shell prints would end up in a command's output.
+if [ -z \"$PATH\" ]; then
+  PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
+  export PATH
+fi
+for script in /etc/profile.d/*.sh; do
+  [ -r \"$script\" ] && . \"$script\"
+done
+unset script
+",
+    ),
+    ("root/.profile", 0o644, "[ -n \"$BASH_VERSION\" ] && [ -r ~/.bashrc ] && . ~/.bashrc\ntrue\n"),
+    ("root/.bashrc", 0o644, "case $- in *i*) PS1='\\u@\\h:\\w\\$ ' ;; esac\n"),
+    ("home/user/.profile", 0o644, "[ -n \"$BASH_VERSION\" ] && [ -r ~/.bashrc ] && . ~/.bashrc\ntrue\n"),
+    ("home/user/.bashrc", 0o644, "case $- in *i*) PS1='\\u@\\h:\\w\\$ ' ;; esac\n"),
+];
+
+/// Files and directories of the guest's own unprivileged account.
+const OWNED_BY_USER: [&str; 3] = ["home/user", "home/user/.profile", "home/user/.bashrc"];
+/// Its id, as on a machine with one person.
+const USER_ID: u32 = 1000;
+/// The group `shadow`, as on Debian.
+const SHADOW_ID: u32 = 42;
+
+const LINKS: &[(&str, &str)] =
+    &[("etc/mtab", "/proc/self/mounts"), ("var/run", "/run"), ("var/lock", "/run/lock")];
+
+/// Directories at the top that a machine with a merged `/usr` has as links.
+const MERGED: [&str; 6] = ["bin", "sbin", "lib", "lib32", "lib64", "libx32"];
+
+/// What the machine looks like, as far as the image depends on it: cheap to ask, and different after any package
+/// was installed or removed.
+pub fn stamp() -> io::Result<String> {
+    let mut text = String::new();
+    for path in [
+        "/var/lib/dpkg/status",
+        "/etc",
+        "/usr",
+        "/usr/bin",
+        "/usr/sbin",
+        "/usr/lib",
+        "/usr/local/bin",
+        "/usr/share",
+    ] {
+        let Some(meta) = found(fs::symlink_metadata(path))? else { continue };
+        text += &format!("{path} {} {} {}.{}\n", meta.ino(), meta.size(), meta.mtime(), meta.mtime_nsec());
+    }
+    Ok(text)
+}
+
+/// Builds a generation in `target`, which must not exist.
+pub fn build(target: &Path) -> Result<(), ImageError> {
+    let root = target.join("root");
+    make_dir(&root, 0o755)?;
+    for (name, mode) in DIRECTORIES {
+        make_dir(&root.join(name), *mode)?;
+    }
+    for name in MERGED {
+        let host = Path::new("/").join(name);
+        match found(fs::symlink_metadata(&host)).map_err(failed("look at", &host))? {
+            None => {}
+            Some(meta) if meta.is_symlink() => {
+                let to = fs::read_link(&host).map_err(failed("read", &host))?;
+                symlink(to, root.join(name)).map_err(failed("link", &root.join(name)))?;
+            }
+            Some(_) => return Err(ImageError::NotMerged { path: host }),
+        }
+    }
+    take_etc(&root.join("etc"))?;
+    for (name, mode, text) in FILES {
+        let path = root.join(name);
+        fs::write(&path, text).map_err(failed("write", &path))?;
+        set_mode(&path, *mode)?;
+    }
+    for name in OWNED_BY_USER {
+        let path = root.join(name);
+        std::os::unix::fs::chown(&path, Some(USER_ID), Some(USER_ID)).map_err(failed("give away", &path))?;
+    }
+    for name in ["etc/shadow", "etc/gshadow"] {
+        let path = root.join(name);
+        std::os::unix::fs::chown(&path, Some(0), Some(SHADOW_ID)).map_err(failed("give away", &path))?;
+    }
+    for (name, to) in LINKS {
+        symlink(to, root.join(name)).map_err(failed("link", &root.join(name)))?;
+    }
+    let dpkg = Path::new("/var/lib/dpkg");
+    if dpkg.is_dir() {
+        take_tree(dpkg, &root.join("var/lib/dpkg"), Take::Link)?;
+    }
+    cover_usr(&target.join("usr"))
+}
+
+fn take_etc(etc: &Path) -> Result<(), ImageError> {
+    let host = Path::new("/etc");
+    for entry in fs::read_dir(host).map_err(failed("list", host))? {
+        let entry = entry.map_err(failed("list", host))?;
+        let name = entry.file_name();
+        let Some(text) = name.to_str() else { continue };
+        let taken = ETC_TAKEN.contains(&text) || ETC_TAKEN_PREFIXES.iter().any(|p| text.starts_with(p));
+        if taken {
+            take_tree(&entry.path(), &etc.join(&name), Take::Copy)?;
+        }
+    }
+    Ok(())
+}
+
+/// How files come into the image.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Take {
+    Copy,
+    /// As another name of the same file where that is possible: what is large and only ever replaced, not changed.
+    Link,
+}
+
+/// Takes what everyone may read; the rest is passed over, as it would be for an ordinary user.
+fn take_tree(from: &Path, to: &Path, how: Take) -> Result<(), ImageError> {
+    let Some(meta) = found(fs::symlink_metadata(from)).map_err(failed("look at", from))? else {
+        return Ok(());
+    };
+    if from.file_name().is_some_and(|name| NEVER_TAKEN.iter().any(|never| name == OsStr::new(never))) {
+        return Ok(());
+    }
+    if meta.is_symlink() {
+        let target = fs::read_link(from).map_err(failed("read", from))?;
+        return symlink(target, to).map_err(failed("link", to));
+    }
+    if !readable_for_everyone(&meta) {
+        return Ok(());
+    }
+    if meta.is_dir() {
+        if found(fs::symlink_metadata(to)).map_err(failed("look at", to))?.is_none() {
+            make_dir(to, meta.mode() & 0o7777)?;
+        }
+        for entry in fs::read_dir(from).map_err(failed("list", from))? {
+            let name = entry.map_err(failed("list", from))?.file_name();
+            take_tree(&from.join(&name), &to.join(&name), how)?;
+        }
+        return Ok(());
+    }
+    if meta.is_file() {
+        // Another file system, or one that counts links: then it is copied.
+        if how == Take::Link && fs::hard_link(from, to).is_ok() {
+            return Ok(());
+        }
+        fs::copy(from, to).map_err(failed("copy", from))?;
+        set_mode(to, meta.mode() & 0o777)?;
+    }
+    Ok(())
+}
+
+/// Makes the layer that lies over the machine's `/usr`.
+fn cover_usr(cover: &Path) -> Result<(), ImageError> {
+    let usr = Path::new(USR);
+    copy_dir_shape(usr, cover)?;
+    let mut made = HashSet::from([PathBuf::new()]);
+    let mut hidden = Vec::new();
+    find_unreadable(usr, Path::new(""), &mut hidden)?;
+    for path in hidden {
+        make_parents(&path, cover, &mut made)?;
+        let at = cover.join(&path);
+        // A character device 0,0 in an upper layer says that the name does not exist.
+        mknodat(CWD, &at, NodeType::CharacterDevice, Mode::empty(), 0)
+            .map_err(|e| failed("make a whiteout", &at)(e.into()))?;
+    }
+    // Programs and people expect `python`; Debian has only `python3`.
+    let python = Path::new("bin/python");
+    let has = |name: &str| usr.join("bin").join(name).symlink_metadata().is_ok();
+    if has("python3") && !has("python") {
+        make_parents(python, cover, &mut made)?;
+        let at = cover.join(python);
+        symlink("python3", &at).map_err(failed("link", &at))?;
+    }
+    Ok(())
+}
+
+/// Names below `/usr` that not everyone may read. What changes while it is read is passed over.
+fn find_unreadable(usr: &Path, below: &Path, hidden: &mut Vec<PathBuf>) -> Result<(), ImageError> {
+    let dir = usr.join(below);
+    let entries = match found(fs::read_dir(&dir)).map_err(failed("list", &dir))? {
+        Some(entries) => entries,
+        None => return Ok(()),
+    };
+    for entry in entries {
+        let entry = entry.map_err(failed("list", &dir))?;
+        let kind = entry.file_type().map_err(failed("look at", &entry.path()))?;
+        if kind.is_symlink() {
+            continue;
+        }
+        let Some(meta) = found(entry.metadata()).map_err(failed("look at", &entry.path()))? else { continue };
+        let path = below.join(entry.file_name());
+        if !ordinary(kind) || !readable_for_everyone(&meta) {
+            hidden.push(path);
+        } else if kind.is_dir() {
+            find_unreadable(usr, &path, hidden)?;
+        }
+    }
+    Ok(())
+}
+
+fn ordinary(kind: FileType) -> bool {
+    kind.is_dir() || kind.is_file()
+}
+
+fn readable_for_everyone(meta: &Metadata) -> bool {
+    let needed = if meta.is_dir() { 0o005 } else { 0o004 };
+    meta.mode() & needed == needed
+}
+
+fn make_parents(path: &Path, cover: &Path, made: &mut HashSet<PathBuf>) -> Result<(), ImageError> {
+    let Some(parent) = path.parent() else { return Ok(()) };
+    if made.insert(parent.to_owned()) {
+        make_parents(parent, cover, made)?;
+        copy_dir_shape(&Path::new(USR).join(parent), &cover.join(parent))?;
+    }
+    Ok(())
+}
+
+/// A directory in an upper layer stands for the one below, so it must look the same.
+fn copy_dir_shape(from: &Path, to: &Path) -> Result<(), ImageError> {
+    let meta = fs::symlink_metadata(from).map_err(failed("look at", from))?;
+    make_dir(to, meta.mode() & 0o7777)?;
+    std::os::unix::fs::chown(to, Some(meta.uid()), Some(meta.gid())).map_err(failed("give away", to))
+}
+
+fn make_dir(path: &Path, mode: u32) -> Result<(), ImageError> {
+    DirBuilder::new().mode(mode).create(path).map_err(failed("make directory", path))?;
+    set_mode(path, mode)
+}
+
+/// Set apart from creation, which the umask narrows.
+fn set_mode(path: &Path, mode: u32) -> Result<(), ImageError> {
+    fs::set_permissions(path, Permissions::from_mode(mode)).map_err(failed("set the mode of", path))
+}
+
+fn found<T>(result: io::Result<T>) -> io::Result<Option<T>> {
+    match result {
+        Ok(value) => Ok(Some(value)),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(e) => Err(e),
+    }
+}
+
+fn failed<'a>(doing: &'static str, path: &'a Path) -> impl FnOnce(io::Error) -> ImageError + 'a {
+    move |source| ImageError::Io { doing, path: path.to_owned(), source }
+}
+
+/// The image could not be built.
+#[derive(Debug, thiserror::Error)]
+pub enum ImageError {
+    /// `/bin` and its like are directories of their own.
+    #[error("`{}` is a directory of its own: the image `host` needs a machine with a merged /usr", path.display())]
+    NotMerged {
+        /// The first such directory.
+        path: PathBuf,
+    },
+    /// The kernel refused.
+    #[error("cannot {doing} `{}`", path.display())]
+    Io {
+        /// What was being done.
+        doing: &'static str,
+        /// To what.
+        path: PathBuf,
+        /// What the kernel said.
+        source: io::Error,
+    },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn secrets_of_the_machine_are_not_taken() {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let from = dir.path().join("from");
+        fs::create_dir_all(from.join("private")).expect("it can be made");
+        for (name, mode) in [("open", 0o644), ("secret", 0o600), ("auth.conf", 0o644), ("private/key", 0o644)]
+        {
+            fs::write(from.join(name), name).expect("it can be written");
+            set_mode(&from.join(name), mode).expect("its mode can be set");
+        }
+        set_mode(&from, 0o755).expect("its mode can be set");
+        let to = dir.path().join("to");
+        take_tree(&from, &to, Take::Copy).expect("it can be taken");
+        let names: Vec<_> =
+            fs::read_dir(&to).expect("it is there").map(|e| e.expect("readable").file_name()).collect();
+        assert_eq!(names, ["open"]);
+    }
+
+    #[test]
+    fn what_not_everyone_may_read_is_found() {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        for (name, mode) in [("open", 0o755), ("closed", 0o750), ("open/inner", 0o711)] {
+            fs::create_dir(dir.path().join(name)).expect("it can be made");
+            set_mode(&dir.path().join(name), mode).expect("its mode can be set");
+        }
+        for (name, mode) in [("open/file", 0o644), ("open/root-only", 0o600), ("closed/file", 0o644)] {
+            fs::write(dir.path().join(name), "").expect("it can be written");
+            set_mode(&dir.path().join(name), mode).expect("its mode can be set");
+        }
+        let mut hidden = Vec::new();
+        find_unreadable(dir.path(), Path::new(""), &mut hidden).expect("it can be read");
+        hidden.sort();
+        assert_eq!(hidden, ["closed", "open/inner", "open/root-only"].map(PathBuf::from));
+    }
+}

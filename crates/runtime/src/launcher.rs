@@ -1,0 +1,626 @@
+//! The launcher: the only privileged process, and the only one that forks.
+//!
+//! A loop of one thread that does nothing but read requests and clone a walker for each: a hung mount stops its own
+//! walker and nobody else. Walkers answer the daemon themselves, over the socket they inherit; the loop
+//! answers for a walker that died. It holds nothing that cannot be made again, so it may be killed at any time:
+//! sandboxes outlive it, and the daemon starts another. It ends when the daemon's end of the socket closes.
+//!
+//! ```text
+//! daemon ──Request──▶ loop ──clone──▶ walker ──clone, CLONE_PARENT──▶ init        (child of the loop, which reaps it)
+//!    ▲                                   │
+//!    └────────────────Reply──────────────┘
+//! ```
+
+use std::collections::HashMap;
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::fs::{
+    CWD, MemfdFlags, Mode, OFlags, SealFlags, fchmod, fcntl_add_seals, memfd_create, mkdirat, mknodat,
+    openat, symlinkat,
+};
+use rustix::io::Errno;
+use rustix::mount::{MountAttrFlags, MountPropagationFlags, UnmountFlags, mount_change, unmount};
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
+    SendFlags, recvmsg, send, sendmsg,
+};
+use rustix::process::{Pid, Signal, WaitOptions, set_parent_process_death_signal, wait};
+use rustix::thread::UnshareFlags;
+use wire::launch::{
+    Answer, Ask, Failure, Found, INVENTORY_PAGE, PACKET_MAX, Plan, Reply, Request, Rootfs, VERSION,
+    from_packet, to_packet,
+};
+use wire::{InstallationId, SandboxId};
+
+use crate::cgroup::Cgroups;
+use crate::enter::{self, EnterError, Materials, cut_out};
+use crate::host_image;
+use crate::places::{Places, names};
+use crate::plan::{self, Shared, Tree};
+use crate::remove::remove_tree;
+use crate::seccomp::Filters;
+use crate::slot::{self, Slot};
+use crate::sys::{self, CloneOptions, Cloned};
+
+/// Init, built by this crate's build script.
+static INIT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/shoal-init"));
+
+/// The daemon hands its end of the socket over as standard input: that needs no code between fork and exec.
+const SOCKET: i32 = 0;
+/// Numbers below this one are given to programs that are executed; the launcher's own descriptors lie above.
+const OWN_DESCRIPTORS_FROM: i32 = 16;
+
+/// What the launcher is started with.
+#[derive(Debug, Clone)]
+pub struct LauncherConfig {
+    /// The daemon's data directory.
+    pub data_dir: PathBuf,
+    /// Whose sandboxes it makes.
+    pub installation: InstallationId,
+}
+
+/// Why the launcher could not start or go on.
+#[derive(Debug, thiserror::Error)]
+#[error("the launcher cannot {doing}")]
+pub struct LauncherError {
+    /// As it reads after "cannot".
+    pub doing: &'static str,
+    /// What the kernel said.
+    pub source: io::Error,
+}
+
+fn fatal<E: Into<io::Error>>(doing: &'static str) -> impl FnOnce(E) -> LauncherError {
+    move |source| LauncherError { doing, source: source.into() }
+}
+
+/// Runs the launcher until the daemon is gone.
+pub fn run(config: &LauncherConfig) -> Result<(), LauncherError> {
+    Launcher::start(config)?.serve()
+}
+
+struct Launcher {
+    pid: Option<Pid>,
+    socket: OwnedFd,
+    signals: OwnedFd,
+    /// Walkers hand finished slots to the loop through this pair.
+    slots_in: OwnedFd,
+    slots_out: OwnedFd,
+    places: Places,
+    cgroups: Cgroups,
+    filters: Filters,
+    init: OwnedFd,
+    /// Slots that are ready, by the base of their range.
+    slots: HashMap<u32, Slot>,
+    /// Walkers under way, and which request each owes an answer.
+    walkers: HashMap<i32, u64>,
+}
+
+/// Begins the name of an image that is being built.
+const UNFINISHED: &str = "unfinished-";
+
+/// How a walker tells the loop that it has answered.
+const ANSWERED: i32 = 0;
+const UNANSWERED: i32 = 1;
+
+impl Launcher {
+    fn start(config: &LauncherConfig) -> Result<Self, LauncherError> {
+        let socket = sys::inherited(SOCKET).map_err(fatal("take over its socket"))?;
+        let socket =
+            sys::duplicate_above(socket.as_fd(), OWN_DESCRIPTORS_FROM).map_err(fatal("keep its socket"))?;
+        // Not to be ended with the daemon's terminal or process group.
+        rustix::process::setsid().map_err(fatal("leave its session"))?;
+        rustix::process::umask(Mode::empty());
+        let signals = [libc::SIGCHLD, libc::SIGTERM, libc::SIGINT, libc::SIGHUP, libc::SIGPIPE];
+        let signals = sys::signals_as_descriptor(&signals).map_err(fatal("listen to signals"))?;
+        // Before anything is opened: mounts can be copied only out of the namespace that one is in.
+        own_mounts().map_err(fatal("make a mount namespace of its own"))?;
+        let places = Places::open(&config.data_dir).map_err(fatal("open the data directory"))?;
+        remove_unfinished_images(&places).map_err(fatal("remove unfinished images"))?;
+        let cgroups = Cgroups::open(config.installation).map_err(fatal("prepare cgroups"))?;
+        let filters = Filters::compile().map_err(|e| fatal("compile filters")(io::Error::other(e)))?;
+        let init = embedded_init().map_err(fatal("prepare init"))?;
+        let system = harmless_sys().map_err(fatal("prepare /sys"))?;
+        drop_foreign_mounts(&config.data_dir).map_err(fatal("let go of the machine's mounts"))?;
+        let devices = shared_dev().map_err(fatal("prepare /dev"))?;
+        make_stage(&places, [(Shared::Devices, devices), (Shared::System, system)])
+            .map_err(fatal("prepare its staging directory"))?;
+        let (slots_in, slots_out) = rustix::net::socketpair(
+            rustix::net::AddressFamily::UNIX,
+            rustix::net::SocketType::SEQPACKET,
+            rustix::net::SocketFlags::CLOEXEC,
+            None,
+        )
+        .map_err(fatal("make a socket pair"))?;
+        Ok(Self {
+            pid: Some(rustix::process::getpid()),
+            socket,
+            signals,
+            slots_in,
+            slots_out,
+            places,
+            cgroups,
+            filters,
+            init,
+            slots: HashMap::new(),
+            walkers: HashMap::new(),
+        })
+    }
+
+    fn serve(mut self) -> Result<(), LauncherError> {
+        loop {
+            let mut fds = [
+                PollFd::new(&self.socket, PollFlags::IN),
+                PollFd::new(&self.signals, PollFlags::IN),
+                PollFd::new(&self.slots_in, PollFlags::IN),
+            ];
+            match poll(&mut fds, None) {
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(e) => return Err(fatal("wait for requests")(e)),
+            }
+            let [requests, signals, slots] = fds.map(|fd| !fd.revents().is_empty());
+            // Slots first, so that a launch finds what was made ready for it.
+            if slots {
+                self.take_slot().map_err(fatal("take a slot over"))?;
+            }
+            if signals {
+                self.reap().map_err(fatal("reap"))?;
+            }
+            if requests && !self.take_request().map_err(fatal("read a request"))? {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Reads one request and clones its walker. `false` when the daemon has gone.
+    fn take_request(&mut self) -> io::Result<bool> {
+        let mut packet = vec![0; PACKET_MAX];
+        let length = match rustix::net::recv(&self.socket, packet.as_mut_slice(), RecvFlags::DONTWAIT) {
+            Ok((0, _)) => return Ok(false),
+            Ok((length, _)) => length,
+            Err(Errno::AGAIN | Errno::INTR) => return Ok(true),
+            Err(Errno::CONNRESET) => return Ok(false),
+            Err(e) => return Err(e.into()),
+        };
+        let Some(request) = from_packet::<Request>(&packet[..length]) else {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "a request that does not parse"));
+        };
+        if let Ask::Hello { version, .. } = request.ask {
+            let result = if version == VERSION {
+                Ok(Answer::Hello { version: VERSION })
+            } else {
+                Err(Failure {
+                    doing: format!("speak version {version} with a launcher of {VERSION}"),
+                    errno: 0,
+                })
+            };
+            self.reply(request.serial, result)?;
+            return Ok(true);
+        }
+        let slot = match &request.ask {
+            Ask::Launch(plan) => self.slots.remove(&plan.base),
+            _ => None,
+        };
+        match sys::fork_process() {
+            Ok(Cloned::Parent { pid }) => {
+                self.walkers.insert(pid as i32, request.serial);
+            }
+            Ok(Cloned::Child) => {
+                // A walker dies with the launcher, so that nothing goes on behind the back of whoever cleans up after it.
+                // (Not so init: the signal is not inherited.)
+                let bound = set_parent_process_death_signal(Some(Signal::KILL));
+                // It may have died before it could be said.
+                if bound.is_err() || rustix::process::getppid() != self.pid {
+                    sys::exit_now(UNANSWERED);
+                }
+                let result = self.walk(request.ask, slot);
+                let code = if self.reply(request.serial, result).is_ok() { ANSWERED } else { UNANSWERED };
+                sys::exit_now(code);
+            }
+            Err(e) => self.reply(request.serial, Err(failure("fork a walker", &e)))?,
+        }
+        Ok(true)
+    }
+
+    /// Collects walkers and inits that ended. A walker that did not answer is answered for.
+    fn reap(&mut self) -> io::Result<()> {
+        let mut drained = [0u8; 1024];
+        while matches!(rustix::io::read(&self.signals, &mut drained), Ok(1..)) {}
+        loop {
+            match wait(WaitOptions::NOHANG) {
+                Ok(Some((pid, status))) => {
+                    let Some(serial) = self.walkers.remove(&pid.as_raw_nonzero().get()) else { continue };
+                    if status.exit_status() != Some(ANSWERED) {
+                        let died = Failure { doing: "finish: the walker died".into(), errno: 0 };
+                        self.reply(serial, Err(died))?;
+                    }
+                }
+                Ok(None) | Err(Errno::CHILD) => return Ok(()),
+                Err(Errno::INTR) => {}
+                Err(e) => return Err(e.into()),
+            }
+        }
+    }
+
+    fn take_slot(&mut self) -> io::Result<()> {
+        let mut base = [0; 4];
+        let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+        let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+        let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+        match recvmsg(&self.slots_in, &mut [io::IoSliceMut::new(&mut base)], &mut ancillary, flags) {
+            Ok(_) => {}
+            Err(Errno::AGAIN | Errno::INTR) => return Ok(()),
+            Err(e) => return Err(e.into()),
+        }
+        let mut fds = ancillary.drain().filter_map(|message| match message {
+            RecvAncillaryMessage::ScmRights(fds) => Some(fds),
+            _ => None,
+        });
+        if let Some(mut fds) = fds.next()
+            && let (Some(user), Some(net)) = (fds.next(), fds.next())
+        {
+            self.slots.insert(u32::from_le_bytes(base), Slot { user, net });
+        }
+        Ok(())
+    }
+
+    fn reply(&self, serial: u64, result: Result<Answer, Failure>) -> io::Result<()> {
+        match send(&self.socket, &to_packet(&Reply { serial, result }), SendFlags::NOSIGNAL) {
+            // The daemon has gone; the loop will see that too.
+            Ok(_) | Err(Errno::PIPE | Errno::CONNRESET) => Ok(()),
+            Err(e) => Err(e.into()),
+        }
+    }
+}
+
+/// What a walker does: one request, in a process of its own.
+impl Launcher {
+    fn walk(&mut self, ask: Ask, slot: Option<Slot>) -> Result<Answer, Failure> {
+        match ask {
+            Ask::Hello { .. } => Ok(Answer::Hello { version: VERSION }),
+            Ask::PrepareHostImage => self.prepare_host_image(),
+            Ask::PrepareSlot { base } => self.prepare_slot(base),
+            Ask::Launch(plan) => self.launch(&plan, slot),
+            Ask::Teardown { sandbox } => self.teardown(sandbox),
+            Ask::Inventory { after } => self.inventory(after),
+            Ask::OomKills { sandbox } => {
+                let count = self.cgroups.oom_kills(sandbox).map_err(refused("read the memory events"))?;
+                Ok(Answer::OomKills { count })
+            }
+        }
+    }
+
+    fn prepare_slot(&self, base: u32) -> Result<Answer, Failure> {
+        let slot = make_slot(base)?;
+        let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+        let mut ancillary = SendAncillaryBuffer::new(&mut space);
+        let fds = [slot.user.as_fd(), slot.net.as_fd()];
+        assert!(ancillary.push(SendAncillaryMessage::ScmRights(&fds)), "there is room for two");
+        let base = base.to_le_bytes();
+        sendmsg(&self.slots_out, &[io::IoSlice::new(&base)], &mut ancillary, SendFlags::NOSIGNAL)
+            .map_err(refused("hand a slot over"))?;
+        Ok(Answer::Done)
+    }
+
+    fn launch(&self, plan: &Plan, slot: Option<Slot>) -> Result<Answer, Failure> {
+        let Slot { user, net } = match slot {
+            Some(slot) => slot,
+            None => make_slot(plan.base)?,
+        };
+        let generation = self.current_generation().map_err(refused("find the image `host`"))?;
+        let generation = generation
+            .ok_or_else(|| Failure { doing: "find the image `host`".into(), errno: libc::ENOENT })?;
+        let overlays = plan::overlays(&plan.rootfs);
+        let place = self
+            .places
+            .make_sandbox(plan.sandbox, plan.base, generation, &overlays)
+            .map_err(refused("make the sandbox's directory"))?;
+        let listener = place.listen().map_err(refused("make init's socket"))?;
+        let groups =
+            self.cgroups.make(plan.sandbox, plan.base, &plan.limits).map_err(refused("make the cgroups"))?;
+
+        let mut trees = HashMap::new();
+        for (number, layer) in self.layers(&plan.rootfs, generation).into_iter().enumerate() {
+            let read_only = libc::MOUNT_ATTR_RDONLY | libc::MOUNT_ATTR_NODEV | libc::MOUNT_ATTR_NOSUID;
+            let tree = idmapped(CWD, &layer, read_only, &user).map_err(refused("map the ids of a layer"))?;
+            trees.insert(Tree::Layer(number as u8), tree);
+        }
+        let flags = libc::MOUNT_ATTR_NODEV | libc::MOUNT_ATTR_NOSUID;
+        let writable = idmapped(place.fs.as_fd(), "", flags, &user)
+            .map_err(refused("map the ids of the writable layer"))?;
+        trees.insert(Tree::Writable, writable);
+
+        let steps = plan::steps(plan);
+        let (mut errors, mut report) = io::pipe().map_err(refused("make a pipe"))?;
+        let options = CloneOptions {
+            flags: libc::CLONE_NEWNS
+                | libc::CLONE_NEWPID
+                | libc::CLONE_NEWIPC
+                | libc::CLONE_NEWUTS
+                // A child of the loop, which lives and reaps; this walker will be gone.
+                | libc::CLONE_PARENT,
+            cgroup: Some(groups.v2.as_fd()),
+        };
+        match sys::clone_process(&options).map_err(refused("clone init"))? {
+            Cloned::Child => {
+                drop(errors);
+                let materials = Materials {
+                    trees,
+                    limits: groups.v1_tasks,
+                    user,
+                    net,
+                    base: plan.base,
+                    filters: &self.filters,
+                    init: self.init.as_fd(),
+                    listener,
+                    cgroup: groups.v2,
+                };
+                let EnterError { doing, source } = enter::enter(&steps, materials);
+                let failure = failure(&doing, &source);
+                // If even this cannot be written, the exit code still says that it failed.
+                let _ = report.write_all(&to_packet(&failure));
+                sys::exit_now(1)
+            }
+            Cloned::Parent { pid } => {
+                drop(report);
+                let mut said = Vec::new();
+                // Ends when init is executed, which closes the pipe, or when the process is gone.
+                errors.read_to_end(&mut said).map_err(refused("hear of init's start"))?;
+                match said.as_slice() {
+                    [] => Ok(Answer::Launched { pid }),
+                    said => Err(from_packet(said).unwrap_or(Failure {
+                        doing: "start init for a reason it could not say".into(),
+                        errno: 0,
+                    })),
+                }
+            }
+        }
+    }
+
+    fn teardown(&self, sandbox: SandboxId) -> Result<Answer, Failure> {
+        // Both are tried, so that one obstacle does not leave more behind than it must.
+        let groups = self.cgroups.remove(sandbox).map_err(refused("end the sandbox's processes"));
+        let files = self.places.remove_sandbox(sandbox).map_err(refused("remove the sandbox's files"));
+        groups.and(files).map(|()| Answer::Done)
+    }
+
+    fn inventory(&self, after: Option<SandboxId>) -> Result<Answer, Failure> {
+        let mut found: HashMap<SandboxId, Found> = HashMap::new();
+        for (sandbox, base) in self.places.list_sandboxes().map_err(refused("list sandboxes"))? {
+            found.insert(sandbox, Found { sandbox, base, alive: false });
+        }
+        for (sandbox, alive) in self.cgroups.list().map_err(refused("list cgroups"))? {
+            found.entry(sandbox).or_insert(Found { sandbox, base: None, alive }).alive = alive;
+        }
+        let mut found: Vec<Found> =
+            found.into_values().filter(|f| after.is_none_or(|after| f.sandbox > after)).collect();
+        found.sort_by_key(|f| f.sandbox);
+        found.truncate(INVENTORY_PAGE);
+        Ok(Answer::Inventory(found))
+    }
+
+    /// The layers of a root filesystem, in the numbering of `plan::overlays`.
+    fn layers(&self, rootfs: &Rootfs, generation: u64) -> Vec<String> {
+        match rootfs {
+            Rootfs::Host => {
+                let image = self.places.host_images().1.join(generation.to_string());
+                let below = |name: &str| image.join(name).to_string_lossy().into_owned();
+                vec![below("root"), below("usr"), host_image::USR.into()]
+            }
+        }
+    }
+
+    fn prepare_host_image(&self) -> Result<Answer, Failure> {
+        let (dir, path) = self.places.host_images();
+        let stamp = host_image::stamp().map_err(refused("look at the machine"))?;
+        let current = self.current_generation().map_err(refused("list generations"))?;
+        if let Some(current) = current {
+            let made_for = std::fs::read_to_string(path.join(current.to_string()).join("stamp"));
+            if made_for.is_ok_and(|made_for| made_for == stamp) {
+                return Ok(Answer::Done);
+            }
+        }
+        // Two walkers may build at once; each has its own name, and the rename of one of them wins.
+        let unfinished = format!("{UNFINISHED}{}", rustix::process::getpid().as_raw_nonzero());
+        let next = current.map_or(1, |current| current + 1);
+        remove_tree(dir, &unfinished).map_err(refused("remove an unfinished image"))?;
+        let building = path.join(&unfinished);
+        let built = std::fs::create_dir(&building)
+            .map_err(refused("make a directory for the image"))
+            .and_then(|()| {
+                host_image::build(&building).map_err(|e| {
+                    let errno = match &e {
+                        host_image::ImageError::Io { source, .. } => source.raw_os_error().unwrap_or(0),
+                        host_image::ImageError::NotMerged { .. } => 0,
+                    };
+                    Failure { doing: format!("build the image `host`: {e}"), errno }
+                })
+            });
+        let named = built.and_then(|()| {
+            std::fs::write(building.join("stamp"), &stamp).map_err(refused("write the image's stamp"))?;
+            match std::fs::rename(&building, path.join(next.to_string())) {
+                Err(e)
+                    if e.raw_os_error() == Some(libc::ENOTEMPTY)
+                        || e.kind() == io::ErrorKind::AlreadyExists =>
+                {
+                    Ok(())
+                }
+                other => other.map_err(refused("name the image")),
+            }
+        });
+        let cleaned = remove_tree(dir, &unfinished).map_err(refused("remove an unfinished image"));
+        named.and(cleaned)?;
+        self.drop_old_generations(next).map_err(refused("remove old images"))?;
+        Ok(Answer::Done)
+    }
+
+    fn current_generation(&self) -> io::Result<Option<u64>> {
+        Ok(self.generations()?.into_iter().max())
+    }
+
+    fn generations(&self) -> io::Result<Vec<u64>> {
+        let names = names(self.places.host_images().0)?;
+        Ok(names.iter().filter_map(|name| name.parse().ok()).collect())
+    }
+
+    /// Keeps what sandboxes use, the newest, and the one before: a launch may just now be reading it.
+    fn drop_old_generations(&self, newest: u64) -> io::Result<()> {
+        let used = self.places.generations_in_use()?;
+        for generation in self.generations()? {
+            if generation + 1 < newest && !used.contains(&generation) {
+                remove_tree(self.places.host_images().0, &generation.to_string())?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What a launcher that was killed had begun. Its walkers died with it.
+fn remove_unfinished_images(places: &Places) -> io::Result<()> {
+    let dir = places.host_images().0;
+    let unfinished = names(dir)?.into_iter().filter(|name| name.starts_with(UNFINISHED));
+    unfinished.into_iter().try_for_each(|name| remove_tree(dir, &name))
+}
+
+fn make_slot(base: u32) -> Result<Slot, Failure> {
+    slot::make(base).map_err(|e| failure(e.doing, &e.source))
+}
+
+fn idmapped(dir: rustix::fd::BorrowedFd<'_>, path: &str, flags: u64, user: &OwnedFd) -> io::Result<OwnedFd> {
+    let tree = cut_out(dir, path, false)?;
+    sys::set_mount_attributes(tree.as_fd(), flags, Some(user.as_fd()), false)?;
+    Ok(tree)
+}
+
+/// Init in memory: sealed, so that nothing changes it, and executable but not readable for guests, so that none may
+/// trace it either (CVE-2019-5736).
+fn embedded_init() -> io::Result<OwnedFd> {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let memory = memfd_create("shoal-init", flags)?;
+    io::Write::write_all(&mut std::fs::File::from(memory.try_clone()?), INIT)?;
+    fchmod(&memory, Mode::from_raw_mode(0o111))?;
+    fcntl_add_seals(&memory, SealFlags::WRITE | SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+    // A file that is open for writing cannot be executed, so it is opened again and the first descriptor closed.
+    use std::os::fd::AsRawFd;
+    let path = format!("/proc/self/fd/{}", memory.as_raw_fd());
+    Ok(openat(CWD, path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?)
+}
+
+/// A mount namespace of the launcher's own, in which the host's later mounts still appear and none of ours leave.
+fn own_mounts() -> io::Result<()> {
+    sys::unshare(UnshareFlags::NEWNS)?;
+    Ok(mount_change("/", MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC)?)
+}
+
+/// Every new sandbox copies the launcher's mounts and throws them away; fewer are quicker. What stays: the root, what holds
+/// `/usr` and the data directory, and `/proc`.
+fn drop_foreign_mounts(data_dir: &std::path::Path) -> io::Result<()> {
+    let mountinfo = std::fs::read_to_string("/proc/self/mountinfo")?;
+    let points: Vec<&str> = mountinfo.lines().filter_map(|line| line.split(' ').nth(4)).collect();
+    // The last mounted lies on top, so it goes first.
+    for point in points.into_iter().rev() {
+        let path = std::path::Path::new(point);
+        let needed = point == "/"
+            || path == std::path::Path::new("/proc")
+            || data_dir.starts_with(path)
+            || std::path::Path::new(host_image::USR).starts_with(path)
+            // Names with escaped characters are rare and harmless: they stay.
+            || point.contains('\\');
+        if !needed {
+            match unmount(point, UnmountFlags::DETACH) {
+                // Gone with one that it lay on.
+                Ok(()) | Err(Errno::INVAL | Errno::NOENT) => {}
+                Err(e) => return Err(e.into()),
+            }
+        }
+    }
+    Ok(())
+}
+
+/// `/dev` for all sandboxes: device nodes made by the host's root, on a mount that allows them and is read-only.
+fn shared_dev() -> io::Result<OwnedFd> {
+    let flags = MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NOEXEC;
+    let dev = enter::mount("tmpfs", &[("mode", "0755"), ("size", "64k")], flags)?;
+    for (name, minor) in [("null", 3), ("zero", 5), ("full", 7), ("random", 8), ("urandom", 9)] {
+        let device = rustix::fs::makedev(1, minor);
+        mknodat(&dev, name, rustix::fs::FileType::CharacterDevice, Mode::from_raw_mode(0o666), device)?;
+    }
+    let tty = rustix::fs::makedev(5, 0);
+    mknodat(&dev, "tty", rustix::fs::FileType::CharacterDevice, Mode::from_raw_mode(0o666), tty)?;
+    for (to, name) in [
+        ("pts/ptmx", "ptmx"),
+        ("/proc/self/fd", "fd"),
+        ("/proc/self/fd/0", "stdin"),
+        ("/proc/self/fd/1", "stdout"),
+        ("/proc/self/fd/2", "stderr"),
+    ] {
+        symlinkat(to, &dev, name)?;
+    }
+    for name in ["pts", "shm"] {
+        mkdirat(&dev, name, Mode::from_raw_mode(0o755))?;
+    }
+    sys::set_mount_attributes(dev.as_fd(), libc::MOUNT_ATTR_RDONLY, None, false)?;
+    Ok(dev)
+}
+
+/// `/sys` for all sandboxes: what programs ask about processors, and nothing else.
+fn harmless_sys() -> io::Result<OwnedFd> {
+    let flags = MountAttrFlags::MOUNT_ATTR_NOSUID
+        | MountAttrFlags::MOUNT_ATTR_NOEXEC
+        | MountAttrFlags::MOUNT_ATTR_NODEV;
+    let sys = enter::mount("tmpfs", &[("mode", "0755"), ("size", "64k")], flags)?;
+    for name in
+        ["devices", "devices/system", "devices/system/cpu", "fs", "fs/cgroup", "kernel", "class", "block"]
+    {
+        mkdirat(&sys, name, Mode::from_raw_mode(0o755))?;
+    }
+    // Copied, not bound: these few files do not change while a machine runs, and a bind would bring sysfs in.
+    for name in ["online", "possible", "present"] {
+        let from = format!("/sys/devices/system/cpu/{name}");
+        let Ok(text) = std::fs::read(&from) else { continue };
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::CLOEXEC;
+        let file = openat(&sys, format!("devices/system/cpu/{name}"), flags, Mode::from_raw_mode(0o444))?;
+        rustix::io::write(&file, &text)?;
+    }
+    sys::set_mount_attributes(sys.as_fd(), libc::MOUNT_ATTR_RDONLY, None, false)?;
+    Ok(sys)
+}
+
+/// The staging area: a small read-only file system with a place for every layer. The launcher stands in it, so that
+/// whoever it clones stands in its own copy.
+fn make_stage(places: &Places, shared: [(Shared, OwnedFd); 2]) -> io::Result<()> {
+    let flags = MountAttrFlags::MOUNT_ATTR_NOSUID
+        | MountAttrFlags::MOUNT_ATTR_NOEXEC
+        | MountAttrFlags::MOUNT_ATTR_NODEV;
+    let stage = enter::mount("tmpfs", &[("mode", "0755"), ("size", "256k")], flags)?;
+    let layers: Vec<String> = (0..enter::STAGE_LAYERS).map(|n| n.to_string()).collect();
+    let fixed = [enter::STAGE_ROOT, enter::STAGE_WRITABLE, enter::STAGE_EMPTY_DIRECTORY];
+    let shared_names = shared.iter().map(|(shared, _)| enter::stage_name(*shared));
+    for name in layers.iter().map(String::as_str).chain(fixed).chain(shared_names) {
+        mkdirat(&stage, name, Mode::from_raw_mode(0o555))?;
+    }
+    let create = OFlags::WRONLY | OFlags::CREATE | OFlags::CLOEXEC;
+    openat(&stage, enter::STAGE_EMPTY_FILE, create, Mode::from_raw_mode(0o444))?;
+    sys::set_mount_attributes(stage.as_fd(), libc::MOUNT_ATTR_RDONLY, None, false)?;
+    let onto =
+        openat(CWD, places.stage(), OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+    enter::attach_onto(&stage, &onto)?;
+    rustix::process::fchdir(&stage)?;
+    for (shared, tree) in shared {
+        enter::attach(&tree, CWD, enter::stage_name(shared))?;
+    }
+    Ok(())
+}
+
+fn failure(doing: &str, source: &io::Error) -> Failure {
+    let errno = source.raw_os_error().unwrap_or(0);
+    // A message of our own says more than a number; the number alone is turned into words by the reader.
+    let doing = if errno == 0 { format!("{doing}: {source}") } else { doing.into() };
+    Failure { doing, errno }
+}
+
+fn refused<E: Into<io::Error>>(doing: &'static str) -> impl FnOnce(E) -> Failure {
+    move |source| failure(doing, &source.into())
+}

@@ -1,0 +1,436 @@
+//! The backend `ns`: namespaces on this machine, made by the launcher.
+//!
+//! This is the daemon's side. It starts the launcher, and starts it again when it dies; matches replies to requests; gives
+//! out id ranges; connects to init. It does nothing to the kernel itself.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, Weak};
+use std::time::{Duration, Instant};
+
+use async_trait::async_trait;
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socketpair};
+use tokio::io::unix::AsyncFd;
+use tokio::net::UnixStream;
+use tokio::sync::oneshot;
+use wire::launch::{
+    Answer, Ask, Failure, Found, INVENTORY_PAGE, PACKET_MAX, Plan, Reply, Request, Rootfs, VERSION,
+    from_packet, to_packet,
+};
+use wire::{InstallationId, SandboxId};
+
+use crate::backend::{Backend, BackendError, GuestStream, Spec};
+use crate::cgroup::Cgroups;
+use crate::places::INIT_SOCKET;
+use crate::ranges::{CLAIMS, Claimant, Ranges};
+use crate::sys;
+
+/// Building the image `host` reads all of `/usr`, from a cold disk if need be.
+const IMAGE_DEADLINE: Duration = Duration::from_secs(300);
+/// A launch takes milliseconds; a machine under heavy load takes longer.
+const LAUNCH_DEADLINE: Duration = Duration::from_secs(30);
+/// A teardown removes files, of which there may be millions.
+const TEARDOWN_DEADLINE: Duration = Duration::from_secs(300);
+/// Everything else only reads.
+const QUICK_DEADLINE: Duration = Duration::from_secs(30);
+/// Init's socket listens from before init starts, so only a full queue delays a connection.
+const CONNECT_DEADLINE: Duration = Duration::from_secs(5);
+/// Slots kept ready: a burst of this many creates pays nothing for namespaces.
+const SLOTS_READY: usize = 16;
+/// For how long the image is taken to be up to date without looking.
+const IMAGE_TRUSTED: Duration = Duration::from_secs(5);
+
+/// What the backend is started with.
+#[derive(Debug, Clone)]
+pub struct NsConfig {
+    /// The daemon's data directory.
+    pub data_dir: PathBuf,
+    /// Whose sandboxes these are.
+    pub installation: InstallationId,
+    /// The program that is the launcher when it is run with the arguments `launcher --data-dir DIR --installation ID`.
+    pub launcher: PathBuf,
+}
+
+/// Namespaces on this machine.
+#[derive(Clone)]
+pub struct NsBackend(Arc<Inner>);
+
+struct Inner {
+    config: NsConfig,
+    /// The launcher as far as it is alive. Locked only to look or to replace, never while waiting for an answer.
+    launcher: tokio::sync::Mutex<Option<Arc<Link>>>,
+    ranges: Mutex<Ids>,
+    image_checked: tokio::sync::Mutex<Option<Instant>>,
+}
+
+/// Who has which ids.
+struct Ids {
+    ranges: Ranges,
+    /// Taken, with slots being made for them.
+    ready: VecDeque<u32>,
+    used: HashMap<SandboxId, u32>,
+}
+
+impl NsBackend {
+    /// Starts the launcher and learns what runs already.
+    pub async fn start(config: NsConfig) -> Result<Self, BackendError> {
+        let link = Link::open(&config).await?;
+        let found = inventory(&link).await?;
+        let used: HashMap<SandboxId, u32> =
+            found.iter().filter_map(|found| found.base.map(|base| (found.sandbox, base))).collect();
+        let claimant = Claimant { installation: config.installation, data_dir: config.data_dir.clone() };
+        let in_use: HashSet<u32> = used.values().copied().collect();
+        let ranges =
+            Ranges::open(Path::new(CLAIMS), claimant, &in_use).map_err(refused("claim id ranges"))?;
+        let backend = Self(Arc::new(Inner {
+            config,
+            launcher: tokio::sync::Mutex::new(Some(link)),
+            ranges: Mutex::new(Ids { ranges, ready: VecDeque::new(), used }),
+            image_checked: tokio::sync::Mutex::new(None),
+        }));
+        backend.keep_slots_ready();
+        Ok(backend)
+    }
+
+    /// The launcher's process, for tests and for people who look.
+    pub async fn launcher_pid(&self) -> Option<u32> {
+        self.0.launcher.lock().await.as_ref().map(|link| link.pid)
+    }
+
+    async fn link(&self) -> Result<Arc<Link>, BackendError> {
+        let mut launcher = self.0.launcher.lock().await;
+        if let Some(link) = launcher.as_ref().filter(|link| link.is_alive()) {
+            return Ok(link.clone());
+        }
+        tracing::warn!("the launcher has died and is started again");
+        let link = Link::open(&self.0.config).await?;
+        *launcher = Some(link.clone());
+        Ok(link)
+    }
+
+    async fn ask(&self, doing: &'static str, ask: Ask, deadline: Duration) -> Result<Answer, BackendError> {
+        self.link().await?.ask(doing, ask, deadline).await
+    }
+
+    /// Makes slots in the background until enough are ready.
+    fn keep_slots_ready(&self) {
+        let bases: Vec<u32> = {
+            let mut ids = self.ids();
+            let missing = SLOTS_READY.saturating_sub(ids.ready.len());
+            let mut bases = Vec::new();
+            for _ in 0..missing {
+                match ids.ranges.take() {
+                    Ok(Some(base)) => bases.push(base),
+                    Ok(None) => break,
+                    Err(error) => {
+                        tracing::warn!(%error, "cannot claim id ranges ahead of time");
+                        break;
+                    }
+                }
+            }
+            ids.ready.extend(&bases);
+            bases
+        };
+        for base in bases {
+            let backend = self.clone();
+            tokio::spawn(async move {
+                let ask = Ask::PrepareSlot { base };
+                if let Err(error) = backend.ask("prepare a slot", ask, QUICK_DEADLINE).await {
+                    // The launch that takes this range makes its namespaces itself, and reports what is wrong.
+                    tracing::debug!(%error, base, "a slot was not made ready");
+                }
+            });
+        }
+    }
+
+    fn take_range(&self, sandbox: SandboxId) -> Result<u32, BackendError> {
+        let mut ids = self.ids();
+        let base = match ids.ready.pop_front() {
+            Some(base) => base,
+            None => ids
+                .ranges
+                .take()
+                .map_err(refused("claim an id range"))?
+                .ok_or(BackendError::Full { what: "id ranges" })?,
+        };
+        ids.used.insert(sandbox, base);
+        Ok(base)
+    }
+
+    fn put_range_back(&self, sandbox: SandboxId) {
+        let mut ids = self.ids();
+        if let Some(base) = ids.used.remove(&sandbox) {
+            ids.ranges.put_back(base);
+        }
+    }
+
+    fn ids(&self) -> std::sync::MutexGuard<'_, Ids> {
+        self.0.ranges.lock().expect("nobody panics while holding the ids")
+    }
+}
+
+#[async_trait]
+impl Backend for NsBackend {
+    async fn prepare(&self, rootfs: &Rootfs) -> Result<(), BackendError> {
+        let Rootfs::Host = rootfs;
+        // One caller looks, the others wait for what it finds.
+        let mut checked = self.0.image_checked.lock().await;
+        if checked.is_none_or(|at| at.elapsed() > IMAGE_TRUSTED) {
+            self.ask("prepare the image `host`", Ask::PrepareHostImage, IMAGE_DEADLINE).await?;
+            *checked = Some(Instant::now());
+        }
+        Ok(())
+    }
+
+    async fn launch(&self, spec: &Spec) -> Result<(), BackendError> {
+        let plan = Plan {
+            sandbox: spec.sandbox,
+            base: self.take_range(spec.sandbox)?,
+            rootfs: spec.rootfs.clone(),
+            limits: spec.limits,
+            hostname: spec.hostname.clone(),
+        };
+        let launched = self.ask("launch a sandbox", Ask::Launch(Box::new(plan)), LAUNCH_DEADLINE).await;
+        self.keep_slots_ready();
+        launched.map(|_| ())
+    }
+
+    async fn connect(&self, sandbox: SandboxId) -> Result<GuestStream, BackendError> {
+        let path = self.0.config.data_dir.join("sandboxes").join(sandbox.to_string());
+        let gone =
+            |e: &io::Error| matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused);
+        let connected = async {
+            let dir =
+                rustix::fs::open(&path, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+            // Through the descriptor, since the whole path may be longer than a socket's address holds.
+            UnixStream::connect(format!("/proc/self/fd/{}/{INIT_SOCKET}", dir.as_raw_fd())).await
+        };
+        match tokio::time::timeout(CONNECT_DEADLINE, connected).await {
+            Ok(Ok(stream)) => Ok(Box::new(stream)),
+            Ok(Err(e)) if gone(&e) => Err(BackendError::Gone),
+            Ok(Err(e)) => Err(refused("connect to init")(e)),
+            Err(_) => {
+                Err(BackendError::Late { doing: "connect to init", seconds: CONNECT_DEADLINE.as_secs() })
+            }
+        }
+    }
+
+    async fn teardown(&self, sandbox: SandboxId) -> Result<(), BackendError> {
+        self.ask("remove a sandbox", Ask::Teardown { sandbox }, TEARDOWN_DEADLINE).await?;
+        self.put_range_back(sandbox);
+        Ok(())
+    }
+
+    async fn inventory(&self) -> Result<Vec<SandboxId>, BackendError> {
+        let found = inventory(&*self.link().await?).await?;
+        Ok(found.into_iter().map(|found| found.sandbox).collect())
+    }
+
+    async fn oom_kills(&self, sandbox: SandboxId) -> Result<u64, BackendError> {
+        match self.ask("count memory kills", Ask::OomKills { sandbox }, QUICK_DEADLINE).await? {
+            Answer::OomKills { count } => Ok(count),
+            other => Err(unexpected("count memory kills", &other)),
+        }
+    }
+}
+
+/// Removes what an installation has on the machine beyond its data directory, once no sandbox of it is left.
+pub fn forget_installation(installation: InstallationId) -> Result<(), BackendError> {
+    Cgroups::remove_installation(installation).map_err(refused("remove the installation's cgroups"))?;
+    Ranges::release_all(Path::new(CLAIMS), installation)
+        .map_err(refused("release the installation's id ranges"))
+}
+
+async fn inventory(link: &Link) -> Result<Vec<Found>, BackendError> {
+    let mut all: Vec<Found> = Vec::new();
+    loop {
+        let after = all.last().map(|found| found.sandbox);
+        match link.ask("list what exists", Ask::Inventory { after }, QUICK_DEADLINE).await? {
+            Answer::Inventory(page) => {
+                let last = page.len() < INVENTORY_PAGE;
+                all.extend(page);
+                if last {
+                    return Ok(all);
+                }
+            }
+            other => return Err(unexpected("list what exists", &other)),
+        }
+    }
+}
+
+/// One launcher process and the socket to it.
+struct Link {
+    socket: AsyncFd<OwnedFd>,
+    pid: u32,
+    serial: AtomicU64,
+    /// Who waits for which reply. `None` once the launcher is gone.
+    waiting: Mutex<Option<HashMap<u64, Waiter>>>,
+}
+
+type Waiter = oneshot::Sender<Result<Answer, Failure>>;
+
+impl Link {
+    async fn open(config: &NsConfig) -> Result<Arc<Self>, BackendError> {
+        let (ours, theirs) =
+            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
+                .map_err(|e| refused("make a socket pair")(e.into()))?;
+        rustix::io::ioctl_fionbio(&ours, true).map_err(|e| refused("prepare a socket")(e.into()))?;
+        let mut child = tokio::process::Command::new(&config.launcher)
+            .arg("launcher")
+            .arg("--data-dir")
+            .arg(&config.data_dir)
+            .args(["--installation", &config.installation.to_string()])
+            .env_clear()
+            .stdin(Stdio::from(theirs))
+            .stdout(Stdio::null())
+            .stderr(Stdio::inherit())
+            .spawn()
+            .map_err(refused("start the launcher"))?;
+        let replies = watch(ours.try_clone().map_err(refused("share a socket"))?)?;
+        let link = Arc::new(Self {
+            socket: watch(ours)?,
+            pid: child.id().unwrap_or_default(),
+            serial: AtomicU64::new(0),
+            waiting: Mutex::new(Some(HashMap::new())),
+        });
+        tokio::spawn(read_replies(replies, Arc::downgrade(&link)));
+        let ended = Arc::downgrade(&link);
+        tokio::spawn(async move {
+            match child.wait().await {
+                Ok(status) => tracing::debug!(%status, "the launcher has ended"),
+                Err(error) => tracing::warn!(%error, "cannot wait for the launcher"),
+            }
+            // Its walkers share the socket, so that may stay open for a moment.
+            if let Some(link) = ended.upgrade() {
+                link.give_up();
+            }
+        });
+        let hello = Ask::Hello { version: VERSION, installation: config.installation };
+        link.ask("greet the launcher", hello, QUICK_DEADLINE).await?;
+        Ok(link)
+    }
+
+    /// Says to everyone who waits that the launcher is gone, by dropping their senders.
+    fn give_up(&self) {
+        self.waiting.lock().expect("nobody panics while holding it").take();
+    }
+
+    fn is_alive(&self) -> bool {
+        self.waiting.lock().expect("nobody panics while holding it").is_some()
+    }
+
+    async fn ask(&self, doing: &'static str, ask: Ask, deadline: Duration) -> Result<Answer, BackendError> {
+        let serial = self.serial.fetch_add(1, Ordering::Relaxed);
+        let (answer, answered) = oneshot::channel();
+        match self.waiting.lock().expect("nobody panics while holding it").as_mut() {
+            Some(waiting) => waiting.insert(serial, answer),
+            None => return Err(BackendError::LauncherGone { doing }),
+        };
+        let packet = to_packet(&Request { serial, ask });
+        let exchange = async {
+            if self.send(&packet).await.is_err() {
+                return Err(BackendError::LauncherGone { doing });
+            }
+            match answered.await {
+                Ok(Ok(answer)) => Ok(answer),
+                Ok(Err(Failure { doing, errno: 0 })) => {
+                    Err(BackendError::Refused { doing, source: io::Error::other("see above") })
+                }
+                Ok(Err(Failure { doing, errno })) => {
+                    Err(BackendError::Refused { doing, source: io::Error::from_raw_os_error(errno) })
+                }
+                Err(_) => Err(BackendError::LauncherGone { doing }),
+            }
+        };
+        let result = tokio::time::timeout(deadline, exchange).await;
+        if let Some(waiting) = self.waiting.lock().expect("nobody panics while holding it").as_mut() {
+            waiting.remove(&serial);
+        }
+        result.unwrap_or(Err(BackendError::Late { doing, seconds: deadline.as_secs() }))
+    }
+
+    async fn send(&self, packet: &[u8]) -> io::Result<()> {
+        loop {
+            let mut ready = self.socket.writable().await?;
+            match send(self.socket.get_ref(), packet, SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
+                Ok(_) => return Ok(()),
+                Err(Errno::AGAIN) => ready.clear_ready(),
+                Err(Errno::INTR) => {}
+                Err(e) => return Err(e.into()),
+            }
+        }
+    }
+}
+
+impl Drop for Link {
+    /// Ends the launcher, and the task that reads its replies.
+    fn drop(&mut self) {
+        // It fails only where the launcher is gone already.
+        let _ = rustix::net::shutdown(self.socket.get_ref(), rustix::net::Shutdown::Both);
+    }
+}
+
+fn watch(socket: OwnedFd) -> Result<AsyncFd<OwnedFd>, BackendError> {
+    sys::watch_descriptor(socket).map_err(refused("watch the launcher's socket"))
+}
+
+/// Hands replies to whoever waits, until the launcher is gone or nobody holds the link.
+async fn read_replies(socket: AsyncFd<OwnedFd>, link: Weak<Link>) {
+    let mut packet = vec![0; PACKET_MAX];
+    loop {
+        let received = async {
+            let mut ready = socket.readable().await?;
+            match recv(socket.get_ref().as_fd(), packet.as_mut_slice(), RecvFlags::DONTWAIT) {
+                Ok((0, _)) => Err(io::Error::from(io::ErrorKind::UnexpectedEof)),
+                Ok((length, _)) => Ok(Some(length)),
+                Err(Errno::AGAIN) => {
+                    ready.clear_ready();
+                    Ok(None)
+                }
+                Err(Errno::INTR) => Ok(None),
+                Err(e) => Err(e.into()),
+            }
+        };
+        let received = received.await;
+        let Some(link) = link.upgrade() else { return };
+        let gone = match received {
+            Ok(None) => false,
+            Ok(Some(length)) => match from_packet::<Reply>(&packet[..length]) {
+                Some(Reply { serial, result }) => {
+                    let mut waiting = link.waiting.lock().expect("nobody panics while holding it");
+                    if let Some(waiter) = waiting.as_mut().and_then(|waiting| waiting.remove(&serial)) {
+                        // Whoever asked may have stopped waiting.
+                        let _ = waiter.send(result);
+                    }
+                    false
+                }
+                None => {
+                    tracing::error!("the launcher sent a reply that does not parse");
+                    true
+                }
+            },
+            Err(_) => true,
+        };
+        if gone {
+            link.give_up();
+            return;
+        }
+    }
+}
+
+fn refused(doing: &'static str) -> impl FnOnce(io::Error) -> BackendError {
+    move |source| BackendError::Refused { doing: doing.into(), source }
+}
+
+fn unexpected(doing: &'static str, answer: &Answer) -> BackendError {
+    BackendError::Refused {
+        doing: doing.into(),
+        source: io::Error::other(format!("unexpected answer {answer:?}")),
+    }
+}

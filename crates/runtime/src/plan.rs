@@ -1,0 +1,166 @@
+//! The steps into a sandbox, as data.
+//!
+//! Building the list is pure, so it can be read, printed and compared; walking it is `enter`'s job.
+//! **The order is the security**: a step that must precede another says why.
+
+use wire::launch::{Plan, Rootfs};
+
+/// A mount tree that the launcher cut out beforehand and that is not attached anywhere yet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Tree {
+    /// A read-only layer of the root filesystem, through an idmapped mount.
+    Layer(u8),
+    /// The sandbox's own directory of writable layers, through an idmapped mount.
+    Writable,
+}
+
+/// A mount that every sandbox gets as it is: the launcher keeps one in its staging directory, and each sandbox moves its own
+/// copy of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Shared {
+    /// A few device nodes, read-only.
+    Devices,
+    /// The harmless part of `/sys`, read-only.
+    System,
+}
+
+/// A union of layers with one writable directory on top.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Overlay {
+    /// Layers, the uppermost first.
+    pub layers: Vec<u8>,
+    /// The directory of the writable tree that takes changes. Its neighbour `<name>-work` is the kernel's.
+    pub upper: &'static str,
+    /// Where it goes in the new root; `""` is the root itself.
+    pub at: &'static str,
+}
+
+/// One thing done to the kernel on the way in.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Step {
+    /// Joins the limits of v1. First, so that everything below is already paid for by the sandbox.
+    JoinLimits,
+    /// The guest sees its own cgroup as the root. After joining: the namespace begins where the process is.
+    HideCgroups,
+    /// Enters the network namespace. Before the user namespace: the guest must not own it.
+    JoinNetwork,
+    /// Attaches a tree in the staging directory, where overlays look for their layers.
+    Stage(Tree),
+    /// Mounts a union. Under the range's own ids: an overlay whose mounter has no id in its writable layer comes up
+    /// read-only without a word, so that is checked.
+    Overlay(Overlay),
+    /// Moves a shared mount into the new root.
+    Attach(Shared, &'static str),
+    /// A process file system for the new pid namespace, with what concerns the host covered.
+    Processes,
+    /// Terminals of its own.
+    Terminals,
+    /// Shared memory of its own, no larger than the memory limit, to which it counts.
+    SharedMemory {
+        /// The limit.
+        bytes: u64,
+    },
+    /// Makes the new root the root and lets go of the old one. After all mounts: their sources are in the old root.
+    ChangeRoot,
+    /// Names the machine.
+    Hostname(String),
+    /// Enters the user namespace and becomes its root. Last of the namespaces: until here the process owns, as the host's
+    /// root, all that the guest must not own.
+    BecomeGuest,
+    /// Keeps the capabilities that package managers and builds need, and sets no_new_privs.
+    DropPrivileges,
+    /// Filters system calls. After everything that the filter forbids.
+    Filter,
+    /// Executes init with its listening socket and its cgroup, and not one descriptor more.
+    Execute,
+}
+
+/// The steps for a plan.
+pub fn steps(plan: &Plan) -> Vec<Step> {
+    let mut steps = vec![Step::JoinLimits, Step::HideCgroups, Step::JoinNetwork, Step::Stage(Tree::Writable)];
+    let overlays = overlays(&plan.rootfs);
+    let layers = overlays.iter().flat_map(|overlay| &overlay.layers);
+    steps.extend(layers.map(|layer| Step::Stage(Tree::Layer(*layer))));
+    steps.extend(overlays.into_iter().map(Step::Overlay));
+    steps.extend([
+        Step::Attach(Shared::Devices, "dev"),
+        Step::Attach(Shared::System, "sys"),
+        Step::Processes,
+        Step::Terminals,
+        Step::SharedMemory { bytes: plan.limits.memory_bytes },
+        Step::ChangeRoot,
+        Step::Hostname(plan.hostname.clone()),
+        Step::BecomeGuest,
+        Step::DropPrivileges,
+        Step::Filter,
+        Step::Execute,
+    ]);
+    steps
+}
+
+/// The overlays that make up a root filesystem, the root first.
+pub fn overlays(rootfs: &Rootfs) -> Vec<Overlay> {
+    match rootfs {
+        // Lower layers do not cross mounts and one overlay over `/` is refused, so there are two.
+        Rootfs::Host => vec![
+            Overlay { layers: vec![0], upper: "root", at: "" },
+            Overlay { layers: vec![1, 2], upper: "usr", at: "usr" },
+        ],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use wire::SandboxId;
+    use wire::launch::Limits;
+
+    fn plan() -> Plan {
+        Plan {
+            sandbox: SandboxId::from_random(1),
+            base: 1 << 30,
+            rootfs: Rootfs::Host,
+            limits: Limits { cpu_millis: 1000, memory_bytes: 1 << 30, pids: 100 },
+            hostname: "h".into(),
+        }
+    }
+
+    fn position(steps: &[Step], step: &Step) -> usize {
+        steps.iter().position(|s| s == step).unwrap_or_else(|| panic!("{step:?} is missing"))
+    }
+
+    #[test]
+    fn the_user_namespace_is_entered_after_everything_that_the_guest_must_not_own() {
+        let steps = steps(&plan());
+        let guest = position(&steps, &Step::BecomeGuest);
+        for earlier in
+            [Step::JoinLimits, Step::HideCgroups, Step::JoinNetwork, Step::Processes, Step::ChangeRoot]
+        {
+            assert!(position(&steps, &earlier) < guest, "{earlier:?}");
+        }
+        assert_eq!(
+            steps[guest..],
+            [Step::BecomeGuest, Step::DropPrivileges, Step::Filter, Step::Execute],
+            "nothing is mounted as a guest"
+        );
+    }
+
+    #[test]
+    fn every_layer_is_staged_before_an_overlay_uses_it() {
+        let steps = steps(&plan());
+        for (at, step) in steps.iter().enumerate() {
+            let Step::Overlay(overlay) = step else { continue };
+            assert!(position(&steps, &Step::Stage(Tree::Writable)) < at);
+            for layer in &overlay.layers {
+                assert!(position(&steps, &Step::Stage(Tree::Layer(*layer))) < at);
+            }
+        }
+    }
+
+    #[test]
+    fn the_host_image_is_two_unions() {
+        let steps = steps(&plan());
+        let unions: Vec<_> = steps.iter().filter(|s| matches!(s, Step::Overlay(_))).collect();
+        assert_eq!(unions.len(), 2);
+    }
+}

@@ -1,0 +1,232 @@
+//! Ranges of host ids, one per living sandbox, disjoint on the whole machine.
+//!
+//! Ranges are claimed in blocks, each by a file that names the claimant, under one lock for the machine. So several
+//! installations never meet, and a claim outlives the daemon as its sandboxes do. A claim whose data directory is gone, or is
+//! another installation by now, is void. The claims lie under `/run`: no process outlives a reboot, and files on disk
+//! carry guest ids, so ranges need not either.
+
+use std::collections::{BTreeSet, HashSet};
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FlockOperation, flock};
+use wire::InstallationId;
+
+use crate::slot::IDS;
+
+/// Above what distributions hand out to people and to other container runtimes (systemd takes up to 0x6fff_ffff).
+const FIRST: u32 = 0x7000_0000;
+/// Ranges in one claim: enough for most installations, few enough for many of them.
+const BLOCK: u32 = 64;
+/// Blocks on a machine. The last id stays below 0xf000_0000, away from the special ones at the end.
+const BLOCKS: u32 = 512;
+/// Where claims are.
+pub const CLAIMS: &str = "/run/shoal/ranges";
+
+/// The ranges of one installation.
+pub struct Ranges {
+    claims: PathBuf,
+    claimant: Claimant,
+    blocks: BTreeSet<u32>,
+    free: BTreeSet<u32>,
+}
+
+/// Who claims: the id, and where it can be checked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Claimant {
+    /// The id.
+    pub installation: InstallationId,
+    /// The data directory, which holds a file `installation` with the id.
+    pub data_dir: PathBuf,
+}
+
+impl Claimant {
+    fn text(&self) -> String {
+        format!("{} {}\n", self.installation, self.data_dir.display())
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        let (id, dir) = text.trim_end_matches('\n').split_once(' ')?;
+        Some(Self { installation: id.parse().ok()?, data_dir: dir.into() })
+    }
+
+    fn exists(&self) -> bool {
+        fs::read_to_string(self.data_dir.join("installation"))
+            .is_ok_and(|text| text.trim().parse() == Ok(self.installation))
+    }
+}
+
+impl Ranges {
+    /// The ranges that this installation has claimed before, without those `in_use`.
+    pub fn open(claims: &Path, claimant: Claimant, in_use: &HashSet<u32>) -> io::Result<Self> {
+        fs::DirBuilder::new().recursive(true).mode(0o755).create(claims)?;
+        let mut ranges =
+            Self { claims: claims.into(), claimant, blocks: BTreeSet::new(), free: BTreeSet::new() };
+        let _lock = ranges.lock()?;
+        for block in 0..BLOCKS {
+            if ranges.holder(block)?.as_ref() == Some(&ranges.claimant) {
+                ranges.add(block, in_use);
+            }
+        }
+        // Claims may have been swept away under living sandboxes; theirs are claimed again.
+        for base in in_use {
+            let block = (base.saturating_sub(FIRST) / IDS) / BLOCK;
+            if *base >= FIRST && block < BLOCKS && !ranges.blocks.contains(&block) {
+                ranges.claim(block)?;
+                ranges.add(block, in_use);
+            }
+        }
+        Ok(ranges)
+    }
+
+    /// A free range, by its first id. `None` when the machine has no more.
+    pub fn take(&mut self) -> io::Result<Option<u32>> {
+        if self.free.is_empty() {
+            let _lock = self.lock()?;
+            for block in 0..BLOCKS {
+                let void = match self.holder(block)? {
+                    None => true,
+                    Some(holder) => holder != self.claimant && !holder.exists(),
+                };
+                if void {
+                    self.claim(block)?;
+                    self.add(block, &HashSet::new());
+                    break;
+                }
+            }
+        }
+        Ok(self.free.pop_first())
+    }
+
+    /// Gives a range back.
+    pub fn put_back(&mut self, base: u32) {
+        self.free.insert(base);
+    }
+
+    /// Gives up every claim of an installation that ends.
+    pub fn release_all(claims: &Path, installation: InstallationId) -> io::Result<()> {
+        if !claims.exists() {
+            return Ok(());
+        }
+        let _lock = lock(claims)?;
+        for block in 0..BLOCKS {
+            if read_holder(claims, block)?.is_some_and(|holder| holder.installation == installation) {
+                fs::remove_file(claims.join(block.to_string()))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn add(&mut self, block: u32, in_use: &HashSet<u32>) {
+        self.blocks.insert(block);
+        let bases = (0..BLOCK).map(|n| FIRST + (block * BLOCK + n) * IDS);
+        self.free.extend(bases.filter(|base| !in_use.contains(base)));
+    }
+
+    /// Written under another name first: a claim is whole or it is not there.
+    fn claim(&self, block: u32) -> io::Result<()> {
+        let unfinished = self.claims.join(format!("unfinished-{}", self.claimant.installation));
+        let mut file =
+            OpenOptions::new().write(true).create(true).truncate(true).mode(0o644).open(&unfinished)?;
+        file.write_all(self.claimant.text().as_bytes())?;
+        fs::rename(unfinished, self.claims.join(block.to_string()))
+    }
+
+    fn holder(&self, block: u32) -> io::Result<Option<Claimant>> {
+        read_holder(&self.claims, block)
+    }
+
+    fn lock(&self) -> io::Result<File> {
+        lock(&self.claims)
+    }
+}
+
+fn read_holder(claims: &Path, block: u32) -> io::Result<Option<Claimant>> {
+    match fs::read_to_string(claims.join(block.to_string())) {
+        Ok(text) => Ok(Claimant::parse(&text)),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(e) => Err(e),
+    }
+}
+
+fn lock(claims: &Path) -> io::Result<File> {
+    let file =
+        OpenOptions::new().write(true).create(true).truncate(false).mode(0o644).open(claims.join("lock"))?;
+    flock(&file, FlockOperation::LockExclusive)?;
+    Ok(file)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Machine(tempfile::TempDir);
+
+    impl Machine {
+        fn new() -> Self {
+            Self(tempfile::tempdir().expect("a temporary directory"))
+        }
+
+        fn installation(&self, number: u64) -> Claimant {
+            let installation = InstallationId::from_random(number);
+            let data_dir = self.0.path().join(installation.to_string());
+            fs::create_dir_all(&data_dir).expect("it can be made");
+            fs::write(data_dir.join("installation"), installation.to_string()).expect("it can be written");
+            Claimant { installation, data_dir }
+        }
+
+        fn open(&self, claimant: &Claimant, in_use: &[u32]) -> Ranges {
+            let in_use = in_use.iter().copied().collect();
+            Ranges::open(&self.0.path().join("claims"), claimant.clone(), &in_use).expect("claims open")
+        }
+    }
+
+    fn take(ranges: &mut Ranges) -> u32 {
+        ranges.take().expect("claims work").expect("there is room")
+    }
+
+    #[test]
+    fn two_installations_never_share_a_range() {
+        let machine = Machine::new();
+        let (one, two) = (machine.installation(1), machine.installation(2));
+        let (mut one, mut two) = (machine.open(&one, &[]), machine.open(&two, &[]));
+        let mut all = HashSet::new();
+        for _ in 0..150 {
+            assert!(all.insert(take(&mut one)));
+            assert!(all.insert(take(&mut two)));
+        }
+    }
+
+    #[test]
+    fn what_is_in_use_after_a_restart_is_not_given_again() {
+        let machine = Machine::new();
+        let one = machine.installation(1);
+        let used = take(&mut machine.open(&one, &[]));
+        let mut again = machine.open(&one, &[used]);
+        let taken: HashSet<u32> = (0..100).map(|_| take(&mut again)).collect();
+        assert!(!taken.contains(&used));
+    }
+
+    #[test]
+    fn a_claim_of_a_data_directory_that_is_gone_is_void() {
+        let machine = Machine::new();
+        let (one, two) = (machine.installation(1), machine.installation(2));
+        let base = take(&mut machine.open(&one, &[]));
+        fs::remove_dir_all(&one.data_dir).expect("it can be removed");
+        assert_eq!(take(&mut machine.open(&two, &[])), base);
+    }
+
+    #[test]
+    fn a_released_installation_leaves_no_claim() {
+        let machine = Machine::new();
+        let one = machine.installation(1);
+        take(&mut machine.open(&one, &[]));
+        let claims = machine.0.path().join("claims");
+        Ranges::release_all(&claims, one.installation).expect("it releases");
+        let left: Vec<_> =
+            fs::read_dir(&claims).expect("readable").map(|e| e.expect("readable").file_name()).collect();
+        assert_eq!(left, ["lock"]);
+    }
+}

@@ -1,0 +1,159 @@
+//! Removes a tree that a guest has filled: names, depth and links are whatever it liked.
+//!
+//! Nothing is followed, no path is longer than one name, and a tree that is nested a million deep needs neither stack nor
+//! descriptors: what lies too deep is moved up first.
+
+use std::ffi::{CStr, CString};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, RenameFlags, openat, renameat_with, unlinkat};
+use rustix::io::Errno;
+
+/// Directories held open at once. Deeper ones are moved up to the top.
+const DEPTH_MAX: usize = 32;
+
+/// Removes `name` in `parent` and everything below it. Harmless when it does not exist.
+pub fn remove_tree(parent: BorrowedFd<'_>, name: &str) -> io::Result<()> {
+    let top = match open_dir(parent, name) {
+        Ok(top) => top,
+        Err(Errno::NOENT) => return Ok(()),
+        Err(Errno::NOTDIR | Errno::LOOP) => return Ok(unlinkat(parent, name, AtFlags::empty())?),
+        Err(e) => return Err(e.into()),
+    };
+    let mut moved = 0u64;
+    // Each round empties what is at most DEPTH_MAX deep; what was deeper lies at the top for the next round.
+    loop {
+        let before = moved;
+        empty(top.as_fd(), top.as_fd(), 0, &mut moved)?;
+        if moved == before {
+            break;
+        }
+    }
+    drop(top);
+    match unlinkat(parent, name, AtFlags::REMOVEDIR) {
+        Ok(()) | Err(Errno::NOENT) => Ok(()),
+        Err(e) => Err(e.into()),
+    }
+}
+
+fn empty(top: BorrowedFd<'_>, dir: BorrowedFd<'_>, depth: usize, moved: &mut u64) -> io::Result<()> {
+    for (name, kind) in entries(dir)? {
+        let name = name.as_c_str();
+        if kind != FileType::Directory {
+            match unlinkat(dir, name, AtFlags::empty()) {
+                Ok(()) | Err(Errno::NOENT) => continue,
+                // The kind was not told, or it changed: it is a directory after all.
+                Err(Errno::ISDIR) => {}
+                Err(e) => return Err(e.into()),
+            }
+        }
+        if depth + 1 >= DEPTH_MAX {
+            move_up(dir, name, top, moved)?;
+            continue;
+        }
+        let child = openat(dir, name, DIRECTORY, Mode::empty())?;
+        empty(top, child.as_fd(), depth + 1, moved)?;
+        drop(child);
+        match unlinkat(dir, name, AtFlags::REMOVEDIR) {
+            Ok(()) | Err(Errno::NOENT) => {}
+            Err(e) => return Err(e.into()),
+        }
+    }
+    Ok(())
+}
+
+/// Moves a directory to a free name at the top. The guest may have taken any name there, so taken ones are passed over.
+fn move_up(dir: BorrowedFd<'_>, name: &CStr, top: BorrowedFd<'_>, moved: &mut u64) -> io::Result<()> {
+    loop {
+        let refuge = format!(".shoal-removing-{moved}");
+        *moved += 1;
+        match renameat_with(dir, name, top, refuge.as_str(), RenameFlags::NOREPLACE) {
+            Ok(()) => return Ok(()),
+            Err(Errno::EXIST) => {}
+            Err(e) => return Err(e.into()),
+        }
+    }
+}
+
+const DIRECTORY: OFlags =
+    OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+
+fn open_dir(parent: BorrowedFd<'_>, name: &str) -> Result<OwnedFd, Errno> {
+    openat(parent, name, DIRECTORY, Mode::empty())
+}
+
+/// All names but `.` and `..`. Read whole before anything is removed, since a directory that shrinks under its reader
+/// may hide entries.
+fn entries(dir: BorrowedFd<'_>) -> io::Result<Vec<(CString, FileType)>> {
+    let mut names = Vec::new();
+    for entry in Dir::read_from(dir)? {
+        let entry = entry?;
+        let name = entry.file_name();
+        if name != c"." && name != c".." {
+            names.push((name.to_owned(), entry.file_type()));
+        }
+    }
+    Ok(names)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+    use std::os::unix::ffi::OsStrExt;
+
+    fn open(path: &std::path::Path) -> OwnedFd {
+        rustix::fs::open(path, DIRECTORY, Mode::empty()).expect("the directory opens")
+    }
+
+    #[test]
+    fn a_tree_of_any_depth_goes() {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        fs::create_dir(dir.path().join("tree")).expect("it can be made");
+        let mut at = open(&dir.path().join("tree"));
+        for level in 0..5_000 {
+            rustix::fs::mkdirat(&at, "d", Mode::RWXU).expect("it can be made");
+            if level % 500 == 0 {
+                let flags = OFlags::WRONLY | OFlags::CREATE;
+                openat(&at, "file", flags, Mode::RWXU).expect("it can be made");
+            }
+            at = openat(&at, "d", DIRECTORY, Mode::empty()).expect("it opens");
+        }
+        drop(at);
+        remove_tree(open(dir.path()).as_fd(), "tree").expect("it can be removed");
+        assert!(!dir.path().join("tree").exists());
+    }
+
+    #[test]
+    fn links_are_removed_and_not_followed() {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let outside = dir.path().join("outside");
+        fs::create_dir(&outside).expect("it can be made");
+        fs::write(outside.join("kept"), "kept").expect("it can be written");
+        let tree = dir.path().join("tree");
+        fs::create_dir(&tree).expect("it can be made");
+        std::os::unix::fs::symlink(&outside, tree.join("link")).expect("it can be linked");
+        std::os::unix::fs::symlink("/", tree.join("root")).expect("it can be linked");
+        fs::write(tree.join(std::ffi::OsStr::from_bytes(b"\xff\n..")), "").expect("it can be written");
+        remove_tree(open(dir.path()).as_fd(), "tree").expect("it can be removed");
+        assert!(!tree.exists());
+        assert!(outside.join("kept").exists());
+    }
+
+    #[test]
+    fn what_does_not_exist_is_removed_already() {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        remove_tree(open(dir.path()).as_fd(), "nothing").expect("nothing to do");
+    }
+
+    #[test]
+    fn a_link_in_the_place_of_the_tree_is_removed_itself() {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let outside = dir.path().join("outside");
+        fs::create_dir(&outside).expect("it can be made");
+        std::os::unix::fs::symlink(&outside, dir.path().join("tree")).expect("it can be linked");
+        remove_tree(open(dir.path()).as_fd(), "tree").expect("it can be removed");
+        assert!(outside.exists() && !dir.path().join("tree").exists());
+    }
+}

@@ -1,0 +1,178 @@
+//! Which system calls a guest may make.
+//!
+//! A list of what is denied rather than of what is allowed: builds, debuggers and language runtimes use nearly all of the
+//! kernel, and the walls are the namespaces. The list closes what the walls do not cover (subsystems that are
+//! not namespaced, or that had the most holes) and gives the errors that libraries know how to take.
+//! Calls newer than [`NEWEST_KNOWN`] do not exist for a guest, so a new kernel opens nothing by itself.
+
+use std::collections::BTreeMap;
+
+use libc::c_long;
+use seccompiler::{
+    BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule,
+    TargetArch, sock_filter,
+};
+
+/// file_setattr(2), Linux 6.17: the last call that was looked at for this list.
+const NEWEST_KNOWN: u32 = 469;
+/// Calls of the x32 ABI have this bit, and the same architecture as ours: a filter that forgets it can be walked around.
+const X32_BIT: u32 = 0x4000_0000;
+
+/// Namespaces that a guest may not make. (clone3 hides its flags from filters; there the user namespace's own limits of
+/// zero say no, see `slot`.)
+const NAMESPACE_FLAGS: [i32; 7] = [
+    libc::CLONE_NEWUSER,
+    libc::CLONE_NEWNS,
+    libc::CLONE_NEWPID,
+    libc::CLONE_NEWNET,
+    libc::CLONE_NEWIPC,
+    libc::CLONE_NEWUTS,
+    libc::CLONE_NEWCGROUP,
+];
+
+/// Answered with EPERM, as for anyone without the right.
+const FORBIDDEN: &[c_long] = &[
+    // Mounts and namespaces. The guest owns neither; this is the second lock on that door.
+    libc::SYS_mount,
+    libc::SYS_umount2,
+    libc::SYS_pivot_root,
+    libc::SYS_move_mount,
+    libc::SYS_open_tree,
+    libc::SYS_fsopen,
+    libc::SYS_fsconfig,
+    libc::SYS_fsmount,
+    libc::SYS_fspick,
+    libc::SYS_mount_setattr,
+    libc::SYS_setns,
+    // The kernel itself.
+    libc::SYS_init_module,
+    libc::SYS_finit_module,
+    libc::SYS_delete_module,
+    libc::SYS_kexec_load,
+    libc::SYS_kexec_file_load,
+    libc::SYS_reboot,
+    libc::SYS_swapon,
+    libc::SYS_swapoff,
+    libc::SYS_syslog,
+    libc::SYS_acct,
+    libc::SYS_quotactl,
+    libc::SYS_quotactl_fd,
+    libc::SYS_iopl,
+    libc::SYS_ioperm,
+    libc::SYS_vhangup,
+    // The machine's clock.
+    libc::SYS_settimeofday,
+    libc::SYS_clock_settime,
+    libc::SYS_adjtimex,
+    libc::SYS_clock_adjtime,
+    // Not namespaced: what one sandbox puts there, another can find.
+    libc::SYS_add_key,
+    libc::SYS_request_key,
+    libc::SYS_keyctl,
+    // Large surfaces with a history, which agents do not need.
+    libc::SYS_bpf,
+    libc::SYS_perf_event_open,
+    libc::SYS_userfaultfd,
+    libc::SYS_fanotify_init,
+    libc::SYS_open_by_handle_at,
+    libc::SYS_kcmp,
+];
+
+/// Answered with ENOSYS: libraries try these first and know what to do without.
+const MISSING: &[c_long] = &[
+    libc::SYS_io_uring_setup,
+    libc::SYS_io_uring_enter,
+    libc::SYS_io_uring_register,
+    libc::SYS_uselib,
+    libc::SYS_ustat,
+    libc::SYS_sysfs,
+    libc::SYS__sysctl,
+    libc::SYS_nfsservctl,
+    libc::SYS_lookup_dcookie,
+    libc::SYS_memfd_secret,
+];
+
+/// The filters, compiled. Made once; every sandbox gets the same.
+pub struct Filters(Vec<BpfProgram>);
+
+impl Filters {
+    /// Compiles the lists above.
+    pub fn compile() -> Result<Self, seccompiler::BackendError> {
+        let mut forbidden: BTreeMap<i64, Vec<SeccompRule>> =
+            FORBIDDEN.iter().map(|call| (*call, vec![])).collect();
+        forbidden.insert(libc::SYS_unshare, namespace_rules(0)?);
+        forbidden.insert(libc::SYS_clone, namespace_rules(0)?);
+        forbidden.insert(libc::SYS_socket, socket_rules()?);
+        let missing = MISSING.iter().map(|call| (*call, vec![])).collect();
+        Ok(Self(vec![unknown_calls(), filter(missing, libc::ENOSYS)?, filter(forbidden, libc::EPERM)?]))
+    }
+
+    /// Puts them on this process and everything it starts. Also sets no_new_privs.
+    pub fn apply(&self) -> Result<(), seccompiler::Error> {
+        self.0.iter().try_for_each(|program| seccompiler::apply_filter(program))
+    }
+}
+
+fn filter(
+    rules: BTreeMap<i64, Vec<SeccompRule>>,
+    errno: i32,
+) -> Result<BpfProgram, seccompiler::BackendError> {
+    let arch = TargetArch::try_from(std::env::consts::ARCH)?;
+    SeccompFilter::new(rules, SeccompAction::Allow, SeccompAction::Errno(errno as u32), arch)?.try_into()
+}
+
+/// One rule per namespace: any of the flags in argument `argument` matches.
+fn namespace_rules(argument: u8) -> Result<Vec<SeccompRule>, seccompiler::BackendError> {
+    NAMESPACE_FLAGS
+        .iter()
+        .map(|flag| {
+            let flag = *flag as u32 as u64;
+            let has = SeccompCmpOp::MaskedEq(flag);
+            SeccompRule::new(vec![SeccompCondition::new(argument, SeccompCmpArgLen::Qword, has, flag)?])
+        })
+        .collect()
+}
+
+/// Every address family but Unix, IPv4, IPv6 and netlink, which glibc asks for the interfaces.
+/// AF_VSOCK would lead out to the hypervisor; AF_PACKET, AF_ALG and the rest are surface without use here.
+fn socket_rules() -> Result<Vec<SeccompRule>, seccompiler::BackendError> {
+    let between = |low: i32, high: i32| {
+        let at_least = SeccompCondition::new(0, SeccompCmpArgLen::Dword, SeccompCmpOp::Ge, low as u64)?;
+        let at_most = SeccompCondition::new(0, SeccompCmpArgLen::Dword, SeccompCmpOp::Le, high as u64)?;
+        SeccompRule::new(vec![at_least, at_most])
+    };
+    let above = SeccompCondition::new(0, SeccompCmpArgLen::Dword, SeccompCmpOp::Gt, libc::AF_NETLINK as u64)?;
+    Ok(vec![
+        between(libc::AF_INET + 1, libc::AF_INET6 - 1)?,
+        between(libc::AF_INET6 + 1, libc::AF_NETLINK - 1)?,
+        SeccompRule::new(vec![above])?,
+    ])
+}
+
+/// ENOSYS for calls that this build has not heard of and for the x32 ABI. Written out, since seccompiler compares
+/// arguments by size but call numbers only for equality.
+fn unknown_calls() -> BpfProgram {
+    const LOAD_CALL_NUMBER: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
+    const JUMP_IF_GREATER: u16 = (libc::BPF_JMP | libc::BPF_JGT | libc::BPF_K) as u16;
+    const RETURN: u16 = (libc::BPF_RET | libc::BPF_K) as u16;
+    const { assert!(X32_BIT > NEWEST_KNOWN, "one comparison covers both") };
+    vec![
+        sock_filter { code: LOAD_CALL_NUMBER, jt: 0, jf: 0, k: 0 },
+        sock_filter { code: JUMP_IF_GREATER, jt: 0, jf: 1, k: NEWEST_KNOWN },
+        sock_filter { code: RETURN, jt: 0, jf: 0, k: libc::SECCOMP_RET_ERRNO | libc::ENOSYS as u32 },
+        sock_filter { code: RETURN, jt: 0, jf: 0, k: libc::SECCOMP_RET_ALLOW },
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_lists_compile_and_do_not_overlap() {
+        assert!(Filters::compile().is_ok());
+        for call in FORBIDDEN {
+            assert!(!MISSING.contains(call), "call {call} has two answers");
+        }
+    }
+}
