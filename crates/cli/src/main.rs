@@ -1,2 +1,82 @@
-//! placeholder
-fn main() {}
+//! `shoal`: the command line, the daemon and, hidden, the launcher, in one program.
+//!
+//! Reads the arguments and the environment once, hands them down, and ends the process with the right code. What the
+//! subcommands do is in their modules; all but `serve` and `launcher` are clients and know nothing of the engine.
+
+#![forbid(unsafe_code)]
+
+mod args;
+mod environment;
+mod find;
+mod interrupts;
+mod keys;
+mod launcher;
+mod logs;
+mod pipes;
+mod print;
+mod private;
+mod report;
+mod run;
+mod sandboxes;
+mod serve;
+
+use std::process::exit;
+
+use clap::Parser;
+
+use crate::args::{Arguments, KeyAction, Subcommand};
+use crate::environment::Environment;
+
+/// A failure of our own, for all subcommands but `run`.
+const FAILED: i32 = 1;
+/// As with `FAILED`, where the codes up to 124 may be the command's own.
+const RUN_FAILED: i32 = 125;
+
+fn main() {
+    let arguments = Arguments::parse();
+    let environment = Environment::read();
+    // The launcher is one thread, so nothing is started before it is known not to be wanted.
+    if let Subcommand::Launcher(config) = arguments.subcommand {
+        exit(end(&environment, FAILED, launcher::run(config).map(|()| 0)));
+    }
+    let failed = match &arguments.subcommand {
+        Subcommand::Run(_) => RUN_FAILED,
+        _ => FAILED,
+    };
+    let result = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .map_err(anyhow::Error::from)
+        .and_then(|runtime| {
+            let result = runtime.block_on(dispatch(arguments.subcommand, &environment));
+            // A thread that waits for input would keep the process; nothing it could still do matters.
+            runtime.shutdown_background();
+            result
+        });
+    exit(end(&environment, failed, result));
+}
+
+fn end(environment: &Environment, failed: i32, result: anyhow::Result<i32>) -> i32 {
+    result.unwrap_or_else(|error| {
+        report::failure(&error, environment.colour);
+        failed
+    })
+}
+
+async fn dispatch(subcommand: Subcommand, environment: &Environment) -> anyhow::Result<i32> {
+    match subcommand {
+        Subcommand::Serve(arguments) => serve::serve(*arguments, environment).await,
+        Subcommand::Run(arguments) => run::run(*arguments, environment).await,
+        Subcommand::Create(arguments) => sandboxes::create(arguments, environment).await,
+        Subcommand::Ls(arguments) => sandboxes::list(arguments, environment).await,
+        Subcommand::Inspect(arguments) => sandboxes::inspect(arguments, environment).await,
+        Subcommand::Rm(arguments) => sandboxes::remove(arguments, environment).await,
+        Subcommand::Logs(arguments) => logs::logs(arguments, environment).await,
+        Subcommand::Key(arguments) => match arguments.action {
+            KeyAction::Create(arguments) => keys::create(arguments, environment).await,
+            KeyAction::Ls(arguments) => keys::list(arguments, environment).await,
+            KeyAction::Rm(arguments) => keys::remove(arguments, environment).await,
+        },
+        Subcommand::Launcher(_) => unreachable!("the launcher is started before the runtime"),
+    }
+}

@@ -241,6 +241,17 @@ pub enum DataDirError {
     },
 }
 
+impl DataDirError {
+    /// What to do about it, where there is something.
+    pub fn hint(&self) -> Option<&'static str> {
+        match self {
+            Self::Busy { .. } => Some("stop the other daemon first, or give this one another --data-dir"),
+            Self::Foreign { .. } => Some("run the daemon as its owner, or give it another --data-dir"),
+            Self::BadInstallation { .. } | Self::NoRandomness { .. } | Self::Io { .. } => None,
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -187,17 +187,14 @@ impl ServeError {
     /// What to do about it, where there is something.
     pub fn hint(&self) -> Option<&'static str> {
         match self {
-            Self::DataDir(DataDirError::Busy { .. }) => {
-                Some("stop the other daemon first, or give this one another --data-dir")
-            }
+            Self::DataDir(error) => error.hint(),
             Self::ChosenKey(_) => {
                 Some("set it to a random text such as the output of `openssl rand -hex 32`")
             }
             Self::KeptKey(_) => Some("remove the file; the daemon makes another at its next start"),
 
             Self::Listen(ListenError::Bind { .. }) => Some("choose another address with --listen"),
-            Self::DataDir(_)
-            | Self::Listen(_)
+            Self::Listen(_)
             | Self::Lease(_)
             | Self::Engine(_)
             | Self::Key(_)

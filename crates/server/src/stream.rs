@@ -18,7 +18,6 @@
 //! A message that is too long ends the connection without a close.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use axum::Extension;
@@ -32,7 +31,7 @@ use engine::{CommandRef, EngineError, Key, Offsets, Output, OutputEvent, Signal}
 use futures_util::stream::{SplitSink, SplitStream};
 use futures_util::{SinkExt, StreamExt};
 use serde::Deserialize;
-use tokio::sync::mpsc;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::time::{Instant, MissedTickBehavior, timeout};
 use tracing::Instrument;
 use utoipa::IntoParams;
@@ -50,8 +49,10 @@ const OUTPUT_MESSAGE_MAX: usize = 64 << 10;
 const MESSAGE_MAX: usize = 1 << 20;
 /// How long the first message may take.
 const FIRST_MESSAGE_MAX: Duration = Duration::from_secs(30);
-/// Stdin that was sent and that the command has not yet been given. What goes beyond it is refused.
+/// Stdin that was sent and that the command has not yet been given. While it is full, nothing is read from the client.
 const STDIN_QUEUE_BYTES_MAX: usize = 1 << 20;
+/// How long the queue may be full: then stdin is refused, so that a kill behind it gets through.
+const STDIN_FULL_MAX: Duration = Duration::from_secs(5);
 /// As above, in messages, so that empty ones have a bound too.
 const STDIN_QUEUE_MESSAGES_MAX: usize = 4096;
 /// What is handed to the command at once.
@@ -402,7 +403,7 @@ impl Reader<'_> {
         while let Some(Ok(message)) = self.stream.next().await {
             heard();
             let done = match message {
-                Message::Binary(bytes) => self.stdin.push(Input::Bytes(bytes)),
+                Message::Binary(bytes) => self.stdin.push(Input::Bytes(bytes)).await,
                 Message::Text(text) => match parse_json(text.as_bytes()) {
                     Ok(wish) => self.grant(wish).await,
                     Err(error) => Err(error),
@@ -425,7 +426,7 @@ impl Reader<'_> {
                 "invalid_message",
                 "`start` is only for the first message of a connection that starts a command",
             )),
-            CommandWish::StdinEnd => self.stdin.push(Input::End),
+            CommandWish::StdinEnd => self.stdin.push(Input::End).await,
             CommandWish::Signal { signal } => Ok(self.command.signal(Signal::parse(&signal)?).await?),
             CommandWish::Kill => Ok(self.command.kill().await?),
             CommandWish::Resize { rows, columns } => {
@@ -443,48 +444,49 @@ enum Input {
 }
 
 /// Between reading stdin from the client and handing it to the command. Bounded in bytes and messages.
-fn stdin_queue() -> (StdinSender, StdinReceiver) {
+fn stdin_queue() -> (StdinSender, mpsc::Receiver<Queued>) {
     let (sender, receiver) = mpsc::channel(STDIN_QUEUE_MESSAGES_MAX);
-    let bytes = Arc::new(AtomicUsize::new(0));
-    let sender = StdinSender { sender, bytes: bytes.clone(), overflowed: false };
-    (sender, StdinReceiver { receiver, bytes })
+    let room = Arc::new(Semaphore::new(STDIN_QUEUE_BYTES_MAX));
+    (StdinSender { sender, room, overflowed: false }, receiver)
 }
 
 struct StdinSender {
-    sender: mpsc::Sender<Input>,
-    bytes: Arc<AtomicUsize>,
+    sender: mpsc::Sender<Queued>,
+    room: Arc<Semaphore>,
     overflowed: bool,
 }
 
-struct StdinReceiver {
-    receiver: mpsc::Receiver<Input>,
-    bytes: Arc<AtomicUsize>,
+/// Something for stdin, and the room that it takes in the queue.
+struct Queued {
+    input: Input,
+    _room: OwnedSemaphorePermit,
 }
 
 impl StdinSender {
-    /// Queues, or refuses. Once something was refused everything is: later bytes would close over the gap.
-    fn push(&mut self, input: Input) -> Result<(), ApiError> {
+    /// Queues, waits a while, or refuses. Once something was refused everything is: later bytes would close over the gap.
+    async fn push(&mut self, input: Input) -> Result<(), ApiError> {
         let length = match &input {
             Input::Bytes(bytes) => bytes.len(),
             Input::End => 0,
         };
-        let fits = self.bytes.load(Ordering::Relaxed) + length <= STDIN_QUEUE_BYTES_MAX;
-        if !self.overflowed && fits {
-            self.bytes.fetch_add(length, Ordering::Relaxed);
-            match self.sender.try_send(input) {
-                Ok(()) => return Ok(()),
-                // The pump has refused stdin for good and has said so.
-                Err(mpsc::error::TrySendError::Closed(_)) => return Ok(()),
-                Err(mpsc::error::TrySendError::Full(_)) => {}
+        if !self.overflowed && length <= STDIN_QUEUE_BYTES_MAX {
+            let room = self.room.clone().acquire_many_owned(length as u32);
+            if let Ok(Ok(room)) = timeout(STDIN_FULL_MAX, room).await {
+                match self.sender.try_send(Queued { input, _room: room }) {
+                    Ok(()) => return Ok(()),
+                    // The pump has refused stdin for good and has said so.
+                    Err(mpsc::error::TrySendError::Closed(_)) => return Ok(()),
+                    Err(mpsc::error::TrySendError::Full(_)) => {}
+                }
             }
         }
         self.overflowed = true;
         Err(ApiError::new(
             StatusCode::TOO_MANY_REQUESTS,
             "stdin_overflow",
-            format!("more than {STDIN_QUEUE_BYTES_MAX} bytes of stdin wait for the command"),
+            format!("{STDIN_QUEUE_BYTES_MAX} bytes of stdin wait for a command that does not read"),
         )
-        .hint("connect again with `stdin_offset` at the last `stdin_ack`, and send less at once"))
+        .hint("connect again with `stdin_offset` at the last `stdin_ack`, when the command reads"))
     }
 }
 
@@ -492,17 +494,12 @@ impl StdinSender {
 async fn pump_stdin(
     command: CommandRef,
     mut at: Option<u64>,
-    mut queue: StdinReceiver,
+    mut queue: mpsc::Receiver<Queued>,
     answers: mpsc::Sender<Message>,
 ) {
-    while let Some(input) = queue.receiver.recv().await {
+    while let Some(Queued { input, _room }) = queue.recv().await {
         let done = match input {
-            Input::Bytes(bytes) => {
-                let length = bytes.len();
-                let done = write_stdin(&command, &mut at, bytes).await;
-                queue.bytes.fetch_sub(length, Ordering::Relaxed);
-                done
-            }
+            Input::Bytes(bytes) => write_stdin(&command, &mut at, bytes).await,
             Input::End => command.end_stdin().await,
         };
         if let Err(error) = done {

@@ -1,0 +1,367 @@
+//! The arguments of all subcommands.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser};
+
+/// Sandboxes for AI agents, on this machine.
+#[derive(Debug, Parser)]
+#[command(name = "shoal", version, max_term_width = 100)]
+#[command(after_help = "\
+Examples:
+  shoal run -- python3 -c 'print(2 + 2)'     run one command in a sandbox of its own
+  shoal serve                                start a daemon
+  shoal create --name work                   make a sandbox that stays
+  shoal run --sandbox work -- ls -l          run in it
+
+Environment:
+  SHOAL_URL        the daemon to talk to, with
+  SHOAL_API_KEY    its key; without both, the daemon of
+  SHOAL_DATA_DIR   this data directory (/var/lib/shoal) is used, if one runs there
+  NO_COLOR         no colours")]
+pub struct Arguments {
+    #[command(subcommand)]
+    pub subcommand: Subcommand,
+}
+
+#[derive(Debug, clap::Subcommand)]
+pub enum Subcommand {
+    Serve(Box<Serve>),
+    Run(Box<Run>),
+    Create(Create),
+    Ls(List),
+    Inspect(Inspect),
+    Rm(Remove),
+    Logs(Logs),
+    Key(Key),
+    #[command(hide = true)]
+    Launcher(Launcher),
+}
+
+/// Start the daemon. It says `ready` once it accepts requests; SIGTERM ends it and leaves sandboxes alone.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  shoal serve
+  shoal serve --listen 127.0.0.1:9000 --data-dir /srv/shoal
+  shoal serve --listen 0.0.0.0:7878 --tls-cert cert.pem --tls-key key.pem --public-url https://shoal.example.com
+
+The key is made at the first start and kept in `api.key` in the data directory; SHOAL_API_KEY sets another.
+A flag goes before an environment variable (SHOAL_LISTEN, SHOAL_DATA_DIR, SHOAL_PUBLIC_URL), that before the
+configuration file. SHOAL_LOG says what is logged, as `info,shoal_engine=debug`.")]
+pub struct Serve {
+    /// Address and port [default: 127.0.0.1:7878]
+    #[arg(long, value_name = "ADDRESS")]
+    pub listen: Option<String>,
+    /// Where everything is kept [default: /var/lib/shoal]
+    #[arg(long, value_name = "DIR")]
+    pub data_dir: Option<PathBuf>,
+    /// How clients reach the daemon, if not at the address it listens on
+    #[arg(long, value_name = "URL")]
+    pub public_url: Option<String>,
+    /// A TOML file with settings named as these flags, with underscores
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Certificate chain in PEM
+    #[arg(long, value_name = "FILE")]
+    pub tls_cert: Option<PathBuf>,
+    /// Private key in PEM
+    #[arg(long, value_name = "FILE")]
+    pub tls_key: Option<PathBuf>,
+    /// Listen beyond loopback without TLS: something in front of the daemon encrypts
+    #[arg(long)]
+    pub insecure_http: bool,
+    /// Log as JSON
+    #[arg(long)]
+    pub log_json: bool,
+    /// The daemon of `shoal run`: lives in this directory while a client holds a lease, and removes it at its end
+    #[arg(long, value_name = "DIR", hide = true, conflicts_with_all = ["data_dir", "listen", "config", "public_url"])]
+    pub private: Option<PathBuf>,
+}
+
+/// Run a command, in a new sandbox that is deleted afterwards, or in one that exists.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  shoal run -- python3 -c 'print(2 + 2)'
+  echo hello | shoal run -- tr a-z A-Z
+  shoal run -e WORD=hi --timeout 10 -- sh -c 'echo $WORD'
+  shoal run --sandbox 3f2b8c1e-90ab-4def-8123-456789abcdef -- ls -l
+
+Without a daemon to talk to, one is started for the time of the run. Stdin is piped through unless it is a terminal.
+Ctrl-C ends the command; a second one leaves at once.
+
+The exit code is the command's own, 128 + n if signal n ended it, 124 after a timeout, 126 if the program cannot be
+executed, 127 if it was not found, and 125 if it is Shoal that failed.")]
+pub struct Run {
+    /// The id or name of a sandbox that exists
+    #[arg(long, value_name = "SANDBOX", conflicts_with_all = ["template", "cpu", "memory"])]
+    pub sandbox: Option<String>,
+    /// Set an environment variable; may be repeated
+    #[arg(short, long = "env", value_name = "NAME=VALUE", value_parser = variable)]
+    pub env: Vec<(String, String)>,
+    /// Run in this directory
+    #[arg(short, long, value_name = "DIR")]
+    pub workdir: Option<String>,
+    /// Run as this user of the sandbox, optionally with `:group`
+    #[arg(short, long)]
+    pub user: Option<String>,
+    /// End the command after so many seconds
+    #[arg(long, value_name = "SECONDS")]
+    pub timeout: Option<f64>,
+    #[command(flatten)]
+    pub spec: Spec,
+    /// Print the result and the output as JSON, at the end
+    #[arg(long)]
+    pub json: bool,
+    /// The program and its arguments
+    #[arg(required = true, trailing_var_arg = true, value_name = "COMMAND")]
+    pub command: Vec<String>,
+}
+
+/// What a new sandbox is.
+#[derive(Debug, Default, Args)]
+pub struct Spec {
+    /// What it is made from [default: default]
+    #[arg(long)]
+    pub template: Option<String>,
+    /// Processors, as 2, 1.5 or 500m
+    #[arg(long)]
+    pub cpu: Option<String>,
+    /// Memory, as 512Mi or 2Gi
+    #[arg(long)]
+    pub memory: Option<String>,
+}
+
+/// Create a sandbox, and print its id.
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  shoal create\n  shoal create --name work --cpu 500m --memory 512Mi -e LANG=C"
+)]
+pub struct Create {
+    /// A name of your own
+    #[arg(long)]
+    pub name: Option<String>,
+    /// Set an environment variable for every command; may be repeated
+    #[arg(short, long = "env", value_name = "NAME=VALUE", value_parser = variable)]
+    pub env: Vec<(String, String)>,
+    #[command(flatten)]
+    pub spec: Spec,
+    /// Do not wait until it runs
+    #[arg(long)]
+    pub no_wait: bool,
+    /// Print the sandbox as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// List sandboxes, newest first.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  shoal ls\n  shoal ls --json | jq -r '.[].id'")]
+pub struct List {
+    /// Print an array of objects
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Show a sandbox and its commands.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  shoal inspect work\n  shoal inspect --json work | jq .state")]
+pub struct Inspect {
+    /// The sandbox's id or name
+    pub sandbox: String,
+    /// Print the sandbox as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Delete sandboxes with all that is in them.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  shoal rm work\n  shoal rm $(shoal ls --json | jq -r '.[].id')")]
+pub struct Remove {
+    /// Their ids or names
+    #[arg(required = true, value_name = "SANDBOX")]
+    pub sandboxes: Vec<String>,
+    /// Print what was deleted as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Print what a command has written.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  shoal logs work                  the newest command of the sandbox
+  shoal logs -f work build:42      a command by its id, until it ends")]
+pub struct Logs {
+    /// Go on until the command ends
+    #[arg(short, long)]
+    pub follow: bool,
+    /// The sandbox's id or name
+    pub sandbox: String,
+    /// The command's id; the newest if left out
+    pub command: Option<String>,
+    /// Print one JSON object per piece of output
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Manage api keys.
+#[derive(Debug, Args)]
+pub struct Key {
+    #[command(subcommand)]
+    pub action: KeyAction,
+}
+
+#[derive(Debug, clap::Subcommand)]
+pub enum KeyAction {
+    Create(CreateKey),
+    Ls(ListKeys),
+    Rm(RemoveKey),
+}
+
+/// Create a key, and print its secret: it is shown this once.
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  shoal key create --owner alice\n  shoal key create --owner ci --sandboxes 20 --memory 16Gi"
+)]
+pub struct CreateKey {
+    /// Whose sandboxes it opens
+    #[arg(long)]
+    pub owner: String,
+    /// At most so many sandboxes at once
+    #[arg(long, value_name = "COUNT")]
+    pub sandboxes: Option<u32>,
+    /// At most so much cpu in all, as 4
+    #[arg(long)]
+    pub cpu: Option<String>,
+    /// At most so much memory in all, as 8Gi
+    #[arg(long)]
+    pub memory: Option<String>,
+    /// Print the key as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// List all keys, without their secrets.
+#[derive(Debug, Args)]
+pub struct ListKeys {
+    /// Print an array of objects
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Delete keys. They open nothing from then on.
+#[derive(Debug, Args)]
+pub struct RemoveKey {
+    /// Their ids, not their secrets
+    #[arg(required = true, value_name = "KEY")]
+    pub keys: Vec<String>,
+    /// Print what was deleted as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// What the daemon starts to have something done to the kernel.
+#[derive(Debug, Args)]
+pub struct Launcher {
+    /// The daemon's data directory
+    #[arg(long)]
+    pub data_dir: PathBuf,
+    /// Whose sandboxes it makes
+    #[arg(long)]
+    pub installation: wire::InstallationId,
+}
+
+fn variable(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((name, value)) if !name.is_empty() => Ok((name.to_owned(), value.to_owned())),
+        Some(_) | None => Err("write it as NAME=VALUE".into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    fn parse(words: &[&str]) -> Result<Subcommand, clap::Error> {
+        let words = std::iter::once("shoal").chain(words.iter().copied());
+        Arguments::try_parse_from(words).map(|arguments| arguments.subcommand)
+    }
+
+    fn run(words: &[&str]) -> Run {
+        match parse(words).expect("it is valid") {
+            Subcommand::Run(run) => *run,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn the_definition_is_sound() {
+        Arguments::command().debug_assert();
+    }
+
+    #[test]
+    fn what_follows_the_program_belongs_to_it() {
+        for words in [&["run", "--", "ls", "-l", "--json"][..], &["run", "ls", "-l", "--json"]] {
+            let run = run(words);
+            assert_eq!(run.command, ["ls", "-l", "--json"]);
+            assert!(!run.json);
+        }
+        assert_eq!(run(&["run", "--json", "--", "--", "x"]).command, ["--", "x"]);
+    }
+
+    #[test]
+    fn variables_keep_their_equals_signs() {
+        let run = run(&["run", "-e", "A=b=c", "--env", "B=", "-w", "/x", "-u", "nobody", "--", "true"]);
+        assert_eq!(run.env, [("A".into(), "b=c".into()), ("B".into(), String::new())]);
+        assert_eq!((run.workdir.as_deref(), run.user.as_deref()), (Some("/x"), Some("nobody")));
+    }
+
+    #[test]
+    fn mistakes_are_refused() {
+        for words in [
+            &["run"][..],
+            &["run", "-e", "NOVALUE", "--", "true"],
+            &["run", "-e", "=x", "--", "true"],
+            &["run", "--timeout", "soon", "--", "true"],
+            &["run", "--sandbox", "x", "--cpu", "1", "--", "true"],
+            &["rm"],
+            &["key", "create"],
+            &["serve", "--private", "/x", "--data-dir", "/y"],
+            &["launcher", "--data-dir", "/x", "--installation", "../.."],
+            &["frobnicate"],
+        ] {
+            assert!(parse(words).is_err(), "{words:?}");
+        }
+    }
+
+    #[test]
+    fn the_help_of_every_subcommand_has_not_drifted() {
+        let mut all = String::new();
+        let mut command = Arguments::command().term_width(100);
+        command.build();
+        write_help(&mut command, &mut all);
+        let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/reference/cli.txt");
+        if std::env::var_os("UPDATE_CLI_REFERENCE").is_some() {
+            std::fs::write(&path, &all).expect("the reference can be written");
+        }
+        assert!(
+            std::fs::read_to_string(&path).unwrap_or_default() == all,
+            "docs/reference/cli.txt is not what the program says; look at what changed and update it with\n    \
+             UPDATE_CLI_REFERENCE=1 cargo test -p shoal"
+        );
+    }
+
+    fn write_help(command: &mut clap::Command, to: &mut String) {
+        let help = command.render_long_help();
+        to.push_str(&format!("## {}\n\n{help}\n", command.get_bin_name().unwrap_or("shoal")));
+        for below in command.get_subcommands_mut() {
+            if !below.is_hide_set() && below.get_name() != "help" {
+                write_help(below, to);
+            }
+        }
+    }
+}

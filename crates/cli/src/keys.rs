@@ -1,0 +1,66 @@
+//! `shoal key`: who may use the daemon.
+
+use client::api;
+
+use crate::args::{CreateKey, ListKeys, RemoveKey};
+use crate::environment::Environment;
+use crate::{find, print, report};
+
+/// `shoal key create`
+pub async fn create(arguments: CreateKey, environment: &Environment) -> anyhow::Result<i32> {
+    let wish = api::CreateKey {
+        owner: arguments.owner,
+        sandboxes_max: arguments.sandboxes,
+        cpu_max: arguments.cpu,
+        memory_max: arguments.memory,
+    };
+    let created = find::daemon(environment)?.create_key(&wish).await?;
+    if arguments.json {
+        print::json(&created)?
+    } else {
+        print::line(&created.secret)?
+    }
+    Ok(0)
+}
+
+/// `shoal key ls`
+pub async fn list(arguments: ListKeys, environment: &Environment) -> anyhow::Result<i32> {
+    let keys = find::daemon(environment)?.keys().await?;
+    if arguments.json {
+        print::json(&keys)?;
+        return Ok(0);
+    }
+    let limit = |limit: Option<String>| limit.unwrap_or_else(|| "-".into());
+    let rows: Vec<Vec<String>> = keys
+        .into_iter()
+        .map(|key| {
+            vec![
+                key.id,
+                key.owner,
+                if key.admin { "yes" } else { "no" }.to_owned(),
+                limit(key.sandboxes_max.map(|count| count.to_string())),
+                limit(key.cpu_millis_max.map(|millis| format!("{millis}m"))),
+                limit(key.memory_bytes_max.map(|bytes| format!("{} MiB", bytes >> 20))),
+                key.created_at,
+            ]
+        })
+        .collect();
+    print::table(&["id", "owner", "admin", "sandboxes", "cpu", "memory", "created"], &rows)?;
+    Ok(0)
+}
+
+/// `shoal key rm`: each one, whatever becomes of the others.
+pub async fn remove(arguments: RemoveKey, environment: &Environment) -> anyhow::Result<i32> {
+    let client = find::daemon(environment)?;
+    let mut removed = Vec::new();
+    for id in &arguments.keys {
+        match client.delete_key(id).await {
+            Ok(()) => removed.push(id),
+            Err(error) => report::failure(&error.into(), environment.colour),
+        }
+    }
+    if arguments.json {
+        print::json(&removed)?;
+    }
+    Ok(i32::from(removed.len() < arguments.keys.len()))
+}

@@ -1,0 +1,11 @@
+//! `shoal launcher`: what the daemon starts to have something done to the kernel. One thread, no runtime.
+
+use runtime::launcher::LauncherConfig;
+
+use crate::args::Launcher;
+
+/// Runs until the daemon is gone.
+pub fn run(arguments: Launcher) -> anyhow::Result<()> {
+    let config = LauncherConfig { data_dir: arguments.data_dir, installation: arguments.installation };
+    Ok(runtime::launcher::run(&config)?)
+}

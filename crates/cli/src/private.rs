@@ -1,0 +1,285 @@
+//! The client's half of a private daemon: one that `shoal run` starts for itself when there is no other.
+//!
+//! The daemon's half, and the files that both share, are described in `server::lease`. All runs of one user share one
+//! daemon. A run holds a lease for as long as it lives; if the daemon dies under it, the run starts another, which
+//! adopts what the dead one left.
+
+use std::fs::{DirBuilder, File, OpenOptions};
+use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use client::Client;
+use rustix::fs::{FlockOperation, Mode, OFlags, flock};
+use rustix::io::Errno;
+use tokio::io::AsyncReadExt;
+
+use crate::find::{Listening, read_key};
+use crate::report::hinted;
+
+/// How long a daemon may take to start; the first start on a cold disk reads much of `/usr`. Also how long another run
+/// may hold the lock, for the same reason.
+const START_MAX: Duration = Duration::from_secs(120);
+/// How long a living daemon may take to give a lease.
+const GRANT_MAX: Duration = Duration::from_secs(10);
+/// Between two looks.
+const STEP: Duration = Duration::from_millis(5);
+/// How much of the daemon's log is shown when it does not start.
+const LOG_SHOWN_MAX: u64 = 4096;
+/// The longest that a daemon says on a lease.
+const GRANT_LENGTH_MAX: u64 = 4096;
+/// How often a run starts its daemon again before it gives up.
+const RESTARTS_MAX: u32 = 10;
+
+/// A client of a private daemon, which lives at least as long as this does.
+pub struct Private {
+    /// For calls.
+    pub client: Client,
+    watch: tokio::task::JoinHandle<()>,
+}
+
+impl Drop for Private {
+    fn drop(&mut self) {
+        // Ends the lease with it.
+        self.watch.abort();
+    }
+}
+
+/// Joins the private daemon in `base`, or starts it.
+pub async fn join(base: PathBuf) -> anyhow::Result<Private> {
+    let lease = obtain(base.clone()).await?;
+    let key = read_key(&base.join("data"))?;
+    let client = Client::new(&lease.url, &key)?;
+    let watch = tokio::spawn(keep(base, lease, client.clone()));
+    Ok(Private { client, watch })
+}
+
+/// A connection on which a living daemon has said where it listens.
+struct Lease {
+    stream: UnixStream,
+    url: String,
+}
+
+async fn obtain(base: PathBuf) -> anyhow::Result<Lease> {
+    tokio::task::spawn_blocking(move || Directory::open(&base)?.lease()).await?
+}
+
+/// Holds the lease. When the daemon dies, starts it again and tells the client where it is.
+async fn keep(base: PathBuf, mut lease: Lease, client: Client) {
+    for _ in 0..RESTARTS_MAX {
+        let stream =
+            lease.stream.set_nonblocking(true).and_then(|()| tokio::net::UnixStream::from_std(lease.stream));
+        let Ok(mut stream) = stream else { return };
+        // The daemon says nothing more on a lease, so anything that comes is its end.
+        let mut byte = [0];
+        while matches!(stream.read(&mut byte).await, Ok(1)) {}
+        // If this fails, calls fail too, and say that the daemon cannot be reached.
+        let Ok(next) = obtain(base.clone()).await else { return };
+        if client.move_to(&next.url).is_err() {
+            return;
+        }
+        lease = next;
+    }
+}
+
+/// The private directory, locked.
+struct Directory {
+    base: PathBuf,
+    _lock: File,
+}
+
+impl Directory {
+    /// Makes the directory if need be, and takes its lock.
+    fn open(base: &Path) -> anyhow::Result<Self> {
+        let deadline = Instant::now() + START_MAX;
+        loop {
+            if let Some(lock) = try_lock(base)? {
+                return Ok(Self { base: base.into(), _lock: lock });
+            }
+            if Instant::now() > deadline {
+                bail!("another `shoal run` has held `{}` for too long", base.join("lock").display());
+            }
+            std::thread::sleep(STEP);
+        }
+    }
+
+    fn data(&self) -> PathBuf {
+        self.base.join("data")
+    }
+
+    fn log(&self) -> PathBuf {
+        self.base.join("daemon.log")
+    }
+
+    /// A lease of the daemon that lives here, or of a new one.
+    fn lease(&self) -> anyhow::Result<Lease> {
+        if let Some(lease) = self.ask()? {
+            return Ok(lease);
+        }
+        let mut daemon = self.start()?;
+        let deadline = Instant::now() + START_MAX;
+        loop {
+            if let Some(lease) = self.ask()? {
+                return Ok(lease);
+            }
+            if let Some(status) = daemon.try_wait().context("cannot wait for the daemon")? {
+                return Err(self.not_started(&format!("it ended with {status}")));
+            }
+            if Instant::now() > deadline {
+                // Dropping its handle leaves it alone: it ends by itself when no lease is taken.
+                return Err(self.not_started(&format!("it was not ready within {} s", START_MAX.as_secs())));
+            }
+            std::thread::sleep(STEP);
+        }
+    }
+
+    /// Connects; `None` if nobody listens.
+    fn ask(&self) -> anyhow::Result<Option<Lease>> {
+        let path = self.data().join("lease.sock");
+        let stream = match UnixStream::connect(&path) {
+            Ok(stream) => stream,
+            Err(error)
+                if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) =>
+            {
+                return Ok(None);
+            }
+            Err(error) => {
+                return Err(error).with_context(|| format!("cannot connect to `{}`", path.display()));
+            }
+        };
+        stream.set_read_timeout(Some(GRANT_MAX)).context("cannot prepare a socket")?;
+        let mut line = String::new();
+        match BufReader::new((&stream).take(GRANT_LENGTH_MAX)).read_line(&mut line) {
+            // It ended before it could answer.
+            Ok(0) => return Ok(None),
+            Err(error) if error.kind() == io::ErrorKind::ConnectionReset => return Ok(None),
+            Ok(_) => {}
+            Err(error) => return Err(error).context("the private daemon does not answer"),
+        }
+        let listening: Listening =
+            serde_json::from_str(&line).context("the private daemon answers strangely")?;
+        Ok(Some(Lease { stream, url: listening.url }))
+    }
+
+    /// Starts a daemon with a session of its own, so that Ctrl-C on our terminal does not reach it.
+    fn start(&self) -> anyhow::Result<Child> {
+        let log = OpenOptions::new()
+            .append(true)
+            .create(true)
+            .mode(0o600)
+            .open(self.log())
+            .with_context(|| format!("cannot open `{}`", self.log().display()))?;
+        let program = std::env::current_exe().context("cannot find this program")?;
+        let errors = log.try_clone().context("cannot share the daemon's log")?;
+        let mut command = Command::new(program);
+        command.args(["serve", "--private"]).arg(&self.base);
+        // Nothing of the caller's environment is a daemon's business, other than where programs are.
+        command.env_clear().envs(std::env::var_os("PATH").map(|path| ("PATH", path)));
+        command.envs(std::env::var_os("SHOAL_LOG").map(|filter| ("SHOAL_LOG", filter)));
+        command.current_dir("/").stdin(Stdio::null()).stdout(log).stderr(errors);
+        command.spawn().context("cannot start a daemon")
+    }
+
+    fn not_started(&self, why: &str) -> anyhow::Error {
+        let log = tail(&self.log()).unwrap_or_default();
+        let what = format!("the private daemon did not start: {why}");
+        if log.trim().is_empty() {
+            return anyhow::Error::msg(what);
+        }
+        hinted(format!("{what}\n{}", log.trim_end()), "`shoal run` needs root and Linux 5.14 or newer")
+    }
+}
+
+/// One try to have the directory and its lock. `None`: someone holds it, or has just removed it.
+fn try_lock(base: &Path) -> anyhow::Result<Option<File>> {
+    match DirBuilder::new().mode(0o700).create(base) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+            return Err(error).with_context(|| format!("cannot create `{}`", base.display()));
+        }
+        Ok(()) | Err(_) => {}
+    }
+    match std::fs::symlink_metadata(base) {
+        Ok(metadata) => check_ours(base, &metadata)?,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(error).with_context(|| format!("cannot look at `{}`", base.display())),
+    }
+    let path = base.join("lock");
+    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    let file = match rustix::fs::open(&path, flags, Mode::RUSR | Mode::WUSR) {
+        Ok(file) => File::from(file),
+        Err(Errno::NOENT) => return Ok(None),
+        Err(error) => return Err(error).with_context(|| format!("cannot open `{}`", path.display())),
+    };
+    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => {}
+        Err(Errno::WOULDBLOCK) => return Ok(None),
+        Err(error) => return Err(error).with_context(|| format!("cannot lock `{}`", path.display())),
+    }
+    // The last one out removes the file while it holds the lock; then this one locks nothing.
+    let ours = file.metadata().with_context(|| format!("cannot look at `{}`", path.display()))?;
+    match std::fs::symlink_metadata(&path) {
+        Ok(there) if (there.dev(), there.ino()) == (ours.dev(), ours.ino()) => Ok(Some(file)),
+        Ok(_) => Ok(None),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error).with_context(|| format!("cannot look at `{}`", path.display())),
+    }
+}
+
+/// In a directory that all may write to, someone else may have been first, and would own all that we put there.
+fn check_ours(base: &Path, metadata: &std::fs::Metadata) -> anyhow::Result<()> {
+    let ours = metadata.is_dir()
+        && metadata.uid() == rustix::process::geteuid().as_raw()
+        && metadata.mode() & 0o077 == 0;
+    if ours {
+        return Ok(());
+    }
+    Err(hinted(
+        format!("`{}` is not a directory of this user alone", base.display()),
+        "remove it, or set SHOAL_PRIVATE_DIR to another place",
+    ))
+}
+
+fn tail(path: &Path) -> io::Result<String> {
+    let mut file = File::open(path)?;
+    let length = file.metadata()?.len();
+    file.seek(SeekFrom::Start(length.saturating_sub(LOG_SHOWN_MAX)))?;
+    let mut bytes = Vec::new();
+    file.take(LOG_SHOWN_MAX).read_to_end(&mut bytes)?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::{PermissionsExt, symlink};
+
+    use super::*;
+
+    #[test]
+    fn a_planted_directory_is_refused() {
+        let home = tempfile::tempdir().expect("a temporary directory");
+        let base = home.path().join("private");
+        symlink("/var", &base).expect("a link");
+        assert!(try_lock(&base).is_err(), "a link");
+        std::fs::remove_file(&base).expect("it is there");
+        std::fs::write(&base, "").expect("a file");
+        assert!(try_lock(&base).is_err(), "a file");
+        std::fs::remove_file(&base).expect("it is there");
+        std::fs::create_dir(&base).expect("a directory");
+        std::fs::set_permissions(&base, std::fs::Permissions::from_mode(0o777)).expect("open to all");
+        assert!(try_lock(&base).is_err(), "open to others");
+    }
+
+    #[test]
+    fn the_lock_is_held_by_one_at_a_time() {
+        let home = tempfile::tempdir().expect("a temporary directory");
+        let base = home.path().join("private");
+        let held = try_lock(&base).expect("it can be made").expect("it is free");
+        assert!(try_lock(&base).expect("it can be tried").is_none());
+        drop(held);
+        assert!(try_lock(&base).expect("it can be tried").is_some());
+    }
+}

@@ -1,0 +1,141 @@
+//! `shoal create`, `ls`, `inspect` and `rm`.
+
+use client::api;
+use serde::Serialize;
+
+use crate::args::{Create, Inspect, List, Remove};
+use crate::environment::Environment;
+use crate::{find, print, report};
+
+/// `shoal create`
+pub async fn create(arguments: Create, environment: &Environment) -> anyhow::Result<i32> {
+    let client = find::daemon(environment)?;
+    let wish = api::CreateSandbox {
+        name: arguments.name,
+        template: arguments.spec.template,
+        env: arguments.env.into_iter().collect(),
+        cpu: arguments.spec.cpu,
+        memory: arguments.spec.memory,
+        wait: Some(!arguments.no_wait),
+    };
+    let sandbox = client.create_sandbox(&wish).await?;
+    if arguments.json {
+        print::json(&sandbox)?
+    } else {
+        print::line(&sandbox.id.to_string())?
+    }
+    Ok(0)
+}
+
+/// `shoal ls`
+pub async fn list(arguments: List, environment: &Environment) -> anyhow::Result<i32> {
+    let sandboxes = find::daemon(environment)?.sandboxes().await?;
+    if arguments.json {
+        print::json(&sandboxes)?;
+        return Ok(0);
+    }
+    let rows: Vec<Vec<String>> = sandboxes
+        .into_iter()
+        .map(|sandbox| {
+            vec![
+                sandbox.id.to_string(),
+                sandbox.name,
+                word(&sandbox.state),
+                sandbox.template,
+                sandbox.created_at,
+            ]
+        })
+        .collect();
+    print::table(&["id", "name", "state", "template", "created"], &rows)?;
+    Ok(0)
+}
+
+/// `shoal inspect`
+pub async fn inspect(arguments: Inspect, environment: &Environment) -> anyhow::Result<i32> {
+    let client = find::daemon(environment)?;
+    let sandbox = find::sandbox(&client, &arguments.sandbox).await?;
+    if arguments.json {
+        print::json(&sandbox)?;
+        return Ok(0);
+    }
+    let commands = client.commands(sandbox.id).await?;
+    let mut facts = vec![
+        ("id", sandbox.id.to_string()),
+        ("name", sandbox.name),
+        ("state", word(&sandbox.state)),
+        ("template", sandbox.template),
+        ("image", sandbox.image),
+        ("cpu", format!("{}m", sandbox.limits.cpu_millis)),
+        ("memory", format!("{} MiB", sandbox.limits.memory_bytes >> 20)),
+        ("processes", sandbox.limits.pids.to_string()),
+        ("created", sandbox.created_at),
+    ];
+    facts.extend(sandbox.reason.map(|reason| ("reason", reason)));
+    facts.extend(sandbox.env.into_iter().map(|(name, value)| ("env", format!("{name}={value}"))));
+    let rows: Vec<Vec<String>> =
+        facts.into_iter().map(|(name, value)| vec![name.to_owned(), value]).collect();
+    print::table(&["sandbox", ""], &rows)?;
+    if !commands.is_empty() {
+        print::line("")?;
+        let rows: Vec<Vec<String>> = commands.iter().map(command_row).collect();
+        print::table(&["command", "state", "exit", "created", "program"], &rows)?;
+    }
+    Ok(0)
+}
+
+fn command_row(command: &api::Command) -> Vec<String> {
+    let exit = command.result.as_ref().and_then(|result| result.exit_code);
+    let program = command.argv.as_ref().map(|argv| argv.join(" ")).or_else(|| command.script.clone());
+    vec![
+        command.id.to_string(),
+        word(&command.state),
+        exit.map_or_else(String::new, |code| code.to_string()),
+        command.created_at.clone(),
+        program.unwrap_or_default(),
+    ]
+}
+
+/// A state as the API spells it.
+fn word<T: Serialize>(state: &T) -> String {
+    match serde_json::to_value(state) {
+        Ok(serde_json::Value::String(word)) => word,
+        Ok(_) | Err(_) => String::new(),
+    }
+}
+
+/// One line of what `shoal rm --json` prints.
+#[derive(Serialize)]
+struct Removed<'a> {
+    sandbox: &'a str,
+    deleted: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<String>,
+}
+
+/// `shoal rm`: each one, whatever becomes of the others.
+pub async fn remove(arguments: Remove, environment: &Environment) -> anyhow::Result<i32> {
+    let client = find::daemon(environment)?;
+    let mut all = Vec::new();
+    for text in &arguments.sandboxes {
+        let removed = async {
+            let sandbox = match text.parse() {
+                Ok(id) => id,
+                Err(_) => find::sandbox(&client, text).await?.id,
+            };
+            anyhow::Ok(client.delete_sandbox(sandbox).await?)
+        };
+        let error = removed.await.err();
+        if let Some(error) = &error {
+            report::failure(error, environment.colour);
+        }
+        all.push(Removed {
+            sandbox: text,
+            deleted: error.is_none(),
+            error: error.map(|error| error.to_string()),
+        });
+    }
+    if arguments.json {
+        print::json(&all)?;
+    }
+    Ok(i32::from(all.iter().any(|removed| !removed.deleted)))
+}

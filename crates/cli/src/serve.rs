@@ -1,0 +1,121 @@
+//! `shoal serve`: the daemon. The only subcommand, beside the launcher, that is more than a client.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use runtime::ns::{NsBackend, NsConfig, forget_installation};
+use server::log::{self, Format};
+use server::{
+    Config, ConfigError, Daemon, DataDir, DataDirError, Ended, Layers, Machine, PrivateDir, ServeError,
+    Settings, Start,
+};
+
+use crate::args::Serve;
+use crate::environment::Environment;
+use crate::print;
+
+/// How long the launcher may take to end when its daemon does.
+const LAUNCHER_END_MAX: Duration = Duration::from_secs(5);
+/// Between two looks.
+const LAUNCHER_END_STEP: Duration = Duration::from_millis(5);
+/// A private daemon listens wherever there is room.
+const PRIVATE_LISTEN: &str = "127.0.0.1:0";
+
+/// `shoal serve`
+pub async fn serve(arguments: Serve, environment: &Environment) -> anyhow::Result<i32> {
+    let private = arguments.private.as_deref().map(PrivateDir::new);
+    if private.is_some() {
+        // A session of its own, so that Ctrl-C and the end of the terminal of whoever started it do not reach it.
+        rustix::process::setsid().context("cannot leave the session")?;
+    }
+    let config = Config::check(&layers(arguments, environment, private.as_ref())?, Machine::this())?;
+    let format = if config.log_json { Format::Json } else { Format::Human { colour: environment.colour } };
+    let filter = environment.log.as_deref().unwrap_or(log::FILTER_DEFAULT);
+    log::start(format, filter).with_context(|| format!("SHOAL_LOG is `{filter}`, which is no filter"))?;
+
+    let data_dir = DataDir::open(&config.data_dir)?;
+    let installation = data_dir.installation();
+    let backend = NsBackend::start(NsConfig {
+        data_dir: config.data_dir.clone(),
+        installation,
+        launcher: std::env::current_exe().context("cannot find this program")?,
+    })
+    .await
+    .context("cannot start the launcher")?;
+    let launcher = backend.launcher_pid().await;
+    let start = Start {
+        data_dir,
+        backend: Arc::new(backend),
+        // A private daemon's key is nobody's choice.
+        api_key: environment.api_key.clone().filter(|_| private.is_none()),
+        private,
+    };
+    let daemon = Daemon::start(&config, start).await?;
+    print::line(&format!("shoal is ready at {}", daemon.url()))?;
+    match daemon.serve().await? {
+        Ended::Stopped => {}
+        Ended::LastLeaseGone(last) => {
+            // The backend went with the daemon, and the launcher ends when it notices.
+            if let Some(launcher) = launcher {
+                wait_for_end(launcher).await;
+            }
+            forget_installation(installation)?;
+            last.remove()?;
+        }
+    }
+    Ok(0)
+}
+
+fn layers(
+    arguments: Serve,
+    environment: &Environment,
+    private: Option<&PrivateDir>,
+) -> anyhow::Result<Layers> {
+    if let Some(private) = private {
+        let flags = Settings {
+            listen: Some(PRIVATE_LISTEN.into()),
+            data_dir: Some(private.data()),
+            ..Settings::default()
+        };
+        return Ok(Layers { flags, ..Layers::default() });
+    }
+    let file = arguments.config.as_deref().map(Settings::read).transpose()?.unwrap_or_default();
+    let flags = Settings {
+        listen: arguments.listen,
+        data_dir: arguments.data_dir,
+        public_url: arguments.public_url,
+        tls_cert: arguments.tls_cert,
+        tls_key: arguments.tls_key,
+        insecure_http: arguments.insecure_http.then_some(true),
+        log_json: arguments.log_json.then_some(true),
+        ..Settings::default()
+    };
+    let environment = Settings {
+        listen: environment.listen.clone(),
+        data_dir: environment.data_dir.clone(),
+        public_url: environment.public_url.clone(),
+        ..Settings::default()
+    };
+    Ok(Layers { flags, environment, file })
+}
+
+/// Waits until a process is dead, a zombie included.
+async fn wait_for_end(pid: u32) {
+    let deadline = Instant::now() + LAUNCHER_END_MAX;
+    let lives = || {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        // The state follows the name, which is in brackets and may hold anything.
+        stat.rsplit_once(')').is_some_and(|(_, rest)| !rest.trim_start().starts_with(['Z', 'X']))
+    };
+    while lives() && Instant::now() < deadline {
+        tokio::time::sleep(LAUNCHER_END_STEP).await;
+    }
+}
+
+/// What to do about a failure of the daemon, where there is something.
+pub fn hint<'a>(cause: &'a (dyn std::error::Error + 'static)) -> Option<&'a str> {
+    let config = cause.downcast_ref::<ConfigError>().and_then(ConfigError::hint);
+    let data_dir = cause.downcast_ref::<DataDirError>().and_then(DataDirError::hint);
+    config.or(data_dir).or_else(|| cause.downcast_ref::<ServeError>().and_then(ServeError::hint))
+}
