@@ -1,2 +1,701 @@
-//! placeholder
-fn main() {}
+//! Init: the first process inside every sandbox.
+//!
+//! It starts commands, carries their streams, keeps their output until the daemon has stored it, ends what must end, and reaps
+//! whatever is left. One thread and one loop; nothing in it waits for anything but the kernel's watch. The protocol is that
+//! of [`wire::guest`]. It knows nothing of the daemon, of images or of other sandboxes, and is not trusted by the host once
+//! guest code has run.
+//!
+//! ```text
+//! shoal-init [--no-cgroup] [--listen-fd N] [--cgroup-fd N]
+//! ```
+//!
+//! Descriptor 3 is a listening socket, on which the daemon connects as often as it likes; descriptor 4 the directory of the
+//! sandbox's own cgroup, in which every command gets a child.
+//!
+//! Read in this order: this file is the loop and what messages mean; `command` is one command's life, `table` all of them and
+//! whose turn it is; `streams` windows and pipes; `connection` the daemon's socket; `spawn` the way to a running program, with
+//! `users`; `tree` its processes; `timers` its deadlines; `watch` the kernel's watch; `sys` everything unsafe.
+
+mod command;
+mod connection;
+mod spawn;
+mod streams;
+mod sys;
+mod table;
+mod timers;
+mod tree;
+mod users;
+mod watch;
+
+use std::convert::Infallible;
+use std::io;
+use std::os::fd::{OwnedFd, RawFd};
+use std::process::ExitCode;
+
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+use rustix::net::SocketFlags;
+use rustix::process::{DumpableBehavior, Resource, Rlimit, WaitOptions, WaitStatus};
+use rustix::time::ClockId;
+use wire::frame::Incoming;
+use wire::guest::{
+    COMMANDS_MAX, EndCause, ExitStatus, FromInit, Handle, Start, StartError, Stream, ToInit, VERSION,
+    VERSION_MIN,
+};
+
+use command::{Command, Life};
+use connection::{Connection, Fault};
+use spawn::{Report, Surroundings};
+use table::Table;
+use timers::{Clock, Deadlines, Due, Schedule};
+use tree::Tree;
+use watch::{Happening, Watch, Watched};
+
+/// Reads from the daemon in one go, before everything else has its turn.
+const READS_PER_TURN: usize = 4;
+/// Children reaped in one go, before everything else has its turn.
+const REAPS_PER_TURN: usize = 256;
+/// After so long without any event, buffers go back to the kernel: an idle init should cost next to nothing.
+const RELEASE_AFTER_MS: u64 = 100;
+
+fn main() -> ExitCode {
+    sys::prefer_small_memory();
+    let result = Options::parse(std::env::args().skip(1)).and_then(Init::set_up).and_then(Init::run);
+    let Err(error) = result;
+    // Before the loop runs, stderr is whoever executed us; afterwards there is nothing that could fail here.
+    eprintln!("shoal-init: {error}");
+    ExitCode::FAILURE
+}
+
+/// Why there is no init.
+#[derive(Debug, thiserror::Error)]
+enum InitError {
+    #[error("unknown argument `{0}`")]
+    Argument(String),
+    #[error("cannot take over descriptor {number}, the {what}: {source}")]
+    Adopt { number: RawFd, what: &'static str, source: io::Error },
+    #[error("cannot {doing}: {source}")]
+    Kernel { doing: &'static str, source: io::Error },
+}
+
+fn cannot<E: Into<io::Error>>(doing: &'static str) -> impl FnOnce(E) -> InitError {
+    move |error| InitError::Kernel { doing, source: error.into() }
+}
+
+/// The command line.
+#[derive(Debug, PartialEq, Eq)]
+struct Options {
+    listener: RawFd,
+    /// `None`: without cgroups.
+    group: Option<RawFd>,
+}
+
+impl Options {
+    fn parse(arguments: impl Iterator<Item = String>) -> Result<Self, InitError> {
+        let mut options = Self { listener: 3, group: Some(4) };
+        let mut arguments = arguments;
+        while let Some(argument) = arguments.next() {
+            let mut number = || {
+                let text = arguments.next().unwrap_or_default();
+                text.parse().ok().filter(|number| *number > 2).ok_or(InitError::Argument(text))
+            };
+            match argument.as_str() {
+                "--no-cgroup" => options.group = None,
+                "--listen-fd" => options.listener = number()?,
+                "--cgroup-fd" => options.group = Some(number()?),
+                _ => return Err(InitError::Argument(argument)),
+            }
+        }
+        match options.group {
+            Some(group) if group == options.listener => Err(InitError::Argument("--cgroup-fd".into())),
+            _ => Ok(options),
+        }
+    }
+}
+
+/// The whole state.
+struct Init {
+    watch: Watch,
+    listener: OwnedFd,
+    children: OwnedFd,
+    surroundings: Surroundings,
+    connection: Option<Connection>,
+    table: Table,
+    clock: Clock,
+    schedule: Schedule,
+    /// Commands whose groups should be looked at once everything else is done.
+    groups_to_remove: Vec<Handle>,
+    /// There may be more children to reap than one turn takes.
+    reap_again: bool,
+    /// Something was done since memory was last given back.
+    holds_memory: bool,
+}
+
+impl Init {
+    fn set_up(options: Options) -> Result<Self, InitError> {
+        let adopt =
+            |number, what| sys::adopt(number).map_err(|source| InitError::Adopt { number, what, source });
+        let listener = adopt(options.listener, "listening socket")?;
+        let tree = match options.group {
+            Some(number) => Tree::Groups(adopt(number, "cgroup directory")?),
+            None => Tree::Walk,
+        };
+        sys::close_on_exec_from(3).map_err(cannot("mark descriptors"))?;
+        rustix::fs::fcntl_setfl(&listener, OFlags::NONBLOCK)
+            .map_err(cannot("set up the listening socket"))?;
+        let null = rustix::fs::open("/dev/null", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
+            .map_err(cannot("open /dev/null"))?;
+        // Guest processes must not look into us through /proc, where our descriptors are.
+        rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable)
+            .map_err(cannot("hide from /proc"))?;
+        // As process 1 we get all orphans anyway; otherwise this makes us get them.
+        rustix::process::set_child_subreaper(Some(rustix::process::getpid()))
+            .map_err(cannot("become a reaper"))?;
+        let descriptors = raise_descriptor_limit();
+        rustix::process::chdir("/").map_err(cannot("enter /"))?;
+        let children = sys::listen_for_children().map_err(cannot("listen for children"))?;
+        let watch = Watch::new().map_err(cannot("watch"))?;
+        watch.add(&listener, Watched::Listener).map_err(cannot("watch the listening socket"))?;
+        watch.add(&children, Watched::Children).map_err(cannot("watch children"))?;
+        Ok(Self {
+            watch,
+            listener,
+            children,
+            surroundings: Surroundings { tree, null, descriptors },
+            connection: None,
+            table: Table::default(),
+            clock: Clock::new(monotonic_ms()),
+            schedule: Schedule::default(),
+            groups_to_remove: Vec::new(),
+            reap_again: false,
+            holds_memory: true,
+        })
+    }
+
+    fn run(mut self) -> Result<Infallible, InitError> {
+        loop {
+            let timeout = self.timeout_ms();
+            let happenings = self.watch.wait(timeout).map_err(cannot("wait"))?;
+            // Whether the loop was ticking during that wait decides whether a gap in it means anything.
+            self.clock.look(monotonic_ms(), !self.schedule.is_empty());
+            if happenings.is_empty() && timeout != Some(0) {
+                self.release_memory();
+            }
+            self.holds_memory |= !happenings.is_empty();
+            for happening in happenings {
+                self.dispatch(happening);
+            }
+            if self.reap_again {
+                self.reap();
+            }
+            self.listen_to_daemon();
+            self.table.read_turns(self.clock.now());
+            self.strike_deadlines();
+            self.flush();
+            self.remove_groups();
+        }
+    }
+
+    /// How long the loop may sleep.
+    fn timeout_ms(&self) -> Option<u64> {
+        let connection_busy = self.connection.as_ref().is_some_and(|connection| {
+            connection.wants_read(&self.table) || connection.wants_write(&self.table)
+        });
+        if connection_busy || self.reap_again || self.table.has_reading() {
+            return Some(0);
+        }
+        let to_deadline = self.schedule.sleep_ms(self.clock.now());
+        let to_release = self.holds_memory.then_some(RELEASE_AFTER_MS);
+        [to_deadline, to_release].into_iter().flatten().min()
+    }
+
+    fn dispatch(&mut self, happening: Happening) {
+        let Happening { to, readable, writable, hung_up } = happening;
+        match to {
+            Watched::Listener => self.accept(),
+            Watched::Children => self.reap(),
+            Watched::Connection => {
+                if let Some(connection) = &mut self.connection {
+                    connection.mark(readable, writable);
+                }
+            }
+            Watched::Report(handle) => self.take_report(handle),
+            Watched::Stdout(handle) => self.table.mark_readable(handle, Stream::Stdout, hung_up),
+            Watched::Stderr(handle) => self.table.mark_readable(handle, Stream::Stderr, hung_up),
+            Watched::Stdin(handle) if hung_up => self.stdin_hung_up(handle),
+            Watched::Stdin(handle) => self.pump_stdin(handle),
+            Watched::Terminal(handle) => {
+                if readable {
+                    self.table.mark_readable(handle, Stream::Stdout, false);
+                }
+                if writable {
+                    self.pump_stdin(handle);
+                }
+            }
+        }
+    }
+
+    // The daemon.
+
+    /// Takes the newest connection; whoever was there before is gone, in whatever state.
+    fn accept(&mut self) {
+        loop {
+            match rustix::net::accept_with(&self.listener, SocketFlags::NONBLOCK | SocketFlags::CLOEXEC) {
+                Ok(socket) => {
+                    self.drop_connection();
+                    if self.watch.add(&socket, Watched::Connection).is_ok() {
+                        self.connection = Some(Connection::new(socket));
+                    }
+                }
+                Err(Errno::INTR | Errno::CONNABORTED) => {}
+                // No more for now; or no room for more, and then the daemon will try again.
+                Err(_) => return,
+            }
+        }
+    }
+
+    fn drop_connection(&mut self) {
+        if self.connection.take().is_some() {
+            self.table.detach_all();
+        }
+    }
+
+    fn listen_to_daemon(&mut self) {
+        let Some(mut connection) = self.connection.take() else { return };
+        for _ in 0..READS_PER_TURN {
+            if !connection.wants_read(&self.table) {
+                break;
+            }
+            // Why a connection ends is of no use to anybody in here: the daemon sees that it did, and says hello again.
+            if let Err(_fault) = self.listen_once(&mut connection) {
+                self.table.detach_all();
+                return;
+            }
+        }
+        self.connection = Some(connection);
+    }
+
+    fn listen_once(&mut self, connection: &mut Connection) -> Result<(), Fault> {
+        let mut decoder = connection.read()?;
+        while let Some(incoming) = decoder.next()? {
+            match incoming {
+                Incoming::Message(ToInit::Hello { version_min, version_max }) => {
+                    self.greet(connection, version_min, version_max)?;
+                }
+                _ if !connection.greeted => return Err(Fault::BeforeHello),
+                Incoming::Message(message) => self.heed(connection, message)?,
+                Incoming::Data { handle, stream: Stream::Stdin, offset, bytes } => {
+                    self.receive_stdin(handle, offset, bytes)?;
+                }
+                Incoming::Data { handle, stream, .. } => return Err(Fault::WrongStream { handle, stream }),
+            }
+        }
+        connection.put_back(decoder);
+        Ok(())
+    }
+
+    fn greet(&mut self, connection: &mut Connection, oldest: u32, newest: u32) -> Result<(), Fault> {
+        if connection.greeted || connection.parting {
+            return Err(Fault::SecondHello);
+        }
+        let version = newest.min(VERSION);
+        if version < oldest || version < VERSION_MIN {
+            self.table.say(&FromInit::NoCommonVersion { version_min: VERSION_MIN, version_max: VERSION });
+            connection.parting = true;
+            return Ok(());
+        }
+        connection.greeted = true;
+        self.table.say(&FromInit::Hello { version });
+        self.table.introduce_all();
+        Ok(())
+    }
+
+    /// Does what the daemon asks. A command that init does not know has been forgotten at the daemon's own wish, while this was
+    /// under way; there is nothing to do for it.
+    fn heed(&mut self, connection: &mut Connection, message: ToInit) -> Result<(), Fault> {
+        match message {
+            ToInit::Hello { .. } => return Err(Fault::SecondHello),
+            ToInit::Start(start) => self.start(&start),
+            ToInit::StdinEnd { handle, offset } => {
+                if let Some(command) = self.table.get_mut(handle) {
+                    command.stdin.end_at(offset)?;
+                    self.pump_stdin(handle);
+                }
+            }
+            ToInit::Signal { handle, signal } => {
+                if !(1..=sys::SIGNAL_MAX).contains(&signal) {
+                    return Err(Fault::BadSignal(signal));
+                }
+                self.signal(handle, signal);
+            }
+            ToInit::Kill { handle } => self.kill(handle),
+            ToInit::Resize { handle, size } => {
+                let command = self.table.get(handle).filter(|command| command.terminal);
+                if let Some(terminal) =
+                    command.and_then(|command| command.output(Stream::Stdout)?.descriptor())
+                {
+                    // It fails only if the terminal is gone, and then it has no size.
+                    let _ = spawn::resize(terminal, size);
+                }
+            }
+            ToInit::Ack { handle, stream, offset } => self.acknowledge(handle, stream, offset)?,
+            ToInit::AckResult { handle } => {
+                let Some(command) = self.table.get(handle) else { return Ok(()) };
+                if !command.result_is_due() {
+                    return Err(Fault::NoResultYet { handle });
+                }
+                connection.let_go_of(handle, &self.table);
+                self.table.forget(handle);
+            }
+            ToInit::Resume { handle, stdout, stderr } => self.resume(handle, stdout, stderr)?,
+            ToInit::Ping { serial } => self.table.say(&FromInit::Pong { serial }),
+        }
+        Ok(())
+    }
+
+    fn acknowledge(&mut self, handle: Handle, stream: Stream, offset: u64) -> Result<(), Fault> {
+        let Some(command) = self.table.get(handle) else { return Ok(()) };
+        let output = command.output(stream).ok_or(Fault::WrongStream { handle, stream })?;
+        if offset > output.sent {
+            return Err(Fault::AckBeyondSent { handle, offset, sent: output.sent });
+        }
+        self.table.acknowledge(handle, stream, offset);
+        Ok(())
+    }
+
+    /// The daemon wants the command's output from these lengths on. Where it has less than it once acknowledged, it gets what
+    /// there is, and sees by the offset what is missing.
+    fn resume(&mut self, handle: Handle, stdout: u64, stderr: u64) -> Result<(), Fault> {
+        let Some(command) = self.table.get(handle) else { return Ok(()) };
+        for (stream, offset) in [(Stream::Stdout, stdout), (Stream::Stderr, stderr)] {
+            let output = command.output(stream).ok_or(Fault::WrongStream { handle, stream })?;
+            // A second resume on one connection is no more than an acknowledgement, of what was sent on it.
+            let known = if command.is_attached() { output.sent } else { output.window.end() };
+            if offset > known {
+                return Err(Fault::AckBeyondSent { handle, offset, sent: known });
+            }
+        }
+        self.table.acknowledge(handle, Stream::Stdout, stdout);
+        self.table.acknowledge(handle, Stream::Stderr, stderr);
+        self.attach(handle);
+        if let Some(news) = self.table.get(handle).and_then(Command::stdin_news) {
+            self.table.say(&news);
+        }
+        Ok(())
+    }
+
+    fn attach(&mut self, handle: Handle) {
+        if let Some(command) = self.table.get_mut(handle) {
+            command.attach();
+            self.table.want_send(handle, Stream::Stdout);
+            self.table.want_send(handle, Stream::Stderr);
+            self.table.tell(handle);
+        }
+    }
+
+    fn flush(&mut self) {
+        if let Some(connection) = &mut self.connection
+            && let Err(_fault) = connection.flush(&mut self.table)
+        {
+            self.drop_connection();
+        }
+    }
+
+    // Commands.
+
+    fn start(&mut self, start: &Start) {
+        let handle = start.handle;
+        if let Some(command) = self.table.get(handle) {
+            if !command.is_forgotten() {
+                self.attach(handle);
+            }
+            return;
+        }
+        if self.table.len() >= COMMANDS_MAX {
+            // Not remembered, or there would be no bound. If the daemon misses this answer, it will ask again.
+            let error = StartError::NoRoom { reason: format!("it has {COMMANDS_MAX} commands already") };
+            self.table.say(&FromInit::StartFailed { handle, error });
+            return;
+        }
+        let command = match spawn::spawn(start, &self.surroundings) {
+            Ok(spawned) => {
+                let now = self.clock.now();
+                let deadlines = Deadlines::new(now, start.timeout_ms, start.idle_timeout_ms, start.grace_ms);
+                let mut command = Command::starting(start, spawned, deadlines);
+                if let Err(error) = self.watch_command(handle, &command) {
+                    self.surroundings.tree.kill(command.root());
+                    command.fail(StartError::NoRoom { reason: io::Error::from(error).to_string() });
+                }
+                command
+            }
+            Err(error) => Command::failed(start, error),
+        };
+        self.table.insert(handle, command);
+        self.schedule(handle);
+        self.attach(handle);
+    }
+
+    fn watch_command(&self, handle: Handle, command: &Command) -> Result<(), Errno> {
+        if let Life::Starting { report, .. } = &command.life {
+            self.watch.add(report, Watched::Report(handle))?;
+        }
+        let descriptor = |stream| command.output(stream).and_then(|output| output.descriptor());
+        if command.terminal {
+            return descriptor(Stream::Stdout)
+                .map_or(Ok(()), |terminal| self.watch.add(terminal, Watched::Terminal(handle)));
+        }
+        if let Some(stdout) = descriptor(Stream::Stdout) {
+            self.watch.add(stdout, Watched::Stdout(handle))?;
+        }
+        if let Some(stderr) = descriptor(Stream::Stderr) {
+            self.watch.add(stderr, Watched::Stderr(handle))?;
+        }
+        if let Some(stdin) = command.stdin.descriptor() {
+            self.watch.add(stdin, Watched::Stdin(handle))?;
+        }
+        Ok(())
+    }
+
+    /// The child on its way to its program has come to the end of it, one way or the other.
+    fn take_report(&mut self, handle: Handle) {
+        let Some(command) = self.table.get_mut(handle) else { return };
+        let Life::Starting { report, asked } = &command.life else { return };
+        let mut bytes = [0; Report::LENGTH];
+        let length = match rustix::io::read(report, &mut bytes) {
+            Err(Errno::AGAIN | Errno::INTR) if !command.reaped => return,
+            Ok(length) => length,
+            Err(_) => 0,
+        };
+        let report = if length == Report::LENGTH { Report::from_bytes(bytes) } else { None };
+        match report {
+            Some(report) => {
+                let error = report.into_error(asked);
+                command.fail(error);
+                self.unschedule(handle);
+            }
+            // The pipe closed by itself: the program runs, or the child was killed on the way, which its exit will tell.
+            None => {
+                command.life = Life::Running;
+                let pending = std::mem::take(&mut command.pending_signals);
+                for signal in (1..=sys::SIGNAL_MAX).filter(|signal| pending & (1 << (signal - 1)) != 0) {
+                    self.signal(handle, signal);
+                }
+            }
+        }
+        self.table.tell(handle);
+    }
+
+    fn signal(&mut self, handle: Handle, signal: i32) {
+        let Some(command) = self.table.get_mut(handle) else { return };
+        if let Life::Starting { .. } = command.life {
+            // The child still ignores what init ignores, and may not lead its group yet.
+            command.pending_signals |= 1 << (signal - 1);
+            return;
+        }
+        // Only until the main process is reaped: afterwards its number may lead another group.
+        if let Some(main) = command.root().main.filter(|_| command.is_alive()) {
+            // It may have just ended, or have become another user's whom we may not signal: nothing to be done.
+            let _ = sys::kill(-main, signal);
+        }
+    }
+
+    fn kill(&mut self, handle: Handle) {
+        let Some(command) = self.table.get_mut(handle) else { return };
+        if command.is_alive() && command.cause == EndCause::Itself {
+            command.cause = EndCause::Killed;
+        }
+        self.surroundings.tree.kill(command.root());
+    }
+
+    /// Takes note of every child that ended: main processes of commands, and orphans that became ours.
+    fn reap(&mut self) {
+        // The signal is taken before the children: a child that ends after the last look below raises it again.
+        let mut information = [0u8; 1024];
+        while rustix::io::read(&self.children, &mut information).is_ok() {}
+        self.reap_again = false;
+        let mut orphans = false;
+        for _ in 0..REAPS_PER_TURN {
+            match rustix::process::wait(WaitOptions::NOHANG) {
+                Ok(Some((pid, status))) => match self.table.take_main(pid.as_raw_pid()) {
+                    Some(handle) => self.main_exited(handle, status),
+                    None => orphans = true,
+                },
+                Err(Errno::INTR) => {}
+                Ok(None) | Err(_) => {
+                    if orphans {
+                        // One of them may have been the last in its group.
+                        self.groups_to_remove = self.table.with_groups_left();
+                    }
+                    return;
+                }
+            }
+        }
+        self.reap_again = true;
+        if orphans {
+            self.groups_to_remove = self.table.with_groups_left();
+        }
+    }
+
+    fn main_exited(&mut self, handle: Handle, status: WaitStatus) {
+        self.take_report(handle);
+        self.unschedule(handle);
+        self.groups_to_remove.push(handle);
+        let Some(command) = self.table.get_mut(handle) else { return };
+        if let Life::Failed(_) = command.life {
+            return;
+        }
+        command.exit(match (status.exit_status(), status.terminating_signal()) {
+            (Some(code), _) => ExitStatus::Code(code),
+            (None, signal) => ExitStatus::Signal(signal.unwrap_or_default()),
+        });
+        if command.cause != EndCause::Itself {
+            // The main process went when it was asked to; the rest of its tree goes with it.
+            self.surroundings.tree.kill(command.root());
+        }
+        self.table.want_read(handle, Stream::Stdout);
+        self.table.want_read(handle, Stream::Stderr);
+        self.table.tell(handle);
+    }
+
+    /// Removes the groups of commands that are over, off the path on which somebody waits for a result.
+    fn remove_groups(&mut self) {
+        for handle in std::mem::take(&mut self.groups_to_remove) {
+            if let Some(command) = self.table.get_mut(handle)
+                && command.reaped
+                && command.group_left
+            {
+                command.group_left = !self.surroundings.tree.remove(handle);
+                self.table.remove_if_gone(handle);
+            }
+        }
+    }
+
+    // Stdin.
+
+    fn receive_stdin(&mut self, handle: Handle, offset: u64, bytes: &[u8]) -> Result<(), Fault> {
+        let Some(command) = self.table.get_mut(handle) else { return Ok(()) };
+        if command.stdin.is_closed() {
+            if let Some(news) = command.refuse_stdin() {
+                self.table.say(&news);
+            }
+            return Ok(());
+        }
+        command.stdin.receive(offset, bytes)?;
+        self.pump_stdin(handle);
+        Ok(())
+    }
+
+    fn pump_stdin(&mut self, handle: Handle) {
+        let Some(command) = self.table.get_mut(handle) else { return };
+        let pumped = command.stdin.pump();
+        if pumped.advanced
+            && let Some(news) = command.stdin_news()
+        {
+            self.table.say(&news);
+        }
+        if pumped.closed {
+            self.table.tell(handle);
+        }
+    }
+
+    fn stdin_hung_up(&mut self, handle: Handle) {
+        if let Some(command) = self.table.get_mut(handle)
+            && command.stdin.close()
+        {
+            self.table.tell(handle);
+        }
+    }
+
+    // Deadlines.
+
+    fn schedule(&mut self, handle: Handle) {
+        let Some(command) = self.table.get_mut(handle).filter(|command| command.is_alive()) else { return };
+        command.scheduled = command.deadlines.next();
+        if let Some(at) = command.scheduled {
+            self.schedule.add(at, handle);
+        }
+    }
+
+    fn unschedule(&mut self, handle: Handle) {
+        if let Some(at) = self.table.get_mut(handle).and_then(|command| command.scheduled.take()) {
+            self.schedule.remove(at, handle);
+        }
+    }
+
+    fn strike_deadlines(&mut self) {
+        let now = self.clock.now();
+        while let Some(handle) = self.schedule.take_due(now) {
+            let Some(command) = self.table.get_mut(handle).filter(|command| command.is_alive()) else {
+                continue;
+            };
+            command.scheduled = None;
+            if command.is_held_up() {
+                // It has something to say and nobody takes it: that is not silence.
+                command.deadlines.heard(now);
+            }
+            let tree = &self.surroundings.tree;
+            let cause = match command.deadlines.strike(now) {
+                Due::Nothing => None,
+                Due::Timeout => Some(EndCause::Timeout),
+                Due::IdleTimeout => Some(EndCause::IdleTimeout),
+                Due::Kill => {
+                    tree.kill(command.root());
+                    None
+                }
+            };
+            if let Some(cause) = cause {
+                if command.cause == EndCause::Itself {
+                    command.cause = cause;
+                }
+                tree.terminate(command.root());
+            }
+            self.schedule(handle);
+        }
+    }
+
+    // Memory.
+
+    fn release_memory(&mut self) {
+        if !std::mem::take(&mut self.holds_memory) {
+            return;
+        }
+        self.table.release_memory();
+        if let Some(connection) = &mut self.connection {
+            connection.release_memory();
+        }
+        sys::trim_memory();
+    }
+}
+
+/// Takes all descriptors that the host allows, and tells what the limit was: commands get it back.
+fn raise_descriptor_limit() -> Rlimit {
+    let limit = rustix::process::getrlimit(Resource::Nofile);
+    let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
+    // If it cannot be raised, there is room for fewer commands, and `spawn` will say so.
+    let _ = rustix::process::setrlimit(Resource::Nofile, raised);
+    limit
+}
+
+fn monotonic_ms() -> u64 {
+    let now = rustix::time::clock_gettime(ClockId::Monotonic);
+    now.tv_sec as u64 * 1_000 + now.tv_nsec as u64 / 1_000_000
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(line: &str) -> Option<Options> {
+        Options::parse(line.split_whitespace().map(String::from)).ok()
+    }
+
+    #[test]
+    fn the_command_line_is_short_and_strict() {
+        assert_eq!(parse(""), Some(Options { listener: 3, group: Some(4) }));
+        assert_eq!(parse("--no-cgroup --listen-fd 7"), Some(Options { listener: 7, group: None }));
+        assert_eq!(parse("--cgroup-fd 5"), Some(Options { listener: 3, group: Some(5) }));
+        for wrong in ["--help", "--listen-fd", "--listen-fd x", "--listen-fd 1", "--cgroup-fd 3"] {
+            assert_eq!(parse(wrong), None, "{wrong}");
+        }
+    }
+}

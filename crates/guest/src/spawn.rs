@@ -1,0 +1,538 @@
+//! From a [`Start`] to a process: everything between the request and the moment the program runs.
+//!
+//! What can be prepared is prepared before the fork: strings, candidates from `PATH`, the user, pipes. The child then makes a fixed
+//! list of system calls whose order is explained where it matters, and reports an error through a pipe that closes by itself
+//! when the program starts. It is a plain fork and not a vfork: entering the directory and executing may wait for a slow file
+//! system, or for somebody in the guest who stops the child, and init must not wait with it. Init is small, so the copy is cheap.
+
+use std::collections::BTreeMap;
+use std::convert::Infallible;
+use std::ffi::{CStr, CString};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::rc::Rc;
+
+use rustix::fs::{Access, AtFlags, CWD, Gid, MemfdFlags, Mode, OFlags, SealFlags, Uid};
+use rustix::io::Errno;
+use rustix::pipe::{PipeFlags, pipe_with};
+use rustix::process::{Resource, Rlimit};
+use rustix::pty::OpenptFlags;
+use rustix::termios::Winsize;
+use wire::guest::{Cwd, Program, Start, StartError, TerminalSize};
+
+use crate::sys::{self, Inherited, Placed, Strings};
+use crate::tree::{self, Tree};
+use crate::users::{Files, User};
+
+/// What a command without a `PATH` gets, and is looked up in.
+const PATH_DEFAULT: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+/// What a terminal without a `TERM` is taken for.
+const TERM_DEFAULT: &str = "xterm-256color";
+/// The shells for scripts, in the order of preference.
+const SHELLS: [&CStr; 2] = [c"/bin/bash", c"/bin/sh"];
+/// A longer script does not fit into one argument (the kernel's MAX_ARG_STRLEN is 128 KiB) and goes through a file.
+const SCRIPT_ARGUMENT_MAX: usize = 100 * 1024;
+/// Where such a script is open in the shell: below the numbers that shells use for themselves. The script closes it first.
+const SCRIPT_DESCRIPTOR: RawFd = 9;
+/// Where the child keeps the pipe for its report while it closes all others.
+const REPORT_DESCRIPTOR: RawFd = 3;
+/// Descriptors that commands must leave to init, for connections, kills and files of users.
+const DESCRIPTORS_RESERVED: u64 = 32;
+
+/// What does not change from command to command.
+#[derive(Debug)]
+pub struct Surroundings {
+    pub tree: Tree,
+    /// `/dev/null`, opened before any guest code ran, which might put something else in its place.
+    pub null: OwnedFd,
+    /// The limit on descriptors that init was started with and commands get, before init raised its own.
+    pub descriptors: Rlimit,
+}
+
+/// A process under way.
+#[derive(Debug)]
+pub struct Spawned {
+    pub pid: i32,
+    /// Ends when the program runs; an error comes through it before.
+    pub report: OwnedFd,
+    pub stdin: Option<Rc<OwnedFd>>,
+    pub stdout: Rc<OwnedFd>,
+    pub stderr: Option<Rc<OwnedFd>>,
+}
+
+/// What was asked for, in the words that an error needs.
+#[derive(Debug)]
+pub struct Asked {
+    program: String,
+    cwd: String,
+    user: String,
+}
+
+impl Asked {
+    /// Remembers them.
+    pub fn new(start: &Start) -> Self {
+        let program = match &start.program {
+            Program::Argv(arguments) => arguments.first().cloned().unwrap_or_default(),
+            Program::Shell { .. } => SHELLS[1].to_string_lossy().into_owned(),
+        };
+        let (Cwd::Named(cwd) | Cwd::Default(cwd)) = &start.cwd;
+        Self { program, cwd: cwd.clone(), user: start.user.clone().unwrap_or_default() }
+    }
+}
+
+/// What the child was doing when it failed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    Group = 1,
+    Descriptors = 2,
+    Terminal = 3,
+    Identity = 4,
+    Directory = 5,
+    Execute = 6,
+    /// The program is there; what its first line or its header names is not.
+    Interpreter = 7,
+}
+
+/// The child's last words: a stage and an error number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Report {
+    stage: Stage,
+    errno: Errno,
+}
+
+impl Report {
+    /// How many bytes it is on the pipe.
+    pub const LENGTH: usize = 8;
+
+    fn to_bytes(self) -> [u8; Self::LENGTH] {
+        let mut bytes = [0; Self::LENGTH];
+        bytes[..4].copy_from_slice(&(self.stage as u32).to_le_bytes());
+        bytes[4..].copy_from_slice(&self.errno.raw_os_error().to_le_bytes());
+        bytes
+    }
+
+    /// What came through the pipe; `None` if it is no report, as when the child was killed in the middle.
+    pub fn from_bytes(bytes: [u8; Self::LENGTH]) -> Option<Self> {
+        let [a, b, c, d, e, f, g, h] = bytes;
+        let stage = match u32::from_le_bytes([a, b, c, d]) {
+            1 => Stage::Group,
+            2 => Stage::Descriptors,
+            3 => Stage::Terminal,
+            4 => Stage::Identity,
+            5 => Stage::Directory,
+            6 => Stage::Execute,
+            7 => Stage::Interpreter,
+            _ => return None,
+        };
+        Some(Self { stage, errno: Errno::from_raw_os_error(i32::from_le_bytes([e, f, g, h])) })
+    }
+
+    /// As the daemon will be told.
+    pub fn into_error(self, asked: &Asked) -> StartError {
+        let reason = words(self.errno);
+        let program = asked.program.clone();
+        match (self.stage, self.errno) {
+            (_, Errno::AGAIN | Errno::NOMEM | Errno::MFILE | Errno::NFILE | Errno::NOSPC) => {
+                StartError::NoRoom { reason }
+            }
+            (Stage::Group, _) => StartError::NoRoom { reason: format!("cannot enter its cgroup: {reason}") },
+            (Stage::Descriptors, _) => StartError::NoRoom { reason },
+            (Stage::Terminal, _) => {
+                StartError::NoRoom { reason: format!("cannot take its terminal: {reason}") }
+            }
+            // The user's number is not one that the sandbox has.
+            (Stage::Identity, _) => StartError::UnknownUser { user: asked.user.clone() },
+            (Stage::Directory, _) => StartError::BadCwd { path: asked.cwd.clone(), reason },
+            (Stage::Execute, Errno::TOOBIG) => StartError::ArgumentsTooLong,
+            (Stage::Execute, Errno::NOENT | Errno::NOTDIR | Errno::NAMETOOLONG) => {
+                StartError::ProgramNotFound { program }
+            }
+            (Stage::Execute, _) => StartError::NotExecutable { program, reason },
+            (Stage::Interpreter, _) => {
+                StartError::NotExecutable { program, reason: "its interpreter was not found".into() }
+            }
+        }
+    }
+}
+
+/// Starts the process. It is in its group and under way when this returns; whether the program runs is told by the report.
+pub fn spawn(start: &Start, surroundings: &Surroundings) -> Result<Spawned, StartError> {
+    let mut launch = Launch::prepare(start)?;
+    let streams = Streams::open(start, launch.user.uid).map_err(no_room)?;
+    let (report, report_end) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK).map_err(no_room)?;
+    let limit = rustix::process::getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+    // The lowest free number is always given out, so a high one means that few are left.
+    if report_end.as_raw_fd() as u64 + DESCRIPTORS_RESERVED > limit {
+        return Err(no_room(Errno::MFILE));
+    }
+    let group = surroundings.tree.prepare(start.handle).map_err(no_room)?;
+    let forked = sys::fork(group.as_ref().map(AsFd::as_fd), |placed| {
+        let group = group.as_ref().map(AsFd::as_fd).filter(|_| placed == Placed::No);
+        let Surroundings { null, descriptors, .. } = surroundings;
+        launch.become_program(&streams, &Place { group, null, descriptors, report: &report_end });
+        EXIT_NOT_STARTED
+    });
+    match forked {
+        Ok(pid) => {
+            Ok(Spawned { pid, report, stdin: streams.stdin, stdout: streams.stdout, stderr: streams.stderr })
+        }
+        Err(error) => {
+            surroundings.tree.remove(start.handle);
+            Err(no_room(Errno::from_io_error(&error).unwrap_or(Errno::AGAIN)))
+        }
+    }
+}
+
+/// What a child that could not become the program exits with. Nobody looks at it when there is a report.
+const EXIT_NOT_STARTED: i32 = 127;
+
+/// What the child finds around it.
+#[derive(Debug, Clone, Copy)]
+struct Place<'a> {
+    /// The group to enter, if it was not born there.
+    group: Option<BorrowedFd<'a>>,
+    null: &'a OwnedFd,
+    descriptors: &'a Rlimit,
+    report: &'a OwnedFd,
+}
+
+/// All that the child needs to know, in the form the kernel wants.
+#[derive(Debug)]
+struct Launch {
+    user: User,
+    /// Whether ids are to be changed at all: an init without the right runs everything as itself.
+    change_user: bool,
+    groups: Vec<Gid>,
+    cwd: CString,
+    cwd_may_be_missing: bool,
+    /// What to try to execute, in order.
+    candidates: Vec<CString>,
+    /// The program is told the path that was found as its name, and not what the caller called it.
+    named_by_path: bool,
+    arguments: Strings,
+    environment: Strings,
+    /// A script too long for an argument.
+    script: Option<OwnedFd>,
+}
+
+impl Launch {
+    fn prepare(start: &Start) -> Result<Self, StartError> {
+        let files = Files::read();
+        let own = rustix::process::geteuid();
+        let user = match &start.user {
+            // In a sandbox, init is root.
+            None => files.user_by_number(own.as_raw()),
+            Some(wish) => {
+                files.resolve(wish).ok_or_else(|| StartError::UnknownUser { user: wish.clone() })?
+            }
+        };
+        let change_user = own.is_root() || user.uid != own.as_raw();
+        let groups = user.groups.iter().map(|gid| Gid::from_raw(*gid)).collect();
+
+        let (path, cwd_may_be_missing) = match &start.cwd {
+            Cwd::Named(path) => (path, false),
+            Cwd::Default(path) => (path, true),
+        };
+        let cwd = c_string(path.clone(), "the working directory")?;
+        let (environment, path) = environment(start, &user)?;
+        let mut script = None;
+        let (candidates, arguments) = match &start.program {
+            Program::Argv(arguments) => {
+                let candidates = candidates(arguments.first().map_or("", String::as_str), &path);
+                let arguments = arguments.iter().map(|argument| c_string(argument.clone(), "an argument"));
+                (candidates, arguments.collect::<Result<_, _>>()?)
+            }
+            Program::Shell { script: text } => {
+                let text = c_string(text.clone(), "the script")?;
+                let what = if text.as_bytes().len() > SCRIPT_ARGUMENT_MAX {
+                    script = Some(script_file(text.as_bytes()).map_err(no_room)?);
+                    c_string(format!(". /proc/self/fd/{SCRIPT_DESCRIPTOR}"), "the script")?
+                } else {
+                    text
+                };
+                let candidates: Vec<CString> = SHELLS.map(CString::from).into();
+                (candidates, vec![SHELLS[0].into(), c"-c".into(), what])
+            }
+        };
+        Ok(Self {
+            user,
+            change_user,
+            groups,
+            cwd,
+            cwd_may_be_missing,
+            candidates,
+            named_by_path: matches!(start.program, Program::Shell { .. }),
+            arguments: Strings::new(arguments),
+            environment: Strings::new(environment),
+            script,
+        })
+    }
+
+    /// In the child: the way to the program. Returns only what went wrong, after it was reported.
+    fn become_program(&mut self, streams: &Streams, place: &Place<'_>) {
+        let mut report_to = place.report.as_raw_fd();
+        let Err((stage, errno)) = self.try_become_program(streams, place, &mut report_to);
+        // If this fails, there is nobody left to tell; the pipe ends, and the exit code is what remains.
+        let _ = sys::write_in_child(report_to, &Report { stage, errno }.to_bytes());
+    }
+
+    fn try_become_program(
+        &mut self,
+        streams: &Streams,
+        place: &Place<'_>,
+        report_to: &mut RawFd,
+    ) -> Result<Infallible, (Stage, Errno)> {
+        let at = |stage: Stage| move |errno: Errno| (stage, errno);
+        if let Some(group) = place.group {
+            Tree::enter(group).map_err(at(Stage::Group))?;
+        }
+        self.arrange_descriptors(streams, place, report_to).map_err(at(Stage::Descriptors))?;
+        // A session of its own: no terminal but the one below, and a process group that `Signal` can name.
+        rustix::process::setsid().map_err(at(Stage::Terminal))?;
+        if streams.terminal.is_some() {
+            rustix::process::ioctl_tiocsctty(rustix::stdio::stdin()).map_err(at(Stage::Terminal))?;
+        }
+        tree::offer_to_the_oom_killer();
+        // Only lowers what init raised for itself, so it cannot fail for want of privilege.
+        let _ = rustix::process::setrlimit(Resource::Nofile, place.descriptors.clone());
+        rustix::process::umask(Mode::from_raw_mode(0o022));
+        if self.change_user {
+            // Groups first: after the user has changed, there is no right to change them.
+            let (uid, gid) = (Uid::from_raw(self.user.uid), Gid::from_raw(self.user.gid));
+            match rustix::thread::set_thread_groups(&self.groups) {
+                // A user namespace made without privilege denies this to everybody in it. There is then but one user to be.
+                Err(Errno::PERM) if rustix::process::getuid() == uid => {}
+                other => other.map_err(at(Stage::Identity))?,
+            }
+            rustix::thread::set_thread_res_gid(gid, gid, gid).map_err(at(Stage::Identity))?;
+            rustix::thread::set_thread_res_uid(uid, uid, uid).map_err(at(Stage::Identity))?;
+        }
+        // After the user has changed, so that it is the user who must have the right to enter.
+        if let Err(errno) = rustix::process::chdir(self.cwd.as_c_str()) {
+            if !self.cwd_may_be_missing {
+                return Err((Stage::Directory, errno));
+            }
+            rustix::process::chdir(c"/").map_err(at(Stage::Directory))?;
+        }
+        sys::reset_signals_in_child();
+        Err(self.execute())
+    }
+
+    /// Leaves open the three streams, the script and the report, and nothing else. The others are closed here and not only at
+    /// the exec, because the working directory may be named through `/proc/self/fd`, and one of init's descriptors is a
+    /// directory outside the sandbox's root.
+    fn arrange_descriptors(
+        &self,
+        streams: &Streams,
+        place: &Place<'_>,
+        report_to: &mut RawFd,
+    ) -> Result<(), Errno> {
+        // What goes to a fixed number is first moved beyond all of them, so that no copy lands on the source of a later one.
+        let beyond = SCRIPT_DESCRIPTOR + 1;
+        let report = rustix::io::fcntl_dupfd_cloexec(place.report, beyond)?;
+        let script =
+            self.script.as_ref().map(|script| rustix::io::fcntl_dupfd_cloexec(script, beyond)).transpose()?;
+        for (number, end) in streams.ends_of_child(place.null).into_iter().enumerate() {
+            sys::duplicate_in_child(end, number as RawFd, Inherited::Yes)?;
+        }
+        sys::duplicate_in_child(report.as_raw_fd(), REPORT_DESCRIPTOR, Inherited::No)?;
+        *report_to = REPORT_DESCRIPTOR;
+        // The sweeps below close these two as well.
+        std::mem::forget(report);
+        match script {
+            None => sys::close_in_child(REPORT_DESCRIPTOR + 1, RawFd::MAX),
+            Some(script) => {
+                sys::duplicate_in_child(script.as_raw_fd(), SCRIPT_DESCRIPTOR, Inherited::Yes)?;
+                std::mem::forget(script);
+                sys::close_in_child(REPORT_DESCRIPTOR + 1, SCRIPT_DESCRIPTOR - 1);
+                sys::close_in_child(SCRIPT_DESCRIPTOR + 1, RawFd::MAX);
+            }
+        }
+        Ok(())
+    }
+
+    /// Tries each candidate, as execvp(3) does, and tells what the last or worst one failed of.
+    fn execute(&mut self) -> (Stage, Errno) {
+        let mut worst = (Stage::Execute, Errno::NOENT);
+        for candidate in &self.candidates {
+            if self.named_by_path {
+                self.arguments.replace_first(candidate);
+            }
+            let errno = sys::execute(candidate, &self.arguments, &self.environment);
+            match errno {
+                Errno::NOENT if exists(candidate) => worst = (Stage::Interpreter, errno),
+                Errno::NOENT | Errno::NOTDIR | Errno::NAMETOOLONG | Errno::NODEV | Errno::STALE => {}
+                Errno::ACCESS => {
+                    if worst.1 == Errno::NOENT && worst.0 == Stage::Execute {
+                        worst = (Stage::Execute, errno);
+                    }
+                }
+                other => return (Stage::Execute, other),
+            }
+        }
+        worst
+    }
+}
+
+fn exists(path: &CStr) -> bool {
+    rustix::fs::accessat(CWD, path, Access::EXISTS, AtFlags::empty()).is_ok()
+}
+
+/// The whole environment, a later value winning over an earlier one, and the `PATH` in it.
+fn environment(start: &Start, user: &User) -> Result<(Vec<CString>, String), StartError> {
+    let mut variables: Vec<(&str, &str)> = Vec::with_capacity(start.env.len() + 7);
+    let defaults = [
+        ("PATH", PATH_DEFAULT),
+        ("HOME", user.home.as_str()),
+        ("USER", user.name.as_str()),
+        ("LOGNAME", user.name.as_str()),
+        ("SHELL", user.shell.as_str()),
+    ];
+    variables.extend(defaults);
+    if start.terminal.is_some() {
+        variables.push(("TERM", TERM_DEFAULT));
+    }
+    variables.extend(start.env.iter().map(|(name, value)| (name.as_str(), value.as_str())));
+    // Last, so that it wins: whatever is left of a command is found by it.
+    variables.push((tree::COMMAND_ID_VARIABLE, &start.id));
+
+    // The place of the first and the value of the last, for each name.
+    let mut places: BTreeMap<&str, usize> = BTreeMap::new();
+    let mut unique: Vec<(&str, &str)> = Vec::with_capacity(variables.len());
+    for (name, value) in variables {
+        match places.get(name) {
+            Some(place) => unique[*place].1 = value,
+            None => {
+                places.insert(name, unique.len());
+                unique.push((name, value));
+            }
+        }
+    }
+    let path = places.get("PATH").map_or(PATH_DEFAULT, |place| unique[*place].1).to_owned();
+    let environment =
+        unique.into_iter().map(|(name, value)| c_string(format!("{name}={value}"), "the environment"));
+    Ok((environment.collect::<Result<_, _>>()?, path))
+}
+
+/// Where a program may be: at its own path if it has a slash, else in each directory of `PATH`, an empty one meaning here.
+fn candidates(program: &str, path: &str) -> Vec<CString> {
+    let place = |directory: &str| match directory {
+        "" => format!("./{program}"),
+        directory => format!("{directory}/{program}"),
+    };
+    let all: Vec<String> = match program {
+        "" => Vec::new(),
+        program if program.contains('/') => vec![program.into()],
+        _ => path.split(':').map(place).collect(),
+    };
+    // A NUL in the program is refused with the arguments; one in PATH hides that directory, as it would for execvp(3).
+    all.into_iter().filter_map(|path| CString::new(path).ok()).collect()
+}
+
+fn c_string(text: String, what: &str) -> Result<CString, StartError> {
+    CString::new(text).map_err(|_| StartError::NulByte { what: what.into() })
+}
+
+/// The script as a file without a name that nobody can change. Its first line, unmoved, closes the descriptor it came through.
+fn script_file(script: &[u8]) -> Result<OwnedFd, Errno> {
+    let file = rustix::fs::memfd_create("script", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+    let prefix = format!("exec {SCRIPT_DESCRIPTOR}<&-; ");
+    for mut rest in [prefix.as_bytes(), script] {
+        while !rest.is_empty() {
+            let written = rustix::io::write(&file, rest)?;
+            rest = &rest[written..];
+        }
+    }
+    rustix::fs::fcntl_add_seals(
+        &file,
+        SealFlags::WRITE | SealFlags::GROW | SealFlags::SHRINK | SealFlags::SEAL,
+    )?;
+    Ok(file)
+}
+
+fn no_room(errno: Errno) -> StartError {
+    StartError::NoRoom { reason: words(errno) }
+}
+
+/// What the kernel said, without the number.
+fn words(errno: Errno) -> String {
+    let text = io::Error::from(errno).to_string();
+    text.split(" (os error").next().unwrap_or_default().to_lowercase()
+}
+
+/// Both ends of a command's streams. Ours do not block, the child's do: they are descriptions of their own.
+#[derive(Debug)]
+struct Streams {
+    stdin: Option<Rc<OwnedFd>>,
+    stdout: Rc<OwnedFd>,
+    stderr: Option<Rc<OwnedFd>>,
+    child_stdin: Option<OwnedFd>,
+    child_stdout: Option<OwnedFd>,
+    child_stderr: Option<OwnedFd>,
+    /// The child's side of a terminal, in place of all three.
+    terminal: Option<OwnedFd>,
+}
+
+impl Streams {
+    fn open(start: &Start, uid: u32) -> Result<Self, Errno> {
+        if let Some(size) = start.terminal {
+            return Self::open_terminal(size, uid);
+        }
+        let (stdout, child_stdout) = pipe_with(PipeFlags::CLOEXEC)?;
+        let (stderr, child_stderr) = pipe_with(PipeFlags::CLOEXEC)?;
+        let (child_stdin, stdin) = if start.stdin {
+            let (reader, writer) = pipe_with(PipeFlags::CLOEXEC)?;
+            (Some(reader), Some(writer))
+        } else {
+            (None, None)
+        };
+        for ours in [Some(&stdout), Some(&stderr), stdin.as_ref()].into_iter().flatten() {
+            rustix::fs::fcntl_setfl(ours, OFlags::NONBLOCK)?;
+        }
+        Ok(Self {
+            stdin: stdin.map(Rc::new),
+            stdout: Rc::new(stdout),
+            stderr: Some(Rc::new(stderr)),
+            child_stdin,
+            child_stdout: Some(child_stdout),
+            child_stderr: Some(child_stderr),
+            terminal: None,
+        })
+    }
+
+    fn open_terminal(size: TerminalSize, uid: u32) -> Result<Self, Errno> {
+        let master = rustix::pty::openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC)?;
+        rustix::pty::unlockpt(&master)?;
+        // By descriptor: the path of the other side is the guest's to arrange.
+        let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
+        let terminal = rustix::pty::ioctl_tiocgptpeer(&master, flags)?;
+        resize(master.as_fd(), size)?;
+        // The user should be able to open its own terminal by name. An init that may not give it away is that user.
+        let _ = rustix::fs::fchown(&terminal, Some(Uid::from_raw(uid)), None);
+        rustix::fs::fcntl_setfl(&master, OFlags::NONBLOCK)?;
+        let master = Rc::new(master);
+        Ok(Self {
+            stdin: Some(master.clone()),
+            stdout: master,
+            stderr: None,
+            child_stdin: None,
+            child_stdout: None,
+            child_stderr: None,
+            terminal: Some(terminal),
+        })
+    }
+
+    fn ends_of_child(&self, null: &OwnedFd) -> [i32; 3] {
+        if let Some(terminal) = &self.terminal {
+            return [terminal.as_raw_fd(); 3];
+        }
+        let end = |end: &Option<OwnedFd>| end.as_ref().unwrap_or(null).as_raw_fd();
+        [end(&self.child_stdin), end(&self.child_stdout), end(&self.child_stderr)]
+    }
+}
+
+/// Tells a terminal its size; its foreground processes get a SIGWINCH from the kernel.
+pub fn resize(terminal: BorrowedFd<'_>, size: TerminalSize) -> Result<(), Errno> {
+    let size = Winsize { ws_row: size.rows, ws_col: size.columns, ws_xpixel: 0, ws_ypixel: 0 };
+    rustix::termios::tcsetwinsize(terminal, size)
+}

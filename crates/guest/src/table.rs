@@ -1,0 +1,233 @@
+//! All commands, and whose turn it is.
+//!
+//! Streams wait in two queues, one to be read from their pipes and one to be sent to the daemon. Each has one turn of at most a
+//! chunk and goes to the back, so that a flood in one command delays another by a chunk and no more. A stream whose window is
+//! full waits in neither.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use wire::frame::{CHUNK_MAX, put_message};
+use wire::guest::{FromInit, Handle, Stream};
+
+use crate::command::Command;
+use crate::streams::Pool;
+
+/// Stream bytes on their way to the daemon as one frame.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Chunk {
+    pub handle: Handle,
+    pub stream: Stream,
+    pub offset: u64,
+    pub length: usize,
+}
+
+/// All commands.
+#[derive(Debug, Default)]
+pub struct Table {
+    commands: BTreeMap<Handle, Command>,
+    /// Main processes that were not reaped.
+    mains: BTreeMap<i32, Handle>,
+    to_read: VecDeque<(Handle, Stream)>,
+    to_send: VecDeque<(Handle, Stream)>,
+    pool: Pool,
+    /// Messages for the present connection, encoded.
+    pub outbox: Vec<u8>,
+}
+
+impl Table {
+    pub fn get(&self, handle: Handle) -> Option<&Command> {
+        self.commands.get(&handle)
+    }
+
+    pub fn get_mut(&mut self, handle: Handle) -> Option<&mut Command> {
+        self.commands.get_mut(&handle)
+    }
+
+    /// How many commands there are, those that are forgotten and not gone included: they too cost descriptors.
+    pub fn len(&self) -> usize {
+        self.commands.len()
+    }
+
+    pub fn insert(&mut self, handle: Handle, command: Command) {
+        if let Some(main) = command.root().main {
+            self.mains.insert(main, handle);
+        }
+        self.commands.insert(handle, command);
+    }
+
+    /// Which command the process was the main one of. It is not any more.
+    pub fn take_main(&mut self, pid: i32) -> Option<Handle> {
+        let handle = self.mains.remove(&pid)?;
+        if let Some(command) = self.commands.get_mut(&handle) {
+            command.reaped = true;
+        }
+        Some(handle)
+    }
+
+    /// Commands whose main process is gone and whose cgroup may not be.
+    pub fn with_groups_left(&self) -> Vec<Handle> {
+        let over = self.commands.iter().filter(|(_, command)| command.reaped && command.group_left);
+        over.map(|(handle, _)| *handle).collect()
+    }
+
+    /// Drops the command if nothing is left of it.
+    pub fn remove_if_gone(&mut self, handle: Handle) {
+        if self.commands.get(&handle).is_some_and(Command::is_gone) {
+            self.commands.remove(&handle);
+        }
+    }
+
+    /// Puts a message into the outbox.
+    pub fn say(&mut self, message: &FromInit) {
+        put_message(message, &mut self.outbox);
+    }
+
+    /// Says whatever is due about a command's life.
+    pub fn tell(&mut self, handle: Handle) {
+        while let Some(news) = self.commands.get_mut(&handle).and_then(Command::news) {
+            self.say(&news);
+        }
+    }
+
+    /// Names every command to a new connection.
+    pub fn introduce_all(&mut self) {
+        let known: Vec<FromInit> = self
+            .commands
+            .values_mut()
+            .filter(|command| !command.is_forgotten())
+            .map(Command::introduce)
+            .collect();
+        known.iter().for_each(|message| self.say(message));
+        self.say(&FromInit::KnownEnd);
+    }
+
+    /// The connection is gone.
+    pub fn detach_all(&mut self) {
+        self.commands.values_mut().for_each(Command::detach);
+        self.to_send.clear();
+        self.outbox.clear();
+    }
+
+    /// The kernel has something for a stream.
+    pub fn mark_readable(&mut self, handle: Handle, stream: Stream, hung_up: bool) {
+        if let Some(output) = self.commands.get_mut(&handle).and_then(|command| command.output_mut(stream)) {
+            output.mark_readable(hung_up);
+            self.want_read(handle, stream);
+        }
+    }
+
+    /// Lets the stream wait to be read, if that would do anything.
+    pub fn want_read(&mut self, handle: Handle, stream: Stream) {
+        let Some(output) = self.commands.get_mut(&handle).and_then(|command| command.output_mut(stream))
+        else {
+            return;
+        };
+        if output.wants_turn() && !std::mem::replace(&mut output.waits_to_read, true) {
+            self.to_read.push_back((handle, stream));
+        }
+    }
+
+    /// Lets the stream wait to be sent, if there is anything the daemon wants.
+    pub fn want_send(&mut self, handle: Handle, stream: Stream) {
+        let Some(command) = self.commands.get_mut(&handle) else { return };
+        let attached = command.is_attached();
+        let Some(output) = command.output_mut(stream) else { return };
+        let unsent = attached && output.sent < output.window.end();
+        if unsent && !std::mem::replace(&mut output.waits_to_send, true) {
+            self.to_send.push_back((handle, stream));
+        }
+    }
+
+    /// Whether any stream waits to be read.
+    pub fn has_reading(&self) -> bool {
+        !self.to_read.is_empty()
+    }
+
+    /// Whether any stream waits to be sent.
+    pub fn has_sending(&self) -> bool {
+        !self.to_send.is_empty()
+    }
+
+    /// Gives each stream that waits one turn of reading.
+    pub fn read_turns(&mut self, now: u64) {
+        for _ in 0..self.to_read.len() {
+            let Some((handle, stream)) = self.to_read.pop_front() else { return };
+            let Some(command) = self.commands.get_mut(&handle) else { continue };
+            let Some(output) = command.output_mut(stream) else { continue };
+            output.waits_to_read = false;
+            let turn = output.turn(&mut self.pool);
+            if turn.again {
+                output.waits_to_read = true;
+                self.to_read.push_back((handle, stream));
+            }
+            if turn.gained > 0 {
+                command.deadlines.heard(now);
+                self.want_send(handle, stream);
+            }
+            self.tell(handle);
+            self.remove_if_gone(handle);
+        }
+    }
+
+    /// The daemon has stored a stream up to `offset`, which was sent to it.
+    pub fn acknowledge(&mut self, handle: Handle, stream: Stream, offset: u64) {
+        if let Some(output) = self.commands.get_mut(&handle).and_then(|command| command.output_mut(stream)) {
+            output.window.release_to(offset, &mut self.pool);
+            output.sent = output.sent.max(output.window.acked());
+            self.want_read(handle, stream);
+        }
+    }
+
+    /// The next chunk to send, one from each stream in turn.
+    pub fn next_chunk(&mut self) -> Option<Chunk> {
+        loop {
+            let (handle, stream) = self.to_send.pop_front()?;
+            let Some(output) = self.commands.get_mut(&handle).and_then(|command| command.output_mut(stream))
+            else {
+                continue;
+            };
+            output.waits_to_send = false;
+            let offset = output.sent;
+            let length: usize = output.window.slices(offset, CHUNK_MAX).iter().map(|piece| piece.len()).sum();
+            if length > 0 {
+                return Some(Chunk { handle, stream, offset, length });
+            }
+        }
+    }
+
+    /// The bytes of a chunk that was handed out. Nothing if its command was forgotten since.
+    pub fn chunk_bytes(&self, chunk: &Chunk) -> [&[u8]; 2] {
+        let output = self.commands.get(&chunk.handle).and_then(|command| command.output(chunk.stream));
+        output.map_or([&[][..]; 2], |output| output.window.slices(chunk.offset, chunk.length))
+    }
+
+    /// The whole chunk is on its way.
+    pub fn chunk_sent(&mut self, chunk: &Chunk) {
+        let command = self.commands.get_mut(&chunk.handle);
+        if let Some(output) = command.and_then(|command| command.output_mut(chunk.stream)) {
+            output.sent = chunk.offset + chunk.length as u64;
+            self.want_send(chunk.handle, chunk.stream);
+            self.tell(chunk.handle);
+        }
+    }
+
+    /// The daemon has the result: what was kept for it is freed.
+    pub fn forget(&mut self, handle: Handle) {
+        let Some(command) = self.commands.get_mut(&handle) else { return };
+        command.forget();
+        for output in command.outputs() {
+            let end = output.window.end();
+            output.window.release_to(end, &mut self.pool);
+            output.sent = end;
+        }
+        self.remove_if_gone(handle);
+    }
+
+    /// Frees what is held only to be quick.
+    pub fn release_memory(&mut self) {
+        self.pool.release();
+        self.to_read.shrink_to_fit();
+        self.to_send.shrink_to_fit();
+        self.outbox.shrink_to_fit();
+    }
+}

@@ -1,0 +1,248 @@
+//! All processes of one command: its tree, wherever its members have wandered.
+//!
+//! With a cgroup of our own, the kernel keeps the account: one child group per command, which no fork, new session or
+//! orphaning leaves. Without one (other backends), the account is made when it is needed, from `/proc`: descendants by parent,
+//! and whatever carries the command's id in the environment it was started with. That one is a good guess and no more; a
+//! process that cleans its environment and loses its parents is missed.
+
+use std::collections::BTreeMap;
+use std::io::{self, Read, Write};
+use std::os::fd::{BorrowedFd, OwnedFd};
+
+use rustix::fs::{AtFlags, Mode, OFlags};
+use rustix::io::Errno;
+use wire::guest::Handle;
+
+use crate::sys;
+
+/// Looks at `/proc` before the walk gives up on a tree that grows faster than it is stopped.
+const WALKS_MAX: usize = 64;
+/// What is read of one process's environment or of a list of processes.
+const FILE_MAX: u64 = 4 * 1024 * 1024;
+/// The variable that tells which command a process belongs to.
+pub const COMMAND_ID_VARIABLE: &str = "SHOAL_COMMAND_ID";
+
+/// How processes are kept apart.
+#[derive(Debug)]
+pub enum Tree {
+    /// The directory of the sandbox's own cgroup.
+    Groups(OwnedFd),
+    /// No cgroup.
+    Walk,
+}
+
+/// A command, as far as its processes are concerned.
+#[derive(Debug, Clone, Copy)]
+pub struct Root<'a> {
+    pub handle: Handle,
+    /// The caller's name for it.
+    pub id: &'a str,
+    /// The main process, until it is reaped: afterwards its number may be another's.
+    pub main: Option<i32>,
+}
+
+impl Tree {
+    /// Makes the group that a command will start in.
+    pub fn prepare(&self, handle: Handle) -> Result<Option<OwnedFd>, Errno> {
+        let Self::Groups(directory) = self else { return Ok(None) };
+        let name = group_name(handle);
+        rustix::fs::mkdirat(directory, &name, Mode::from_raw_mode(0o755))?;
+        let flags = OFlags::DIRECTORY | OFlags::PATH | OFlags::CLOEXEC;
+        match rustix::fs::openat(directory, &name, flags, Mode::empty()) {
+            Ok(group) => Ok(Some(group)),
+            Err(error) => {
+                self.remove(handle);
+                Err(error)
+            }
+        }
+    }
+
+    /// In a new process: enters the group by itself.
+    pub fn enter(group: BorrowedFd<'_>) -> Result<(), Errno> {
+        let procs =
+            rustix::fs::openat(group, "cgroup.procs", OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())?;
+        rustix::io::write(procs, b"0").map(drop)
+    }
+
+    /// Removes what was prepared. Tells whether nothing is left of it: a group with processes in it stays.
+    pub fn remove(&self, handle: Handle) -> bool {
+        let Self::Groups(directory) = self else { return true };
+        match rustix::fs::unlinkat(directory, group_name(handle), AtFlags::REMOVEDIR) {
+            Ok(()) | Err(Errno::NOENT) => true,
+            Err(_) => false,
+        }
+    }
+
+    /// Ends every process of the command, at once and without appeal.
+    pub fn kill(&self, root: Root<'_>) {
+        let done = match self {
+            Self::Groups(directory) => kill_group(directory, root.handle),
+            Self::Walk => Err(Errno::OPNOTSUPP),
+        };
+        if done.is_err() {
+            self.stop_and_kill(root);
+        }
+    }
+
+    /// Asks every process of the command to end. One that was stopped is woken, or it could not hear.
+    pub fn terminate(&self, root: Root<'_>) {
+        for pid in self.members(root) {
+            // It may have ended in the meantime: that is what was asked for.
+            let _ = sys::kill(pid, libc::SIGTERM);
+            let _ = sys::kill(pid, libc::SIGCONT);
+        }
+    }
+
+    /// Stops whatever is found until nothing new is, so that nothing forks any more, then kills it all.
+    fn stop_and_kill(&self, root: Root<'_>) {
+        let mut stopped: Vec<i32> = Vec::new();
+        for _ in 0..WALKS_MAX {
+            let fresh: Vec<i32> =
+                self.members(root).into_iter().filter(|pid| !stopped.contains(pid)).collect();
+            if fresh.is_empty() {
+                break;
+            }
+            for pid in fresh {
+                let _ = sys::kill(pid, libc::SIGSTOP);
+                stopped.push(pid);
+            }
+        }
+        for pid in stopped {
+            let _ = sys::kill(pid, libc::SIGKILL);
+        }
+    }
+
+    fn members(&self, root: Root<'_>) -> Vec<i32> {
+        if let Self::Groups(directory) = self
+            && let Ok(listed) = read_at(directory, &format!("{}/cgroup.procs", group_name(root.handle)))
+        {
+            return listed.split(|byte| *byte == b'\n').filter_map(parse_pid).collect();
+        }
+        walk(root)
+    }
+}
+
+fn group_name(handle: Handle) -> String {
+    format!("c{}", handle.0)
+}
+
+/// Write `cgroup.kill` rather than signal each process: a process that forks can outrun signals, but not its cgroup (Linux 5.14).
+fn kill_group(directory: &OwnedFd, handle: Handle) -> Result<(), Errno> {
+    let path = format!("{}/cgroup.kill", group_name(handle));
+    match rustix::fs::openat(directory, path, OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty()) {
+        Ok(file) => rustix::io::write(file, b"1").map(drop),
+        // The group is gone, and with it everything that was to be killed.
+        Err(Errno::NOENT) if rustix::fs::statat(directory, group_name(handle), AtFlags::empty()).is_err() => {
+            Ok(())
+        }
+        Err(error) => Err(error),
+    }
+}
+
+fn read_at(directory: &OwnedFd, path: &str) -> io::Result<Vec<u8>> {
+    let file = rustix::fs::openat(directory, path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+    let mut bytes = Vec::new();
+    std::fs::File::from(file).take(FILE_MAX).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+fn parse_pid(text: &[u8]) -> Option<i32> {
+    std::str::from_utf8(text).ok()?.trim().parse().ok().filter(|pid| *pid > 1)
+}
+
+/// What `/proc` tells of one process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Relations {
+    parent: i32,
+    session: i32,
+    dead: bool,
+}
+
+/// Every living process that descends from the command, shares its session, or carries its id.
+fn walk(root: Root<'_>) -> Vec<i32> {
+    let mut all = BTreeMap::new();
+    let Ok(entries) = std::fs::read_dir("/proc") else { return root.main.into_iter().collect() };
+    for entry in entries.flatten() {
+        let Some(pid) = entry.file_name().to_str().and_then(|name| parse_pid(name.as_bytes())) else {
+            continue;
+        };
+        if let Some(relations) =
+            std::fs::read(format!("/proc/{pid}/stat")).ok().and_then(|stat| parse_stat(&stat))
+        {
+            all.insert(pid, relations);
+        }
+    }
+    let own = std::process::id() as i32;
+    let marker = format!("{COMMAND_ID_VARIABLE}={}", root.id);
+    let mut members: Vec<i32> = Vec::new();
+    for (pid, relations) in &all {
+        let in_session = root.main.is_some_and(|main| relations.session == main || *pid == main);
+        if *pid != own && !relations.dead && (in_session || carries(*pid, &marker)) {
+            members.push(*pid);
+        }
+    }
+    // Children of members are members; each pass finds one generation more.
+    loop {
+        let before = members.len();
+        for (pid, relations) in &all {
+            if *pid != own && !relations.dead && members.contains(&relations.parent) && !members.contains(pid)
+            {
+                members.push(*pid);
+            }
+        }
+        if members.len() == before {
+            return members;
+        }
+    }
+}
+
+/// The fields behind the name, which may itself contain spaces and parentheses. proc_pid_stat(5)
+fn parse_stat(stat: &[u8]) -> Option<Relations> {
+    let behind_name = stat.iter().rposition(|byte| *byte == b')')? + 1;
+    let mut fields = std::str::from_utf8(&stat[behind_name..]).ok()?.split_ascii_whitespace();
+    let state = fields.next()?;
+    let parent = fields.next()?.parse().ok()?;
+    let session = fields.nth(1)?.parse().ok()?;
+    Some(Relations { parent, session, dead: matches!(state, "Z" | "X") })
+}
+
+fn carries(pid: i32, marker: &str) -> bool {
+    let Ok(file) = std::fs::File::open(format!("/proc/{pid}/environ")) else { return false };
+    let mut environment = Vec::new();
+    if file.take(FILE_MAX).read_to_end(&mut environment).is_err() {
+        return false;
+    }
+    environment.split(|byte| *byte == 0).any(|entry| entry == marker.as_bytes())
+}
+
+/// In a new process: makes the kernel look for memory here before it looks at init.
+pub fn offer_to_the_oom_killer() {
+    /// Half of what there is: above init's own, and with room for a guest to set its own processes apart.
+    const SCORE: &[u8] = b"500";
+    // Best effort: a guest without /proc, or an init without the right, has no say in the matter.
+    if let Ok(mut file) = std::fs::OpenOptions::new().write(true).open("/proc/self/oom_score_adj") {
+        let _ = file.write(SCORE);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_with_parentheses_does_not_confuse_the_fields() {
+        let stat = b"42 (a) S 1 (b)) R 7 8 9 0 -1 4194560 0";
+        assert_eq!(parse_stat(stat), Some(Relations { parent: 7, session: 9, dead: false }));
+        assert_eq!(parse_stat(b"1 (z) Z 3 4 5"), Some(Relations { parent: 3, session: 5, dead: true }));
+        assert_eq!(parse_stat(b"1 (z"), None);
+        assert_eq!(parse_stat(b""), None);
+    }
+
+    #[test]
+    fn only_whole_positive_numbers_beyond_init_are_processes() {
+        assert_eq!(parse_pid(b"12"), Some(12));
+        for other in [&b"1"[..], b"0", b"-5", b"self", b"", b"99999999999"] {
+            assert_eq!(parse_pid(other), None);
+        }
+    }
+}

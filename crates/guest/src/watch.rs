@@ -1,0 +1,142 @@
+//! What the kernel is asked to watch, and how its answers find their way back.
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::buffer::spare_capacity;
+use rustix::event::Timespec;
+use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
+use rustix::io::Errno;
+use wire::guest::Handle;
+
+/// Answers taken in one go.
+const EVENTS_MAX: usize = 64;
+
+/// Something that is watched.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Watched {
+    /// The socket on which the daemon connects.
+    Listener,
+    /// Children that ended.
+    Children,
+    /// The daemon.
+    Connection,
+    /// A child on its way to its program.
+    Report(Handle),
+    Stdin(Handle),
+    Stdout(Handle),
+    Stderr(Handle),
+    /// Both directions of a terminal.
+    Terminal(Handle),
+}
+
+/// What happened to it.
+#[derive(Debug, Clone, Copy)]
+pub struct Happening {
+    pub to: Watched,
+    pub readable: bool,
+    pub writable: bool,
+    /// The other side is gone, at least in one direction.
+    pub hung_up: bool,
+}
+
+/// The kernel's watch. Descriptors leave it by being closed.
+pub struct Watch {
+    epoll: OwnedFd,
+    events: Vec<Event>,
+}
+
+impl Watch {
+    pub fn new() -> Result<Self, Errno> {
+        Ok(Self { epoll: epoll::create(CreateFlags::CLOEXEC)?, events: Vec::with_capacity(EVENTS_MAX) })
+    }
+
+    /// Watches a descriptor for as long as it is open. Each change is told once (EPOLLET), whichever directions the
+    /// descriptor has.
+    pub fn add(&self, descriptor: impl AsFd, watched: Watched) -> Result<(), Errno> {
+        let direction = match watched {
+            Watched::Listener | Watched::Children | Watched::Report(_) => EventFlags::IN,
+            Watched::Stdout(_) | Watched::Stderr(_) => EventFlags::IN,
+            Watched::Stdin(_) => EventFlags::OUT,
+            Watched::Terminal(_) => EventFlags::IN | EventFlags::OUT,
+            Watched::Connection => EventFlags::IN | EventFlags::OUT | EventFlags::RDHUP,
+        };
+        epoll::add(&self.epoll, descriptor, EventData::new_u64(pack(watched)), direction | EventFlags::ET)
+    }
+
+    /// Waits until something happens, or for so many milliseconds. `None` is for ever.
+    pub fn wait(&mut self, timeout_ms: Option<u64>) -> Result<Vec<Happening>, Errno> {
+        let timeout = timeout_ms.map(|length| Timespec {
+            tv_sec: (length / 1_000) as i64,
+            tv_nsec: ((length % 1_000) * 1_000_000) as _,
+        });
+        self.events.clear();
+        match epoll::wait(&self.epoll, spare_capacity(&mut self.events), timeout.as_ref()) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(error) => return Err(error),
+        }
+        let happenings = self.events.iter().filter_map(|event| {
+            let (data, flags) = (event.data, event.flags);
+            Some(Happening {
+                to: unpack(data.u64())?,
+                readable: flags
+                    .intersects(EventFlags::IN | EventFlags::HUP | EventFlags::RDHUP | EventFlags::ERR),
+                writable: flags.intersects(EventFlags::OUT | EventFlags::HUP | EventFlags::ERR),
+                hung_up: flags.intersects(EventFlags::HUP | EventFlags::ERR),
+            })
+        });
+        Ok(happenings.collect())
+    }
+}
+
+fn pack(watched: Watched) -> u64 {
+    let (kind, handle) = match watched {
+        Watched::Listener => (0, 0),
+        Watched::Children => (1, 0),
+        Watched::Connection => (2, 0),
+        Watched::Report(handle) => (3, handle.0),
+        Watched::Stdin(handle) => (4, handle.0),
+        Watched::Stdout(handle) => (5, handle.0),
+        Watched::Stderr(handle) => (6, handle.0),
+        Watched::Terminal(handle) => (7, handle.0),
+    };
+    (kind << 32) | u64::from(handle)
+}
+
+fn unpack(data: u64) -> Option<Watched> {
+    let handle = Handle(data as u32);
+    Some(match data >> 32 {
+        0 => Watched::Listener,
+        1 => Watched::Children,
+        2 => Watched::Connection,
+        3 => Watched::Report(handle),
+        4 => Watched::Stdin(handle),
+        5 => Watched::Stdout(handle),
+        6 => Watched::Stderr(handle),
+        7 => Watched::Terminal(handle),
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_packed_is_unpacked() {
+        for handle in [Handle(0), Handle(7), Handle(u32::MAX)] {
+            for watched in [
+                Watched::Listener,
+                Watched::Children,
+                Watched::Connection,
+                Watched::Report(handle),
+                Watched::Stdin(handle),
+                Watched::Stdout(handle),
+                Watched::Stderr(handle),
+                Watched::Terminal(handle),
+            ] {
+                assert_eq!(unpack(pack(watched)), Some(watched));
+            }
+        }
+        assert_eq!(unpack(u64::MAX), None);
+    }
+}
