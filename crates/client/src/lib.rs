@@ -1,1 +1,425 @@
-//! placeholder
+//! The Rust SDK of Shoal: typed calls, streams, reconnects. No knowledge of the engine.
+//!
+//! ```no_run
+//! # async fn example() -> Result<(), shoal_client::ClientError> {
+//! use shoal_client::{Client, api};
+//!
+//! let client = Client::new("http://127.0.0.1:7878", "the api key")?;
+//! let sandbox = client.create_sandbox(&api::CreateSandbox::default()).await?;
+//! let command = api::RunCommand { script: Some("echo hi".into()), ..Default::default() };
+//! let finished = client.run(sandbox.id, command).await?;
+//! assert_eq!(finished.stdout_text.as_deref(), Some("hi\n"));
+//! client.delete_sandbox(sandbox.id).await?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! Calls that may be repeated without harm are repeated while a daemon that has answered before is away, so that
+//! a restart of the daemon goes unnoticed. Creating a sandbox and starting a command are among them: both carry an id
+//! that makes asking twice the same as asking once.
+
+#![forbid(unsafe_code)]
+
+mod error;
+mod stream;
+mod transport;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use http::header::HeaderName;
+use http::{HeaderValue, Method};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+pub use error::{Cause, ClientError};
+pub use stream::{CommandStream, Input, InputClosed, Offsets, StreamEvent};
+use transport::{Call, Transport, Wait};
+pub use wire::api;
+pub use wire::{CommandId, SandboxId};
+
+/// How long an answer may take that waits for nothing but the daemon.
+const ANSWER_TIME_MAX: Duration = Duration::from_secs(120);
+/// How long a daemon that has answered before may be away.
+const PATIENCE_DEFAULT: Duration = Duration::from_secs(60);
+/// Between two tries, at first and at most.
+const PAUSE_MIN: Duration = Duration::from_millis(20);
+const PAUSE_MAX: Duration = Duration::from_secs(1);
+/// Sandboxes or commands asked for at once when all are wanted.
+const PAGE: u32 = 200;
+
+/// A daemon, and a key to it. Cheap to clone.
+#[derive(Clone)]
+pub struct Client {
+    transport: Arc<Transport>,
+    patience: Duration,
+}
+
+/// Whether a call may be sent again when it is not known what came of it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Repeat {
+    Harmless,
+    Never,
+}
+
+impl Client {
+    /// A client of the daemon at `url`, with an api key. Nothing is sent yet.
+    pub fn new(url: &str, key: &str) -> Result<Self, ClientError> {
+        Ok(Self { transport: Arc::new(Transport::new(url, key)?), patience: PATIENCE_DEFAULT })
+    }
+
+    /// The same, with another limit for how long the daemon may be away.
+    pub fn with_patience(mut self, patience: Duration) -> Self {
+        self.patience = patience;
+        self
+    }
+
+    /// The daemon has moved. Holds for all clones, and for streams when they next reconnect.
+    pub fn move_to(&self, url: &str) -> Result<(), ClientError> {
+        self.transport.move_to(url)
+    }
+
+    /// Where the daemon is.
+    pub fn url(&self) -> String {
+        self.transport.url()
+    }
+
+    /// What is running there.
+    pub async fn version(&self) -> Result<api::Version, ClientError> {
+        self.read("/v1/version".into()).await
+    }
+
+    /// Whether it lives.
+    pub async fn health(&self) -> Result<api::Health, ClientError> {
+        self.read("/v1/health".into()).await
+    }
+
+    /// Whether it takes work.
+    pub async fn ready(&self) -> Result<api::Health, ClientError> {
+        self.read("/v1/ready".into()).await
+    }
+
+    /// Creates a sandbox, once, however often the request has to be sent.
+    pub async fn create_sandbox(&self, wish: &api::CreateSandbox) -> Result<api::Sandbox, ClientError> {
+        self.create_sandbox_once(wish, &random_id().to_string()).await
+    }
+
+    /// Creates a sandbox, or finds the one that was created under this idempotency key before.
+    pub async fn create_sandbox_once(
+        &self,
+        wish: &api::CreateSandbox,
+        idempotency_key: &str,
+    ) -> Result<api::Sandbox, ClientError> {
+        let mut call = json(Method::POST, "/v1/sandboxes".into(), wish);
+        let name = HeaderName::from_static("idempotency-key");
+        let value = HeaderValue::from_str(idempotency_key).map_err(|_| ClientError::BadKey)?;
+        call.headers.push((name, value));
+        self.call(call, Repeat::Harmless).await
+    }
+
+    /// A sandbox.
+    pub async fn sandbox(&self, id: SandboxId) -> Result<api::Sandbox, ClientError> {
+        self.read(format!("/v1/sandboxes/{id}")).await
+    }
+
+    /// One page of sandboxes, newest first.
+    pub async fn sandboxes_page(&self, cursor: Option<&str>) -> Result<api::SandboxPage, ClientError> {
+        self.read(paged("/v1/sandboxes", cursor)).await
+    }
+
+    /// All sandboxes, newest first.
+    pub async fn sandboxes(&self) -> Result<Vec<api::Sandbox>, ClientError> {
+        let mut all = Vec::new();
+        let mut cursor = None;
+        loop {
+            let page = self.sandboxes_page(cursor.as_deref()).await?;
+            all.extend(page.sandboxes);
+            cursor = page.next_cursor;
+            if cursor.is_none() {
+                return Ok(all);
+            }
+        }
+    }
+
+    /// The sandbox of this name, if there is one.
+    pub async fn sandbox_named(&self, name: &str) -> Result<Option<api::Sandbox>, ClientError> {
+        let page: api::SandboxPage = self.read(format!("/v1/sandboxes?name={}", in_query(name))).await?;
+        Ok(page.sandboxes.into_iter().find(|sandbox| sandbox.name == name))
+    }
+
+    /// Changes a sandbox.
+    pub async fn update_sandbox(
+        &self,
+        id: SandboxId,
+        wish: &api::UpdateSandbox,
+    ) -> Result<api::Sandbox, ClientError> {
+        self.call(json(Method::PATCH, format!("/v1/sandboxes/{id}"), wish), Repeat::Harmless).await
+    }
+
+    /// Deletes a sandbox with all that is in it. Returns when nothing of it is left.
+    pub async fn delete_sandbox(&self, id: SandboxId) -> Result<(), ClientError> {
+        self.act(Method::DELETE, format!("/v1/sandboxes/{id}"), Repeat::Harmless).await
+    }
+
+    /// Runs a command and waits for its end. At most 1 MiB of each stream is in the answer.
+    pub async fn run(
+        &self,
+        sandbox: SandboxId,
+        wish: api::RunCommand,
+    ) -> Result<api::FinishedCommand, ClientError> {
+        let wish = api::RunCommand { wait: Some(true), ..with_id(wish) };
+        let mut call = json(Method::POST, format!("/v1/sandboxes/{sandbox}/commands"), &wish);
+        call.wait = Wait::Forever;
+        self.call(call, Repeat::Harmless).await
+    }
+
+    /// Starts a command and does not wait for it.
+    pub async fn start(
+        &self,
+        sandbox: SandboxId,
+        wish: api::RunCommand,
+    ) -> Result<api::Command, ClientError> {
+        let wish = api::RunCommand { wait: Some(false), ..with_id(wish) };
+        self.call(json(Method::POST, format!("/v1/sandboxes/{sandbox}/commands"), &wish), Repeat::Harmless)
+            .await
+    }
+
+    /// Starts a command and streams it.
+    pub fn stream(&self, sandbox: SandboxId, wish: api::RunCommand) -> CommandStream {
+        let wish = api::RunCommand { wait: None, ..with_id(wish) };
+        CommandStream::start(self.clone(), sandbox, wish)
+    }
+
+    /// Streams a command that was started before, from these offsets on.
+    pub fn attach(&self, sandbox: SandboxId, command: CommandId, from: Offsets) -> CommandStream {
+        CommandStream::attach(self.clone(), sandbox, command, from)
+    }
+
+    /// A command, without its output.
+    pub async fn command(
+        &self,
+        sandbox: SandboxId,
+        command: &CommandId,
+    ) -> Result<api::Command, ClientError> {
+        self.read(command_path(sandbox, command, "")).await
+    }
+
+    /// All commands of a sandbox, oldest first.
+    pub async fn commands(&self, sandbox: SandboxId) -> Result<Vec<api::Command>, ClientError> {
+        let path = format!("/v1/sandboxes/{sandbox}/commands");
+        let mut all = Vec::new();
+        let mut cursor: Option<String> = None;
+        loop {
+            let page: api::CommandPage = self.read(paged(&path, cursor.as_deref())).await?;
+            all.extend(page.commands);
+            cursor = page.next_cursor;
+            if cursor.is_none() {
+                return Ok(all);
+            }
+        }
+    }
+
+    /// Writes to a command's stdin at `offset`, so that a repeated write is one. Returns how much there is in all.
+    pub async fn write_stdin(
+        &self,
+        sandbox: SandboxId,
+        command: &CommandId,
+        offset: u64,
+        bytes: Bytes,
+    ) -> Result<u64, ClientError> {
+        let mut call =
+            plain(Method::POST, command_path(sandbox, command, &format!("/stdin?offset={offset}")));
+        call.body = Some(("application/octet-stream", bytes));
+        let written: api::StdinWritten = self.call(call, Repeat::Harmless).await?;
+        Ok(written.offset)
+    }
+
+    /// Ends a command's stdin.
+    pub async fn end_stdin(&self, sandbox: SandboxId, command: &CommandId) -> Result<(), ClientError> {
+        self.act(Method::POST, command_path(sandbox, command, "/stdin/end"), Repeat::Harmless).await
+    }
+
+    /// Sends a signal to a command's process group. Not repeated: two signals are not one.
+    pub async fn signal(
+        &self,
+        sandbox: SandboxId,
+        command: &CommandId,
+        signal: &str,
+    ) -> Result<(), ClientError> {
+        let wish = api::SignalCommand { signal: signal.to_owned() };
+        let call = json(Method::POST, command_path(sandbox, command, "/signal"), &wish);
+        self.send(&call, Repeat::Never).await.map(drop)
+    }
+
+    /// Ends a command's whole tree of processes.
+    pub async fn kill(&self, sandbox: SandboxId, command: &CommandId) -> Result<(), ClientError> {
+        self.act(Method::POST, command_path(sandbox, command, "/kill"), Repeat::Harmless).await
+    }
+
+    /// Tells a command's terminal its new size.
+    pub async fn resize(
+        &self,
+        sandbox: SandboxId,
+        command: &CommandId,
+        size: api::TerminalSize,
+    ) -> Result<(), ClientError> {
+        let call = json(Method::POST, command_path(sandbox, command, "/resize"), &size);
+        self.send(&call, Repeat::Harmless).await.map(drop)
+    }
+
+    /// Creates a key. Not repeated: a second key would be one that nobody knows of.
+    pub async fn create_key(&self, wish: &api::CreateKey) -> Result<api::CreatedKey, ClientError> {
+        self.call(json(Method::POST, "/v1/keys".into(), wish), Repeat::Never).await
+    }
+
+    /// All keys.
+    pub async fn keys(&self) -> Result<Vec<api::Key>, ClientError> {
+        let list: api::KeyList = self.read("/v1/keys".into()).await?;
+        Ok(list.keys)
+    }
+
+    /// Deletes a key.
+    pub async fn delete_key(&self, id: &str) -> Result<(), ClientError> {
+        self.act(Method::DELETE, format!("/v1/keys/{}", in_query(id)), Repeat::Harmless).await
+    }
+
+    async fn read<T: DeserializeOwned>(&self, path: String) -> Result<T, ClientError> {
+        self.call(plain(Method::GET, path), Repeat::Harmless).await
+    }
+
+    async fn call<T: DeserializeOwned>(&self, call: Call, repeat: Repeat) -> Result<T, ClientError> {
+        let body = self.send(&call, repeat).await?;
+        serde_json::from_slice(&body)
+            .map_err(|error| ClientError::Strange { url: self.url(), what: error.to_string() })
+    }
+
+    /// A call with no body either way. If it is sent again and what it asks for is true by then, that is success.
+    async fn act(&self, method: Method, path: String, repeat: Repeat) -> Result<(), ClientError> {
+        let deleting = method == Method::DELETE;
+        let call = plain(method, path);
+        let mut tries = 0;
+        let sent = self.send_counted(&call, repeat, &mut tries).await;
+        match sent {
+            Err(ClientError::Refused { status: Some(404), .. }) if deleting && tries > 1 => Ok(()),
+            sent => sent.map(drop),
+        }
+    }
+
+    async fn send(&self, call: &Call, repeat: Repeat) -> Result<Bytes, ClientError> {
+        self.send_counted(call, repeat, &mut 0).await
+    }
+
+    async fn send_counted(&self, call: &Call, repeat: Repeat, tries: &mut u32) -> Result<Bytes, ClientError> {
+        let mut patience = Patience::new(self.patience);
+        loop {
+            *tries += 1;
+            let error = match self.transport.send(call).await {
+                Ok(body) => return Ok(body),
+                Err(error) => error,
+            };
+            // A daemon that was never there is not about to come back.
+            let again = repeat == Repeat::Harmless && error.is_passing() && self.transport.was_reached();
+            if !again || !patience.pause().await {
+                return Err(error);
+            }
+        }
+    }
+}
+
+/// How long to go on trying, and how fast.
+pub(crate) struct Patience {
+    longest: Duration,
+    since: Instant,
+    pause: Duration,
+}
+
+impl Patience {
+    pub(crate) fn new(longest: Duration) -> Self {
+        Self { longest, since: Instant::now(), pause: PAUSE_MIN }
+    }
+
+    /// Something worked: start anew.
+    pub(crate) fn renew(&mut self) {
+        *self = Self::new(self.longest);
+    }
+
+    /// Waits before another try, or says that there is no more time.
+    pub(crate) async fn pause(&mut self) -> bool {
+        if self.since.elapsed() + self.pause > self.longest {
+            return false;
+        }
+        tokio::time::sleep(self.pause).await;
+        self.pause = (self.pause * 2).min(PAUSE_MAX);
+        true
+    }
+
+    pub(crate) fn seconds(&self) -> u64 {
+        self.longest.as_secs()
+    }
+}
+
+fn plain(method: Method, path: String) -> Call {
+    Call { method, path, body: None, headers: Vec::new(), wait: Wait::AtMost(ANSWER_TIME_MAX) }
+}
+
+fn json<T: Serialize>(method: Method, path: String, body: &T) -> Call {
+    let body = serde_json::to_vec(body).expect("requests are made of types that JSON can write");
+    Call { body: Some(("application/json", body.into())), ..plain(method, path) }
+}
+
+pub(crate) fn command_path(sandbox: SandboxId, command: &CommandId, rest: &str) -> String {
+    // All characters that an id may have may stand in a path as they are.
+    format!("/v1/sandboxes/{sandbox}/commands/{command}{rest}")
+}
+
+fn paged(path: &str, cursor: Option<&str>) -> String {
+    match cursor {
+        None => format!("{path}?limit={PAGE}"),
+        Some(cursor) => format!("{path}?limit={PAGE}&cursor={}", in_query(cursor)),
+    }
+}
+
+/// A text as part of a URL: all but the plainest characters escaped.
+fn in_query(text: &str) -> String {
+    let mut escaped = String::with_capacity(text.len());
+    for byte in text.bytes() {
+        if byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.' | b'~') {
+            escaped.push(char::from(byte));
+        } else {
+            escaped.push_str(&format!("%{byte:02X}"));
+        }
+    }
+    escaped
+}
+
+fn with_id(mut wish: api::RunCommand) -> api::RunCommand {
+    wish.id.get_or_insert_with(random_id);
+    wish
+}
+
+fn random_id() -> CommandId {
+    let mut bytes = [0; 16];
+    getrandom::fill(&mut bytes).expect("the kernel gives random bits once it has booted");
+    CommandId::from_random(u128::from_ne_bytes(bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_escaped_in_queries() {
+        assert_eq!(in_query("a b&c=ä/\0"), "a%20b%26c%3D%C3%A4%2F%00");
+    }
+
+    #[tokio::test]
+    async fn a_daemon_that_was_never_there_is_not_waited_for() {
+        // Port 1 on loopback: nobody listens, and nobody without root could.
+        let client = Client::new("http://127.0.0.1:1", "key").expect("the URL is valid");
+        let began = Instant::now();
+        let error = client.version().await.expect_err("nobody listens");
+        assert!(matches!(error, ClientError::Unreachable { .. }), "{error}");
+        assert!(began.elapsed() < PATIENCE_DEFAULT / 2);
+    }
+}

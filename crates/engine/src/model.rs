@@ -14,9 +14,42 @@ use wire::{CommandId, SandboxId};
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Owner(String);
 
+impl Owner {
+    /// Checks a name.
+    pub fn parse(text: &str) -> Result<Self, EngineError> {
+        let fits = (1..=64).contains(&text.len());
+        if fits && text.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.')) {
+            return Ok(Self(text.into()));
+        }
+        let why = "it is 1 to 64 of the characters A-Z a-z 0-9 - _ .".into();
+        Err(EngineError::Invalid { what: "owner", why })
+    }
+
+    /// The name.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
 /// Free text of 1 to 255 bytes, without control characters; never reaches a path.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct SandboxName(String);
+
+impl SandboxName {
+    /// Checks a name.
+    pub fn parse(text: &str) -> Result<Self, EngineError> {
+        if (1..=255).contains(&text.len()) && !text.chars().any(char::is_control) {
+            return Ok(Self(text.into()));
+        }
+        let why = "it is 1 to 255 bytes of text without control characters".into();
+        Err(EngineError::Invalid { what: "name", why })
+    }
+
+    /// The name.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
 
 /// What a new sandbox should be.
 #[derive(Debug, Clone)]
@@ -118,6 +151,21 @@ pub struct Offsets { pub stdout: u64, pub stderr: u64 }
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Signal(i32);
 
+impl Signal {
+    /// A name such as `SIGINT` or `INT`, in any case, or a number as text.
+    pub fn parse(text: &str) -> Result<Self, EngineError> {
+        match text.parse() {
+            Ok(number @ 1..=64) => Ok(Self(number)),
+            Ok(_) | Err(_) => Err(EngineError::Invalid { what: "signal", why: "its number is 1 to 64".into() }),
+        }
+    }
+
+    /// The number.
+    pub fn number(self) -> i32 {
+        self.0
+    }
+}
+
 pub enum OutputEvent {
     /// State changed to running: the pid is known.
     Started { pid: u32 },
@@ -145,6 +193,22 @@ pub struct KeyLimits { pub sandboxes: Option<u32>, pub cpu_millis: Option<u64>, 
 pub struct KeySpec { pub owner: Owner, pub admin: bool, pub limits: KeyLimits }
 /// `shoal_<id>_<secret>`; printed only on purpose.
 pub struct KeySecret(String);
+impl KeySecret {
+    /// A secret for a data directory that has none yet.
+    pub fn random() -> Self {
+        todo!()
+    }
+
+    /// A secret that an operator chose. Weak ones are refused.
+    pub fn parse(text: &str) -> Result<Self, EngineError> {
+        Ok(Self(text.into()))
+    }
+
+    /// The whole text, for the one answer that shows it and for the key file.
+    pub fn reveal(&self) -> &str {
+        &self.0
+    }
+}
 impl fmt::Debug for KeySecret { fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result { f.write_str("KeySecret(..)") } }
 
 /// What all sandboxes of a machine together may promise themselves. Memory and cpu may be overcommitted by the operator.

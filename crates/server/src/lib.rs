@@ -1,1 +1,32 @@
-//! placeholder
+//! The daemon: config, HTTP and WebSocket, authentication, translation between `wire` and `engine`.
+//!
+//! Knows no kernel and no SQL: it asks the engine, and is handed a backend. It reads no environment either; `main` does.
+//! Read in this order: [`serve`] is the daemon from start to end, [`app`] what every request passes, [`routes`] what
+//! it can ask, [`stream`] and [`events`] how output leaves, [`convert`] and [`error`] the translations.
+
+#![forbid(unsafe_code)]
+
+pub mod config;
+pub mod data_dir;
+pub mod lease;
+pub mod listen;
+pub mod log;
+pub mod serve;
+
+pub mod app;
+pub mod auth;
+pub mod body;
+pub mod clock;
+pub mod convert;
+pub mod error;
+pub mod events;
+pub mod openapi;
+pub mod origin;
+pub mod quantity;
+pub mod routes;
+pub mod stream;
+
+pub use config::{Config, ConfigError, Layers, Machine, Settings};
+pub use data_dir::{DataDir, DataDirError, Listening};
+pub use lease::PrivateDir;
+pub use serve::{Daemon, Ended, ServeError, Start};

@@ -174,6 +174,9 @@ pub struct Command {
     /// The start of the script, where that was asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub script: Option<String>,
+    /// Whether `argv` or `script` is longer than what is shown here.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub request_cut: bool,
     /// How it ended, once it has.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub result: Option<CommandResult>,
@@ -288,6 +291,13 @@ pub struct CommandPage {
 pub struct SignalCommand {
     /// A name such as `SIGINT` or `INT`, or a number as text.
     pub signal: String,
+}
+
+/// `POST /v1/sandboxes/{id}/commands/{command}/stdin`
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct StdinWritten {
+    /// How many bytes of stdin there are in all, with those just written.
+    pub offset: u64,
 }
 
 /// What the server says on a command's WebSocket in text messages, and as server-sent events.

@@ -1,0 +1,123 @@
+//! What can go wrong between a client and the daemon.
+
+use std::error::Error;
+
+use wire::api::ErrorBody;
+
+/// A cause from the layers below: the network, TLS, HTTP.
+pub type Cause = Box<dyn Error + Send + Sync>;
+
+/// Why a call did not do what it should.
+#[derive(Debug, thiserror::Error)]
+pub enum ClientError {
+    /// The address is no URL of a daemon.
+    #[error("`{url}` is not the URL of a daemon")]
+    BadUrl {
+        /// As it was given.
+        url: String,
+        /// What is wrong with it.
+        source: Cause,
+    },
+    /// The key cannot be sent in a header.
+    #[error("the api key has characters that no key has")]
+    BadKey,
+    /// The certificates that this machine trusts cannot be read.
+    #[error("cannot find the certificates that this machine trusts")]
+    Trust {
+        /// Why.
+        source: Cause,
+    },
+    /// Nobody listens there.
+    #[error("cannot reach the daemon at {url}")]
+    Unreachable {
+        /// Where.
+        url: String,
+        /// Why.
+        source: Cause,
+    },
+    /// The connection ended in the middle.
+    #[error("the connection to the daemon at {url} broke")]
+    Broken {
+        /// Where.
+        url: String,
+        /// Why.
+        source: Cause,
+    },
+    /// No answer in time.
+    #[error("the daemon at {url} did not answer within {seconds} s")]
+    Late {
+        /// Where.
+        url: String,
+        /// The deadline.
+        seconds: u64,
+    },
+    /// The daemon refused, and said why.
+    #[error("{}", body.message)]
+    Refused {
+        /// The HTTP status; none when it was said on a stream.
+        status: Option<u16>,
+        /// What it said.
+        body: Box<ErrorBody>,
+    },
+    /// Something answered that does not speak this API.
+    #[error("the answer from {url} is not one of a daemon: {what}")]
+    Strange {
+        /// Where.
+        url: String,
+        /// What is strange about it.
+        what: String,
+    },
+    /// A stream could not be continued in time.
+    #[error("the stream broke and could not be continued within {seconds} s")]
+    LostPatience {
+        /// How long was tried.
+        seconds: u64,
+        /// How the last try ended.
+        source: Box<ClientError>,
+    },
+}
+
+impl ClientError {
+    /// The stable code, where the daemon gave one.
+    pub fn code(&self) -> Option<&str> {
+        match self {
+            Self::Refused { body, .. } => Some(&body.code),
+            Self::LostPatience { source, .. } => source.code(),
+            Self::BadUrl { .. }
+            | Self::BadKey
+            | Self::Trust { .. }
+            | Self::Unreachable { .. }
+            | Self::Broken { .. }
+            | Self::Late { .. }
+            | Self::Strange { .. } => None,
+        }
+    }
+
+    /// What to do about it, where there is something.
+    pub fn hint(&self) -> Option<&str> {
+        match self {
+            Self::Refused { body, .. } => body.hint.as_deref(),
+            Self::LostPatience { source, .. } => source.hint(),
+            Self::Unreachable { .. } => Some("is the daemon running? `shoal serve` starts one"),
+            Self::BadUrl { .. } => Some("give it as http://127.0.0.1:7878"),
+            Self::BadKey
+            | Self::Trust { .. }
+            | Self::Broken { .. }
+            | Self::Late { .. }
+            | Self::Strange { .. } => None,
+        }
+    }
+
+    /// Whether the same call may succeed in a moment, because the daemon is away or on its way out.
+    pub(crate) fn is_passing(&self) -> bool {
+        match self {
+            Self::Unreachable { .. } | Self::Broken { .. } | Self::Late { .. } => true,
+            Self::Refused { body, .. } => body.code == "stopping",
+            Self::BadUrl { .. }
+            | Self::BadKey
+            | Self::Trust { .. }
+            | Self::Strange { .. }
+            | Self::LostPatience { .. } => false,
+        }
+    }
+}

@@ -1,0 +1,530 @@
+//! A command as it runs: output in order, each byte once, and stdin, over as many connections as it takes.
+//!
+//! A task of its own holds the connection. It counts what has arrived, and when the connection breaks it opens
+//! another from those offsets; it keeps what was written to stdin until the daemon says that the command has it.
+//! A reader that does not read makes the task wait, and the command with it.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::{SinkExt, StreamExt};
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, sleep_until};
+use tokio_tungstenite::tungstenite::Message;
+use wire::api::{Command, CommandEvent, CommandWish, ErrorBody, OutputStream, RunCommand};
+use wire::{CommandId, SandboxId};
+
+use crate::error::ClientError;
+use crate::transport::Socket;
+use crate::{Client, Patience, command_path};
+
+/// Events that wait for the reader. Output comes in pieces of at most 64 KiB.
+const EVENTS_MAX: usize = 16;
+/// Writes to stdin that wait for the task.
+const INPUT_MAX: usize = 4;
+/// Stdin that was sent and not yet acknowledged. Far less than the daemon's own bound.
+const STDIN_UNACKNOWLEDGED_MAX: usize = 256 << 10;
+/// Stdin in one message.
+const STDIN_MESSAGE_MAX: usize = 64 << 10;
+/// The daemon pings every 20 s; a connection that is silent for longer than this is dead.
+const SILENCE_MAX: Duration = Duration::from_secs(60);
+/// How long one message may take to be sent; the daemon always reads.
+const SEND_MAX: Duration = Duration::from_secs(30);
+
+/// How much of each stream has been seen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Offsets {
+    /// Of stdout.
+    pub stdout: u64,
+    /// Of stderr.
+    pub stderr: u64,
+}
+
+/// Something that happened to a command.
+#[derive(Debug, Clone, PartialEq)]
+pub enum StreamEvent {
+    /// How it is now: at first, and when it gets its pid.
+    Command(Box<Command>),
+    /// Output. The pieces of a stream come in order and without gaps, other than those that `Lost` names.
+    Output {
+        /// Which stream.
+        stream: OutputStream,
+        /// Where the bytes begin.
+        offset: u64,
+        /// The bytes.
+        bytes: Bytes,
+    },
+    /// The bytes from `from` to `to` are no longer kept.
+    Lost {
+        /// Which stream.
+        stream: OutputStream,
+        /// The first that is lost.
+        from: u64,
+        /// The first that is not.
+        to: u64,
+    },
+    /// Something that was sent was refused, stdin for instance because the command has closed it.
+    Refused(ErrorBody),
+    /// It is over and all output was seen. The last event.
+    Ended(Box<Command>),
+}
+
+/// A command as it runs. Dropping it lets go of the connection and leaves the command alone.
+pub struct CommandStream {
+    id: CommandId,
+    events: mpsc::Receiver<Result<StreamEvent, ClientError>>,
+    input: Input,
+    task: JoinHandle<()>,
+}
+
+impl CommandStream {
+    pub(crate) fn start(client: Client, sandbox: SandboxId, wish: RunCommand) -> Self {
+        let id = wish.id.clone().expect("the client gives every command an id");
+        Self::spawn(client, sandbox, id, Some(Box::new(wish)), Offsets::default())
+    }
+
+    pub(crate) fn attach(client: Client, sandbox: SandboxId, id: CommandId, from: Offsets) -> Self {
+        Self::spawn(client, sandbox, id, None, from)
+    }
+
+    fn spawn(
+        client: Client,
+        sandbox: SandboxId,
+        id: CommandId,
+        wish: Option<Box<RunCommand>>,
+        offsets: Offsets,
+    ) -> Self {
+        let (event_sender, events) = mpsc::channel(EVENTS_MAX);
+        let (input_sender, input_receiver) = mpsc::channel(INPUT_MAX);
+        let stdin = Stdin { at: wish.is_some().then_some(0), ..Stdin::default() };
+        let task = Task {
+            client,
+            sandbox,
+            id: id.clone(),
+            wish,
+            offsets,
+            stdin,
+            events: event_sender,
+            input: Some(input_receiver),
+        };
+        Self { id, events, input: Input(input_sender), task: tokio::spawn(task.run()) }
+    }
+
+    /// The command's id, known before it is started.
+    pub fn id(&self) -> &CommandId {
+        &self.id
+    }
+
+    /// The next thing; `None` after the last event or an error. Cancel-safe.
+    pub async fn next(&mut self) -> Option<Result<StreamEvent, ClientError>> {
+        self.events.recv().await
+    }
+
+    /// A way to write to stdin, from anywhere.
+    pub fn input(&self) -> Input {
+        self.input.clone()
+    }
+}
+
+impl Drop for CommandStream {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+/// The command takes no more input, or the stream is over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the command takes no more input")]
+pub struct InputClosed;
+
+/// A command's stdin.
+#[derive(Debug, Clone)]
+pub struct Input(mpsc::Sender<Wish>);
+
+#[derive(Debug)]
+enum Wish {
+    Bytes(Bytes),
+    End,
+}
+
+impl Input {
+    /// Writes; waits while too much is on its way.
+    pub async fn write(&self, mut bytes: Bytes) -> Result<(), InputClosed> {
+        while !bytes.is_empty() {
+            let piece = bytes.split_to(bytes.len().min(STDIN_MESSAGE_MAX));
+            self.0.send(Wish::Bytes(piece)).await.map_err(|_| InputClosed)?;
+        }
+        Ok(())
+    }
+
+    /// No more.
+    pub async fn end(&self) -> Result<(), InputClosed> {
+        self.0.send(Wish::End).await.map_err(|_| InputClosed)
+    }
+}
+
+/// What was written to stdin and may have to be sent again.
+#[derive(Debug, Default)]
+struct Stdin {
+    /// Where `unacknowledged` begins; `None` while joining a command whose stdin was not ours.
+    at: Option<u64>,
+    unacknowledged: VecDeque<Bytes>,
+    length: usize,
+    ended: bool,
+}
+
+impl Stdin {
+    fn has_room(&self) -> bool {
+        self.length < STDIN_UNACKNOWLEDGED_MAX && !self.ended
+    }
+
+    fn push(&mut self, bytes: Bytes) {
+        self.length += bytes.len();
+        self.unacknowledged.push_back(bytes);
+    }
+
+    /// The command has everything before `offset`.
+    fn acknowledge(&mut self, offset: u64) {
+        let Some(at) = &mut self.at else {
+            // Without an offset of our own nothing can be sent again, so nothing need be kept.
+            self.unacknowledged.clear();
+            self.length = 0;
+            return;
+        };
+        while *at < offset {
+            let Some(first) = self.unacknowledged.front_mut() else { break };
+            let known = first.len().min((offset - *at) as usize);
+            let _ = first.split_to(known);
+            *at += known as u64;
+            self.length -= known;
+            if first.is_empty() {
+                self.unacknowledged.pop_front();
+            }
+        }
+    }
+}
+
+struct Task {
+    client: Client,
+    sandbox: SandboxId,
+    id: CommandId,
+    /// What to start, until the daemon has said that it has.
+    wish: Option<Box<RunCommand>>,
+    offsets: Offsets,
+    stdin: Stdin,
+    events: mpsc::Sender<Result<StreamEvent, ClientError>>,
+    input: Option<mpsc::Receiver<Wish>>,
+}
+
+/// Why a connection is over.
+enum Over {
+    /// So is everything.
+    Done,
+    /// It cannot be continued.
+    Failed(ClientError),
+    /// It broke, and the next may continue.
+    Broken(ClientError),
+}
+
+impl Task {
+    async fn run(mut self) {
+        let mut patience = Patience::new(self.client.patience);
+        loop {
+            let error = match self.connection(&mut patience).await {
+                Over::Done => return,
+                Over::Failed(error) => error,
+                Over::Broken(error) if !self.client.transport.was_reached() => error,
+                Over::Broken(error) => {
+                    tracing::debug!(%error, "a stream broke");
+                    if patience.pause().await {
+                        continue;
+                    }
+                    ClientError::LostPatience { seconds: patience.seconds(), source: Box::new(error) }
+                }
+            };
+            // If the reader has gone, nobody wants to know.
+            let _ = self.events.send(Err(error)).await;
+            return;
+        }
+    }
+
+    /// One connection from its opening to its end.
+    async fn connection(&mut self, patience: &mut Patience) -> Over {
+        let mut socket = match self.client.transport.open(&self.path()).await {
+            Ok(socket) => socket,
+            Err(error) if error.is_passing() => return Over::Broken(error),
+            Err(error) => return Over::Failed(error),
+        };
+        if let Err(over) = self.greet(&mut socket).await {
+            return over;
+        }
+        let events = self.events.clone();
+        let mut pending = None;
+        let mut heard = Instant::now();
+        loop {
+            let ready = pending.is_some();
+            let takes_input = self.stdin.has_room();
+            tokio::select! {
+                permit = events.reserve(), if ready => {
+                    let Ok(permit) = permit else { return Over::Done };
+                    let event = pending.take().expect("this arm is for something pending");
+                    let ended = matches!(event, StreamEvent::Ended(_));
+                    permit.send(Ok(event));
+                    if ended {
+                        return Over::Done;
+                    }
+                }
+                message = socket.next(), if !ready => {
+                    heard = Instant::now();
+                    match self.hear(message) {
+                        Ok(event) => {
+                            patience.renew();
+                            pending = event;
+                        }
+                        Err(over) => return over,
+                    }
+                }
+                wish = next_wish(&mut self.input), if takes_input => {
+                    let message = match wish {
+                        Some(Wish::Bytes(bytes)) => {
+                            self.stdin.push(bytes.clone());
+                            Message::Binary(bytes)
+                        }
+                        Some(Wish::End) => {
+                            self.stdin.ended = true;
+                            say(&CommandWish::StdinEnd)
+                        }
+                        None => {
+                            // Every writer is gone without an end: stdin stays open, as with a file nobody closed.
+                            self.input = None;
+                            continue;
+                        }
+                    };
+                    if let Err(over) = self.send(&mut socket, message).await {
+                        return over;
+                    }
+                }
+                () = sleep_until(heard + SILENCE_MAX), if !ready => {
+                    return self.broken("the daemon was silent for too long");
+                }
+            }
+        }
+    }
+
+    fn path(&self) -> String {
+        let Offsets { stdout, stderr } = self.offsets;
+        let mut path = match self.wish {
+            Some(_) => format!("/v1/sandboxes/{}/commands/stream", self.sandbox),
+            None => command_path(self.sandbox, &self.id, "/stream"),
+        };
+        path.push_str(&format!("?stdout_offset={stdout}&stderr_offset={stderr}"));
+        if let Some(at) = self.stdin.at {
+            path.push_str(&format!("&stdin_offset={at}"));
+        }
+        path
+    }
+
+    /// What comes first on a connection: what to start, and the stdin that the one before may have lost.
+    async fn greet(&mut self, socket: &mut Socket) -> Result<(), Over> {
+        if let Some(wish) = self.wish.clone() {
+            self.send(socket, say(&CommandWish::Start(wish))).await?;
+        }
+        if self.stdin.at.is_some() {
+            for bytes in self.stdin.unacknowledged.clone() {
+                self.send(socket, Message::Binary(bytes)).await?;
+            }
+        } else {
+            self.stdin.unacknowledged.clear();
+            self.stdin.length = 0;
+        }
+        if self.stdin.ended {
+            self.send(socket, say(&CommandWish::StdinEnd)).await?;
+        }
+        Ok(())
+    }
+
+    async fn send(&self, socket: &mut Socket, message: Message) -> Result<(), Over> {
+        match tokio::time::timeout(SEND_MAX, socket.send(message)).await {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(error)) => Err(self.broken(error)),
+            Err(_) => Err(self.broken("the daemon did not take a message in time")),
+        }
+    }
+
+    fn broken(&self, source: impl Into<crate::Cause>) -> Over {
+        Over::Broken(ClientError::Broken { url: self.client.url(), source: source.into() })
+    }
+
+    /// What a message means for the reader.
+    fn hear(
+        &mut self,
+        message: Option<Result<Message, tokio_tungstenite::tungstenite::Error>>,
+    ) -> Result<Option<StreamEvent>, Over> {
+        match message {
+            Some(Ok(Message::Binary(bytes))) => self.hear_output(bytes),
+            Some(Ok(Message::Text(text))) => match serde_json::from_str(&text) {
+                Ok(event) => self.hear_event(event),
+                Err(error) => Err(self.strange(error.to_string())),
+            },
+            Some(Ok(Message::Ping(_) | Message::Pong(_) | Message::Frame(_))) => Ok(None),
+            Some(Ok(Message::Close(_))) | None => Err(self.broken("the daemon closed the stream")),
+            Some(Err(error)) => Err(self.broken(error)),
+        }
+    }
+
+    fn hear_event(&mut self, event: CommandEvent) -> Result<Option<StreamEvent>, Over> {
+        match event {
+            CommandEvent::Command(command) => {
+                self.wish = None;
+                Ok(Some(StreamEvent::Command(command)))
+            }
+            CommandEvent::Output { .. } => Err(self.strange("output in a text message".into())),
+            CommandEvent::Lost { stream, from, to } => {
+                *self.offset(stream) = to;
+                Ok(Some(StreamEvent::Lost { stream, from, to }))
+            }
+            CommandEvent::StdinAck { offset } => {
+                self.stdin.acknowledge(offset);
+                Ok(None)
+            }
+            CommandEvent::Ended(command) => Ok(Some(StreamEvent::Ended(command))),
+            // The daemon has not started it, and will not.
+            CommandEvent::Refused(body) if self.wish.is_some() => {
+                let error = ClientError::Refused { status: None, body: Box::new(body) };
+                Err(if error.is_passing() { Over::Broken(error) } else { Over::Failed(error) })
+            }
+            CommandEvent::Refused(body) => {
+                if body.code.starts_with("stdin_") || body.code == "command_ended" {
+                    // Closing the channel tells writers; what is on its way is of no use.
+                    self.input = None;
+                    self.stdin = Stdin { at: self.stdin.at, ..Stdin::default() };
+                }
+                Ok(Some(StreamEvent::Refused(body)))
+            }
+        }
+    }
+
+    fn hear_output(&mut self, mut message: Bytes) -> Result<Option<StreamEvent>, Over> {
+        const PREFIX: usize = 1 + 8;
+        if message.len() < PREFIX {
+            return Err(self.strange("a binary message without its prefix".into()));
+        }
+        let prefix = message.split_to(PREFIX);
+        let stream = match prefix[0] {
+            1 => OutputStream::Stdout,
+            2 => OutputStream::Stderr,
+            other => return Err(self.strange(format!("output of unknown stream {other}"))),
+        };
+        let offset = u64::from_le_bytes(prefix[1..].try_into().expect("eight bytes"));
+        let seen = *self.offset(stream);
+        // What was seen before is not seen twice; what is missing cannot be made up.
+        let Some(known) = seen.checked_sub(offset) else {
+            return Err(self.strange(format!("output at {offset} where {seen} is due")));
+        };
+        if known >= message.len() as u64 {
+            return Ok(None);
+        }
+        let bytes = message.split_off(known as usize);
+        *self.offset(stream) = seen + bytes.len() as u64;
+        Ok(Some(StreamEvent::Output { stream, offset: seen, bytes }))
+    }
+
+    fn offset(&mut self, stream: OutputStream) -> &mut u64 {
+        match stream {
+            OutputStream::Stdout => &mut self.offsets.stdout,
+            OutputStream::Stderr => &mut self.offsets.stderr,
+        }
+    }
+
+    fn strange(&self, what: String) -> Over {
+        Over::Failed(ClientError::Strange { url: self.client.url(), what })
+    }
+}
+
+/// The next thing for stdin; for ever away once there is nobody to write.
+async fn next_wish(input: &mut Option<mpsc::Receiver<Wish>>) -> Option<Wish> {
+    match input {
+        Some(input) => input.recv().await,
+        None => std::future::pending().await,
+    }
+}
+
+fn say(wish: &CommandWish) -> Message {
+    Message::text(serde_json::to_string(wish).expect("wishes are made of types that JSON can write"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn task() -> Task {
+        let client = Client::new("http://127.0.0.1:1", "key").expect("the URL is valid");
+        Task {
+            client,
+            sandbox: SandboxId::from_random(1),
+            id: "c".parse().expect("an id"),
+            wish: None,
+            offsets: Offsets::default(),
+            stdin: Stdin { at: Some(0), ..Stdin::default() },
+            events: mpsc::channel(1).0,
+            input: None,
+        }
+    }
+
+    fn output(stream: u8, offset: u64, bytes: &[u8]) -> Bytes {
+        let mut message = vec![stream];
+        message.extend_from_slice(&offset.to_le_bytes());
+        message.extend_from_slice(bytes);
+        message.into()
+    }
+
+    #[tokio::test]
+    async fn a_byte_that_comes_twice_is_seen_once() {
+        let mut task = task();
+        let mut seen = Vec::new();
+        for (offset, bytes) in [(0, "abc"), (0, "abc"), (1, "bcde"), (5, "f"), (2, "cd")] {
+            match task.hear_output(output(1, offset, bytes.as_bytes())) {
+                Ok(Some(StreamEvent::Output { bytes, .. })) => seen.extend_from_slice(&bytes),
+                Ok(None) => {}
+                Ok(Some(_)) | Err(_) => panic!("not what was sent"),
+            }
+        }
+        assert_eq!(seen, b"abcdef");
+        assert_eq!(task.offsets, Offsets { stdout: 6, stderr: 0 });
+    }
+
+    #[tokio::test]
+    async fn a_gap_is_an_error_unless_it_is_named() {
+        let mut task = task();
+        assert!(matches!(task.hear_output(output(2, 5, b"x")), Err(Over::Failed(_))));
+        let lost = CommandEvent::Lost { stream: OutputStream::Stderr, from: 0, to: 5 };
+        assert!(task.hear_event(lost).is_ok());
+        assert!(task.hear_output(output(2, 5, b"x")).is_ok());
+    }
+
+    #[tokio::test]
+    async fn rubbish_is_refused_without_a_panic() {
+        let mut task = task();
+        for message in [&b""[..], b"\x01", b"\x01\0\0\0\0\0\0\0", b"\x03\0\0\0\0\0\0\0\0x"] {
+            assert!(task.hear_output(Bytes::from_static(message)).is_err());
+        }
+        let huge = output(1, u64::MAX, b"x");
+        assert!(task.hear_output(huge).is_err());
+    }
+
+    #[test]
+    fn stdin_is_kept_until_it_is_acknowledged() {
+        let mut stdin = Stdin { at: Some(0), ..Stdin::default() };
+        stdin.push(Bytes::from_static(b"abc"));
+        stdin.push(Bytes::from_static(b"def"));
+        stdin.acknowledge(4);
+        assert_eq!((stdin.at, stdin.length), (Some(4), 2));
+        assert_eq!(stdin.unacknowledged, [Bytes::from_static(b"ef")]);
+        stdin.acknowledge(2);
+        assert_eq!(stdin.at, Some(4), "an old acknowledgement changes nothing");
+        stdin.acknowledge(100);
+        assert_eq!((stdin.at, stdin.length), (Some(6), 0), "no more can be acknowledged than was sent");
+    }
+}

@@ -1,0 +1,306 @@
+//! Bytes to and from the daemon: pooled HTTP/1.1 connections and WebSockets, in the clear or over TLS.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::header::{self, HeaderName, HeaderValue};
+use http::uri::{Authority, PathAndQuery, Scheme};
+use http::{Method, Request, StatusCode, Uri};
+use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
+use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder, MaybeHttpsStream};
+use hyper_util::client::legacy;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+use tokio_tungstenite::WebSocketStream;
+use tokio_tungstenite::tungstenite;
+use tokio_tungstenite::tungstenite::protocol::WebSocketConfig;
+use tower::ServiceExt;
+use wire::api::ErrorBody;
+
+use crate::error::{Cause, ClientError};
+
+/// How long a connection may take to come about.
+const CONNECT_MAX: Duration = Duration::from_secs(5);
+/// How long a WebSocket's handshake may take, with the connection.
+const HANDSHAKE_MAX: Duration = Duration::from_secs(10);
+/// The longest answer that is read: output of 1 MiB twice, with each byte escaped.
+const ANSWER_MAX: usize = 32 << 20;
+/// The longest message that is read from a stream; the daemon sends 64 KiB of output at most.
+const MESSAGE_MAX: usize = 1 << 20;
+/// An unused connection is dropped before the daemon drops it.
+const IDLE_MAX: Duration = Duration::from_secs(15);
+
+/// A WebSocket to the daemon.
+pub type Socket = WebSocketStream<TokioIo<MaybeHttpsStream<TokioIo<TcpStream>>>>;
+
+/// How long to wait for an answer.
+#[derive(Debug, Clone, Copy)]
+pub enum Wait {
+    /// At most so long.
+    AtMost(Duration),
+    /// As long as it takes: the answer comes when a command is over.
+    Forever,
+}
+
+/// One request, ready to be sent and sent again.
+#[derive(Debug, Clone)]
+pub struct Call {
+    pub method: Method,
+    pub path: String,
+    pub body: Option<(&'static str, Bytes)>,
+    pub headers: Vec<(HeaderName, HeaderValue)>,
+    pub wait: Wait,
+}
+
+pub struct Transport {
+    endpoint: RwLock<Endpoint>,
+    key: HeaderValue,
+    connector: HttpsConnector<HttpConnector>,
+    http: legacy::Client<HttpsConnector<HttpConnector>, Full<Bytes>>,
+    /// Whether the daemon has ever answered: only then is its absence likely to pass.
+    reached: AtomicBool,
+}
+
+#[derive(Debug, Clone)]
+struct Endpoint {
+    scheme: Scheme,
+    authority: Authority,
+    /// Before every path, without a slash at its end.
+    prefix: String,
+}
+
+impl Transport {
+    pub fn new(url: &str, key: &str) -> Result<Self, ClientError> {
+        let endpoint = Endpoint::parse(url)?;
+        let mut key = HeaderValue::from_str(&format!("Bearer {key}")).map_err(|_| ClientError::BadKey)?;
+        key.set_sensitive(true);
+        let mut tcp = HttpConnector::new();
+        tcp.enforce_http(false);
+        tcp.set_nodelay(true);
+        tcp.set_connect_timeout(Some(CONNECT_MAX));
+        let connector = HttpsConnectorBuilder::new()
+            .with_tls_config(tls_config(&endpoint.scheme)?)
+            .https_or_http()
+            .enable_http1()
+            .wrap_connector(tcp);
+        let http = legacy::Client::builder(TokioExecutor::new())
+            .pool_idle_timeout(IDLE_MAX)
+            .pool_timer(hyper_util::rt::TokioTimer::new())
+            .build(connector.clone());
+        Ok(Self { endpoint: RwLock::new(endpoint), key, connector, http, reached: AtomicBool::new(false) })
+    }
+
+    pub fn move_to(&self, url: &str) -> Result<(), ClientError> {
+        let endpoint = Endpoint::parse(url)?;
+        *self.endpoint.write().unwrap_or_else(PoisonError::into_inner) = endpoint;
+        Ok(())
+    }
+
+    pub fn url(&self) -> String {
+        self.endpoint().url()
+    }
+
+    pub fn was_reached(&self) -> bool {
+        self.reached.load(Ordering::Relaxed)
+    }
+
+    fn endpoint(&self) -> Endpoint {
+        self.endpoint.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Sends a call once. The body of a good answer, or what went wrong.
+    pub async fn send(&self, call: &Call) -> Result<Bytes, ClientError> {
+        let endpoint = self.endpoint();
+        let url = endpoint.url();
+        let mut request = Request::builder()
+            .method(call.method.clone())
+            .uri(endpoint.uri(&endpoint.scheme, &call.path)?)
+            .header(header::AUTHORIZATION, self.key.clone());
+        for (name, value) in &call.headers {
+            request = request.header(name, value);
+        }
+        let mut body = Bytes::new();
+        if let Some((content_type, bytes)) = &call.body {
+            request = request.header(header::CONTENT_TYPE, *content_type);
+            body = bytes.clone();
+        }
+        let request = request.body(Full::new(body)).map_err(|error| bad_url(&url, error))?;
+        let exchange = async {
+            let response = self.http.request(request).await.map_err(|error| {
+                let source = Cause::from(error_chain_end(&error));
+                if error.is_connect() {
+                    ClientError::Unreachable { url: url.clone(), source }
+                } else {
+                    ClientError::Broken { url: url.clone(), source }
+                }
+            })?;
+            self.reached.store(true, Ordering::Relaxed);
+            let status = response.status();
+            let body = Limited::new(response.into_body(), ANSWER_MAX).collect().await;
+            let body = body.map_err(|error| {
+                if error.is::<LengthLimitError>() {
+                    let what = format!("it is longer than {ANSWER_MAX} bytes");
+                    ClientError::Strange { url: url.clone(), what }
+                } else {
+                    ClientError::Broken { url: url.clone(), source: error }
+                }
+            })?;
+            Ok((status, body.to_bytes()))
+        };
+        let (status, body) = match call.wait {
+            Wait::Forever => exchange.await?,
+            Wait::AtMost(longest) => timeout(longest, exchange)
+                .await
+                .map_err(|_| ClientError::Late { url: url.clone(), seconds: longest.as_secs() })??,
+        };
+        if status.is_success() { Ok(body) } else { Err(refused(&url, status, &body)) }
+    }
+
+    /// Opens a WebSocket.
+    pub async fn open(&self, path: &str) -> Result<Socket, ClientError> {
+        let endpoint = self.endpoint();
+        let url = endpoint.url();
+        match timeout(HANDSHAKE_MAX, self.handshake(&endpoint, &url, path)).await {
+            Ok(result) => result,
+            Err(_) => Err(ClientError::Late { url, seconds: HANDSHAKE_MAX.as_secs() }),
+        }
+    }
+
+    async fn handshake(&self, endpoint: &Endpoint, url: &str, path: &str) -> Result<Socket, ClientError> {
+        let uri = endpoint.uri(&endpoint.scheme, path)?;
+        let stream = self
+            .connector
+            .clone()
+            .oneshot(uri)
+            .await
+            .map_err(|source| ClientError::Unreachable { url: url.to_owned(), source })?;
+        let scheme = if endpoint.scheme == Scheme::HTTPS { "wss" } else { "ws" };
+        let scheme = scheme.parse().expect("a constant that is a scheme");
+        let request = Request::builder()
+            .uri(endpoint.uri(&scheme, path)?)
+            .header(header::HOST, endpoint.authority.as_str())
+            .header(header::CONNECTION, "Upgrade")
+            .header(header::UPGRADE, "websocket")
+            .header(header::SEC_WEBSOCKET_VERSION, "13")
+            .header(header::SEC_WEBSOCKET_KEY, tungstenite::handshake::client::generate_key())
+            .header(header::AUTHORIZATION, self.key.clone())
+            .body(())
+            .map_err(|error| bad_url(url, error))?;
+        let config = WebSocketConfig::default()
+            .max_message_size(Some(MESSAGE_MAX))
+            .max_frame_size(Some(MESSAGE_MAX))
+            .write_buffer_size(0);
+        let handshake =
+            tokio_tungstenite::client_async_with_config(request, TokioIo::new(stream), Some(config));
+        match handshake.await {
+            Ok((socket, _)) => {
+                self.reached.store(true, Ordering::Relaxed);
+                Ok(socket)
+            }
+            Err(tungstenite::Error::Http(response)) => {
+                let status = response.status();
+                Err(refused(url, status, response.body().as_deref().unwrap_or_default()))
+            }
+            Err(error) => Err(ClientError::Broken { url: url.to_owned(), source: error.into() }),
+        }
+    }
+}
+
+impl Endpoint {
+    fn parse(url: &str) -> Result<Self, ClientError> {
+        let uri = url.parse::<Uri>().map_err(|error| bad_url(url, error))?;
+        let parts = uri.into_parts();
+        let (Some(scheme), Some(authority)) = (parts.scheme, parts.authority) else {
+            return Err(bad_url(url, "it needs a scheme and a host"));
+        };
+        if scheme != Scheme::HTTP && scheme != Scheme::HTTPS {
+            return Err(bad_url(url, "its scheme must be http or https"));
+        }
+        if authority.as_str().contains('@') {
+            return Err(bad_url(url, "the key is given apart from the URL"));
+        }
+        let path = parts.path_and_query.unwrap_or_else(|| PathAndQuery::from_static("/"));
+        if path.query().is_some() {
+            return Err(bad_url(url, "it must not have a query"));
+        }
+        Ok(Self { scheme, authority, prefix: path.path().trim_end_matches('/').to_owned() })
+    }
+
+    fn url(&self) -> String {
+        format!("{}://{}{}", self.scheme, self.authority, self.prefix)
+    }
+
+    fn uri(&self, scheme: &Scheme, path: &str) -> Result<Uri, ClientError> {
+        Uri::builder()
+            .scheme(scheme.clone())
+            .authority(self.authority.clone())
+            .path_and_query(format!("{}{path}", self.prefix))
+            .build()
+            .map_err(|error| bad_url(&self.url(), error))
+    }
+}
+
+/// The certificates are only looked for where they are needed: reading them takes longer than most calls.
+fn tls_config(scheme: &Scheme) -> Result<rustls::ClientConfig, ClientError> {
+    let trust = |source: Cause| ClientError::Trust { source };
+    let mut roots = rustls::RootCertStore::empty();
+    if *scheme == Scheme::HTTPS {
+        let found = rustls_native_certs::load_native_certs();
+        let (added, _) = roots.add_parsable_certificates(found.certs);
+        if added == 0 {
+            let why = found.errors.into_iter().next().map_or_else(|| "there are none".into(), Cause::from);
+            return Err(trust(why));
+        }
+    }
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = rustls::ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .map_err(|error| trust(error.into()))?;
+    Ok(config.with_root_certificates(roots).with_no_client_auth())
+}
+
+fn bad_url(url: &str, source: impl Into<Cause>) -> ClientError {
+    ClientError::BadUrl { url: url.to_owned(), source: source.into() }
+}
+
+fn refused(url: &str, status: StatusCode, body: &[u8]) -> ClientError {
+    match serde_json::from_slice::<ErrorBody>(body) {
+        Ok(body) => ClientError::Refused { status: Some(status.as_u16()), body: Box::new(body) },
+        Err(_) => ClientError::Strange { url: url.to_owned(), what: format!("status {status}") },
+    }
+}
+
+/// The last cause: what the kernel or TLS said. The layers between say "client error (Connect)" and the like.
+fn error_chain_end(error: &dyn std::error::Error) -> String {
+    let mut end = error;
+    while let Some(cause) = end.source() {
+        end = cause;
+    }
+    end.to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_url_is_read_with_its_prefix() {
+        let endpoint = Endpoint::parse("https://shoal.example.com/team/").expect("it is valid");
+        assert_eq!(endpoint.url(), "https://shoal.example.com/team");
+        let uri = endpoint.uri(&Scheme::HTTPS, "/v1/health").expect("it is valid");
+        assert_eq!(uri, "https://shoal.example.com/team/v1/health");
+    }
+
+    #[test]
+    fn what_is_no_url_of_a_daemon_is_refused() {
+        for url in
+            ["", "127.0.0.1:7878", "/v1", "ftp://host", "http://key@host", "http://host/?key=1", "http://a b"]
+        {
+            assert!(matches!(Endpoint::parse(url), Err(ClientError::BadUrl { .. })), "{url}");
+        }
+    }
+}

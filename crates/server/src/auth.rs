@@ -1,0 +1,89 @@
+//! Who is asking. Every route needs a key, also those that only say that the daemon lives.
+//!
+//! A key is presented in a header, never in a URL: URLs end up in logs, histories and `Referer`s.
+
+use axum::http::{HeaderMap, StatusCode, header};
+use engine::Key;
+
+use crate::error::ApiError;
+
+/// Longer than any key; what is longer is refused before it is hashed.
+const KEY_LENGTH_MAX: usize = 512;
+/// A name for the other spelling.
+const X_API_KEY: &str = "x-api-key";
+
+/// The secret that a request presents, in either spelling.
+///
+/// A header that is there twice, or in both spellings with two values, is nobody's key: what a proxy in front
+/// has checked might not be what is used here.
+pub fn presented(headers: &HeaderMap) -> Option<&str> {
+    let mut found = None;
+    for value in headers.get_all(header::AUTHORIZATION) {
+        let (scheme, key) = value.to_str().ok()?.split_once(' ')?;
+        if !scheme.eq_ignore_ascii_case("bearer") || found.replace(key.trim()).is_some() {
+            return None;
+        }
+    }
+    for value in headers.get_all(X_API_KEY) {
+        let key = value.to_str().ok()?.trim();
+        if found.replace(key).is_some_and(|before| before != key) {
+            return None;
+        }
+    }
+    found.filter(|key| !key.is_empty() && key.len() <= KEY_LENGTH_MAX)
+}
+
+/// What someone without a key is told. The same for no key, a wrong one and a malformed one.
+pub fn refused() -> ApiError {
+    ApiError::new(StatusCode::UNAUTHORIZED, "unauthorized", "a valid api key is needed")
+        .hint("send `Authorization: Bearer <key>`; the daemon keeps its first key in `api.key` in its data directory")
+}
+
+/// Whether a key may manage keys.
+pub fn require_admin(key: &Key) -> Result<(), ApiError> {
+    if key.admin {
+        return Ok(());
+    }
+    Err(ApiError::new(StatusCode::FORBIDDEN, "admin_required", "this key may not manage keys")
+        .hint("use the key that the daemon made at its first start"))
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::http::HeaderValue;
+
+    use super::*;
+
+    fn of(headers: &[(&'static str, &'static str)]) -> Option<String> {
+        let mut map = HeaderMap::new();
+        for (name, value) in headers {
+            map.append(*name, HeaderValue::from_static(value));
+        }
+        presented(&map).map(str::to_owned)
+    }
+
+    #[test]
+    fn both_spellings_are_read() {
+        assert_eq!(of(&[("authorization", "Bearer abc")]).as_deref(), Some("abc"));
+        assert_eq!(of(&[("authorization", "bearer abc")]).as_deref(), Some("abc"));
+        assert_eq!(of(&[("x-api-key", "abc")]).as_deref(), Some("abc"));
+        assert_eq!(of(&[("authorization", "Bearer abc"), ("x-api-key", "abc")]).as_deref(), Some("abc"));
+    }
+
+    #[test]
+    fn what_is_ambiguous_is_nobodys_key() {
+        for headers in [
+            &[][..],
+            &[("authorization", "abc")],
+            &[("authorization", "Basic YTpi")],
+            &[("authorization", "Bearer ")],
+            &[("x-api-key", "")],
+            &[("authorization", "Bearer a"), ("authorization", "Bearer b")],
+            &[("authorization", "Bearer a"), ("x-api-key", "b")],
+            &[("authorization", "Basic a"), ("x-api-key", "b")],
+            &[("x-api-key", "a"), ("x-api-key", "b")],
+        ] {
+            assert_eq!(of(headers), None, "{headers:?}");
+        }
+    }
+}

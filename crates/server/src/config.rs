@@ -1,0 +1,445 @@
+//! What the daemon is told: the settings as written, where each came from, and the checked [`Config`].
+//!
+//! All layering is here: a flag goes before the environment, the environment before the file, the file before the
+//! default. Whoever holds a [`Config`] need not check again. Reads the configuration file; the environment and the
+//! command line are read by `main` and handed in.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::path::{Path, PathBuf};
+
+use engine::Capacity;
+use serde::Deserialize;
+
+use crate::origin::{Host, Origin};
+use crate::quantity::{BadQuantity, Bytes, Cpu};
+
+/// Loopback only, on a port that nothing well known uses.
+pub const LISTEN_DEFAULT: &str = "127.0.0.1:7878";
+/// Where a daemon of the whole machine keeps its things.
+pub const DATA_DIR_DEFAULT: &str = "/var/lib/shoal";
+/// Connections at once. Each costs a descriptor, of which a process may have some 20,000 while sandboxes need ten each.
+pub const CONNECTIONS_MAX_DEFAULT: u32 = 4096;
+/// Sandboxes at once: at ten descriptors each, what one daemon can hold open.
+pub const SANDBOXES_MAX_DEFAULT: u32 = 1900;
+/// A limit is a ceiling and not a reservation, and most sandboxes idle; so their sum may be far beyond the machine.
+pub const CPU_OVERCOMMIT: u64 = 1000;
+/// As with cpu. An idle sandbox costs about a thousandth of its ceiling.
+pub const MEMORY_OVERCOMMIT: u64 = 100;
+/// How much of each stream of a command is kept.
+pub const OUTPUT_KEPT_DEFAULT: u64 = 64 << 20;
+
+/// The settings as written, in a file, in the environment or on the command line. Unknown keys are refused.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Settings {
+    /// Address and port to listen on.
+    pub listen: Option<String>,
+    /// Where rows, logs and sandboxes are kept.
+    pub data_dir: Option<PathBuf>,
+    /// How clients reach this daemon, if not at the address it listens on.
+    pub public_url: Option<String>,
+    /// Names beside the public URL's that a `Host` header may carry.
+    pub allowed_hosts: Option<Vec<String>>,
+    /// Origins beside the public URL's from which browsers may call.
+    pub allowed_origins: Option<Vec<String>>,
+    /// Listen beyond loopback without TLS all the same.
+    pub insecure_http: Option<bool>,
+    /// Certificate chain, as a PEM file.
+    pub tls_cert: Option<PathBuf>,
+    /// Its private key, as a PEM file.
+    pub tls_key: Option<PathBuf>,
+    /// Logs as JSON.
+    pub log_json: Option<bool>,
+    /// Connections at once.
+    pub connections_max: Option<u32>,
+    /// Sandboxes at once.
+    pub sandboxes_max: Option<u32>,
+    /// The sum of all sandboxes' cpu limits, as `"64"`.
+    pub cpu_max: Option<String>,
+    /// The sum of all sandboxes' memory limits, as `"64Gi"`.
+    pub memory_max: Option<String>,
+    /// How much of each stream of a command is kept, as `"64Mi"`.
+    pub output_kept: Option<String>,
+}
+
+impl Settings {
+    /// The settings of a TOML file.
+    pub fn read(path: &Path) -> Result<Self, ConfigError> {
+        let text = std::fs::read_to_string(path)
+            .map_err(|source| ConfigError::Read { path: path.into(), source })?;
+        toml::from_str(&text).map_err(|source| ConfigError::Parse { path: path.into(), source })
+    }
+}
+
+/// Where a setting came from, the strongest first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Source {
+    /// The command line.
+    Flag,
+    /// An environment variable.
+    Environment,
+    /// The configuration file.
+    File,
+    /// Nobody said anything.
+    Default,
+}
+
+/// All that was said, by source.
+#[derive(Debug, Clone, Default)]
+pub struct Layers {
+    /// The command line.
+    pub flags: Settings,
+    /// Environment variables.
+    pub environment: Settings,
+    /// The configuration file.
+    pub file: Settings,
+}
+
+impl Layers {
+    /// The strongest word on one setting, and whose it is.
+    pub fn pick<T>(&self, of: impl Fn(&Settings) -> Option<T>) -> Option<(T, Source)> {
+        [(&self.flags, Source::Flag), (&self.environment, Source::Environment), (&self.file, Source::File)]
+            .into_iter()
+            .find_map(|(settings, source)| of(settings).map(|value| (value, source)))
+    }
+
+    fn value<T>(&self, of: impl Fn(&Settings) -> Option<T>) -> Option<T> {
+        self.pick(of).map(|(value, _)| value)
+    }
+}
+
+/// The checked configuration, built once.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// Where to listen.
+    pub listen: SocketAddr,
+    /// Where rows, logs and sandboxes are kept.
+    pub data_dir: PathBuf,
+    /// How clients reach this daemon, without a slash at its end.
+    pub public_url: Option<PublicUrl>,
+    /// Names that a `Host` header may carry, beside loopback's and the listener's own.
+    pub allowed_hosts: Vec<Host>,
+    /// Origins from which browsers may call.
+    pub allowed_origins: Vec<Origin>,
+    /// Certificate chain and private key.
+    pub tls: Option<TlsFiles>,
+    /// Connections at once.
+    pub connections_max: u32,
+    /// What all sandboxes together may promise themselves.
+    pub capacity: Capacity,
+    /// How many bytes of each stream are kept.
+    pub output_kept_max: u64,
+    /// Logs as JSON.
+    pub log_json: bool,
+}
+
+/// PEM files.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TlsFiles {
+    /// The certificate chain.
+    pub cert: PathBuf,
+    /// Its private key.
+    pub key: PathBuf,
+}
+
+/// The URL under which clients reach the daemon.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PublicUrl {
+    /// As it was given, without a slash at its end.
+    pub text: String,
+    /// Its host.
+    pub host: Host,
+    /// Its origin.
+    pub origin: Origin,
+}
+
+impl PublicUrl {
+    fn parse(text: &str) -> Option<Self> {
+        let text = text.trim_end_matches('/');
+        let (scheme, rest) = text.split_once("://")?;
+        let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
+        if path.contains(['?', '#']) {
+            return None;
+        }
+        let origin = Origin::parse(&format!("{scheme}://{authority}"))?;
+        Some(Self { text: text.into(), host: Host::parse(authority)?, origin })
+    }
+}
+
+/// The machine that the daemon runs on, as far as defaults depend on it.
+#[derive(Debug, Clone, Copy)]
+pub struct Machine {
+    /// Processors.
+    pub cpus: u64,
+    /// Memory.
+    pub memory_bytes: u64,
+}
+
+impl Machine {
+    /// This one.
+    pub fn this() -> Self {
+        let cpus = std::thread::available_parallelism().map_or(1, |n| n.get() as u64);
+        let info = rustix::system::sysinfo();
+        #[allow(clippy::unnecessary_cast)] // The width of the kernel's field differs between machines.
+        let memory_bytes = (info.totalram as u64).saturating_mul(u64::from(info.mem_unit));
+        Self { cpus, memory_bytes }
+    }
+}
+
+impl Config {
+    /// Checks what was said and fills in what was not.
+    pub fn check(layers: &Layers, machine: Machine) -> Result<Self, ConfigError> {
+        let listen = layers.value(|s| s.listen.clone()).unwrap_or_else(|| LISTEN_DEFAULT.into());
+        let listen = listen.parse::<SocketAddr>().map_err(|_| ConfigError::Listen { text: listen })?;
+        let data_dir = layers.value(|s| s.data_dir.clone()).unwrap_or_else(|| DATA_DIR_DEFAULT.into());
+        if !data_dir.is_absolute() {
+            return Err(ConfigError::RelativeDataDir { path: data_dir });
+        }
+        let tls = match (layers.value(|s| s.tls_cert.clone()), layers.value(|s| s.tls_key.clone())) {
+            (Some(cert), Some(key)) => Some(TlsFiles { cert, key }),
+            (None, None) => None,
+            (Some(_), None) | (None, Some(_)) => return Err(ConfigError::HalfTls),
+        };
+        let insecure = layers.value(|s| s.insecure_http).unwrap_or(false);
+        if tls.is_none() && !insecure && !is_loopback(listen.ip()) {
+            return Err(ConfigError::Insecure { listen });
+        }
+        let public_url = match layers.value(|s| s.public_url.clone()) {
+            Some(text) => Some(PublicUrl::parse(&text).ok_or(ConfigError::PublicUrl { text })?),
+            None => None,
+        };
+        let allowed_hosts = layers
+            .value(|s| s.allowed_hosts.clone())
+            .unwrap_or_default()
+            .into_iter()
+            .map(|text| Host::parse(&text).ok_or(ConfigError::AllowedHost { text }))
+            .collect::<Result<_, _>>()?;
+        let allowed_origins = layers
+            .value(|s| s.allowed_origins.clone())
+            .unwrap_or_default()
+            .into_iter()
+            .map(|text| Origin::parse(&text).ok_or(ConfigError::AllowedOrigin { text }))
+            .collect::<Result<_, _>>()?;
+        let capacity = Capacity {
+            sandboxes: layers.value(|s| s.sandboxes_max).unwrap_or(SANDBOXES_MAX_DEFAULT),
+            cpu_millis: match layers.value(|s| s.cpu_max.clone()) {
+                Some(text) => quantity("cpu_max", Cpu::parse(&text))?.millis,
+                None => machine.cpus.saturating_mul(1000).saturating_mul(CPU_OVERCOMMIT),
+            },
+            memory_bytes: match layers.value(|s| s.memory_max.clone()) {
+                Some(text) => quantity("memory_max", Bytes::parse(&text))?.bytes,
+                None => machine.memory_bytes.saturating_mul(MEMORY_OVERCOMMIT),
+            },
+        };
+        let output_kept_max = match layers.value(|s| s.output_kept.clone()) {
+            Some(text) => quantity("output_kept", Bytes::parse(&text))?.bytes,
+            None => OUTPUT_KEPT_DEFAULT,
+        };
+        let connections_max = layers.value(|s| s.connections_max).unwrap_or(CONNECTIONS_MAX_DEFAULT);
+        if connections_max == 0 {
+            return Err(ConfigError::NoConnections);
+        }
+        let log_json = layers.value(|s| s.log_json).unwrap_or(false);
+        Ok(Self {
+            listen,
+            data_dir,
+            public_url,
+            allowed_hosts,
+            allowed_origins,
+            tls,
+            connections_max,
+            capacity,
+            output_kept_max,
+            log_json,
+        })
+    }
+}
+
+fn quantity<T>(key: &'static str, parsed: Result<T, BadQuantity>) -> Result<T, ConfigError> {
+    parsed.map_err(|source| ConfigError::Quantity { key, source })
+}
+
+/// Loopback in either family, also when an IPv4 address is written as IPv6.
+fn is_loopback(ip: IpAddr) -> bool {
+    ip.to_canonical().is_loopback()
+}
+
+/// Why a configuration cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// The file cannot be read.
+    #[error("cannot read configuration file `{}`", path.display())]
+    Read {
+        /// Which file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The file is not what it should be.
+    #[error("configuration file `{}` is not valid", path.display())]
+    Parse {
+        /// Which file.
+        path: PathBuf,
+        /// Where, and what was expected there.
+        source: toml::de::Error,
+    },
+    /// Not an address and a port.
+    #[error("`listen` is an address and a port such as {LISTEN_DEFAULT}, not `{text}`")]
+    Listen {
+        /// As it was given.
+        text: String,
+    },
+    /// It would mean another place for each directory that the daemon is started in.
+    #[error("`data_dir` must be an absolute path, not `{}`", path.display())]
+    RelativeDataDir {
+        /// As it was given.
+        path: PathBuf,
+    },
+    /// Only one of the two files.
+    #[error("TLS needs both `tls_cert` and `tls_key`")]
+    HalfTls,
+    /// Keys would cross the network in the clear.
+    #[error(
+        "refusing to listen on {listen} without TLS: api keys and output would cross the network in the clear"
+    )]
+    Insecure {
+        /// The address.
+        listen: SocketAddr,
+    },
+    /// Not a URL with a host.
+    #[error("`public_url` is a URL such as https://shoal.example.com, not `{text}`")]
+    PublicUrl {
+        /// As it was given.
+        text: String,
+    },
+    /// Not a host name.
+    #[error("`allowed_hosts` holds host names such as shoal.example.com, not `{text}`")]
+    AllowedHost {
+        /// As it was given.
+        text: String,
+    },
+    /// Not an origin.
+    #[error("`allowed_origins` holds origins such as https://shoal.example.com, not `{text}`")]
+    AllowedOrigin {
+        /// As it was given.
+        text: String,
+    },
+    /// Not a quantity.
+    #[error("`{key}` is not valid")]
+    Quantity {
+        /// Which setting.
+        key: &'static str,
+        /// Why.
+        source: BadQuantity,
+    },
+    /// Nobody could connect.
+    #[error("`connections_max` must be more than zero")]
+    NoConnections,
+}
+
+impl ConfigError {
+    /// What to do about it, where there is something.
+    pub fn hint(&self) -> Option<&'static str> {
+        match self {
+            Self::Insecure { .. } => Some(
+                "give a certificate with --tls-cert and --tls-key, listen on 127.0.0.1, or say --insecure-http if \
+                 something in front of the daemon encrypts",
+            ),
+            Self::Read { .. }
+            | Self::Parse { .. }
+            | Self::Listen { .. }
+            | Self::RelativeDataDir { .. }
+            | Self::HalfTls
+            | Self::PublicUrl { .. }
+            | Self::AllowedHost { .. }
+            | Self::AllowedOrigin { .. }
+            | Self::Quantity { .. }
+            | Self::NoConnections => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MACHINE: Machine = Machine { cpus: 2, memory_bytes: 1 << 30 };
+
+    fn flags(flags: Settings) -> Result<Config, ConfigError> {
+        Config::check(&Layers { flags, ..Layers::default() }, MACHINE)
+    }
+
+    fn listening_on(address: &str) -> Settings {
+        Settings { listen: Some(address.into()), ..Settings::default() }
+    }
+
+    #[test]
+    fn without_a_word_the_defaults_hold() {
+        let config = flags(Settings::default()).expect("the defaults are valid");
+        assert_eq!(config.listen.to_string(), LISTEN_DEFAULT);
+        assert_eq!(config.data_dir, Path::new(DATA_DIR_DEFAULT));
+        assert_eq!(config.capacity.memory_bytes, 100 << 30);
+    }
+
+    #[test]
+    fn a_flag_goes_before_the_environment_and_that_before_the_file() {
+        let mut layers = Layers { file: listening_on("127.0.0.1:1"), ..Layers::default() };
+        assert_eq!(layers.pick(|s| s.listen.clone()), Some(("127.0.0.1:1".into(), Source::File)));
+        layers.environment = listening_on("127.0.0.1:2");
+        assert_eq!(layers.pick(|s| s.listen.clone()), Some(("127.0.0.1:2".into(), Source::Environment)));
+        layers.flags = listening_on("127.0.0.1:3");
+        assert_eq!(layers.pick(|s| s.listen.clone()), Some(("127.0.0.1:3".into(), Source::Flag)));
+        assert_eq!(layers.pick(|s| s.public_url.clone()), None);
+    }
+
+    #[test]
+    fn beyond_loopback_needs_tls_or_an_explicit_word() {
+        for address in ["0.0.0.0:7878", "[::]:7878", "192.0.2.1:80", "[::ffff:192.0.2.1]:80"] {
+            let error = flags(listening_on(address)).expect_err(address);
+            assert!(matches!(error, ConfigError::Insecure { .. }), "{address}: {error}");
+            assert!(error.hint().is_some());
+            let insecure = Settings { insecure_http: Some(true), ..listening_on(address) };
+            assert!(flags(insecure).is_ok(), "{address}");
+            let tls =
+                Settings { tls_cert: Some("/c".into()), tls_key: Some("/k".into()), ..listening_on(address) };
+            assert!(flags(tls).is_ok(), "{address}");
+        }
+        for address in ["127.0.0.1:0", "127.8.9.1:7878", "[::1]:7878", "[::ffff:127.0.0.1]:1"] {
+            assert!(flags(listening_on(address)).is_ok(), "{address}");
+        }
+    }
+
+    #[test]
+    fn a_misspelt_key_in_the_file_is_refused() {
+        let directory = tempfile::tempdir().expect("a temporary directory");
+        let path = directory.path().join("shoal.toml");
+        std::fs::write(&path, "listn = \"127.0.0.1:1\"\n").expect("a file");
+        let error = Settings::read(&path).expect_err("the key is misspelt");
+        assert!(matches!(error, ConfigError::Parse { .. }), "{error}");
+        std::fs::write(&path, "listen = \"127.0.0.1:1\"\nmemory_max = \"4Gi\"\n").expect("a file");
+        assert_eq!(Settings::read(&path).expect("it is valid").memory_max.as_deref(), Some("4Gi"));
+    }
+
+    #[test]
+    fn wrong_values_are_refused_by_name() {
+        let wrong = |settings| flags(settings).expect_err("it is wrong").to_string();
+        assert!(wrong(listening_on("localhost")).contains("`listen`"));
+        assert!(
+            wrong(Settings { data_dir: Some("here".into()), ..Settings::default() }).contains("`data_dir`")
+        );
+        assert!(
+            wrong(Settings { public_url: Some("shoal.example".into()), ..Settings::default() })
+                .contains("`public_url`")
+        );
+        assert!(
+            wrong(Settings { memory_max: Some("lots".into()), ..Settings::default() })
+                .contains("`memory_max`")
+        );
+        assert!(wrong(Settings { tls_cert: Some("/c".into()), ..Settings::default() }).contains("`tls_key`"));
+        assert!(
+            wrong(Settings { allowed_hosts: Some(vec!["a/b".into()]), ..Settings::default() })
+                .contains("`allowed_hosts`")
+        );
+    }
+}

@@ -1,0 +1,470 @@
+//! Between `wire::api` and the engine: what comes in is checked, what goes out is written down.
+//!
+//! Everything here is pure. A request that passes is made of checked types and need not be looked at again.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD as BASE64;
+use engine::{
+    Command, CommandSpec, CommandState, Gathered, Key, KeyLimits, KeySpec, Outcome, Owner, Sandbox,
+    SandboxName, SandboxSpec, Span, State,
+};
+use wire::api;
+use wire::guest::{ExitStatus, Program, StartError, Stream, TerminalSize};
+
+use crate::clock::rfc3339;
+use crate::error::ApiError;
+use crate::quantity::{Bytes, Cpu};
+
+/// A script of this length is the longest that may be asked for.
+pub const SCRIPT_MAX: usize = 16 << 20;
+/// `…/commands/stream` is where a command is started and streamed, so no command can be found there.
+const RESERVED_COMMAND_ID: &str = "stream";
+/// What the kernel takes as a path.
+const PATH_MAX: usize = 4096;
+/// Longer than any name in a passwd file, twice.
+const USER_MAX: usize = 256;
+/// A year: longer is a mistake in units, and is refused rather than rounded.
+const TIMEOUT_SECONDS_MAX: f64 = 366.0 * 86_400.0;
+/// What a client may use to make a create repeatable.
+const IDEMPOTENCY_KEY_MAX: usize = 255;
+/// How much of a script or of an argument list is shown, so that a page of commands stays small.
+const REQUEST_SHOWN_MAX: usize = 4096;
+
+/// `POST /v1/sandboxes`
+pub fn sandbox_spec(
+    body: api::CreateSandbox,
+    idempotency_key: Option<String>,
+) -> Result<SandboxSpec, ApiError> {
+    let api::CreateSandbox { name, template, env, cpu, memory, wait: _ } = body;
+    let name = name.as_deref().map(SandboxName::parse).transpose()?;
+    check_env(&env)?;
+    let cpu =
+        cpu.map(|text| Cpu::parse(&text)).transpose().map_err(|error| ApiError::invalid("cpu", error))?;
+    let cpu_millis = cpu
+        .map(|cpu| u32::try_from(cpu.millis).map_err(|_| ApiError::invalid("cpu", "it is too large")))
+        .transpose()?;
+    let memory_bytes = memory
+        .map(|text| Bytes::parse(&text).map(|memory| memory.bytes))
+        .transpose()
+        .map_err(|error| ApiError::invalid("memory", error))?;
+    if let Some(key) = &idempotency_key
+        && (!(1..=IDEMPOTENCY_KEY_MAX).contains(&key.len()) || !key.bytes().all(|b| b.is_ascii_graphic()))
+    {
+        let why = format!("it is 1 to {IDEMPOTENCY_KEY_MAX} visible ASCII characters");
+        return Err(ApiError::invalid("Idempotency-Key", why));
+    }
+    let template = template.unwrap_or_else(|| "default".into());
+    Ok(SandboxSpec { name, template, env, cpu_millis, memory_bytes, idempotency_key })
+}
+
+/// `PATCH /v1/sandboxes/{sandbox}`: the new name, where one is wished for.
+pub fn new_name(body: &api::UpdateSandbox) -> Result<Option<SandboxName>, ApiError> {
+    Ok(body.name.as_deref().map(SandboxName::parse).transpose()?)
+}
+
+/// `POST /v1/sandboxes/{sandbox}/commands`
+pub fn command_spec(body: api::RunCommand) -> Result<CommandSpec, ApiError> {
+    let api::RunCommand {
+        id,
+        argv,
+        script,
+        env,
+        cwd,
+        user,
+        stdin,
+        terminal,
+        timeout_seconds,
+        idle_timeout_seconds,
+        wait: _,
+    } = body;
+    if id.as_ref().is_some_and(|id| id.as_str() == RESERVED_COMMAND_ID) {
+        return Err(ApiError::invalid(
+            "id",
+            format!("`{RESERVED_COMMAND_ID}` is a route beside the commands"),
+        ));
+    }
+    let program = match (argv, script) {
+        (Some(argv), None) => {
+            if argv.first().is_none_or(String::is_empty) {
+                return Err(ApiError::invalid("argv", "it needs a program"));
+            }
+            for argument in &argv {
+                no_nul("argv", argument)?;
+            }
+            Program::Argv(argv)
+        }
+        (None, Some(script)) => {
+            no_nul("script", &script)?;
+            if script.len() > SCRIPT_MAX {
+                return Err(ApiError::invalid("script", format!("it is longer than {SCRIPT_MAX} bytes")));
+            }
+            Program::Shell { script }
+        }
+        (Some(_), Some(_)) | (None, None) => {
+            return Err(ApiError::invalid("argv", "give either `argv` or `script`"));
+        }
+    };
+    check_env(&env)?;
+    if let Some(cwd) = &cwd {
+        no_nul("cwd", cwd)?;
+        if !cwd.starts_with('/') || cwd.len() > PATH_MAX {
+            return Err(ApiError::invalid(
+                "cwd",
+                format!("it is an absolute path of at most {PATH_MAX} bytes"),
+            ));
+        }
+    }
+    if let Some(user) = &user {
+        no_nul("user", user)?;
+        if !(1..=USER_MAX).contains(&user.len()) {
+            return Err(ApiError::invalid("user", format!("it is 1 to {USER_MAX} bytes")));
+        }
+    }
+    let terminal = terminal.map(|size| terminal_size(size.rows, size.columns)).transpose()?;
+    Ok(CommandSpec {
+        id,
+        program,
+        env,
+        cwd,
+        user,
+        stdin,
+        terminal,
+        timeout: timeout("timeout_seconds", timeout_seconds)?,
+        idle_timeout: timeout("idle_timeout_seconds", idle_timeout_seconds)?,
+    })
+}
+
+/// A terminal without lines or columns breaks the programs in it.
+pub fn terminal_size(rows: u16, columns: u16) -> Result<TerminalSize, ApiError> {
+    if rows == 0 || columns == 0 {
+        return Err(ApiError::invalid("terminal", "rows and columns are more than zero"));
+    }
+    Ok(TerminalSize { rows, columns })
+}
+
+fn timeout(field: &'static str, seconds: Option<f64>) -> Result<Option<Duration>, ApiError> {
+    match seconds {
+        None => Ok(None),
+        Some(seconds) if !(0.0..=TIMEOUT_SECONDS_MAX).contains(&seconds) => {
+            Err(ApiError::invalid(field, format!("it is 0 (never) to {TIMEOUT_SECONDS_MAX} seconds")))
+        }
+        Some(0.0) => Ok(None),
+        // Timers count milliseconds; less than one must not become "never".
+        Some(seconds) => Ok(Some(Duration::from_secs_f64(seconds).max(Duration::from_millis(1)))),
+    }
+}
+
+fn check_env(env: &BTreeMap<String, String>) -> Result<(), ApiError> {
+    for (name, value) in env {
+        if name.is_empty() || name.contains(['=', '\0']) {
+            return Err(ApiError::invalid("env", "a name is empty or contains `=` or a NUL byte"));
+        }
+        no_nul("env", value)?;
+    }
+    Ok(())
+}
+
+fn no_nul(field: &'static str, text: &str) -> Result<(), ApiError> {
+    if text.contains('\0') { Err(ApiError::invalid(field, "it contains a NUL byte")) } else { Ok(()) }
+}
+
+/// `POST /v1/keys`
+pub fn key_spec(body: api::CreateKey) -> Result<KeySpec, ApiError> {
+    let api::CreateKey { owner, sandboxes_max, cpu_max, memory_max } = body;
+    let cpu_millis = cpu_max
+        .map(|text| Cpu::parse(&text).map(|cpu| cpu.millis))
+        .transpose()
+        .map_err(|error| ApiError::invalid("cpu_max", error))?;
+    let memory_bytes = memory_max
+        .map(|text| Bytes::parse(&text).map(|memory| memory.bytes))
+        .transpose()
+        .map_err(|error| ApiError::invalid("memory_max", error))?;
+    let limits = KeyLimits { sandboxes: sandboxes_max, cpu_millis, memory_bytes };
+    Ok(KeySpec { owner: Owner::parse(&owner)?, admin: false, limits })
+}
+
+/// A sandbox as clients see it.
+pub fn sandbox(sandbox: Sandbox) -> api::Sandbox {
+    let state = match sandbox.state {
+        State::Creating => api::SandboxState::Creating,
+        State::Running => api::SandboxState::Running,
+        State::Paused(_) => api::SandboxState::Paused,
+        State::Deleting => api::SandboxState::Deleting,
+        State::Failed { .. } => api::SandboxState::Failed,
+    };
+    api::Sandbox {
+        id: sandbox.id,
+        name: sandbox.name.as_str().to_owned(),
+        state,
+        reason: sandbox.reason,
+        template: sandbox.template,
+        image: sandbox.image,
+        limits: api::SandboxLimits {
+            cpu_millis: sandbox.limits.cpu_millis,
+            memory_bytes: sandbox.limits.memory_bytes,
+            pids: sandbox.limits.pids,
+        },
+        env: sandbox.env,
+        created_at: rfc3339(sandbox.created_at),
+    }
+}
+
+/// A command as clients see it.
+pub fn command(command: Command) -> api::Command {
+    let (state, pid, result) = match command.state {
+        CommandState::Starting => (api::CommandState::Starting, None, None),
+        CommandState::Running { pid } => (api::CommandState::Running, Some(pid), None),
+        CommandState::Ended { pid, outcome } => (api::CommandState::Ended, pid, Some(result(&outcome))),
+    };
+    let (argv, script, request_cut) = match &command.start.program {
+        Program::Argv(argv) => {
+            let (shown, cut) = shown_argv(argv);
+            (Some(shown), None, cut)
+        }
+        Program::Shell { script } => {
+            let shown = start_of(script, REQUEST_SHOWN_MAX);
+            (None, Some(shown.to_owned()), shown.len() < script.len())
+        }
+    };
+    api::Command {
+        id: command.id,
+        sandbox_id: command.sandbox,
+        state,
+        pid,
+        argv,
+        script,
+        request_cut,
+        result,
+        stdout: kept(command.stdout),
+        stderr: kept(command.stderr),
+        created_at: rfc3339(command.created_at),
+        ended_at: command.ended_at.map(rfc3339),
+    }
+}
+
+/// At most `length` bytes of a text, in whole characters.
+fn start_of(text: &str, length: usize) -> &str {
+    let mut end = text.len().min(length);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    &text[..end]
+}
+
+/// As many whole arguments as fit, then the start of the next.
+fn shown_argv(argv: &[String]) -> (Vec<String>, bool) {
+    let mut room = REQUEST_SHOWN_MAX;
+    let mut shown = Vec::new();
+    for argument in argv {
+        let part = start_of(argument, room);
+        shown.push(part.to_owned());
+        if part.len() < argument.len() {
+            return (shown, true);
+        }
+        // An empty argument takes room too, or a million of them would be shown.
+        room = room.saturating_sub(argument.len() + 1);
+        if room == 0 {
+            break;
+        }
+    }
+    let cut = shown.len() < argv.len();
+    (shown, cut)
+}
+
+fn kept(span: Span) -> api::Kept {
+    api::Kept { start: span.start, end: span.end }
+}
+
+fn result(outcome: &Outcome) -> api::CommandResult {
+    let of = |outcome, status: Option<ExitStatus>, message| {
+        let (exit_code, signal) = match status {
+            Some(ExitStatus::Code(code)) => (Some(code), None),
+            Some(ExitStatus::Signal(signal)) => (Some(128 + signal), Some(signal)),
+            None => (None, None),
+        };
+        api::CommandResult { outcome, exit_code, signal, message }
+    };
+    match outcome {
+        Outcome::Exited(code) => of(api::Outcome::Exited, Some(ExitStatus::Code(*code)), None),
+        Outcome::Signaled(signal) => of(api::Outcome::Signaled, Some(ExitStatus::Signal(*signal)), None),
+        Outcome::TimedOut(status) => {
+            of(api::Outcome::TimedOut, Some(*status), Some("its timeout struck".into()))
+        }
+        Outcome::IdleTimedOut(status) => {
+            let why = "it was silent for longer than its idle timeout";
+            of(api::Outcome::IdleTimedOut, Some(*status), Some(why.into()))
+        }
+        Outcome::Killed(status) => of(api::Outcome::Killed, Some(*status), None),
+        Outcome::OutOfMemory(status) => {
+            of(api::Outcome::OutOfMemory, Some(*status), Some("the sandbox's memory ran out".into()))
+        }
+        Outcome::FailedToStart(error) => {
+            // What a shell would answer; a shell has no code for the others.
+            let code = match error {
+                StartError::ProgramNotFound { .. } => Some(ExitStatus::Code(127)),
+                StartError::NotExecutable { .. } | StartError::ArgumentsTooLong => {
+                    Some(ExitStatus::Code(126))
+                }
+                StartError::BadCwd { .. }
+                | StartError::UnknownUser { .. }
+                | StartError::NulByte { .. }
+                | StartError::NoRoom { .. } => None,
+            };
+            of(api::Outcome::FailedToStart, code, Some(error.to_string()))
+        }
+        Outcome::SandboxGone => {
+            of(api::Outcome::SandboxGone, None, Some("the sandbox ended under it".into()))
+        }
+    }
+}
+
+/// A command with its output.
+pub fn finished(ended: Command, output: Gathered) -> api::FinishedCommand {
+    let (stdout_text, stdout_base64) = text_or_base64(output.stdout, output.stdout_cut);
+    let (stderr_text, stderr_base64) = text_or_base64(output.stderr, output.stderr_cut);
+    api::FinishedCommand {
+        command: command(ended),
+        stdout_text,
+        stdout_base64,
+        stderr_text,
+        stderr_base64,
+        stdout_cut: output.stdout_cut,
+        stderr_cut: output.stderr_cut,
+    }
+}
+
+/// Text where the bytes are text. A cut through the middle of a character takes the whole character away.
+fn text_or_base64(mut bytes: Vec<u8>, cut: bool) -> (Option<String>, Option<String>) {
+    if cut
+        && let Err(error) = std::str::from_utf8(&bytes)
+        && error.error_len().is_none()
+    {
+        bytes.truncate(error.valid_up_to());
+    }
+    match String::from_utf8(bytes) {
+        Ok(text) => (Some(text), None),
+        Err(error) => (None, Some(BASE64.encode(error.as_bytes()))),
+    }
+}
+
+/// Bytes of a stream as a server-sent event carries them.
+pub fn output_event(stream: Stream, offset: u64, bytes: Vec<u8>) -> api::CommandEvent {
+    let (text, base64) = text_or_base64(bytes, false);
+    api::CommandEvent::Output { stream: output_stream(stream), offset, text, base64 }
+}
+
+/// The name of a stream that comes out of a command.
+pub fn output_stream(stream: Stream) -> api::OutputStream {
+    match stream {
+        Stream::Stderr => api::OutputStream::Stderr,
+        // Nothing comes out of stdin; the engine never sends it.
+        Stream::Stdout | Stream::Stdin => api::OutputStream::Stdout,
+    }
+}
+
+/// A key as clients see it.
+pub fn key(key: Key) -> api::Key {
+    api::Key {
+        id: key.id,
+        owner: key.owner.as_str().to_owned(),
+        admin: key.admin,
+        sandboxes_max: key.limits.sandboxes,
+        cpu_millis_max: key.limits.cpu_millis,
+        memory_bytes_max: key.limits.memory_bytes,
+        created_at: rfc3339(key.created_at),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run(body: api::RunCommand) -> Result<CommandSpec, String> {
+        command_spec(body).map_err(|error| error.into_body().message)
+    }
+
+    fn argv(words: &[&str]) -> api::RunCommand {
+        api::RunCommand {
+            argv: Some(words.iter().map(|word| (*word).to_owned()).collect()),
+            ..Default::default()
+        }
+    }
+
+    #[test]
+    fn a_plain_command_passes() {
+        let spec = run(argv(&["true"])).expect("it is valid");
+        assert_eq!(spec.program, Program::Argv(vec!["true".into()]));
+        assert_eq!((spec.timeout, spec.stdin), (None, false));
+    }
+
+    #[test]
+    fn what_would_break_on_the_way_to_the_kernel_is_refused_here() {
+        let env = |name: &str, value: &str| api::RunCommand {
+            env: [(name.to_owned(), value.to_owned())].into(),
+            ..argv(&["a"])
+        };
+        for (body, field) in [
+            (api::RunCommand::default(), "argv"),
+            (api::RunCommand { id: Some("stream".parse().expect("an id")), ..argv(&["a"]) }, "id"),
+            (api::RunCommand { script: Some("true".into()), ..argv(&["true"]) }, "argv"),
+            (argv(&[]), "argv"),
+            (argv(&[""]), "argv"),
+            (argv(&["a", "b\0c"]), "argv"),
+            (api::RunCommand { script: Some("a\0".into()), ..Default::default() }, "script"),
+            (api::RunCommand { script: Some("x".repeat(SCRIPT_MAX + 1)), ..Default::default() }, "script"),
+            (env("", "v"), "env"),
+            (env("A=B", "v"), "env"),
+            (env("A", "\0"), "env"),
+            (api::RunCommand { cwd: Some("relative".into()), ..argv(&["a"]) }, "cwd"),
+            (api::RunCommand { cwd: Some("/a\0".into()), ..argv(&["a"]) }, "cwd"),
+            (api::RunCommand { user: Some(String::new()), ..argv(&["a"]) }, "user"),
+            (api::RunCommand { timeout_seconds: Some(-1.0), ..argv(&["a"]) }, "timeout_seconds"),
+            (api::RunCommand { timeout_seconds: Some(f64::NAN), ..argv(&["a"]) }, "timeout_seconds"),
+            (api::RunCommand { timeout_seconds: Some(1e300), ..argv(&["a"]) }, "timeout_seconds"),
+            (api::RunCommand { idle_timeout_seconds: Some(-0.1), ..argv(&["a"]) }, "idle_timeout_seconds"),
+            (
+                api::RunCommand {
+                    terminal: Some(api::TerminalSize { rows: 0, columns: 80 }),
+                    ..argv(&["a"])
+                },
+                "terminal",
+            ),
+        ] {
+            let message = run(body).expect_err(field);
+            assert!(message.starts_with(&format!("`{field}`")), "{field}: {message}");
+        }
+    }
+
+    #[test]
+    fn a_timeout_of_zero_is_none_and_a_tiny_one_is_not() {
+        let timeout = |seconds| {
+            run(api::RunCommand { timeout_seconds: Some(seconds), ..argv(&["a"]) }).expect("valid").timeout
+        };
+        assert_eq!(timeout(0.0), None);
+        assert_eq!(timeout(1e-9), Some(Duration::from_millis(1)));
+        assert_eq!(timeout(1.5), Some(Duration::from_millis(1500)));
+    }
+
+    #[test]
+    fn a_long_request_is_shown_in_part_and_says_so() {
+        let words = |count: usize, word: &str| vec![word.to_owned(); count];
+        let (shown, cut) = shown_argv(&words(3, "abc"));
+        assert_eq!((shown, cut), (words(3, "abc"), false));
+        let (shown, cut) = shown_argv(&words(1_000_000, ""));
+        assert!(cut && shown.len() <= REQUEST_SHOWN_MAX);
+        let (shown, cut) = shown_argv(&["ä".repeat(REQUEST_SHOWN_MAX)]);
+        assert!(cut && shown[0].len() <= REQUEST_SHOWN_MAX && shown[0].chars().all(|c| c == 'ä'));
+    }
+
+    #[test]
+    fn output_is_text_where_it_is_text() {
+        assert_eq!(text_or_base64(b"abc".to_vec(), false), (Some("abc".into()), None));
+        assert_eq!(text_or_base64(vec![0xff, 0], false), (None, Some("/wA=".into())));
+        let half = "aä".as_bytes()[..2].to_vec();
+        assert_eq!(text_or_base64(half.clone(), true), (Some("a".into()), None));
+        assert_eq!(text_or_base64(half, false).0, None, "what was not cut is not made shorter");
+    }
+}

@@ -1,0 +1,294 @@
+//! The data directory: whose it is, who uses it now, and the few files beside the engine's own.
+//!
+//! ```text
+//! lock           held by the living daemon, with its process id inside
+//! installation   16 hexadecimal digits, made once; every name on the host carries them
+//! api.key        the daemon's first key, mode 0600, for local clients
+//! daemon.json    where the living daemon listens; only true while `lock` is held
+//! ```
+//!
+//! Files that must not be half there are written under another name, synced and renamed.
+
+use std::fs::{self, File, OpenOptions, Permissions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
+use wire::InstallationId;
+
+/// A client that looks whether the daemon lives holds the lock for an instant. A daemon that starts just then waits.
+const LOCK_WAIT_MAX: Duration = Duration::from_millis(500);
+/// Between two looks.
+const LOCK_WAIT_STEP: Duration = Duration::from_millis(20);
+/// Longer than any of the small files.
+const SMALL_FILE_MAX: u64 = 4096;
+
+/// A data directory that belongs to this process until it is dropped.
+#[derive(Debug)]
+pub struct DataDir {
+    path: PathBuf,
+    installation: InstallationId,
+    /// Held, not read. Closed on exec, so that no child keeps the directory locked.
+    _lock: File,
+}
+
+/// Where the living daemon listens: `daemon.json`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Listening {
+    /// For clients on this machine.
+    pub url: String,
+    /// The daemon's process.
+    pub pid: u32,
+}
+
+impl DataDir {
+    /// Makes the directory if need be, and takes it.
+    pub fn open(path: &Path) -> Result<Self, DataDirError> {
+        let at = |doing, path: &Path| {
+            let path = path.to_owned();
+            move |source| DataDirError::Io { doing, path, source }
+        };
+        fs::DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(at("create", path))?;
+        let metadata = fs::metadata(path).map_err(at("look at", path))?;
+        if metadata.uid() != rustix::process::geteuid().as_raw() {
+            return Err(DataDirError::Foreign { path: path.into(), owner: metadata.uid() });
+        }
+        if metadata.mode() & 0o077 != 0 {
+            fs::set_permissions(path, Permissions::from_mode(0o700)).map_err(at("close to others", path))?;
+        }
+        let lock = take_lock(path)?;
+        // A daemon that was killed could not remove it.
+        remove_if_there(&path.join("daemon.json")).map_err(at("remove", &path.join("daemon.json")))?;
+        let installation = installation(path)?;
+        Ok(Self { path: path.into(), installation, _lock: lock })
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Its id.
+    pub fn installation(&self) -> InstallationId {
+        self.installation
+    }
+
+    /// The key that an earlier start kept.
+    pub fn read_key(&self) -> Result<Option<String>, DataDirError> {
+        let path = self.path.join("api.key");
+        match read_small(&path) {
+            Ok(text) => Ok(Some(text.trim().to_owned()).filter(|key| !key.is_empty())),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(source) => Err(DataDirError::Io { doing: "read", path, source }),
+        }
+    }
+
+    /// Keeps a key for local clients.
+    pub fn write_key(&self, key: &str) -> Result<(), DataDirError> {
+        self.write("api.key", format!("{key}\n").as_bytes())
+    }
+
+    /// Tells local clients where the daemon listens.
+    pub fn write_listening(&self, listening: &Listening) -> Result<(), DataDirError> {
+        let json = serde_json::to_vec(listening).expect("a URL and a number can be written as JSON");
+        self.write("daemon.json", &json)
+    }
+
+    /// Takes back what [`Self::write_listening`] said.
+    pub fn remove_listening(&self) -> Result<(), DataDirError> {
+        let path = self.path.join("daemon.json");
+        remove_if_there(&path).map_err(|source| DataDirError::Io { doing: "remove", path, source })
+    }
+
+    fn write(&self, name: &'static str, bytes: &[u8]) -> Result<(), DataDirError> {
+        write_whole(&self.path, name, bytes).map_err(|source| DataDirError::Io {
+            doing: "write",
+            path: self.path.join(name),
+            source,
+        })
+    }
+}
+
+fn take_lock(directory: &Path) -> Result<File, DataDirError> {
+    let path = directory.join("lock");
+    let fail = |doing| {
+        let path = path.clone();
+        move |source| DataDirError::Io { doing, path, source }
+    };
+    let mut file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o600)
+        .open(&path)
+        .map_err(fail("open"))?;
+    let deadline = Instant::now() + LOCK_WAIT_MAX;
+    loop {
+        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => break,
+            Err(Errno::WOULDBLOCK) if Instant::now() < deadline => std::thread::sleep(LOCK_WAIT_STEP),
+            Err(Errno::WOULDBLOCK) => {
+                let mut text = String::new();
+                let read = (&mut file).take(SMALL_FILE_MAX).read_to_string(&mut text);
+                let pid = read.ok().and_then(|_| text.trim().parse().ok());
+                return Err(DataDirError::Busy { path: directory.into(), pid: Pid(pid) });
+            }
+            Err(error) => return Err(fail("lock")(error.into())),
+        }
+    }
+    file.set_len(0).map_err(fail("write"))?;
+    writeln!(file, "{}", std::process::id()).map_err(fail("write"))?;
+    Ok(file)
+}
+
+fn installation(directory: &Path) -> Result<InstallationId, DataDirError> {
+    let path = directory.join("installation");
+    match read_small(&path) {
+        Ok(text) => text.trim().parse().map_err(|_| DataDirError::BadInstallation { path }),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            let bits = getrandom::u64().map_err(|source| DataDirError::NoRandomness { source })?;
+            let id = InstallationId::from_random(bits);
+            write_whole(directory, "installation", format!("{id}\n").as_bytes())
+                .map_err(|source| DataDirError::Io { doing: "write", path, source })?;
+            Ok(id)
+        }
+        Err(source) => Err(DataDirError::Io { doing: "read", path, source }),
+    }
+}
+
+fn read_small(path: &Path) -> io::Result<String> {
+    let mut text = String::new();
+    File::open(path)?.take(SMALL_FILE_MAX).read_to_string(&mut text)?;
+    Ok(text)
+}
+
+fn remove_if_there(path: &Path) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        Ok(()) | Err(_) => Ok(()),
+    }
+}
+
+/// Writes a file that is there whole or not at all, readable by its owner alone.
+fn write_whole(directory: &Path, name: &str, bytes: &[u8]) -> io::Result<()> {
+    let temporary = directory.join(format!(".{name}.new"));
+    remove_if_there(&temporary)?;
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&temporary)?;
+    file.write_all(bytes)?;
+    file.sync_all()?;
+    fs::rename(&temporary, directory.join(name))?;
+    File::open(directory)?.sync_all()
+}
+
+/// A process id for a message, where it is known.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Pid(pub Option<u32>);
+
+impl std::fmt::Display for Pid {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.0 {
+            Some(pid) => write!(f, "process {pid}"),
+            None => f.write_str("another process"),
+        }
+    }
+}
+
+/// Why a data directory cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum DataDirError {
+    /// Two daemons would destroy each other's work.
+    #[error("data directory `{}` is in use by {pid}", path.display())]
+    Busy {
+        /// The directory.
+        path: PathBuf,
+        /// Who uses it.
+        pid: Pid,
+    },
+    /// Its owner could read keys and change programs that run as us.
+    #[error("data directory `{}` belongs to user {owner} and not to the user that runs the daemon", path.display())]
+    Foreign {
+        /// The directory.
+        path: PathBuf,
+        /// Whose it is.
+        owner: u32,
+    },
+    /// Names on the host would be made from rubbish.
+    #[error("`{}` does not hold 16 hexadecimal digits", path.display())]
+    BadInstallation {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The kernel gave no random bits.
+    #[error("cannot make an installation id")]
+    NoRandomness {
+        /// Why.
+        source: getrandom::Error,
+    },
+    /// The file system refused.
+    #[error("cannot {doing} `{}`", path.display())]
+    Io {
+        /// What was being done.
+        doing: &'static str,
+        /// To what.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_second_daemon_is_told_who_was_first() {
+        let home = tempfile::tempdir().expect("a temporary directory");
+        let path = home.path().join("a/b");
+        let first = DataDir::open(&path).expect("the first gets it");
+        match DataDir::open(&path).expect_err("the second does not") {
+            DataDirError::Busy { pid, .. } => assert_eq!(pid.0, Some(std::process::id())),
+            other => panic!("{other}"),
+        }
+        let installation = first.installation();
+        drop(first);
+        let again = DataDir::open(&path).expect("it is free again");
+        assert_eq!(again.installation(), installation, "the id is made once");
+    }
+
+    #[test]
+    fn what_is_in_it_is_for_its_owner_alone() {
+        let home = tempfile::tempdir().expect("a temporary directory");
+        let path = home.path().join("data");
+        fs::create_dir(&path).expect("a directory");
+        fs::set_permissions(&path, Permissions::from_mode(0o755)).expect("open to all");
+        let directory = DataDir::open(&path).expect("it opens");
+        assert_eq!(directory.read_key().expect("it can be read"), None);
+        directory.write_key("secret").expect("it can be written");
+        assert_eq!(directory.read_key().expect("it can be read").as_deref(), Some("secret"));
+        let mode = |name: &str| fs::metadata(path.join(name)).expect("it is there").mode() & 0o777;
+        assert_eq!((mode(""), mode("api.key"), mode("lock")), (0o700, 0o600, 0o600));
+    }
+
+    #[test]
+    fn a_stale_address_does_not_outlive_a_start() {
+        let home = tempfile::tempdir().expect("a temporary directory");
+        let directory = DataDir::open(home.path()).expect("it opens");
+        let listening = Listening { url: "http://127.0.0.1:1".into(), pid: 1 };
+        directory.write_listening(&listening).expect("it can be written");
+        drop(directory);
+        let _again = DataDir::open(home.path()).expect("it opens");
+        assert!(!home.path().join("daemon.json").exists());
+    }
+
+    #[test]
+    fn a_damaged_installation_id_is_refused() {
+        let home = tempfile::tempdir().expect("a temporary directory");
+        fs::write(home.path().join("installation"), "../../etc").expect("a file");
+        assert!(matches!(DataDir::open(home.path()), Err(DataDirError::BadInstallation { .. })));
+    }
+}

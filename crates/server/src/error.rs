@@ -1,0 +1,224 @@
+//! Every failure as the native API tells it: a status, a stable code, a sentence, a hint.
+//!
+//! [`ApiError::from`] an [`EngineError`] is the one place where engine errors become HTTP. The caller gets the sentence;
+//! the chain of causes travels beside the response to the log, in [`Chain`].
+
+use std::error::Error;
+
+use axum::Json;
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use engine::EngineError;
+use runtime::BackendError;
+use serde_json::{Map, Value};
+use wire::api::ErrorBody;
+
+/// What a failed request answers with.
+#[derive(Debug)]
+pub struct ApiError {
+    status: StatusCode,
+    body: Box<ErrorBody>,
+    chain: Option<Chain>,
+}
+
+/// Why, down to the cause: for the log, never for the caller.
+#[derive(Debug, Clone)]
+pub struct Chain(pub String);
+
+impl ApiError {
+    /// An error without causes.
+    pub fn new(status: StatusCode, code: &str, message: impl Into<String>) -> Self {
+        let body = ErrorBody { code: code.into(), message: message.into(), hint: None, details: Map::new() };
+        Self { status, body: Box::new(body), chain: None }
+    }
+
+    /// What to do about it.
+    pub fn hint(mut self, hint: impl Into<String>) -> Self {
+        self.body.hint = Some(hint.into());
+        self
+    }
+
+    /// One more thing for programs.
+    pub fn detail(mut self, key: &str, value: impl Into<Value>) -> Self {
+        self.body.details.insert(key.into(), value.into());
+        self
+    }
+
+    /// The body, for places that answer otherwise than with an HTTP response.
+    pub fn into_body(self) -> ErrorBody {
+        *self.body
+    }
+
+    /// The causes, where there are any.
+    pub fn chain(&self) -> Option<&Chain> {
+        self.chain.as_ref()
+    }
+
+    /// A field of a request that cannot be taken as it is.
+    pub fn invalid(field: &str, why: impl std::fmt::Display) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, "invalid_request", format!("`{field}` is not valid: {why}"))
+            .detail("field", field)
+    }
+
+    /// Nothing there.
+    pub fn no_route() -> Self {
+        Self::new(StatusCode::NOT_FOUND, "route_not_found", "there is nothing at this path")
+            .hint("GET /v1/openapi.json lists all routes")
+    }
+
+    /// Something there, for another method.
+    pub fn wrong_method() -> Self {
+        Self::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", "this path does not take this method")
+            .hint("the header `allow` of this answer and GET /v1/openapi.json say which methods there are")
+    }
+
+    /// The daemon is on its way out.
+    pub fn stopping() -> Self {
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, "stopping", "the daemon is stopping")
+            .hint("sandboxes and commands go on; ask again when the daemon is back")
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let mut response = (self.status, Json(&*self.body)).into_response();
+        if self.status == StatusCode::SERVICE_UNAVAILABLE {
+            // A second is longer than a restart of the daemon takes.
+            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+        }
+        if self.status == StatusCode::UNAUTHORIZED {
+            response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
+        if let Some(chain) = self.chain {
+            response.extensions_mut().insert(chain);
+        }
+        response
+    }
+}
+
+impl From<EngineError> for ApiError {
+    fn from(error: EngineError) -> Self {
+        use EngineError::*;
+        let chain = Chain(chain_of(&error));
+        let message = error.to_string();
+        let say = |status, code| Self::new(status, code, message.as_str());
+        let mut api =
+            match error {
+                SandboxNotFound { .. } => say(StatusCode::NOT_FOUND, "sandbox_not_found")
+                    .hint("GET /v1/sandboxes lists the sandboxes of this key's owner"),
+                CommandNotFound { .. } => say(StatusCode::NOT_FOUND, "command_not_found")
+                    .hint("GET /v1/sandboxes/{sandbox}/commands lists the commands of a sandbox"),
+                TemplateNotFound { .. } => say(StatusCode::NOT_FOUND, "template_not_found")
+                    .hint("leave `template` out for `default`"),
+                KeyNotFound { .. } => {
+                    say(StatusCode::NOT_FOUND, "key_not_found").hint("GET /v1/keys lists all keys")
+                }
+                NameTaken { .. } => say(StatusCode::CONFLICT, "name_taken")
+                    .hint("choose another name, or delete that sandbox"),
+                CommandIdReused { .. } => {
+                    say(StatusCode::CONFLICT, "command_id_reused").hint("choose another id, or leave it out")
+                }
+                IdempotencyKeyReused => say(StatusCode::CONFLICT, "idempotency_key_reused")
+                    .hint("use a new Idempotency-Key for a new request"),
+                WrongState { state, .. } => say(StatusCode::CONFLICT, "wrong_state").detail("state", state),
+                SandboxFailed { reason, .. } => say(StatusCode::CONFLICT, "sandbox_failed")
+                    .detail("state", "failed")
+                    .detail("reason", reason)
+                    .hint("delete it and create another"),
+                Invalid { what, .. } => say(StatusCode::BAD_REQUEST, "invalid_request").detail("field", what),
+                Quota { what, limit } => say(StatusCode::TOO_MANY_REQUESTS, "quota_exceeded")
+                    .detail("resource", what)
+                    .detail("limit", limit)
+                    .hint("delete sandboxes of this owner, or ask the operator for a larger limit"),
+                Full { .. } => say(StatusCode::SERVICE_UNAVAILABLE, "no_capacity").hint(FULL_HINT),
+                StdinClosed { .. } => say(StatusCode::CONFLICT, "stdin_closed")
+                    .hint("start the command with `\"stdin\": true` to write to it"),
+                StdinStalled { .. } => say(StatusCode::SERVICE_UNAVAILABLE, "stdin_stalled")
+                    .hint("send the same bytes again with the same `offset`"),
+                CommandEnded { .. } => say(StatusCode::CONFLICT, "command_ended"),
+                NoTerminal { .. } => say(StatusCode::CONFLICT, "no_terminal")
+                    .hint("start the command with `terminal` to give it one"),
+                Unresponsive { .. } => say(StatusCode::SERVICE_UNAVAILABLE, "sandbox_unresponsive")
+                    .hint("try again, or delete the sandbox"),
+                Create { source, .. } => backend(&source, &message, "create_failed"),
+                Delete { source, .. } => backend(&source, &message, "delete_failed"),
+                Store { .. } | Log { .. } => say(StatusCode::INTERNAL_SERVER_ERROR, "internal")
+                    .hint("the daemon's log has the cause under this answer's x-request-id"),
+                Stopping => Self::stopping(),
+            };
+        api.chain = Some(chain);
+        api
+    }
+}
+
+const FULL_HINT: &str = "delete sandboxes, or try again when others have ended";
+
+fn backend(error: &BackendError, message: &str, code: &'static str) -> ApiError {
+    let cause = error.to_string();
+    let say = |status, code| ApiError::new(status, code, format!("{message}: {cause}"));
+    match error {
+        BackendError::Full { .. } => say(StatusCode::SERVICE_UNAVAILABLE, "no_capacity").hint(FULL_HINT),
+        BackendError::LauncherGone { .. } | BackendError::Late { .. } => {
+            say(StatusCode::SERVICE_UNAVAILABLE, code).hint("try again")
+        }
+        BackendError::Refused { .. } | BackendError::Gone => say(StatusCode::INTERNAL_SERVER_ERROR, code)
+            .hint("the daemon's log has the cause under this answer's x-request-id"),
+    }
+}
+
+/// `what: why: why that`, in one line.
+pub fn chain_of(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text.push_str(": ");
+        text.push_str(&error.to_string());
+        cause = error.source();
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use wire::SandboxId;
+
+    use super::*;
+
+    #[track_caller]
+    fn check(error: EngineError, status: u16, code: &str) -> ErrorBody {
+        let api = ApiError::from(error);
+        assert_eq!((api.status.as_u16(), api.body.code.as_str()), (status, code));
+        api.into_body()
+    }
+
+    #[test]
+    fn what_a_caller_can_act_on_has_a_status_and_a_code() {
+        let id = SandboxId::from_random(1);
+        check(EngineError::SandboxNotFound { id: id.to_string() }, 404, "sandbox_not_found");
+        let body = check(EngineError::WrongState { id, state: "deleting" }, 409, "wrong_state");
+        assert_eq!(body.details["state"], "deleting");
+        let body = check(EngineError::Quota { what: "sandboxes", limit: 3 }, 429, "quota_exceeded");
+        assert_eq!(body.details["limit"], 3);
+        check(EngineError::Full { what: "memory".into() }, 503, "no_capacity");
+        check(
+            EngineError::Create { id, source: BackendError::Full { what: "id ranges" } },
+            503,
+            "no_capacity",
+        );
+        check(EngineError::Invalid { what: "name", why: "it is empty".into() }, 400, "invalid_request");
+    }
+
+    #[test]
+    fn the_chain_goes_to_the_log_and_not_to_the_caller() {
+        let source = BackendError::Refused {
+            doing: "mount the root".into(),
+            source: io::Error::from_raw_os_error(rustix::io::Errno::NOSPC.raw_os_error()),
+        };
+        let api = ApiError::from(EngineError::Delete { id: SandboxId::from_random(1), source });
+        let chain = &api.chain().expect("engine errors have a chain").0;
+        assert!(chain.contains("mount the root: No space left"), "{chain}");
+        assert!(!api.into_body().message.contains("No space"), "the kernel's words stay in the log");
+    }
+}

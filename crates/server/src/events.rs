@@ -1,0 +1,111 @@
+//! A command's output as server-sent events, for clients that cannot open a WebSocket.
+
+use std::convert::Infallible;
+use std::time::Duration;
+
+use axum::extract::State;
+use axum::response::Sse;
+use axum::response::sse::{Event, KeepAlive};
+use engine::{CommandRef, Offsets, Output, OutputEvent};
+use futures_util::stream::{self, Stream};
+use serde::Deserialize;
+use utoipa::IntoParams;
+use wire::api;
+
+use crate::app::{App, Caller, Stopping};
+use crate::body::{CommandPath, Query};
+use crate::convert;
+use crate::error::ApiError;
+
+/// A comment is sent after so long without an event, so that proxies do not take the stream for dead.
+const HEARTBEAT: Duration = Duration::from_secs(15);
+
+/// Where to begin.
+#[derive(Debug, Default, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields, default)]
+#[into_params(parameter_in = Query)]
+pub struct EventParams {
+    /// How much of stdout the client has already.
+    stdout_offset: u64,
+    /// How much of stderr the client has already.
+    stderr_offset: u64,
+}
+
+/// A command's output as server-sent events, from the given offsets on, until its end.
+///
+/// Each event is a `CommandEvent` in JSON under the name of its `type`. A stream that ends without `ended` was cut
+/// (the daemon stops, or the client was too slow): ask again with the offsets reached.
+#[utoipa::path(get, path = "/v1/sandboxes/{sandbox}/commands/{command}/events", tag = "commands", params(
+    ("sandbox" = String, Path, description = "The sandbox's id."),
+    ("command" = String, Path, description = "The command's id."), EventParams), responses(
+    (status = 200, body = api::CommandEvent, content_type = "text/event-stream"),
+    (status = 404, body = api::ErrorBody),
+))]
+pub async fn events(
+    State(app): State<App>,
+    Caller(key): Caller,
+    CommandPath(sandbox, command): CommandPath,
+    Query(params): Query<EventParams>,
+) -> Result<Sse<impl Stream<Item = Result<Event, Infallible>> + use<>>, ApiError> {
+    let command = app.engine.command(&key.owner, sandbox, &command).await?;
+    let from = Offsets { stdout: params.stdout_offset, stderr: params.stderr_offset };
+    let output = command.attach(from);
+    let watcher = Watcher { command, output, stopping: app.stopping(), greeted: false };
+    let events = stream::unfold(watcher, async |mut watcher| {
+        let event = watcher.next().await?;
+        Some((Ok(to_event(&event)), watcher))
+    });
+    Ok(Sse::new(events).keep_alive(KeepAlive::new().interval(HEARTBEAT)))
+}
+
+struct Watcher {
+    command: CommandRef,
+    output: Output,
+    stopping: Stopping,
+    greeted: bool,
+}
+
+impl Watcher {
+    async fn next(&mut self) -> Option<api::CommandEvent> {
+        if !self.greeted {
+            self.greeted = true;
+            return Some(self.now());
+        }
+        loop {
+            let event = tokio::select! {
+                event = self.output.next() => event?,
+                () = self.stopping.wait() => return None,
+            };
+            return Some(match event {
+                OutputEvent::Started { .. } => self.now(),
+                OutputEvent::Bytes { stream, offset, bytes } => {
+                    convert::output_event(stream, offset, bytes.into())
+                }
+                OutputEvent::Lost { stream, from, to } => {
+                    api::CommandEvent::Lost { stream: convert::output_stream(stream), from, to }
+                }
+                OutputEvent::StdinAck { .. } => continue,
+                OutputEvent::Stalled => return None,
+                OutputEvent::Ended(command) => api::CommandEvent::Ended(Box::new(convert::command(*command))),
+            });
+        }
+    }
+
+    fn now(&self) -> api::CommandEvent {
+        api::CommandEvent::Command(Box::new(convert::command(self.command.now())))
+    }
+}
+
+fn to_event(event: &api::CommandEvent) -> Event {
+    let name = match event {
+        api::CommandEvent::Command(_) => "command",
+        api::CommandEvent::Output { .. } => "output",
+        api::CommandEvent::Lost { .. } => "lost",
+        api::CommandEvent::StdinAck { .. } => "stdin_ack",
+        api::CommandEvent::Ended(_) => "ended",
+        api::CommandEvent::Refused(_) => "refused",
+    };
+    // JSON has no line breaks outside of strings and escapes them inside, so that one event is one line.
+    let data = serde_json::to_string(event).expect("events are made of types that JSON can write");
+    Event::default().event(name).data(data)
+}

@@ -1,0 +1,227 @@
+//! The listener: connections come in, each with its bounds, and go to the router.
+//!
+//! HTTP/1.1 only for now, in the clear or over TLS. Who sends headers slowly, opens too many connections or sends
+//! too much is cut off here, before any key was looked at.
+
+use std::io;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio_rustls::TlsAcceptor;
+
+use crate::app::Arrival;
+use crate::config::{Config, TlsFiles};
+
+/// From the first byte, or from the end of the request before, to the end of the headers.
+const HEADERS_TIME_MAX: Duration = Duration::from_secs(30);
+/// Headers of one request.
+const HEADERS_MAX: usize = 64;
+/// What one connection buffers while it reads headers, which are thereby bounded too.
+const READ_BUFFER_MAX: usize = 64 << 10;
+/// From the connection to the end of the TLS handshake.
+const HANDSHAKE_TIME_MAX: Duration = Duration::from_secs(10);
+/// How long to wait when the process has no descriptor left for another connection.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// A bound socket.
+pub struct Listener {
+    tcp: TcpListener,
+    tls: Option<TlsAcceptor>,
+    places: Arc<Semaphore>,
+    address: SocketAddr,
+}
+
+impl Listener {
+    /// Binds, and reads the certificate where there is one.
+    pub async fn bind(config: &Config) -> Result<Self, ListenError> {
+        let tls = config.tls.as_ref().map(acceptor).transpose()?;
+        let bind = |source| ListenError::Bind { address: config.listen, source };
+        let tcp = TcpListener::bind(config.listen).await.map_err(bind)?;
+        let address = tcp.local_addr().map_err(bind)?;
+        Ok(Self { tcp, tls, places: Arc::new(Semaphore::new(config.connections_max as usize)), address })
+    }
+
+    /// The URL for clients on this machine.
+    pub fn local_url(&self) -> String {
+        let scheme = if self.tls.is_some() { "https" } else { "http" };
+        let mut address = self.address;
+        if address.ip().is_unspecified() {
+            let loopback =
+                if address.is_ipv4() { [127, 0, 0, 1].into() } else { std::net::Ipv6Addr::LOCALHOST.into() };
+            address.set_ip(loopback);
+        }
+        format!("{scheme}://{address}")
+    }
+
+    /// Accepts until dropped. Cancel-safe: connections that were accepted live on in tasks of their own.
+    /// `open` counts them and tells them when to finish.
+    pub async fn serve(&self, router: Router, open: &Connections) {
+        loop {
+            let place = self.places.clone().acquire_owned().await.expect("the semaphore is never closed");
+            let tcp = match self.tcp.accept().await {
+                Ok((tcp, _)) => tcp,
+                Err(error) => {
+                    // Out of descriptors, or a connection that broke before it was accepted. Neither is for ever.
+                    tracing::warn!(%error, "cannot accept a connection");
+                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                    continue;
+                }
+            };
+            let connection = Connection {
+                router: router.clone(),
+                finish: open.0.subscribe(),
+                place: Place(Arc::new(place)),
+            };
+            let tls = self.tls.clone();
+            tokio::spawn(async move {
+                match tls {
+                    None => connection.start(tcp).await,
+                    Some(tls) => connection.start_tls(tcp, tls).await,
+                }
+            });
+        }
+    }
+}
+
+/// The open connections. One that became a WebSocket is no longer among them: whoever speaks on it sees to its end.
+pub struct Connections(watch::Sender<bool>);
+
+impl Connections {
+    /// None yet.
+    #[allow(clippy::new_without_default)] // There is nothing default about a listener's connections.
+    pub fn new() -> Self {
+        Self(watch::Sender::new(false))
+    }
+
+    /// Lets each finish the request it is at, and returns when all have.
+    pub async fn finish(self) {
+        self.0.send_replace(true);
+        self.0.closed().await;
+    }
+}
+
+/// One of the connections that may be open at once. Held by the connection, and by what it becomes.
+#[derive(Debug, Clone)]
+pub struct Place(#[allow(dead_code)] Arc<OwnedSemaphorePermit>);
+
+/// What a connection's task holds.
+struct Connection {
+    router: Router,
+    finish: watch::Receiver<bool>,
+    place: Place,
+}
+
+impl Connection {
+    async fn start(self, tcp: TcpStream) {
+        if let Some(local) = prepare(&tcp) {
+            self.serve(tcp, local).await;
+        }
+    }
+
+    async fn start_tls(self, tcp: TcpStream, tls: TlsAcceptor) {
+        let Some(local) = prepare(&tcp) else { return };
+        match tokio::time::timeout(HANDSHAKE_TIME_MAX, tls.accept(tcp)).await {
+            Ok(Ok(stream)) => self.serve(stream, local).await,
+            Ok(Err(error)) => tracing::debug!(%error, "a TLS handshake failed"),
+            Err(_) => tracing::debug!("a TLS handshake took too long"),
+        }
+    }
+
+    async fn serve(
+        mut self,
+        stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+        local: SocketAddr,
+    ) {
+        let router = self.router.layer(axum::Extension(Arrival { local, place: self.place.clone() }));
+        let service = TowerToHyperService::new(router);
+        let service = hyper::service::service_fn(move |request: hyper::Request<Incoming>| {
+            hyper::service::Service::call(&service, request.map(axum::body::Body::new))
+        });
+        let connection = http1::Builder::new()
+            .timer(TokioTimer::new())
+            .header_read_timeout(HEADERS_TIME_MAX)
+            .max_headers(HEADERS_MAX)
+            .max_buf_size(READ_BUFFER_MAX)
+            .serve_connection(TokioIo::new(stream), service)
+            .with_upgrades();
+        tokio::pin!(connection);
+        let finish = async {
+            // Were the sender gone, that would be the end too.
+            let _ = self.finish.wait_for(|finish| *finish).await;
+        };
+        let done = tokio::select! {
+            done = connection.as_mut() => done,
+            () = finish => {
+                connection.as_mut().graceful_shutdown();
+                connection.await
+            }
+        };
+        // Errors here are the client's: it broke off, or did not speak HTTP. What a handler fails at is logged there.
+        if let Err(error) = done {
+            tracing::debug!(%error, "a connection ended early");
+        }
+    }
+}
+
+fn prepare(tcp: &TcpStream) -> Option<SocketAddr> {
+    // Answers are small and waited for: never hold one back to fill a packet.
+    tcp.set_nodelay(true).and_then(|()| tcp.local_addr()).ok()
+}
+
+fn acceptor(files: &TlsFiles) -> Result<TlsAcceptor, ListenError> {
+    let pem = |path: &PathBuf| {
+        let path = path.clone();
+        move |source| ListenError::Pem { path, source }
+    };
+    let chain = CertificateDer::pem_file_iter(&files.cert)
+        .and_then(|certificates| certificates.collect::<Result<Vec<_>, _>>())
+        .map_err(pem(&files.cert))?;
+    let key = PrivateKeyDer::from_pem_file(&files.key).map_err(pem(&files.key))?;
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = rustls::ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .and_then(|builder| builder.with_no_client_auth().with_single_cert(chain, key))
+        .map_err(|source| ListenError::Certificate { path: files.cert.clone(), source })?;
+    Ok(TlsAcceptor::from(Arc::new(config)))
+}
+
+/// Why the daemon cannot listen.
+#[derive(Debug, thiserror::Error)]
+pub enum ListenError {
+    /// The address is taken, or not ours.
+    #[error("cannot listen on {address}")]
+    Bind {
+        /// The address.
+        address: SocketAddr,
+        /// Why.
+        source: io::Error,
+    },
+    /// Not a PEM file.
+    #[error("cannot read `{}`", path.display())]
+    Pem {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: rustls::pki_types::pem::Error,
+    },
+    /// Certificate and key do not make a pair, or are of an unknown kind.
+    #[error("cannot use the certificate in `{}`", path.display())]
+    Certificate {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: rustls::Error,
+    },
+}

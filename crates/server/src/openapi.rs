@@ -1,0 +1,65 @@
+//! The description of the native API, generated from the routes and the types they carry.
+
+use utoipa::openapi::security::{ApiKey, ApiKeyValue, HttpAuthScheme, HttpBuilder, SecurityScheme};
+use utoipa::{Modify, OpenApi};
+
+use crate::routes::{commands, keys, sandboxes, system};
+use crate::{events, stream};
+
+#[derive(OpenApi)]
+#[openapi(
+    info(
+        title = "Shoal",
+        description = "Sandboxes for AI agents. Every route needs an api key; every failure answers with an `ErrorBody`, \
+            also 401 (no valid key), 403 and 421 (a foreign Origin or Host), 405, 413 and 415, which are not repeated below.",
+        license(name = "Apache-2.0", identifier = "Apache-2.0"),
+    ),
+    paths(
+        sandboxes::create,
+        sandboxes::list,
+        sandboxes::get,
+        sandboxes::update,
+        sandboxes::delete,
+        commands::run,
+        commands::list,
+        stream::start,
+        commands::get,
+        events::events,
+        stream::attach,
+        commands::write_stdin,
+        commands::end_stdin,
+        commands::signal,
+        commands::kill,
+        commands::resize,
+        keys::create,
+        keys::list,
+        keys::delete,
+        system::health,
+        system::ready,
+        system::version,
+        system::openapi,
+    ),
+    components(schemas(wire::api::CommandWish, wire::api::CommandEvent)),
+    security(("bearer" = []), ("api_key" = [])),
+    modifiers(&KeySpellings),
+)]
+struct Description;
+
+struct KeySpellings;
+
+impl Modify for KeySpellings {
+    fn modify(&self, description: &mut utoipa::openapi::OpenApi) {
+        let components = description.components.get_or_insert_default();
+        let bearer = HttpBuilder::new().scheme(HttpAuthScheme::Bearer).build();
+        components.add_security_scheme("bearer", SecurityScheme::Http(bearer));
+        let header = ApiKey::Header(ApiKeyValue::new("X-Api-Key"));
+        components.add_security_scheme("api_key", SecurityScheme::ApiKey(header));
+    }
+}
+
+/// OpenAPI 3.1, as JSON for people and programs, with a line break at its end.
+pub fn json() -> String {
+    let mut text = Description::openapi().to_pretty_json().expect("the description is made of plain data");
+    text.push('\n');
+    text
+}

@@ -1,0 +1,75 @@
+//! The native API under `/v1`. A handler is three thoughts: read, ask the engine once, convert.
+
+pub mod commands;
+pub mod keys;
+pub mod sandboxes;
+pub mod system;
+
+use std::future::Future;
+
+use axum::Router;
+use axum::http::StatusCode;
+use axum::routing::{delete, get, post};
+use tracing::Instrument;
+
+use crate::app::App;
+use crate::error::ApiError;
+use crate::{events, stream};
+
+/// All routes, without the layers around them.
+pub fn all() -> Router<App> {
+    const COMMANDS: &str = "/v1/sandboxes/{sandbox}/commands";
+    let under = |path: &str| format!("{COMMANDS}/{{command}}{path}");
+    Router::new()
+        .route("/v1/health", get(system::health))
+        .route("/v1/ready", get(system::ready))
+        .route("/v1/version", get(system::version))
+        .route("/v1/openapi.json", get(system::openapi))
+        .route("/v1/sandboxes", get(sandboxes::list).post(sandboxes::create))
+        .route(
+            "/v1/sandboxes/{sandbox}",
+            get(sandboxes::get).patch(sandboxes::update).delete(sandboxes::delete),
+        )
+        .route(COMMANDS, get(commands::list).post(commands::run))
+        .route(&format!("{COMMANDS}/stream"), get(stream::start))
+        .route(&under(""), get(commands::get))
+        .route(&under("/events"), get(events::events))
+        .route(&under("/stream"), get(stream::attach))
+        .route(&under("/stdin"), post(commands::write_stdin))
+        .route(&under("/stdin/end"), post(commands::end_stdin))
+        .route(&under("/signal"), post(commands::signal))
+        .route(&under("/kill"), post(commands::kill))
+        .route(&under("/resize"), post(commands::resize))
+        .route("/v1/keys", get(keys::list).post(keys::create))
+        .route("/v1/keys/{key}", delete(keys::delete))
+        .fallback(async || ApiError::no_route())
+        .method_not_allowed_fallback(async || ApiError::wrong_method())
+}
+
+/// Carries `work` on when the caller goes away in its middle, so that nothing is left half done.
+async fn carried_on<T, E>(work: impl Future<Output = Result<T, E>> + Send + 'static) -> Result<T, ApiError>
+where
+    T: Send + 'static,
+    E: Send + 'static,
+    ApiError: From<E>,
+{
+    match tokio::spawn(work.in_current_span()).await {
+        Ok(result) => Ok(result?),
+        // The task panicked, which the panic hook has logged: nobody aborts it.
+        Err(_) => {
+            Err(ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", "the daemon has a bug here"))
+        }
+    }
+}
+
+/// How long a page may be.
+const PAGE_MAX: u32 = 500;
+
+fn check_limit(limit: Option<u32>) -> Result<Option<u32>, ApiError> {
+    match limit {
+        Some(limit) if !(1..=PAGE_MAX).contains(&limit) => {
+            Err(ApiError::invalid("limit", format!("it is 1 to {PAGE_MAX}")))
+        }
+        limit => Ok(limit),
+    }
+}

@@ -1,0 +1,208 @@
+//! The daemon from its start to its end.
+//!
+//! Owns the order of both. At the start: the engine adopts what runs, the key is set, the socket is bound, and only then
+//! are local clients told where. At the end: no new connections, streams are closed, short requests finish, the
+//! engine stops; sandboxes go on.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use engine::{Engine, EngineConfig, EngineError, KeySecret};
+use runtime::Backend;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+
+use crate::app::App;
+use crate::config::Config;
+use crate::data_dir::{DataDir, DataDirError, Listening};
+use crate::lease::{LastOut, LeaseError, Leases, PrivateDir};
+use crate::listen::{Connections, ListenError, Listener};
+
+/// How long requests and streams may take to finish when the daemon is told to stop.
+const FINISH_MAX: Duration = Duration::from_secs(5);
+
+/// What a daemon is started with, beside its configuration.
+pub struct Start {
+    /// Taken by this process.
+    pub data_dir: DataDir,
+    /// How sandboxes are isolated.
+    pub backend: Arc<dyn Backend>,
+    /// A key that the operator chose, in place of the one in the data directory.
+    pub api_key: Option<String>,
+    /// Whether the daemon lives only while a client holds a lease.
+    pub private: Option<PrivateDir>,
+}
+
+/// A daemon that accepts requests.
+pub struct Daemon {
+    app: App,
+    data_dir: DataDir,
+    listener: Listener,
+    leases: Option<Leases>,
+    listening: Listening,
+    signals: Signals,
+}
+
+/// Why a daemon ended.
+#[derive(Debug)]
+pub enum Ended {
+    /// It was told to. Sandboxes go on.
+    Stopped,
+    /// It was private and the last lease is gone, and with it every sandbox. Its directory is to be removed
+    /// once the backend has ended.
+    LastLeaseGone(LastOut),
+}
+
+impl Daemon {
+    /// Starts. When this returns, requests are accepted.
+    pub async fn start(config: &Config, start: Start) -> Result<Self, ServeError> {
+        let Start { data_dir, backend, api_key, private } = start;
+        // First, so that a signal during a long start ends the daemon cleanly after it.
+        let signals = Signals::new()?;
+        let listener = Listener::bind(config).await?;
+        let engine_config = EngineConfig {
+            data_dir: data_dir.path().into(),
+            capacity: config.capacity,
+            output_kept_max: config.output_kept_max,
+        };
+        let engine = Engine::start(engine_config, backend).await.map_err(ServeError::Engine)?;
+        set_key(&engine, &data_dir, api_key).await?;
+        let app = App::new(engine, config);
+        let listening = Listening { url: listener.local_url(), pid: std::process::id() };
+        data_dir.write_listening(&listening)?;
+        let leases = private.map(Leases::open).transpose()?;
+        Ok(Self { app, data_dir, listener, leases, listening, signals })
+    }
+
+    /// The URL for clients on this machine.
+    pub fn url(&self) -> &str {
+        &self.listening.url
+    }
+
+    /// Serves until SIGTERM or SIGINT, or until the last lease of a private daemon is gone.
+    pub async fn serve(self) -> Result<Ended, ServeError> {
+        let Self { app, data_dir, listener, leases, listening, mut signals } = self;
+        let open = Connections::new();
+        let last = async {
+            match leases {
+                Some(leases) => leases.until_last(&listening).await,
+                None => std::future::pending().await,
+            }
+        };
+        let ended = tokio::select! {
+            () = listener.serve(app.router(), &open) => unreachable!("the listener never returns"),
+            name = signals.wait() => {
+                tracing::info!(signal = name, "stopping");
+                Ok(Ended::Stopped)
+            }
+            last = last => last.map(Ended::LastLeaseGone),
+        };
+        drop(listener);
+        app.stop();
+        let finish = async {
+            open.finish().await;
+            app.streams_closed().await;
+        };
+        if tokio::time::timeout(FINISH_MAX, finish).await.is_err() {
+            tracing::warn!(seconds = FINISH_MAX.as_secs(), "some requests did not finish in time");
+        }
+        let deleted = match &ended {
+            Ok(Ended::LastLeaseGone(_)) => app.engine.delete_all().await.map_err(ServeError::DeleteAll),
+            Ok(Ended::Stopped) | Err(_) => Ok(()),
+        };
+        app.engine.stop().await;
+        data_dir.remove_listening()?;
+        deleted?;
+        Ok(ended?)
+    }
+}
+
+/// The operator's key, or the one that is kept, or a new one. Kept before it is set, so that a crash in between
+/// leaves no key that nobody knows.
+async fn set_key(engine: &Engine, data_dir: &DataDir, chosen: Option<String>) -> Result<(), ServeError> {
+    let kept = data_dir.read_key()?;
+    let secret = match (chosen, &kept) {
+        (Some(chosen), _) => KeySecret::parse(&chosen).map_err(ServeError::ChosenKey)?,
+        (None, Some(kept)) => KeySecret::parse(kept).map_err(ServeError::KeptKey)?,
+        (None, None) => KeySecret::random(),
+    };
+    if kept.as_deref() != Some(secret.reveal()) {
+        data_dir.write_key(secret.reveal())?;
+    }
+    engine.set_bootstrap_key(&secret).await.map_err(ServeError::Key)?;
+    Ok(())
+}
+
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl Signals {
+    fn new() -> Result<Self, ServeError> {
+        let catch = |kind| signal(kind).map_err(ServeError::Signals);
+        Ok(Self { terminate: catch(SignalKind::terminate())?, interrupt: catch(SignalKind::interrupt())? })
+    }
+
+    async fn wait(&mut self) -> &'static str {
+        tokio::select! {
+            _ = self.terminate.recv() => "SIGTERM",
+            _ = self.interrupt.recv() => "SIGINT",
+        }
+    }
+}
+
+/// Why a daemon does not start, or does not end well.
+#[derive(Debug, thiserror::Error)]
+pub enum ServeError {
+    /// See the cause.
+    #[error(transparent)]
+    DataDir(#[from] DataDirError),
+    /// See the cause.
+    #[error(transparent)]
+    Listen(#[from] ListenError),
+    /// See the cause.
+    #[error(transparent)]
+    Lease(#[from] LeaseError),
+    /// The store cannot be opened, or what runs cannot be adopted.
+    #[error("cannot start the engine")]
+    Engine(#[source] EngineError),
+    /// The key cannot be stored.
+    #[error("cannot set the api key")]
+    Key(#[source] EngineError),
+    /// The operator's key could be guessed, or cannot be sent in a header.
+    #[error("SHOAL_API_KEY cannot be the api key")]
+    ChosenKey(#[source] EngineError),
+    /// The file was damaged.
+    #[error("the key in `api.key` in the data directory cannot be the api key")]
+    KeptKey(#[source] EngineError),
+    /// Signals cannot be caught.
+    #[error("cannot catch signals")]
+    Signals(#[source] std::io::Error),
+    /// Some sandbox of a private daemon is still there.
+    #[error("cannot delete all sandboxes")]
+    DeleteAll(#[source] EngineError),
+}
+
+impl ServeError {
+    /// What to do about it, where there is something.
+    pub fn hint(&self) -> Option<&'static str> {
+        match self {
+            Self::DataDir(DataDirError::Busy { .. }) => {
+                Some("stop the other daemon first, or give this one another --data-dir")
+            }
+            Self::ChosenKey(_) => {
+                Some("set it to a random text such as the output of `openssl rand -hex 32`")
+            }
+            Self::KeptKey(_) => Some("remove the file; the daemon makes another at its next start"),
+
+            Self::Listen(ListenError::Bind { .. }) => Some("choose another address with --listen"),
+            Self::DataDir(_)
+            | Self::Listen(_)
+            | Self::Lease(_)
+            | Self::Engine(_)
+            | Self::Key(_)
+            | Self::Signals(_)
+            | Self::DeleteAll(_) => None,
+        }
+    }
+}

@@ -1,0 +1,535 @@
+//! A command over a WebSocket: output, stdin and what is done to it, on one connection.
+//!
+//! ```text
+//! GET …/commands/stream             the first message says what to run (`start`)
+//! GET …/commands/{command}/stream   joins a command, from `stdout_offset`, `stderr_offset` and `stdin_offset` on
+//! ```
+//!
+//! Three things go on at once and none waits for another: reading what the client says, handing its stdin to the
+//! command, and writing output. So a kill gets through while output floods. What the client says is documented at
+//! `wire::api::CommandWish`, what it hears at `CommandEvent`.
+//!
+//! | close code | meaning |
+//! | --- | --- |
+//! | 1000 | the command is over, `ended` was sent before |
+//! | 1008 | the first message was refused; a `refused` event was sent before |
+//! | 1012 | the daemon stops, or the client was too slow: connect again with the offsets reached |
+//!
+//! A message that is too long ends the connection without a close.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use axum::Extension;
+use axum::extract::State;
+use axum::extract::ws::rejection::WebSocketUpgradeRejection;
+use axum::extract::ws::{CloseFrame, Message, WebSocket, WebSocketUpgrade, close_code};
+use axum::http::StatusCode;
+use axum::response::Response;
+use bytes::{BufMut, Bytes, BytesMut};
+use engine::{CommandRef, EngineError, Key, Offsets, Output, OutputEvent, Signal};
+use futures_util::stream::{SplitSink, SplitStream};
+use futures_util::{SinkExt, StreamExt};
+use serde::Deserialize;
+use tokio::sync::mpsc;
+use tokio::time::{Instant, MissedTickBehavior, timeout};
+use tracing::Instrument;
+use utoipa::IntoParams;
+use wire::SandboxId;
+use wire::api::{CommandEvent, CommandWish};
+
+use crate::app::{App, Arrival, Caller, Stopping};
+use crate::body::{COMMAND_BODY_MAX, CommandPath, Query, SandboxPath, parse_json};
+use crate::convert;
+use crate::error::ApiError;
+
+/// Stream bytes in one message at most.
+const OUTPUT_MESSAGE_MAX: usize = 64 << 10;
+/// One message from a client that joins a command; one that starts it may send [`COMMAND_BODY_MAX`].
+const MESSAGE_MAX: usize = 1 << 20;
+/// How long the first message may take.
+const FIRST_MESSAGE_MAX: Duration = Duration::from_secs(30);
+/// Stdin that was sent and that the command has not yet been given. What goes beyond it is refused.
+const STDIN_QUEUE_BYTES_MAX: usize = 1 << 20;
+/// As above, in messages, so that empty ones have a bound too.
+const STDIN_QUEUE_MESSAGES_MAX: usize = 4096;
+/// What is handed to the command at once.
+const STDIN_WRITE_MAX: usize = 64 << 10;
+/// How long stdin of a client that has closed may take to reach the command.
+const STDIN_DRAIN_MAX: Duration = Duration::from_secs(10);
+/// Answers to the client that wait to be written.
+const ANSWERS_MAX: usize = 16;
+/// A message that cannot be written for so long: the client does not read, and is let go.
+const SEND_STALL_MAX: Duration = Duration::from_secs(30);
+/// How often a silent client is asked whether it is there.
+const PING_INTERVAL: Duration = Duration::from_secs(20);
+/// A client that was silent for so long, pings included, is gone.
+const SILENCE_MAX: Duration = Duration::from_secs(60);
+/// How long the client may take to answer a close.
+const CLOSE_MAX: Duration = Duration::from_secs(2);
+
+/// Where to begin.
+#[derive(Debug, Clone, Copy, Default, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields, default)]
+#[into_params(parameter_in = Query)]
+pub struct StreamParams {
+    /// How much of stdout the client has already.
+    stdout_offset: u64,
+    /// How much of stderr the client has already.
+    stderr_offset: u64,
+    /// Where the client's first stdin message begins, so that bytes sent again are written once. Left out: at the end
+    /// of what was written, or at 0 where the connection starts the command.
+    stdin_offset: Option<u64>,
+}
+
+/// Starts a command and streams it. The first message is a `CommandWish` of type `start`.
+///
+/// Close codes: 1000 the command is over; 1008 the first message was refused; 1012 the daemon stops
+/// or the client was too slow, connect again at the command's own stream with the offsets reached.
+#[utoipa::path(get, path = "/v1/sandboxes/{sandbox}/commands/stream", tag = "commands", params(
+    ("sandbox" = String, Path, description = "The sandbox's id."), StreamParams), responses(
+    (status = 101, description = "A WebSocket: `CommandWish` in, `CommandEvent` and binary output out."),
+    (status = 404, body = wire::api::ErrorBody),
+    (status = 426, body = wire::api::ErrorBody),
+))]
+pub async fn start(
+    State(app): State<App>,
+    Caller(key): Caller,
+    SandboxPath(sandbox): SandboxPath,
+    Query(params): Query<StreamParams>,
+    arrival: Option<Extension<Arrival>>,
+    upgrade: Result<WebSocketUpgrade, WebSocketUpgradeRejection>,
+) -> Result<Response, ApiError> {
+    let upgrade = upgrade.map_err(needs_upgrade)?;
+    // Asked now so that a sandbox that does not exist is a plain 404.
+    app.engine.get(&key.owner, sandbox).await?;
+    let params = StreamParams { stdin_offset: Some(params.stdin_offset.unwrap_or(0)), ..params };
+    let span = tracing::Span::current();
+    let session = move |mut socket: WebSocket| async move {
+        let _place = arrival;
+        let mut stopping = app.stopping();
+        let first = tokio::select! {
+            first = read_start(&app, &key, sandbox, &mut socket) => first,
+            () = stopping.wait() => Err(Opening::Closed(Some(Close::Restart))),
+        };
+        match first {
+            Ok(command) => Session { command, params, stopping }.serve(socket).await,
+            Err(Opening::Closed(None)) => {}
+            Err(Opening::Closed(Some(close))) => close_socket(socket, close).await,
+            Err(Opening::Refused(error)) => {
+                // If the client is gone there is nobody left to tell.
+                let _ = timeout(SEND_STALL_MAX, socket.send(refusal(error))).await;
+                close_socket(socket, Close::Refused).await;
+            }
+        }
+    };
+    Ok(bounded(upgrade, COMMAND_BODY_MAX).on_upgrade(move |socket| session(socket).instrument(span)))
+}
+
+/// Streams a command that was started before, from the given offsets on.
+///
+/// Close codes as with the stream that starts a command.
+#[utoipa::path(get, path = "/v1/sandboxes/{sandbox}/commands/{command}/stream", tag = "commands", params(
+    ("sandbox" = String, Path, description = "The sandbox's id."),
+    ("command" = String, Path, description = "The command's id."), StreamParams), responses(
+    (status = 101, description = "A WebSocket: `CommandWish` in, `CommandEvent` and binary output out."),
+    (status = 404, body = wire::api::ErrorBody),
+    (status = 426, body = wire::api::ErrorBody),
+))]
+pub async fn attach(
+    State(app): State<App>,
+    Caller(key): Caller,
+    CommandPath(sandbox, command): CommandPath,
+    Query(params): Query<StreamParams>,
+    arrival: Option<Extension<Arrival>>,
+    upgrade: Result<WebSocketUpgrade, WebSocketUpgradeRejection>,
+) -> Result<Response, ApiError> {
+    let upgrade = upgrade.map_err(needs_upgrade)?;
+    let command = app.engine.command(&key.owner, sandbox, &command).await?;
+    let session = Session { command, params, stopping: app.stopping() };
+    let session = move |socket: WebSocket| async move {
+        let _place = arrival;
+        session.serve(socket).await;
+    };
+    let span = tracing::Span::current();
+    Ok(bounded(upgrade, MESSAGE_MAX).on_upgrade(move |socket| session(socket).instrument(span)))
+}
+
+fn needs_upgrade(rejection: WebSocketUpgradeRejection) -> ApiError {
+    ApiError::new(StatusCode::UPGRADE_REQUIRED, "upgrade_required", rejection.body_text())
+        .hint("open this address as a WebSocket of version 13")
+}
+
+/// The bounds of what a client may send. (Compression is not offered, so a small message cannot become a large one.)
+fn bounded(upgrade: WebSocketUpgrade, message_max: usize) -> WebSocketUpgrade {
+    upgrade
+        .max_message_size(message_max)
+        .max_frame_size(message_max)
+        // A message is written at once, so that what is queued here is what the client has not read.
+        .write_buffer_size(0)
+        .max_write_buffer_size(4 * OUTPUT_MESSAGE_MAX)
+}
+
+/// Why a connection does not become a session.
+enum Opening {
+    Closed(Option<Close>),
+    Refused(ApiError),
+}
+
+async fn read_start(
+    app: &App,
+    key: &Key,
+    sandbox: SandboxId,
+    socket: &mut WebSocket,
+) -> Result<CommandRef, Opening> {
+    let refused = |why: &str| {
+        Opening::Refused(
+            ApiError::new(StatusCode::BAD_REQUEST, "invalid_message", why)
+                .hint("send `{\"type\": \"start\", \"argv\": [...]}` first"),
+        )
+    };
+    let first = async {
+        loop {
+            match socket.recv().await {
+                Some(Ok(Message::Text(text))) => return Ok(text),
+                Some(Ok(Message::Binary(_))) => return Err(refused("the first message must be text")),
+                Some(Ok(Message::Ping(_) | Message::Pong(_))) => {}
+                Some(Ok(Message::Close(_)) | Err(_)) | None => return Err(Opening::Closed(None)),
+            }
+        }
+    };
+    let text = match timeout(FIRST_MESSAGE_MAX, first).await {
+        Ok(text) => text?,
+        Err(_) => return Err(refused("the first message did not come in time")),
+    };
+    let wish = parse_json(text.as_bytes()).map_err(Opening::Refused)?;
+    let CommandWish::Start(body) = wish else { return Err(refused("the first message must be `start`")) };
+    let spec = convert::command_spec(*body).map_err(Opening::Refused)?;
+    app.engine.run(&key.owner, sandbox, spec).await.map_err(|error| Opening::Refused(error.into()))
+}
+
+/// One client on one command.
+struct Session {
+    command: CommandRef,
+    params: StreamParams,
+    stopping: Stopping,
+}
+
+/// How a connection ends, as the daemon's side wishes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Close {
+    /// The command is over.
+    Ended,
+    /// The first message was refused.
+    Refused,
+    /// Come again.
+    Restart,
+}
+
+impl Session {
+    async fn serve(self, socket: WebSocket) {
+        let Self { command, params, mut stopping } = self;
+        let output = command.attach(Offsets { stdout: params.stdout_offset, stderr: params.stderr_offset });
+        let (mut sink, mut stream) = socket.split();
+        let (answers, mut answered) = mpsc::channel(ANSWERS_MAX);
+        let (stdin, queued) = stdin_queue();
+        let mut heard = Instant::now();
+        let (heard_sender, heard_receiver) = tokio::sync::watch::channel(heard);
+
+        let pump = pump_stdin(command.clone(), params.stdin_offset, queued, answers.clone());
+        tokio::pin!(pump);
+        let mut pumping = true;
+        let close = {
+            let mut writer = Writer { command: &command, sink: &mut sink, output, heard: heard_receiver };
+            let mut reader = Reader { command: &command, stream: &mut stream, stdin, answers };
+            let write = writer.write(&mut answered, &mut stopping);
+            let read = reader.read(|| {
+                heard = Instant::now();
+                heard_sender.send_replace(heard);
+            });
+            tokio::pin!(write, read);
+            loop {
+                tokio::select! {
+                    close = &mut write => break close,
+                    () = &mut read => break None,
+                    () = &mut pump, if pumping => pumping = false,
+                }
+            }
+        };
+        // Reading is over, and with it the queue of stdin has got its last entry: what the client sent before it
+        // closed still goes to the command.
+        if pumping && timeout(STDIN_DRAIN_MAX, pump).await.is_err() {
+            tracing::debug!("stdin of a client that has gone was not read in time");
+        }
+        if let Some(close) = close
+            && let Ok(socket) = sink.reunite(stream)
+        {
+            close_socket(socket, close).await;
+        }
+    }
+}
+
+/// Says goodbye and waits a little for the answer: closing at once would throw away what is still on its way.
+async fn close_socket(mut socket: WebSocket, close: Close) {
+    let (code, reason) = match close {
+        Close::Ended => (close_code::NORMAL, "the command is over"),
+        Close::Refused => (close_code::POLICY, "the first message was refused"),
+        Close::Restart => (close_code::RESTART, "connect again with the offsets reached"),
+    };
+    let farewell = async {
+        let frame = CloseFrame { code, reason: reason.into() };
+        // An error means that the client is gone already, which is what this is for.
+        if socket.send(Message::Close(Some(frame))).await.is_ok() {
+            while let Some(Ok(_)) = socket.recv().await {}
+        }
+    };
+    let _ = timeout(CLOSE_MAX, farewell).await;
+}
+
+/// Output, answers and pings, to the client.
+struct Writer<'a> {
+    command: &'a CommandRef,
+    sink: &'a mut SplitSink<WebSocket, Message>,
+    output: Output,
+    heard: tokio::sync::watch::Receiver<Instant>,
+}
+
+/// The client is gone or does not read.
+struct Lost;
+
+impl Writer<'_> {
+    /// Until the end; `None` when there is nobody to say goodbye to.
+    async fn write(
+        &mut self,
+        answered: &mut mpsc::Receiver<Message>,
+        stopping: &mut Stopping,
+    ) -> Option<Close> {
+        self.write_all(answered, stopping).await.ok()
+    }
+
+    async fn write_all(
+        &mut self,
+        answered: &mut mpsc::Receiver<Message>,
+        stopping: &mut Stopping,
+    ) -> Result<Close, Lost> {
+        let mut pings = tokio::time::interval_at(Instant::now() + PING_INTERVAL, PING_INTERVAL);
+        pings.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        self.send(event(&self.now())).await?;
+        loop {
+            tokio::select! {
+                biased;
+                () = stopping.wait() => return Ok(Close::Restart),
+                Some(answer) = answered.recv() => self.send(answer).await?,
+                _ = pings.tick() => {
+                    if self.heard.borrow().elapsed() > SILENCE_MAX {
+                        return Err(Lost);
+                    }
+                    self.send(Message::Ping(Bytes::new())).await?;
+                }
+                output = self.output.next() => match output {
+                    Some(OutputEvent::Started { .. }) => self.send(event(&self.now())).await?,
+                    Some(OutputEvent::Bytes { stream, offset, bytes }) => {
+                        let mut offset = offset;
+                        for piece in bytes.chunks(OUTPUT_MESSAGE_MAX) {
+                            self.send(output_message(stream.number(), offset, piece)).await?;
+                            offset += piece.len() as u64;
+                        }
+                    }
+                    Some(OutputEvent::Lost { stream, from, to }) => {
+                        let stream = convert::output_stream(stream);
+                        self.send(event(&CommandEvent::Lost { stream, from, to })).await?;
+                    }
+                    Some(OutputEvent::StdinAck { offset }) => {
+                        self.send(event(&CommandEvent::StdinAck { offset })).await?;
+                    }
+                    Some(OutputEvent::Ended(command)) => {
+                        let ended = CommandEvent::Ended(Box::new(convert::command(*command)));
+                        self.send(event(&ended)).await?;
+                        return Ok(Close::Ended);
+                    }
+                    // Without an end: the engine has let this reader go, or is itself on its way out.
+                    Some(OutputEvent::Stalled) | None => return Ok(Close::Restart),
+                },
+            }
+        }
+    }
+
+    async fn send(&mut self, message: Message) -> Result<(), Lost> {
+        match timeout(SEND_STALL_MAX, self.sink.send(message)).await {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(_)) | Err(_) => Err(Lost),
+        }
+    }
+
+    fn now(&self) -> CommandEvent {
+        CommandEvent::Command(Box::new(convert::command(self.command.now())))
+    }
+}
+
+fn output_message(stream: u8, offset: u64, piece: &[u8]) -> Message {
+    let mut message = BytesMut::with_capacity(1 + 8 + piece.len());
+    message.put_u8(stream);
+    message.put_u64_le(offset);
+    message.put_slice(piece);
+    Message::Binary(message.freeze())
+}
+
+fn event(event: &CommandEvent) -> Message {
+    let text = serde_json::to_string(event).expect("events are made of types that JSON can write");
+    Message::Text(text.into())
+}
+
+fn refusal(error: impl Into<ApiError>) -> Message {
+    let error = error.into();
+    if let Some(chain) = error.chain() {
+        tracing::info!(error = chain.0, "refused");
+    }
+    event(&CommandEvent::Refused(error.into_body()))
+}
+
+/// What the client says.
+struct Reader<'a> {
+    command: &'a CommandRef,
+    stream: &'a mut SplitStream<WebSocket>,
+    stdin: StdinSender,
+    answers: mpsc::Sender<Message>,
+}
+
+impl Reader<'_> {
+    /// Until the client closes or is gone.
+    async fn read(&mut self, mut heard: impl FnMut()) {
+        while let Some(Ok(message)) = self.stream.next().await {
+            heard();
+            let done = match message {
+                Message::Binary(bytes) => self.stdin.push(Input::Bytes(bytes)),
+                Message::Text(text) => match parse_json(text.as_bytes()) {
+                    Ok(wish) => self.grant(wish).await,
+                    Err(error) => Err(error),
+                },
+                Message::Ping(_) | Message::Pong(_) => Ok(()),
+                Message::Close(_) => return,
+            };
+            if let Err(error) = done
+                && self.answers.send(refusal(error)).await.is_err()
+            {
+                return;
+            }
+        }
+    }
+
+    async fn grant(&mut self, wish: CommandWish) -> Result<(), ApiError> {
+        match wish {
+            CommandWish::Start(_) => Err(ApiError::new(
+                StatusCode::BAD_REQUEST,
+                "invalid_message",
+                "`start` is only for the first message of a connection that starts a command",
+            )),
+            CommandWish::StdinEnd => self.stdin.push(Input::End),
+            CommandWish::Signal { signal } => Ok(self.command.signal(Signal::parse(&signal)?).await?),
+            CommandWish::Kill => Ok(self.command.kill().await?),
+            CommandWish::Resize { rows, columns } => {
+                let size = convert::terminal_size(rows, columns)?;
+                Ok(self.command.resize(size.rows, size.columns).await?)
+            }
+        }
+    }
+}
+
+/// Something for stdin.
+enum Input {
+    Bytes(Bytes),
+    End,
+}
+
+/// Between reading stdin from the client and handing it to the command. Bounded in bytes and messages.
+fn stdin_queue() -> (StdinSender, StdinReceiver) {
+    let (sender, receiver) = mpsc::channel(STDIN_QUEUE_MESSAGES_MAX);
+    let bytes = Arc::new(AtomicUsize::new(0));
+    let sender = StdinSender { sender, bytes: bytes.clone(), overflowed: false };
+    (sender, StdinReceiver { receiver, bytes })
+}
+
+struct StdinSender {
+    sender: mpsc::Sender<Input>,
+    bytes: Arc<AtomicUsize>,
+    overflowed: bool,
+}
+
+struct StdinReceiver {
+    receiver: mpsc::Receiver<Input>,
+    bytes: Arc<AtomicUsize>,
+}
+
+impl StdinSender {
+    /// Queues, or refuses. Once something was refused everything is: later bytes would close over the gap.
+    fn push(&mut self, input: Input) -> Result<(), ApiError> {
+        let length = match &input {
+            Input::Bytes(bytes) => bytes.len(),
+            Input::End => 0,
+        };
+        let fits = self.bytes.load(Ordering::Relaxed) + length <= STDIN_QUEUE_BYTES_MAX;
+        if !self.overflowed && fits {
+            self.bytes.fetch_add(length, Ordering::Relaxed);
+            match self.sender.try_send(input) {
+                Ok(()) => return Ok(()),
+                // The pump has refused stdin for good and has said so.
+                Err(mpsc::error::TrySendError::Closed(_)) => return Ok(()),
+                Err(mpsc::error::TrySendError::Full(_)) => {}
+            }
+        }
+        self.overflowed = true;
+        Err(ApiError::new(
+            StatusCode::TOO_MANY_REQUESTS,
+            "stdin_overflow",
+            format!("more than {STDIN_QUEUE_BYTES_MAX} bytes of stdin wait for the command"),
+        )
+        .hint("connect again with `stdin_offset` at the last `stdin_ack`, and send less at once"))
+    }
+}
+
+/// Hands stdin to the command, in order, until the client has no more or the command takes no more.
+async fn pump_stdin(
+    command: CommandRef,
+    mut at: Option<u64>,
+    mut queue: StdinReceiver,
+    answers: mpsc::Sender<Message>,
+) {
+    while let Some(input) = queue.receiver.recv().await {
+        let done = match input {
+            Input::Bytes(bytes) => {
+                let length = bytes.len();
+                let done = write_stdin(&command, &mut at, bytes).await;
+                queue.bytes.fetch_sub(length, Ordering::Relaxed);
+                done
+            }
+            Input::End => command.end_stdin().await,
+        };
+        if let Err(error) = done {
+            // If the session is over, there is nobody to tell.
+            let _ = answers.send(refusal(error)).await;
+            return;
+        }
+    }
+}
+
+async fn write_stdin(
+    command: &CommandRef,
+    at: &mut Option<u64>,
+    mut bytes: Bytes,
+) -> Result<(), EngineError> {
+    while !bytes.is_empty() {
+        let piece = bytes.split_to(bytes.len().min(STDIN_WRITE_MAX));
+        loop {
+            match command.write_stdin(*at, piece.clone()).await {
+                Ok(_) => break,
+                // A command that reads slowly is no failure here: the queue is bounded, and bytes with an offset
+                // can be offered again.
+                Err(EngineError::StdinStalled { .. }) if at.is_some() => {}
+                Err(error) => return Err(error),
+            }
+        }
+        *at = at.map(|at| at.saturating_add(piece.len() as u64));
+    }
+    Ok(())
+}
