@@ -586,7 +586,7 @@ fn a_wrong_setting_ends_the_start_with_a_sentence() {
 fn every_answer_carries_a_request_id_that_the_log_knows() {
     let daemon = Daemon::start();
     let sandbox = daemon.sandbox();
-    let answer = daemon.get(&sandbox.path(""));
+    let answer = sandbox.post_command(&json!({"argv": ["true"]}));
     let (_, id) = answer.headers.iter().find(|(name, _)| name == "x-request-id").expect("an id").clone();
     until_true("the log names the request and the sandbox", || {
         daemon.logs().lines().any(|line| line.contains(&id) && line.contains(&sandbox.id))

@@ -140,19 +140,34 @@ impl Scope {
         theirs.is_some() && own != theirs
     }
 
-    /// Mount points seen from here whose line mentions the data directory or the installation.
+    /// Mount points that mention the data directory or the installation, seen from here and from our processes outside
+    /// sandboxes: the launcher has a mount namespace of its own.
     pub fn mounts(&self) -> Vec<PathBuf> {
-        let data_dir = self.data_dir.to_string_lossy().into_owned();
-        let table = fs::read_to_string("/proc/self/mountinfo").expect("a process can read its mounts");
+        let mut tables = vec![PathBuf::from("/proc/self/mountinfo")];
+        let outside = self.processes().into_iter().filter(|process| !self.is_inside(*process));
+        tables.extend(outside.map(|process| format!("/proc/{process}/mountinfo").into()));
+        let mut found = Vec::new();
+        for table in tables {
+            for mount in self.mounts_in(&table) {
+                if !found.contains(&mount) {
+                    found.push(mount);
+                }
+            }
+        }
+        found
+    }
+
+    fn mounts_in(&self, table: &Path) -> Vec<PathBuf> {
+        let data_dir = self.data_dir.to_string_lossy();
+        let ours = |line: &str| {
+            line.contains(data_dir.as_ref())
+                || self.installation.as_ref().is_some_and(|id| line.contains(id.as_str()))
+        };
+        // A process may end before it is looked at.
+        let table = fs::read_to_string(table).unwrap_or_default();
         table
             .lines()
-            .filter(|line| {
-                line.contains(&data_dir)
-                    || self
-                        .installation
-                        .as_ref()
-                        .is_some_and(|installation| line.contains(installation.as_str()))
-            })
+            .filter(|line| ours(line))
             .filter_map(|line| line.split(' ').nth(4).map(PathBuf::from))
             .collect()
     }
@@ -201,7 +216,7 @@ impl Scope {
             groups.iter().filter(|group| fs::remove_dir(group).is_err()).count() == 0
         });
         // The last mounted is the first to go.
-        for mount in self.mounts().iter().rev() {
+        for mount in self.mounts_in(Path::new("/proc/self/mountinfo")).iter().rev() {
             let _ = rustix::mount::unmount(mount, rustix::mount::UnmountFlags::DETACH);
         }
         for claim in self.claims() {
