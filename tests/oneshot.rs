@@ -41,12 +41,8 @@ impl Person {
     }
 
     fn scopes(&self) -> Vec<Scope> {
-        // The private daemon's data lies in the private directory, or in one below it.
-        let mut places = vec![self.private.clone()];
-        places.extend(
-            fs::read_dir(&self.private).into_iter().flatten().filter_map(|entry| Some(entry.ok()?.path())),
-        );
-        places.into_iter().map(|data_dir| Scope { installation: installation(&data_dir), data_dir }).collect()
+        let data_dir = self.private.join("data");
+        vec![Scope { installation: installation(&data_dir), data_dir }]
     }
 
     /// Everything that is there now, over all places.

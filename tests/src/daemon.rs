@@ -316,13 +316,38 @@ pub fn random_hex(bytes: usize) -> String {
     random.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// A new directory that no other test has. Under `/var/tmp`, since `/tmp` may be memory and lack what overlays need.
+/// Where tests have their directories: `/tmp` may be memory, and lack what overlays need.
+const DIRECTORIES: &str = "/var/tmp";
+/// How their names begin; the process of the test follows.
+const PREFIX: &str = "shoal-test-";
+
+/// A new directory that no other test has.
 pub fn new_directory() -> PathBuf {
     static COUNT: AtomicU32 = AtomicU32::new(0);
     let count = COUNT.fetch_add(1, Ordering::Relaxed);
-    let path = PathBuf::from(format!("/var/tmp/shoal-test-{}-{count}-{}", std::process::id(), random_hex(4)));
-    fs::create_dir(&path).expect("/var/tmp takes directories");
+    let name = format!("{PREFIX}{}-{count}-{}", std::process::id(), random_hex(4));
+    let path = Path::new(DIRECTORIES).join(name);
+    fs::create_dir(&path).expect("the directory of temporary files takes directories");
     path
+}
+
+/// Removes everything of tests whose process is gone, and says where it was.
+pub fn remove_abandoned() -> Vec<PathBuf> {
+    let mut removed = Vec::new();
+    for entry in fs::read_dir(DIRECTORIES).into_iter().flatten().flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let process = name.strip_prefix(PREFIX).and_then(|rest| rest.split('-').next()?.parse::<i32>().ok());
+        if process.is_some_and(crate::audit::is_dead) {
+            let home = entry.path();
+            for data_dir in [home.join("data"), home.join("private/data")] {
+                Scope { installation: installation(&data_dir), data_dir }.remove();
+            }
+            if fs::remove_dir_all(&home).is_ok() {
+                removed.push(home);
+            }
+        }
+    }
+    removed
 }
 
 /// The id in a data directory.

@@ -71,6 +71,7 @@ fn test(runner_arguments: &[String]) -> Result<()> {
     // The black-box tests start the program itself, and the runner builds only what it runs.
     build.args(["build", "--workspace", "--bins"]);
     step("build the programs", build)?;
+    step("remove what earlier tests have left", sweep()?)?;
     let mut runner = cargo();
     let with_nextest = answers(cargo().args(["nextest", "--version"]));
     if with_nextest {
@@ -85,7 +86,22 @@ fn test(runner_arguments: &[String]) -> Result<()> {
             runner.args(["--", "--test-threads=1"]);
         }
     }
-    step("run the tests", runner)
+    let outcome = step("run the tests", runner);
+    // Quietly: the last lines belong to the runner's count.
+    let swept = answers(&mut sweep()?);
+    outcome?;
+    if !swept {
+        bail!("cannot remove what the tests have left");
+    }
+    Ok(())
+}
+
+/// Ends and removes what tests have left that were killed before they could do so. Built beside this program.
+fn sweep() -> Result<Command> {
+    let own = std::env::current_exe().context("cannot find this program's own executable")?;
+    let mut sweep = Command::new(own.with_file_name("sweep"));
+    sweep.stdin(Stdio::null());
+    Ok(sweep)
 }
 
 /// What can be checked without running anything of ours.
