@@ -1,1 +1,25 @@
-//! placeholder
+//! What the black-box tests share: a real `shoal serve` on a real kernel, spoken to by raw HTTP and WebSocket.
+//!
+//! Nothing here uses Shoal's own client or types, so that no shared mistake hides. Read in this order: [`daemon`]
+//! starts one and cleans up after it, [`sandbox`] is what tests do with it, [`http`] and [`socket`] are how they
+//! talk, [`audit`] is what is left on the machine, [`wait`] is how they wait. [`fuzzed`] is apart: the functions
+//! that read foreign bytes, as fuzzers call them.
+//!
+//! The tests need root and a kernel with the features that Shoal needs. Without them they fail; they never skip.
+
+#![forbid(unsafe_code)]
+
+pub mod audit;
+pub mod daemon;
+pub mod fuzzed;
+pub mod http;
+pub mod sandbox;
+pub mod socket;
+pub mod wait;
+
+pub use audit::Audit;
+pub use daemon::{Daemon, Spawn};
+pub use http::{Request, Response};
+pub use sandbox::{Finished, Sandbox};
+pub use socket::{Collected, Said, Socket};
+pub use wait::{DEADLINE, until};

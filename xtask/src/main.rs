@@ -1,2 +1,179 @@
-//! placeholder
-fn main() {}
+//! The chores of this repository. `cargo xtask test` is what CI runs, no more and no less.
+//!
+//! Owns the order of the steps and how their outcome is told. What each step checks is the business of the tool it
+//! starts, of `packages` and of `licences`.
+
+#![forbid(unsafe_code)]
+
+mod licences;
+mod packages;
+
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, ExitStatus, Stdio};
+use std::time::Instant;
+
+use anyhow::{Context, Result, bail};
+
+const HELP: &str = "\
+Chores of the Shoal repository.
+
+Usage: cargo xtask <chore>
+
+Chores:
+  test [ARGS...]   Install what the tests need, check format, lints, licences and documents, run every test.
+                   Needs root. ARGS are handed to the test runner.
+  check            Another word for `test`: what CI runs.
+  lint             The checks of `test` without the tests and without root.
+  licences         Only the check of licences, with the list.
+  --help           This text.
+";
+
+fn main() -> ExitCode {
+    let mut arguments = std::env::args().skip(1);
+    let chore = arguments.next();
+    let rest: Vec<String> = arguments.collect();
+    let outcome = match chore.as_deref() {
+        Some("test") => test(&rest),
+        Some("check") if rest.is_empty() => test(&[]),
+        Some("lint") if rest.is_empty() => lint(),
+        Some("licences") if rest.is_empty() => licences::check(licences::Tell::Everything),
+        None | Some("--help" | "-h" | "help") => {
+            print!("{HELP}");
+            return ExitCode::SUCCESS;
+        }
+        Some(_) => {
+            eprint!(
+                "xtask: this is not a chore: {}\n\n{HELP}",
+                std::env::args().skip(1).collect::<Vec<_>>().join(" ")
+            );
+            return ExitCode::from(2);
+        }
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("xtask: {error:#}");
+            // The runner's own code tells failed tests (100) from a runner that could not start.
+            let code = error.downcast_ref::<Failed>().and_then(|failed| failed.status.code());
+            ExitCode::from(
+                code.and_then(|code| u8::try_from(code).ok()).filter(|code| *code != 0).unwrap_or(1),
+            )
+        }
+    }
+}
+
+/// Everything. The tests come last, so that the last lines are the runner's count.
+fn test(runner_arguments: &[String]) -> Result<()> {
+    packages::install_missing()?;
+    lint()?;
+    let mut build = cargo();
+    // The black-box tests start the program itself, and the runner builds only what it runs.
+    build.args(["build", "--workspace", "--bins"]);
+    step("build the programs", build)?;
+    step("remove what earlier tests have left", sweep()?)?;
+    let mut runner = cargo();
+    let with_nextest = answers(cargo().args(["nextest", "--version"]));
+    if with_nextest {
+        runner.args(["nextest", "run", "--workspace", "--no-fail-fast"]).args(runner_arguments);
+    } else {
+        println!(
+            "xtask: cargo-nextest is not installed, so `cargo test` runs the tests, without its deadlines"
+        );
+        runner.args(["test", "--workspace", "--no-fail-fast"]).args(runner_arguments);
+        if !runner_arguments.iter().any(|argument| argument == "--") {
+            // Nobody keeps the heavy tests apart here, so they run one by one.
+            runner.args(["--", "--test-threads=1"]);
+        }
+    }
+    let outcome = step("run the tests", runner);
+    // Quietly: the last lines belong to the runner's count.
+    let swept = answers(&mut sweep()?);
+    outcome?;
+    if !swept {
+        bail!("cannot remove what the tests have left");
+    }
+    Ok(())
+}
+
+/// Ends and removes what tests have left that were killed before they could do so. Built beside this program.
+fn sweep() -> Result<Command> {
+    let own = std::env::current_exe().context("cannot find this program's own executable")?;
+    let mut sweep = Command::new(own.with_file_name("sweep"));
+    sweep.stdin(Stdio::null());
+    Ok(sweep)
+}
+
+/// What can be checked without running anything of ours.
+fn lint() -> Result<()> {
+    let mut format = cargo();
+    format.args(["fmt", "--all", "--check"]);
+    step("check the format", format)?;
+    println!("xtask: check the licences");
+    licences::check(licences::Tell::Count)?;
+    let mut clippy = cargo();
+    clippy.args(["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]);
+    step("check the lints", clippy)?;
+    let mut documents = cargo();
+    // By `--config` and not by RUSTDOCFLAGS: a variable would win over what the machine's own configuration says.
+    documents.args(["--config", "build.rustdocflags=['-D','warnings']"]);
+    documents.args(["doc", "--workspace", "--no-deps", "--document-private-items"]);
+    step("check the documents in the code", documents)
+}
+
+/// The cargo that runs us, at the root of the repository, with nothing to read from.
+fn cargo() -> Command {
+    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.current_dir(root()).stdin(Stdio::null());
+    command
+}
+
+/// The root of the repository: the parent of this package.
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("this package is in a folder of the root").into()
+}
+
+/// A program that ran and said no.
+#[derive(Debug)]
+struct Failed {
+    what: String,
+    status: ExitStatus,
+}
+
+impl std::fmt::Display for Failed {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "cannot {}: {}", self.what, self.status)
+    }
+}
+
+impl std::error::Error for Failed {}
+
+/// Runs one step with its output shown as it comes.
+fn step(what: &str, mut command: Command) -> Result<()> {
+    println!("xtask: {what}");
+    let started = Instant::now();
+    let status = command
+        .status()
+        .with_context(|| format!("cannot {what}: cannot start {}", command.get_program().display()))?;
+    if !status.success() {
+        bail!(Failed { what: what.into(), status });
+    }
+    println!("xtask: {what}: done in {} s", started.elapsed().as_secs());
+    Ok(())
+}
+
+/// Whether a program is there and answers.
+fn answers(command: &mut Command) -> bool {
+    command.stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok_and(|status| status.success())
+}
+
+/// What a program printed, or an error with what it complained about.
+fn printed(command: &mut Command) -> Result<Vec<u8>> {
+    let name = command.get_program().to_owned();
+    let name = OsStr::display(&name);
+    let output = command.stderr(Stdio::inherit()).output().with_context(|| format!("cannot start {name}"))?;
+    if !output.status.success() {
+        bail!(Failed { what: format!("run {name}"), status: output.status });
+    }
+    Ok(output.stdout)
+}

@@ -2,19 +2,72 @@
 //!
 //! Knows no HTTP and no kernel: it decides, keeps rows and logs, and asks a [`runtime::Backend`].
 //! The public face is [`Engine`]; what goes in and comes out of it is in [`model`].
+//!
+//! Read in this order: [`lifecycle`] decides, `driver` acts on one sandbox, `guest` talks to its init, `command` is
+//! where a command's streams and watchers meet, `log` and `store` keep what must not be lost, `directory` holds all
+//! sandboxes and their limits, `recovery` and `sweep` mend.
 
 #![forbid(unsafe_code)]
 
+mod command;
+mod directory;
+mod driver;
+mod error;
+mod guest;
+mod home;
+pub mod keys;
+pub mod lifecycle;
+mod log;
 pub mod model;
+mod recovery;
+mod store;
+mod sweep;
+pub mod template;
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use bytes::Bytes;
 use runtime::Backend;
+use sha2::{Digest as _, Sha256};
+use tokio::sync::{Semaphore, mpsc, oneshot};
+use tokio::task::JoinSet;
+use wire::guest::{Cwd, Handle, Program, Start};
+use wire::launch::Limits;
 use wire::{CommandId, SandboxId};
 
+use crate::command::{Hub, Refusal};
+use crate::directory::{Directory, Place};
+use crate::driver::{Birth, INBOX_MAX, Message};
+use crate::home::{Home, Intent, Shared};
+use crate::keys::{BOOTSTRAP_ID, Keys, random_u64, random_u128};
+use crate::lifecycle::Goal;
+use crate::log::LogWriters;
+use crate::store::{CommandRow, SandboxRow, Store, Tally};
+use crate::template::{CPU_MILLIS_MIN, MEMORY_BYTES_MIN, Template, made_up_name};
+
+pub use command::{ANSWER_SECONDS, CommandRef, Output, STALL_SECONDS, STDIN_SECONDS};
 pub use model::*;
+
+/// Items on a page when the caller names no number.
+pub const PAGE_DEFAULT: u32 = 100;
+/// Items on a page at most.
+pub const PAGE_MAX: u32 = 1000;
+/// A command's program, arguments, script and environment together. Leaves room in a message to init.
+pub const COMMAND_BYTES_MAX: usize = 20 * 1024 * 1024;
+/// A sandbox's environment: it is added to every command's.
+pub const SANDBOX_ENV_BYTES_MAX: usize = 256 * 1024;
+/// In bytes.
+pub const IDEMPOTENCY_KEY_MAX: usize = 255;
+/// Between SIGTERM and the end of a command's whole tree, when a timeout strikes: time to flush a file.
+const GRACE: Duration = Duration::from_secs(2);
+/// Sandboxes that are connected to at the same time after a restart.
+const ADOPTIONS_MAX: usize = 64;
+/// Sandboxes that `delete_all` ends at the same time.
+const DELETIONS_MAX: usize = 32;
+/// Names that are tried for a sandbox that was given none.
+const NAME_ATTEMPTS: usize = 100;
 
 /// What an engine is built with.
 #[derive(Debug, Clone)]
@@ -23,71 +76,569 @@ pub struct EngineConfig {
     pub data_dir: PathBuf,
     /// What all sandboxes together may promise themselves.
     pub capacity: Capacity,
-    /// How many bytes of each stream are kept.
+    /// How many bytes of each stream are kept; 64 KiB at least.
     pub output_kept_max: u64,
 }
 
-/// All sandboxes of one data directory. Cheap to clone.
+/// All sandboxes of one data directory. Cheap to clone. Dropping the last clone ends its tasks as a crash would;
+/// [`Engine::stop`] does so in good order. Neither harms a sandbox.
 #[derive(Clone)]
-pub struct Engine {}
+pub struct Engine {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    shared: Arc<Shared>,
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.shared.halt();
+    }
+}
 
 impl Engine {
     /// Opens the store, adopts what runs, finishes or undoes what a crash interrupted.
-    pub async fn start(config: EngineConfig, backend: Arc<dyn Backend>) -> Result<Self, EngineError> { todo!() }
+    /// Returns when rows are read; connecting to sandboxes goes on behind it.
+    pub async fn start(config: EngineConfig, backend: Arc<dyn Backend>) -> Result<Self, EngineError> {
+        if config.output_kept_max < log::KEPT_MIN {
+            let why = format!("at least {} bytes of each stream are kept", log::KEPT_MIN);
+            return Err(EngineError::Invalid { what: "output_kept_max", why });
+        }
+        let runtime = tokio::runtime::Handle::current();
+        let path = config.data_dir.join("shoal.db");
+        let store_runtime = runtime.clone();
+        let store = tokio::task::spawn_blocking(move || Store::open(&path, store_runtime))
+            .await
+            .map_err(|_| EngineError::Stopping)?
+            .map_err(|source| EngineError::Store { doing: "open the database", source })?;
+        let thread = |source| EngineError::Store {
+            doing: "start the threads that write output",
+            source: StoreError::Thread { source },
+        };
+        let logs = LogWriters::start(runtime.clone()).map_err(thread)?;
+        let keys = Keys::new(store.keys().await?);
+        let shared = Arc::new(Shared {
+            config,
+            backend,
+            store,
+            logs,
+            keys,
+            runtime,
+            directory: Mutex::new(Directory::default()),
+            adoptions: Semaphore::new(ADOPTIONS_MAX),
+            tasks: Mutex::default(),
+        });
+        let engine = Self { inner: Arc::new(Inner { shared: Arc::clone(&shared) }) };
+        recovery::recover(&shared).await?;
+        let sweeping = shared.runtime.spawn(sweep::keep_swept(Arc::clone(&shared)));
+        shared.tasks.lock().unwrap_or_else(PoisonError::into_inner).push(sweeping.abort_handle());
+        Ok(engine)
+    }
+
+    fn shared(&self) -> &Arc<Shared> {
+        &self.inner.shared
+    }
+
+    fn home(&self, owner: &Owner, id: SandboxId) -> Result<Arc<Home>, EngineError> {
+        self.shared().directory().find(owner, id)
+    }
+
     /// Stops all drivers and flushes the store, without harm to any sandbox.
-    pub async fn stop(&self) { todo!() }
+    pub async fn stop(&self) {
+        let shared = Arc::clone(self.shared());
+        if tokio::task::spawn_blocking(move || shared.halt()).await.is_err() {
+            tracing::error!("stopping the engine panicked");
+        }
+    }
+
+    /// Compares kernel, disk and rows once, as happens at intervals anyway. Tells how many strays were removed.
+    pub async fn sweep(&self) -> usize {
+        sweep::sweep(self.shared()).await
+    }
+
     /// Deletes every sandbox of every owner: the end of a private daemon.
-    pub async fn delete_all(&self) -> Result<(), EngineError> { todo!() }
+    pub async fn delete_all(&self) -> Result<(), EngineError> {
+        let homes = self.shared().directory().all();
+        let mut deletions = JoinSet::new();
+        let mut result = Ok(());
+        for home in homes {
+            if deletions.len() >= DELETIONS_MAX {
+                result = result.and(joined(deletions.join_next().await));
+            }
+            deletions.spawn(async move { delete(&home).await });
+        }
+        while !deletions.is_empty() {
+            result = result.and(joined(deletions.join_next().await));
+        }
+        result
+    }
 
-    pub async fn create(&self, key: &Key, spec: SandboxSpec, wait: Wait) -> Result<Sandbox, EngineError> { todo!() }
-    pub async fn get(&self, owner: &Owner, id: SandboxId) -> Result<Sandbox, EngineError> { todo!() }
-    pub async fn list(&self, owner: &Owner, query: ListQuery) -> Result<Page<Sandbox>, EngineError> { todo!() }
-    pub async fn rename(&self, owner: &Owner, id: SandboxId, name: SandboxName) -> Result<Sandbox, EngineError> { todo!() }
+    // Sandboxes.
+
+    /// Makes a sandbox, within the limits of the key that asks. With an idempotency key that was used before, finds the
+    /// one that was made then.
+    pub async fn create(&self, key: &Key, spec: SandboxSpec, wait: Wait) -> Result<Sandbox, EngineError> {
+        let template = Template::find(&spec.template)
+            .ok_or_else(|| EngineError::TemplateNotFound { name: spec.template.clone() })?;
+        let limits = limits_of(template, &spec)?;
+        check_env(&spec.env, SANDBOX_ENV_BYTES_MAX)?;
+        check_idempotency_key(spec.idempotency_key.as_deref())?;
+        let request_digest = digest(&(
+            spec.name.as_ref().map(SandboxName::as_str),
+            &spec.template,
+            &spec.env,
+            spec.cpu_millis,
+            spec.memory_bytes,
+        ));
+        let (home, created) = match self.admit(key, spec, template, limits, request_digest, wait)? {
+            Admitted::New(home, created) => (home, Some(created)),
+            Admitted::Known(home) => (home, None),
+        };
+        match (created, wait) {
+            // The driver answers also when this future is dropped: what was begun is finished.
+            (Some(created), _) => created.await.map_err(|_| EngineError::Stopping)??,
+            (None, Wait::Ready) => home.made().await?,
+            (None, Wait::No) => {}
+        }
+        Ok(home.describe())
+    }
+
+    /// Checks and takes the room, the name and the idempotency key in one step, and starts the driver.
+    fn admit(
+        &self,
+        key: &Key,
+        spec: SandboxSpec,
+        template: &Template,
+        limits: Limits,
+        request_digest: [u8; 32],
+        wait: Wait,
+    ) -> Result<Admitted, EngineError> {
+        let shared = self.shared();
+        let mut directory = shared.directory();
+        if let Some(used) = &spec.idempotency_key {
+            if let Some(home) = directory.by_idempotency_key(&key.owner, used) {
+                return match home.request_digest == request_digest {
+                    true => Ok(Admitted::Known(home)),
+                    false => Err(EngineError::IdempotencyKeyReused),
+                };
+            }
+        }
+        directory.check_room(&key.owner, &limits, &key.limits, &shared.config.capacity)?;
+        let name = match spec.name {
+            Some(name) if directory.name_is_free(&key.owner, &name) => name,
+            Some(name) => return Err(EngineError::NameTaken { name: name.to_string() }),
+            None => (0..NAME_ATTEMPTS)
+                .map(|_| made_up_name(random_u64()))
+                .find(|name| directory.name_is_free(&key.owner, name))
+                .ok_or_else(|| EngineError::Full { what: "no free name was found".into() })?,
+        };
+        let row = SandboxRow {
+            id: SandboxId::from_random(random_u128()),
+            owner: key.owner.clone(),
+            name,
+            template: template.name.into(),
+            image: template.image.into(),
+            limits,
+            env: spec.env,
+            state: State::Creating,
+            goal: Goal::Running,
+            reason: None,
+            idempotency_key: spec.idempotency_key,
+            request_digest,
+            oom_kills: 0,
+            created_at: now(),
+        };
+        let (inbox, messages) = mpsc::channel(INBOX_MAX);
+        let home = Home::new(Arc::clone(shared), &row, Tally::default(), inbox);
+        directory.insert(&home);
+        drop(directory);
+        let (created, answer) = oneshot::channel();
+        driver::spawn(&home, messages, Birth::New { row: Box::new(row), wait, created });
+        Ok(Admitted::New(home, answer))
+    }
+
+    /// A sandbox as it is now.
+    pub async fn get(&self, owner: &Owner, id: SandboxId) -> Result<Sandbox, EngineError> {
+        Ok(self.home(owner, id)?.describe())
+    }
+
+    /// An owner's sandboxes, newest first.
+    pub async fn list(&self, owner: &Owner, query: ListQuery) -> Result<Page<Sandbox>, EngineError> {
+        let limit = page_limit(query.limit)?;
+        let before = query.cursor.as_deref().map(Place::from_cursor).transpose()?;
+        let mut homes = self.shared().directory().newest(owner, before, query.name.as_deref(), limit + 1)?;
+        let more = homes.len() > limit;
+        homes.truncate(limit);
+        let next_cursor = homes.last().filter(|_| more).map(|last| Place::of_home(last).to_cursor());
+        Ok(Page { items: homes.iter().map(|home| home.describe()).collect(), next_cursor })
+    }
+
+    /// Gives a sandbox another name.
+    pub async fn rename(
+        &self,
+        owner: &Owner,
+        id: SandboxId,
+        name: SandboxName,
+    ) -> Result<Sandbox, EngineError> {
+        let home = self.home(owner, id)?;
+        self.shared().directory().reserve_name(&home, &name)?;
+        // A task of its own: a caller that leaves in the middle must not leave a name reserved for nobody.
+        let renaming = tokio::spawn(async move {
+            let renamed = home.shared.store.rename_sandbox(home.id, name.clone()).await;
+            let freed = match &renamed {
+                Ok(true) => std::mem::replace(&mut home.face().name, name),
+                Ok(false) | Err(_) => name,
+            };
+            home.shared.directory().free_name(&home, &freed);
+            match renamed? {
+                true => Ok(home.describe()),
+                false => Err(EngineError::SandboxNotFound { id: home.id.to_string() }),
+            }
+        });
+        renaming.await.map_err(|_| EngineError::Stopping)?
+    }
+
     /// Returns when nothing of it is left.
-    pub async fn delete(&self, owner: &Owner, id: SandboxId) -> Result<(), EngineError> { todo!() }
+    pub async fn delete(&self, owner: &Owner, id: SandboxId) -> Result<(), EngineError> {
+        let home = self.home(owner, id)?;
+        delete(&home).await
+    }
 
-    /// Starts a command, or finds the one that was started under this id before. The answer does not wait for its result.
-    pub async fn run(&self, owner: &Owner, id: SandboxId, spec: CommandSpec) -> Result<CommandRef, EngineError> { todo!() }
+    // Commands.
+
+    /// Starts a command, or finds the one that was started under this id before. Answers once init has started it, or
+    /// has said why not, and does not wait for its result.
+    pub async fn run(
+        &self,
+        owner: &Owner,
+        id: SandboxId,
+        spec: CommandSpec,
+    ) -> Result<CommandRef, EngineError> {
+        let home = self.home(owner, id)?;
+        let named = spec.id.is_some();
+        let command_id = spec.id.clone().unwrap_or_else(|| CommandId::from_random(random_u128()));
+        let start = start_of(&home, spec, &command_id)?;
+        let request_digest = digest(&start);
+        let intent = home.intend(command_id, request_digest, |handle| Start { handle, ..start })?;
+        let hub = match intent {
+            Intent::New(hub) => {
+                hub.commit_intent();
+                hub
+            }
+            Intent::Known(hub) => hub,
+        };
+        let hub = match hub.committed().await {
+            Ok(()) => hub,
+            Err(Refusal::Exists(row)) => self.found(&home, CommandRow::clone(&row)).await?,
+            Err(Refusal::NoSandbox) => return Err(home.wrong_state()),
+            Err(Refusal::Store(source)) => {
+                let source = StoreError::Shared { source };
+                return Err(EngineError::Store { doing: "write the command's row", source });
+            }
+        };
+        if hub.request_digest != request_digest {
+            return Err(EngineError::CommandIdReused { id: hub.id.clone() });
+        }
+        hub.started_in_time(named).await?;
+        Ok(CommandRef { hub })
+    }
+
     /// A command by its id.
-    pub async fn command(&self, owner: &Owner, id: SandboxId, command: &CommandId) -> Result<CommandRef, EngineError> { todo!() }
-    pub async fn commands(&self, owner: &Owner, id: SandboxId, query: CommandQuery) -> Result<Page<Command>, EngineError> { todo!() }
+    pub async fn command(
+        &self,
+        owner: &Owner,
+        id: SandboxId,
+        command: &CommandId,
+    ) -> Result<CommandRef, EngineError> {
+        let home = self.home(owner, id)?;
+        let not_found = || EngineError::CommandNotFound { id: command.to_string() };
+        if let Some(hub) = home.live_by_id(command) {
+            hub.committed().await.map_err(|_| not_found())?;
+            return Ok(CommandRef { hub });
+        }
+        let row = self.shared().store.command(home.id, command.clone()).await?.ok_or_else(not_found)?;
+        Ok(CommandRef { hub: self.found(&home, row).await? })
+    }
 
-    pub async fn create_key(&self, spec: KeySpec) -> Result<(Key, KeySecret), EngineError> { todo!() }
+    /// The command that a row tells of: in memory while it has no result, else from the row.
+    async fn found(&self, home: &Arc<Home>, row: CommandRow) -> Result<Arc<Hub>, EngineError> {
+        if row.result.is_none() {
+            if let Some(hub) = home.live_by_id(&row.id) {
+                return Ok(hub);
+            }
+        }
+        // It may have ended since the row was read.
+        let row = match row.result {
+            Some(_) => row,
+            None => {
+                let id = row.id.to_string();
+                let again = self.shared().store.command(home.id, row.id).await?;
+                again.ok_or(EngineError::CommandNotFound { id })?
+            }
+        };
+        let id = row.id.clone();
+        let home = Arc::clone(home);
+        let read = tokio::task::spawn_blocking(move || Hub::recovered(&home, row)).await;
+        let read = read.unwrap_or_else(|error| Err(std::io::Error::other(error)));
+        read.map_err(|source| EngineError::Log { doing: "find", id, source })
+    }
+
+    /// A sandbox's commands, oldest first.
+    pub async fn commands(
+        &self,
+        owner: &Owner,
+        id: SandboxId,
+        query: CommandQuery,
+    ) -> Result<Page<Command>, EngineError> {
+        let home = self.home(owner, id)?;
+        let limit = page_limit(query.limit)?;
+        let bad = |_| EngineError::Invalid { what: "cursor", why: "it did not come from a page".into() };
+        let after = query.cursor.map(|cursor| cursor.parse().map(Handle)).transpose().map_err(bad)?;
+        let mut rows = self.shared().store.commands(home.id, after, limit + 1).await?;
+        let more = rows.len() > limit;
+        rows.truncate(limit);
+        let next_cursor = rows.last().filter(|_| more).map(|last| last.handle.0.to_string());
+        let mut items = Vec::with_capacity(rows.len());
+        for row in rows {
+            items.push(match row.result {
+                Some(_) => described(row),
+                None => self.found(&home, row).await?.now(),
+            });
+        }
+        Ok(Page { items, next_cursor })
+    }
+
+    // Keys.
+
+    /// Makes a key. The secret is shown this once.
+    pub async fn create_key(&self, spec: KeySpec) -> Result<(Key, KeySecret), EngineError> {
+        loop {
+            let (id, secret) = KeySecret::generate();
+            let KeySpec { owner, admin, limits } = spec.clone();
+            let key = Key { id, owner, admin, limits, created_at: now() };
+            // An id that is taken by chance is made anew.
+            if self.shared().store.put_key(key.clone(), secret.hash()).await? {
+                self.shared().keys.put(key.clone(), secret.hash());
+                return Ok((key, secret));
+            }
+        }
+    }
+
     /// Makes `secret` a key of the owner `default` with admin rights, replacing an earlier bootstrap key.
-    pub async fn set_bootstrap_key(&self, secret: &KeySecret) -> Result<Key, EngineError> { todo!() }
-    pub async fn keys(&self) -> Result<Vec<Key>, EngineError> { todo!() }
-    pub async fn delete_key(&self, id: &str) -> Result<(), EngineError> { todo!() }
+    pub async fn set_bootstrap_key(&self, secret: &KeySecret) -> Result<Key, EngineError> {
+        let key = Key {
+            id: BOOTSTRAP_ID.into(),
+            owner: Owner::default_owner(),
+            admin: true,
+            limits: KeyLimits::default(),
+            created_at: now(),
+        };
+        self.shared().store.put_key(key.clone(), secret.hash()).await?;
+        self.shared().keys.put(key.clone(), secret.hash());
+        Ok(key)
+    }
+
+    /// All keys, oldest first.
+    pub async fn keys(&self) -> Result<Vec<Key>, EngineError> {
+        Ok(self.shared().store.keys().await?.into_iter().map(|(key, _)| key).collect())
+    }
+
+    /// Ends a key at once. Sandboxes of its owner stay.
+    pub async fn delete_key(&self, id: &str) -> Result<(), EngineError> {
+        self.shared().keys.remove(id);
+        match self.shared().store.delete_key(id.into()).await? {
+            true => Ok(()),
+            false => Err(EngineError::KeyNotFound { id: id.into() }),
+        }
+    }
+
     /// The key that `presented` is, if it is one. Constant time in the secret; answers from memory, no row is read.
-    pub fn authenticate(&self, presented: &str) -> Option<Key> { todo!() }
+    pub fn authenticate(&self, presented: &str) -> Option<Key> {
+        self.shared().keys.authenticate(presented)
+    }
 }
 
-/// A command that can be watched and acted on. Holding it keeps nothing alive but memory.
-#[derive(Clone)]
-pub struct CommandRef {}
-
-impl CommandRef {
-    /// As it is now.
-    pub fn now(&self) -> Command { todo!() }
-    /// When it is over.
-    pub async fn ended(&self) -> Command { todo!() }
-    /// Output from these offsets on, live, until the end. While one is attached and makes progress, what it has not yet
-    /// read does not fall off the front; the command is made to wait instead.
-    pub fn attach(&self, from: Offsets) -> Output { todo!() }
-    /// All kept output at once, at most `limit` bytes of each stream.
-    pub async fn output(&self, limit: usize) -> Result<Gathered, EngineError> { todo!() }
-    /// Hands bytes to stdin; waits while the command's window is full, at most until the deadline inside.
-    /// `at`: where they begin, so that a retry writes once; `None` appends.
-    pub async fn write_stdin(&self, at: Option<u64>, bytes: Bytes) -> Result<u64, EngineError> { todo!() }
-    pub async fn end_stdin(&self) -> Result<(), EngineError> { todo!() }
-    pub async fn signal(&self, signal: Signal) -> Result<(), EngineError> { todo!() }
-    pub async fn kill(&self) -> Result<(), EngineError> { todo!() }
-    pub async fn resize(&self, rows: u16, columns: u16) -> Result<(), EngineError> { todo!() }
+enum Admitted {
+    New(Arc<Home>, oneshot::Receiver<Result<(), EngineError>>),
+    Known(Arc<Home>),
 }
 
-/// A command's output as it comes.
-pub struct Output {}
+async fn delete(home: &Home) -> Result<(), EngineError> {
+    let (done, answer) = oneshot::channel();
+    let sent = home.inbox.send_timeout(Message::Delete { done }, home::INBOX_WAIT).await;
+    match sent {
+        Ok(()) => {}
+        Err(mpsc::error::SendTimeoutError::Timeout(_)) => {
+            return Err(EngineError::Unresponsive { id: home.id });
+        }
+        Err(mpsc::error::SendTimeoutError::Closed(_)) => return gone(home),
+    }
+    match answer.await {
+        Ok(result) => result,
+        Err(_) => gone(home),
+    }
+}
 
-impl Output {
-    /// The next thing. After [`OutputEvent::Ended`] comes nothing more (`None`). Cancel-safe.
-    pub async fn next(&mut self) -> Option<OutputEvent> { todo!() }
+/// The driver is no more: because the sandbox is gone, or because the engine stops.
+fn gone(home: &Home) -> Result<(), EngineError> {
+    let directory = home.shared.directory();
+    match directory.get(home.id) {
+        None if directory.is_stray(home.id) => Ok(()),
+        None | Some(_) => Err(EngineError::Stopping),
+    }
+}
+
+fn joined(
+    result: Option<Result<Result<(), EngineError>, tokio::task::JoinError>>,
+) -> Result<(), EngineError> {
+    match result {
+        Some(Ok(result)) => result,
+        Some(Err(_)) => Err(EngineError::Stopping),
+        None => Ok(()),
+    }
+}
+
+/// Now, as a row can keep it: in microseconds.
+pub(crate) fn now() -> SystemTime {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    UNIX_EPOCH + Duration::from_micros(u64::try_from(since.as_micros()).unwrap_or(u64::MAX))
+}
+
+fn digest(request: &impl serde::Serialize) -> [u8; 32] {
+    let text = serde_json::to_vec(request).expect("requests are made of types that JSON can write");
+    Sha256::digest(&text).into()
+}
+
+fn page_limit(limit: Option<u32>) -> Result<usize, EngineError> {
+    match limit.unwrap_or(PAGE_DEFAULT) {
+        limit @ 1..=PAGE_MAX => Ok(limit as usize),
+        limit => {
+            let why = format!("it is 1 to {PAGE_MAX}, not {limit}");
+            Err(EngineError::Invalid { what: "limit", why })
+        }
+    }
+}
+
+fn limits_of(template: &Template, spec: &SandboxSpec) -> Result<Limits, EngineError> {
+    let cpu_millis = spec.cpu_millis.unwrap_or(template.limits.cpu_millis);
+    let memory_bytes = spec.memory_bytes.unwrap_or(template.limits.memory_bytes);
+    if cpu_millis < CPU_MILLIS_MIN {
+        let why = format!("it is at least {CPU_MILLIS_MIN} thousandths of a processor");
+        return Err(EngineError::Invalid { what: "cpu", why });
+    }
+    // Rows keep signed numbers.
+    if !(MEMORY_BYTES_MIN..=i64::MAX as u64).contains(&memory_bytes) {
+        let why = format!("it is at least {MEMORY_BYTES_MIN} bytes");
+        return Err(EngineError::Invalid { what: "memory", why });
+    }
+    Ok(Limits { cpu_millis, memory_bytes, pids: template.limits.pids })
+}
+
+fn check_idempotency_key(key: Option<&str>) -> Result<(), EngineError> {
+    match key {
+        Some(key)
+            if key.is_empty() || key.len() > IDEMPOTENCY_KEY_MAX || key.chars().any(char::is_control) =>
+        {
+            let why = format!("it is 1 to {IDEMPOTENCY_KEY_MAX} bytes without control characters");
+            Err(EngineError::Invalid { what: "idempotency key", why })
+        }
+        Some(_) | None => Ok(()),
+    }
+}
+
+fn check_env(env: &BTreeMap<String, String>, bytes_max: usize) -> Result<(), EngineError> {
+    let invalid = |why: String| Err(EngineError::Invalid { what: "env", why });
+    for (name, value) in env {
+        if name.is_empty() || name.contains(['=', '\0']) {
+            return invalid(format!("{name:.64?} cannot be the name of a variable"));
+        }
+        if value.contains('\0') {
+            return invalid(format!("the value of `{name:.64}` contains a NUL byte"));
+        }
+    }
+    let size: usize = env.iter().map(|(name, value)| name.len() + value.len() + 2).sum();
+    if size > bytes_max {
+        return invalid(format!("it has {size} bytes, the limit is {bytes_max}"));
+    }
+    Ok(())
+}
+
+/// What init is told, save for the handle. Environment: the template's, the sandbox's, the command's; the later wins.
+fn start_of(home: &Home, spec: CommandSpec, id: &CommandId) -> Result<Start, EngineError> {
+    let invalid = |what, why: &str| Err(EngineError::Invalid { what, why: why.into() });
+    check_env(&spec.env, COMMAND_BYTES_MAX)?;
+    match &spec.program {
+        Program::Argv(argv) if argv.first().is_none_or(String::is_empty) => {
+            return invalid("argv", "it names no program");
+        }
+        Program::Argv(argv) if argv.iter().any(|argument| argument.contains('\0')) => {
+            return invalid("argv", "an argument contains a NUL byte");
+        }
+        Program::Shell { script } if script.contains('\0') => {
+            return invalid("script", "it contains a NUL byte");
+        }
+        Program::Argv(_) | Program::Shell { .. } => {}
+    }
+    let template = Template::find(&home.template);
+    let cwd = match spec.cwd {
+        Some(path) if !path.starts_with('/') => return invalid("cwd", "it is not an absolute path"),
+        Some(path) if path.contains('\0') => return invalid("cwd", "it contains a NUL byte"),
+        Some(path) => Cwd::Named(path),
+        None => template.map_or(Cwd::Default("/".into()), Template::cwd),
+    };
+    match spec.user.as_deref() {
+        Some(user) if user.is_empty() || user.contains('\0') => {
+            return invalid("user", "it is a name or a number, optionally with a group");
+        }
+        Some(_) | None => {}
+    }
+    let mut env: BTreeMap<String, String> = BTreeMap::new();
+    let defaults = template.map_or(&[][..], |template| template.env);
+    env.extend(defaults.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())));
+    if spec.terminal.is_some() {
+        env.insert("TERM".into(), "xterm-256color".into());
+    }
+    env.extend(home.env.clone());
+    env.extend(spec.env);
+    let milliseconds = |length: Option<Duration>| {
+        length.filter(|length| !length.is_zero()).map(|length| {
+            // A length that is not zero stays one: rounding it down would mean "none".
+            u64::try_from(length.as_millis()).unwrap_or(u64::MAX).max(1)
+        })
+    };
+    let start = Start {
+        handle: Handle(0),
+        id: id.to_string(),
+        program: spec.program,
+        env: env.into_iter().collect(),
+        cwd,
+        user: spec.user,
+        stdin: spec.stdin,
+        terminal: spec.terminal,
+        timeout_ms: milliseconds(spec.timeout),
+        idle_timeout_ms: milliseconds(spec.idle_timeout),
+        grace_ms: GRACE.as_millis() as u64,
+    };
+    let size = home::start_size(&start);
+    if size > COMMAND_BYTES_MAX {
+        let why = format!("it has {size} bytes with its environment, the limit is {COMMAND_BYTES_MAX}");
+        return Err(EngineError::Invalid { what: "command", why });
+    }
+    Ok(start)
+}
+
+/// A command that is over, from its row alone.
+fn described(row: CommandRow) -> Command {
+    let result = row.result.expect("the caller has looked");
+    Command {
+        id: row.id,
+        sandbox: row.sandbox,
+        state: CommandState::Ended { pid: result.pid, outcome: result.outcome },
+        start: Arc::new(row.start),
+        stdout: result.stdout,
+        stderr: result.stderr,
+        created_at: row.created_at,
+        ended_at: Some(result.ended_at),
+    }
 }

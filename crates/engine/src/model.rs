@@ -2,247 +2,489 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
-use runtime::BackendError;
-use wire::guest::{Start, Stream};
+use wire::guest::{ExitStatus, Program, Start, StartError, Stream, TerminalSize};
 use wire::launch::Limits;
 use wire::{CommandId, SandboxId};
 
-/// Whose sandboxes. 1 to 64 of `A-Z a-z 0-9 - _ .`
+pub use crate::error::{EngineError, StoreError};
+pub use crate::keys::KeySecret;
+pub use crate::lifecycle::{Disk, Kept, State};
+
+/// Whose sandboxes.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Owner(String);
 
 impl Owner {
-    /// Checks a name.
+    /// Enough for a name, short enough for a log line.
+    pub const LENGTH_MAX: usize = 64;
+
+    /// Whose sandboxes are when nobody made owners.
+    pub fn default_owner() -> Self {
+        Self("default".into())
+    }
+
+    /// 1 to 64 of `A-Z a-z 0-9 - _ .`
     pub fn parse(text: &str) -> Result<Self, EngineError> {
-        let fits = (1..=64).contains(&text.len());
-        if fits && text.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.')) {
+        let plain = text.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.'));
+        if plain && (1..=Self::LENGTH_MAX).contains(&text.len()) {
             return Ok(Self(text.into()));
         }
-        let why = "it is 1 to 64 of the characters A-Z a-z 0-9 - _ .".into();
+        let why = format!("it is 1 to {} of the characters A-Z a-z 0-9 - _ .", Self::LENGTH_MAX);
         Err(EngineError::Invalid { what: "owner", why })
     }
 
-    /// The name.
+    /// As it was written.
     pub fn as_str(&self) -> &str {
         &self.0
     }
 }
 
-/// Free text of 1 to 255 bytes, without control characters; never reaches a path.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+impl fmt::Display for Owner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// What people call a sandbox. It never reaches a path.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SandboxName(String);
 
 impl SandboxName {
-    /// Checks a name.
+    /// In bytes.
+    pub const LENGTH_MAX: usize = 255;
+
+    /// Free text of 1 to 255 bytes, without control characters.
     pub fn parse(text: &str) -> Result<Self, EngineError> {
-        if (1..=255).contains(&text.len()) && !text.chars().any(char::is_control) {
+        let why = if text.is_empty() {
+            "it is empty".to_owned()
+        } else if text.len() > Self::LENGTH_MAX {
+            format!("it has {} bytes, the limit is {}", text.len(), Self::LENGTH_MAX)
+        } else if text.chars().any(char::is_control) {
+            "it contains a control character".to_owned()
+        } else {
             return Ok(Self(text.into()));
-        }
-        let why = "it is 1 to 255 bytes of text without control characters".into();
+        };
         Err(EngineError::Invalid { what: "name", why })
     }
 
-    /// The name.
+    /// As it was written.
     pub fn as_str(&self) -> &str {
         &self.0
+    }
+}
+
+impl fmt::Display for SandboxName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
     }
 }
 
 /// What a new sandbox should be.
 #[derive(Debug, Clone)]
 pub struct SandboxSpec {
+    /// Made up where there is none.
     pub name: Option<SandboxName>,
     /// `default` is the only template so far.
     pub template: String,
+    /// Added to the template's environment for every command.
     pub env: BTreeMap<String, String>,
+    /// The template's where there is none.
     pub cpu_millis: Option<u32>,
+    /// The template's where there is none.
     pub memory_bytes: Option<u64>,
-    /// Asking twice with one key makes one sandbox.
+    /// Asking twice with one key makes one sandbox, for as long as that sandbox exists.
     pub idempotency_key: Option<String>,
+}
+
+impl Default for SandboxSpec {
+    fn default() -> Self {
+        Self {
+            name: None,
+            template: crate::template::DEFAULT.into(),
+            env: BTreeMap::new(),
+            cpu_millis: None,
+            memory_bytes: None,
+            idempotency_key: None,
+        }
+    }
 }
 
 /// When `create` answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Wait { Ready, No }
+pub enum Wait {
+    /// When the sandbox takes commands, or has failed.
+    Ready,
+    /// When its row is written.
+    No,
+}
 
+/// A sandbox, as it is at one moment.
 #[derive(Debug, Clone)]
 pub struct Sandbox {
+    /// Names it.
     pub id: SandboxId,
+    /// Whose it is.
     pub owner: Owner,
+    /// What people call it.
     pub name: SandboxName,
+    /// Where it is in its life.
     pub state: State,
     /// Why it failed.
     pub reason: Option<String>,
+    /// What it was made from.
     pub template: String,
+    /// The template's image.
     pub image: String,
+    /// What it may use.
     pub limits: Limits,
+    /// Added to the environment of every command.
     pub env: BTreeMap<String, String>,
+    /// When it was asked for.
     pub created_at: SystemTime,
 }
 
-/// See `lifecycle` (to be written there and re-exported).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum State { Creating, Running, Paused(Kept), Deleting, Failed { disk: Disk } }
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kept { Frozen, Saved, Dropped }
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Disk { Whole, Lost }
+/// Which sandboxes to list, newest first.
+#[derive(Debug, Clone, Default)]
+pub struct ListQuery {
+    /// At most so many; [`crate::PAGE_MAX`] at most.
+    pub limit: Option<u32>,
+    /// From the page before.
+    pub cursor: Option<String>,
+    /// Only the one with exactly this name.
+    pub name: Option<String>,
+}
 
+/// Which commands to list, oldest first.
 #[derive(Debug, Clone, Default)]
-pub struct ListQuery { pub limit: Option<u32>, pub cursor: Option<String>, pub name: Option<String> }
-#[derive(Debug, Clone, Default)]
-pub struct CommandQuery { pub limit: Option<u32>, pub cursor: Option<String> }
+pub struct CommandQuery {
+    /// At most so many; [`crate::PAGE_MAX`] at most.
+    pub limit: Option<u32>,
+    /// From the page before.
+    pub cursor: Option<String>,
+}
+
+/// A part of a list.
 #[derive(Debug, Clone)]
-pub struct Page<T> { pub items: Vec<T>, pub next_cursor: Option<String> }
+pub struct Page<T> {
+    /// What is on it.
+    pub items: Vec<T>,
+    /// Where the next page begins; `None` on the last.
+    pub next_cursor: Option<String>,
+}
 
+/// What to run, and how.
 #[derive(Debug, Clone)]
 pub struct CommandSpec {
+    /// Starting is idempotent on it. Made up where there is none.
     pub id: Option<CommandId>,
-    pub program: wire::guest::Program,
+    /// What to run.
+    pub program: Program,
+    /// Added to the sandbox's environment.
     pub env: BTreeMap<String, String>,
+    /// An absolute path that exists; the template's where there is none.
     pub cwd: Option<String>,
+    /// Root where there is none.
     pub user: Option<String>,
+    /// Whether stdin will be written to. If not, it is at its end from the start.
     pub stdin: bool,
-    pub terminal: Option<wire::guest::TerminalSize>,
+    /// A terminal in place of pipes.
+    pub terminal: Option<TerminalSize>,
+    /// Ends the whole tree after so long. Zero means none.
     pub timeout: Option<Duration>,
+    /// Ends it after so long without output. Zero means none.
     pub idle_timeout: Option<Duration>,
 }
 
+impl CommandSpec {
+    /// A program with nothing else asked for.
+    pub fn new(program: Program) -> Self {
+        Self {
+            id: None,
+            program,
+            env: BTreeMap::new(),
+            cwd: None,
+            user: None,
+            stdin: false,
+            terminal: None,
+            timeout: None,
+            idle_timeout: None,
+        }
+    }
+}
+
+/// A command, as it is at one moment.
 #[derive(Debug, Clone)]
 pub struct Command {
+    /// Unique within its sandbox.
     pub id: CommandId,
+    /// Its sandbox.
     pub sandbox: SandboxId,
+    /// Where it is in its life.
     pub state: CommandState,
-    pub start: std::sync::Arc<Start>,
+    /// What init was asked to start.
+    pub start: Arc<Start>,
+    /// What is kept of stdout.
     pub stdout: Span,
+    /// What is kept of stderr.
     pub stderr: Span,
+    /// When it was asked for.
     pub created_at: SystemTime,
+    /// When its result was known.
     pub ended_at: Option<SystemTime>,
 }
 
+/// Where a command is in its life.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum CommandState { Starting, Running { pid: u32 }, Ended { pid: Option<u32>, outcome: Outcome } }
+pub enum CommandState {
+    /// Asked for, not yet running.
+    Starting,
+    /// Runs.
+    Running {
+        /// Its process, in the guest's own numbers.
+        pid: u32,
+    },
+    /// Over.
+    Ended {
+        /// Its process, if there ever was one.
+        pid: Option<u32>,
+        /// How it ended.
+        outcome: Outcome,
+    },
+}
 
 /// How a command ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
+    /// By itself, with this code.
     Exited(i32),
+    /// By a signal that Shoal did not send.
     Signaled(i32),
-    /// With what the kernel said of the main process.
-    TimedOut(wire::guest::ExitStatus),
-    IdleTimedOut(wire::guest::ExitStatus),
-    Killed(wire::guest::ExitStatus),
-    OutOfMemory(wire::guest::ExitStatus),
-    FailedToStart(wire::guest::StartError),
+    /// Its timeout struck. With what the kernel said of the main process.
+    TimedOut(ExitStatus),
+    /// It was silent for too long.
+    IdleTimedOut(ExitStatus),
+    /// `kill` was asked for.
+    Killed(ExitStatus),
+    /// The sandbox's memory ran out, as the host counts.
+    OutOfMemory(ExitStatus),
+    /// It never ran.
+    FailedToStart(StartError),
     /// The sandbox ended under it.
     SandboxGone,
 }
 
 /// What is kept of a stream: from `start` to `end`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Span { pub start: u64, pub end: u64 }
+pub struct Span {
+    /// The first offset that can still be read.
+    pub start: u64,
+    /// The length of the stream so far.
+    pub end: u64,
+}
+
+/// Where to read each stream from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Offsets { pub stdout: u64, pub stderr: u64 }
+pub struct Offsets {
+    /// Of stdout.
+    pub stdout: u64,
+    /// Of stderr.
+    pub stderr: u64,
+}
 
 /// A signal that may be sent: 1 to 64.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Signal(i32);
 
 impl Signal {
+    /// The signals with a name, as Linux numbers them on x86-64 and most others.
+    const NAMES: [(&'static str, i32); 31] = [
+        ("HUP", 1),
+        ("INT", 2),
+        ("QUIT", 3),
+        ("ILL", 4),
+        ("TRAP", 5),
+        ("ABRT", 6),
+        ("BUS", 7),
+        ("FPE", 8),
+        ("KILL", 9),
+        ("USR1", 10),
+        ("SEGV", 11),
+        ("USR2", 12),
+        ("PIPE", 13),
+        ("ALRM", 14),
+        ("TERM", 15),
+        ("STKFLT", 16),
+        ("CHLD", 17),
+        ("CONT", 18),
+        ("STOP", 19),
+        ("TSTP", 20),
+        ("TTIN", 21),
+        ("TTOU", 22),
+        ("URG", 23),
+        ("XCPU", 24),
+        ("XFSZ", 25),
+        ("VTALRM", 26),
+        ("PROF", 27),
+        ("WINCH", 28),
+        ("IO", 29),
+        ("PWR", 30),
+        ("SYS", 31),
+    ];
+    /// The last real-time signal.
+    const NUMBER_MAX: i32 = 64;
+
     /// A name such as `SIGINT` or `INT`, in any case, or a number as text.
     pub fn parse(text: &str) -> Result<Self, EngineError> {
-        match text.parse() {
-            Ok(number @ 1..=64) => Ok(Self(number)),
-            Ok(_) | Err(_) => Err(EngineError::Invalid { what: "signal", why: "its number is 1 to 64".into() }),
+        let upper = text.to_ascii_uppercase();
+        let name = upper.strip_prefix("SIG").unwrap_or(&upper);
+        let named = Self::NAMES.iter().find(|(known, _)| *known == name).map(|(_, number)| *number);
+        // Only digits: `parse` alone would take a sign, too.
+        let digits = !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
+        let number = named.or_else(|| if digits { text.parse().ok() } else { None });
+        match number {
+            Some(number) if (1..=Self::NUMBER_MAX).contains(&number) => Ok(Self(number)),
+            Some(_) | None => {
+                let why = format!(
+                    "it is a name such as SIGINT or a number from 1 to {}, not {text:.32?}",
+                    Self::NUMBER_MAX
+                );
+                Err(EngineError::Invalid { what: "signal", why })
+            }
         }
     }
 
-    /// The number.
+    /// As the kernel numbers it.
     pub fn number(self) -> i32 {
         self.0
     }
 }
 
+/// One thing that happened to a command that someone watches.
+#[derive(Debug, Clone)]
 pub enum OutputEvent {
-    /// State changed to running: the pid is known.
-    Started { pid: u32 },
-    Bytes { stream: Stream, offset: u64, bytes: Bytes },
+    /// It runs: the pid is known.
+    Started {
+        /// Its process, in the guest's own numbers.
+        pid: u32,
+    },
+    /// Bytes of a stream.
+    Bytes {
+        /// Which one.
+        stream: Stream,
+        /// Where they begin.
+        offset: u64,
+        /// The bytes.
+        bytes: Bytes,
+    },
     /// Bytes from `from` to `to` are no longer kept.
-    Lost { stream: Stream, from: u64, to: u64 },
-    StdinAck { offset: u64 },
-    /// The reader was too slow for too long and was let go, so that it does not hold up the command. Reconnect with offsets.
+    Lost {
+        /// Of which stream.
+        stream: Stream,
+        /// The offset that was next.
+        from: u64,
+        /// The first that is kept.
+        to: u64,
+    },
+    /// Stdin up to `offset` was given to the command.
+    StdinAck {
+        /// How many bytes in all.
+        offset: u64,
+    },
+    /// The reader was too slow for too long and was let go, so that it does not hold up the command.
+    /// Reconnect with offsets.
     Stalled,
+    /// It is over, and all its output was handed out before this.
     Ended(Box<Command>),
 }
 
-pub struct Gathered { pub stdout: Vec<u8>, pub stdout_cut: bool, pub stderr: Vec<u8>, pub stderr_cut: bool }
+/// Output that was collected at once.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Gathered {
+    /// From the first byte that is kept.
+    pub stdout: Vec<u8>,
+    /// Whether anything is missing from it, at the front or at the end.
+    pub stdout_cut: bool,
+    /// From the first byte that is kept.
+    pub stderr: Vec<u8>,
+    /// Whether anything is missing from it, at the front or at the end.
+    pub stderr_cut: bool,
+}
 
+/// What proves whose sandboxes someone may use. Without its secret.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Key {
+    /// Names it, and is not secret.
     pub id: String,
+    /// Whose sandboxes it opens.
     pub owner: Owner,
+    /// Whether it may manage keys.
     pub admin: bool,
+    /// What its owner may have at once, when asking with this key.
     pub limits: KeyLimits,
+    /// When it was made.
     pub created_at: SystemTime,
 }
+
+/// What an owner may have at once. `None` is no limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct KeyLimits { pub sandboxes: Option<u32>, pub cpu_millis: Option<u64>, pub memory_bytes: Option<u64> }
-pub struct KeySpec { pub owner: Owner, pub admin: bool, pub limits: KeyLimits }
-/// `shoal_<id>_<secret>`; printed only on purpose.
-pub struct KeySecret(String);
-impl KeySecret {
-    /// A secret for a data directory that has none yet.
-    pub fn random() -> Self {
-        todo!()
-    }
-
-    /// A secret that an operator chose. Weak ones are refused.
-    pub fn parse(text: &str) -> Result<Self, EngineError> {
-        Ok(Self(text.into()))
-    }
-
-    /// The whole text, for the one answer that shows it and for the key file.
-    pub fn reveal(&self) -> &str {
-        &self.0
-    }
+pub struct KeyLimits {
+    /// Sandboxes.
+    pub sandboxes: Option<u32>,
+    /// Thousandths of a processor, in all.
+    pub cpu_millis: Option<u64>,
+    /// Memory, in all.
+    pub memory_bytes: Option<u64>,
 }
-impl fmt::Debug for KeySecret { fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result { f.write_str("KeySecret(..)") } }
+
+/// What a new key should be.
+#[derive(Debug, Clone)]
+pub struct KeySpec {
+    /// Whose sandboxes it opens.
+    pub owner: Owner,
+    /// Whether it may manage keys.
+    pub admin: bool,
+    /// What its owner may have at once.
+    pub limits: KeyLimits,
+}
 
 /// What all sandboxes of a machine together may promise themselves. Memory and cpu may be overcommitted by the operator.
-#[derive(Debug, Clone, Copy)]
-pub struct Capacity { pub sandboxes: u32, pub cpu_millis: u64, pub memory_bytes: u64 }
-
-/// Everything that can be refused or go wrong, one variant per thing a caller can act on.
-#[derive(Debug, thiserror::Error)]
-pub enum EngineError {
-    #[error("sandbox `{id}` does not exist")] SandboxNotFound { id: String },
-    #[error("command `{id}` does not exist")] CommandNotFound { id: String },
-    #[error("template `{name}` does not exist")] TemplateNotFound { name: String },
-    #[error("key `{id}` does not exist")] KeyNotFound { id: String },
-    #[error("a sandbox named `{name}` exists already")] NameTaken { name: String },
-    #[error("command `{id}` was started before with another request")] CommandIdReused { id: CommandId },
-    #[error("the idempotency key was used before with another request")] IdempotencyKeyReused,
-    #[error("sandbox `{id}` is {state}")] WrongState { id: SandboxId, state: &'static str },
-    #[error("sandbox `{id}` failed: {reason}")] SandboxFailed { id: SandboxId, reason: String },
-    #[error("{what} is not valid: {why}")] Invalid { what: &'static str, why: String },
-    #[error("the key's limit of {limit} {what} is reached")] Quota { what: &'static str, limit: u64 },
-    #[error("the machine has no room: {what}")] Full { what: String },
-    #[error("command `{id}` takes no input")] StdinClosed { id: CommandId },
-    #[error("command `{id}` does not read its input")] StdinStalled { id: CommandId },
-    #[error("command `{id}` is over")] CommandEnded { id: CommandId },
-    #[error("command `{id}` has no terminal")] NoTerminal { id: CommandId },
-    #[error("sandbox `{id}` does not answer")] Unresponsive { id: SandboxId },
-    #[error("cannot create sandbox `{id}`")] Create { id: SandboxId, source: BackendError },
-    #[error("cannot delete sandbox `{id}`")] Delete { id: SandboxId, source: BackendError },
-    #[error("cannot {doing}")] Store { doing: &'static str, source: StoreError },
-    #[error("cannot {doing} the output of command `{id}`")] Log { doing: &'static str, id: CommandId, source: std::io::Error },
-    #[error("the engine is stopping")] Stopping,
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Capacity {
+    /// How many.
+    pub sandboxes: u32,
+    /// Thousandths of a processor.
+    pub cpu_millis: u64,
+    /// Memory.
+    pub memory_bytes: u64,
 }
 
-/// What the database said (to be replaced by `store`'s own).
-#[derive(Debug, thiserror::Error)]
-#[error("database")]
-pub struct StoreError;
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn signals_are_read_by_name_and_by_number() {
+        for (text, number) in [("TERM", 15), ("SIGTERM", 15), ("sigint", 2), ("9", 9), ("64", 64)] {
+            assert_eq!(Signal::parse(text).expect(text).number(), number, "{text}");
+        }
+        for text in ["", "0", "65", "-1", "+9", "SIGNOTHING", "9 ", "SIG", "99999999999999999999"] {
+            Signal::parse(text).expect_err(text);
+        }
+    }
+
+    #[test]
+    fn names_and_owners_are_bounded_and_plain() {
+        assert!(SandboxName::parse("My build, number 4 – ünïcode").is_ok());
+        for text in ["", "a\nb", "a\0b", "\u{85}", &"x".repeat(256)] {
+            SandboxName::parse(text).expect_err(text);
+        }
+        assert!(Owner::parse("team-a.b_C9").is_ok());
+        for text in ["", "a b", "a/b", "ä", &"x".repeat(65)] {
+            Owner::parse(text).expect_err(text);
+        }
+    }
+}

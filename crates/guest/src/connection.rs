@@ -195,7 +195,7 @@ fn header_of(chunk: &Chunk) -> [u8; wire::frame::HEADER_LENGTH + wire::frame::DA
 }
 
 /// The pieces without their first `count` bytes.
-fn skip<'a>(pieces: [&'a [u8]; 3], mut count: usize) -> [&'a [u8]; 3] {
+fn skip(pieces: [&[u8]; 3], mut count: usize) -> [&[u8]; 3] {
     pieces.map(|piece| {
         let skipped = count.min(piece.len());
         count -= skipped;

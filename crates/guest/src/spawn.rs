@@ -294,7 +294,7 @@ impl Launch {
         }
         tree::offer_to_the_oom_killer();
         // Only lowers what init raised for itself, so it cannot fail for want of privilege.
-        let _ = rustix::process::setrlimit(Resource::Nofile, place.descriptors.clone());
+        let _ = rustix::process::setrlimit(Resource::Nofile, *place.descriptors);
         rustix::process::umask(Mode::from_raw_mode(0o022));
         if self.change_user {
             // Groups first: after the user has changed, there is no right to change them.

@@ -1,0 +1,243 @@
+//! All sandboxes in memory: found by id, name and idempotency key, listed, and admitted within limits.
+//!
+//! One lock, held for moments. Whether there is room and the taking of it are one step under it, so that any number of
+//! creates at once never exceeds a limit. What is taken is given back when the sandbox's row is gone.
+
+use std::collections::{BTreeMap, HashMap};
+use std::ops::Bound;
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use wire::SandboxId;
+use wire::launch::Limits;
+
+use crate::error::EngineError;
+use crate::home::Home;
+use crate::model::{Capacity, KeyLimits, Owner, SandboxName};
+
+/// See the head of this file.
+#[derive(Default)]
+pub(crate) struct Directory {
+    by_id: HashMap<SandboxId, Arc<Home>>,
+    owners: HashMap<Owner, Owned>,
+    used: Usage,
+    closed: bool,
+}
+
+/// What one owner has.
+#[derive(Default)]
+struct Owned {
+    /// In the order they were asked for.
+    by_time: BTreeMap<Place, Arc<Home>>,
+    names: HashMap<SandboxName, SandboxId>,
+    idempotency_keys: HashMap<String, SandboxId>,
+    used: Usage,
+}
+
+/// Where a sandbox is in a list: by time, then by id.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Place {
+    micros: u64,
+    id: SandboxId,
+}
+
+impl Place {
+    fn of(created_at: SystemTime, id: SandboxId) -> Self {
+        let micros = created_at.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_micros() as u64);
+        Self { micros, id }
+    }
+
+    pub fn of_home(home: &Home) -> Self {
+        Self::of(home.created_at, home.id)
+    }
+
+    /// As a cursor.
+    pub fn to_cursor(self) -> String {
+        format!("{:x}.{}", self.micros, self.id)
+    }
+
+    pub fn from_cursor(cursor: &str) -> Result<Self, EngineError> {
+        let bad = || EngineError::Invalid { what: "cursor", why: "it did not come from a page".into() };
+        let (micros, id) = cursor.split_once('.').ok_or_else(bad)?;
+        let micros = u64::from_str_radix(micros, 16).map_err(|_| bad())?;
+        Ok(Self { micros, id: id.parse().map_err(|_| bad())? })
+    }
+}
+
+/// What sandboxes add up to.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct Usage {
+    sandboxes: u64,
+    cpu_millis: u64,
+    memory_bytes: u64,
+}
+
+impl Usage {
+    fn with(self, limits: &Limits) -> Self {
+        Self {
+            sandboxes: self.sandboxes.saturating_add(1),
+            cpu_millis: self.cpu_millis.saturating_add(u64::from(limits.cpu_millis)),
+            memory_bytes: self.memory_bytes.saturating_add(limits.memory_bytes),
+        }
+    }
+
+    fn without(self, limits: &Limits) -> Self {
+        Self {
+            sandboxes: self.sandboxes.saturating_sub(1),
+            cpu_millis: self.cpu_millis.saturating_sub(u64::from(limits.cpu_millis)),
+            memory_bytes: self.memory_bytes.saturating_sub(limits.memory_bytes),
+        }
+    }
+
+    fn check_quota(self, limits: &KeyLimits) -> Result<(), EngineError> {
+        let over = |used: u64, limit: Option<u64>| limit.filter(|limit| used > *limit);
+        if let Some(limit) = over(self.sandboxes, limits.sandboxes.map(u64::from)) {
+            return Err(EngineError::Quota { what: "sandboxes", limit });
+        }
+        if let Some(limit) = over(self.cpu_millis, limits.cpu_millis) {
+            return Err(EngineError::Quota { what: "thousandths of a processor", limit });
+        }
+        if let Some(limit) = over(self.memory_bytes, limits.memory_bytes) {
+            return Err(EngineError::Quota { what: "bytes of memory", limit });
+        }
+        Ok(())
+    }
+
+    fn check_capacity(self, capacity: &Capacity) -> Result<(), EngineError> {
+        let what = if self.sandboxes > u64::from(capacity.sandboxes) {
+            format!("it has {} sandboxes already", capacity.sandboxes)
+        } else if self.cpu_millis > capacity.cpu_millis {
+            format!("{} thousandths of a processor are promised at most", capacity.cpu_millis)
+        } else if self.memory_bytes > capacity.memory_bytes {
+            format!("{} bytes of memory are promised at most", capacity.memory_bytes)
+        } else {
+            return Ok(());
+        };
+        Err(EngineError::Full { what })
+    }
+}
+
+impl Directory {
+    /// A sandbox that belongs to `owner`. Another owner's looks like none.
+    pub fn find(&self, owner: &Owner, id: SandboxId) -> Result<Arc<Home>, EngineError> {
+        match self.by_id.get(&id) {
+            _ if self.closed => Err(EngineError::Stopping),
+            Some(home) if home.owner == *owner => Ok(Arc::clone(home)),
+            Some(_) | None => Err(EngineError::SandboxNotFound { id: id.to_string() }),
+        }
+    }
+
+    pub fn get(&self, id: SandboxId) -> Option<Arc<Home>> {
+        self.by_id.get(&id).cloned()
+    }
+
+    /// Whether nobody here owns it. Once the directory is closed nobody can tell, so nothing is a stray.
+    pub fn is_stray(&self, id: SandboxId) -> bool {
+        !self.closed && !self.by_id.contains_key(&id)
+    }
+
+    pub fn all(&self) -> Vec<Arc<Home>> {
+        self.by_id.values().cloned().collect()
+    }
+
+    /// The sandbox that was asked for with this idempotency key.
+    pub fn by_idempotency_key(&self, owner: &Owner, key: &str) -> Option<Arc<Home>> {
+        let id = self.owners.get(owner)?.idempotency_keys.get(key)?;
+        self.get(*id)
+    }
+
+    pub fn name_is_free(&self, owner: &Owner, name: &SandboxName) -> bool {
+        self.owners.get(owner).is_none_or(|owned| !owned.names.contains_key(name))
+    }
+
+    /// Whether one more sandbox with these limits fits.
+    pub fn check_room(
+        &self,
+        owner: &Owner,
+        limits: &Limits,
+        key: &KeyLimits,
+        capacity: &Capacity,
+    ) -> Result<(), EngineError> {
+        if self.closed {
+            return Err(EngineError::Stopping);
+        }
+        let owned = self.owners.get(owner).map_or_else(Usage::default, |owned| owned.used);
+        owned.with(limits).check_quota(key)?;
+        self.used.with(limits).check_capacity(capacity)
+    }
+
+    /// Takes a sandbox in. It counts from now on.
+    pub fn insert(&mut self, home: &Arc<Home>) {
+        self.used = self.used.with(&home.limits);
+        self.by_id.insert(home.id, Arc::clone(home));
+        let owned = self.owners.entry(home.owner.clone()).or_default();
+        owned.used = owned.used.with(&home.limits);
+        owned.by_time.insert(Place::of_home(home), Arc::clone(home));
+        owned.names.insert(home.face().name.clone(), home.id);
+        if let Some(key) = &home.idempotency_key {
+            owned.idempotency_keys.insert(key.clone(), home.id);
+        }
+    }
+
+    /// Gives back what a sandbox took. Harmless when it is not there.
+    pub fn remove(&mut self, id: SandboxId) {
+        let Some(home) = self.by_id.remove(&id) else { return };
+        self.used = self.used.without(&home.limits);
+        let Some(owned) = self.owners.get_mut(&home.owner) else { return };
+        owned.used = owned.used.without(&home.limits);
+        owned.by_time.remove(&Place::of_home(&home));
+        owned.names.retain(|_, named| *named != id);
+        if let Some(key) = &home.idempotency_key {
+            owned.idempotency_keys.remove(key);
+        }
+        if owned.by_time.is_empty() {
+            self.owners.remove(&home.owner);
+        }
+    }
+
+    /// Keeps a name for a sandbox that is being renamed.
+    pub fn reserve_name(&mut self, home: &Home, name: &SandboxName) -> Result<(), EngineError> {
+        let owned = self.owners.entry(home.owner.clone()).or_default();
+        match owned.names.get(name) {
+            Some(id) if *id != home.id => Err(EngineError::NameTaken { name: name.to_string() }),
+            Some(_) | None => {
+                owned.names.insert(name.clone(), home.id);
+                Ok(())
+            }
+        }
+    }
+
+    /// Frees a name that is not the sandbox's any more, or did not become it.
+    pub fn free_name(&mut self, home: &Home, name: &SandboxName) {
+        if let Some(owned) = self.owners.get_mut(&home.owner) {
+            if owned.names.get(name) == Some(&home.id) && home.face().name != *name {
+                owned.names.remove(name);
+            }
+        }
+    }
+
+    /// An owner's sandboxes before a place, newest first.
+    pub fn newest(
+        &self,
+        owner: &Owner,
+        before: Option<Place>,
+        name: Option<&str>,
+        limit: usize,
+    ) -> Result<Vec<Arc<Home>>, EngineError> {
+        if self.closed {
+            return Err(EngineError::Stopping);
+        }
+        let Some(owned) = self.owners.get(owner) else { return Ok(Vec::new()) };
+        let before = before.map_or(Bound::Unbounded, Bound::Excluded);
+        let range = owned.by_time.range((Bound::Unbounded, before)).rev().map(|(_, home)| home);
+        let named = |home: &&Arc<Home>| name.is_none_or(|name| home.face().name.as_str() == name);
+        Ok(range.filter(named).take(limit).cloned().collect())
+    }
+
+    /// No more requests. Gives all sandboxes.
+    pub fn close(&mut self) -> Vec<Arc<Home>> {
+        self.closed = true;
+        self.owners.clear();
+        self.by_id.drain().map(|(_, home)| home).collect()
+    }
+}

@@ -1,0 +1,170 @@
+//! Everything that can be refused or go wrong, one variant per thing a caller can act on.
+
+use std::error::Error;
+use std::fmt::Write;
+use std::io;
+
+use runtime::BackendError;
+use wire::{CommandId, SandboxId};
+
+pub use crate::store::StoreError;
+
+/// Why the engine did not do what it was asked.
+#[derive(Debug, thiserror::Error)]
+pub enum EngineError {
+    /// No such sandbox, or it is another owner's: the two look the same on purpose.
+    #[error("sandbox `{id}` does not exist")]
+    SandboxNotFound {
+        /// As it was asked for.
+        id: String,
+    },
+    /// No such command in this sandbox.
+    #[error("command `{id}` does not exist")]
+    CommandNotFound {
+        /// As it was asked for.
+        id: String,
+    },
+    /// No such template.
+    #[error("template `{name}` does not exist")]
+    TemplateNotFound {
+        /// As it was asked for.
+        name: String,
+    },
+    /// No such key.
+    #[error("key `{id}` does not exist")]
+    KeyNotFound {
+        /// As it was asked for.
+        id: String,
+    },
+    /// Names are unique among an owner's sandboxes.
+    #[error("a sandbox named `{name}` exists already")]
+    NameTaken {
+        /// The name.
+        name: String,
+    },
+    /// The id belongs to a command that was asked for differently.
+    #[error("command `{id}` was started before with another request")]
+    CommandIdReused {
+        /// The id.
+        id: CommandId,
+    },
+    /// The idempotency key belongs to a sandbox that was asked for differently.
+    #[error("the idempotency key was used before with another request")]
+    IdempotencyKeyReused,
+    /// The sandbox is in a state that does not allow it.
+    #[error("sandbox `{id}` is {state}")]
+    WrongState {
+        /// Which sandbox.
+        id: SandboxId,
+        /// [`crate::State::word`].
+        state: &'static str,
+    },
+    /// The sandbox is broken.
+    #[error("sandbox `{id}` failed: {reason}")]
+    SandboxFailed {
+        /// Which sandbox.
+        id: SandboxId,
+        /// Why it failed.
+        reason: String,
+    },
+    /// Something the caller can change.
+    #[error("{what} is not valid: {why}")]
+    Invalid {
+        /// Which part of the request.
+        what: &'static str,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// The owner has as much as the key allows.
+    #[error("the key's limit of {limit} {what} is reached")]
+    Quota {
+        /// Of which resource.
+        what: &'static str,
+        /// How much.
+        limit: u64,
+    },
+    /// The machine, or the sandbox, cannot take more.
+    #[error("the machine has no room: {what}")]
+    Full {
+        /// What there is no room for.
+        what: String,
+    },
+    /// Stdin was never open, was ended, or the command closed it.
+    #[error("command `{id}` takes no input")]
+    StdinClosed {
+        /// Which command.
+        id: CommandId,
+    },
+    /// The window stayed full until the deadline.
+    #[error("command `{id}` does not read its input")]
+    StdinStalled {
+        /// Which command.
+        id: CommandId,
+    },
+    /// It is over, so nothing can be done to it.
+    #[error("command `{id}` is over")]
+    CommandEnded {
+        /// Which command.
+        id: CommandId,
+    },
+    /// It was started without a terminal.
+    #[error("command `{id}` has no terminal")]
+    NoTerminal {
+        /// Which command.
+        id: CommandId,
+    },
+    /// Init did not answer in time. Whether it did what was asked is not known.
+    #[error("sandbox `{id}` does not answer")]
+    Unresponsive {
+        /// Which sandbox.
+        id: SandboxId,
+    },
+    /// The sandbox could not be made.
+    #[error("cannot create sandbox `{id}`")]
+    Create {
+        /// Which sandbox. Its row stays, `failed`, until it is deleted.
+        id: SandboxId,
+        /// Why.
+        source: BackendError,
+    },
+    /// Something of the sandbox is left. It is tried again until nothing is.
+    #[error("cannot delete sandbox `{id}`")]
+    Delete {
+        /// Which sandbox.
+        id: SandboxId,
+        /// Why.
+        source: BackendError,
+    },
+    /// The database refused.
+    #[error("cannot {doing}")]
+    Store {
+        /// What was being done, as it reads after "cannot".
+        doing: &'static str,
+        /// Why.
+        source: StoreError,
+    },
+    /// A log could not be read.
+    #[error("cannot {doing} the output of command `{id}`")]
+    Log {
+        /// What was being done, as it reads after "cannot".
+        doing: &'static str,
+        /// Which command.
+        id: CommandId,
+        /// Why.
+        source: io::Error,
+    },
+    /// The daemon is going down; sandboxes stay.
+    #[error("the engine is stopping")]
+    Stopping,
+}
+
+/// An error with its causes, in one line.
+pub(crate) fn chain(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        let _ = write!(text, ": {cause}"); // Writing to a String does not fail.
+        source = cause.source();
+    }
+    text
+}

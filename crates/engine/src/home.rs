@@ -1,0 +1,391 @@
+//! What a sandbox's driver, its link and its callers share.
+//!
+//! The driver alone assigns the state; others read it. The table of commands is under a lock of its own, held for
+//! moments: starting a command does not pass through the driver, so that the way to init is short.
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime};
+
+use runtime::Backend;
+use tokio::sync::{Notify, Semaphore, mpsc};
+use tokio::task::AbortHandle;
+use tracing::warn;
+use wire::guest::{COMMANDS_MAX, Handle, Start};
+use wire::launch::Limits;
+use wire::{CommandId, SandboxId};
+
+use crate::EngineConfig;
+use crate::command::Hub;
+use crate::directory::Directory;
+use crate::driver::Message;
+use crate::error::{EngineError, chain};
+use crate::guest::{Outbox, Violation};
+use crate::keys::Keys;
+use crate::lifecycle::State;
+use crate::log::LogWriters;
+use crate::model::{Owner, Sandbox, SandboxName};
+use crate::store::{SandboxRow, Store, Tally};
+
+/// Ended commands that a sandbox keeps. The oldest fall off, rows and logs.
+const ENDED_MAX: u64 = 10_000;
+/// How many full streams the output of all ended commands of a sandbox may add up to.
+const ENDED_STREAMS_MAX: u64 = 64;
+/// Requests of commands that have not ended, in one sandbox: scripts and environments are held in memory until then.
+const STARTS_BYTES_MAX: usize = 64 * 1024 * 1024;
+
+/// What all sandboxes share.
+pub(crate) struct Shared {
+    pub config: EngineConfig,
+    pub backend: Arc<dyn Backend>,
+    pub store: Store,
+    pub logs: LogWriters,
+    pub keys: Keys,
+    pub runtime: tokio::runtime::Handle,
+    pub directory: Mutex<Directory>,
+    /// Bounds how many sandboxes are adopted at once after a restart.
+    pub adoptions: Semaphore,
+    /// Tasks to be ended with the engine, besides the drivers.
+    pub tasks: Mutex<Vec<AbortHandle>>,
+}
+
+impl Shared {
+    pub fn directory(&self) -> MutexGuard<'_, Directory> {
+        self.directory.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn output_directory(&self) -> PathBuf {
+        self.config.data_dir.join("output")
+    }
+
+    /// Ends all tasks and threads. Sandboxes are not touched. Blocks for the moment that a write takes.
+    pub fn halt(&self) {
+        let homes = self.directory().close();
+        for home in &homes {
+            if let Some(driver) = home.driver.lock().unwrap_or_else(PoisonError::into_inner).take() {
+                driver.abort();
+            }
+        }
+        for task in self.tasks.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
+            task.abort();
+        }
+        self.logs.stop();
+        self.store.close();
+        for home in homes {
+            home.table().live.clear();
+        }
+    }
+}
+
+/// One sandbox.
+pub(crate) struct Home {
+    pub shared: Arc<Shared>,
+    pub id: SandboxId,
+    pub owner: Owner,
+    pub template: String,
+    pub image: String,
+    pub limits: Limits,
+    pub env: BTreeMap<String, String>,
+    pub created_at: SystemTime,
+    pub idempotency_key: Option<String>,
+    pub request_digest: [u8; 32],
+    pub outbox: Outbox,
+    /// The driver's.
+    pub inbox: mpsc::Sender<Message>,
+    pub driver: Mutex<Option<AbortHandle>>,
+    face: Mutex<Face>,
+    changed: Notify,
+    table: Mutex<Table>,
+    /// Memory kills that were given as the reason of some command's end.
+    oom_kills: Mutex<u64>,
+}
+
+/// What others see of it.
+#[derive(Debug, Clone)]
+pub(crate) struct Face {
+    pub name: SandboxName,
+    pub state: State,
+    pub reason: Option<String>,
+}
+
+/// Its commands that have no result yet.
+#[derive(Default)]
+struct Table {
+    /// No more commands: the sandbox failed or goes.
+    closed: bool,
+    handle_next: u32,
+    live: BTreeMap<Handle, Arc<Hub>>,
+    by_id: HashMap<CommandId, Handle>,
+    starts_bytes: usize,
+    ended: u64,
+    ended_bytes: u64,
+    pruning: bool,
+}
+
+/// What became of the wish to start a command.
+pub(crate) enum Intent {
+    /// It is new; its row must be written.
+    New(Arc<Hub>),
+    /// It was asked for before.
+    Known(Arc<Hub>),
+}
+
+impl Home {
+    pub fn new(
+        shared: Arc<Shared>,
+        row: &SandboxRow,
+        tally: Tally,
+        inbox: mpsc::Sender<Message>,
+    ) -> Arc<Self> {
+        let face = Face { name: row.name.clone(), state: row.state, reason: row.reason.clone() };
+        let table = Table {
+            closed: !matches!(row.state, State::Creating | State::Running),
+            handle_next: tally.handle_max + 1,
+            ended: tally.ended,
+            ended_bytes: tally.ended_bytes,
+            ..Table::default()
+        };
+        Arc::new(Self {
+            shared,
+            id: row.id,
+            owner: row.owner.clone(),
+            template: row.template.clone(),
+            image: row.image.clone(),
+            limits: row.limits,
+            env: row.env.clone(),
+            created_at: row.created_at,
+            idempotency_key: row.idempotency_key.clone(),
+            request_digest: row.request_digest,
+            outbox: Outbox::default(),
+            inbox,
+            driver: Mutex::new(None),
+            face: Mutex::new(face),
+            changed: Notify::new(),
+            table: Mutex::new(table),
+            oom_kills: Mutex::new(row.oom_kills),
+        })
+    }
+
+    fn table(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    // The face.
+
+    pub fn face(&self) -> MutexGuard<'_, Face> {
+        self.face.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn state(&self) -> State {
+        self.face().state
+    }
+
+    /// The driver's alone, after the row says so.
+    pub fn set_state(&self, state: State, reason: Option<String>) {
+        let mut face = self.face();
+        (face.state, face.reason) = (state, reason);
+        drop(face);
+        self.changed.notify_waiters();
+    }
+
+    pub fn describe(&self) -> Sandbox {
+        let face = self.face().clone();
+        Sandbox {
+            id: self.id,
+            owner: self.owner.clone(),
+            name: face.name,
+            state: face.state,
+            reason: face.reason,
+            template: self.template.clone(),
+            image: self.image.clone(),
+            limits: self.limits,
+            env: self.env.clone(),
+            created_at: self.created_at,
+        }
+    }
+
+    /// Waits until it is no longer being made.
+    pub async fn made(&self) -> Result<(), EngineError> {
+        loop {
+            let mut changed = std::pin::pin!(self.changed.notified());
+            changed.as_mut().enable();
+            match self.state() {
+                State::Creating => changed.await,
+                State::Running | State::Paused(_) => return Ok(()),
+                State::Deleting | State::Failed { .. } => return Err(self.wrong_state()),
+            }
+        }
+    }
+
+    /// Why it does not take commands.
+    pub fn wrong_state(&self) -> EngineError {
+        let face = self.face();
+        match face.state {
+            State::Failed { .. } => {
+                let reason = face.reason.clone().unwrap_or_else(|| "the reason was not recorded".into());
+                EngineError::SandboxFailed { id: self.id, reason }
+            }
+            State::Creating | State::Running | State::Paused(_) | State::Deleting => {
+                EngineError::WrongState { id: self.id, state: face.state.word() }
+            }
+        }
+    }
+
+    // Commands.
+
+    pub fn command_directory(&self, handle: Handle) -> PathBuf {
+        self.directory().join(handle.0.to_string())
+    }
+
+    /// Where the output of all its commands is.
+    pub fn directory(&self) -> PathBuf {
+        self.shared.output_directory().join(self.id.to_string())
+    }
+
+    /// Takes a command into the table, or finds the one that has its id. `make` gets the new command's handle.
+    pub fn intend(
+        self: &Arc<Self>,
+        id: CommandId,
+        request_digest: [u8; 32],
+        make: impl FnOnce(Handle) -> Start,
+    ) -> Result<Intent, EngineError> {
+        if !self.state().takes_commands() {
+            return Err(self.wrong_state());
+        }
+        let mut table = self.table();
+        if let Some(hub) = table.by_id.get(&id).and_then(|handle| table.live.get(handle)) {
+            return Ok(Intent::Known(Arc::clone(hub)));
+        }
+        if table.closed {
+            drop(table);
+            return Err(self.wrong_state());
+        }
+        if table.live.len() >= COMMANDS_MAX {
+            let what = format!("sandbox `{}` has {COMMANDS_MAX} commands under way", self.id);
+            return Err(EngineError::Full { what });
+        }
+        let handle = Handle(table.handle_next);
+        let start = make(handle);
+        let size = start_size(&start);
+        if table.starts_bytes + size > STARTS_BYTES_MAX {
+            let what = format!("the commands under way in sandbox `{}` are too long in all", self.id);
+            return Err(EngineError::Full { what });
+        }
+        table.starts_bytes += size;
+        table.handle_next += 1;
+        let hub = Hub::intended(self, id.clone(), start, request_digest);
+        table.by_id.insert(id, handle);
+        table.live.insert(handle, Arc::clone(&hub));
+        Ok(Intent::New(hub))
+    }
+
+    /// Takes a command into the table that a row told of.
+    pub fn adopt_command(&self, hub: Arc<Hub>) {
+        let mut table = self.table();
+        table.starts_bytes += start_size(&hub.start);
+        table.by_id.insert(hub.id.clone(), hub.handle);
+        table.live.insert(hub.handle, hub);
+    }
+
+    /// It has no row.
+    pub fn forget_command(&self, hub: &Hub) {
+        let mut table = self.table();
+        if table.live.remove(&hub.handle).is_some() {
+            table.starts_bytes -= start_size(&hub.start);
+            table.by_id.remove(&hub.id);
+        }
+    }
+
+    /// Its result is stored.
+    pub fn command_ended(self: &Arc<Self>, hub: &Hub, output_bytes: u64) {
+        self.forget_command(hub);
+        let bytes_max = ENDED_STREAMS_MAX.saturating_mul(self.shared.config.output_kept_max);
+        let mut table = self.table();
+        table.ended += 1;
+        table.ended_bytes += output_bytes;
+        let (count, bytes) =
+            (table.ended.saturating_sub(ENDED_MAX), table.ended_bytes.saturating_sub(bytes_max));
+        if (count > 0 || bytes > 0) && !std::mem::replace(&mut table.pruning, true) {
+            drop(table);
+            let home = Arc::clone(self);
+            self.shared.runtime.spawn(async move { home.prune(count, bytes).await });
+        }
+    }
+
+    /// Drops the oldest ended commands.
+    async fn prune(self: Arc<Self>, count: u64, bytes: u64) {
+        match self.shared.store.drop_oldest_commands(self.id, count, bytes).await {
+            Ok(dropped) => {
+                for (handle, _) in &dropped {
+                    let directory = self.command_directory(*handle);
+                    let removed =
+                        tokio::task::spawn_blocking(move || crate::log::remove_directory(&directory)).await;
+                    if let Ok(Err(error)) = removed {
+                        warn!(sandbox = %self.id, %error, "cannot remove the output of an old command");
+                    }
+                }
+                let mut table = self.table();
+                table.ended = table.ended.saturating_sub(dropped.len() as u64);
+                let freed = dropped.iter().map(|(_, bytes)| bytes).sum();
+                table.ended_bytes = table.ended_bytes.saturating_sub(freed);
+            }
+            Err(error) => warn!(sandbox = %self.id, error = chain(&error), "cannot drop old commands"),
+        }
+        self.table().pruning = false;
+    }
+
+    /// A command by its number: `None` if it has its result, an error if there never was one that init was told of.
+    pub fn live(&self, handle: Handle) -> Result<Option<Arc<Hub>>, Violation> {
+        let table = self.table();
+        let hub = table.live.get(&handle).cloned();
+        let used = handle.0 < table.handle_next && handle.0 > 0;
+        drop(table);
+        match hub {
+            Some(hub) if hub.is_committed() => Ok(Some(hub)),
+            None if used => Ok(None),
+            // A row that is about to be written is not known to init.
+            Some(_) | None => Err(Violation::UnknownHandle { handle }),
+        }
+    }
+
+    /// A command by its id, while it has no result.
+    pub fn live_by_id(&self, id: &CommandId) -> Option<Arc<Hub>> {
+        let table = self.table();
+        table.by_id.get(id).and_then(|handle| table.live.get(handle)).cloned()
+    }
+
+    /// All commands whose rows are written and that have no result.
+    pub fn live_commands(&self) -> Vec<Arc<Hub>> {
+        let hubs: Vec<_> = self.table().live.values().cloned().collect();
+        hubs.into_iter().filter(|hub| hub.is_committed()).collect()
+    }
+
+    /// No more commands. Gives those that have no result.
+    pub fn close_commands(&self) -> Vec<Arc<Hub>> {
+        let mut table = self.table();
+        table.closed = true;
+        table.live.values().cloned().collect()
+    }
+
+    /// Whether more processes were killed for want of memory than are accounted for; from now on, these are.
+    pub fn oom_kills_grown_to(&self, count: u64) -> bool {
+        let mut accounted = self.oom_kills.lock().unwrap_or_else(PoisonError::into_inner);
+        let grown = count > *accounted;
+        *accounted = count.max(*accounted);
+        grown
+    }
+}
+
+/// About what a request takes in memory.
+pub(crate) fn start_size(start: &Start) -> usize {
+    let program = match &start.program {
+        wire::guest::Program::Argv(argv) => argv.iter().map(|argument| argument.len() + 24).sum(),
+        wire::guest::Program::Shell { script } => script.len(),
+    };
+    let env: usize = start.env.iter().map(|(name, value)| name.len() + value.len() + 48).sum();
+    program + env + 512
+}
+
+/// How long anything may wait in a driver's inbox before the engine says that it is stuck.
+pub(crate) const INBOX_WAIT: Duration = Duration::from_secs(10);

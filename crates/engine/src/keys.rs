@@ -1,0 +1,226 @@
+//! Who may ask: api keys, kept hashed, found in memory.
+//!
+//! A key is `shoal_<id>_<secret>`; the id finds it, the whole text proves it. The operator may set one key of any
+//! spelling, the *bootstrap key*. Rows are the store's business; this file knows how a text becomes a [`Key`].
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{PoisonError, RwLock};
+
+use sha2::{Digest as _, Sha256};
+use subtle::ConstantTimeEq;
+
+use crate::error::EngineError;
+use crate::model::Key;
+
+/// The id of the key that the operator set.
+pub const BOOTSTRAP_ID: &str = "bootstrap";
+
+const PREFIX: &str = "shoal_";
+/// 48 bits name a key: a handful exist, and a clash is refused by the table.
+const ID_DIGITS: usize = 12;
+/// 128 bits would do; the rest is free.
+const SECRET_BYTES: usize = 24;
+/// Below this a key can be guessed; so many bytes of anything random cannot.
+const LENGTH_MIN: usize = 16;
+/// Fits a header line with room to spare.
+const LENGTH_MAX: usize = 512;
+
+/// What the holder of a key shows. Printed only on purpose.
+#[derive(Clone, PartialEq, Eq)]
+pub struct KeySecret(String);
+
+impl KeySecret {
+    /// A new secret under a new id.
+    pub(crate) fn generate() -> (String, Self) {
+        let id = format!("{:0width$x}", random_u64() >> (64 - 4 * ID_DIGITS), width = ID_DIGITS);
+        let secret: String = random::<SECRET_BYTES>().iter().map(|byte| format!("{byte:02x}")).collect();
+        (id.clone(), Self(format!("{PREFIX}{id}_{secret}")))
+    }
+
+    /// A secret for a data directory that has none yet: what the daemon writes to its key file at first start.
+    pub fn random() -> Self {
+        Self::generate().1
+    }
+
+    /// A secret that an operator chose: 16 to 512 visible ASCII characters that are not a well-known placeholder.
+    pub fn parse(text: &str) -> Result<Self, EngineError> {
+        // Documents and examples are full of these; whoever copies one has an open door.
+        const PLACEHOLDERS: [&str; 9] = [
+            "changeme",
+            "change-me",
+            "change_me",
+            "placeholder",
+            "your-api-key",
+            "your_api_key",
+            "api-key-here",
+            "replace-me",
+            "replace_me",
+        ];
+        const DISTINCT_MIN: usize = 5;
+        let lower = text.to_ascii_lowercase();
+        let mut seen = [false; 256];
+        text.bytes().for_each(|byte| seen[usize::from(byte)] = true);
+        let why = if text.len() < LENGTH_MIN {
+            format!("it is shorter than {LENGTH_MIN} characters")
+        } else if text.len() > LENGTH_MAX {
+            format!("it is longer than {LENGTH_MAX} characters")
+        } else if !text.bytes().all(|b| b.is_ascii_graphic()) {
+            "it contains something other than visible ASCII characters".to_owned()
+        } else if seen.iter().filter(|seen| **seen).count() < DISTINCT_MIN {
+            "it repeats the same few characters".to_owned()
+        } else if let Some(known) = PLACEHOLDERS.iter().find(|known| lower.contains(*known)) {
+            format!("it contains the placeholder `{known}`")
+        } else {
+            return Ok(Self(text.into()));
+        };
+        Err(EngineError::Invalid { what: "api key", why })
+    }
+
+    /// The secret itself, to be shown once or written to its file.
+    pub fn reveal(&self) -> &str {
+        &self.0
+    }
+
+    pub(crate) fn hash(&self) -> KeyHash {
+        KeyHash::of(&self.0)
+    }
+}
+
+impl fmt::Debug for KeySecret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("KeySecret(..)")
+    }
+}
+
+/// What is kept of a secret. The secrets are random and long, so a plain hash is as good as a slow one.
+#[derive(Clone, Copy)]
+pub(crate) struct KeyHash(pub [u8; 32]);
+
+impl KeyHash {
+    fn of(text: &str) -> Self {
+        Self(Sha256::digest(text.as_bytes()).into())
+    }
+
+    fn is(&self, other: &Self) -> bool {
+        self.0.ct_eq(&other.0).into()
+    }
+}
+
+/// All keys, in memory.
+pub(crate) struct Keys {
+    by_id: RwLock<HashMap<String, (Key, KeyHash)>>,
+}
+
+impl Keys {
+    pub fn new(keys: Vec<(Key, KeyHash)>) -> Self {
+        Self {
+            by_id: RwLock::new(keys.into_iter().map(|(key, hash)| (key.id.clone(), (key, hash))).collect()),
+        }
+    }
+
+    pub fn put(&self, key: Key, hash: KeyHash) {
+        self.by_id.write().unwrap_or_else(PoisonError::into_inner).insert(key.id.clone(), (key, hash));
+    }
+
+    pub fn remove(&self, id: &str) {
+        self.by_id.write().unwrap_or_else(PoisonError::into_inner).remove(id);
+    }
+
+    /// The key that `presented` is. The id is no secret and may be looked up as it comes; the rest is compared by hash,
+    /// in constant time.
+    pub fn authenticate(&self, presented: &str) -> Option<Key> {
+        if !(LENGTH_MIN..=LENGTH_MAX).contains(&presented.len()) {
+            return None;
+        }
+        let hash = KeyHash::of(presented);
+        let keys = self.by_id.read().unwrap_or_else(PoisonError::into_inner);
+        let named = presented.strip_prefix(PREFIX).and_then(|rest| rest.split_once('_')).map(|(id, _)| id);
+        let candidates = [named.unwrap_or(BOOTSTRAP_ID), BOOTSTRAP_ID];
+        candidates
+            .iter()
+            .filter_map(|id| keys.get(*id))
+            .find(|(_, kept)| kept.is(&hash))
+            .map(|(key, _)| key.clone())
+    }
+}
+
+/// Random bytes from the kernel.
+pub(crate) fn random<const N: usize>() -> [u8; N] {
+    let mut bytes = [0; N];
+    getrandom::fill(&mut bytes).expect("the kernel has random bytes once it has booted");
+    bytes
+}
+
+pub(crate) fn random_u64() -> u64 {
+    u64::from_le_bytes(random())
+}
+
+pub(crate) fn random_u128() -> u128 {
+    u128::from_le_bytes(random())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::SystemTime;
+
+    use super::*;
+    use crate::model::{KeyLimits, Owner};
+
+    fn key(id: &str) -> Key {
+        Key {
+            id: id.into(),
+            owner: Owner::default_owner(),
+            admin: false,
+            limits: KeyLimits::default(),
+            created_at: SystemTime::UNIX_EPOCH,
+        }
+    }
+
+    #[test]
+    fn a_key_opens_only_with_its_whole_secret() {
+        let ((id, secret), (other_id, other)) = (KeySecret::generate(), KeySecret::generate());
+        let keys = Keys::new(vec![(key(&id), secret.hash()), (key(&other_id), other.hash())]);
+        assert_eq!(keys.authenticate(secret.reveal()).map(|key| key.id), Some(id.clone()));
+        let (_, tail) = other.reveal().rsplit_once('_').expect("three parts");
+        for wrong in ["", &id, &format!("shoal_{id}_"), &format!("shoal_{id}_{tail}"), &secret.reveal()[1..]]
+        {
+            assert_eq!(keys.authenticate(wrong), None, "{wrong}");
+        }
+        keys.remove(&id);
+        assert_eq!(keys.authenticate(secret.reveal()), None);
+    }
+
+    #[test]
+    fn the_bootstrap_key_may_be_any_long_text() {
+        for text in ["correct-horse-battery", "shoal_looks_like_one_of_ours", "3f2b8c1e90ab4def"] {
+            let secret = KeySecret::parse(text).expect(text);
+            let keys = Keys::new(vec![(key(BOOTSTRAP_ID), secret.hash())]);
+            assert!(keys.authenticate(text).is_some(), "{text}");
+            assert!(keys.authenticate("another-text-of-some-length").is_none());
+        }
+    }
+
+    #[test]
+    fn short_and_placeholder_keys_are_refused() {
+        for text in [
+            "",
+            "short",
+            "fifteen-letters",
+            "changeme-changeme-changeme",
+            "YOUR-API-KEY-goes-here",
+            "xxxxxxxxxxxxxxxxxxxxxxxx",
+            "a key with spaces in it",
+            "ä-key-that-is-not-ascii",
+            &"k3y!".repeat(200),
+        ] {
+            KeySecret::parse(text).expect_err(text);
+        }
+    }
+
+    #[test]
+    fn a_secret_does_not_print_itself() {
+        let secret = KeySecret::random();
+        assert!(!format!("{secret:?}").contains(secret.reveal()));
+    }
+}

@@ -1,0 +1,67 @@
+//! What a starting daemon does with what it finds.
+//!
+//! Rows say what was aimed at; each sandbox gets a driver, and the driver finishes or undoes it (`State::recovery`).
+//! Starting waits for rows and for the names and lengths of logs, which are quick; it waits for no sandbox.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use tokio::sync::mpsc;
+use tracing::{error, info};
+use wire::SandboxId;
+
+use crate::command::Hub;
+use crate::driver::{self, Birth, INBOX_MAX};
+use crate::error::{EngineError, chain};
+use crate::home::{Home, Shared};
+use crate::lifecycle::State;
+use crate::store::{CommandRow, Tally};
+
+/// Takes every row's sandbox into the directory and starts its driver.
+pub(crate) async fn recover(shared: &Arc<Shared>) -> Result<(), EngineError> {
+    let loaded = shared.store.load().await?;
+    let tallies: HashMap<SandboxId, Tally> = loaded.tallies.into_iter().collect();
+    let mut commands: HashMap<SandboxId, Vec<CommandRow>> = HashMap::new();
+    for row in loaded.commands {
+        commands.entry(row.sandbox).or_default().push(row);
+    }
+    info!(sandboxes = loaded.sandboxes.len(), commands = commands.len(), "recovering");
+    let mut found = Vec::new();
+    for row in loaded.sandboxes {
+        let (inbox, messages) = mpsc::channel(INBOX_MAX);
+        let home =
+            Home::new(Arc::clone(shared), &row, tallies.get(&row.id).copied().unwrap_or_default(), inbox);
+        let commands = commands.remove(&row.id).unwrap_or_default();
+        found.push((home, messages, commands));
+    }
+    let ready = tokio::task::spawn_blocking(move || {
+        for (home, _, commands) in &mut found {
+            adopt_commands(home, std::mem::take(commands));
+        }
+        found
+    });
+    let ready = ready.await.map_err(|_| EngineError::Stopping)?;
+    for (home, messages, _) in ready {
+        shared.directory().insert(&home);
+        // A crash may have come between the sandbox's failure and the results of its commands.
+        if matches!(home.state(), State::Failed { .. }) {
+            home.live_commands().iter().for_each(Hub::sandbox_gone);
+        }
+        driver::spawn(&home, messages, Birth::Recovered);
+    }
+    Ok(())
+}
+
+/// Reads what the logs of a sandbox's commands are. Blocks.
+fn adopt_commands(home: &Arc<Home>, rows: Vec<CommandRow>) {
+    for row in rows {
+        let id = row.id.clone();
+        match Hub::recovered(home, row) {
+            Ok(hub) => home.adopt_command(hub),
+            // Its row stays without a result and init keeps its bytes, so that the next start may have more luck.
+            Err(error) => {
+                error!(sandbox = %home.id, command = %id, error = chain(&error), "cannot read a command's logs");
+            }
+        }
+    }
+}

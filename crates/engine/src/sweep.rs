@@ -1,0 +1,101 @@
+//! Compares what exists on the host with what rows say, now and then, and removes what nobody owns.
+//!
+//! Sees only its own installation: the backend's inventory ends there. A sandbox under way always has a driver, and the
+//! directory is asked after the inventory was taken; so whatever has no driver then is a stray.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tracing::{info, warn};
+use wire::SandboxId;
+
+use crate::driver::{Message, teardown_id};
+use crate::error::chain;
+use crate::home::Shared;
+use crate::lifecycle::State;
+
+/// Between two sweeps. Strays are rare, so this is about how long a failed cleanup may lie around.
+const INTERVAL: Duration = Duration::from_secs(60);
+/// How long the inventory may take.
+const INVENTORY_SECONDS: u64 = 60;
+
+/// Sweeps at once, and then at every interval.
+pub(crate) async fn keep_swept(shared: Arc<Shared>) {
+    loop {
+        sweep(&shared).await;
+        tokio::time::sleep(INTERVAL).await;
+    }
+}
+
+/// One sweep. Tells how many strays were removed.
+pub(crate) async fn sweep(shared: &Arc<Shared>) -> usize {
+    // Those that run before the inventory is taken must be in it.
+    let running: Vec<SandboxId> = {
+        let homes = shared.directory().all();
+        homes.iter().filter(|home| home.state() == State::Running).map(|home| home.id).collect()
+    };
+    let inventory = tokio::time::timeout(Duration::from_secs(INVENTORY_SECONDS), shared.backend.inventory());
+    let found: HashSet<SandboxId> = match inventory.await {
+        Ok(Ok(found)) => found.into_iter().collect(),
+        Ok(Err(error)) => {
+            warn!(error = chain(&error), "cannot take the inventory; the next sweep tries again");
+            return 0;
+        }
+        Err(_) => {
+            warn!("the inventory took longer than {INVENTORY_SECONDS} s; the next sweep tries again");
+            return 0;
+        }
+    };
+    let mut removed = 0;
+    for id in &found {
+        if shared.directory().is_stray(*id) {
+            match teardown_id(shared.backend.as_ref(), *id).await {
+                Ok(()) => {
+                    info!(sandbox = %id, "removed what was left of a sandbox that has no row");
+                    removed += 1;
+                }
+                Err(error) => {
+                    warn!(sandbox = %id, error = chain(&error), "cannot remove a stray; trying again later")
+                }
+            }
+        }
+    }
+    for home in shared.directory().all() {
+        let message = match home.state() {
+            State::Deleting | State::Failed { .. } => Message::Swept { present: found.contains(&home.id) },
+            State::Running if running.contains(&home.id) && !found.contains(&home.id) => {
+                Message::Swept { present: false }
+            }
+            State::Creating | State::Running | State::Paused(_) => continue,
+        };
+        // A full inbox belongs to a busy driver; the next sweep comes.
+        let _ = home.inbox.try_send(message);
+    }
+    remove_stray_logs(shared).await;
+    removed
+}
+
+/// Removes logs of sandboxes that have no row.
+async fn remove_stray_logs(shared: &Arc<Shared>) {
+    let directory = shared.output_directory();
+    let shared = Arc::clone(shared);
+    let swept = tokio::task::spawn_blocking(move || {
+        let entries = match std::fs::read_dir(&directory) {
+            Ok(entries) => entries,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+            Err(error) => return Err(error),
+        };
+        for entry in entries {
+            let entry = entry?;
+            let id = entry.file_name().to_str().and_then(|name| name.parse::<SandboxId>().ok());
+            if id.is_some_and(|id| shared.directory().is_stray(id)) {
+                crate::log::remove_directory(&entry.path())?;
+            }
+        }
+        Ok(())
+    });
+    if let Ok(Err(error)) = swept.await {
+        warn!(%error, "cannot sweep the logs");
+    }
+}

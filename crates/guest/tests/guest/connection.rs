@@ -1,0 +1,258 @@
+//! The line to the daemon: hellos, replacements, and rubbish.
+
+use std::io::Write;
+
+use proptest::prelude::*;
+use wire::frame::put_message;
+use wire::guest::{
+    Cwd, FromInit, Handle, Program, Start, Stream, TerminalSize, ToInit, VERSION, VERSION_MIN,
+};
+
+use crate::support::{Event, Guest, Mode, argv, shell};
+
+#[test]
+fn nothing_is_said_before_the_hello() {
+    let guest = Guest::start(Mode::Walk);
+    let mut first = guest.connect();
+    first.start(argv(1, &["yes"]));
+    assert!(matches!(first.message(), FromInit::Started { .. }));
+    // The flood is on; a silent newcomer hears nothing of it, and the next one its hello first.
+    let mut silent = guest.connect_silently();
+    first.until_dropped();
+    silent.stream.set_nonblocking(true).expect("it can be set");
+    let mut byte = [0];
+    let nothing = std::io::Read::read(&mut silent.stream, &mut byte).expect_err("nothing to read");
+    assert_eq!(nothing.kind(), std::io::ErrorKind::WouldBlock);
+    let (_, known) = guest.connect_knowing();
+    assert_eq!(known.len(), 1);
+}
+
+#[test]
+fn whatever_comes_before_the_hello_ends_the_connection() {
+    let guest = Guest::start(Mode::Walk);
+    for message in [
+        ToInit::Ping { serial: 1 },
+        ToInit::Kill { handle: Handle(1) },
+        ToInit::Start(Box::new(shell(1, "touch /should-not-be"))),
+    ] {
+        let mut client = guest.connect_silently();
+        client.send(&message);
+        client.until_dropped();
+    }
+    let mut client = guest.connect();
+    client.send(&ToInit::Hello { version_min: VERSION, version_max: VERSION });
+    client.until_dropped();
+    assert_eq!(guest.connect_knowing().1, []);
+}
+
+#[test]
+fn versions_are_agreed_on_or_the_connection_ends() {
+    let guest = Guest::start(Mode::Walk);
+    let mut newer = guest.connect_silently();
+    newer.send(&ToInit::Hello { version_min: VERSION, version_max: VERSION + 7 });
+    assert_eq!(newer.message(), FromInit::Hello { version: VERSION });
+    for (version_min, version_max) in [(VERSION + 1, VERSION + 2), (0, VERSION_MIN - 1), (5, 4)] {
+        let mut client = guest.connect_silently();
+        client.send(&ToInit::Hello { version_min, version_max });
+        let expected = FromInit::NoCommonVersion { version_min: VERSION_MIN, version_max: VERSION };
+        assert_eq!(client.message(), expected);
+        client.until_dropped();
+    }
+}
+
+#[test]
+fn a_new_connection_replaces_one_that_stopped_in_the_middle_of_a_frame() {
+    let guest = Guest::start(Mode::Walk);
+    let mut bytes = Vec::new();
+    put_message(&ToInit::Start(Box::new(shell(1, &"x".repeat(200_000)))), &mut bytes);
+    for length in [1, 4, 5, 6, 1000, 65_600, 150_000] {
+        let mut client = guest.connect();
+        client.stream.write_all(&bytes[..length]).expect("init reads");
+        let mut next = guest.connect();
+        next.run(argv(100 + length as u32, &["echo", "fresh"])).assert_printed("fresh\n");
+        next.sync();
+    }
+    assert_eq!(guest.connect_knowing().1, []);
+}
+
+#[test]
+fn acknowledgements_of_what_was_never_sent_end_the_connection() {
+    let guest = Guest::start(Mode::Walk);
+    let mut client = guest.connect();
+    client.start(shell(1, "echo hi; sleep 1000"));
+    client.sync();
+    let resume = ToInit::Resume { handle: Handle(1), stdout: 0, stderr: 0 };
+    for message in [
+        ToInit::Ack { handle: Handle(1), stream: Stream::Stdout, offset: 4 },
+        ToInit::Ack { handle: Handle(1), stream: Stream::Stderr, offset: u64::MAX },
+        ToInit::Ack { handle: Handle(1), stream: Stream::Stdin, offset: 0 },
+        ToInit::Resume { handle: Handle(1), stdout: 100, stderr: 0 },
+        ToInit::AckResult { handle: Handle(1) },
+        ToInit::Signal { handle: Handle(1), signal: 0 },
+        ToInit::Signal { handle: Handle(1), signal: 65 },
+        ToInit::Signal { handle: Handle(1), signal: -9 },
+    ] {
+        let mut client = guest.connect();
+        client.send(&resume);
+        client.send(&message);
+        client.until_dropped();
+    }
+    // Of commands that nobody knows, nothing is said at all.
+    let mut client = guest.connect();
+    for handle in [Handle(0), Handle(u32::MAX)] {
+        client.send(&ToInit::Ack { handle, stream: Stream::Stdout, offset: 4 });
+        client.send(&ToInit::AckResult { handle });
+        client.send(&ToInit::Kill { handle });
+        client.send(&ToInit::Signal { handle, signal: 9 });
+        client.send(&ToInit::StdinEnd { handle, offset: 9 });
+        client.send(&ToInit::Resume { handle, stdout: 5, stderr: 5 });
+        client.send(&ToInit::Resize { handle, size: TerminalSize { rows: 1, columns: 1 } });
+    }
+    assert!(client.sync().is_empty());
+}
+
+#[test]
+fn questions_without_end_from_somebody_who_does_not_listen_are_not_hoarded() {
+    let guest = Guest::start(Mode::Walk);
+    let mut client = guest.connect();
+    client.stream.set_nonblocking(true).expect("it can be set");
+    let mut pings = Vec::new();
+    (0..10_000).for_each(|serial| put_message(&ToInit::Ping { serial }, &mut pings));
+    let mut taken = 0;
+    while let Ok(length) = client.stream.write(&pings) {
+        taken += length;
+        assert!(taken < 64 * 1024 * 1024, "init must stop listening at some point");
+    }
+    println!("init and the kernel took {taken} bytes");
+    assert!(guest.status_kib("VmRSS:") < 16 * 1024);
+    guest.connect().sync();
+}
+
+fn any_program() -> impl Strategy<Value = Program> {
+    let programs = ["true", "cat", "yes", "head -c 3000000 /dev/zero", "sleep 1000", "no-such-program", ""];
+    prop_oneof![
+        proptest::sample::select(programs.to_vec())
+            .prop_map(|line| Program::Argv(line.split(' ').map(String::from).collect())),
+        proptest::sample::select(vec![
+            "(sleep 1000 &)",
+            "yes & echo hi",
+            "exec <&-; yes",
+            "setsid sleep 1000"
+        ])
+        .prop_map(|script| Program::Shell { script: script.into() }),
+    ]
+}
+
+fn any_start() -> impl Strategy<Value = ToInit> {
+    let length = || proptest::option::of(0..2_000u64);
+    (
+        0..8u32,
+        any_program(),
+        any::<bool>(),
+        proptest::option::of((any::<u16>(), any::<u16>())),
+        length(),
+        length(),
+    )
+        .prop_map(|(handle, program, stdin, terminal, timeout_ms, idle_timeout_ms)| {
+            ToInit::Start(Box::new(Start {
+                program,
+                stdin,
+                terminal: terminal.map(|(rows, columns)| TerminalSize { rows, columns }),
+                timeout_ms,
+                idle_timeout_ms,
+                grace_ms: 10,
+                cwd: Cwd::Default("/tmp".into()),
+                ..shell(handle, "")
+            }))
+        })
+}
+
+fn any_frame() -> impl Strategy<Value = Vec<u8>> {
+    let stream =
+        prop_oneof![Just(Stream::Stdin), Just(Stream::Stdin), Just(Stream::Stdout), Just(Stream::Stderr)];
+    let handle = || (0..8u32).prop_map(Handle);
+    let small = || prop_oneof![0..10u64, 0..3_000_000u64, any::<u64>()];
+    let message = prop_oneof![
+        4 => any_start(),
+        2 => (handle(), small()).prop_map(|(handle, offset)| ToInit::StdinEnd { handle, offset }),
+        2 => (handle(), -2..70i32).prop_map(|(handle, signal)| ToInit::Signal { handle, signal }),
+        2 => handle().prop_map(|handle| ToInit::Kill { handle }),
+        1 => (handle(), any::<u16>(), any::<u16>()).prop_map(|(handle, rows, columns)| ToInit::Resize {
+            handle,
+            size: TerminalSize { rows, columns },
+        }),
+        4 => (handle(), stream.clone(), small())
+            .prop_map(|(handle, stream, offset)| ToInit::Ack { handle, stream, offset }),
+        2 => handle().prop_map(|handle| ToInit::AckResult { handle }),
+        4 => (handle(), small(), small())
+            .prop_map(|(handle, stdout, stderr)| ToInit::Resume { handle, stdout, stderr }),
+        1 => any::<u64>().prop_map(|serial| ToInit::Ping { serial }),
+    ];
+    let bytes = || proptest::collection::vec(any::<u8>(), 0..300);
+    prop_oneof![
+        20 => message.prop_map(|message| {
+            let mut frame = Vec::new();
+            put_message(&message, &mut frame);
+            frame
+        }),
+        4 => (handle(), stream, small(), bytes()).prop_map(|(handle, stream, offset, bytes)| {
+            [&wire::frame::data_header(handle, stream, offset, bytes.len())[..], &bytes].concat()
+        }),
+        1 => bytes(),
+    ]
+}
+
+#[test]
+fn init_survives_whatever_the_connection_brings() {
+    let guest = Guest::start(Mode::Walk);
+    let runner = |cases| {
+        proptest::test_runner::TestRunner::new(ProptestConfig {
+            cases,
+            failure_persistence: None,
+            // A shrunken case would meet an init in another state; the first one tells more.
+            max_shrink_iters: 0,
+            ..ProptestConfig::default()
+        })
+    };
+    let frames = proptest::collection::vec(any_frame(), 0..40);
+    runner(150)
+        .run(&frames, |frames| {
+            let mut client = guest.connect();
+            for frame in frames {
+                // Init may have dropped the connection at an earlier one.
+                if client.stream.write_all(&frame).is_err() {
+                    break;
+                }
+            }
+            // Init reads all of it, then finds the end, or has dropped the connection before.
+            let _ = client.stream.shutdown(std::net::Shutdown::Write);
+            client.until_dropped();
+            guest.connect().sync();
+            Ok(())
+        })
+        .expect("init answers after anything");
+    // Everything that was started can be ended, and forgotten.
+    let (mut client, known) = guest.connect_knowing();
+    println!("{} commands were left", known.len());
+    for (handle, _, _) in &known {
+        client.send(&ToInit::Kill { handle: *handle });
+        client.send(&ToInit::Resume { handle: *handle, stdout: 0, stderr: 0 });
+    }
+    let mut left = known.len();
+    while left > 0 {
+        match client.next() {
+            Event::Data { handle, stream, offset, bytes } => {
+                let offset = offset + bytes.len() as u64;
+                client.send(&ToInit::Ack { handle, stream, offset });
+            }
+            Event::Message(FromInit::Ended { handle, .. } | FromInit::StartFailed { handle, .. }) => {
+                client.send(&ToInit::AckResult { handle });
+                left -= 1;
+            }
+            Event::Message(_) => {}
+        }
+    }
+    client.run(argv(1000, &["echo", "well"])).assert_printed("well\n");
+    client.sync();
+    assert_eq!(guest.connect_knowing().1, []);
+}

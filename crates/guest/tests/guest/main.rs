@@ -1,0 +1,10 @@
+//! Init as the daemon sees it: the real program, in a process namespace of its own, over a real socket.
+
+mod support;
+
+mod commands;
+mod connection;
+mod footprint;
+mod streams;
+mod terminal;
+mod trees;

@@ -1,0 +1,89 @@
+//! Parsers of foreign bytes, fed with bytes drawn at random from a fixed seed, so that CI gives the same answer twice.
+//!
+//! The same functions are fuzzed without an end by the targets in `fuzz/`.
+
+use proptest::prelude::*;
+use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
+use shoal_tests::fuzzed;
+
+/// Bytes drawn for each parser.
+const CASES: u32 = 4_096;
+
+/// Runs one parser on bytes of three kinds: plain noise, frames whose header is right, and text that looks like JSON.
+fn feed(parser: fn(&[u8])) {
+    let config = Config { cases: CASES, failure_persistence: None, ..Config::default() };
+    let mut runner = TestRunner::new_with_rng(config, TestRng::deterministic_rng(RngAlgorithm::ChaCha));
+    let noise = prop::collection::vec(any::<u8>(), 0..512);
+    let frame = (0u8..4, prop::collection::vec(any::<u8>(), 0..96)).prop_map(|(kind, payload)| {
+        let mut frame = (payload.len() as u32).to_le_bytes().to_vec();
+        frame.push(kind);
+        frame.extend(payload);
+        frame
+    });
+    let frames = prop::collection::vec(frame, 0..8).prop_map(|frames| frames.concat());
+    // Small numbers are what postcard is made of: variants, lengths, flags.
+    let small = prop::collection::vec(0u8..12, 0..64);
+    let words = prop::sample::select(vec![
+        "{",
+        "}",
+        "[",
+        "]",
+        ":",
+        ",",
+        "\"name\"",
+        "\"argv\"",
+        "\"script\"",
+        "\"env\"",
+        "\"id\"",
+        "\"type\"",
+        "\"start\"",
+        "\"signal\"",
+        "\"timeout_seconds\"",
+        "\"terminal\"",
+        "\"rows\"",
+        "\"columns\"",
+        "\"wait\"",
+        "null",
+        "true",
+        "0",
+        "-1",
+        "1e400",
+        "\"\\u0000\"",
+        "\"\\ud800\"",
+        "\"a\"",
+        "99999999999999999999",
+    ]);
+    let text = prop::collection::vec(words, 0..48).prop_map(|words| words.concat().into_bytes());
+    let bytes = prop_oneof![noise, frames, small, text];
+    runner
+        .run(&bytes, |bytes| {
+            parser(&bytes);
+            Ok(())
+        })
+        .unwrap_or_else(|failure| panic!("{failure}"));
+}
+
+#[test]
+fn frames_of_a_hostile_init_are_read_within_bounds() {
+    feed(fuzzed::frames_from_init);
+}
+
+#[test]
+fn frames_to_init_are_read_within_bounds() {
+    feed(fuzzed::frames_to_init);
+}
+
+#[test]
+fn requests_to_the_launcher_are_read_or_refused() {
+    feed(fuzzed::launcher_request);
+}
+
+#[test]
+fn replies_of_the_launcher_are_read_or_refused() {
+    feed(fuzzed::launcher_reply);
+}
+
+#[test]
+fn bodies_and_ids_from_the_network_are_read_or_refused() {
+    feed(fuzzed::api_bodies);
+}

@@ -1,0 +1,302 @@
+//! Sandboxes that take all they can get: they may suffer, nobody else does.
+
+use std::time::Instant;
+
+use serde_json::{Value, json};
+use shoal_tests::wait::until_true;
+use shoal_tests::{Daemon, Sandbox, Spawn};
+
+#[track_caller]
+fn is_well(sandbox: &Sandbox) {
+    assert_eq!(sandbox.sh("echo well").ok().text(), "well");
+}
+
+#[test]
+fn a_command_over_the_memory_limit_ends_out_of_memory_and_the_sandbox_lives() {
+    let daemon = Daemon::start();
+    let sandbox = daemon.sandbox_with(json!({"memory": "128Mi"}));
+    let done = sandbox.python(
+        "print('start', flush=True)\nhold = []\nwhile True: hold.append(bytearray(b'x' * (8 << 20)))",
+    );
+    assert_eq!(done.outcome(), "out_of_memory", "{}", done.body);
+    assert_eq!(done.stdout, b"start\n");
+    for _ in 0..3 {
+        is_well(&sandbox);
+    }
+    assert_eq!(sandbox.get()["state"], "running");
+    let later = sandbox.sh("kill -9 $$");
+    assert_eq!(later.outcome(), "signaled", "an old shortage is not blamed for a later end");
+}
+
+#[test]
+fn a_child_that_runs_out_of_memory_does_not_make_its_command_do_so() {
+    let daemon = Daemon::start();
+    let sandbox = daemon.sandbox_with(json!({"memory": "128Mi"}));
+    let done = sandbox.sh("python3 -c 'b = bytearray(b\"x\" * (400 << 20))'; echo child $?");
+    assert_eq!(done.text(), "child 137");
+    assert_eq!((done.outcome(), done.exit_code()), ("exited", Some(0)), "{}", done.body);
+}
+
+#[test]
+fn memory_in_files_of_memory_counts() {
+    let daemon = Daemon::start();
+    let sandbox = daemon.sandbox_with(json!({"memory": "128Mi"}));
+    let done = sandbox.sh("head -c 400000000 /dev/zero > /dev/shm/big");
+    assert!(done.outcome() == "out_of_memory" || done.exit_code() != Some(0), "{}", done.body);
+    is_well_after_shm(&sandbox);
+    let done = sandbox.python("import os\nfd = os.memfd_create('m')\nfor _ in range(400): os.write(fd, b'x' * (1 << 20))\nprint('held it all')");
+    assert!(!done.text().contains("held it all"), "400 MiB in a memfd within 128 MiB");
+}
+
+#[track_caller]
+fn is_well_after_shm(sandbox: &Sandbox) {
+    sandbox.sh("rm -f /dev/shm/big");
+    is_well(sandbox);
+}
+
+#[test]
+fn one_sandbox_out_of_memory_disturbs_no_other() {
+    let daemon = Daemon::start();
+    let (greedy, other) =
+        (daemon.sandbox_with(json!({"memory": "64Mi"})), daemon.sandbox_with(json!({"memory": "64Mi"})));
+    let steady = other.spawn(json!({"argv": ["sleep", "1000"]}));
+    for _ in 0..3 {
+        greedy.python("hold = []\nwhile True: hold.append(bytearray(b'x' * (8 << 20)))");
+    }
+    assert_eq!(other.command(&steady)["state"], "running");
+    is_well(&other);
+    is_well(&greedy);
+}
+
+#[test]
+fn a_fork_bomb_stays_at_home() {
+    let daemon = Daemon::start();
+    let (bomb, other) = (daemon.sandbox(), daemon.sandbox());
+    let id = bomb.spawn(json!({"script": "f() { f | f & }; f; while :; do sleep 1; done"}));
+    let limit = bomb.get()["limits"]["pids"].as_u64().expect("a limit") as usize;
+    until_true("the bomb has gone off", || bomb.processes().len() > limit / 2);
+    assert!(bomb.processes().len() <= limit + 8, "{} processes", bomb.processes().len());
+    is_well(&other);
+    is_well(&daemon.sandbox());
+    // Killing the command takes the whole bomb, which is faster than any signal.
+    bomb.kill(&id).expect(204);
+    assert_eq!(bomb.ended(&id)["result"]["outcome"], "killed");
+    until_true("the bomb is gone", || bomb.processes().len() <= 2);
+    is_well(&bomb);
+}
+
+#[test]
+fn a_fork_bomb_dies_of_its_timeout_and_of_a_delete() {
+    let daemon = Daemon::start();
+    let bomb = daemon.sandbox();
+    let script = "import os\nwhile True:\n  try:\n    if os.fork() == 0: os.setsid()\n  except OSError: pass";
+    let done = bomb.run(json!({"argv": ["python3", "-c", script], "timeout_seconds": 3}));
+    assert_eq!(done.outcome(), "timed_out", "{}", done.body);
+    until_true("the bomb is gone", || bomb.processes().len() <= 2);
+    let again = bomb.spawn(json!({"argv": ["python3", "-c", script]}));
+    until_true("the bomb has gone off", || bomb.processes().len() > 100);
+    let _ = again;
+    bomb.delete();
+    assert_eq!(bomb.processes(), [] as [i32; 0]);
+}
+
+#[test]
+fn a_sandbox_without_processes_left_says_so() {
+    let daemon = Daemon::start();
+    let sandbox = daemon.sandbox();
+    let id = sandbox.spawn(json!({"argv": ["python3", "-c", "import os, time\ntry:\n  while True:\n    if os.fork() == 0: time.sleep(1000)\nexcept OSError: pass\nprint('full', flush=True)\ntime.sleep(1000)"]}));
+    sandbox.wrote(&id, 5);
+    let done = sandbox.run(json!({"argv": ["true"]}));
+    assert!(matches!(done.outcome(), "failed_to_start" | "exited"), "{}", done.body);
+    if done.outcome() == "failed_to_start" {
+        assert!(done.body["result"]["message"].as_str().is_some_and(|text| !text.is_empty()));
+    }
+    sandbox.kill(&id).expect(204);
+    sandbox.ended(&id);
+    is_well(&sandbox);
+}
+
+#[test]
+fn threads_count_as_processes() {
+    let daemon = Daemon::start();
+    let sandbox = daemon.sandbox();
+    let limit = sandbox.get()["limits"]["pids"].as_u64().expect("a limit");
+    let done = sandbox.python(
+        "import threading, time\nthreading.stack_size(65536)\nn = 0\ntry:\n  while n < 100000:\n    threading.Thread(target=time.sleep, args=(1000,), daemon=True).start(); n += 1\nexcept RuntimeError: pass\nprint(n, flush=True)\nimport os; os._exit(0)",
+    );
+    let count: u64 = done.ok().text().parse().expect("a count");
+    assert!(count <= limit, "{count} threads within {limit}");
+    is_well(&sandbox);
+}
+
+#[test]
+fn a_descriptor_bomb_stays_at_home() {
+    let daemon = Daemon::start();
+    let (bomb, other) = (daemon.sandbox(), daemon.sandbox());
+    let id = bomb.spawn(json!({"argv": ["python3", "-c", "import os, socket, time, resource\nsoft, hard = resource.getrlimit(resource.RLIMIT_NOFILE); resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))\nfor _ in range(20):\n  if os.fork() == 0: break\nhold = []\ntry:\n  while True: hold.append(socket.socketpair())\nexcept OSError: pass\nos.write(1, b'.')\ntime.sleep(1000)"]}));
+    bomb.wrote(&id, 21);
+    is_well(&other);
+    is_well(&daemon.sandbox());
+    is_well(&bomb);
+    bomb.kill(&id).expect(204);
+}
+
+#[test]
+fn an_inotify_bomb_leaves_others_able() {
+    let daemon = Daemon::start();
+    let (bomb, other) = (daemon.sandbox(), daemon.sandbox());
+    let take = "import ctypes, os, time\nlibc = ctypes.CDLL(None, use_errno=True)\nn = 0\nwhile n < 4096 and libc.inotify_init1(0) >= 0: n += 1\nprint(n, flush=True)\ntime.sleep(float(os.environ.get('HOLD', '0')))";
+    let id = bomb.spawn(json!({"argv": ["python3", "-c", take], "env": {"HOLD": "1000"}}));
+    bomb.wrote(&id, 2);
+    let count: u32 = other.python(take).ok().text().parse().expect("a count");
+    assert!(count > 16, "another sandbox got {count} inotify instances");
+    // The host as well.
+    let output =
+        std::process::Command::new("/usr/bin/python3").args(["-c", take]).output().expect("python3 is there");
+    let count: u32 = String::from_utf8_lossy(&output.stdout).trim().parse().expect("a count");
+    assert!(count > 16, "the host got {count} inotify instances");
+    bomb.kill(&id).expect(204);
+}
+
+#[test]
+fn a_log_flood_stays_within_what_is_kept() {
+    let spawn = Spawn { config: "output_kept = \"4Mi\"\n".into(), ..Spawn::default() };
+    let daemon = spawn.start();
+    let (flood, other) = (daemon.sandbox(), daemon.sandbox());
+    let ids: Vec<String> = (0..4).map(|_| flood.spawn(json!({"script": "yes & yes >&2"}))).collect();
+    for id in &ids {
+        flood.wrote(id, 64 << 20);
+    }
+    is_well(&other);
+    let size = disk_bytes(&daemon.data_dir);
+    assert!(size < 200 << 20, "{} MiB on disk", size >> 20);
+    for id in &ids {
+        flood.kill(id).expect(204);
+        assert_eq!(flood.ended(id)["result"]["outcome"], "killed");
+    }
+    is_well(&flood);
+}
+
+/// What a tree takes on disk. Things that vanish meanwhile count nothing.
+fn disk_bytes(path: &std::path::Path) -> u64 {
+    use std::os::unix::fs::MetadataExt;
+    let Ok(meta) = std::fs::symlink_metadata(path) else { return 0 };
+    let below = match std::fs::read_dir(path) {
+        Ok(list) if meta.is_dir() => list.filter_map(|entry| Some(disk_bytes(&entry.ok()?.path()))).sum(),
+        _ => 0,
+    };
+    meta.blocks() * 512 + below
+}
+
+#[test]
+fn alone_a_cpu_limit_roughly_holds() {
+    let daemon = Daemon::start();
+    let time = |cpu: &str| {
+        let sandbox = daemon.sandbox_with(json!({"cpu": cpu}));
+        let started = Instant::now();
+        sandbox.python("n = 0\nfor i in range(12000000): n += i").ok();
+        let taken = started.elapsed();
+        sandbox.delete();
+        taken.as_secs_f64()
+    };
+    let (whole, tenth) = (time("1"), time("100m"));
+    // Ten times in theory; a start within one period and a busy machine blur it.
+    assert!(tenth > 4.0 * whole, "a tenth of a processor took {tenth:.2} s, a whole one {whole:.2} s");
+}
+
+/// A key with limits, and its secret.
+fn key_with(daemon: &Daemon, mut limits: Value) -> String {
+    limits["owner"] = "limited".into();
+    daemon.post("/v1/keys", &limits).expect(201)["secret"].as_str().expect("a secret").into()
+}
+
+#[track_caller]
+fn create_as(daemon: &Daemon, key: &str, body: Value) -> shoal_tests::Response {
+    shoal_tests::Request::new("POST", "/v1/sandboxes").key(key).json(&body).send(daemon.address)
+}
+
+#[test]
+fn a_key_is_held_to_its_number_of_sandboxes() {
+    let daemon = Daemon::start();
+    let key = key_with(&daemon, json!({"sandboxes_max": 2}));
+    let first = create_as(&daemon, &key, json!({})).expect(201)["id"].as_str().expect("an id").to_owned();
+    create_as(&daemon, &key, json!({})).expect(201);
+    let refused = create_as(&daemon, &key, json!({})).expect_refusal(429, "quota_exceeded");
+    assert_eq!(refused["details"]["limit"], 2, "{refused}");
+    daemon.sandbox();
+    shoal_tests::Request::new("DELETE", &format!("/v1/sandboxes/{first}"))
+        .key(&key)
+        .send(daemon.address)
+        .expect(204);
+    create_as(&daemon, &key, json!({})).expect(201);
+}
+
+#[test]
+fn a_key_is_held_to_its_number_also_when_all_ask_at_once() {
+    let daemon = Daemon::start();
+    let key = key_with(&daemon, json!({"sandboxes_max": 3}));
+    let answers: Vec<u16> = std::thread::scope(|scope| {
+        let asking: Vec<_> =
+            (0..12).map(|_| scope.spawn(|| create_as(&daemon, &key, json!({})).status)).collect();
+        asking.into_iter().map(|one| one.join().expect("no thread panics")).collect()
+    });
+    assert_eq!(answers.iter().filter(|status| **status == 201).count(), 3, "{answers:?}");
+    assert_eq!(answers.iter().filter(|status| **status == 429).count(), 9, "{answers:?}");
+}
+
+#[test]
+fn a_key_is_held_to_its_cpu_and_memory() {
+    let daemon = Daemon::start();
+    let key = key_with(&daemon, json!({"cpu_max": "1", "memory_max": "1Gi"}));
+    create_as(&daemon, &key, json!({"cpu": "700m", "memory": "256Mi"})).expect(201);
+    create_as(&daemon, &key, json!({"cpu": "400m", "memory": "256Mi"})).expect_refusal(429, "quota_exceeded");
+    create_as(&daemon, &key, json!({"cpu": "100m", "memory": "900Mi"})).expect_refusal(429, "quota_exceeded");
+    create_as(&daemon, &key, json!({"cpu": "300m", "memory": "768Mi"})).expect(201);
+}
+
+#[test]
+fn a_key_is_held_to_its_limits_over_a_restart() {
+    let mut daemon = Daemon::start();
+    let key = key_with(&daemon, json!({"sandboxes_max": 1}));
+    create_as(&daemon, &key, json!({})).expect(201);
+    daemon.crash();
+    create_as(&daemon, &key, json!({})).expect_refusal(429, "quota_exceeded");
+}
+
+#[test]
+fn a_full_machine_refuses_and_says_so() {
+    let spawn = Spawn { config: "sandboxes_max = 2\nmemory_max = \"8Gi\"\n".into(), ..Spawn::default() };
+    let daemon = spawn.start();
+    let first = daemon.sandbox_with(json!({"memory": "256Mi"}));
+    daemon.sandbox_with(json!({"memory": "256Mi"}));
+    let refused =
+        daemon.post("/v1/sandboxes", &json!({"memory": "256Mi"})).expect_refusal(503, "no_capacity");
+    assert!(refused["hint"].is_string(), "{refused}");
+    first.delete();
+    daemon.post("/v1/sandboxes", &json!({"memory": "9Gi"})).expect_refusal(503, "no_capacity");
+    daemon.sandbox_with(json!({"memory": "256Mi"}));
+}
+
+#[test]
+fn more_commands_than_a_sandbox_can_know_are_refused_and_the_rest_work() {
+    let daemon = Daemon::start();
+    let sandbox = daemon.sandbox();
+    let limit = sandbox.get()["limits"]["pids"].as_u64().expect("a limit");
+    let mut started = 0;
+    for _ in 0..limit + 50 {
+        let answer = sandbox.post_command(&json!({"argv": ["sleep", "1000"], "wait": false}));
+        assert!(answer.status < 500 || answer.status == 503, "{}", answer.describe());
+        if answer.status >= 400 {
+            break;
+        }
+        started += 1;
+        if started > 4_000 {
+            break;
+        }
+    }
+    let list = daemon.get(&sandbox.path("/commands?limit=1")).expect(200);
+    assert_eq!(list["commands"].as_array().map(Vec::len), Some(1));
+    is_well(&daemon.sandbox());
+    sandbox.delete();
+    assert_eq!(sandbox.processes(), [] as [i32; 0]);
+}

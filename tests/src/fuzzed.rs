@@ -1,0 +1,136 @@
+//! The functions of Shoal that read foreign bytes, as fuzzers call them: bytes in, a panic if something is wrong.
+//!
+//! The targets in `fuzz/` run them for hours on bytes they evolve; `hostile_bytes` runs them in CI on bytes it draws.
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use wire::frame::{
+    CHUNK_MAX, Decoder, FrameError, Incoming, MESSAGE_FROM_INIT_MAX, MESSAGE_TO_INIT_MAX, put_message,
+};
+use wire::guest::{FromInit, ToInit};
+
+/// What one read may bring: small, so that frames are cut in every place.
+const PIECE_MAX: usize = 257;
+
+/// A guest that took over init writes this to the daemon.
+pub fn frames_from_init(bytes: &[u8]) {
+    frames::<FromInit>(bytes, MESSAGE_FROM_INIT_MAX);
+}
+
+/// What the daemon writes to init, if something went wrong on the way.
+pub fn frames_to_init(bytes: &[u8]) {
+    frames::<ToInit>(bytes, MESSAGE_TO_INIT_MAX);
+}
+
+/// A packet to the launcher.
+pub fn launcher_request(bytes: &[u8]) {
+    packet::<wire::launch::Request>(bytes);
+}
+
+/// A packet from the launcher.
+pub fn launcher_reply(bytes: &[u8]) {
+    packet::<wire::launch::Reply>(bytes);
+}
+
+/// A body, or a text message of a WebSocket, from the network.
+pub fn api_bodies(bytes: &[u8]) {
+    body::<wire::api::CreateSandbox>(bytes);
+    body::<wire::api::UpdateSandbox>(bytes);
+    body::<wire::api::RunCommand>(bytes);
+    body::<wire::api::SignalCommand>(bytes);
+    body::<wire::api::CommandWish>(bytes);
+    body::<wire::api::CreateKey>(bytes);
+    if let Ok(text) = std::str::from_utf8(bytes) {
+        id::<wire::SandboxId>(text);
+        id::<wire::CommandId>(text);
+        id::<wire::InstallationId>(text);
+    }
+}
+
+/// Decoding keeps its bounds, does not depend on how the bytes are cut, and what was read can be written again.
+fn frames<M>(bytes: &[u8], message_max: usize)
+where
+    M: Serialize + DeserializeOwned + PartialEq + std::fmt::Debug,
+{
+    let whole = decode::<M>(bytes.chunks(bytes.len().max(1)), message_max);
+    // The first byte says where to cut, so that a fuzzer can choose.
+    let piece = 1 + usize::from(bytes.first().copied().unwrap_or(0)) % PIECE_MAX;
+    let cut = decode::<M>(bytes.chunks(piece), message_max);
+    assert_eq!(whole, cut, "how the bytes are cut decides what is read");
+}
+
+fn decode<'a, M>(
+    pieces: impl Iterator<Item = &'a [u8]>,
+    message_max: usize,
+) -> (Vec<String>, Option<FrameError>)
+where
+    M: Serialize + DeserializeOwned + PartialEq + std::fmt::Debug,
+{
+    let mut decoder = Decoder::<M>::new(message_max);
+    let mut seen = Vec::new();
+    for piece in pieces {
+        let fed = decoder.feed(piece, |incoming| {
+            match incoming {
+                Incoming::Message(message) => {
+                    let mut again = Vec::new();
+                    put_message(&message, &mut again);
+                    let mut reader = Decoder::<M>::new(usize::MAX);
+                    let mut count = 0;
+                    reader.feed(&again, |back| {
+                        assert_eq!(
+                            Incoming::Message(&message),
+                            as_ref(&back),
+                            "a message changed on its way"
+                        );
+                        count += 1;
+                        Ok::<(), FrameError>(())
+                    })?;
+                    assert_eq!(count, 1, "one message was written");
+                    seen.push(format!("{message:?}"));
+                }
+                Incoming::Data { handle, stream, offset, bytes } => {
+                    assert!(bytes.len() <= CHUNK_MAX, "a chunk of {} bytes", bytes.len());
+                    assert!(offset.checked_add(bytes.len() as u64).is_some(), "an offset that overflows");
+                    seen.push(format!("{handle:?} {stream:?} {offset} {bytes:?}"));
+                }
+            }
+            Ok::<(), FrameError>(())
+        });
+        if let Err(error) = fed {
+            return (seen, Some(error));
+        }
+    }
+    (seen, None)
+}
+
+fn as_ref<'a, M>(incoming: &'a Incoming<'a, M>) -> Incoming<'a, &'a M> {
+    match incoming {
+        Incoming::Message(message) => Incoming::Message(message),
+        Incoming::Data { handle, stream, offset, bytes } => {
+            Incoming::Data { handle: *handle, stream: *stream, offset: *offset, bytes }
+        }
+    }
+}
+
+/// A packet that parses can be written and parses to the same.
+fn packet<T: Serialize + DeserializeOwned + PartialEq + std::fmt::Debug>(bytes: &[u8]) {
+    if let Some(packet) = wire::launch::from_packet::<T>(bytes) {
+        let again = wire::launch::to_packet(&packet);
+        assert_eq!(wire::launch::from_packet::<T>(&again), Some(packet), "a packet changed on its way");
+    }
+}
+
+/// A body that parses can be written and parses to the same.
+fn body<T: Serialize + DeserializeOwned + PartialEq + std::fmt::Debug>(bytes: &[u8]) {
+    if let Ok(body) = serde_json::from_slice::<T>(bytes) {
+        let again = serde_json::to_vec(&body).expect("a body that was read can be written");
+        assert_eq!(serde_json::from_slice::<T>(&again).ok(), Some(body), "a body changed on its way");
+    }
+}
+
+/// A text that is an id is the only spelling of it.
+fn id<T: std::str::FromStr + std::fmt::Display>(text: &str) {
+    if let Ok(id) = text.parse::<T>() {
+        assert_eq!(id.to_string(), text, "an id has two spellings");
+    }
+}

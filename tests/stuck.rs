@@ -1,0 +1,141 @@
+//! One stuck sandbox harms nobody else. Times are compared within one run, never with a clock on the wall.
+
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+use serde_json::json;
+use shoal_tests::daemon::send_signal;
+use shoal_tests::wait::until_true;
+use shoal_tests::{Daemon, Sandbox};
+
+/// How much slower anything may get. Noise on two cores is well below; waiting for a deadline is far above.
+const SLOWER_MAX: u32 = 5;
+/// What is lost in noise whatever it is compared with.
+const NOISE: Duration = Duration::from_millis(30);
+
+fn median(mut times: Vec<Duration>) -> Duration {
+    times.sort();
+    times[times.len() / 2]
+}
+
+fn measure(rounds: u32, mut what: impl FnMut()) -> Duration {
+    let times = (0..rounds).map(|_| {
+        let started = Instant::now();
+        what();
+        started.elapsed()
+    });
+    median(times.collect())
+}
+
+struct Times {
+    list: Duration,
+    get: Duration,
+    create: Duration,
+    run: Duration,
+    delete: Duration,
+}
+
+fn times(daemon: &Daemon, other: &Sandbox) -> Times {
+    let mut made = Vec::new();
+    let create = measure(11, || made.push(daemon.sandbox()));
+    let mut left = made.into_iter();
+    Times {
+        list: measure(21, || drop(daemon.list())),
+        get: measure(21, || drop(other.get())),
+        create,
+        run: measure(21, || drop(other.run(json!({"argv": ["true"]})).ok())),
+        delete: measure(11, || left.next().expect("as many as were made").delete()),
+    }
+}
+
+#[track_caller]
+fn as_fast(before: &Times, after: &Times) {
+    for (what, before, after) in [
+        ("list", before.list, after.list),
+        ("get", before.get, after.get),
+        ("create", before.create, after.create),
+        ("run", before.run, after.run),
+        ("delete", before.delete, after.delete),
+    ] {
+        assert!(after <= before * SLOWER_MAX + NOISE, "{what} took {after:?}, before {before:?}");
+    }
+}
+
+#[test]
+fn a_stopped_init_slows_nobody_else_down() {
+    let daemon = Daemon::start();
+    let (stuck, other) = (daemon.sandbox(), daemon.sandbox());
+    let before = times(&daemon, &other);
+    let init = stuck.init();
+    send_signal(init, Signal::STOP);
+    // Requests that hang on the stuck one, as they would.
+    let hanging: Vec<_> = (0..16)
+        .map(|_| {
+            let stuck = stuck.clone();
+            std::thread::spawn(move || {
+                stuck.request("POST", "/commands").json(&json!({"argv": ["true"]})).try_send(stuck.address)
+            })
+        })
+        .collect();
+    as_fast(&before, &times(&daemon, &other));
+    send_signal(init, Signal::CONT);
+    for one in hanging {
+        let answer = one.join().expect("no thread panics").expect("the daemon answers");
+        assert!(matches!(answer.status, 200 | 503), "{}", answer.describe());
+    }
+    assert_eq!(stuck.sh("echo back").ok().text(), "back");
+}
+
+#[test]
+fn a_stopped_init_is_told_of_and_can_be_deleted() {
+    let daemon = Daemon::start();
+    let stuck = daemon.sandbox();
+    send_signal(stuck.init(), Signal::STOP);
+    let answer = stuck.post_command(&json!({"argv": ["true"]}));
+    answer.expect_refusal(503, "sandbox_unresponsive");
+    stuck.delete();
+    assert_eq!(stuck.processes(), [] as [i32; 0]);
+}
+
+#[test]
+fn a_restart_is_not_held_up_by_a_stopped_init() {
+    let mut daemon = Daemon::start();
+    let (stuck, other) = (daemon.sandbox(), daemon.sandbox());
+    let normal = {
+        daemon.kill();
+        let started = Instant::now();
+        daemon.start_again();
+        started.elapsed()
+    };
+    let init = stuck.init();
+    send_signal(init, Signal::STOP);
+    daemon.kill();
+    let started = Instant::now();
+    daemon.start_again();
+    let other = daemon.sandbox_of(&other.id);
+    assert_eq!(other.sh("echo adopted").ok().text(), "adopted");
+    let taken = started.elapsed();
+    assert!(
+        taken <= normal * SLOWER_MAX + Duration::from_secs(1),
+        "{taken:?}, without a stuck one {normal:?}"
+    );
+    send_signal(init, Signal::CONT);
+    let stuck = daemon.sandbox_of(&stuck.id);
+    until_true("the stopped one is back", || stuck.post_command(&json!({"argv": ["true"]})).status == 200);
+}
+
+#[test]
+fn a_stopped_launcher_hinders_no_running_sandbox() {
+    let daemon = Daemon::start();
+    let other = daemon.sandbox();
+    let run = |rounds| measure(rounds, || drop(other.run(json!({"argv": ["true"]})).ok()));
+    let before = run(21);
+    let launchers = daemon.launchers();
+    launchers.iter().for_each(|process| send_signal(*process, Signal::STOP));
+    let after = run(21);
+    let list = measure(11, || drop(daemon.list()));
+    launchers.iter().for_each(|process| send_signal(*process, Signal::CONT));
+    assert!(after <= before * SLOWER_MAX + NOISE, "{after:?}, before {before:?}");
+    assert!(list <= before * SLOWER_MAX + NOISE * 10, "{list:?}");
+    assert_eq!(daemon.sandbox().sh("echo new").ok().text(), "new");
+}

@@ -1,0 +1,60 @@
+//! What the tests need of the machine, installed where it is missing.
+//!
+//! Debian and Ubuntu only: elsewhere the missing programs are named and the person decides.
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use anyhow::{Result, bail};
+
+/// A program that the tests use, and the Debian package that brings it.
+struct Need {
+    /// Where image `host` looks: it shows `/usr` alone, so a program elsewhere does not count.
+    program: &'static str,
+    package: &'static str,
+}
+
+const NEEDS: [Need; 4] = [
+    // Most probes that run inside a sandbox are small Python programs.
+    Need { program: "/usr/bin/python3", package: "python3" },
+    // Links Rust programs, builds SQLite, and compiles one probe.
+    Need { program: "/usr/bin/cc", package: "gcc" },
+    // `unshare`, `setsid` and `mount` are tried from inside.
+    Need { program: "/usr/bin/unshare", package: "util-linux" },
+    // `ps` is what people type first.
+    Need { program: "/usr/bin/ps", package: "procps" },
+];
+
+/// Installs what is missing, and says what.
+pub fn install_missing() -> Result<()> {
+    let mut missing: Vec<&str> =
+        NEEDS.iter().filter(|need| !Path::new(need.program).exists()).map(|need| need.package).collect();
+    if cfg!(target_env = "gnu") && !has_static_libc() {
+        // Init is a static executable.
+        missing.push("libc6-dev");
+    }
+    if missing.is_empty() {
+        return Ok(());
+    }
+    if !Path::new("/usr/bin/apt-get").exists() {
+        bail!("the tests need these Debian packages or what is like them here: {}", missing.join(" "));
+    }
+    println!("xtask: install {}", missing.join(" "));
+    // The lists may be older than the archive, or not there at all on a fresh machine.
+    super::step("read the package lists", apt(&["update"]))?;
+    let mut arguments = vec!["install", "--yes", "--no-install-recommends"];
+    arguments.extend(missing);
+    super::step("install the packages", apt(&arguments))
+}
+
+fn apt(arguments: &[&str]) -> Command {
+    let mut command = Command::new("/usr/bin/apt-get");
+    command.args(arguments).env("DEBIAN_FRONTEND", "noninteractive").stdin(Stdio::null());
+    command
+}
+
+fn has_static_libc() -> bool {
+    ["/usr/lib/x86_64-linux-gnu/libc.a", "/usr/lib/aarch64-linux-gnu/libc.a", "/usr/lib64/libc.a"]
+        .iter()
+        .any(|path| Path::new(path).exists())
+}
