@@ -461,10 +461,10 @@ impl Hub {
     /// A new connection: init has the command and so much of its stdin. Tells where init should send on from.
     pub fn resume(self: &Arc<Self>, pid: Option<u32>, taken: u64) -> Result<ToInit, Violation> {
         let mut state = self.lock();
-        if let (Some(known), Some(pid)) = (state.pid, pid) {
-            if known != pid {
-                return Err(Violation::AnotherPid { handle: self.handle });
-            }
+        if let (Some(known), Some(pid)) = (state.pid, pid)
+            && known != pid
+        {
+            return Err(Violation::AnotherPid { handle: self.handle });
         }
         state.pid = state.pid.or(pid);
         let stdin = &mut state.stdin;

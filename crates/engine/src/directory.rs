@@ -209,10 +209,11 @@ impl Directory {
 
     /// Frees a name that is not the sandbox's any more, or did not become it.
     pub fn free_name(&mut self, home: &Home, name: &SandboxName) {
-        if let Some(owned) = self.owners.get_mut(&home.owner) {
-            if owned.names.get(name) == Some(&home.id) && home.face().name != *name {
-                owned.names.remove(name);
-            }
+        if let Some(owned) = self.owners.get_mut(&home.owner)
+            && owned.names.get(name) == Some(&home.id)
+            && home.face().name != *name
+        {
+            owned.names.remove(name);
         }
     }
 

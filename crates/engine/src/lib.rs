@@ -216,13 +216,13 @@ impl Engine {
     ) -> Result<Admitted, EngineError> {
         let shared = self.shared();
         let mut directory = shared.directory();
-        if let Some(used) = &spec.idempotency_key {
-            if let Some(home) = directory.by_idempotency_key(&key.owner, used) {
-                return match home.request_digest == request_digest {
-                    true => Ok(Admitted::Known(home)),
-                    false => Err(EngineError::IdempotencyKeyReused),
-                };
-            }
+        if let Some(used) = &spec.idempotency_key
+            && let Some(home) = directory.by_idempotency_key(&key.owner, used)
+        {
+            return match home.request_digest == request_digest {
+                true => Ok(Admitted::Known(home)),
+                false => Err(EngineError::IdempotencyKeyReused),
+            };
         }
         directory.check_room(&key.owner, &limits, &key.limits, &shared.config.capacity)?;
         let name = match spec.name {
@@ -363,10 +363,10 @@ impl Engine {
 
     /// The command that a row tells of: in memory while it has no result, else from the row.
     async fn found(&self, home: &Arc<Home>, row: CommandRow) -> Result<Arc<Hub>, EngineError> {
-        if row.result.is_none() {
-            if let Some(hub) = home.live_by_id(&row.id) {
-                return Ok(hub);
-            }
+        if row.result.is_none()
+            && let Some(hub) = home.live_by_id(&row.id)
+        {
+            return Ok(hub);
         }
         // It may have ended since the row was read.
         let row = match row.result {

@@ -725,10 +725,11 @@ fn commit(db: &Connection, acts: Vec<Act>) {
     let result = result
         .and_then(|_| db.prepare_cached("COMMIT").and_then(|mut end| end.execute([])).map_err(Arc::new));
     let failure = result.err();
-    if failure.is_some() && !db.is_autocommit() {
-        if let Err(error) = db.execute_batch("ROLLBACK") {
-            tracing::error!(%error, "cannot roll back after a failed commit");
-        }
+    if failure.is_some()
+        && !db.is_autocommit()
+        && let Err(error) = db.execute_batch("ROLLBACK")
+    {
+        tracing::error!(%error, "cannot roll back after a failed commit");
     }
     for answer in answers {
         answer(match &failure {

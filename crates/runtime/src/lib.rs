@@ -7,6 +7,8 @@
 pub mod backend;
 pub mod cgroup;
 pub mod enter;
+#[cfg(feature = "fake")]
+pub mod fake;
 pub mod floor;
 pub mod host_image;
 pub mod launcher;

@@ -1,0 +1,889 @@
+//! A backend for tests: sandboxes in memory, each with an init that speaks the real frames.
+//!
+//! Owns a small world in which every step can be made to fail, connections break at any byte, an init falls silent, dies
+//! or breaks the rules, and what is left behind can be counted. It isolates nothing and runs nothing: a command is a
+//! script of the few words below, one per line or separated by `;`.
+//!
+//! ```text
+//! echo TEXT   err TEXT        a line on stdout, on stderr
+//! flood N     flooderr N      N bytes of `pattern`, as fast as they are taken
+//! cat                         stdin to stdout, to its end
+//! sleep MS    gate NAME       waits for a time; for `FakeHost::open_gate`
+//! exit N      signal N        ends so
+//! oom                         ends as the kernel ends what took too much memory
+//! hang                        waits to be killed
+//! missing                     (alone) does not start
+//! ```
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
+use tokio::sync::{Notify, Semaphore};
+use wire::SandboxId;
+use wire::frame::{self, CHUNK_MAX, Decoder, Incoming, MESSAGE_TO_INIT_MAX};
+use wire::guest::{
+    COMMANDS_MAX, End, EndCause, ExitStatus, FromInit, Handle, OUTPUT_WINDOW, Program, STDIN_WINDOW, Start,
+    StartError, Stream, ToInit, VERSION,
+};
+use wire::launch::Rootfs;
+
+use crate::backend::{Backend, BackendError, GuestStream, Spec};
+
+/// What the pipe between daemon and init holds, as a socket's buffer would.
+const PIPE_BYTES: usize = 256 * 1024;
+const SIGKILL: i32 = 9;
+
+/// What is done to make a sandbox.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum FakeStep {
+    /// Making its image ready.
+    Prepare,
+    /// Its writable directory.
+    Disk,
+    /// Its limits.
+    Limits,
+    /// Its first process.
+    Process,
+    /// The stream to init.
+    Connect,
+    /// Init's hello.
+    Greet,
+}
+
+impl FakeStep {
+    /// All of them, in their order.
+    pub const ALL: [Self; 6] =
+        [Self::Prepare, Self::Disk, Self::Limits, Self::Process, Self::Connect, Self::Greet];
+}
+
+/// How a step fails.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FakeFailure {
+    /// The kernel says no.
+    Refused,
+    /// The launcher dies in the middle.
+    LauncherGone,
+    /// There is no init, and there will not be one.
+    Gone,
+}
+
+/// Something that exists on the fake host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum FakeThing {
+    /// A writable directory.
+    Disk,
+    /// A control group.
+    Limits,
+    /// A process.
+    Process,
+}
+
+/// The byte at an offset of what `flood` writes.
+pub fn pattern(offset: u64) -> u8 {
+    // A prime, so that no block size divides the period.
+    (offset % 251) as u8
+}
+
+/// A machine that exists in memory. Clones are the same machine.
+#[derive(Clone, Default)]
+pub struct FakeHost {
+    host: Arc<Host>,
+}
+
+#[derive(Default)]
+struct Host {
+    state: Mutex<HostState>,
+    gates: Arc<Gates>,
+}
+
+#[derive(Default)]
+struct HostState {
+    things: BTreeSet<(SandboxId, FakeThing)>,
+    inits: HashMap<SandboxId, Arc<Init>>,
+    oom_kills: HashMap<SandboxId, u64>,
+    /// Steps that fail, how, and how often still.
+    failing: HashMap<FakeStep, (FakeFailure, u32)>,
+    /// Teardowns that fail, still.
+    teardowns_failing: u32,
+    /// Steps that wait for a permit.
+    held: HashMap<FakeStep, Arc<Semaphore>>,
+    /// Each connection breaks after a random number of bytes up to this.
+    break_after: Option<u64>,
+    random: u64,
+    launches: u64,
+}
+
+#[derive(Default)]
+struct Gates {
+    open: Mutex<BTreeSet<String>>,
+    changed: Notify,
+}
+
+impl FakeHost {
+    /// A machine on which everything works.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// A machine on which one step always fails.
+    pub fn failing_at(step: FakeStep) -> Self {
+        let host = Self::new();
+        host.fail(step, FakeFailure::Refused, u32::MAX);
+        host
+    }
+
+    fn state(&self) -> MutexGuard<'_, HostState> {
+        self.host.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Makes a step fail so many times.
+    pub fn fail(&self, step: FakeStep, how: FakeFailure, times: u32) {
+        self.state().failing.insert(step, (how, times));
+    }
+
+    /// Makes teardown fail so many times.
+    pub fn fail_teardown(&self, times: u32) {
+        self.state().teardowns_failing = times;
+    }
+
+    /// Makes a step wait until it is released.
+    pub fn hold(&self, step: FakeStep) {
+        self.state().held.insert(step, Arc::new(Semaphore::new(0)));
+    }
+
+    /// Lets whoever waits at a step go on, and all that come later.
+    pub fn release(&self, step: FakeStep) {
+        if let Some(held) = self.state().held.remove(&step) {
+            held.close();
+        }
+    }
+
+    /// Breaks every connection after a random number of bytes, up to `most`, in either direction. `None`: no more.
+    pub fn break_connections(&self, most: Option<u64>, seed: u64) {
+        let mut state = self.state();
+        (state.break_after, state.random) = (most, seed | 1);
+    }
+
+    /// Lets commands that wait at a gate go on.
+    pub fn open_gate(&self, name: &str) {
+        self.host.gates.open.lock().unwrap_or_else(PoisonError::into_inner).insert(name.into());
+        self.host.gates.changed.notify_waiters();
+    }
+
+    /// What exists, of any sandbox.
+    pub fn leftovers(&self) -> Vec<(SandboxId, FakeThing)> {
+        self.state().things.iter().copied().collect()
+    }
+
+    /// Something that nobody knows of.
+    pub fn plant(&self, sandbox: SandboxId, thing: FakeThing) {
+        self.state().things.insert((sandbox, thing));
+    }
+
+    /// How often a sandbox was launched.
+    pub fn launches(&self) -> u64 {
+        self.state().launches
+    }
+
+    fn init(&self, sandbox: SandboxId) -> Arc<Init> {
+        Arc::clone(self.state().inits.get(&sandbox).expect("the test asks about a sandbox that exists"))
+    }
+
+    /// Stops init, as SIGSTOP would; or lets it go on.
+    pub fn silence(&self, sandbox: SandboxId, silent: bool) {
+        let init = self.init(sandbox);
+        init.state().silent = silent;
+        init.wake.notify_waiters();
+    }
+
+    /// Ends init, and with it the sandbox.
+    pub fn kill_init(&self, sandbox: SandboxId) {
+        let init = self.init(sandbox);
+        init.end();
+        let mut state = self.state();
+        state.things.remove(&(sandbox, FakeThing::Process));
+        state.inits.remove(&sandbox);
+    }
+
+    /// Breaks the connection once, at a frame's border.
+    pub fn disconnect(&self, sandbox: SandboxId) {
+        let init = self.init(sandbox);
+        init.state().generation += 1;
+        init.wake.notify_waiters();
+    }
+
+    /// From now on, init says these bytes on every connection once the two are in step; and at once on this one.
+    pub fn say(&self, sandbox: SandboxId, bytes: Vec<u8>) {
+        let init = self.init(sandbox);
+        let mut state = init.state();
+        state.says = bytes;
+        state.says_now = true;
+        drop(state);
+        init.wake.notify_waiters();
+    }
+
+    /// From now on, init claims to know these commands too.
+    pub fn claim(&self, sandbox: SandboxId, handles: Vec<u32>) {
+        self.init(sandbox).state().claims = handles;
+    }
+
+    /// How often init started a command.
+    pub fn starts(&self, sandbox: SandboxId, handle: Handle) -> u32 {
+        self.init(sandbox).state().starts.get(&handle).copied().unwrap_or(0)
+    }
+
+    /// Commands that init has not been allowed to forget.
+    pub fn remembered(&self, sandbox: SandboxId) -> usize {
+        self.init(sandbox).state().commands.len()
+    }
+
+    /// The most that any stream had to wait for an acknowledgement, in bytes.
+    pub fn unacknowledged(&self, sandbox: SandboxId) -> usize {
+        let init = self.init(sandbox);
+        let state = init.state();
+        let streams = state.commands.values().flat_map(|command| &command.output);
+        streams.map(|output| output.bytes.len()).max().unwrap_or(0)
+    }
+
+    async fn step(&self, step: FakeStep, doing: &'static str) -> Result<(), BackendError> {
+        let held = self.state().held.get(&step).cloned();
+        if let Some(held) = held {
+            // A closed semaphore is an open door.
+            let _ = held.acquire().await;
+        }
+        let mut state = self.state();
+        match state.failing.get_mut(&step) {
+            Some((how, times)) if *times > 0 => {
+                *times = times.saturating_sub(1);
+                Err(match how {
+                    FakeFailure::Refused => BackendError::Refused {
+                        doing: format!("{doing} (step {step:?})"),
+                        source: io::Error::from(io::ErrorKind::StorageFull),
+                    },
+                    FakeFailure::LauncherGone => BackendError::LauncherGone { doing },
+                    FakeFailure::Gone => BackendError::Gone,
+                })
+            }
+            Some(_) | None => Ok(()),
+        }
+    }
+}
+
+#[async_trait]
+impl Backend for FakeHost {
+    async fn prepare(&self, _rootfs: &Rootfs) -> Result<(), BackendError> {
+        self.step(FakeStep::Prepare, "prepare the image").await
+    }
+
+    async fn launch(&self, spec: &Spec) -> Result<(), BackendError> {
+        let id = spec.sandbox;
+        self.state().launches += 1;
+        // The thing is there even when its step fails: half-made is the interesting case.
+        self.state().things.insert((id, FakeThing::Disk));
+        self.step(FakeStep::Disk, "make the disk").await?;
+        self.state().things.insert((id, FakeThing::Limits));
+        self.step(FakeStep::Limits, "set the limits").await?;
+        self.state().things.insert((id, FakeThing::Process));
+        self.step(FakeStep::Process, "start init").await?;
+        let init = Arc::new(Init::new(Arc::clone(&self.host.gates)));
+        self.state().inits.insert(id, init);
+        Ok(())
+    }
+
+    async fn connect(&self, sandbox: SandboxId) -> Result<GuestStream, BackendError> {
+        self.step(FakeStep::Connect, "connect to init").await?;
+        let greets = match self.step(FakeStep::Greet, "greet init").await {
+            Err(BackendError::Gone) => return Err(BackendError::Gone),
+            result => result.is_ok(),
+        };
+        let mut state = self.state();
+        let Some(init) = state.inits.get(&sandbox).cloned() else { return Err(BackendError::Gone) };
+        let budget = match state.break_after {
+            None => u64::MAX,
+            Some(most) => {
+                state.random ^= state.random << 13;
+                state.random ^= state.random >> 7;
+                state.random ^= state.random << 17;
+                state.random % most.max(1)
+            }
+        };
+        drop(state);
+        let (ours, theirs) = tokio::io::duplex(PIPE_BYTES);
+        if greets {
+            let generation = init.replace_connection();
+            let host = self.clone();
+            tokio::spawn(async move {
+                Connection { init, generation, budget, host, sandbox }.serve(theirs).await;
+            });
+        }
+        Ok(Box::new(ours))
+    }
+
+    async fn teardown(&self, sandbox: SandboxId) -> Result<(), BackendError> {
+        let mut state = self.state();
+        if state.teardowns_failing > 0 {
+            state.teardowns_failing -= 1;
+            let source = io::Error::from(io::ErrorKind::ResourceBusy);
+            return Err(BackendError::Refused { doing: "unmount the root".into(), source });
+        }
+        state.things.retain(|(owner, _)| *owner != sandbox);
+        if let Some(init) = state.inits.remove(&sandbox) {
+            init.end();
+        }
+        Ok(())
+    }
+
+    async fn inventory(&self) -> Result<Vec<SandboxId>, BackendError> {
+        let found: BTreeSet<_> = self.state().things.iter().map(|(sandbox, _)| *sandbox).collect();
+        Ok(found.into_iter().collect())
+    }
+
+    async fn oom_kills(&self, sandbox: SandboxId) -> Result<u64, BackendError> {
+        Ok(self.state().oom_kills.get(&sandbox).copied().unwrap_or(0))
+    }
+}
+
+/// The first process of a fake sandbox.
+struct Init {
+    state: Mutex<InitState>,
+    /// A connection may have something to do.
+    wake: Notify,
+    /// A command may have something to do.
+    progress: Notify,
+    gates: Arc<Gates>,
+}
+
+#[derive(Default)]
+struct InitState {
+    commands: BTreeMap<Handle, Command>,
+    /// Counts connections; only the newest is served.
+    generation: u64,
+    silent: bool,
+    dead: bool,
+    says: Vec<u8>,
+    says_now: bool,
+    claims: Vec<u32>,
+    starts: HashMap<Handle, u32>,
+    pid_last: u32,
+}
+
+struct Command {
+    pid: Option<u32>,
+    output: [OutputBuffer; 2],
+    stdin: VecDeque<u8>,
+    stdin_taken: u64,
+    stdin_given: u64,
+    stdin_end: Option<u64>,
+    killed: bool,
+    signal: Option<i32>,
+    result: Option<Result<End, StartError>>,
+    /// Per connection: whether the daemon has said where to send on from, and what it was told.
+    resumed: bool,
+    start_told: bool,
+    result_told: bool,
+    stdin_told: u64,
+}
+
+#[derive(Default)]
+struct OutputBuffer {
+    acknowledged: u64,
+    /// From `acknowledged` on.
+    bytes: VecDeque<u8>,
+    /// On this connection.
+    sent: u64,
+}
+
+impl OutputBuffer {
+    fn end(&self) -> u64 {
+        self.acknowledged + self.bytes.len() as u64
+    }
+
+    fn acknowledge(&mut self, offset: u64) {
+        let length = offset.saturating_sub(self.acknowledged).min(self.bytes.len() as u64);
+        self.bytes.drain(..length as usize);
+        self.acknowledged += length;
+        self.sent = self.sent.max(self.acknowledged);
+    }
+}
+
+impl Init {
+    fn new(gates: Arc<Gates>) -> Self {
+        Self { state: Mutex::default(), wake: Notify::new(), progress: Notify::new(), gates }
+    }
+
+    fn state(&self) -> MutexGuard<'_, InitState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn end(&self) {
+        self.state().dead = true;
+        self.wake.notify_waiters();
+        self.progress.notify_waiters();
+    }
+
+    fn replace_connection(&self) -> u64 {
+        let mut state = self.state();
+        state.generation += 1;
+        for command in state.commands.values_mut() {
+            (command.resumed, command.start_told, command.result_told) = (false, true, false);
+            command.stdin_told = command.stdin_given;
+        }
+        let generation = state.generation;
+        drop(state);
+        self.wake.notify_waiters();
+        generation
+    }
+
+    /// Changes a command, if it is still there, and tells whoever may care.
+    fn change<T>(&self, handle: Handle, change: impl FnOnce(&mut Command) -> T) -> Option<T> {
+        let result = self.state().commands.get_mut(&handle).map(change);
+        self.wake.notify_waiters();
+        self.progress.notify_waiters();
+        result
+    }
+
+    /// Waits until `check` gives something. `None`: the command was killed, signalled, or the sandbox is gone.
+    async fn until<T>(
+        &self,
+        handle: Handle,
+        mut check: impl FnMut(&mut Command) -> Option<T>,
+    ) -> Result<T, Interrupted> {
+        loop {
+            let mut progress = std::pin::pin!(self.progress.notified());
+            progress.as_mut().enable();
+            {
+                let mut state = self.state();
+                if state.dead {
+                    return Err(Interrupted::Dead);
+                }
+                let Some(command) = state.commands.get_mut(&handle) else { return Err(Interrupted::Dead) };
+                if command.killed {
+                    return Err(Interrupted::Killed);
+                }
+                if let Some(signal) = command.signal {
+                    return Err(Interrupted::Signal(signal));
+                }
+                if let Some(value) = check(command) {
+                    drop(state);
+                    self.wake.notify_waiters();
+                    return Ok(value);
+                }
+            }
+            progress.await;
+        }
+    }
+}
+
+enum Interrupted {
+    Dead,
+    Killed,
+    Signal(i32),
+}
+
+enum Mood {
+    Talking,
+    Silent,
+    Over,
+}
+
+/// One connection to the daemon.
+struct Connection {
+    init: Arc<Init>,
+    generation: u64,
+    /// Bytes until it breaks.
+    budget: u64,
+    host: FakeHost,
+    sandbox: SandboxId,
+}
+
+impl Connection {
+    /// Serves until it is replaced or breaks. Ends by dropping the stream.
+    async fn serve(mut self, stream: DuplexStream) {
+        let (mut reader, mut writer) = tokio::io::split(stream);
+        let mut decoder: Decoder<ToInit> = Decoder::new(MESSAGE_TO_INIT_MAX);
+        let mut out = Vec::new();
+        let mut written = 0;
+        let mut greeted = false;
+        loop {
+            let init = Arc::clone(&self.init);
+            let mut wake = std::pin::pin!(init.wake.notified());
+            wake.as_mut().enable();
+            match self.mood() {
+                Mood::Over => return,
+                Mood::Silent => {
+                    wake.await;
+                    continue;
+                }
+                Mood::Talking => {}
+            }
+            if written == out.len() {
+                out.clear();
+                written = 0;
+                if greeted {
+                    self.fill(&mut out);
+                }
+            }
+            let limit = usize::try_from(self.budget).unwrap_or(usize::MAX);
+            let unwritten = &out[written..out.len().min(written.saturating_add(limit))];
+            let space = decoder.space();
+            let room = space.len().min(limit);
+            tokio::select! {
+                wrote = writer.write(unwritten), if !unwritten.is_empty() => match wrote {
+                    Ok(length) if length > 0 => {
+                        written += length;
+                        self.budget -= length as u64;
+                    }
+                    Ok(_) | Err(_) => return,
+                },
+                read = reader.read(&mut space[..room]) => match read {
+                    Ok(length) if length > 0 => {
+                        decoder.filled(length);
+                        self.budget -= length as u64;
+                        loop {
+                            match decoder.next() {
+                                Ok(Some(incoming)) => self.take(incoming, &mut out, &mut greeted),
+                                Ok(None) => break,
+                                Err(error) => panic!("the daemon sent {error}"),
+                            }
+                        }
+                    }
+                    Ok(_) | Err(_) => return,
+                },
+                () = wake => {}
+            }
+        }
+    }
+
+    fn mood(&self) -> Mood {
+        let state = self.init.state();
+        if state.dead || state.generation != self.generation || self.budget == 0 {
+            Mood::Over
+        } else if state.silent {
+            Mood::Silent
+        } else {
+            Mood::Talking
+        }
+    }
+
+    fn take(&self, incoming: Incoming<'_, ToInit>, out: &mut Vec<u8>, greeted: &mut bool) {
+        match incoming {
+            Incoming::Message(ToInit::Hello { version_min, version_max }) => {
+                assert!((version_min..=version_max).contains(&VERSION), "the daemon speaks our version");
+                self.greet(out);
+                *greeted = true;
+            }
+            Incoming::Message(ToInit::Start(start)) => self.start(*start),
+            Incoming::Message(ToInit::StdinEnd { handle, offset }) => {
+                self.init.change(handle, |command| command.stdin_end = Some(offset));
+            }
+            Incoming::Message(ToInit::Signal { handle, signal }) => {
+                self.init.change(handle, |command| command.signal = Some(signal));
+            }
+            Incoming::Message(ToInit::Kill { handle }) => {
+                self.init.change(handle, |command| command.killed = true);
+            }
+            Incoming::Message(ToInit::Resize { .. }) => {}
+            Incoming::Message(ToInit::Ack { handle, stream, offset }) => {
+                self.init.change(handle, |command| {
+                    if let Some(output) = output_of(command, stream) {
+                        assert!(offset <= output.sent, "an acknowledgement of what was never sent");
+                        output.acknowledge(offset);
+                    }
+                });
+            }
+            Incoming::Message(ToInit::AckResult { handle }) => {
+                self.init.state().commands.remove(&handle);
+            }
+            Incoming::Message(ToInit::Resume { handle, stdout, stderr }) => {
+                self.init.change(handle, |command| {
+                    for (output, offset) in command.output.iter_mut().zip([stdout, stderr]) {
+                        assert!(offset >= output.acknowledged, "what was acknowledged is gone");
+                        output.acknowledge(offset);
+                        output.sent = offset;
+                    }
+                    command.resumed = true;
+                });
+            }
+            Incoming::Message(ToInit::Ping { serial }) => {
+                frame::put_message(&FromInit::Pong { serial }, out);
+            }
+            Incoming::Data { handle, stream, offset, bytes } => {
+                assert_eq!(stream, Stream::Stdin, "only stdin goes to a command");
+                self.init.change(handle, |command| {
+                    assert!(offset <= command.stdin_taken, "a gap in stdin");
+                    let skip = (command.stdin_taken - offset) as usize;
+                    let fresh = bytes.get(skip..).unwrap_or_default();
+                    command.stdin.extend(fresh);
+                    command.stdin_taken += fresh.len() as u64;
+                    assert!(command.stdin.len() <= 2 * STDIN_WINDOW, "more stdin than the window");
+                });
+            }
+        }
+    }
+
+    fn greet(&self, out: &mut Vec<u8>) {
+        frame::put_message(&FromInit::Hello { version: VERSION }, out);
+        let mut state = self.init.state();
+        for (handle, command) in &state.commands {
+            let known = FromInit::Known { handle: *handle, pid: command.pid, stdin: command.stdin_taken };
+            frame::put_message(&known, out);
+        }
+        for handle in &state.claims {
+            let known = FromInit::Known { handle: Handle(*handle), pid: None, stdin: 0 };
+            frame::put_message(&known, out);
+        }
+        frame::put_message(&FromInit::KnownEnd, out);
+        state.says_now = true;
+    }
+
+    fn start(&self, start: Start) {
+        let handle = start.handle;
+        let mut state = self.init.state();
+        if state.commands.contains_key(&handle) {
+            return;
+        }
+        *state.starts.entry(handle).or_default() += 1;
+        let script = match &start.program {
+            Program::Argv(argv) => argv.join(" "),
+            Program::Shell { script } => script.clone(),
+        };
+        let missing = script.trim() == "missing";
+        let full = state.commands.len() >= COMMANDS_MAX;
+        let pid = (!missing && !full).then(|| {
+            state.pid_last += 1;
+            state.pid_last + 1
+        });
+        let failure = if missing {
+            Some(Err(StartError::ProgramNotFound { program: script.clone() }))
+        } else if full {
+            Some(Err(StartError::NoRoom { reason: "command slots".into() }))
+        } else {
+            None
+        };
+        let command = Command {
+            pid,
+            output: Default::default(),
+            stdin: VecDeque::new(),
+            stdin_taken: 0,
+            stdin_given: 0,
+            stdin_end: if start.stdin { None } else { Some(0) },
+            killed: false,
+            signal: None,
+            result: failure,
+            resumed: true,
+            start_told: false,
+            result_told: false,
+            stdin_told: 0,
+        };
+        state.commands.insert(handle, command);
+        drop(state);
+        self.init.wake.notify_waiters();
+        if pid.is_some() {
+            let runner = Runner {
+                init: Arc::clone(&self.init),
+                host: self.host.clone(),
+                sandbox: self.sandbox,
+                handle,
+            };
+            let timeout = start.timeout_ms.map(Duration::from_millis);
+            tokio::spawn(async move { runner.run(&script, timeout).await });
+        }
+    }
+
+    /// Everything that init has to say, a bounded part of it.
+    fn fill(&self, out: &mut Vec<u8>) {
+        let mut state = self.init.state();
+        if state.says_now {
+            state.says_now = false;
+            let says = state.says.clone();
+            out.extend_from_slice(&says);
+        }
+        for (handle, command) in &mut state.commands {
+            let handle = *handle;
+            if let (false, Some(pid)) = (command.start_told, command.pid) {
+                frame::put_message(&FromInit::Started { handle, pid }, out);
+            }
+            command.start_told = true;
+            if !command.resumed {
+                continue;
+            }
+            if command.stdin_told < command.stdin_given {
+                command.stdin_told = command.stdin_given;
+                frame::put_message(&FromInit::StdinAck { handle, offset: command.stdin_given }, out);
+            }
+            let mut all_sent = true;
+            for (output, stream) in command.output.iter_mut().zip([Stream::Stdout, Stream::Stderr]) {
+                let from = (output.sent - output.acknowledged) as usize;
+                let length = (output.bytes.len() - from).min(CHUNK_MAX);
+                if length > 0 {
+                    out.extend_from_slice(&frame::data_header(handle, stream, output.sent, length));
+                    let (front, back) = output.bytes.as_slices();
+                    let to = from + length;
+                    out.extend_from_slice(&front[from.min(front.len())..to.min(front.len())]);
+                    out.extend_from_slice(
+                        &back[from.saturating_sub(front.len())..to.saturating_sub(front.len())],
+                    );
+                    output.sent += length as u64;
+                }
+                all_sent &= output.sent == output.end();
+            }
+            if let (true, false, Some(result)) = (all_sent, command.result_told, &command.result) {
+                command.result_told = true;
+                let message = match result {
+                    Ok(end) => FromInit::Ended {
+                        handle,
+                        end: *end,
+                        stdout_end: command.output[0].end(),
+                        stderr_end: command.output[1].end(),
+                    },
+                    Err(error) => FromInit::StartFailed { handle, error: error.clone() },
+                };
+                frame::put_message(&message, out);
+            }
+        }
+    }
+}
+
+fn output_of(command: &mut Command, stream: Stream) -> Option<&mut OutputBuffer> {
+    match stream {
+        Stream::Stdin => None,
+        Stream::Stdout => Some(&mut command.output[0]),
+        Stream::Stderr => Some(&mut command.output[1]),
+    }
+}
+
+/// One command's script.
+struct Runner {
+    init: Arc<Init>,
+    host: FakeHost,
+    sandbox: SandboxId,
+    handle: Handle,
+}
+
+impl Runner {
+    async fn run(&self, script: &str, timeout: Option<Duration>) {
+        let words = self.walk(script);
+        let end = match timeout {
+            None => words.await,
+            Some(length) => tokio::time::timeout(length, words)
+                .await
+                .unwrap_or(Some(End { status: ExitStatus::Signal(SIGKILL), cause: EndCause::Timeout })),
+        };
+        if let Some(end) = end {
+            self.init.change(self.handle, |command| command.result = Some(Ok(end)));
+        }
+    }
+
+    async fn walk(&self, script: &str) -> Option<End> {
+        let itself = |status| Some(End { status, cause: EndCause::Itself });
+        for statement in script.split([';', '\n']).map(str::trim).filter(|statement| !statement.is_empty()) {
+            match self.statement(statement).await {
+                Ok(None) => {}
+                Ok(Some(status)) => return itself(status),
+                Err(Interrupted::Dead) => return None,
+                Err(Interrupted::Killed) => {
+                    return Some(End { status: ExitStatus::Signal(SIGKILL), cause: EndCause::Killed });
+                }
+                Err(Interrupted::Signal(signal)) => return itself(ExitStatus::Signal(signal)),
+            }
+        }
+        itself(ExitStatus::Code(0))
+    }
+
+    async fn statement(&self, statement: &str) -> Result<Option<ExitStatus>, Interrupted> {
+        let (word, rest) = statement.split_once(' ').unwrap_or((statement, ""));
+        let number = || rest.trim().parse::<u64>().expect("a number in the script");
+        match word {
+            "true" => {}
+            "echo" => self.write(0, format!("{rest}\n").as_bytes()).await?,
+            "err" => self.write(1, format!("{rest}\n").as_bytes()).await?,
+            "flood" => self.flood(0, number()).await?,
+            "flooderr" => self.flood(1, number()).await?,
+            "cat" => self.cat().await?,
+            "sleep" => {
+                let sleep = tokio::time::sleep(Duration::from_millis(number()));
+                tokio::select! {
+                    () = sleep => {}
+                    interrupted = self.init.until(self.handle, |_| None::<()>) => interrupted?,
+                }
+            }
+            "gate" => self.gate(rest).await?,
+            "exit" => return Ok(Some(ExitStatus::Code(number() as i32))),
+            "signal" => return Ok(Some(ExitStatus::Signal(number() as i32))),
+            "oom" => {
+                *self.host.state().oom_kills.entry(self.sandbox).or_default() += 1;
+                return Ok(Some(ExitStatus::Signal(SIGKILL)));
+            }
+            "hang" => self.init.until(self.handle, |_| None).await?,
+            unknown => panic!("the fake init does not know the word `{unknown}`"),
+        }
+        Ok(None)
+    }
+
+    async fn write(&self, stream: usize, mut bytes: &[u8]) -> Result<(), Interrupted> {
+        while !bytes.is_empty() {
+            let taken = self.room(stream).await?.min(bytes.len());
+            self.init.change(self.handle, |command| command.output[stream].bytes.extend(&bytes[..taken]));
+            bytes = &bytes[taken..];
+        }
+        Ok(())
+    }
+
+    async fn room(&self, stream: usize) -> Result<usize, Interrupted> {
+        let room = |command: &mut Command| {
+            Some(OUTPUT_WINDOW - command.output[stream].bytes.len()).filter(|room| *room > 0)
+        };
+        self.init.until(self.handle, room).await
+    }
+
+    async fn flood(&self, stream: usize, length: u64) -> Result<(), Interrupted> {
+        let mut left = length;
+        while left > 0 {
+            let taken = left.min(self.room(stream).await? as u64).min(CHUNK_MAX as u64);
+            self.init.change(self.handle, |command| {
+                let output = &mut command.output[stream];
+                let from = output.end();
+                output.bytes.extend((from..from + taken).map(pattern));
+            });
+            left -= taken;
+            tokio::task::yield_now().await;
+        }
+        Ok(())
+    }
+
+    async fn cat(&self) -> Result<(), Interrupted> {
+        loop {
+            let next = |command: &mut Command| {
+                if !command.stdin.is_empty() {
+                    let bytes: Vec<u8> = command.stdin.drain(..).collect();
+                    command.stdin_given += bytes.len() as u64;
+                    return Some(Some(bytes));
+                }
+                (command.stdin_end == Some(command.stdin_given)).then_some(None)
+            };
+            match self.init.until(self.handle, next).await? {
+                Some(bytes) => self.write(0, &bytes).await?,
+                None => return Ok(()),
+            }
+        }
+    }
+
+    async fn gate(&self, name: &str) -> Result<(), Interrupted> {
+        loop {
+            let gates = &self.init.gates;
+            let mut changed = std::pin::pin!(gates.changed.notified());
+            changed.as_mut().enable();
+            if gates.open.lock().unwrap_or_else(PoisonError::into_inner).contains(name) {
+                return Ok(());
+            }
+            tokio::select! {
+                () = changed => {}
+                interrupted = self.init.until(self.handle, |_| None::<()>) => interrupted?,
+            }
+        }
+    }
+}
