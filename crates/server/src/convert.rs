@@ -191,7 +191,8 @@ pub fn key_spec(body: api::CreateKey) -> Result<KeySpec, ApiError> {
         .transpose()
         .map_err(|error| ApiError::invalid("memory_max", error))?;
     if memory_bytes.is_some_and(|bytes| bytes < KEY_MEMORY_MIN) {
-        let why = format!("{KEY_MEMORY_MIN} bytes is what one sandbox needs; was a unit such as `Gi` left out?");
+        let why =
+            format!("{KEY_MEMORY_MIN} bytes is what one sandbox needs; was a unit such as `Gi` left out?");
         return Err(ApiError::invalid("memory_max", why));
     }
     let limits = KeyLimits { sandboxes: sandboxes_max, cpu_millis, memory_bytes };
