@@ -283,7 +283,7 @@ fn not_connected(url: &str, error: &(dyn Error + 'static)) -> ClientError {
 fn is_tls(error: &(dyn Error + 'static)) -> bool {
     let wrapped = error.downcast_ref::<io::Error>().and_then(io::Error::get_ref);
     error.is::<rustls::Error>()
-        || wrapped.is_some_and(|inner| inner.is::<rustls::Error>())
+        || wrapped.is_some_and(|inner| is_tls(inner))
         || error.source().is_some_and(is_tls)
 }
 
