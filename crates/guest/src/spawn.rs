@@ -363,6 +363,8 @@ impl Launch {
             match errno {
                 Errno::NOENT if exists(candidate) => worst = (Stage::Interpreter, errno),
                 Errno::NOENT | Errno::NOTDIR | Errno::NAMETOOLONG | Errno::NODEV | Errno::STALE => {}
+                // A directory of PATH that the user may not look into holds nothing for that user.
+                Errno::ACCESS if self.candidates.len() > 1 && !exists(candidate) => {}
                 Errno::ACCESS => {
                     if worst.1 == Errno::NOENT && worst.0 == Stage::Execute {
                         worst = (Stage::Execute, errno);

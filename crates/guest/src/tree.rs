@@ -82,6 +82,11 @@ impl Tree {
         if done.is_err() {
             self.stop_and_kill(root);
         }
+        if let Some(main) = root.main {
+            // Where it could not be born in its group, it may not have entered it yet. It is our child and not reaped, so the
+            // number is its own.
+            let _ = sys::kill(main, libc::SIGKILL);
+        }
     }
 
     /// Asks every process of the command to end. One that was stopped is woken, or it could not hear.

@@ -286,13 +286,14 @@ fn a_guest_without_processes_left_says_so_and_recovers() {
         println!("skipped: only root can become somebody else");
         return;
     }
-    // The limit counts the processes of one user; nobody else here is this one.
+    // The limit counts the processes of one user, wherever they run; nobody else is this one.
+    let user = (1_000_000 + std::process::id()).to_string();
     let init = crate::support::default_init();
     let guest =
         Guest::try_start_after(Mode::Groups, &init, "prlimit --pid $$ --nproc=3:3").expect("it starts");
     let mut client = guest.connect();
     let sleeper =
-        |handle| wire::guest::Start { user: Some("54321".into()), ..argv(handle, &["sleep", "1000"]) };
+        |handle| wire::guest::Start { user: Some(user.clone()), ..argv(handle, &["sleep", "1000"]) };
     let mut running = Vec::new();
     let refused = (1..20).find(|handle| {
         client.start(sleeper(*handle));
