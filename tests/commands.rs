@@ -811,6 +811,34 @@ fn a_slow_reader_of_one_command_delays_no_other() {
     }
 }
 
+/// More output than is kept, and a reader who takes its time: the command waits for it, or the reader is let go and comes
+/// back. Either way every byte arrives.
+#[test]
+fn a_reader_slower_than_the_command_loses_nothing_that_it_can_still_ask_for() {
+    let spawn = shoal_tests::Spawn { config: "output_kept = \"1Mi\"\n".into(), ..Default::default() };
+    let daemon = spawn.start();
+    let sandbox = daemon.sandbox();
+    let length = 6_000_000;
+    let mut socket =
+        sandbox.stream(json!({"id": "slow", "argv": ["python3", "-c", ALL_BYTES, length.to_string()]}));
+    socket.wait_for("command");
+    // Reads nothing until far more than is kept has been written, or the command waits for its reader.
+    let mut last = 0;
+    let mut quiet = Instant::now();
+    until_true("the command waits or is far ahead", || {
+        let end = sandbox.command("slow")["stdout"]["end"].as_u64().expect("a number");
+        if end != last {
+            (last, quiet) = (end, Instant::now());
+        }
+        end > 4_000_000 || quiet.elapsed() > Duration::from_secs(1)
+    });
+    let all = socket.collect(Collected::default());
+    assert_eq!(all.closed, None, "the reader makes progress, so it is not let go");
+    assert!(all.lost.is_empty(), "{:?}", all.lost);
+    is_all_bytes(&all.stdout, length, false);
+    is_all_bytes(&all.stderr, length, true);
+}
+
 /// Resident memory without what is shared with files, in KiB.
 fn memory_kib(process: i32) -> u64 {
     let status = fs::read_to_string(format!("/proc/{process}/status")).expect("the process lives");
