@@ -350,11 +350,12 @@ fn a_background_child_neither_delays_the_result_nor_dies() {
     assert_eq!(done.stdout, b"hi\n");
     assert!(lives(&sandbox, "1000.25"));
     // What it writes after the end goes nowhere, and it gets no signal for it.
-    let done = sandbox.sh("(while :; do echo noise; sleep 0.01; done; echo 1000.75) & echo first").ok();
-    assert_eq!(done.stdout.split(|byte| *byte == b'\n').next(), Some(&b"first"[..]));
+    let done =
+        sandbox.sh("(while :; do echo noise; sleep 0.01; done) & echo first; echo $! > /tmp/noisy").ok();
+    assert!(done.text().lines().any(|line| line == "first"), "{}", done.text());
     let length = sandbox.command(done.id())["stdout"]["end"].as_u64();
     assert_eq!(length, Some(done.stdout.len() as u64), "the stream ends where the result says");
-    assert!(lives(&sandbox, "noise") || sandbox.sh("pgrep -c sleep").ok().text().parse::<u32>().is_ok());
+    sandbox.sh("for i in $(seq 20); do sleep 0.02; kill -0 $(cat /tmp/noisy) || exit 1; done").ok();
 }
 
 /// Starts processes in every way that escapes a naive kill, each marked with `mark` on its command line.
@@ -577,7 +578,6 @@ fn what_cannot_start_says_why_with_the_shells_code() {
 fn every_wrong_field_of_a_command_is_refused_by_name() {
     let daemon = Daemon::start();
     let sandbox = daemon.sandbox();
-    let many: Vec<String> = (0..200_000).map(|_| "x".into()).collect();
     for body in [
         json!({}),
         json!({"argv": ["true"], "script": "true"}),
@@ -609,7 +609,6 @@ fn every_wrong_field_of_a_command_is_refused_by_name() {
         json!({"argv": ["true"], "terminal": {"rows": 0, "columns": 80}}),
         json!({"argv": ["true"], "terminal": {"rows": 70_000, "columns": 80}}),
         json!({"argv": ["true"], "colour": "red"}),
-        json!({"argv": many}),
     ] {
         let answer = sandbox.post_command(&body);
         let shown: String = body.to_string().chars().take(100).collect();
@@ -810,6 +809,34 @@ fn a_slow_reader_of_one_command_delays_no_other() {
         sandbox.kill(&format!("stuck-{n}")).expect(204);
         assert_eq!(sandbox.ended(&format!("stuck-{n}"))["result"]["outcome"], "killed");
     }
+}
+
+/// More output than is kept, and a reader who takes its time: the command waits for it, or the reader is let go and comes
+/// back. Either way every byte arrives.
+#[test]
+fn a_reader_slower_than_the_command_loses_nothing_that_it_can_still_ask_for() {
+    let spawn = shoal_tests::Spawn { config: "output_kept = \"1Mi\"\n".into(), ..Default::default() };
+    let daemon = spawn.start();
+    let sandbox = daemon.sandbox();
+    let length = 6_000_000;
+    let mut socket =
+        sandbox.stream(json!({"id": "slow", "argv": ["python3", "-c", ALL_BYTES, length.to_string()]}));
+    socket.wait_for("command");
+    // Reads nothing until far more than is kept has been written, or the command waits for its reader.
+    let mut last = 0;
+    let mut quiet = Instant::now();
+    until_true("the command waits or is far ahead", || {
+        let end = sandbox.command("slow")["stdout"]["end"].as_u64().expect("a number");
+        if end != last {
+            (last, quiet) = (end, Instant::now());
+        }
+        end > 4_000_000 || quiet.elapsed() > Duration::from_secs(1)
+    });
+    let all = socket.collect(Collected::default());
+    assert_eq!(all.closed, None, "the reader makes progress, so it is not let go");
+    assert!(all.lost.is_empty(), "{:?}", all.lost);
+    is_all_bytes(&all.stdout, length, false);
+    is_all_bytes(&all.stderr, length, true);
 }
 
 /// Resident memory without what is shared with files, in KiB.

@@ -360,6 +360,74 @@ fn leak_audit_after_killing_inits_inside_create_run_and_delete() {
 }
 
 #[test]
+fn leak_audit_after_killing_daemons_that_are_still_starting() {
+    let mut daemon = Daemon::start();
+    let mut random = seed();
+    daemon.sandbox().delete();
+    let before = lasting(daemon.audit());
+    let sandboxes: Vec<Sandbox> = (0..4).map(|_| daemon.sandbox()).collect();
+    let counting: Vec<(String, String)> = sandboxes
+        .iter()
+        .map(|sandbox| {
+            (sandbox.id.clone(), sandbox.spawn(json!({"argv": ["python3", "-c", COUNT, "100000", "0.004"]})))
+        })
+        .collect();
+    // A half-made and a half-gone one among them, so that recovery has work.
+    daemon.post("/v1/sandboxes", &json!({"wait": false}));
+    daemon.kill();
+    for round in 0..15 {
+        let mut child =
+            daemon.command(&daemon.home.join(format!("half-{round}.log"))).spawn().expect("it starts");
+        strike_after(&mut random, 60_000);
+        child.kill().expect("a child can be killed");
+        child.wait().expect("a child can be waited for");
+    }
+    daemon.start_again();
+    for (sandbox, command) in &counting {
+        let all = daemon.sandbox_of(sandbox).output(command);
+        assert_eq!(all.result()["exit_code"], 0);
+        is_count(&all, 100_000);
+    }
+    settle(&daemon, &before);
+}
+
+/// Reconnects at random, crashes at random, several readers at once: each sees every byte once.
+#[test]
+fn every_byte_comes_once_over_random_reconnects_and_crashes() {
+    let mut daemon = Daemon::start();
+    let mut random = seed();
+    let sandbox = daemon.sandbox();
+    let id = sandbox.spawn(json!({"argv": ["python3", "-c", COUNT, "200000", "0.001"]}));
+    let mut readers = vec![Collected::default(); 3];
+    let mut crashes = 0;
+    while readers.iter().any(|reader| reader.ended.is_none()) {
+        for reader in readers.iter_mut().filter(|reader| reader.ended.is_none()) {
+            let mut socket = daemon.sandbox_of(&sandbox.id).attach(&id, reader);
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            for _ in 0..(random >> 40) % 12 {
+                match socket.hear() {
+                    Said::Output { stream, offset, bytes } => reader.add(stream, offset, &bytes),
+                    Said::Event(event) if event["type"] == "ended" => {
+                        reader.ended = Some(event);
+                        break;
+                    }
+                    Said::Event(_) => {}
+                    Said::Closed(code) => panic!("closed with {code:?}"),
+                }
+            }
+        }
+        if random >> 61 == 0 && crashes < 10 {
+            daemon.crash();
+            crashes += 1;
+        }
+    }
+    for reader in &readers {
+        assert_eq!(reader.result()["exit_code"], 0);
+        is_count(reader, 200_000);
+    }
+}
+
+#[test]
 fn everything_killed_at_once_is_put_in_order_by_the_next_start() {
     let mut daemon = Daemon::start();
     daemon.sandbox().delete();

@@ -139,3 +139,67 @@ fn a_stopped_launcher_hinders_no_running_sandbox() {
     assert!(list <= before * SLOWER_MAX + NOISE * 10, "{list:?}");
     assert_eq!(daemon.sandbox().sh("echo new").ok().text(), "new");
 }
+
+/// How long SIGTERM takes after a client did something and vanished, in each of the ways in which clients vanish.
+#[test]
+fn a_stop_is_not_held_up_by_clients_that_have_gone() {
+    let stop_after = |client: &dyn Fn(&Daemon)| {
+        let mut daemon = Daemon::start();
+        client(&daemon);
+        let started = Instant::now();
+        assert!(daemon.stop());
+        started.elapsed()
+    };
+    let nothing = stop_after(&|daemon| drop(daemon.sandbox()));
+    let gone = [
+        (
+            "a closed stream",
+            stop_after(&|daemon| {
+                let mut socket = daemon.sandbox().stream(json!({"argv": ["sleep", "1000"]}));
+                socket.wait_for("command");
+            }),
+        ),
+        (
+            "a closed stream with stdin",
+            stop_after(&|daemon| {
+                let mut socket = daemon.sandbox().stream(json!({"argv": ["sleep", "1000"], "stdin": true}));
+                socket.wait_for("command");
+                socket.write(b"never read");
+            }),
+        ),
+        (
+            "a closed stream with ended stdin",
+            stop_after(&|daemon| {
+                let mut socket = daemon.sandbox().stream(json!({"argv": ["sleep", "1000"], "stdin": true}));
+                socket.wait_for("command");
+                socket.say(&json!({"type": "stdin_end"}));
+            }),
+        ),
+        (
+            "a stream of a deleted sandbox",
+            stop_after(&|daemon| {
+                let sandbox = daemon.sandbox();
+                let mut socket = sandbox.stream(json!({"argv": ["sleep", "1000"], "stdin": true}));
+                socket.wait_for("command");
+                socket.say(&json!({"type": "stdin_end"}));
+                sandbox.delete();
+            }),
+        ),
+        (
+            "a stream of a deleted sandbox without stdin",
+            stop_after(&|daemon| {
+                let sandbox = daemon.sandbox();
+                let mut socket = sandbox.stream(json!({"argv": ["sleep", "1000"]}));
+                socket.wait_for("command");
+                sandbox.delete();
+            }),
+        ),
+    ];
+    eprintln!("{nothing:?} {gone:?}");
+    for (what, taken) in gone {
+        assert!(
+            taken <= nothing * SLOWER_MAX + Duration::from_secs(1),
+            "after {what} the stop took {taken:?}, else {nothing:?}"
+        );
+    }
+}

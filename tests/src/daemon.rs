@@ -85,8 +85,8 @@ impl Daemon {
         self.child = Some(child);
     }
 
-    /// Starts a process on the data directory. What it said, if it ends before it is ready.
-    pub fn try_start(&self, log: &Path) -> Result<(Child, SocketAddr), String> {
+    /// The command that starts a daemon on the data directory.
+    pub fn command(&self, log: &Path) -> Command {
         let stderr = File::create(log).expect("the test's own directory takes files");
         let mut command = Command::new(binary());
         command.args(["serve", "--listen", "127.0.0.1:0", "--data-dir"]).arg(&self.data_dir);
@@ -102,7 +102,12 @@ impl Daemon {
         }
         command.env("SHOAL_API_KEY", &self.key).envs(self.spawn.environment.iter().cloned());
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(stderr);
-        let mut child = command.spawn().expect("the program can be started");
+        command
+    }
+
+    /// Starts a process on the data directory. What it said, if it ends before it is ready.
+    pub fn try_start(&self, log: &Path) -> Result<(Child, SocketAddr), String> {
+        let mut child = self.command(log).spawn().expect("the program can be started");
         let stdout = child.stdout.take().expect("stdout is a pipe");
         let (send, receive) = mpsc::channel();
         // Reads to the end, so that a daemon that says more never blocks.

@@ -25,7 +25,7 @@ pub struct Sandbox {
 }
 
 /// A command that is over, with its output.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct Finished {
     /// The whole answer.
     pub body: Value,
@@ -33,6 +33,20 @@ pub struct Finished {
     pub stdout: Vec<u8>,
     /// Exact bytes.
     pub stderr: Vec<u8>,
+}
+
+impl std::fmt::Debug for Finished {
+    /// What a person wants to see of a command that did not end as it should.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let first = |text: String| text.chars().take(4_000).collect::<String>();
+        write!(
+            f,
+            "{}\nstdout:\n{}\nstderr:\n{}",
+            self.body["result"],
+            first(self.text()),
+            first(self.errors())
+        )
+    }
 }
 
 impl Finished {
