@@ -28,7 +28,7 @@ use wire::guest::{
 use crate::error::{EngineError, StoreError, chain};
 use crate::guest::Violation;
 use crate::home::Home;
-use crate::log::{Again, Next, StreamLog, Writes};
+use crate::log::{Again, Next, Retired, StreamLog, Writes};
 use crate::model::{Command, CommandState, Gathered, Offsets, Outcome, OutputEvent, Signal, Span};
 use crate::store::{CommandRow, Inserted, ResultRow};
 
@@ -88,6 +88,8 @@ struct HubState {
     writing: bool,
     /// What init was told of each log.
     acknowledged: [u64; 2],
+    /// How far init has come with each log on this connection. It is not told of bytes that it has not yet said again.
+    said: [u64; 2],
     /// In the link's list of those with acknowledgements, or with stdin, to send.
     ack_queued: bool,
     stdin_queued: bool,
@@ -182,6 +184,11 @@ impl HubState {
         self.readers.values().filter(|reader| !reader.let_go).map(|reader| reader.at[log]).min()
     }
 
+    /// What init may be told of a stream.
+    fn ack_due(&self, log: usize) -> u64 {
+        self.logs[log].granted().min(self.said[log])
+    }
+
     /// The end of a stream for readers: where it ended, if it has.
     fn end(&self, log: usize) -> u64 {
         self.ending.as_ref().map_or(u64::MAX, |ending| ending.ends[log])
@@ -245,6 +252,7 @@ impl Hub {
             stdin,
             writing: false,
             acknowledged,
+            said: [0, 0],
             ack_queued: false,
             stdin_queued: false,
             disk_refused: false,
@@ -391,7 +399,10 @@ impl Hub {
         }
         state.serial += 1;
         let serial = state.serial;
-        if !state.logs[log].receive(offset, bytes, serial)? {
+        let fresh = state.logs[log].receive(offset, bytes, serial)?;
+        state.said[log] = state.said[log].max(offset + bytes.len() as u64);
+        if !fresh {
+            self.queue_ack(&mut state);
             return Ok(());
         }
         let schedule = !std::mem::replace(&mut state.writing, true);
@@ -477,7 +488,7 @@ impl Hub {
             stdin.end_sent = false;
         }
         let lengths = [state.logs[0].granted(), state.logs[1].granted()];
-        state.acknowledged = lengths;
+        (state.acknowledged, state.said) = (lengths, lengths);
         drop(state);
         self.offer_stdin();
         self.changed.notify_waiters();
@@ -509,7 +520,7 @@ impl Hub {
             return; // The result's acknowledgement covers everything.
         }
         for (log, stream) in STREAMS.into_iter().enumerate() {
-            let offset = state.logs[log].granted();
+            let offset = state.ack_due(log);
             if offset > state.acknowledged[log] {
                 state.acknowledged[log] = offset;
                 put(ToInit::Ack { handle: self.handle, stream, offset });
@@ -570,18 +581,21 @@ impl Hub {
         let mut files = Vec::new();
         let mut held = false;
         let over = state.ending.is_some();
+        // What a finished command keeps is in its row, so it is settled for good.
+        let finishing = !matches!(state.phase, Phase::Committed);
         for log in 0..STREAMS.len() {
             let floor = state.floor(log);
-            // What an ended command keeps is in its row, so it is settled for good.
-            let retired = if over {
-                crate::log::Retired { files: Vec::new(), held: false }
+            let retired = if finishing {
+                Retired::default()
             } else {
                 state.logs[log].retire(directory, self.home.shared.config.output_kept_max, floor)
             };
-            if !retired.held {
+            // When the command is over no more can come, so there is nobody to make wait.
+            let must_wait = retired.held && !over;
+            if !must_wait {
                 state.logs[log].grant();
             }
-            held |= retired.held;
+            held |= must_wait;
             files.extend(retired.files);
             state.logs[log].trim(floor);
         }
@@ -594,11 +608,17 @@ impl Hub {
             let hub = Arc::clone(self);
             self.home.shared.runtime.spawn(async move { hub.watch_stalled().await });
         }
-        let unsaid = (0..STREAMS.len()).any(|log| state.logs[log].granted() > state.acknowledged[log]);
-        if unsaid && !over && !state.ack_queued {
+        self.queue_ack(state);
+        files
+    }
+
+    /// Puts the command into the link's list if init may forget more than it was told.
+    fn queue_ack(self: &Arc<Self>, state: &mut HubState) {
+        // When the command is over, the result's acknowledgement covers everything.
+        let due = (0..STREAMS.len()).any(|log| state.ack_due(log) > state.acknowledged[log]);
+        if due && state.ending.is_none() && !state.ack_queued {
             state.ack_queued = self.home.outbox.ack(self);
         }
-        files
     }
 
     /// A reader moved or left: perhaps the front may fall off now. Files are removed by the log writers.
@@ -1073,12 +1093,12 @@ impl CommandRef {
         let deadline = Instant::now() + Duration::from_secs(STDIN_SECONDS);
         let stalled = |_| EngineError::StdinStalled { id: self.hub.id.clone() };
         let set = self.hub.until(|state| {
+            if state.stdin.closed || state.stdin.end.is_some() {
+                // It has no input, or gets no more: the wish is already true.
+                return ControlFlow::Break(Ok(()));
+            }
             if state.ending.is_some() {
                 return ControlFlow::Break(Err(EngineError::CommandEnded { id: self.hub.id.clone() }));
-            }
-            if state.stdin.closed {
-                // It has no input, or wants no more: the wish is already true.
-                return ControlFlow::Break(Ok(()));
             }
             if state.stdin.unknown {
                 return ControlFlow::Continue(());

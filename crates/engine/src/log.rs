@@ -113,6 +113,7 @@ pub(crate) struct Append {
 }
 
 /// What [`StreamLog::retire`] found.
+#[derive(Default)]
 pub(crate) struct Retired {
     /// Segments that are no longer part of the log.
     pub files: Vec<PathBuf>,
@@ -253,7 +254,7 @@ impl StreamLog {
 
     /// Lets the front fall off until `kept_max` bytes are kept, but nothing from `floor` on, where a reader is.
     pub fn retire(&mut self, directory: &Path, kept_max: u64, floor: Option<u64>) -> Retired {
-        let mut retired = Retired { files: Vec::new(), held: false };
+        let mut retired = Retired::default();
         while let (Some(first), Some(last)) = (self.segments.front(), self.segments.back()) {
             if self.segments.len() == 1 || last.end - first.start <= kept_max {
                 break;
