@@ -28,7 +28,7 @@ use wire::guest::{
 use crate::error::{EngineError, StoreError, chain};
 use crate::guest::Violation;
 use crate::home::Home;
-use crate::log::{Again, Next, Retired, StreamLog, Writes};
+use crate::log::{Again, Next, Retired, SHORT_PATIENCE, StreamLog, Writes};
 use crate::model::{Command, CommandState, Gathered, Offsets, Outcome, OutputEvent, Signal, Span};
 use crate::store::{CommandRow, Inserted, ResultRow};
 
@@ -86,6 +86,8 @@ struct HubState {
     stdin: Stdin,
     /// A pass of the log writers is under way or queued.
     writing: bool,
+    /// Short output waits for the end of the command before it is written.
+    waiting: bool,
     /// What init was told of each log.
     acknowledged: [u64; 2],
     /// How far init has come with each log on this connection. It is not told of bytes that it has not yet said again.
@@ -207,9 +209,11 @@ impl Hub {
     pub fn recovered(home: &Arc<Home>, row: CommandRow) -> std::io::Result<Arc<Self>> {
         let directory = home.command_directory(row.handle);
         let spans = row.result.as_ref().map(|result| [result.stdout, result.stderr]);
-        let log = |at: usize| match spans {
-            Some(spans) => StreamLog::finished(&directory, STREAMS[at], spans[at]),
-            None => StreamLog::recover(&directory, STREAMS[at]),
+        let log = |at: usize| match (&row.result, spans) {
+            (Some(result), Some(spans)) => {
+                StreamLog::finished(&directory, STREAMS[at], spans[at], result.bytes[at].clone())
+            }
+            (None, _) | (_, None) => StreamLog::recover(&directory, STREAMS[at]),
         };
         let logs = [log(0)?, log(1)?];
         let stdin = Stdin { closed: !row.start.stdin, unknown: true, ..Stdin::default() };
@@ -251,6 +255,7 @@ impl Hub {
             watched: false,
             stdin,
             writing: false,
+            waiting: false,
             acknowledged,
             said: [0, 0],
             ack_queued: false,
@@ -405,13 +410,36 @@ impl Hub {
             self.queue_ack(&mut state);
             return Ok(());
         }
-        let schedule = !std::mem::replace(&mut state.writing, true);
+        let short = state.logs.iter().all(StreamLog::is_short);
+        let wait = short && !std::mem::replace(&mut state.waiting, true);
+        let schedule = !short && !std::mem::replace(&mut state.writing, true);
         drop(state);
         self.changed.notify_waiters();
         if schedule {
             self.home.shared.logs.schedule(Arc::clone(self) as Arc<dyn Writes>);
         }
+        if wait {
+            let hub = Arc::downgrade(self);
+            self.home.shared.runtime.spawn(async move {
+                tokio::time::sleep(SHORT_PATIENCE).await;
+                if let Some(hub) = hub.upgrade() {
+                    hub.write_short();
+                }
+            });
+        }
         Ok(())
+    }
+
+    /// Short output has waited for the end of its command long enough.
+    fn write_short(self: &Arc<Self>) {
+        let mut state = self.lock();
+        state.waiting = false;
+        let unstored = state.logs.iter().any(|log| !log.is_stored());
+        let over = matches!(state.phase, Phase::Finishing | Phase::Ended(_));
+        if unstored && !over && !std::mem::replace(&mut state.writing, true) {
+            drop(state);
+            self.home.shared.logs.schedule(Arc::clone(self) as Arc<dyn Writes>);
+        }
     }
 
     /// The command is over.
@@ -675,18 +703,19 @@ impl Hub {
 
     // The end.
 
-    /// If the end has come and all output is on disk, sends the result to the store.
+    /// If the end has come and all output is on disk, or short enough for the row, sends the result to the store.
     fn finish_if_due(self: &Arc<Self>) {
         let mut state = self.lock();
         let Some(ending) = &state.ending else { return };
         let stored = (0..STREAMS.len())
-            .all(|log| state.logs[log].is_stored() && state.logs[log].received() >= ending.ends[log]);
+            .all(|log| state.logs[log].is_kept() && state.logs[log].received() >= ending.ends[log]);
         if !stored || state.writing || !matches!(state.phase, Phase::Committed) {
             return;
         }
         let what = ending.what.clone();
         let spans = [state.logs[0].span(), state.logs[1].span()];
         let pid = state.pid;
+        let bytes = [state.logs[0].short(), state.logs[1].short()];
         state.phase = Phase::Finishing;
         drop(state);
         let result = move |outcome| ResultRow {
@@ -695,6 +724,7 @@ impl Hub {
             outcome,
             stdout: spans[0],
             stderr: spans[1],
+            bytes,
         };
         match what {
             EndingKind::SandboxGone => self.commit_result(result(Outcome::SandboxGone), None),
@@ -797,6 +827,7 @@ impl Hub {
             outcome: Outcome::SandboxGone,
             stdout: spans[0],
             stderr: spans[1],
+            bytes: [None, None],
         }));
     }
 
@@ -1241,7 +1272,7 @@ impl Output {
             self.started = true;
             return give(OutputEvent::Started { pid });
         }
-        if let Some(event) = self.from_ahead(state) {
+        if let Some(event) = self.take_ahead(state) {
             return give(event);
         }
         let directory = self.hub.directory();
@@ -1289,7 +1320,7 @@ impl Output {
         }
     }
 
-    fn from_ahead(&mut self, state: &mut HubState) -> Option<OutputEvent> {
+    fn take_ahead(&mut self, state: &mut HubState) -> Option<OutputEvent> {
         let log = [self.turn, 1 - self.turn].into_iter().find(|log| !self.ahead[*log].is_empty())?;
         let bytes = std::mem::take(&mut self.ahead[log]);
         Some(self.hand_out(state, log, bytes))

@@ -84,9 +84,11 @@ pub enum FakeThing {
 
 /// The byte at an offset of what `flood` writes.
 pub fn pattern(offset: u64) -> u8 {
-    // A prime, so that no block size divides the period.
-    (offset % 251) as u8
+    (offset % PATTERN_PERIOD) as u8
 }
+
+/// A prime, so that no block size divides it.
+const PATTERN_PERIOD: u64 = 251;
 
 /// A machine that exists in memory. Clones are the same machine.
 #[derive(Clone, Default)]
@@ -866,13 +868,16 @@ impl Runner {
     }
 
     async fn flood(&self, stream: usize, length: u64) -> Result<(), Interrupted> {
+        let stretch: Vec<u8> = (0..CHUNK_MAX as u64 + PATTERN_PERIOD).map(pattern).collect();
         let mut left = length;
         while left > 0 {
             let taken = left.min(self.room(stream).await? as u64).min(CHUNK_MAX as u64);
             self.init.change(self.handle, |command| {
                 let output = &mut command.output[stream];
                 let from = output.end();
-                output.bytes.extend((from..from + taken).map(pattern));
+                // The pattern repeats, so a piece of it is found in any long enough stretch.
+                let start = (from % PATTERN_PERIOD) as usize;
+                output.bytes.extend(&stretch[start..start + taken as usize]);
             });
             left -= taken;
             tokio::task::yield_now().await;
