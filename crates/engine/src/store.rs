@@ -9,6 +9,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -98,6 +99,14 @@ const MIGRATIONS: &[&str] = &["
 /// What the database said.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
+    /// The file cannot be made.
+    #[error("cannot create database `{}`", path.display())]
+    Create {
+        /// Which file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
     /// The file cannot be opened or brought up to date.
     #[error("cannot open database `{}`", path.display())]
     Open {
@@ -240,6 +249,9 @@ impl Store {
     /// Opens the database, brings it up to date and starts its threads. Blocks; call it where that is allowed.
     pub fn open(path: &Path, runtime: tokio::runtime::Handle) -> Result<Self, StoreError> {
         let open = |source| StoreError::Open { path: path.into(), source };
+        // Rows hold environments. SQLite gives its other files the mode of this one.
+        let create = fs::OpenOptions::new().append(true).create(true).mode(0o600).open(path);
+        create.map_err(|source| StoreError::Create { path: path.into(), source })?;
         let mut writing = Connection::open(path).map_err(open)?;
         prepare(&writing).map_err(open)?;
         // The reader carries the log back, so that no commit waits for a sync.
@@ -998,4 +1010,161 @@ fn from_json<T: serde::de::DeserializeOwned>(row: &Row<'_>, column: usize) -> ru
 fn unreadable(column: usize, what: &'static str) -> rusqlite::Error {
     let problem = format!("a {what} that this version does not know");
     rusqlite::Error::FromSqlConversionFailure(column, rusqlite::types::Type::Text, problem.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(id: u128, name: &str) -> SandboxRow {
+        SandboxRow {
+            id: SandboxId::from_random(id),
+            owner: Owner::default_owner(),
+            name: SandboxName::parse(name).expect("a name"),
+            template: "default".into(),
+            image: "host".into(),
+            limits: Limits { cpu_millis: 1, memory_bytes: u64::MAX / 2, pids: 3 },
+            env: [("A".to_owned(), "ü\n".to_owned())].into(),
+            state: State::Creating,
+            goal: Goal::Running,
+            reason: None,
+            idempotency_key: Some(name.into()),
+            request_digest: [7; 32],
+            oom_kills: 0,
+            created_at: UNIX_EPOCH + Duration::from_micros(1_234_567),
+        }
+    }
+
+    fn command(sandbox: SandboxId, handle: u32, id: &str) -> CommandRow {
+        CommandRow {
+            sandbox,
+            handle: Handle(handle),
+            id: id.parse().expect("an id"),
+            request_digest: [handle as u8; 32],
+            start: Start::shell(Handle(handle), id, "true"),
+            created_at: UNIX_EPOCH,
+            result: None,
+        }
+    }
+
+    fn open(directory: &tempfile::TempDir) -> Store {
+        Store::open(&directory.path().join("db"), tokio::runtime::Handle::current()).expect("it opens")
+    }
+
+    async fn insert(store: &Store, row: CommandRow) -> Inserted {
+        let (tell, told) = oneshot::channel();
+        store.insert_command(row, move |inserted| drop(tell.send(inserted)));
+        told.await.expect("it answers").expect("the database takes it")
+    }
+
+    async fn end(store: &Store, sandbox: SandboxId, handle: u32, result: ResultRow) {
+        let (tell, told) = oneshot::channel();
+        store.end_command(sandbox, Handle(handle), result, Some(3), move |done| drop(tell.send(done)));
+        told.await.expect("it answers").expect("the database takes it");
+    }
+
+    #[tokio::test]
+    async fn what_was_answered_is_there_after_a_crash() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let store = open(&directory);
+        let sandbox = row(1, "one");
+        store.insert_sandbox(sandbox.clone()).await.expect("written");
+        assert!(
+            matches!(insert(&store, command(sandbox.id, 1, "a")).await, Inserted::NoSandbox),
+            "not running"
+        );
+        let moved = |from, to, goal| store.change_state(sandbox.id, from, to, goal, None);
+        assert!(moved(State::Creating, State::Running, Goal::Running).await.expect("written"));
+        assert!(!moved(State::Creating, State::Running, Goal::Running).await.expect("a lost race is seen"));
+        assert!(matches!(insert(&store, command(sandbox.id, 1, "a")).await, Inserted::Yes));
+        assert!(matches!(insert(&store, command(sandbox.id, 2, "b")).await, Inserted::Yes));
+        let Inserted::Exists(existing) = insert(&store, command(sandbox.id, 3, "a")).await else {
+            panic!("the id was used before")
+        };
+        assert_eq!(existing.handle, Handle(1));
+        let outcomes = [
+            Outcome::Exited(-1),
+            Outcome::Signaled(9),
+            Outcome::TimedOut(ExitStatus::Signal(15)),
+            Outcome::IdleTimedOut(ExitStatus::Code(1)),
+            Outcome::Killed(ExitStatus::Signal(9)),
+            Outcome::OutOfMemory(ExitStatus::Code(137)),
+            Outcome::FailedToStart(wire::guest::StartError::UnknownUser { user: "eve".into() }),
+            Outcome::SandboxGone,
+        ];
+        let mut results = Vec::new();
+        for (handle, outcome) in (10..).zip(outcomes) {
+            insert(&store, command(sandbox.id, handle, &format!("c{handle}"))).await;
+            let result = ResultRow {
+                ended_at: UNIX_EPOCH + Duration::from_secs(u64::from(handle)),
+                pid: Some(handle),
+                outcome,
+                stdout: Span { start: 5, end: 10 },
+                stderr: Span::default(),
+                bytes: [Some(Bytes::from_static(b"12345")), None],
+            };
+            end(&store, sandbox.id, handle, result.clone()).await;
+            // A second result changes nothing.
+            end(&store, sandbox.id, handle, ResultRow { outcome: Outcome::Exited(99), ..result.clone() })
+                .await;
+            results.push((handle, result));
+        }
+        store.close();
+        let refused = store.keys().await.err();
+        assert!(matches!(refused, Some(EngineError::Store { source: StoreError::Closed, .. })));
+
+        let store = open(&directory);
+        let loaded = store.load().await.expect("it reads");
+        assert_eq!(loaded.commands.len(), 2);
+        let tally = Tally { handle_max: 17, ended: 8, ended_bytes: 40 };
+        assert_eq!(loaded.tallies, [(sandbox.id, tally)]);
+        let found = &loaded.sandboxes[0];
+        assert_eq!((found.state, found.goal, found.oom_kills), (State::Running, Goal::Running, 3));
+        assert_eq!(
+            (&found.env, found.limits, found.created_at),
+            (&sandbox.env, sandbox.limits, sandbox.created_at)
+        );
+        for (handle, result) in results {
+            let id: CommandId = format!("c{handle}").parse().expect("an id");
+            let row = store.command(sandbox.id, id).await.expect("it reads").expect("it is there");
+            assert_eq!(row.result, Some(result));
+        }
+        let dropped = store.drop_oldest_commands(sandbox.id, 2, 11).await.expect("written");
+        assert_eq!(dropped, [(Handle(10), 5), (Handle(11), 5), (Handle(12), 5)]);
+        assert!(!store.delete_sandbox(sandbox.id).await.expect("it is not deleting"));
+        let deleting = store.change_state(sandbox.id, State::Running, State::Deleting, Goal::Gone, None);
+        assert!(deleting.await.expect("written"));
+        assert!(store.delete_sandbox(sandbox.id).await.expect("written"));
+        assert_eq!(store.commands(sandbox.id, None, 100).await.expect("it reads").len(), 0);
+        store.close();
+    }
+
+    #[tokio::test]
+    async fn a_change_that_fails_takes_no_other_with_it() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let store = open(&directory);
+        // Sent together, so that they share a transaction: the second and the fourth clash with the first.
+        let (a, b, c, d, e) = tokio::join!(
+            store.insert_sandbox(row(1, "one")),
+            store.insert_sandbox(row(2, "one")),
+            store.insert_sandbox(row(3, "three")),
+            store.insert_sandbox(row(1, "four")),
+            store.insert_sandbox(row(5, "five")),
+        );
+        assert_eq!([a.is_ok(), b.is_ok(), c.is_ok(), d.is_ok(), e.is_ok()], [true, false, true, false, true]);
+        assert_eq!(store.load().await.expect("it reads").sandboxes.len(), 3);
+        store.close();
+    }
+
+    #[tokio::test]
+    async fn a_database_of_a_newer_version_is_refused() {
+        let directory = tempfile::tempdir().expect("a directory");
+        open(&directory).close();
+        let path = directory.path().join("db");
+        let db = Connection::open(&path).expect("it opens");
+        db.pragma_update(None, "user_version", 99).expect("written");
+        drop(db);
+        let refused = Store::open(&path, tokio::runtime::Handle::current());
+        assert!(matches!(refused, Err(StoreError::Newer { found: 99, .. })));
+    }
 }

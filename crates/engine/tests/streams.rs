@@ -487,3 +487,45 @@ async fn old_commands_fall_off_when_their_output_is_too_much() {
     ));
     assert_eq!(world.command(sandbox, "c89").await.output(100_000).await.expect("kept").stdout.len(), 60_000);
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn output_waits_for_a_disk_that_refuses() {
+    let world = World::new().await;
+    let sandbox = world.create().await.id;
+    // A file where the directory of logs should be: nothing can be written beneath it.
+    let output = world.directory.path().join("output");
+    std::fs::write(&output, b"in the way").expect("written");
+    let command = world.run(sandbox, "flood 200000; exit 5").await;
+    let mut reading = command.attach(Offsets::default());
+    let mut got = 0;
+    while got < 200_000 {
+        if let Some(OutputEvent::Bytes { bytes, .. }) = reading.next().await {
+            got += bytes.len();
+        }
+    }
+    // Everything came, and none of it is stored: init may forget nothing, and the command is not over.
+    assert_eq!(world.host.unacknowledged(sandbox), 200_000);
+    assert!(matches!(command.now().state, CommandState::Running { .. }));
+    let quick = world.run(sandbox, "echo short").await.ended().await;
+    assert_eq!(outcome(&quick), Outcome::Exited(0));
+    std::fs::remove_file(&output).expect("removed");
+    assert_eq!(outcome(&command.ended().await), Outcome::Exited(5));
+    assert_eq!(command.output(usize::MAX).await.expect("it is kept").stdout, pattern(0, 200_000));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn silent_commands_hold_no_descriptors() {
+    let world = World::new().await;
+    let sandbox = world.create().await.id;
+    let output = world.directory.path().join("output");
+    let open = || {
+        let links = std::fs::read_dir("/proc/self/fd").expect("a list of descriptors");
+        let targets = links.filter_map(|link| std::fs::read_link(link.ok()?.path()).ok());
+        targets.filter(|target| target.starts_with(&output)).count()
+    };
+    for _ in 0..200 {
+        world.run(sandbox, "flood 10000; hang").await;
+    }
+    eventually("all of it is stored", async || world.host.unacknowledged(sandbox) == 0).await;
+    eventually("no log is open", async || open() == 0).await;
+}
