@@ -34,6 +34,9 @@ pub enum Subcommand {
     Rm(Remove),
     Logs(Logs),
     Key(Key),
+    Bench(Bench),
+    #[command(hide = true)]
+    BenchFloor(BenchFloor),
     #[command(hide = true)]
     Launcher(Launcher),
 }
@@ -260,6 +263,58 @@ pub struct RemoveKey {
     /// Print what was deleted as JSON
     #[arg(long)]
     pub json: bool,
+}
+
+/// Measure what sandboxes cost here, beside what the bare kernel and other tools need, in one run.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+A private daemon with a data directory of its own does the work, and is gone afterwards.
+bubblewrap, runc and runsc are measured where they are installed. Needs root.
+
+Examples:
+  shoal bench
+  shoal bench --rounds 30 --idle 100 --json")]
+pub struct Bench {
+    /// How often each thing is measured; medians are shown
+    #[arg(long, default_value_t = 100)]
+    pub rounds: usize,
+    /// How many idle sandboxes are made at once
+    #[arg(long, default_value_t = 200)]
+    pub idle: usize,
+    /// Measure only ourselves and the floor
+    #[arg(long)]
+    pub without_comparators: bool,
+    /// Print an array of rows
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// The benchmark's floor, in a process of its own.
+#[derive(Debug, Args)]
+pub struct BenchFloor {
+    /// What to measure
+    #[arg(long)]
+    pub kind: FloorKind,
+    /// How often
+    #[arg(long)]
+    pub rounds: usize,
+    /// A generation of the image `host`
+    #[arg(long)]
+    pub image: PathBuf,
+    /// Where directories may be made
+    #[arg(long)]
+    pub scratch: PathBuf,
+}
+
+/// What the floor measures.
+#[derive(Debug, Clone, Copy, clap::ValueEnum)]
+pub enum FloorKind {
+    /// A bare create, one after the other.
+    Create,
+    /// Bare creates, all begun at once.
+    CreateMany,
+    /// A bare command, one after the other.
+    Command,
 }
 
 /// What the daemon starts to have something done to the kernel.

@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod args;
+mod bench;
 mod environment;
 mod find;
 mod interrupts;
@@ -36,8 +37,12 @@ fn main() {
     let arguments = Arguments::parse();
     let environment = Environment::read();
     // The launcher is one thread, so nothing is started before it is known not to be wanted.
-    if let Subcommand::Launcher(config) = arguments.subcommand {
-        exit(end(&environment, FAILED, launcher::run(config).map(|()| 0)));
+    match arguments.subcommand {
+        Subcommand::Launcher(config) => exit(end(&environment, FAILED, launcher::run(config).map(|()| 0))),
+        Subcommand::BenchFloor(floor) => {
+            exit(end(&environment, FAILED, bench::run_floor(&floor).map(|()| 0)))
+        }
+        _ => {}
     }
     let failed = match &arguments.subcommand {
         Subcommand::Run(_) => RUN_FAILED,
@@ -77,6 +82,9 @@ async fn dispatch(subcommand: Subcommand, environment: &Environment) -> anyhow::
             KeyAction::Ls(arguments) => keys::list(arguments, environment).await,
             KeyAction::Rm(arguments) => keys::remove(arguments, environment).await,
         },
-        Subcommand::Launcher(_) => unreachable!("the launcher is started before the runtime"),
+        Subcommand::Bench(arguments) => bench::bench(&arguments).await.map(|()| 0),
+        Subcommand::Launcher(_) | Subcommand::BenchFloor(_) => {
+            unreachable!("what has one thread is started before the runtime")
+        }
     }
 }

@@ -83,7 +83,12 @@ fn layers(
     let file = arguments.config.as_deref().map(Settings::read).transpose()?.unwrap_or_default();
     let flags = Settings {
         listen: arguments.listen,
-        data_dir: arguments.data_dir,
+        // Relative to where the command was typed; from here on it means one place.
+        data_dir: arguments
+            .data_dir
+            .map(std::path::absolute)
+            .transpose()
+            .context("cannot find --data-dir")?,
         public_url: arguments.public_url,
         tls_cert: arguments.tls_cert,
         tls_key: arguments.tls_key,

@@ -28,7 +28,7 @@ use wire::guest::{
 use crate::error::{EngineError, StoreError, chain};
 use crate::guest::Violation;
 use crate::home::Home;
-use crate::log::{Again, Next, StreamLog, Writes};
+use crate::log::{Again, Next, Retired, SHORT_PATIENCE, StreamLog, Writes};
 use crate::model::{Command, CommandState, Gathered, Offsets, Outcome, OutputEvent, Signal, Span};
 use crate::store::{CommandRow, Inserted, ResultRow};
 
@@ -86,8 +86,12 @@ struct HubState {
     stdin: Stdin,
     /// A pass of the log writers is under way or queued.
     writing: bool,
+    /// Short output waits for the end of the command before it is written.
+    waiting: bool,
     /// What init was told of each log.
     acknowledged: [u64; 2],
+    /// How far init has come with each log on this connection. It is not told of bytes that it has not yet said again.
+    said: [u64; 2],
     /// In the link's list of those with acknowledgements, or with stdin, to send.
     ack_queued: bool,
     stdin_queued: bool,
@@ -182,6 +186,11 @@ impl HubState {
         self.readers.values().filter(|reader| !reader.let_go).map(|reader| reader.at[log]).min()
     }
 
+    /// What init may be told of a stream.
+    fn ack_due(&self, log: usize) -> u64 {
+        self.logs[log].granted().min(self.said[log])
+    }
+
     /// The end of a stream for readers: where it ended, if it has.
     fn end(&self, log: usize) -> u64 {
         self.ending.as_ref().map_or(u64::MAX, |ending| ending.ends[log])
@@ -200,9 +209,11 @@ impl Hub {
     pub fn recovered(home: &Arc<Home>, row: CommandRow) -> std::io::Result<Arc<Self>> {
         let directory = home.command_directory(row.handle);
         let spans = row.result.as_ref().map(|result| [result.stdout, result.stderr]);
-        let log = |at: usize| match spans {
-            Some(spans) => StreamLog::finished(&directory, STREAMS[at], spans[at]),
-            None => StreamLog::recover(&directory, STREAMS[at]),
+        let log = |at: usize| match (&row.result, spans) {
+            (Some(result), Some(spans)) => {
+                StreamLog::finished(&directory, STREAMS[at], spans[at], result.bytes[at].clone())
+            }
+            (None, _) | (_, None) => StreamLog::recover(&directory, STREAMS[at]),
         };
         let logs = [log(0)?, log(1)?];
         let stdin = Stdin { closed: !row.start.stdin, unknown: true, ..Stdin::default() };
@@ -244,7 +255,9 @@ impl Hub {
             watched: false,
             stdin,
             writing: false,
+            waiting: false,
             acknowledged,
+            said: [0, 0],
             ack_queued: false,
             stdin_queued: false,
             disk_refused: false,
@@ -391,16 +404,42 @@ impl Hub {
         }
         state.serial += 1;
         let serial = state.serial;
-        if !state.logs[log].receive(offset, bytes, serial)? {
+        let fresh = state.logs[log].receive(offset, bytes, serial)?;
+        state.said[log] = state.said[log].max(offset + bytes.len() as u64);
+        if !fresh {
+            self.queue_ack(&mut state);
             return Ok(());
         }
-        let schedule = !std::mem::replace(&mut state.writing, true);
+        let short = state.logs.iter().all(StreamLog::is_short);
+        let wait = short && !std::mem::replace(&mut state.waiting, true);
+        let schedule = !short && !std::mem::replace(&mut state.writing, true);
         drop(state);
         self.changed.notify_waiters();
         if schedule {
             self.home.shared.logs.schedule(Arc::clone(self) as Arc<dyn Writes>);
         }
+        if wait {
+            let hub = Arc::downgrade(self);
+            self.home.shared.runtime.spawn(async move {
+                tokio::time::sleep(SHORT_PATIENCE).await;
+                if let Some(hub) = hub.upgrade() {
+                    hub.write_short();
+                }
+            });
+        }
         Ok(())
+    }
+
+    /// Short output has waited for the end of its command long enough.
+    fn write_short(self: &Arc<Self>) {
+        let mut state = self.lock();
+        state.waiting = false;
+        let unstored = state.logs.iter().any(|log| !log.is_stored());
+        let over = matches!(state.phase, Phase::Finishing | Phase::Ended(_));
+        if unstored && !over && !std::mem::replace(&mut state.writing, true) {
+            drop(state);
+            self.home.shared.logs.schedule(Arc::clone(self) as Arc<dyn Writes>);
+        }
     }
 
     /// The command is over.
@@ -477,7 +516,7 @@ impl Hub {
             stdin.end_sent = false;
         }
         let lengths = [state.logs[0].granted(), state.logs[1].granted()];
-        state.acknowledged = lengths;
+        (state.acknowledged, state.said) = (lengths, lengths);
         drop(state);
         self.offer_stdin();
         self.changed.notify_waiters();
@@ -509,7 +548,7 @@ impl Hub {
             return; // The result's acknowledgement covers everything.
         }
         for (log, stream) in STREAMS.into_iter().enumerate() {
-            let offset = state.logs[log].granted();
+            let offset = state.ack_due(log);
             if offset > state.acknowledged[log] {
                 state.acknowledged[log] = offset;
                 put(ToInit::Ack { handle: self.handle, stream, offset });
@@ -570,18 +609,21 @@ impl Hub {
         let mut files = Vec::new();
         let mut held = false;
         let over = state.ending.is_some();
+        // What a finished command keeps is in its row, so it is settled for good.
+        let finishing = !matches!(state.phase, Phase::Committed);
         for log in 0..STREAMS.len() {
             let floor = state.floor(log);
-            // What an ended command keeps is in its row, so it is settled for good.
-            let retired = if over {
-                crate::log::Retired { files: Vec::new(), held: false }
+            let retired = if finishing {
+                Retired::default()
             } else {
                 state.logs[log].retire(directory, self.home.shared.config.output_kept_max, floor)
             };
-            if !retired.held {
+            // When the command is over no more can come, so there is nobody to make wait.
+            let must_wait = retired.held && !over;
+            if !must_wait {
                 state.logs[log].grant();
             }
-            held |= retired.held;
+            held |= must_wait;
             files.extend(retired.files);
             state.logs[log].trim(floor);
         }
@@ -594,11 +636,17 @@ impl Hub {
             let hub = Arc::clone(self);
             self.home.shared.runtime.spawn(async move { hub.watch_stalled().await });
         }
-        let unsaid = (0..STREAMS.len()).any(|log| state.logs[log].granted() > state.acknowledged[log]);
-        if unsaid && !over && !state.ack_queued {
+        self.queue_ack(state);
+        files
+    }
+
+    /// Puts the command into the link's list if init may forget more than it was told.
+    fn queue_ack(self: &Arc<Self>, state: &mut HubState) {
+        // When the command is over, the result's acknowledgement covers everything.
+        let due = (0..STREAMS.len()).any(|log| state.ack_due(log) > state.acknowledged[log]);
+        if due && state.ending.is_none() && !state.ack_queued {
             state.ack_queued = self.home.outbox.ack(self);
         }
-        files
     }
 
     /// A reader moved or left: perhaps the front may fall off now. Files are removed by the log writers.
@@ -655,18 +703,19 @@ impl Hub {
 
     // The end.
 
-    /// If the end has come and all output is on disk, sends the result to the store.
+    /// If the end has come and all output is on disk, or short enough for the row, sends the result to the store.
     fn finish_if_due(self: &Arc<Self>) {
         let mut state = self.lock();
         let Some(ending) = &state.ending else { return };
         let stored = (0..STREAMS.len())
-            .all(|log| state.logs[log].is_stored() && state.logs[log].received() >= ending.ends[log]);
+            .all(|log| state.logs[log].is_kept() && state.logs[log].received() >= ending.ends[log]);
         if !stored || state.writing || !matches!(state.phase, Phase::Committed) {
             return;
         }
         let what = ending.what.clone();
         let spans = [state.logs[0].span(), state.logs[1].span()];
         let pid = state.pid;
+        let bytes = [state.logs[0].short(), state.logs[1].short()];
         state.phase = Phase::Finishing;
         drop(state);
         let result = move |outcome| ResultRow {
@@ -675,6 +724,7 @@ impl Hub {
             outcome,
             stdout: spans[0],
             stderr: spans[1],
+            bytes,
         };
         match what {
             EndingKind::SandboxGone => self.commit_result(result(Outcome::SandboxGone), None),
@@ -777,6 +827,7 @@ impl Hub {
             outcome: Outcome::SandboxGone,
             stdout: spans[0],
             stderr: spans[1],
+            bytes: [None, None],
         }));
     }
 
@@ -1073,12 +1124,12 @@ impl CommandRef {
         let deadline = Instant::now() + Duration::from_secs(STDIN_SECONDS);
         let stalled = |_| EngineError::StdinStalled { id: self.hub.id.clone() };
         let set = self.hub.until(|state| {
+            if state.stdin.closed || state.stdin.end.is_some() {
+                // It has no input, or gets no more: the wish is already true.
+                return ControlFlow::Break(Ok(()));
+            }
             if state.ending.is_some() {
                 return ControlFlow::Break(Err(EngineError::CommandEnded { id: self.hub.id.clone() }));
-            }
-            if state.stdin.closed {
-                // It has no input, or wants no more: the wish is already true.
-                return ControlFlow::Break(Ok(()));
             }
             if state.stdin.unknown {
                 return ControlFlow::Continue(());
@@ -1221,7 +1272,7 @@ impl Output {
             self.started = true;
             return give(OutputEvent::Started { pid });
         }
-        if let Some(event) = self.from_ahead(state) {
+        if let Some(event) = self.take_ahead(state) {
             return give(event);
         }
         let directory = self.hub.directory();
@@ -1269,7 +1320,7 @@ impl Output {
         }
     }
 
-    fn from_ahead(&mut self, state: &mut HubState) -> Option<OutputEvent> {
+    fn take_ahead(&mut self, state: &mut HubState) -> Option<OutputEvent> {
         let log = [self.turn, 1 - self.turn].into_iter().find(|log| !self.ahead[*log].is_empty())?;
         let bytes = std::mem::take(&mut self.ahead[log]);
         Some(self.hand_out(state, log, bytes))

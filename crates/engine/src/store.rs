@@ -14,6 +14,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use bytes::Bytes;
 use rusqlite::{Connection, OptionalExtension, Row, params};
 use tokio::sync::{mpsc, oneshot};
 use wire::guest::{ExitStatus, Handle, Start};
@@ -77,6 +78,8 @@ const MIGRATIONS: &[&str] = &["
         stdout_end      INTEGER,
         stderr_start    INTEGER,
         stderr_end      INTEGER,
+        stdout_bytes    BLOB,
+        stderr_bytes    BLOB,
         PRIMARY KEY (sandbox, handle),
         UNIQUE (sandbox, id)
     ) WITHOUT ROWID;
@@ -177,6 +180,8 @@ pub(crate) struct ResultRow {
     pub outcome: Outcome,
     pub stdout: Span,
     pub stderr: Span,
+    /// Short output of stdout and stderr is kept here, where it costs no file. Lists leave it out.
+    pub bytes: [Option<Bytes>; 2],
 }
 
 /// Everything a starting daemon reads.
@@ -482,8 +487,9 @@ impl Store {
             let words = outcome_words(&result.outcome);
             db.prepare_cached(
                 "UPDATE commands SET ended_at = ?1, pid = ?2, outcome = ?3, code = ?4, signal = ?5, start_error = ?6,
-                     stdout_start = ?7, stdout_end = ?8, stderr_start = ?9, stderr_end = ?10
-                 WHERE sandbox = ?11 AND handle = ?12 AND ended_at IS NULL",
+                     stdout_start = ?7, stdout_end = ?8, stderr_start = ?9, stderr_end = ?10, stdout_bytes = ?11,
+                     stderr_bytes = ?12
+                 WHERE sandbox = ?13 AND handle = ?14 AND ended_at IS NULL",
             )?
             .execute(params![
                 micros(result.ended_at),
@@ -496,6 +502,8 @@ impl Store {
                 signed(result.stdout.end),
                 signed(result.stderr.start),
                 signed(result.stderr.end),
+                result.bytes[0].as_deref(),
+                result.bytes[1].as_deref(),
                 id_bytes(sandbox),
                 handle.0,
             ])?;
@@ -558,7 +566,7 @@ impl Store {
     ) -> Result<Vec<CommandRow>, EngineError> {
         self.question("read the commands' rows", move |db| {
             db.prepare_cached(&format!(
-                "SELECT {COMMAND_COLUMNS} FROM commands WHERE sandbox = ?1 AND handle > ?2 ORDER BY handle LIMIT ?3"
+                "SELECT {COMMAND_COLUMNS_LISTED} FROM commands WHERE sandbox = ?1 AND handle > ?2 ORDER BY handle LIMIT ?3"
             ))?
             .query_map(
                 params![id_bytes(sandbox), after.map_or(-1, |handle| i64::from(handle.0)), limit as i64],
@@ -828,7 +836,11 @@ fn sandbox_from(row: &Row<'_>) -> rusqlite::Result<SandboxRow> {
 
 const COMMAND_COLUMNS: &str =
     "sandbox, handle, id, request_digest, start, created_at, ended_at, pid, outcome, code,
-    signal, start_error, stdout_start, stdout_end, stderr_start, stderr_end";
+    signal, start_error, stdout_start, stdout_end, stderr_start, stderr_end, stdout_bytes, stderr_bytes";
+/// The same without the output, for lists.
+const COMMAND_COLUMNS_LISTED: &str =
+    "sandbox, handle, id, request_digest, start, created_at, ended_at, pid, outcome,
+    code, signal, start_error, stdout_start, stdout_end, stderr_start, stderr_end, NULL, NULL";
 
 fn command_from(row: &Row<'_>) -> rusqlite::Result<CommandRow> {
     let result = match row.get::<_, Option<i64>>(6)? {
@@ -839,6 +851,7 @@ fn command_from(row: &Row<'_>) -> rusqlite::Result<CommandRow> {
             outcome: outcome_from(row)?,
             stdout: Span { start: unsigned(row, 12)?, end: unsigned(row, 13)? },
             stderr: Span { start: unsigned(row, 14)?, end: unsigned(row, 15)? },
+            bytes: [bytes(row, 16)?, bytes(row, 17)?],
         }),
     };
     Ok(CommandRow {
@@ -961,6 +974,10 @@ fn unsigned(row: &Row<'_>, column: usize) -> rusqlite::Result<u64> {
 
 fn micros(time: SystemTime) -> i64 {
     time.duration_since(UNIX_EPOCH).map_or(0, |since| i64::try_from(since.as_micros()).unwrap_or(i64::MAX))
+}
+
+fn bytes(row: &Row<'_>, column: usize) -> rusqlite::Result<Option<Bytes>> {
+    Ok(row.get::<_, Option<Vec<u8>>>(column)?.map(Bytes::from))
 }
 
 fn time(row: &Row<'_>, column: usize) -> rusqlite::Result<SystemTime> {

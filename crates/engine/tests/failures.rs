@@ -24,10 +24,7 @@ async fn a_failure_at_any_step_leaves_nothing_behind() {
         let refused = world.engine.run(&owner(), *id, script_of("true")).await;
         assert!(matches!(refused, Err(EngineError::SandboxFailed { .. })));
         world.engine.delete(&owner(), *id).await.expect("a failed sandbox can be deleted");
-        assert!(matches!(
-            world.engine.get(&owner(), *id).await,
-            Err(EngineError::SandboxNotFound { .. })
-        ));
+        assert!(matches!(world.engine.get(&owner(), *id).await, Err(EngineError::SandboxNotFound { .. })));
     }
 }
 
@@ -213,11 +210,8 @@ async fn names_are_unique_per_owner_and_made_up_where_there_is_none() {
 #[tokio::test(flavor = "multi_thread")]
 async fn asking_twice_with_one_idempotency_key_makes_one_sandbox() {
     let world = World::new().await;
-    let spec = |cpu| SandboxSpec {
-        idempotency_key: Some("once".into()),
-        cpu_millis: cpu,
-        ..SandboxSpec::default()
-    };
+    let spec =
+        |cpu| SandboxSpec { idempotency_key: Some("once".into()), cpu_millis: cpu, ..SandboxSpec::default() };
     let (engine, key) = (&world.engine, key());
     let (first, second) = tokio::join!(
         engine.create(&key, spec(None), Wait::Ready),
@@ -270,7 +264,13 @@ async fn a_crash_during_a_create_is_finished_by_the_next_engine() {
     let World { host, directory, engine, kept_max, capacity } = world;
     drop(engine);
     host.release(FakeStep::Limits);
-    let world = World { engine: restart(&directory, &host, kept_max, capacity).await, host, directory, kept_max, capacity };
+    let world = World {
+        engine: restart(&directory, &host, kept_max, capacity).await,
+        host,
+        directory,
+        kept_max,
+        capacity,
+    };
     eventually("it runs", async || {
         world.engine.get(&owner(), sandbox.id).await.expect("it is known").state == State::Running
     })
@@ -317,7 +317,8 @@ async fn a_sandbox_that_ended_while_nobody_looked_has_failed_and_so_have_its_com
     host.kill_init(id);
     let world = world.crash().await;
     eventually("it has failed", async || {
-        world.engine.get(&owner(), id).await.expect("the row stays").state == State::Failed { disk: Disk::Whole }
+        world.engine.get(&owner(), id).await.expect("the row stays").state
+            == State::Failed { disk: Disk::Whole }
     })
     .await;
     let command = world.command(id, "c").await;
@@ -412,11 +413,8 @@ async fn keys_open_what_they_should_and_survive_a_restart() {
     let world = World::new().await;
     let alice = Owner::parse("alice").expect("an owner");
     let limits = KeyLimits { sandboxes: Some(3), cpu_millis: None, memory_bytes: Some(1 << 40) };
-    let (made, secret) = world
-        .engine
-        .create_key(KeySpec { owner: alice.clone(), admin: false, limits })
-        .await
-        .expect("a key");
+    let (made, secret) =
+        world.engine.create_key(KeySpec { owner: alice.clone(), admin: false, limits }).await.expect("a key");
     let bootstrap = KeySecret::parse("operator-chose-this-1").expect("long enough");
     world.engine.set_bootstrap_key(&bootstrap).await.expect("it is set");
     let world = world.crash().await;

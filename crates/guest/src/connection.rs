@@ -14,7 +14,7 @@ use crate::streams::StdinFault;
 use crate::table::{Chunk, Table};
 
 /// Writes in one go, so that a daemon that reads as fast as we write does not keep the loop from everything else.
-const WRITES_PER_TURN: usize = 16;
+const WRITES_PER_TURN: usize = 4;
 /// While this much of what we have to say waits, nothing more is listened to: every answer is provoked by a question.
 const OUTBOX_MAX: usize = 256 * 1024;
 

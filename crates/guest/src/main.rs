@@ -48,7 +48,7 @@ use connection::{Connection, Fault};
 use spawn::{Report, Surroundings};
 use table::Table;
 use timers::{Clock, Deadlines, Due, Schedule};
-use tree::Tree;
+use tree::{OomScore, Tree};
 use watch::{Happening, Watch, Watched};
 
 /// Reads from the daemon in one go, before everything else has its turn.
@@ -57,6 +57,8 @@ const READS_PER_TURN: usize = 4;
 const REAPS_PER_TURN: usize = 256;
 /// After so long without any event, buffers go back to the kernel: an idle init should cost next to nothing.
 const RELEASE_AFTER_MS: u64 = 100;
+/// How long a connection that could not be taken waits for the next attempt.
+const ACCEPT_AGAIN_AFTER_MS: u64 = 50;
 
 fn main() -> ExitCode {
     sys::prefer_small_memory();
@@ -127,6 +129,8 @@ struct Init {
     groups_to_remove: Vec<Handle>,
     /// There may be more children to reap than one turn takes.
     reap_again: bool,
+    /// A connection waits that could not be taken for want of something.
+    accept_again: bool,
     /// Something was done since memory was last given back.
     holds_memory: bool,
 }
@@ -145,6 +149,7 @@ impl Init {
             .map_err(cannot("set up the listening socket"))?;
         let null = rustix::fs::open("/dev/null", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
             .map_err(cannot("open /dev/null"))?;
+        let oom_score = OomScore::open();
         // Guest processes must not look into us through /proc, where our descriptors are.
         rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable)
             .map_err(cannot("hide from /proc"))?;
@@ -153,7 +158,7 @@ impl Init {
             .map_err(cannot("become a reaper"))?;
         let descriptors = raise_descriptor_limit();
         rustix::process::chdir("/").map_err(cannot("enter /"))?;
-        let children = sys::listen_for_children().map_err(cannot("listen for children"))?;
+        let (children, signals) = sys::listen_for_children().map_err(cannot("listen for children"))?;
         let watch = Watch::new().map_err(cannot("watch"))?;
         watch.add(&listener, Watched::Listener).map_err(cannot("watch the listening socket"))?;
         watch.add(&children, Watched::Children).map_err(cannot("watch children"))?;
@@ -161,13 +166,14 @@ impl Init {
             watch,
             listener,
             children,
-            surroundings: Surroundings { tree, null, descriptors },
+            surroundings: Surroundings { tree, null, descriptors, signals, oom_score },
             connection: None,
             table: Table::default(),
             clock: Clock::new(monotonic_ms()),
             schedule: Schedule::default(),
             groups_to_remove: Vec::new(),
             reap_again: false,
+            accept_again: false,
             holds_memory: true,
         })
     }
@@ -188,6 +194,9 @@ impl Init {
             if self.reap_again {
                 self.reap();
             }
+            if self.accept_again {
+                self.accept();
+            }
             self.listen_to_daemon();
             self.table.read_turns(self.clock.now());
             self.strike_deadlines();
@@ -206,7 +215,8 @@ impl Init {
         }
         let to_deadline = self.schedule.sleep_ms(self.clock.now());
         let to_release = self.holds_memory.then_some(RELEASE_AFTER_MS);
-        [to_deadline, to_release].into_iter().flatten().min()
+        let to_accept = self.accept_again.then_some(ACCEPT_AGAIN_AFTER_MS);
+        [to_deadline, to_release, to_accept].into_iter().flatten().min()
     }
 
     fn dispatch(&mut self, happening: Happening) {
@@ -248,8 +258,11 @@ impl Init {
                     }
                 }
                 Err(Errno::INTR | Errno::CONNABORTED) => {}
-                // No more for now; or no room for more, and then the daemon will try again.
-                Err(_) => return,
+                Err(error) => {
+                    // Out of memory or of the machine's descriptors: nobody will tell us when there are some again.
+                    self.accept_again = error != Errno::AGAIN;
+                    return;
+                }
             }
         }
     }
@@ -366,7 +379,9 @@ impl Init {
     /// The daemon wants the command's output from these lengths on. Where it has less than it once acknowledged, it gets what
     /// there is, and sees by the offset what is missing.
     fn resume(&mut self, handle: Handle, stdout: u64, stderr: u64) -> Result<(), Fault> {
-        let Some(command) = self.table.get(handle) else { return Ok(()) };
+        let Some(command) = self.table.get(handle).filter(|command| !command.is_forgotten()) else {
+            return Ok(());
+        };
         for (stream, offset) in [(Stream::Stdout, stdout), (Stream::Stderr, stderr)] {
             let output = command.output(stream).ok_or(Fault::WrongStream { handle, stream })?;
             // A second resume on one connection is no more than an acknowledgement, of what was sent on it.

@@ -20,8 +20,8 @@ use rustix::pty::OpenptFlags;
 use rustix::termios::Winsize;
 use wire::guest::{Cwd, Program, Start, StartError, TerminalSize};
 
-use crate::sys::{self, Inherited, Placed, Strings};
-use crate::tree::{self, Tree};
+use crate::sys::{self, Ignored, Inherited, Placed, Strings};
+use crate::tree::{self, OomScore, Tree};
 use crate::users::{Files, User};
 
 /// What a command without a `PATH` gets, and is looked up in.
@@ -47,6 +47,9 @@ pub struct Surroundings {
     pub null: OwnedFd,
     /// The limit on descriptors that init was started with and commands get, before init raised its own.
     pub descriptors: Rlimit,
+    /// What init does not hear and commands do.
+    pub signals: Ignored,
+    pub oom_score: OomScore,
 }
 
 /// A process under way.
@@ -166,12 +169,12 @@ pub fn spawn(start: &Start, surroundings: &Surroundings) -> Result<Spawned, Star
         return Err(no_room(Errno::MFILE));
     }
     let group = surroundings.tree.prepare(start.handle).map_err(no_room)?;
-    let forked = sys::fork(group.as_ref().map(AsFd::as_fd), |placed| {
+    let child = |placed| {
         let group = group.as_ref().map(AsFd::as_fd).filter(|_| placed == Placed::No);
-        let Surroundings { null, descriptors, .. } = surroundings;
-        launch.become_program(&streams, &Place { group, null, descriptors, report: &report_end });
+        launch.become_program(&streams, &Place { group, surroundings, report: &report_end });
         EXIT_NOT_STARTED
-    });
+    };
+    let forked = surroundings.oom_score.as_command(|| sys::fork(group.as_ref().map(AsFd::as_fd), child));
     match forked {
         Ok(pid) => {
             Ok(Spawned { pid, report, stdin: streams.stdin, stdout: streams.stdout, stderr: streams.stderr })
@@ -191,8 +194,7 @@ const EXIT_NOT_STARTED: i32 = 127;
 struct Place<'a> {
     /// The group to enter, if it was not born there.
     group: Option<BorrowedFd<'a>>,
-    null: &'a OwnedFd,
-    descriptors: &'a Rlimit,
+    surroundings: &'a Surroundings,
     report: &'a OwnedFd,
 }
 
@@ -292,9 +294,8 @@ impl Launch {
         if streams.terminal.is_some() {
             rustix::process::ioctl_tiocsctty(rustix::stdio::stdin()).map_err(at(Stage::Terminal))?;
         }
-        tree::offer_to_the_oom_killer();
         // Only lowers what init raised for itself, so it cannot fail for want of privilege.
-        let _ = rustix::process::setrlimit(Resource::Nofile, *place.descriptors);
+        let _ = rustix::process::setrlimit(Resource::Nofile, place.surroundings.descriptors);
         rustix::process::umask(Mode::from_raw_mode(0o022));
         if self.change_user {
             // Groups first: after the user has changed, there is no right to change them.
@@ -314,7 +315,7 @@ impl Launch {
             }
             rustix::process::chdir(c"/").map_err(at(Stage::Directory))?;
         }
-        sys::reset_signals_in_child();
+        place.surroundings.signals.reset_in_child();
         Err(self.execute())
     }
 
@@ -332,7 +333,7 @@ impl Launch {
         let report = rustix::io::fcntl_dupfd_cloexec(place.report, beyond)?;
         let script =
             self.script.as_ref().map(|script| rustix::io::fcntl_dupfd_cloexec(script, beyond)).transpose()?;
-        for (number, end) in streams.ends_of_child(place.null).into_iter().enumerate() {
+        for (number, end) in streams.ends_of_child(&place.surroundings.null).into_iter().enumerate() {
             sys::duplicate_in_child(end, number as RawFd, Inherited::Yes)?;
         }
         sys::duplicate_in_child(report.as_raw_fd(), REPORT_DESCRIPTOR, Inherited::No)?;
@@ -362,6 +363,8 @@ impl Launch {
             match errno {
                 Errno::NOENT if exists(candidate) => worst = (Stage::Interpreter, errno),
                 Errno::NOENT | Errno::NOTDIR | Errno::NAMETOOLONG | Errno::NODEV | Errno::STALE => {}
+                // A directory of PATH that the user may not look into holds nothing for that user.
+                Errno::ACCESS if self.candidates.len() > 1 && !exists(candidate) => {}
                 Errno::ACCESS => {
                     if worst.1 == Errno::NOENT && worst.0 == Stage::Execute {
                         worst = (Stage::Execute, errno);
@@ -535,4 +538,77 @@ impl Streams {
 pub fn resize(terminal: BorrowedFd<'_>, size: TerminalSize) -> Result<(), Errno> {
     let size = Winsize { ws_row: size.rows, ws_col: size.columns, ws_xpixel: 0, ws_ypixel: 0 };
     rustix::termios::tcsetwinsize(terminal, size)
+}
+
+#[cfg(test)]
+mod tests {
+    use wire::guest::Handle;
+
+    use super::*;
+
+    #[track_caller]
+    fn check_candidates(program: &str, path: &str, expected: &[&str]) {
+        let found = candidates(program, path);
+        let found: Vec<&str> = found.iter().map(|path| path.to_str().expect("text")).collect();
+        assert_eq!(found, expected, "`{program}` in `{path}`");
+    }
+
+    #[test]
+    fn a_program_is_looked_for_in_every_directory_of_path() {
+        check_candidates("ls", "/bin:/usr/bin", &["/bin/ls", "/usr/bin/ls"]);
+        check_candidates("ls", "", &["./ls"]);
+        check_candidates("ls", ":/bin:", &["./ls", "/bin/ls", "./ls"]);
+        check_candidates("/bin/ls", "/usr/bin", &["/bin/ls"]);
+        check_candidates("./ls", "/usr/bin", &["./ls"]);
+        check_candidates("", "/bin", &[]);
+        check_candidates("ls", "/a\0b:/bin", &["/bin/ls"]);
+    }
+
+    fn variables(env: &[(&str, &str)], terminal: bool) -> Vec<String> {
+        let user = Files::default().user_by_number(0);
+        let mut start = Start::shell(Handle(1), "id", "");
+        start.env = env.iter().map(|(name, value)| (name.to_string(), value.to_string())).collect();
+        start.terminal = terminal.then_some(TerminalSize { rows: 1, columns: 1 });
+        let (environment, _) = environment(&start, &user).expect("no NUL");
+        environment.iter().map(|variable| variable.to_str().expect("text").to_owned()).collect()
+    }
+
+    #[test]
+    fn a_later_value_wins_and_what_is_given_is_not_replaced() {
+        let all = variables(&[("A", "1"), ("HOME", "/x"), ("A", "2"), ("TERM", "dumb")], true);
+        let count = |name: &str| all.iter().filter(|variable| variable.starts_with(name)).count();
+        assert!(all.contains(&"A=2".to_owned()) && all.contains(&"HOME=/x".to_owned()), "{all:?}");
+        assert!(all.contains(&"TERM=dumb".to_owned()), "{all:?}");
+        assert_eq!((count("A="), count("HOME="), count("TERM=")), (1, 1, 1), "{all:?}");
+    }
+
+    #[test]
+    fn the_users_variables_and_the_commands_id_are_always_there() {
+        let all = variables(&[], false);
+        let path = format!("PATH={PATH_DEFAULT}");
+        let expected =
+            [&path, "HOME=/root", "USER=root", "LOGNAME=root", "SHELL=/bin/sh", "SHOAL_COMMAND_ID=id"];
+        assert_eq!(all, expected);
+    }
+
+    #[test]
+    fn reports_survive_the_pipe_and_become_errors() {
+        let start = Start { cwd: Cwd::Named("/x".into()), ..Start::shell(Handle(1), "id", "") };
+        let asked = Asked::new(&start);
+        let check = |stage, errno, expected: StartError| {
+            let report = Report::from_bytes(Report { stage, errno }.to_bytes()).expect("it is one");
+            assert_eq!(report.into_error(&asked), expected);
+        };
+        let denied = "permission denied".to_owned();
+        let (path, program) = ("/x".to_owned(), "/bin/sh".to_owned());
+        check(Stage::Directory, Errno::ACCESS, StartError::BadCwd { path, reason: denied.clone() });
+        check(Stage::Execute, Errno::TOOBIG, StartError::ArgumentsTooLong);
+        check(Stage::Execute, Errno::NOENT, StartError::ProgramNotFound { program: program.clone() });
+        check(Stage::Execute, Errno::ACCESS, StartError::NotExecutable { program, reason: denied });
+        let busy = "resource temporarily unavailable".to_owned();
+        check(Stage::Execute, Errno::AGAIN, StartError::NoRoom { reason: busy });
+        check(Stage::Identity, Errno::INVAL, StartError::UnknownUser { user: String::new() });
+        assert_eq!(Report::from_bytes([0; Report::LENGTH]), None);
+        assert_eq!(Report::from_bytes([0xff; Report::LENGTH]), None);
+    }
 }

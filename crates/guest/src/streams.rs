@@ -528,7 +528,7 @@ mod tests {
             let mut model: Vec<u8> = Vec::new();
             let mut counter = 0u32;
             for (length, fraction) in steps {
-                let bytes: Vec<u8> = (0..length).map(|_| { counter += 1; (counter * 7 >> 3) as u8 }).collect();
+                let bytes: Vec<u8> = (0..length).map(|_| { counter += 1; ((counter * 7) >> 3) as u8 }).collect();
                 let mut rest = &bytes[..];
                 while !rest.is_empty() {
                     let taken = put(&mut window, &mut pool, rest);

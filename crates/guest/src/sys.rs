@@ -6,6 +6,7 @@
 use std::ffi::{CStr, CString, c_char, c_int, c_long};
 use std::io;
 use std::mem::MaybeUninit;
+use std::ops::RangeInclusive;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
 use rustix::io::Errno;
@@ -137,14 +138,30 @@ pub fn execute(path: &CStr, arguments: &Strings, environment: &Strings) -> Errno
     last_errno()
 }
 
+/// The signals that init ignores. A command must hear them.
+#[derive(Debug)]
+pub struct Ignored(RangeInclusive<c_int>);
+
+impl Ignored {
+    /// In a forked child: gives every signal its default meaning and blocks none, as a new process expects.
+    pub fn reset_in_child(&self) {
+        self.0.clone().for_each(|signal| set_disposition(signal, libc::SIG_DFL));
+        let none = signal_set(&[]);
+        // SAFETY: `none` is an initialised set that outlives the call.
+        unsafe { libc::sigprocmask(libc::SIG_SETMASK, &raw const none, std::ptr::null_mut()) };
+    }
+}
+
 /// Makes init deaf to every signal but SIGCHLD, which can be read from the descriptor that this returns.
 ///
-/// Signals are ignored rather than blocked: what is blocked queues up, and a guest could fill the queue.
-pub fn listen_for_children() -> io::Result<OwnedFd> {
+/// Signals are not blocked: what is blocked queues up, and a guest could fill the queue. The kernel drops whatever has no handler
+/// in the first process of a namespace; elsewhere they have to be ignored, all of them, at the price of as many calls per command.
+pub fn listen_for_children() -> io::Result<(OwnedFd, Ignored)> {
+    let first = std::process::id() == 1;
+    let ignored = if first { libc::SIGPIPE..=libc::SIGPIPE } else { 1..=SIGNAL_MAX };
     for signal in 1..=SIGNAL_MAX {
-        if signal != libc::SIGCHLD {
-            set_disposition(signal, libc::SIG_IGN);
-        }
+        let ignore = ignored.contains(&signal) && signal != libc::SIGCHLD;
+        set_disposition(signal, if ignore { libc::SIG_IGN } else { libc::SIG_DFL });
     }
     let set = signal_set(&[libc::SIGCHLD]);
     // SAFETY: `set` is an initialised set that outlives the calls; the old mask is not asked for.
@@ -155,17 +172,7 @@ pub fn listen_for_children() -> io::Result<OwnedFd> {
     let number = unsafe { libc::signalfd(-1, &raw const set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK) };
     check(number as c_long)?;
     // SAFETY: the kernel just made this descriptor for us, and nobody else knows it.
-    Ok(unsafe { OwnedFd::from_raw_fd(number) })
-}
-
-/// In a forked child: gives every signal its default meaning and blocks none, as a new process expects.
-pub fn reset_signals_in_child() {
-    for signal in 1..=SIGNAL_MAX {
-        set_disposition(signal, libc::SIG_DFL);
-    }
-    let none = signal_set(&[]);
-    // SAFETY: `none` is an initialised set that outlives the call.
-    unsafe { libc::sigprocmask(libc::SIG_SETMASK, &raw const none, std::ptr::null_mut()) };
+    Ok((unsafe { OwnedFd::from_raw_fd(number) }, Ignored(ignored)))
 }
 
 /// The last signal there is.

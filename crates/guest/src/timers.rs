@@ -71,7 +71,7 @@ pub struct Deadlines {
 impl Deadlines {
     /// Deadlines of a command that starts now.
     pub fn new(now: u64, timeout_ms: Option<u64>, idle_ms: Option<u64>, grace_ms: u64) -> Self {
-        let timeout_at = timeout_ms.map(|length| now.saturating_add(length));
+        let timeout_at = timeout_ms.map(|length| after(now, length));
         Self { timeout_at, idle_ms, last_output: now, grace_ms, kill_at: None }
     }
 
@@ -95,7 +95,7 @@ impl Deadlines {
                 return Due::Nothing;
             }
             // The kill is repeated until the command is gone, in case the first one met a process half forked.
-            self.kill_at = Some(now.saturating_add(TICK_MS));
+            self.kill_at = Some(after(now, TICK_MS));
             return Due::Kill;
         }
         let due = if self.timeout_at.is_some_and(|at| at <= now) {
@@ -105,13 +105,19 @@ impl Deadlines {
         } else {
             return Due::Nothing;
         };
-        self.kill_at = Some(now.saturating_add(self.grace_ms));
+        self.kill_at = Some(after(now, self.grace_ms));
         due
     }
 
     fn idle_at(&self) -> Option<u64> {
-        self.idle_ms.map(|length| self.last_output.saturating_add(length))
+        self.idle_ms.map(|length| after(self.last_output, length))
     }
+}
+
+/// The first whole millisecond at which `length` has passed for certain. `now` was cut to a whole one, so it is up to one too early;
+/// a deadline may come late, and never early.
+fn after(now: u64, length: u64) -> u64 {
+    now.saturating_add(length).saturating_add(1)
 }
 
 /// Which command to look at next.
@@ -156,12 +162,12 @@ mod tests {
     #[test]
     fn a_timeout_strikes_once_and_then_the_grace_runs() {
         let mut deadlines = Deadlines::new(1_000, Some(500), None, 200);
-        assert_eq!(deadlines.next(), Some(1_500));
-        assert_eq!(deadlines.strike(1_499), Due::Nothing);
-        assert_eq!(deadlines.strike(1_500), Due::Timeout);
-        assert_eq!(deadlines.next(), Some(1_700));
-        assert_eq!(deadlines.strike(1_699), Due::Nothing);
-        assert_eq!(deadlines.strike(1_700), Due::Kill);
+        assert_eq!(deadlines.next(), Some(1_501));
+        assert_eq!(deadlines.strike(1_500), Due::Nothing, "it may have begun at 1,000.9");
+        assert_eq!(deadlines.strike(1_501), Due::Timeout);
+        assert_eq!(deadlines.next(), Some(1_702));
+        assert_eq!(deadlines.strike(1_701), Due::Nothing);
+        assert_eq!(deadlines.strike(1_702), Due::Kill);
     }
 
     #[test]
@@ -169,11 +175,11 @@ mod tests {
         let mut deadlines = Deadlines::new(0, Some(1_000), Some(300), 0);
         deadlines.heard(250);
         assert_eq!(deadlines.strike(300), Due::Nothing);
-        assert_eq!(deadlines.next(), Some(550));
-        assert_eq!(deadlines.strike(550), Due::IdleTimeout);
+        assert_eq!(deadlines.next(), Some(551));
+        assert_eq!(deadlines.strike(551), Due::IdleTimeout);
         let mut deadlines = Deadlines::new(0, Some(1_000), Some(300), 0);
         deadlines.heard(999);
-        assert_eq!(deadlines.strike(1_000), Due::Timeout);
+        assert_eq!(deadlines.strike(1_001), Due::Timeout);
     }
 
     #[test]
@@ -202,7 +208,7 @@ mod tests {
     #[test]
     fn a_frozen_gap_shifts_deadlines() {
         let mut clock = Clock::new(0);
-        let mut deadlines = Deadlines::new(clock.now(), Some(5_000), None, 0);
+        let mut deadlines = Deadlines::new(clock.now(), Some(4_999), None, 0);
         clock.look(1_000, true);
         clock.look(100_000, true);
         assert_eq!(deadlines.strike(clock.now()), Due::Nothing);

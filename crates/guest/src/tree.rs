@@ -6,7 +6,7 @@
 //! process that cleans its environment and loses its parents is missed.
 
 use std::collections::BTreeMap;
-use std::io::{self, Read, Write};
+use std::io::{self, Read};
 use std::os::fd::{BorrowedFd, OwnedFd};
 
 use rustix::fs::{AtFlags, Mode, OFlags};
@@ -81,6 +81,11 @@ impl Tree {
         };
         if done.is_err() {
             self.stop_and_kill(root);
+        }
+        if let Some(main) = root.main {
+            // Where it could not be born in its group, it may not have entered it yet. It is our child and not reaped, so the
+            // number is its own.
+            let _ = sys::kill(main, libc::SIGKILL);
         }
     }
 
@@ -215,13 +220,43 @@ fn carries(pid: i32, marker: &str) -> bool {
     environment.split(|byte| *byte == 0).any(|entry| entry == marker.as_bytes())
 }
 
-/// In a new process: makes the kernel look for memory here before it looks at init.
-pub fn offer_to_the_oom_killer() {
-    /// Half of what there is: above init's own, and with room for a guest to set its own processes apart.
-    const SCORE: &[u8] = b"500";
-    // Best effort: a guest without /proc, or an init without the right, has no say in the matter.
-    if let Ok(mut file) = std::fs::OpenOptions::new().write(true).open("/proc/self/oom_score_adj") {
-        let _ = file.write(SCORE);
+/// What the kernel goes by when memory runs out: who is to die first.
+///
+/// Commands must stand before init. Init may not lower its own score below where it began, but it may raise it and come back; so
+/// it stands where commands will for the moment of a fork, and the child inherits the place. That is two writes to an open file,
+/// where the child would have to find its own in `/proc`, which is dearer than everything else it does before the exec. In that
+/// moment init is still the smallest of those in that place.
+#[derive(Debug)]
+pub struct OomScore {
+    file: Option<std::fs::File>,
+    own: String,
+}
+
+impl OomScore {
+    /// Half of the scale: above init's own, and with room for a guest to set its own processes apart.
+    const OF_COMMANDS: &str = "500";
+
+    /// Best effort: a guest without /proc, or an init without the right, has no say in the matter.
+    pub fn open() -> Self {
+        let mut own = String::new();
+        let opened = std::fs::OpenOptions::new().read(true).write(true).open("/proc/self/oom_score_adj");
+        let file = opened.ok().filter(|mut file| file.read_to_string(&mut own).is_ok());
+        Self { file, own }
+    }
+
+    /// Does something, a fork, in the place of commands.
+    pub fn as_command<T>(&self, fork: impl FnOnce() -> T) -> T {
+        self.write(Self::OF_COMMANDS);
+        let result = fork();
+        self.write(&self.own);
+        result
+    }
+
+    fn write(&self, score: &str) {
+        if let Some(file) = &self.file {
+            // The file has no positions: every write is a new value. If one is refused, there is nothing else to try.
+            let _ = rustix::io::write(file, score.as_bytes());
+        }
     }
 }
 

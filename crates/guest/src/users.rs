@@ -127,14 +127,14 @@ fn parse_id(text: &str) -> Option<u32> {
 fn read_bounded(path: &str) -> Vec<u8> {
     // The guest may have put a FIFO or a device here; O_NONBLOCK keeps the open from waiting for it.
     let flags = libc::O_NONBLOCK | libc::O_NOCTTY | libc::O_CLOEXEC;
-    let mut bytes = Vec::new();
     let Ok(file) = std::fs::OpenOptions::new().read(true).custom_flags(flags).open(path) else {
-        return bytes;
+        return Vec::new();
     };
-    if file.metadata().is_ok_and(|metadata| metadata.is_file()) {
-        // An error in the middle leaves what was read before it: as good as a file that ends there.
-        let _ = file.take(FILE_MAX).read_to_end(&mut bytes);
-    }
+    let Some(metadata) = file.metadata().ok().filter(std::fs::Metadata::is_file) else { return Vec::new() };
+    // With room for one byte more than there should be, the end is found without growing.
+    let mut bytes = Vec::with_capacity(metadata.len().min(FILE_MAX) as usize + 1);
+    // An error in the middle leaves what was read before it: as good as a file that ends there.
+    let _ = file.take(FILE_MAX).read_to_end(&mut bytes);
     bytes
 }
 

@@ -185,7 +185,10 @@ impl Walker<'_> {
                 let options = [("mode", "1777"), ("size", &bytes.to_string())];
                 let flags = MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NODEV;
                 let mounted = mount("tmpfs", &options, flags)?;
-                attach_onto(&mounted, &self.place("dev/shm")?)
+                attach_onto(&mounted, &self.place("dev/shm")?)?;
+                // System V segments go with the last process that has them attached, for the same reason. The setting is
+                // that of the ipc namespace, which is the sandbox's own by now.
+                Ok(std::fs::write("/proc/sys/kernel/shm_rmid_forced", "1")?)
             }
             Step::ChangeRoot => {
                 fchdir(self.root()?)?;

@@ -84,9 +84,11 @@ pub enum FakeThing {
 
 /// The byte at an offset of what `flood` writes.
 pub fn pattern(offset: u64) -> u8 {
-    // A prime, so that no block size divides the period.
-    (offset % 251) as u8
+    (offset % PATTERN_PERIOD) as u8
 }
+
+/// A prime, so that no block size divides it.
+const PATTERN_PERIOD: u64 = 251;
 
 /// A machine that exists in memory. Clones are the same machine.
 #[derive(Clone, Default)]
@@ -302,6 +304,8 @@ impl Backend for FakeHost {
         };
         let mut state = self.state();
         let Some(init) = state.inits.get(&sandbox).cloned() else { return Err(BackendError::Gone) };
+        // Where connections break early, frames are small, or none would ever get through.
+        let chunk_max = state.break_after.map_or(CHUNK_MAX, |most| (most as usize / 8).clamp(1, CHUNK_MAX));
         let budget = match state.break_after {
             None => u64::MAX,
             Some(most) => {
@@ -317,7 +321,7 @@ impl Backend for FakeHost {
             let generation = init.replace_connection();
             let host = self.clone();
             tokio::spawn(async move {
-                Connection { init, generation, budget, host, sandbox }.serve(theirs).await;
+                Connection { init, generation, budget, chunk_max, host, sandbox }.serve(theirs).await;
             });
         }
         Ok(Box::new(ours))
@@ -496,6 +500,7 @@ struct Connection {
     generation: u64,
     /// Bytes until it breaks.
     budget: u64,
+    chunk_max: usize,
     host: FakeHost,
     sandbox: SandboxId,
 }
@@ -569,7 +574,22 @@ impl Connection {
         }
     }
 
+    /// The state, unless another connection has replaced this one: what comes late must not be mixed in.
+    fn current(&self) -> Option<MutexGuard<'_, InitState>> {
+        let state = self.init.state();
+        (state.generation == self.generation).then_some(state)
+    }
+
+    fn change(&self, handle: Handle, change: impl FnOnce(&mut Command)) {
+        if let Some(command) = self.current().as_mut().and_then(|state| state.commands.get_mut(&handle)) {
+            change(command);
+        }
+        self.init.wake.notify_waiters();
+        self.init.progress.notify_waiters();
+    }
+
     fn take(&self, incoming: Incoming<'_, ToInit>, out: &mut Vec<u8>, greeted: &mut bool) {
+        let hostile = !self.init.state().says.is_empty();
         match incoming {
             Incoming::Message(ToInit::Hello { version_min, version_max }) => {
                 assert!((version_min..=version_max).contains(&VERSION), "the daemon speaks our version");
@@ -578,30 +598,37 @@ impl Connection {
             }
             Incoming::Message(ToInit::Start(start)) => self.start(*start),
             Incoming::Message(ToInit::StdinEnd { handle, offset }) => {
-                self.init.change(handle, |command| command.stdin_end = Some(offset));
+                self.change(handle, |command| command.stdin_end = Some(offset));
             }
             Incoming::Message(ToInit::Signal { handle, signal }) => {
-                self.init.change(handle, |command| command.signal = Some(signal));
+                self.change(handle, |command| command.signal = Some(signal));
             }
             Incoming::Message(ToInit::Kill { handle }) => {
-                self.init.change(handle, |command| command.killed = true);
+                self.change(handle, |command| command.killed = true);
             }
             Incoming::Message(ToInit::Resize { .. }) => {}
             Incoming::Message(ToInit::Ack { handle, stream, offset }) => {
-                self.init.change(handle, |command| {
+                self.change(handle, |command| {
                     if let Some(output) = output_of(command, stream) {
-                        assert!(offset <= output.sent, "an acknowledgement of what was never sent");
+                        // A hostile init has said more than is in its books.
+                        assert!(
+                            hostile || offset <= output.sent,
+                            "an acknowledgement of what was never sent"
+                        );
                         output.acknowledge(offset);
                     }
                 });
             }
             Incoming::Message(ToInit::AckResult { handle }) => {
-                self.init.state().commands.remove(&handle);
+                if let Some(mut state) = self.current() {
+                    state.commands.remove(&handle);
+                }
             }
             Incoming::Message(ToInit::Resume { handle, stdout, stderr }) => {
-                self.init.change(handle, |command| {
+                self.change(handle, |command| {
                     for (output, offset) in command.output.iter_mut().zip([stdout, stderr]) {
                         assert!(offset >= output.acknowledged, "what was acknowledged is gone");
+                        assert!(hostile || offset <= output.end(), "more than was ever there");
                         output.acknowledge(offset);
                         output.sent = offset;
                     }
@@ -613,7 +640,7 @@ impl Connection {
             }
             Incoming::Data { handle, stream, offset, bytes } => {
                 assert_eq!(stream, Stream::Stdin, "only stdin goes to a command");
-                self.init.change(handle, |command| {
+                self.change(handle, |command| {
                     assert!(offset <= command.stdin_taken, "a gap in stdin");
                     let skip = (command.stdin_taken - offset) as usize;
                     let fresh = bytes.get(skip..).unwrap_or_default();
@@ -627,7 +654,7 @@ impl Connection {
 
     fn greet(&self, out: &mut Vec<u8>) {
         frame::put_message(&FromInit::Hello { version: VERSION }, out);
-        let mut state = self.init.state();
+        let Some(mut state) = self.current() else { return };
         for (handle, command) in &state.commands {
             let known = FromInit::Known { handle: *handle, pid: command.pid, stdin: command.stdin_taken };
             frame::put_message(&known, out);
@@ -642,7 +669,7 @@ impl Connection {
 
     fn start(&self, start: Start) {
         let handle = start.handle;
-        let mut state = self.init.state();
+        let Some(mut state) = self.current() else { return };
         if state.commands.contains_key(&handle) {
             return;
         }
@@ -696,7 +723,7 @@ impl Connection {
 
     /// Everything that init has to say, a bounded part of it.
     fn fill(&self, out: &mut Vec<u8>) {
-        let mut state = self.init.state();
+        let Some(mut state) = self.current() else { return };
         if state.says_now {
             state.says_now = false;
             let says = state.says.clone();
@@ -718,7 +745,7 @@ impl Connection {
             let mut all_sent = true;
             for (output, stream) in command.output.iter_mut().zip([Stream::Stdout, Stream::Stderr]) {
                 let from = (output.sent - output.acknowledged) as usize;
-                let length = (output.bytes.len() - from).min(CHUNK_MAX);
+                let length = output.bytes.len().saturating_sub(from).min(self.chunk_max);
                 if length > 0 {
                     out.extend_from_slice(&frame::data_header(handle, stream, output.sent, length));
                     let (front, back) = output.bytes.as_slices();
@@ -841,13 +868,16 @@ impl Runner {
     }
 
     async fn flood(&self, stream: usize, length: u64) -> Result<(), Interrupted> {
+        let stretch: Vec<u8> = (0..CHUNK_MAX as u64 + PATTERN_PERIOD).map(pattern).collect();
         let mut left = length;
         while left > 0 {
             let taken = left.min(self.room(stream).await? as u64).min(CHUNK_MAX as u64);
             self.init.change(self.handle, |command| {
                 let output = &mut command.output[stream];
                 let from = output.end();
-                output.bytes.extend((from..from + taken).map(pattern));
+                // The pattern repeats, so a piece of it is found in any long enough stretch.
+                let start = (from % PATTERN_PERIOD) as usize;
+                output.bytes.extend(&stretch[start..start + taken as usize]);
             });
             left -= taken;
             tokio::task::yield_now().await;

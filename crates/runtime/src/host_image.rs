@@ -124,7 +124,8 @@ const DIRECTORIES: &[(&str, u32)] = &[
     ("etc/profile.d", 0o755),
 ];
 
-/// Files that are ours. Accounts are those of a bare Debian, so that no name of the host's people shows.
+/// Files that are ours. Accounts are those of a bare Debian; accounts of the machine's packages are added, those of its people
+/// are not.
 const FILES: &[(&str, u32, &str)] = &[
     (
         "etc/passwd",
@@ -285,6 +286,7 @@ pub fn build(target: &Path) -> Result<(), ImageError> {
         fs::write(&path, text).map_err(failed("write", &path))?;
         set_mode(&path, *mode)?;
     }
+    add_package_accounts(&root.join("etc"))?;
     for name in OWNED_BY_USER {
         let path = root.join(name);
         std::os::unix::fs::chown(&path, Some(USER_ID), Some(USER_ID)).map_err(failed("give away", &path))?;
@@ -301,6 +303,56 @@ pub fn build(target: &Path) -> Result<(), ImageError> {
         take_tree(dpkg, &root.join("var/lib/dpkg"), Take::Link)?;
     }
     cover_usr(&target.join("usr"))
+}
+
+/// Adds the accounts that the machine's packages made: package managers refuse to work without those that their files belong
+/// to. What people wrote into them (full names, shells, members of groups) is left out.
+fn add_package_accounts(etc: &Path) -> Result<(), ImageError> {
+    for name in ["passwd", "group"] {
+        let (host, ours) = (Path::new("/etc").join(name), etc.join(name));
+        let theirs = found(fs::read_to_string(&host)).map_err(failed("read", &host))?.unwrap_or_default();
+        let mut text = fs::read_to_string(&ours).map_err(failed("read", &ours))?;
+        for line in theirs.lines().filter_map(|line| package_account(line, name == "passwd")) {
+            let taken = text.lines().any(|known| same_account(known, &line));
+            if !taken {
+                text += &line;
+                text.push('\n');
+            }
+        }
+        fs::write(&ours, text).map_err(failed("write", &ours))?;
+    }
+    Ok(())
+}
+
+/// Ids below this one belong to packages on Debian and its kin; from here on they belong to people.
+const FIRST_PERSON_ID: u32 = 1000;
+
+/// A line of `/etc/passwd` or `/etc/group` as a bare account, if it is a package's.
+fn package_account(line: &str, user: bool) -> Option<String> {
+    let fields: Vec<&str> = line.split(':').collect();
+    let id: u32 = fields.get(2)?.parse().ok()?;
+    let plain =
+        |text: &str| text.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.'));
+    if !(1..FIRST_PERSON_ID).contains(&id) || fields[0].is_empty() || !plain(fields[0]) {
+        return None;
+    }
+    match (user, fields.as_slice()) {
+        (true, [name, _, uid, gid, ..]) => {
+            Some(format!("{name}:x:{uid}:{gid}::/nonexistent:/usr/sbin/nologin"))
+        }
+        (false, [name, _, gid, _]) => Some(format!("{name}:x:{gid}:")),
+        _ => None,
+    }
+}
+
+/// Whether two lines have the same name or the same id.
+fn same_account(one: &str, other: &str) -> bool {
+    let key = |line: &str| {
+        let mut fields = line.split(':');
+        (fields.next().map(str::to_owned), fields.nth(1).map(str::to_owned))
+    };
+    let ((name, id), (other_name, other_id)) = (key(one), key(other));
+    name == other_name || id == other_id
 }
 
 fn take_etc(etc: &Path) -> Result<(), ImageError> {
@@ -498,6 +550,20 @@ mod tests {
         let names: Vec<_> =
             fs::read_dir(&to).expect("it is there").map(|e| e.expect("readable").file_name()).collect();
         assert_eq!(names, ["open"]);
+    }
+
+    #[test]
+    fn accounts_of_packages_are_taken_and_those_of_people_are_not() {
+        let user = |line| package_account(line, true);
+        assert_eq!(
+            user("postgres:x:106:113:PostgreSQL administrator,,,:/var/lib/postgresql:/bin/bash").as_deref(),
+            Some("postgres:x:106:113::/nonexistent:/usr/sbin/nologin")
+        );
+        assert_eq!(user("ada:x:1000:1000:Ada Lovelace:/home/ada:/bin/zsh"), None);
+        assert_eq!(user("root:x:0:0:root:/root:/bin/bash"), None);
+        assert_eq!(user("nonsense"), None);
+        assert_eq!(package_account("ssl-cert:x:112:ada,postgres", false).as_deref(), Some("ssl-cert:x:112:"));
+        assert!(same_account("games:x:60:", "arcade:x:60:"));
     }
 
     #[test]

@@ -22,6 +22,9 @@ use crate::quantity::{Bytes, Cpu};
 pub const SCRIPT_MAX: usize = 16 << 20;
 /// `…/commands/stream` is where a command is started and streamed, so no command can be found there.
 const RESERVED_COMMAND_ID: &str = "stream";
+/// The kernel takes 2 MiB of arguments with the usual limit on a stack, and the shortest useful one takes ten bytes.
+/// So many of them are a mistake, told before they travel.
+const ARGUMENTS_MAX: usize = 150_000;
 /// What the kernel takes as a path.
 const PATH_MAX: usize = 4096;
 /// Longer than any name in a passwd file, twice.
@@ -30,6 +33,8 @@ const USER_MAX: usize = 256;
 const TIMEOUT_SECONDS_MAX: f64 = 366.0 * 86_400.0;
 /// What a client may use to make a create repeatable.
 const IDEMPOTENCY_KEY_MAX: usize = 255;
+/// A key with less could make no sandbox at all.
+const KEY_MEMORY_MIN: u64 = 16 << 20;
 /// How much of a script or of an argument list is shown, so that a page of commands stays small.
 const REQUEST_SHOWN_MAX: usize = 4096;
 
@@ -90,6 +95,9 @@ pub fn command_spec(body: api::RunCommand) -> Result<CommandSpec, ApiError> {
         (Some(argv), None) => {
             if argv.first().is_none_or(String::is_empty) {
                 return Err(ApiError::invalid("argv", "it needs a program"));
+            }
+            if argv.len() > ARGUMENTS_MAX {
+                return Err(ApiError::invalid("argv", format!("it has more than {ARGUMENTS_MAX} arguments")));
             }
             for argument in &argv {
                 no_nul("argv", argument)?;
@@ -182,6 +190,11 @@ pub fn key_spec(body: api::CreateKey) -> Result<KeySpec, ApiError> {
         .map(|text| Bytes::parse(&text).map(|memory| memory.bytes))
         .transpose()
         .map_err(|error| ApiError::invalid("memory_max", error))?;
+    if memory_bytes.is_some_and(|bytes| bytes < KEY_MEMORY_MIN) {
+        let why =
+            format!("{KEY_MEMORY_MIN} bytes is what one sandbox needs; was a unit such as `Gi` left out?");
+        return Err(ApiError::invalid("memory_max", why));
+    }
     let limits = KeyLimits { sandboxes: sandboxes_max, cpu_millis, memory_bytes };
     Ok(KeySpec { owner: Owner::parse(&owner)?, admin: false, limits })
 }

@@ -530,3 +530,52 @@ async fn write_stdin(
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn bytes(length: usize) -> Input {
+        Input::Bytes(vec![0; length].into())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn stdin_that_nobody_takes_is_refused_in_the_end_and_stays_so() {
+        let (mut sender, mut queue) = stdin_queue();
+        sender.push(bytes(STDIN_QUEUE_BYTES_MAX)).await.expect("it fits");
+        let began = Instant::now();
+        let error = sender.push(bytes(1)).await.expect_err("nobody takes it");
+        assert_eq!(error.into_body().code, "stdin_overflow");
+        assert_eq!(began.elapsed(), STDIN_FULL_MAX);
+        assert!(queue.recv().await.is_some());
+        sender.push(bytes(1)).await.expect_err("it would close over the gap");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn stdin_waits_while_the_queue_is_full() {
+        let (mut sender, mut queue) = stdin_queue();
+        for _ in 0..4 {
+            sender.push(bytes(STDIN_QUEUE_BYTES_MAX / 4)).await.expect("it fits");
+        }
+        let take = async { drop(queue.recv().await) };
+        let (pushed, ()) = tokio::join!(sender.push(bytes(1000)), take);
+        pushed.expect("there is room once something was taken");
+        sender.push(bytes(STDIN_QUEUE_BYTES_MAX + 1)).await.expect_err("it could never fit");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn empty_messages_have_a_bound_too() {
+        let (mut sender, _queue) = stdin_queue();
+        let mut taken = 0;
+        while sender.push(bytes(0)).await.is_ok() {
+            taken += 1;
+        }
+        assert_eq!(taken, STDIN_QUEUE_MESSAGES_MAX);
+    }
+
+    #[test]
+    fn output_goes_with_its_stream_and_offset_in_front() {
+        let Message::Binary(message) = output_message(2, 0x0102, b"abc") else { panic!("output is binary") };
+        assert_eq!(&message[..], b"\x02\x02\x01\0\0\0\0\0\0abc");
+    }
+}

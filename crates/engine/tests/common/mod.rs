@@ -4,8 +4,8 @@
 use std::sync::Arc;
 
 use engine::{
-    Capacity, Command, CommandRef, CommandSpec, CommandState, Engine, EngineConfig, Key, KeyLimits, Offsets, Outcome,
-    Output, OutputEvent, Owner, Sandbox, SandboxSpec, Wait,
+    Capacity, Command, CommandRef, CommandSpec, CommandState, Engine, EngineConfig, Key, KeyLimits, Offsets,
+    Outcome, Output, OutputEvent, Owner, Sandbox, SandboxSpec, Wait,
 };
 use runtime::fake::FakeHost;
 use shoal_engine as engine;
@@ -65,7 +65,10 @@ impl World {
     }
 
     pub async fn command(&self, sandbox: SandboxId, id: &str) -> CommandRef {
-        self.engine.command(&owner(), sandbox, &id.parse().expect("an id")).await.expect("the command is known")
+        self.engine
+            .command(&owner(), sandbox, &id.parse().expect("an id"))
+            .await
+            .expect("the command is known")
     }
 }
 

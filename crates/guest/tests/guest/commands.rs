@@ -2,7 +2,7 @@
 
 use wire::guest::{Cwd, ExitStatus, FromInit, Handle, StartError, ToInit};
 
-use crate::support::{Guest, Mode, argv, in_both_modes, is_root, shell};
+use crate::support::{Guest, Mode, argv, in_both_modes, in_both_modes_after, is_root, shell};
 
 #[test]
 fn exit_codes_and_both_streams_are_exact() {
@@ -278,4 +278,67 @@ fn a_guest_without_room_for_another_group_says_so() {
     assert!(matches!(outcome.error, Some(StartError::NoRoom { .. })), "{outcome:?}");
     std::fs::write(guest.group_path().join("cgroup.max.descendants"), "max").expect("ours");
     client.run(argv(2, &["true"])).assert_printed("");
+}
+
+#[test]
+fn a_guest_without_processes_left_says_so_and_recovers() {
+    if !is_root() {
+        println!("skipped: only root can become somebody else");
+        return;
+    }
+    // The limit counts the processes of one user, wherever they run; nobody else is this one.
+    let user = (1_000_000 + std::process::id()).to_string();
+    let init = crate::support::default_init();
+    let guest =
+        Guest::try_start_after(Mode::Groups, &init, "prlimit --pid $$ --nproc=3:3").expect("it starts");
+    let mut client = guest.connect();
+    let sleeper =
+        |handle| wire::guest::Start { user: Some(user.clone()), ..argv(handle, &["sleep", "1000"]) };
+    let mut running = Vec::new();
+    let refused = (1..20).find(|handle| {
+        client.start(sleeper(*handle));
+        match client.message() {
+            FromInit::Started { handle, .. } => {
+                running.push(handle);
+                false
+            }
+            FromInit::StartFailed { error: StartError::NoRoom { .. }, .. } => true,
+            other => panic!("{other:?}"),
+        }
+    });
+    assert!(refused.is_some() && !running.is_empty());
+    for handle in running {
+        client.send(&ToInit::Kill { handle });
+        assert!(matches!(client.message(), FromInit::Ended { .. }));
+    }
+    client.start(sleeper(100));
+    assert!(matches!(client.message(), FromInit::Started { .. }));
+}
+
+#[test]
+fn a_guest_without_descriptors_left_says_so_and_stays_in_reach() {
+    in_both_modes_after("ulimit -n 80", |guest| {
+        let mut client = guest.connect();
+        let mut running = 0;
+        loop {
+            client.start(wire::guest::Start { stdin: true, ..argv(running + 1, &["sleep", "1000"]) });
+            match client.message() {
+                FromInit::Started { .. } => running += 1,
+                FromInit::StartFailed { error: StartError::NoRoom { .. }, .. } => break,
+                other => panic!("{other:?}"),
+            }
+        }
+        println!("there was room for {running}");
+        assert!(running > 5);
+        // A new connection is taken, and what runs can be ended.
+        let (mut client, known) = guest.connect_knowing();
+        assert_eq!(known.len() as u32, running + 1);
+        for handle in 1..=running {
+            client.send(&ToInit::Resume { handle: Handle(handle), stdout: 0, stderr: 0 });
+            client.send(&ToInit::Kill { handle: Handle(handle) });
+        }
+        let handles: Vec<u32> = (1..=running).collect();
+        client.finish_all(&handles);
+        client.run(argv(1000, &["true"])).assert_printed("");
+    });
 }

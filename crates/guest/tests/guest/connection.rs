@@ -112,6 +112,19 @@ fn acknowledgements_of_what_was_never_sent_end_the_connection() {
 }
 
 #[test]
+fn what_was_forgotten_is_not_told_again() {
+    let guest = Guest::start(Mode::Walk);
+    let mut client = guest.connect();
+    // A process left behind keeps something of the command in init.
+    client.run(shell(1, "sleep 1000 & echo hi")).assert_printed("hi\n");
+    client.send(&ToInit::Resume { handle: Handle(1), stdout: 0, stderr: 0 });
+    client.send(&ToInit::AckResult { handle: Handle(1) });
+    client.start(shell(1, "echo again"));
+    assert!(client.sync().is_empty());
+    assert_eq!(guest.connect_knowing().1, []);
+}
+
+#[test]
 fn questions_without_end_from_somebody_who_does_not_listen_are_not_hoarded() {
     let guest = Guest::start(Mode::Walk);
     let mut client = guest.connect();

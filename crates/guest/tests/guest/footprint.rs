@@ -91,21 +91,22 @@ fn an_idle_init_costs_next_to_nothing() {
     assert!(used <= IDLE_PRIVATE_KIB_MAX, "{used} KiB after use: {rollup}");
 }
 
-fn median(mut times: Vec<Duration>) -> Duration {
+/// The median and, for machines that are busy with something else, the tenth percentile.
+fn middle(mut times: Vec<Duration>) -> (Duration, Duration) {
     times.sort_unstable();
-    times[times.len() / 2]
+    (times[times.len() / 2], times[times.len() / 10])
 }
 
 #[test]
 #[ignore = "a measurement"]
 fn measure_a_command() {
-    const ROUNDS: u32 = 500;
+    const ROUNDS: u32 = 2_000;
     let plain = || {
         let began = Instant::now();
         assert!(Command::new("/bin/true").status().expect("it runs").success());
         began.elapsed()
     };
-    let bare = median((0..ROUNDS).map(|_| plain()).collect());
+    let bare = middle((0..ROUNDS).map(|_| plain()).collect());
     println!("spawn and wait of /bin/true from this process: {bare:?}");
     for mode in [Mode::Walk, Mode::Groups] {
         let Some(guest) = Guest::try_start(mode, &static_init()) else { continue };
@@ -118,7 +119,7 @@ fn measure_a_command() {
             began.elapsed()
         };
         let times = (0..ROUNDS).map(|_| run(&mut client)).collect();
-        println!("start to end of /bin/true through init, {mode:?}: {:?}", median(times));
+        println!("start to end of /bin/true through init, {mode:?}: {:?}", middle(times));
         let floor = client.run(shell(1_000_000, FORK_FLOOR));
         println!("  fork, exec and wait in the same namespace: {}", floor.stdout_text().trim());
     }

@@ -101,12 +101,16 @@ fn every_byte_arrives_once_over_any_number_of_reconnects() {
             let known;
             (client, known) = guest.connect_knowing();
             connections += 1;
-            for (handle, pid, _) in known {
-                assert!(pid.is_some() && handles.contains(&handle));
+            for handle in handles {
                 let stored = stored.entry(handle).or_default();
-                // What is on disk may be a little less than what was acknowledged to nobody else.
-                let (stdout, stderr) = (stored.streams[0].len() as u64, stored.streams[1].len() as u64);
-                client.send(&ToInit::Resume { handle, stdout, stderr });
+                if known.iter().any(|(known, _, _)| *known == handle) {
+                    let (stdout, stderr) = (stored.streams[0].len() as u64, stored.streams[1].len() as u64);
+                    client.send(&ToInit::Resume { handle, stdout, stderr });
+                } else {
+                    // The connection was gone before its start was read.
+                    assert!(stored.streams.iter().all(Vec::is_empty));
+                    client.start(shell(handle.0, &script));
+                }
             }
         }
         println!("over {connections} connections");
@@ -222,18 +226,28 @@ fn a_flood_does_not_keep_messages_waiting() {
     for handle in 1..=4 {
         client.start(argv(handle, &["yes"]));
     }
-    let mut outcomes = BTreeMap::new();
-    for serial in 0..200 {
+    let mut outcomes: BTreeMap<Handle, Outcome> = BTreeMap::new();
+    // Until everybody had many turns, an answer overtakes all but what the kernel has already taken off init's hands.
+    let mut serial = 0;
+    while outcomes.len() < 4 || outcomes.values().any(|outcome| outcome.stdout.len() < 2 * OUTPUT_WINDOW) {
+        serial += 1;
         client.send(&ToInit::Ping { serial });
+        let mut overtaken = 0;
         loop {
             match client.next() {
                 Event::Message(FromInit::Pong { serial: answer }) => {
                     assert_eq!(answer, serial);
                     break;
                 }
-                other => drop(client.take(other, &mut outcomes)),
+                other => {
+                    if let Event::Data { bytes, .. } = &other {
+                        overtaken += bytes.len();
+                    }
+                    client.take(other, &mut outcomes);
+                }
             }
         }
+        assert!(overtaken < OUTPUT_WINDOW, "an answer waited for {overtaken} bytes");
     }
     for handle in 1..=4 {
         client.send(&ToInit::Kill { handle: Handle(handle) });
@@ -242,9 +256,6 @@ fn a_flood_does_not_keep_messages_waiting() {
     while left > 0 {
         left -= usize::from(client.take_next(&mut outcomes).is_some());
     }
-    let shares: Vec<usize> = outcomes.values().map(|outcome| outcome.stdout.len()).collect();
-    println!("shares of the flood: {shares:?}");
-    assert!(shares.iter().all(|share| *share > 0), "everybody had a turn: {shares:?}");
 }
 
 #[test]
@@ -261,8 +272,9 @@ fn a_background_child_neither_delays_the_result_nor_dies_of_it() {
         client.run(shell(1, &script)).assert_printed("hi\n");
         assert_eq!(fifo.until_released(), b"alive\n");
         client.run(shell(2, "sleep 1000 & echo hi")).assert_printed("hi\n");
-        let alive = client.run(shell(3, "pgrep -x sleep >/dev/null && echo still there"));
-        alive.assert_printed("still there\n");
+        // It may still be on its way to its program; if it is not, it has been killed.
+        let script = "until pgrep -x sleep >/dev/null; do :; done; echo still there";
+        client.run(Start { timeout_ms: Some(20_000), ..shell(3, script) }).assert_printed("still there\n");
         std::fs::remove_file(&fifo.path).expect("it is there");
     });
 }

@@ -27,8 +27,13 @@ pub enum Mode {
 
 /// Runs a test in both modes, as far as this machine and user allow.
 pub fn in_both_modes(test: impl Fn(&Guest)) {
-    test(&Guest::start(Mode::Walk));
-    match Guest::try_start(Mode::Groups, &default_init()) {
+    in_both_modes_after(":", test);
+}
+
+/// The same, with something that a shell does first.
+pub fn in_both_modes_after(first: &str, test: impl Fn(&Guest)) {
+    test(&Guest::try_start_after(Mode::Walk, &default_init(), first).expect("this mode needs nothing"));
+    match Guest::try_start_after(Mode::Groups, &default_init(), first) {
         Some(guest) => test(&guest),
         None => println!("skipped with cgroups: this needs root and a cgroup v2 tree"),
     }
@@ -57,6 +62,11 @@ impl Guest {
     }
 
     pub fn try_start(mode: Mode, init: &Path) -> Option<Self> {
+        Self::try_start_after(mode, init, ":")
+    }
+
+    /// With something that a shell does first, such as setting limits.
+    pub fn try_start_after(mode: Mode, init: &Path, first: &str) -> Option<Self> {
         let group = match mode {
             Mode::Walk => None,
             Mode::Groups => Some(TestGroup::make()?),
@@ -73,10 +83,8 @@ impl Guest {
         // Process 1 of its own namespace, as in a sandbox, so that killing it leaves nothing behind.
         command.args(["--pid", "--fork", "--mount-proc", "--kill-child", "sh", "-c"]);
         // The shell moves the two descriptors to where init expects them, and becomes it.
-        command.arg(
-            r#"[ -z "$GROUP" ] || echo 0 > "$GROUP/init/cgroup.procs"; unset GROUP
-                       exec "$0" "$@" 3<&0 4<&1 0</dev/null 1>/dev/null"#,
-        );
+        let enter = r#"[ -z "$GROUP" ] || echo 0 > "$GROUP/init/cgroup.procs"; unset GROUP"#;
+        command.arg(format!(r#"{enter}; {first}; exec "$0" "$@" 3<&0 4<&1 0</dev/null 1>/dev/null"#));
         command.arg(init);
         command.stdin(Stdio::from(OwnedFd::from(listener)));
         match &group {

@@ -73,6 +73,20 @@ fn a_terminal_that_nobody_types_on_is_at_its_end() {
 }
 
 #[test]
+fn a_terminal_takes_as_much_input_as_its_reader_does() {
+    in_both_modes(|guest| {
+        let (mut client, mut outcomes) = (guest.connect(), BTreeMap::new());
+        let content = vec![b'x'; 200_000];
+        client.start(in_terminal(1, "stty raw -echo; echo ready; head -c 200000 | wc -c"));
+        until_shown(&mut client, &mut outcomes, 1, "ready\n");
+        client.send_stdin(1, 0, &content);
+        let outcome = until_over(&mut client, &mut outcomes);
+        assert!(outcome.stdout_text().ends_with("200000\n"), "{outcome:?}");
+        assert_eq!(outcome.stdin, 200_000);
+    });
+}
+
+#[test]
 fn all_that_was_written_to_a_terminal_arrives() {
     in_both_modes(|guest| {
         let mut client = guest.connect();

@@ -1,0 +1,272 @@
+//! `shoal bench`: what things cost here, beside what they would cost without Shoal, in one run.
+//!
+//! A private daemon with a data directory of its own does the work, and is gone afterwards. Every figure stands beside its
+//! comparators: a number of milliseconds means little on another machine, a ratio means much. Budgets are
+//! those of the design; a missed one is shown, and does not fail the run: machines are noisy.
+
+mod comparators;
+mod floor;
+mod report;
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, ensure};
+use client::Client;
+use wire::SandboxId;
+use wire::api::{CreateSandbox, RunCommand};
+
+pub use floor::run as run_floor;
+use report::{Figure, Report, Row, median};
+
+use crate::args::Bench;
+use crate::private;
+
+/// Rounds before those that count: caches fill, namespaces are made ahead.
+const WARM_UP: usize = 10;
+/// Sandboxes that are asked for at the same moment.
+const AT_ONCE: usize = 100;
+/// How long the daemon may take to remove everything when the run is over.
+const END_MAX: Duration = Duration::from_secs(60);
+/// Between two looks.
+const END_STEP: Duration = Duration::from_millis(10);
+/// Creates at the start and at the end of a crowd that are compared.
+const ENDS: usize = 20;
+
+/// `shoal bench`
+pub async fn bench(arguments: &Bench) -> anyhow::Result<()> {
+    let scratch = Scratch::new()?;
+    let base = scratch.0.join("daemon");
+    let private = private::join(base.clone()).await?;
+    let client = &private.client;
+    let data_dir = &base.join("data");
+    let rounds = arguments.rounds;
+
+    // The first sandbox also builds the image, which the floor uses too.
+    let first = client.create_sandbox(&CreateSandbox::default()).await?;
+    client.delete_sandbox(first.id).await?;
+    let image = newest_image(&data_dir.join("images/host"))?;
+    let floor = floor::Floor { image, scratch: data_dir.join("sandboxes") };
+
+    let mut report = Report::new();
+    report.add(create(client, &floor, rounds, arguments).await?);
+    report.add(command(client, &floor, rounds, arguments).await?);
+    report.add(at_once(client, &floor).await?);
+    report.add_all(idle(client, data_dir, arguments.idle).await?);
+    drop(private);
+    wait_for_the_end_of(data_dir).await?;
+    if arguments.json { report.print_json() } else { report.print() }
+}
+
+/// The daemon removes its data directory last.
+async fn wait_for_the_end_of(data_dir: &Path) -> anyhow::Result<()> {
+    let deadline = Instant::now() + END_MAX;
+    while data_dir.exists() {
+        ensure!(Instant::now() < deadline, "the daemon has not removed `{}`", data_dir.display());
+        tokio::time::sleep(END_STEP).await;
+    }
+    Ok(())
+}
+
+async fn create(
+    client: &Client,
+    floor: &floor::Floor,
+    rounds: usize,
+    arguments: &Bench,
+) -> anyhow::Result<Row> {
+    progress("create to first result");
+    let mut times = Vec::new();
+    for round in 0..WARM_UP + rounds {
+        let began = Instant::now();
+        let sandbox = client.create_sandbox(&CreateSandbox::default()).await?;
+        run_true(client, sandbox.id).await?;
+        if round >= WARM_UP {
+            times.push(began.elapsed());
+        }
+        client.delete_sandbox(sandbox.id).await?;
+    }
+    let mut row = Row::new("create to first result, over HTTP", Figure::Time(median(times)));
+    row.compare("floor", Some(median(floor.create(rounds)?)));
+    row.budget("at most 3x", "floor", 3.0);
+    if !arguments.without_comparators {
+        row.compare("bubblewrap", comparators::bubblewrap(rounds)?);
+        row.compare("runc run", comparators::runc_run(&floor.image, rounds)?);
+        row.compare("runsc run", comparators::runsc_run(&floor.image, rounds.min(20))?);
+        row.budget_faster("at least 6x faster than", "runc run", 6.0);
+    }
+    Ok(row)
+}
+
+async fn command(
+    client: &Client,
+    floor: &floor::Floor,
+    rounds: usize,
+    arguments: &Bench,
+) -> anyhow::Result<Row> {
+    progress("command in a running sandbox");
+    let sandbox = client.create_sandbox(&CreateSandbox::default()).await?;
+    let (mut plain, mut shell) = (Vec::new(), Vec::new());
+    for round in 0..WARM_UP + 3 * rounds {
+        let began = Instant::now();
+        run_true(client, sandbox.id).await?;
+        let between = Instant::now();
+        run(client, sandbox.id, RunCommand { script: Some("true".into()), ..Default::default() }).await?;
+        if round >= WARM_UP {
+            plain.push(between - began);
+            shell.push(between.elapsed());
+        }
+    }
+    client.delete_sandbox(sandbox.id).await?;
+    let mut row = Row::new("command `true`, over HTTP", Figure::Time(median(plain)));
+    row.compare("floor", Some(median(floor.command(3 * rounds)?)));
+    row.compare("through bash", Some(median(shell)));
+    row.budget("at most 2x", "floor", 2.0);
+    if !arguments.without_comparators {
+        row.compare("runc exec", comparators::runc_exec(&floor.image, rounds)?);
+        row.budget_faster("at least 10x faster than", "runc exec", 10.0);
+    }
+    Ok(row)
+}
+
+async fn at_once(client: &Client, floor: &floor::Floor) -> anyhow::Result<Row> {
+    progress("100 creates at once");
+    let began = Instant::now();
+    let creates = (0..AT_ONCE).map(|_| {
+        let client = client.clone();
+        tokio::spawn(async move { client.create_sandbox(&CreateSandbox::default()).await })
+    });
+    let mut made = Vec::new();
+    for create in creates.collect::<Vec<_>>() {
+        made.push(create.await.context("a create panicked")??.id);
+    }
+    let took = began.elapsed();
+    for id in made {
+        client.delete_sandbox(id).await?;
+    }
+    let mut row = Row::new("100 creates at once", Figure::Time(took));
+    row.compare("100 floors", Some(floor.create_many(AT_ONCE)?));
+    row.budget("at most 2x", "100 floors", 2.0);
+    Ok(row)
+}
+
+async fn idle(client: &Client, data_dir: &Path, count: usize) -> anyhow::Result<Vec<Row>> {
+    progress("idle sandboxes");
+    ensure!(count >= 2 * ENDS, "--idle is at least {}", 2 * ENDS);
+    let before = available_memory()?;
+    let mut times = Vec::new();
+    let mut made = Vec::new();
+    for _ in 0..count {
+        let began = Instant::now();
+        let sandbox = client.create_sandbox(&CreateSandbox::default()).await?;
+        run_true(client, sandbox.id).await?;
+        times.push(began.elapsed());
+        made.push(sandbox.id);
+    }
+    let after = available_memory()?;
+    let private = private_memory_of_inits(data_dir, &made)?;
+    let first = median(times[..ENDS].to_vec());
+    let last = median(times[count - ENDS..].to_vec());
+    for id in made {
+        client.delete_sandbox(id).await?;
+    }
+    let each = before.saturating_sub(after) / count as u64;
+    let mut machine =
+        Row::new(&format!("idle sandbox, of {count}: all it costs the machine"), Figure::Bytes(each));
+    machine.budget_bytes("at most 1 MiB", 1 << 20);
+    let mut init = Row::new("idle sandbox: init's own memory", Figure::Bytes(private));
+    init.budget_bytes("at most 128 KiB", 128 << 10);
+    let mut crowd =
+        Row::new(&format!("create to first result, the last {ENDS} of {count}"), Figure::Time(last));
+    crowd.compare("the first", Some(first));
+    crowd.budget("at most 2x", "the first", 2.0);
+    Ok(vec![machine, init, crowd])
+}
+
+async fn run_true(client: &Client, sandbox: SandboxId) -> anyhow::Result<()> {
+    run(client, sandbox, RunCommand { argv: Some(vec!["true".into()]), ..Default::default() }).await
+}
+
+async fn run(client: &Client, sandbox: SandboxId, wish: RunCommand) -> anyhow::Result<()> {
+    let finished = client.run(sandbox, wish).await?;
+    let code = finished.command.result.and_then(|result| result.exit_code);
+    ensure!(code == Some(0), "`true` ended with {code:?}");
+    Ok(())
+}
+
+fn newest_image(images: &Path) -> anyhow::Result<std::path::PathBuf> {
+    let entries = std::fs::read_dir(images).with_context(|| format!("cannot list {}", images.display()))?;
+    let numbers = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<u64>().ok());
+    let newest = numbers.max().context("the image `host` was not built")?;
+    Ok(images.join(newest.to_string()))
+}
+
+/// What the kernel would still give to programs, in bytes.
+fn available_memory() -> anyhow::Result<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").context("cannot read /proc/meminfo")?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
+    let kib = line.and_then(|line| line.trim().trim_end_matches(" kB").parse::<u64>().ok());
+    Ok(kib.context("no MemAvailable in /proc/meminfo")? * 1024)
+}
+
+/// The median private memory of the inits of these sandboxes, found by their cgroups.
+fn private_memory_of_inits(data_dir: &Path, sandboxes: &[SandboxId]) -> anyhow::Result<u64> {
+    let installation = std::fs::read_to_string(data_dir.join("installation"))?;
+    let group = format!("shoal-{}", installation.trim());
+    let root = ["/sys/fs/cgroup/unified", "/sys/fs/cgroup"]
+        .into_iter()
+        .map(|root| Path::new(root).join(&group))
+        .find(|path| path.join("cgroup.procs").exists())
+        .context("cannot find the sandboxes' cgroups")?;
+    let mut sizes = Vec::new();
+    for sandbox in sandboxes {
+        let procs = std::fs::read_to_string(root.join(sandbox.to_string()).join("cgroup.procs"))?;
+        let pid = procs.lines().next().context("a sandbox without init")?;
+        let rollup = std::fs::read_to_string(format!("/proc/{pid}/smaps_rollup"))?;
+        let kib = |name: &str| {
+            let line = rollup.lines().find_map(|line| line.strip_prefix(name));
+            line.and_then(|line| line.trim().trim_end_matches(" kB").parse::<u64>().ok()).unwrap_or(0)
+        };
+        sizes.push((kib("Private_Clean:") + kib("Private_Dirty:")) * 1024);
+    }
+    sizes.sort_unstable();
+    Ok(sizes[sizes.len() / 2])
+}
+
+fn progress(what: &str) {
+    eprintln!("measuring: {what}");
+}
+
+/// A directory for this run alone, removed at its end.
+struct Scratch(std::path::PathBuf);
+
+impl Scratch {
+    fn new() -> anyhow::Result<Self> {
+        let path = Path::new("/var/tmp").join(format!("shoal-bench-{}", std::process::id()));
+        std::fs::create_dir(&path).with_context(|| format!("cannot make {}", path.display()))?;
+        Ok(Self(path))
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        if let Err(error) = std::fs::remove_dir_all(&self.0)
+            && error.kind() != std::io::ErrorKind::NotFound
+        {
+            eprintln!("cannot remove {}: {error}", self.0.display());
+        }
+    }
+}
+
+/// The time that `what` takes, over and over.
+fn time_rounds(rounds: usize, mut what: impl FnMut() -> anyhow::Result<()>) -> anyhow::Result<Vec<Duration>> {
+    for _ in 0..rounds.min(3) {
+        what()?;
+    }
+    (0..rounds)
+        .map(|_| {
+            let began = Instant::now();
+            what()?;
+            Ok(began.elapsed())
+        })
+        .collect()
+}
