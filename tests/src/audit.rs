@@ -172,7 +172,7 @@ impl Scope {
             .collect()
     }
 
-    /// Files under [`CLAIMS`] that carry the installation's id in name, content or link.
+    /// Files under `/run/shoal` that carry the installation's id in name, content or link.
     pub fn claims(&self) -> Vec<PathBuf> {
         let Some(installation) = &self.installation else { return Vec::new() };
         let mut found = Vec::new();
