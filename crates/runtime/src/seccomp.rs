@@ -3,7 +3,7 @@
 //! A list of what is denied rather than of what is allowed: builds, debuggers and language runtimes use nearly all of the
 //! kernel, and the walls are the namespaces. The list closes what the walls do not cover (subsystems that are
 //! not namespaced, or that had the most holes) and gives the errors that libraries know how to take.
-//! Calls newer than [`NEWEST_KNOWN`] do not exist for a guest, so a new kernel opens nothing by itself.
+//! Calls newer than `NEWEST_KNOWN` do not exist for a guest, so a new kernel opens nothing by itself.
 
 use std::collections::BTreeMap;
 
