@@ -23,7 +23,7 @@ use std::time::{Duration, SystemTime};
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout_at};
 use wire::CommandId;
-use wire::guest::{Handle, Start, Stream, ToInit};
+use wire::guest::{Handle, STDIN_WINDOW, Start, Stream, ToInit};
 
 use crate::error::{EngineError, StoreError};
 use crate::guest::Violation;
@@ -403,7 +403,11 @@ impl Hub {
         state.pid = state.pid.or(pid);
         let stdin = &mut state.stdin;
         if stdin.unknown {
-            (stdin.given, stdin.base, stdin.sent, stdin.unknown) = (taken, taken, taken, false);
+            // Of what init holds, the command has been given all but a window at least. Init says more in a moment.
+            let given = taken.saturating_sub(STDIN_WINDOW as u64);
+            (stdin.given, stdin.base, stdin.sent, stdin.unknown) = (given, taken, taken, false);
+        } else if stdin.closed {
+            stdin.sent = stdin.sent.max(taken); // Nothing more is sent, so the two need not be in step.
         } else if taken < stdin.base || taken > stdin.accepted() {
             return Err(Violation::BadStdinAck { handle: self.handle, offset: taken, sent: stdin.sent });
         } else {

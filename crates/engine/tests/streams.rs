@@ -529,3 +529,29 @@ async fn silent_commands_hold_no_descriptors() {
     eventually("all of it is stored", async || world.host.unacknowledged(sandbox) == 0).await;
     eventually("no log is open", async || open() == 0).await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn stdin_that_init_holds_is_not_lost_by_a_crash() {
+    let world = World::new().await;
+    let sandbox = world.create().await.id;
+    let spec =
+        CommandSpec { id: Some("c".parse().expect("an id")), stdin: true, ..script_of("gate on; cat") };
+    let command = world.engine.run(&owner(), sandbox, spec).await.expect("it starts");
+    // The command reads nothing yet, so all of it waits in init.
+    let (before, after) = (pattern(0, 150_000), pattern(150_000, 200_000));
+    assert_eq!(command.write_stdin(None, Bytes::from(before)).await.expect("taken"), 150_000);
+    eventually("init holds it", async || world.host.stdin_held(sandbox) == 150_000).await;
+    let world = world.crash().await;
+    let command = world.command(sandbox, "c").await;
+    let writer = command.clone();
+    let writing = tokio::spawn(async move {
+        let length = writer.write_stdin(None, Bytes::from(after)).await.expect("taken");
+        writer.end_stdin().await.expect("init knows");
+        length
+    });
+    let output = command.attach(Offsets::default());
+    world.host.open_gate("on");
+    let read = read_all(output, Offsets::default()).await;
+    assert_eq!(writing.await.expect("no panic"), 350_000);
+    assert_eq!(read.stdout, pattern(0, 350_000));
+}

@@ -243,6 +243,13 @@ impl FakeHost {
         self.init(sandbox).state().commands.len()
     }
 
+    /// Stdin that init holds and no command has read.
+    pub fn stdin_held(&self, sandbox: SandboxId) -> usize {
+        let init = self.init(sandbox);
+        let state = init.state();
+        state.commands.values().map(|command| command.stdin.len()).sum()
+    }
+
     /// The most that any stream had to wait for an acknowledgement, in bytes.
     pub fn unacknowledged(&self, sandbox: SandboxId) -> usize {
         let init = self.init(sandbox);
@@ -434,7 +441,7 @@ impl Init {
         state.generation += 1;
         for command in state.commands.values_mut() {
             (command.resumed, command.start_told, command.result_told) = (false, true, false);
-            command.stdin_told = command.stdin_given;
+            command.stdin_told = 0; // Said again after the resume.
         }
         let generation = state.generation;
         drop(state);
@@ -646,7 +653,7 @@ impl Connection {
                     let fresh = bytes.get(skip..).unwrap_or_default();
                     command.stdin.extend(fresh);
                     command.stdin_taken += fresh.len() as u64;
-                    assert!(command.stdin.len() <= 2 * STDIN_WINDOW, "more stdin than the window");
+                    assert!(command.stdin.len() <= STDIN_WINDOW, "more stdin than the window");
                 });
             }
         }
