@@ -22,7 +22,7 @@ async fn main() {
         capacity: Capacity { sandboxes: 10_000, cpu_millis: u64::MAX, memory_bytes: u64::MAX },
         output_kept_max: 64 << 20,
     };
-    let engine = Engine::start(config, Arc::new(host)).await.expect("the engine starts");
+    let engine = Engine::start(config.clone(), Arc::new(host.clone())).await.expect("the engine starts");
     let owner = Owner::default_owner();
     let key = Key {
         id: "measure".into(),
@@ -52,7 +52,9 @@ async fn main() {
     }
     report("one commit (rename)", renames);
 
-    for (what, script) in [("run true (2 commits)", "true"), ("run echo (2 commits, 1 log)", "echo hi")] {
+    for (what, script) in
+        [("run true (2 commits)", "true"), ("run echo (2 commits, output in the row)", "echo hi")]
+    {
         let mut runs = Vec::new();
         for _ in 0..3000 {
             let begun = Instant::now();
@@ -95,6 +97,25 @@ async fn main() {
         command.ended().await;
         println!("{what}: {:.0} MB/s", length as f64 / 1e6 / begun.elapsed().as_secs_f64());
     }
+
+    for id in &ids[..200] {
+        for _ in 0..5 {
+            run(&engine, &owner, *id, "flood 100000; hang").await;
+        }
+    }
+    drop(engine); // As a crash would.
+    let begun = Instant::now();
+    let engine = Engine::start(config, Arc::new(host)).await.expect("the engine starts");
+    let opened = begun.elapsed();
+    for id in &ids[..200] {
+        run(&engine, &owner, *id, "true").await.ended().await;
+    }
+    println!(
+        "restart with 1000 commands in 200 of {} sandboxes: {opened:?} until requests are taken, {:?} until all \
+        have answered one",
+        ids.len(),
+        begun.elapsed()
+    );
     engine.stop().await;
 }
 
