@@ -227,7 +227,7 @@ impl Command {
     pub fn introduce(&mut self) -> FromInit {
         let pid = self.guest_pid();
         self.told.started = pid.is_some();
-        FromInit::Known { handle: self.handle, pid, stdin: self.stdin.taken() }
+        FromInit::Known { handle: self.handle, pid, stdin: self.stdin.received() }
     }
 
     /// The next thing the daemon should be told of its life, if it is attached; asking again gives the one after.

@@ -473,7 +473,8 @@ impl Input {
         !std::mem::replace(&mut self.closed, true)
     }
 
-    fn received(&self) -> u64 {
+    /// How far the stream has come to init, whether the command has it yet or not.
+    pub fn received(&self) -> u64 {
         self.taken + self.waiting.len() as u64
     }
 
