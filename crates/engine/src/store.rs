@@ -438,7 +438,7 @@ impl Store {
         self.submit(change, done);
     }
 
-    /// Drops the oldest ended commands of a sandbox: `count` of them, and more until `bytes` of output are freed.
+    /// Drops the ended commands of a sandbox that ended first: `count` of them, and more until `bytes` of output are freed.
     /// Tells which, and how many bytes of output they had.
     pub async fn drop_oldest_commands(
         &self,
@@ -451,7 +451,10 @@ impl Store {
             let mut freed = 0;
             let mut oldest = db.prepare_cached(
                 "SELECT handle, stdout_end - stdout_start + stderr_end - stderr_start FROM commands
-                 WHERE sandbox = ?1 AND ended_at IS NOT NULL ORDER BY handle",
+                 WHERE sandbox = ?1 AND ended_at IS NOT NULL
+                   -- The highest number must stay, since the next one is counted from it.
+                   AND handle < (SELECT max(handle) FROM commands WHERE sandbox = ?1)
+                 ORDER BY ended_at, handle",
             )?;
             let mut rows = oldest.query(params![id_bytes(sandbox)])?;
             while (dropped.len() as u64) < count || freed < bytes {

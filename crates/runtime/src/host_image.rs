@@ -23,6 +23,9 @@ use rustix::fs::{CWD, FileType as NodeType, Mode, mknodat};
 /// Where the machine's programs are.
 pub const USR: &str = "/usr";
 
+/// All that the image is made from.
+pub const SOURCES: [&str; 3] = [USR, "/etc", "/var/lib/dpkg"];
+
 /// What is taken from the machine's `/etc`, where it is readable for everyone.
 const ETC_TAKEN: &[&str] = &[
     "R",
@@ -262,6 +265,19 @@ pub fn stamp() -> io::Result<String> {
     Ok(text)
 }
 
+/// What must be hidden below `/usr`, one name a line: reads all of it. A file whose mode was changed by hand shows here and not in
+/// the [`stamp`].
+pub fn hidden() -> Result<String, ImageError> {
+    let mut hidden = Vec::new();
+    find_unreadable(Path::new(USR), Path::new(""), &mut hidden)?;
+    Ok(as_lines(hidden))
+}
+
+fn as_lines(mut paths: Vec<PathBuf>) -> String {
+    paths.sort();
+    paths.iter().map(|path| format!("{}\n", path.display())).collect()
+}
+
 /// Builds a generation in `target`, which must not exist.
 pub fn build(target: &Path) -> Result<(), ImageError> {
     let root = target.join("root");
@@ -302,7 +318,9 @@ pub fn build(target: &Path) -> Result<(), ImageError> {
     if dpkg.is_dir() {
         take_tree(dpkg, &root.join("var/lib/dpkg"), Take::Link)?;
     }
-    cover_usr(&target.join("usr"))
+    let hidden = cover_usr(&target.join("usr"))?;
+    let list = target.join("hidden");
+    fs::write(&list, as_lines(hidden)).map_err(failed("write", &list))
 }
 
 /// Adds the accounts that the machine's packages made: package managers refuse to work without those that their files belong
@@ -413,16 +431,16 @@ fn take_tree(from: &Path, to: &Path, how: Take) -> Result<(), ImageError> {
     Ok(())
 }
 
-/// Makes the layer that lies over the machine's `/usr`.
-fn cover_usr(cover: &Path) -> Result<(), ImageError> {
+/// Makes the layer that lies over the machine's `/usr`, and tells what it hides.
+fn cover_usr(cover: &Path) -> Result<Vec<PathBuf>, ImageError> {
     let usr = Path::new(USR);
     copy_dir_shape(usr, cover)?;
     let mut made = HashSet::from([PathBuf::new()]);
     let mut hidden = Vec::new();
     find_unreadable(usr, Path::new(""), &mut hidden)?;
-    for path in hidden {
-        make_parents(&path, cover, &mut made)?;
-        let at = cover.join(&path);
+    for path in &hidden {
+        make_parents(path, cover, &mut made)?;
+        let at = cover.join(path);
         // A character device 0,0 in an upper layer says that the name does not exist.
         mknodat(CWD, &at, NodeType::CharacterDevice, Mode::empty(), 0)
             .map_err(|e| failed("make a whiteout", &at)(e.into()))?;
@@ -435,7 +453,7 @@ fn cover_usr(cover: &Path) -> Result<(), ImageError> {
         let at = cover.join(python);
         symlink("python3", &at).map_err(failed("link", &at))?;
     }
-    Ok(())
+    Ok(hidden)
 }
 
 /// Names below `/usr` that not everyone may read. What changes while it is read is passed over.
