@@ -1,6 +1,7 @@
 //! The WebSocket of a command, as a stranger's client would use it.
 
 use std::net::{SocketAddr, TcpStream};
+use std::time::Instant;
 
 use serde_json::Value;
 use tungstenite::client::IntoClientRequest;
@@ -73,7 +74,10 @@ impl Socket {
     /// The next thing that the server says. A connection that breaks counts as closed.
     #[track_caller]
     pub fn hear(&mut self) -> Said {
+        let give_up = Instant::now() + DEADLINE;
         loop {
+            // Pings keep a connection open on which nothing is said.
+            assert!(Instant::now() < give_up, "the server said nothing for {DEADLINE:?}");
             match self.inner.read() {
                 Ok(Message::Text(text)) => {
                     return Said::Event(serde_json::from_str(&text).expect("text messages are JSON"));
