@@ -507,8 +507,9 @@ fn a_second_daemon_on_the_data_directory_refuses_clearly() {
 fn sigterm_leaves_sandboxes_running_and_a_restart_adopts_them() {
     let mut daemon = Daemon::start();
     let sandbox = daemon.sandbox_with(json!({"name": "survivor"}));
-    sandbox.sh("echo kept > /workspace/file").ok();
-    let command = sandbox.spawn(json!({"script": "until [ -e /tmp/go ]; do sleep 0.05; done; echo went"}));
+    sandbox.sh("echo kept > /workspace/file; mkfifo /tmp/gate").ok();
+    // Waits without starting anything, so that the same processes are there before and after.
+    let command = sandbox.spawn(json!({"script": "read line < /tmp/gate; echo went"}));
     sandbox.running(&command);
     let before = sandbox.processes();
     assert!(daemon.stop(), "SIGTERM ends the daemon with success");
@@ -518,7 +519,7 @@ fn sigterm_leaves_sandboxes_running_and_a_restart_adopts_them() {
     assert_eq!(sandbox.get()["state"], "running");
     assert_eq!(sandbox.get()["name"], "survivor");
     assert_eq!(sandbox.sh("cat /workspace/file").ok().text(), "kept");
-    sandbox.sh("touch /tmp/go").ok();
+    sandbox.sh("echo go > /tmp/gate").ok();
     assert_eq!(sandbox.ended(&command)["result"]["exit_code"], 0);
     assert_eq!(sandbox.output(&command).stdout, b"went\n");
 }
