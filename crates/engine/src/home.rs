@@ -300,39 +300,61 @@ impl Home {
     /// Its result is stored.
     pub fn command_ended(self: &Arc<Self>, hub: &Hub, output_bytes: u64) {
         self.forget_command(hub);
-        let bytes_max = ENDED_STREAMS_MAX.saturating_mul(self.shared.config.output_kept_max);
         let mut table = self.table();
         table.ended += 1;
         table.ended_bytes += output_bytes;
-        let (count, bytes) =
-            (table.ended.saturating_sub(ENDED_MAX), table.ended_bytes.saturating_sub(bytes_max));
-        if (count > 0 || bytes > 0) && !std::mem::replace(&mut table.pruning, true) {
+        if self.too_much(&table).is_some() && !std::mem::replace(&mut table.pruning, true) {
             drop(table);
             let home = Arc::clone(self);
-            self.shared.runtime.spawn(async move { home.prune(count, bytes).await });
+            self.shared.runtime.spawn(async move { home.prune().await });
         }
     }
 
-    /// Drops the oldest ended commands.
-    async fn prune(self: Arc<Self>, count: u64, bytes: u64) {
-        match self.shared.store.drop_oldest_commands(self.id, count, bytes).await {
-            Ok(dropped) => {
-                for (handle, _) in &dropped {
-                    let directory = self.command_directory(*handle);
-                    let removed =
-                        tokio::task::spawn_blocking(move || crate::log::remove_directory(&directory)).await;
-                    if let Ok(Err(error)) = removed {
-                        warn!(sandbox = %self.id, %error, "cannot remove the output of an old command");
+    /// How many ended commands, and how many bytes of their output, are more than is kept.
+    fn too_much(&self, table: &Table) -> Option<(u64, u64)> {
+        let bytes_max = ENDED_STREAMS_MAX.saturating_mul(self.shared.config.output_kept_max);
+        let more = (table.ended.saturating_sub(ENDED_MAX), table.ended_bytes.saturating_sub(bytes_max));
+        (more != (0, 0)).then_some(more)
+    }
+
+    /// Drops ended commands, those that ended first, until no more is kept than should be: others end in the meantime.
+    async fn prune(self: Arc<Self>) {
+        loop {
+            let (count, bytes) = {
+                let mut table = self.table();
+                match self.too_much(&table) {
+                    Some(more) => more,
+                    None => {
+                        table.pruning = false;
+                        return;
                     }
                 }
-                let mut table = self.table();
-                table.ended = table.ended.saturating_sub(dropped.len() as u64);
-                let freed = dropped.iter().map(|(_, bytes)| bytes).sum();
-                table.ended_bytes = table.ended_bytes.saturating_sub(freed);
+            };
+            let dropped = match self.shared.store.drop_oldest_commands(self.id, count, bytes).await {
+                Ok(dropped) => dropped,
+                Err(error) => {
+                    warn!(sandbox = %self.id, error = chain(&error), "cannot drop old commands");
+                    Vec::new()
+                }
+            };
+            for (handle, _) in &dropped {
+                let directory = self.command_directory(*handle);
+                let removed =
+                    tokio::task::spawn_blocking(move || crate::log::remove_directory(&directory)).await;
+                if let Ok(Err(error)) = removed {
+                    warn!(sandbox = %self.id, %error, "cannot remove the output of an old command");
+                }
             }
-            Err(error) => warn!(sandbox = %self.id, error = chain(&error), "cannot drop old commands"),
+            let mut table = self.table();
+            table.ended = table.ended.saturating_sub(dropped.len() as u64);
+            let freed = dropped.iter().map(|(_, bytes)| bytes).sum();
+            table.ended_bytes = table.ended_bytes.saturating_sub(freed);
+            if dropped.is_empty() {
+                // Nothing can be dropped now; the next end tries again.
+                table.pruning = false;
+                return;
+            }
         }
-        self.table().pruning = false;
     }
 
     /// A command by its number: `None` if it has its result, an error if there never was one that init was told of.
