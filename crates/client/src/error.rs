@@ -1,6 +1,8 @@
 //! What can go wrong between a client and the daemon.
 
 use std::error::Error;
+use std::io;
+use std::path::PathBuf;
 
 use wire::api::ErrorBody;
 
@@ -67,6 +69,14 @@ pub enum ClientError {
         /// What is strange about it.
         what: String,
     },
+    /// Something on this machine.
+    #[error("cannot copy from or to `{}`", path.display())]
+    Local {
+        /// Where.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
     /// A stream could not be continued in time.
     #[error("the stream broke and could not be continued within {seconds} s")]
     LostPatience {
@@ -89,6 +99,7 @@ impl ClientError {
             | Self::Unreachable { .. }
             | Self::Broken { .. }
             | Self::Late { .. }
+            | Self::Local { .. }
             | Self::Strange { .. } => None,
         }
     }
@@ -104,6 +115,7 @@ impl ClientError {
             | Self::Trust { .. }
             | Self::Broken { .. }
             | Self::Late { .. }
+            | Self::Local { .. }
             | Self::Strange { .. } => None,
         }
     }
@@ -117,6 +129,7 @@ impl ClientError {
             | Self::BadKey
             | Self::Trust { .. }
             | Self::Strange { .. }
+            | Self::Local { .. }
             | Self::LostPatience { .. } => false,
         }
     }
