@@ -326,7 +326,7 @@ fn the_key_is_nowhere_but_where_it_belongs() {
 
 #[test]
 fn a_key_is_made_at_the_first_start_and_kept_for_its_owner() {
-    let home = shoal_tests::daemon::new_directory();
+    let home = shoal_tests::daemon::Home::new();
     let data = home.join("data");
     let mut child = std::process::Command::new(shoal_tests::daemon::binary())
         .args(["serve", "--listen", "127.0.0.1:0", "--data-dir"])
@@ -344,14 +344,11 @@ fn a_key_is_made_at_the_first_start_and_kept_for_its_owner() {
     assert_eq!(fs::metadata(&file).expect("it is there").permissions().mode() & 0o777, 0o600);
     let _ = child.kill();
     let _ = child.wait();
-    shoal_tests::audit::Scope { installation: shoal_tests::daemon::installation(&data), data_dir: data }
-        .remove();
-    fs::remove_dir_all(home).expect("it can be removed");
 }
 
 #[test]
 fn a_weak_key_ends_the_start() {
-    let home = shoal_tests::daemon::new_directory();
+    let home = shoal_tests::daemon::Home::new();
     for key in ["", "x", "changeme", "secret", "aaaaaaaaaaaaaaaaaaaaaaaa"] {
         let output = std::process::Command::new(shoal_tests::daemon::binary())
             .args(["serve", "--listen", "127.0.0.1:0", "--data-dir"])
@@ -365,5 +362,4 @@ fn a_weak_key_ends_the_start() {
         assert!(said.contains("SHOAL_API_KEY"), "{said}");
         assert!(key.is_empty() || !said.contains(&format!("`{key}`")), "the key is repeated: {said}");
     }
-    fs::remove_dir_all(home).expect("it can be removed");
 }

@@ -888,7 +888,8 @@ fn what_fell_off_the_front_is_told() {
     let (start, end) =
         (ended["stdout"]["start"].as_u64().expect("a number"), ended["stdout"]["end"].as_u64());
     assert_eq!(end, Some(8_000_000));
-    assert!((8_000_000 - (4 << 20)..=8_000_000 - (1 << 20)).contains(&start), "{ended}");
+    // The front falls off in pieces, so a little less or more than was asked for is kept.
+    assert!((8_000_000 - (2 << 20)..=8_000_000 - (3 << 18)).contains(&start), "{ended}");
     let mut socket = sandbox.attach(&id, &Collected::default());
     let lost = socket.wait_for("lost");
     assert_eq!((&lost["from"], &lost["to"]), (&json!(0), &json!(start)), "{lost}");

@@ -32,7 +32,7 @@ fn what_a_daemon_had_is_gone_with_it() {
     let daemon = Daemon::start();
     let sandbox = daemon.sandbox();
     sandbox.spawn(json!({"argv": ["sleep", "1000"]}));
-    let (scope, home) = (daemon.scope(), daemon.home.clone());
+    let (scope, home) = (daemon.scope(), daemon.home.path().to_owned());
     drop(daemon);
     assert_eq!(Audit::of(&scope), Audit(BTreeSet::new()));
     assert!(!home.exists());

@@ -562,7 +562,7 @@ fn the_data_directory_and_the_key_are_closed_to_others() {
 
 #[test]
 fn a_wrong_setting_ends_the_start_with_a_sentence() {
-    let home = shoal_tests::daemon::new_directory();
+    let home = shoal_tests::daemon::Home::new();
     let serve = |arguments: &[&str]| {
         let output = Command::new(shoal_tests::daemon::binary())
             .args(["serve", "--data-dir"])
@@ -579,7 +579,6 @@ fn a_wrong_setting_ends_the_start_with_a_sentence() {
     let file = home.join("shoal.toml");
     std::fs::write(&file, "listn = \"127.0.0.1:1\"\n").expect("a file");
     assert!(serve(&["--config", file.to_str().expect("a plain path")]).contains("listn"));
-    std::fs::remove_dir_all(home).expect("it can be removed");
 }
 
 #[test]

@@ -9,26 +9,26 @@ use std::time::Duration;
 use rustix::process::Signal;
 use serde_json::Value;
 use shoal_tests::audit::Scope;
-use shoal_tests::daemon::{binary, installation, new_directory, send_signal};
+use shoal_tests::daemon::{Home, binary, installation, send_signal};
 use shoal_tests::wait::until_true;
 use shoal_tests::{Audit, Daemon, until};
 
 /// A place of its own for the private daemon, and what is needed to run the program as a person would.
 struct Person {
-    home: PathBuf,
+    home: Home,
     private: PathBuf,
 }
 
 impl Person {
     fn new() -> Self {
-        let home = new_directory();
+        let home = Home::new();
         let private = home.join("private");
         Self { home, private }
     }
 
     fn shoal(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(binary());
-        command.args(arguments).env("SHOAL_PRIVATE_DIR", &self.private).env("HOME", &self.home);
+        command.args(arguments).env("SHOAL_PRIVATE_DIR", &self.private).env("HOME", self.home.path());
         for name in ["SHOAL_URL", "SHOAL_API_KEY", "SHOAL_DATA_DIR"] {
             command.env_remove(name);
         }
@@ -74,15 +74,6 @@ impl Person {
             std::thread::sleep(Duration::from_millis(20));
         }
         panic!("left behind: {left:#?}");
-    }
-}
-
-impl Drop for Person {
-    fn drop(&mut self) {
-        for scope in self.scopes() {
-            scope.remove();
-        }
-        let _ = fs::remove_dir_all(&self.home);
     }
 }
 

@@ -172,7 +172,7 @@ impl Scope {
             .collect()
     }
 
-    /// Files under [`CLAIMS`] that carry the installation's id in name, content or link.
+    /// Files under `/run/shoal` that carry the installation's id in name, content or link.
     pub fn claims(&self) -> Vec<PathBuf> {
         let Some(installation) = &self.installation else { return Vec::new() };
         let mut found = Vec::new();
@@ -203,13 +203,15 @@ impl Scope {
             let _ = fs::write(group.join("cgroup.kill"), "1");
         }
         until_true("every process of the installation is gone", || {
-            let left = self.processes();
-            for process in &left {
+            // Looked at anew each time: what was killed may have forked a moment before.
+            let living: Vec<i32> =
+                self.processes().into_iter().filter(|process| !is_dead(*process)).collect();
+            for process in &living {
                 if let Some(pid) = Pid::from_raw(*process) {
                     let _ = kill_process(pid, Signal::KILL);
                 }
             }
-            left.iter().all(|process| is_dead(*process))
+            living.is_empty()
         });
         until_true("every cgroup of the installation is gone", || {
             let groups = self.cgroups();

@@ -34,7 +34,7 @@ impl Spawn {
     #[track_caller]
     pub fn start(self) -> Daemon {
         assert!(rustix::process::geteuid().is_root(), "the black-box tests need root");
-        let home = new_directory();
+        let home = Home::new();
         let data_dir = home.join("data");
         let (id, secret) = (random_hex(8), random_hex(32));
         let mut daemon = Daemon {
@@ -54,7 +54,7 @@ impl Spawn {
 /// A daemon.
 pub struct Daemon {
     /// Where everything of this test is.
-    pub home: PathBuf,
+    pub home: Home,
     /// Its data directory.
     pub data_dir: PathBuf,
     /// Where it listens.
@@ -276,10 +276,6 @@ impl Drop for Daemon {
             let _ = child.kill();
             let _ = child.wait();
         }
-        self.scope().remove();
-        if std::env::var_os("SHOAL_TEST_KEEP").is_none() {
-            let _ = fs::remove_dir_all(&self.home);
-        }
     }
 }
 
@@ -326,14 +322,48 @@ const DIRECTORIES: &str = "/var/tmp";
 /// How their names begin; the process of the test follows.
 const PREFIX: &str = "shoal-test-";
 
-/// A new directory that no other test has.
-pub fn new_directory() -> PathBuf {
-    static COUNT: AtomicU32 = AtomicU32::new(0);
-    let count = COUNT.fetch_add(1, Ordering::Relaxed);
-    let name = format!("{PREFIX}{}-{count}-{}", std::process::id(), random_hex(4));
-    let path = Path::new(DIRECTORIES).join(name);
-    fs::create_dir(&path).expect("the directory of temporary files takes directories");
-    path
+/// A directory that no other test has. With it goes everything of the daemons that had their data in it.
+#[derive(Debug)]
+pub struct Home(PathBuf);
+
+impl Home {
+    /// Makes one.
+    #[allow(clippy::new_without_default)] // A default that makes directories would surprise.
+    pub fn new() -> Self {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("{PREFIX}{}-{count}-{}", std::process::id(), random_hex(4));
+        let path = Path::new(DIRECTORIES).join(name);
+        fs::create_dir(&path).expect("the directory of temporary files takes directories");
+        Self(path)
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+
+    /// Something in it.
+    pub fn join(&self, name: impl AsRef<Path>) -> PathBuf {
+        self.0.join(name)
+    }
+}
+
+impl Drop for Home {
+    fn drop(&mut self) {
+        remove_home(&self.0);
+    }
+}
+
+/// Ends and removes everything of daemons with their data in a test's directory, then the directory itself.
+fn remove_home(home: &Path) {
+    // A daemon that a test started has `data`, a private one that `shoal run` started `private/data`.
+    for data_dir in [home.join("data"), home.join("private/data")] {
+        Scope { installation: installation(&data_dir), data_dir }.remove();
+    }
+    if std::env::var_os("SHOAL_TEST_KEEP").is_none() {
+        let _ = fs::remove_dir_all(home);
+    }
 }
 
 /// Removes everything of tests whose process is gone, and says where it was.
@@ -343,13 +373,8 @@ pub fn remove_abandoned() -> Vec<PathBuf> {
         let name = entry.file_name().to_string_lossy().into_owned();
         let process = name.strip_prefix(PREFIX).and_then(|rest| rest.split('-').next()?.parse::<i32>().ok());
         if process.is_some_and(crate::audit::is_dead) {
-            let home = entry.path();
-            for data_dir in [home.join("data"), home.join("private/data")] {
-                Scope { installation: installation(&data_dir), data_dir }.remove();
-            }
-            if fs::remove_dir_all(&home).is_ok() {
-                removed.push(home);
-            }
+            remove_home(&entry.path());
+            removed.push(entry.path());
         }
     }
     removed

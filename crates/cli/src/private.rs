@@ -89,6 +89,8 @@ async fn keep(base: PathBuf, mut lease: Lease, client: Client) {
 /// The private directory, locked.
 struct Directory {
     base: PathBuf,
+    /// Made by us, just now: nothing of an earlier daemon can be in it.
+    fresh: bool,
     _lock: File,
 }
 
@@ -97,8 +99,9 @@ impl Directory {
     fn open(base: &Path) -> anyhow::Result<Self> {
         let deadline = Instant::now() + START_MAX;
         loop {
+            let fresh = make(base)?;
             if let Some(lock) = try_lock(base)? {
-                return Ok(Self { base: base.into(), _lock: lock });
+                return Ok(Self { base: base.into(), fresh, _lock: lock });
             }
             if Instant::now() > deadline {
                 bail!("another `shoal run` has held `{}` for too long", base.join("lock").display());
@@ -186,6 +189,11 @@ impl Directory {
 
     fn not_started(&self, why: &str) -> anyhow::Error {
         let log = tail(&self.log()).unwrap_or_default();
+        if self.fresh {
+            // What an earlier daemon left is for the next one to adopt; what this one left is nothing. If it cannot
+            // be removed, that is less than what there is to say already.
+            let _ = std::fs::remove_dir_all(&self.base);
+        }
         let what = format!("the private daemon did not start: {why}");
         if log.trim().is_empty() {
             return anyhow::Error::msg(what);
@@ -194,14 +202,17 @@ impl Directory {
     }
 }
 
-/// One try to have the directory and its lock. `None`: someone holds it, or has just removed it.
-fn try_lock(base: &Path) -> anyhow::Result<Option<File>> {
+/// Makes the directory; `false` if it was there.
+fn make(base: &Path) -> anyhow::Result<bool> {
     match DirBuilder::new().mode(0o700).create(base) {
-        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
-            return Err(error).with_context(|| format!("cannot create `{}`", base.display()));
-        }
-        Ok(()) | Err(_) => {}
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(false),
+        Err(error) => Err(error).with_context(|| format!("cannot create `{}`", base.display())),
     }
+}
+
+/// One try to have the directory's lock. `None`: someone holds it, or has just removed it.
+fn try_lock(base: &Path) -> anyhow::Result<Option<File>> {
     match std::fs::symlink_metadata(base) {
         Ok(metadata) => check_ours(base, &metadata)?,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -277,6 +288,7 @@ mod tests {
     fn the_lock_is_held_by_one_at_a_time() {
         let home = tempfile::tempdir().expect("a temporary directory");
         let base = home.path().join("private");
+        assert!(make(&base).expect("it can be made"));
         let held = try_lock(&base).expect("it can be made").expect("it is free");
         assert!(try_lock(&base).expect("it can be tried").is_none());
         drop(held);

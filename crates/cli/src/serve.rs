@@ -35,9 +35,12 @@ pub async fn serve(arguments: Serve, environment: &Environment) -> anyhow::Resul
     log::start(format, filter).with_context(|| format!("SHOAL_LOG is `{filter}`, which is no filter"))?;
 
     let data_dir = DataDir::open(&config.data_dir)?;
+    // The launcher follows no link on its way there, and must know which mount it is on.
+    let place = std::fs::canonicalize(&config.data_dir)
+        .with_context(|| format!("cannot find `{}`", config.data_dir.display()))?;
     let installation = data_dir.installation();
     let backend = NsBackend::start(NsConfig {
-        data_dir: config.data_dir.clone(),
+        data_dir: place,
         installation,
         launcher: std::env::current_exe().context("cannot find this program")?,
     })
@@ -83,7 +86,12 @@ fn layers(
     let file = arguments.config.as_deref().map(Settings::read).transpose()?.unwrap_or_default();
     let flags = Settings {
         listen: arguments.listen,
-        data_dir: arguments.data_dir,
+        // Relative to where the command was typed; from here on it means one place.
+        data_dir: arguments
+            .data_dir
+            .map(std::path::absolute)
+            .transpose()
+            .context("cannot find --data-dir")?,
         public_url: arguments.public_url,
         tls_cert: arguments.tls_cert,
         tls_key: arguments.tls_key,

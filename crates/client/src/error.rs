@@ -37,6 +37,14 @@ pub enum ClientError {
         /// Why.
         source: Cause,
     },
+    /// Whoever listens there did not prove to be the daemon.
+    #[error("cannot open a secure connection to the daemon at {url}")]
+    Insecure {
+        /// Where.
+        url: String,
+        /// Why.
+        source: Cause,
+    },
     /// The connection ended in the middle.
     #[error("the connection to the daemon at {url} broke")]
     Broken {
@@ -97,6 +105,7 @@ impl ClientError {
             | Self::BadKey
             | Self::Trust { .. }
             | Self::Unreachable { .. }
+            | Self::Insecure { .. }
             | Self::Broken { .. }
             | Self::Late { .. }
             | Self::Local { .. }
@@ -110,6 +119,9 @@ impl ClientError {
             Self::Refused { body, .. } => body.hint.as_deref(),
             Self::LostPatience { source, .. } => source.hint(),
             Self::Unreachable { .. } => Some("is the daemon running? `shoal serve` starts one"),
+            Self::Insecure { .. } => {
+                Some("SSL_CERT_FILE may name a file with the certificate that signed the daemon's")
+            }
             Self::BadUrl { .. } => Some("give it as http://127.0.0.1:7878"),
             Self::BadKey
             | Self::Trust { .. }
@@ -128,6 +140,7 @@ impl ClientError {
             Self::BadUrl { .. }
             | Self::BadKey
             | Self::Trust { .. }
+            | Self::Insecure { .. }
             | Self::Strange { .. }
             | Self::Local { .. }
             | Self::LostPatience { .. } => false,

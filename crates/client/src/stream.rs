@@ -106,6 +106,7 @@ impl CommandStream {
             wish,
             offsets,
             stdin,
+            pending: None,
             events: event_sender,
             input: Some(input_receiver),
         };
@@ -214,6 +215,8 @@ struct Task {
     wish: Option<Box<RunCommand>>,
     offsets: Offsets,
     stdin: Stdin,
+    /// Heard and not yet handed on. It outlives the connection that it came on: its offset has been passed already.
+    pending: Option<StreamEvent>,
     events: mpsc::Sender<Result<StreamEvent, ClientError>>,
     input: Option<mpsc::Receiver<Wish>>,
 }
@@ -261,15 +264,14 @@ impl Task {
             return over;
         }
         let events = self.events.clone();
-        let mut pending = None;
         let mut heard = Instant::now();
         loop {
-            let ready = pending.is_some();
+            let ready = self.pending.is_some();
             let takes_input = self.stdin.has_room();
             tokio::select! {
                 permit = events.reserve(), if ready => {
                     let Ok(permit) = permit else { return Over::Done };
-                    let event = pending.take().expect("this arm is for something pending");
+                    let event = self.pending.take().expect("this arm is for something pending");
                     let ended = matches!(event, StreamEvent::Ended(_));
                     permit.send(Ok(event));
                     if ended {
@@ -281,7 +283,7 @@ impl Task {
                     match self.hear(message) {
                         Ok(event) => {
                             patience.renew();
-                            pending = event;
+                            self.pending = event;
                         }
                         Err(over) => return over,
                     }
@@ -468,6 +470,7 @@ mod tests {
             wish: None,
             offsets: Offsets::default(),
             stdin: Stdin { at: Some(0), ..Stdin::default() },
+            pending: None,
             events: mpsc::channel(1).0,
             input: None,
         }

@@ -1,5 +1,7 @@
 //! Bytes to and from the daemon: pooled HTTP/1.1 connections and WebSockets, in the clear or over TLS.
 
+use std::error::Error;
+use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
@@ -172,10 +174,10 @@ impl Transport {
         let body = body.unwrap_or_else(|| whole(bytes));
         let request = request.body(body).map_err(|error| bad_url(&url, error))?;
         let response = self.http.request(request).await.map_err(|error| {
-            let source = Cause::from(error_chain_end(&error));
             if error.is_connect() {
-                ClientError::Unreachable { url: url.clone(), source }
+                not_connected(&url, &error)
             } else {
+                let source = Cause::from(chain_end(&error).to_string());
                 ClientError::Broken { url: url.clone(), source }
             }
         })?;
@@ -209,12 +211,8 @@ impl Transport {
 
     async fn handshake(&self, endpoint: &Endpoint, url: &str, path: &str) -> Result<Socket, ClientError> {
         let uri = endpoint.uri(&endpoint.scheme, path)?;
-        let stream = self
-            .connector
-            .clone()
-            .oneshot(uri)
-            .await
-            .map_err(|source| ClientError::Unreachable { url: url.to_owned(), source })?;
+        let stream =
+            self.connector.clone().oneshot(uri).await.map_err(|error| not_connected(url, error.as_ref()))?;
         let scheme = if endpoint.scheme == Scheme::HTTPS { "wss" } else { "ws" };
         let scheme = scheme.parse().expect("a constant that is a scheme");
         let request = Request::builder()
@@ -311,13 +309,28 @@ fn refused(url: &str, status: StatusCode, body: &[u8]) -> ClientError {
     }
 }
 
+/// Nobody listens, or whoever does is not trusted: people do different things about the two.
+fn not_connected(url: &str, error: &(dyn Error + 'static)) -> ClientError {
+    let (text, insecure) = (chain_end(error).to_string(), is_tls(error));
+    let (url, source) = (url.to_owned(), Cause::from(text));
+    if insecure { ClientError::Insecure { url, source } } else { ClientError::Unreachable { url, source } }
+}
+
+/// Whether TLS is among the causes. An I/O error passes over the error that it wraps when asked for its source.
+fn is_tls(error: &(dyn Error + 'static)) -> bool {
+    let wrapped = error.downcast_ref::<io::Error>().and_then(io::Error::get_ref);
+    error.is::<rustls::Error>()
+        || wrapped.is_some_and(|inner| is_tls(inner))
+        || error.source().is_some_and(is_tls)
+}
+
 /// The last cause: what the kernel or TLS said. The layers between say "client error (Connect)" and the like.
-fn error_chain_end(error: &dyn std::error::Error) -> String {
+fn chain_end<'a>(error: &'a (dyn Error + 'static)) -> &'a (dyn Error + 'static) {
     let mut end = error;
     while let Some(cause) = end.source() {
         end = cause;
     }
-    end.to_string()
+    end
 }
 
 #[cfg(test)]

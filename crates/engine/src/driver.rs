@@ -293,7 +293,9 @@ impl Driver {
         self.tell_creator(Err(EngineError::Create { id, source: error }));
     }
 
-    /// A running sandbox lost its init, or the right to be listened to.
+    /// A running sandbox lost its init, or the right to be listened to. Its disk is left as it is, and so are processes
+    /// that a hostile init may still have, within their limits: a teardown would take the files of whoever owns it, and
+    /// a delete does that when it is wanted.
     async fn lost(&mut self, end: LinkEnd) {
         let reason = chain(&end);
         warn!(reason, "sandbox failed");

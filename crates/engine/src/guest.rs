@@ -16,7 +16,7 @@ use runtime::{BackendError, GuestStream};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, ReadHalf};
 use tokio::sync::{Notify, oneshot};
 use tokio::time::{Instant, sleep_until, timeout};
-use tracing::{debug, info, warn};
+use tracing::{debug, warn};
 use wire::frame::{self, Decoder, FrameError, Incoming, MESSAGE_FROM_INIT_MAX};
 use wire::guest::{
     COMMANDS_MAX, End, FromInit, Handle, Start, StartError, Stream, ToInit, VERSION, VERSION_MIN,
@@ -689,7 +689,7 @@ impl<'a> Talk<'a> {
         if let Some(ready) = self.ready.take() {
             let _ = ready.send(()); // Nobody waits when a sandbox is adopted.
         }
-        info!(sandbox = %self.home.id, commands = live.len(), "connected to init");
+        debug!(sandbox = %self.home.id, commands = live.len(), "connected to init");
         Ok(())
     }
 

@@ -38,6 +38,12 @@ const TAIL_ALONE_MAX: usize = 16 * 1024;
 const TAIL_READ_MAX: usize = 1024 * 1024;
 /// Smaller pieces than this are put together, so that bytes that come one by one do not each cost a chunk.
 const CHUNK_JOIN_MAX: usize = 512;
+/// A stream that is no longer than this when its command ends is kept in the row and costs no file.
+pub(crate) const SHORT_MAX: usize = 4 * 1024;
+/// Short output is not written to a file before it is this old: most commands are over by then. Until it is stored,
+/// init keeps it.
+pub(crate) const SHORT_PATIENCE: Duration = Duration::from_millis(200);
+const _: () = assert!(SHORT_MAX <= TAIL_ALONE_MAX, "what is in memory alone is never trimmed");
 /// Read from a file at once.
 const READ_MAX: u64 = 256 * 1024;
 
@@ -113,6 +119,7 @@ pub(crate) struct Append {
 }
 
 /// What [`StreamLog::retire`] found.
+#[derive(Default)]
 pub(crate) struct Retired {
     /// Segments that are no longer part of the log.
     pub files: Vec<PathBuf>,
@@ -163,8 +170,15 @@ impl StreamLog {
         Ok(log)
     }
 
-    /// The log of a command that is over, of which `span` was kept then.
-    pub fn finished(directory: &Path, stream: Stream, span: Span) -> io::Result<Self> {
+    /// The log of a command that is over, of which `span` was kept then, in files or as `short`.
+    pub fn finished(directory: &Path, stream: Stream, span: Span, short: Option<Bytes>) -> io::Result<Self> {
+        if let Some(bytes) = short {
+            let mut log = Self::new(stream);
+            (log.stored, log.received, log.granted) = (span.end, span.end, span.end);
+            log.tail_bytes = bytes.len();
+            log.tail.push_back(Chunk { offset: span.start, serial: 0, bytes });
+            return Ok(log);
+        }
         let mut log = Self::recover(directory, stream)?;
         if log.received < span.end {
             // Someone removed files. What is missing is reported as lost.
@@ -193,6 +207,26 @@ impl StreamLog {
 
     pub fn is_stored(&self) -> bool {
         self.stored == self.received
+    }
+
+    /// Whether it could go into the row as it is.
+    pub fn is_short(&self) -> bool {
+        self.segments.is_empty() && self.received <= SHORT_MAX as u64
+    }
+
+    /// Whether the end of its command loses none of it.
+    pub fn is_kept(&self) -> bool {
+        self.is_stored() || self.is_short()
+    }
+
+    /// What would go into the row: `None` if there is nothing, or it is on disk.
+    pub fn short(&self) -> Option<Bytes> {
+        if self.is_stored() || !self.is_short() {
+            return None;
+        }
+        let mut all = BytesMut::with_capacity(self.tail_bytes);
+        self.tail.iter().for_each(|chunk| all.extend_from_slice(&chunk.bytes));
+        Some(all.freeze())
     }
 
     /// Takes bytes that init sent. Those that came before are skipped; `false` if that was all of them.
@@ -253,7 +287,7 @@ impl StreamLog {
 
     /// Lets the front fall off until `kept_max` bytes are kept, but nothing from `floor` on, where a reader is.
     pub fn retire(&mut self, directory: &Path, kept_max: u64, floor: Option<u64>) -> Retired {
-        let mut retired = Retired { files: Vec::new(), held: false };
+        let mut retired = Retired::default();
         while let (Some(first), Some(last)) = (self.segments.front(), self.segments.back()) {
             if self.segments.len() == 1 || last.end - first.start <= kept_max {
                 break;

@@ -7,12 +7,12 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use tokio::sync::mpsc;
-use tracing::{error, info};
+use tracing::info;
 use wire::SandboxId;
 
 use crate::command::Hub;
 use crate::driver::{self, Birth, INBOX_MAX};
-use crate::error::{EngineError, chain};
+use crate::error::EngineError;
 use crate::home::{Home, Shared};
 use crate::lifecycle::State;
 use crate::store::{CommandRow, Tally};
@@ -36,11 +36,11 @@ pub(crate) async fn recover(shared: &Arc<Shared>) -> Result<(), EngineError> {
     }
     let ready = tokio::task::spawn_blocking(move || {
         for (home, _, commands) in &mut found {
-            adopt_commands(home, std::mem::take(commands));
+            adopt_commands(home, std::mem::take(commands))?;
         }
-        found
+        Ok(found)
     });
-    let ready = ready.await.map_err(|_| EngineError::Stopping)?;
+    let ready = ready.await.map_err(|_| EngineError::Stopping)??;
     for (home, messages, _) in ready {
         shared.directory().insert(&home);
         // A crash may have come between the sandbox's failure and the results of its commands.
@@ -53,15 +53,13 @@ pub(crate) async fn recover(shared: &Arc<Shared>) -> Result<(), EngineError> {
 }
 
 /// Reads what the logs of a sandbox's commands are. Blocks.
-fn adopt_commands(home: &Arc<Home>, rows: Vec<CommandRow>) {
+///
+/// A log that cannot be read stops the start: without the command, init would be told that its result is stored.
+fn adopt_commands(home: &Arc<Home>, rows: Vec<CommandRow>) -> Result<(), EngineError> {
     for row in rows {
         let id = row.id.clone();
-        match Hub::recovered(home, row) {
-            Ok(hub) => home.adopt_command(hub),
-            // Its row stays without a result and init keeps its bytes, so that the next start may have more luck.
-            Err(error) => {
-                error!(sandbox = %home.id, command = %id, error = chain(&error), "cannot read a command's logs");
-            }
-        }
+        let log = |source| EngineError::Log { doing: "find", id, source };
+        home.adopt_command(Hub::recovered(home, row).map_err(log)?);
     }
+    Ok(())
 }

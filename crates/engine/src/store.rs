@@ -7,32 +7,33 @@
 //!
 //! Process death loses nothing that was answered. Power loss may lose the last moments (`synchronous=NORMAL`).
 
-use std::collections::BTreeMap;
+mod rows;
+mod threads;
+
 use std::fs;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
-use rusqlite::{Connection, OptionalExtension, Row, params};
+use rusqlite::{Connection, params};
 use tokio::sync::{mpsc, oneshot};
-use wire::guest::{ExitStatus, Handle, Start};
-use wire::launch::Limits;
+use wire::guest::Handle;
 use wire::{CommandId, SandboxId};
+
+use rows::*;
+use threads::{Job, job, read_loop, write_loop};
+
+pub(crate) use rows::{CommandRow, Inserted, Loaded, ResultRow, SandboxRow, Tally};
 
 use crate::error::EngineError;
 use crate::keys::{BOOTSTRAP_ID, KeyHash};
-use crate::lifecycle::{Disk, Goal, Kept, State};
-use crate::model::{Key, KeyLimits, Outcome, Owner, SandboxName, Span};
+use crate::lifecycle::{Goal, State};
+use crate::model::{Key, SandboxName};
 
 /// Changes that wait for the next commit, at most. Whoever comes later waits for room.
 const QUEUE_MAX: usize = 4096;
-/// Changes in one transaction, at most: bounds how long the first of them waits for the last.
-const BATCH_MAX: usize = 256;
-/// Commits between two rounds of carrying the log of changes back into the database file.
-const COMMITS_PER_CHECKPOINT: u32 = 512;
-/// If readers keep that from finishing, the writer does it itself at this size of the log.
-const LOG_BYTES_MAX: u64 = 64 * 1024 * 1024;
 /// How long one connection waits for another's lock.
 const BUSY_WAIT: Duration = Duration::from_secs(5);
 
@@ -77,6 +78,8 @@ const MIGRATIONS: &[&str] = &["
         stdout_end      INTEGER,
         stderr_start    INTEGER,
         stderr_end      INTEGER,
+        stdout_bytes    BLOB,
+        stderr_bytes    BLOB,
         PRIMARY KEY (sandbox, handle),
         UNIQUE (sandbox, id)
     ) WITHOUT ROWID;
@@ -95,6 +98,14 @@ const MIGRATIONS: &[&str] = &["
 /// What the database said.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
+    /// The file cannot be made.
+    #[error("cannot create database `{}`", path.display())]
+    Create {
+        /// Which file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
     /// The file cannot be opened or brought up to date.
     #[error("cannot open database `{}`", path.display())]
     Open {
@@ -136,94 +147,7 @@ pub enum StoreError {
     },
 }
 
-type DigestBytes = [u8; 32];
-
-/// A sandbox's row.
-#[derive(Debug, Clone)]
-pub(crate) struct SandboxRow {
-    pub id: SandboxId,
-    pub owner: Owner,
-    pub name: SandboxName,
-    pub template: String,
-    pub image: String,
-    pub limits: Limits,
-    pub env: BTreeMap<String, String>,
-    pub state: State,
-    pub goal: Goal,
-    pub reason: Option<String>,
-    pub idempotency_key: Option<String>,
-    pub request_digest: DigestBytes,
-    pub oom_kills: u64,
-    pub created_at: SystemTime,
-}
-
-/// A command's row.
-#[derive(Debug, Clone)]
-pub(crate) struct CommandRow {
-    pub sandbox: SandboxId,
-    pub handle: Handle,
-    pub id: CommandId,
-    pub request_digest: DigestBytes,
-    pub start: Start,
-    pub created_at: SystemTime,
-    pub result: Option<ResultRow>,
-}
-
-/// What came of a command.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct ResultRow {
-    pub ended_at: SystemTime,
-    pub pid: Option<u32>,
-    pub outcome: Outcome,
-    pub stdout: Span,
-    pub stderr: Span,
-}
-
-/// Everything a starting daemon reads.
-#[derive(Debug)]
-pub(crate) struct Loaded {
-    pub sandboxes: Vec<SandboxRow>,
-    /// Those without a result.
-    pub commands: Vec<CommandRow>,
-    /// For each sandbox that ever ran a command.
-    pub tallies: Vec<(SandboxId, Tally)>,
-}
-
-/// What a sandbox's commands add up to.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Tally {
-    pub handle_max: u32,
-    pub ended: u64,
-    pub ended_bytes: u64,
-}
-
-/// What became of a new command's row.
-#[derive(Debug)]
-pub(crate) enum Inserted {
-    Yes,
-    /// The id was used before.
-    Exists(Box<CommandRow>),
-    /// The sandbox's row is not there, or not running.
-    NoSandbox,
-}
-
-type Answer = Box<dyn FnOnce(Result<(), StoreError>) + Send>;
-/// Is given the open transaction, or why there is none.
-type Act = Box<dyn FnOnce(Result<&Connection, Arc<rusqlite::Error>>) -> (Fate, Answer) + Send>;
-
-/// Whether a change goes into the commit.
-#[derive(PartialEq, Eq)]
-enum Fate {
-    Keep,
-    Undo,
-}
-
-enum Job {
-    Act(Act),
-    Stop,
-}
-
-/// The two threads. Cheap to clone through an `Arc`; closed by [`Store::close`].
+/// The two threads. Shared through an `Arc`; closed by [`Store::close`].
 pub(crate) struct Store {
     writer: mpsc::Sender<Job>,
     reader: mpsc::Sender<Job>,
@@ -235,6 +159,9 @@ impl Store {
     /// Opens the database, brings it up to date and starts its threads. Blocks; call it where that is allowed.
     pub fn open(path: &Path, runtime: tokio::runtime::Handle) -> Result<Self, StoreError> {
         let open = |source| StoreError::Open { path: path.into(), source };
+        // Rows hold environments. SQLite gives its other files the mode of this one.
+        let create = fs::OpenOptions::new().append(true).create(true).mode(0o600).open(path);
+        create.map_err(|source| StoreError::Create { path: path.into(), source })?;
         let mut writing = Connection::open(path).map_err(open)?;
         prepare(&writing).map_err(open)?;
         // The reader carries the log back, so that no commit waits for a sync.
@@ -482,8 +409,9 @@ impl Store {
             let words = outcome_words(&result.outcome);
             db.prepare_cached(
                 "UPDATE commands SET ended_at = ?1, pid = ?2, outcome = ?3, code = ?4, signal = ?5, start_error = ?6,
-                     stdout_start = ?7, stdout_end = ?8, stderr_start = ?9, stderr_end = ?10
-                 WHERE sandbox = ?11 AND handle = ?12 AND ended_at IS NULL",
+                     stdout_start = ?7, stdout_end = ?8, stderr_start = ?9, stderr_end = ?10, stdout_bytes = ?11,
+                     stderr_bytes = ?12
+                 WHERE sandbox = ?13 AND handle = ?14 AND ended_at IS NULL",
             )?
             .execute(params![
                 micros(result.ended_at),
@@ -496,6 +424,8 @@ impl Store {
                 signed(result.stdout.end),
                 signed(result.stderr.start),
                 signed(result.stderr.end),
+                result.bytes[0].as_deref(),
+                result.bytes[1].as_deref(),
                 id_bytes(sandbox),
                 handle.0,
             ])?;
@@ -508,7 +438,7 @@ impl Store {
         self.submit(change, done);
     }
 
-    /// Drops the oldest ended commands of a sandbox: `count` of them, and more until `bytes` of output are freed.
+    /// Drops the ended commands of a sandbox that ended first: `count` of them, and more until `bytes` of output are freed.
     /// Tells which, and how many bytes of output they had.
     pub async fn drop_oldest_commands(
         &self,
@@ -521,7 +451,10 @@ impl Store {
             let mut freed = 0;
             let mut oldest = db.prepare_cached(
                 "SELECT handle, stdout_end - stdout_start + stderr_end - stderr_start FROM commands
-                 WHERE sandbox = ?1 AND ended_at IS NOT NULL ORDER BY handle",
+                 WHERE sandbox = ?1 AND ended_at IS NOT NULL
+                   -- The highest number must stay, since the next one is counted from it.
+                   AND handle < (SELECT max(handle) FROM commands WHERE sandbox = ?1)
+                 ORDER BY ended_at, handle",
             )?;
             let mut rows = oldest.query(params![id_bytes(sandbox)])?;
             while (dropped.len() as u64) < count || freed < bytes {
@@ -558,7 +491,7 @@ impl Store {
     ) -> Result<Vec<CommandRow>, EngineError> {
         self.question("read the commands' rows", move |db| {
             db.prepare_cached(&format!(
-                "SELECT {COMMAND_COLUMNS} FROM commands WHERE sandbox = ?1 AND handle > ?2 ORDER BY handle LIMIT ?3"
+                "SELECT {COMMAND_COLUMNS_LISTED} FROM commands WHERE sandbox = ?1 AND handle > ?2 ORDER BY handle LIMIT ?3"
             ))?
             .query_map(
                 params![id_bytes(sandbox), after.map_or(-1, |handle| i64::from(handle.0)), limit as i64],
@@ -613,42 +546,6 @@ impl Store {
     }
 }
 
-/// Wraps a change so that its result reaches `done` after the commit, or says why there was none.
-/// A job that is dropped unasked tells `done` that the store is closed.
-fn job<T: Send + 'static>(
-    act: impl FnOnce(&Connection) -> rusqlite::Result<T> + Send + 'static,
-    done: impl FnOnce(Result<T, StoreError>) + Send + 'static,
-) -> Job {
-    let mut done = Done(Some(done), std::marker::PhantomData);
-    Job::Act(Box::new(move |db| {
-        let result = db.and_then(|db| act(db).map_err(Arc::new));
-        let fate = if result.is_ok() { Fate::Keep } else { Fate::Undo };
-        let answer: Answer = Box::new(move |committed| {
-            done.tell(match result {
-                Ok(value) => committed.map(|()| value),
-                Err(source) => Err(StoreError::Refused { source }),
-            });
-        });
-        (fate, answer)
-    }))
-}
-
-struct Done<T, F: FnOnce(Result<T, StoreError>)>(Option<F>, std::marker::PhantomData<fn(T)>);
-
-impl<T, F: FnOnce(Result<T, StoreError>)> Done<T, F> {
-    fn tell(&mut self, result: Result<T, StoreError>) {
-        if let Some(done) = self.0.take() {
-            done(result);
-        }
-    }
-}
-
-impl<T, F: FnOnce(Result<T, StoreError>)> Drop for Done<T, F> {
-    fn drop(&mut self) {
-        self.tell(Err(StoreError::Closed));
-    }
-}
-
 fn prepare(db: &Connection) -> rusqlite::Result<()> {
     db.busy_timeout(BUSY_WAIT)?;
     db.pragma_update(None, "journal_mode", "WAL")?;
@@ -673,312 +570,166 @@ fn migrate(path: &Path, db: &mut Connection) -> Result<(), StoreError> {
     Ok(())
 }
 
-fn write_loop(db: &Connection, mut changes: mpsc::Receiver<Job>, keeper: &mpsc::Sender<Job>, log: &Path) {
-    let mut batch = Vec::with_capacity(BATCH_MAX);
-    let mut commits = 0;
-    loop {
-        if changes.blocking_recv_many(&mut batch, BATCH_MAX) == 0 {
-            return;
-        }
-        let mut stop = false;
-        let acts = batch.drain(..).filter_map(|job| match job {
-            Job::Act(act) => Some(act),
-            Job::Stop => {
-                stop = true;
-                None
-            }
-        });
-        commit(db, acts.collect());
-        if stop {
-            return;
-        }
-        commits += 1;
-        if commits >= COMMITS_PER_CHECKPOINT {
-            commits = 0;
-            carry_back(db, keeper, log);
-        }
-    }
-}
+#[cfg(test)]
+mod tests {
+    use std::time::UNIX_EPOCH;
 
-/// Runs the changes in one transaction, then answers each.
-fn commit(db: &Connection, acts: Vec<Act>) {
-    if acts.is_empty() {
-        return;
+    use bytes::Bytes;
+    use wire::guest::{ExitStatus, Start};
+    use wire::launch::Limits;
+
+    use super::*;
+    use crate::model::{Outcome, Owner, Span};
+
+    fn row(id: u128, name: &str) -> SandboxRow {
+        SandboxRow {
+            id: SandboxId::from_random(id),
+            owner: Owner::default_owner(),
+            name: SandboxName::parse(name).expect("a name"),
+            template: "default".into(),
+            image: "host".into(),
+            limits: Limits { cpu_millis: 1, memory_bytes: u64::MAX / 2, pids: 3 },
+            env: [("A".to_owned(), "ü\n".to_owned())].into(),
+            state: State::Creating,
+            goal: Goal::Running,
+            reason: None,
+            idempotency_key: Some(name.into()),
+            request_digest: [7; 32],
+            oom_kills: 0,
+            created_at: UNIX_EPOCH + Duration::from_micros(1_234_567),
+        }
     }
-    let mut answers = Vec::with_capacity(acts.len());
-    // IMMEDIATE: the lock is taken now and not at the first write, where it could be refused half-way.
-    let mut result =
-        db.prepare_cached("BEGIN IMMEDIATE").and_then(|mut begin| begin.execute([])).map_err(Arc::new);
-    for act in acts {
-        let done = match &result {
-            Ok(_) => run_change(db, act),
-            Err(error) => Ok(act(Err(Arc::clone(error))).1),
+
+    fn command(sandbox: SandboxId, handle: u32, id: &str) -> CommandRow {
+        CommandRow {
+            sandbox,
+            handle: Handle(handle),
+            id: id.parse().expect("an id"),
+            request_digest: [handle as u8; 32],
+            start: Start::shell(Handle(handle), id, "true"),
+            created_at: UNIX_EPOCH,
+            result: None,
+        }
+    }
+
+    fn open(directory: &tempfile::TempDir) -> Store {
+        Store::open(&directory.path().join("db"), tokio::runtime::Handle::current()).expect("it opens")
+    }
+
+    async fn insert(store: &Store, row: CommandRow) -> Inserted {
+        let (tell, told) = oneshot::channel();
+        store.insert_command(row, move |inserted| drop(tell.send(inserted)));
+        told.await.expect("it answers").expect("the database takes it")
+    }
+
+    async fn end(store: &Store, sandbox: SandboxId, handle: u32, result: ResultRow) {
+        let (tell, told) = oneshot::channel();
+        store.end_command(sandbox, Handle(handle), result, Some(3), move |done| drop(tell.send(done)));
+        told.await.expect("it answers").expect("the database takes it");
+    }
+
+    #[tokio::test]
+    async fn what_was_answered_is_there_after_a_crash() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let store = open(&directory);
+        let sandbox = row(1, "one");
+        store.insert_sandbox(sandbox.clone()).await.expect("written");
+        assert!(
+            matches!(insert(&store, command(sandbox.id, 1, "a")).await, Inserted::NoSandbox),
+            "not running"
+        );
+        let moved = |from, to, goal| store.change_state(sandbox.id, from, to, goal, None);
+        assert!(moved(State::Creating, State::Running, Goal::Running).await.expect("written"));
+        assert!(!moved(State::Creating, State::Running, Goal::Running).await.expect("a lost race is seen"));
+        assert!(matches!(insert(&store, command(sandbox.id, 1, "a")).await, Inserted::Yes));
+        assert!(matches!(insert(&store, command(sandbox.id, 2, "b")).await, Inserted::Yes));
+        let Inserted::Exists(existing) = insert(&store, command(sandbox.id, 3, "a")).await else {
+            panic!("the id was used before")
         };
-        match done {
-            Ok(answer) => answers.push(answer),
-            Err((answer, error)) => {
-                answers.push(answer);
-                result = Err(Arc::new(error));
-            }
+        assert_eq!(existing.handle, Handle(1));
+        let outcomes = [
+            Outcome::Exited(-1),
+            Outcome::Signaled(9),
+            Outcome::TimedOut(ExitStatus::Signal(15)),
+            Outcome::IdleTimedOut(ExitStatus::Code(1)),
+            Outcome::Killed(ExitStatus::Signal(9)),
+            Outcome::OutOfMemory(ExitStatus::Code(137)),
+            Outcome::FailedToStart(wire::guest::StartError::UnknownUser { user: "eve".into() }),
+            Outcome::SandboxGone,
+        ];
+        let mut results = Vec::new();
+        for (handle, outcome) in (10..).zip(outcomes) {
+            insert(&store, command(sandbox.id, handle, &format!("c{handle}"))).await;
+            let result = ResultRow {
+                ended_at: UNIX_EPOCH + Duration::from_secs(u64::from(handle)),
+                pid: Some(handle),
+                outcome,
+                stdout: Span { start: 5, end: 10 },
+                stderr: Span::default(),
+                bytes: [Some(Bytes::from_static(b"12345")), None],
+            };
+            end(&store, sandbox.id, handle, result.clone()).await;
+            // A second result changes nothing.
+            end(&store, sandbox.id, handle, ResultRow { outcome: Outcome::Exited(99), ..result.clone() })
+                .await;
+            results.push((handle, result));
         }
-    }
-    let result = result
-        .and_then(|_| db.prepare_cached("COMMIT").and_then(|mut end| end.execute([])).map_err(Arc::new));
-    let failure = result.err();
-    if failure.is_some()
-        && !db.is_autocommit()
-        && let Err(error) = db.execute_batch("ROLLBACK")
-    {
-        tracing::error!(%error, "cannot roll back after a failed commit");
-    }
-    for answer in answers {
-        answer(match &failure {
-            None => Ok(()),
-            Some(source) => Err(StoreError::Refused { source: Arc::clone(source) }),
-        });
-    }
-}
+        store.close();
+        let refused = store.keys().await.err();
+        assert!(matches!(refused, Some(EngineError::Store { source: StoreError::Closed, .. })));
 
-/// Runs one change in a savepoint. A change that failed is undone and answers for
-/// itself; an error here is one of the savepoint, which spoils the whole transaction.
-fn run_change(db: &Connection, act: Act) -> Result<Answer, (Answer, rusqlite::Error)> {
-    let step = |sql: &str| db.prepare_cached(sql).and_then(|mut step| step.execute([])).map(|_| ());
-    if let Err(error) = step("SAVEPOINT change") {
-        let (_, answer) = act(Err(Arc::new(error)));
-        return Ok(answer);
-    }
-    let (fate, answer) = act(Ok(db));
-    let undone = if fate == Fate::Undo { step("ROLLBACK TO change") } else { Ok(()) };
-    match undone.and_then(|()| step("RELEASE change")) {
-        Ok(()) => Ok(answer),
-        Err(error) => Err((answer, error)),
-    }
-}
-
-/// Asks the reader's thread to carry the log back; if that has not kept it small, does it here.
-fn carry_back(db: &Connection, keeper: &mpsc::Sender<Job>, log: &Path) {
-    let size = fs::metadata(log).map_or(0, |metadata| metadata.len());
-    if size > LOG_BYTES_MAX {
-        if let Err(error) = db.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(())) {
-            tracing::warn!(%error, size, "cannot carry the database's log back");
+        let store = open(&directory);
+        let loaded = store.load().await.expect("it reads");
+        assert_eq!(loaded.commands.len(), 2);
+        let tally = Tally { handle_max: 17, ended: 8, ended_bytes: 40 };
+        assert_eq!(loaded.tallies, [(sandbox.id, tally)]);
+        let found = &loaded.sandboxes[0];
+        assert_eq!((found.state, found.goal, found.oom_kills), (State::Running, Goal::Running, 3));
+        assert_eq!(
+            (&found.env, found.limits, found.created_at),
+            (&sandbox.env, sandbox.limits, sandbox.created_at)
+        );
+        for (handle, result) in results {
+            let id: CommandId = format!("c{handle}").parse().expect("an id");
+            let row = store.command(sandbox.id, id).await.expect("it reads").expect("it is there");
+            assert_eq!(row.result, Some(result));
         }
-        return;
+        let dropped = store.drop_oldest_commands(sandbox.id, 2, 11).await.expect("written");
+        assert_eq!(dropped, [(Handle(10), 5), (Handle(11), 5), (Handle(12), 5)]);
+        assert!(!store.delete_sandbox(sandbox.id).await.expect("it is not deleting"));
+        let deleting = store.change_state(sandbox.id, State::Running, State::Deleting, Goal::Gone, None);
+        assert!(deleting.await.expect("written"));
+        assert!(store.delete_sandbox(sandbox.id).await.expect("written"));
+        assert_eq!(store.commands(sandbox.id, None, 100).await.expect("it reads").len(), 0);
+        store.close();
     }
-    let passive = |db: &Connection| db.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(()));
-    let logged = |result: Result<(), StoreError>| {
-        if let Err(error) = result {
-            tracing::warn!(error = crate::error::chain(&error), "cannot carry the database's log back");
-        }
-    };
-    // A full or closed queue is no loss: the next round comes.
-    let _ = keeper.try_send(job(passive, logged));
-}
 
-fn read_loop(db: &Connection, mut questions: mpsc::Receiver<Job>) {
-    while let Some(Job::Act(act)) = questions.blocking_recv() {
-        let (_, answer) = act(Ok(db));
-        answer(Ok(()));
+    #[tokio::test]
+    async fn a_change_that_fails_takes_no_other_with_it() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let store = open(&directory);
+        // Sent together, so that they share a transaction: the second and the fourth clash with the first.
+        let (a, b, c, d, e) = tokio::join!(
+            store.insert_sandbox(row(1, "one")),
+            store.insert_sandbox(row(2, "one")),
+            store.insert_sandbox(row(3, "three")),
+            store.insert_sandbox(row(1, "four")),
+            store.insert_sandbox(row(5, "five")),
+        );
+        assert_eq!([a.is_ok(), b.is_ok(), c.is_ok(), d.is_ok(), e.is_ok()], [true, false, true, false, true]);
+        assert_eq!(store.load().await.expect("it reads").sandboxes.len(), 3);
+        store.close();
     }
-}
 
-const SANDBOX_COLUMNS: &str =
-    "id, owner, name, template, image, cpu_millis, memory_bytes, pids, env, state, detail,
-    goal, reason, idempotency_key, request_digest, oom_kills, created_at";
-
-fn sandbox_from(row: &Row<'_>) -> rusqlite::Result<SandboxRow> {
-    let limits = Limits { cpu_millis: row.get(5)?, memory_bytes: unsigned(row, 6)?, pids: row.get(7)? };
-    let (state, detail, goal): (String, String, String) = (row.get(9)?, row.get(10)?, row.get(11)?);
-    let kept = match detail.as_str() {
-        "saved" => Kept::Saved,
-        "dropped" => Kept::Dropped,
-        _ => Kept::Frozen,
-    };
-    let state = match (state.as_str(), detail.as_str()) {
-        ("creating", _) => State::Creating,
-        ("running", _) => State::Running,
-        ("paused", _) => State::Paused(kept),
-        ("deleting", _) => State::Deleting,
-        ("failed", "whole") => State::Failed { disk: Disk::Whole },
-        ("failed", _) => State::Failed { disk: Disk::Lost },
-        _ => return Err(unreadable(9, "state")),
-    };
-    let goal = match goal.as_str() {
-        "running" => Goal::Running,
-        "paused" => Goal::Paused(kept),
-        "gone" => Goal::Gone,
-        _ => return Err(unreadable(11, "goal")),
-    };
-    Ok(SandboxRow {
-        id: sandbox_id(row, 0)?,
-        owner: Owner::parse(row.get_ref(1)?.as_str()?).map_err(|_| unreadable(1, "owner"))?,
-        name: SandboxName::parse(row.get_ref(2)?.as_str()?).map_err(|_| unreadable(2, "name"))?,
-        template: row.get(3)?,
-        image: row.get(4)?,
-        limits,
-        env: from_json(row, 8)?,
-        state,
-        goal,
-        reason: row.get(12)?,
-        idempotency_key: row.get(13)?,
-        request_digest: row.get(14)?,
-        oom_kills: unsigned(row, 15)?,
-        created_at: time(row, 16)?,
-    })
-}
-
-const COMMAND_COLUMNS: &str =
-    "sandbox, handle, id, request_digest, start, created_at, ended_at, pid, outcome, code,
-    signal, start_error, stdout_start, stdout_end, stderr_start, stderr_end";
-
-fn command_from(row: &Row<'_>) -> rusqlite::Result<CommandRow> {
-    let result = match row.get::<_, Option<i64>>(6)? {
-        None => None,
-        Some(_) => Some(ResultRow {
-            ended_at: time(row, 6)?,
-            pid: row.get(7)?,
-            outcome: outcome_from(row)?,
-            stdout: Span { start: unsigned(row, 12)?, end: unsigned(row, 13)? },
-            stderr: Span { start: unsigned(row, 14)?, end: unsigned(row, 15)? },
-        }),
-    };
-    Ok(CommandRow {
-        sandbox: sandbox_id(row, 0)?,
-        handle: Handle(row.get(1)?),
-        id: row.get_ref(2)?.as_str()?.parse().map_err(|_| unreadable(2, "command id"))?,
-        request_digest: row.get(3)?,
-        start: from_json(row, 4)?,
-        created_at: time(row, 5)?,
-        result,
-    })
-}
-
-fn find_command(db: &Connection, sandbox: SandboxId, id: &str) -> rusqlite::Result<Option<CommandRow>> {
-    db.prepare_cached(&format!("SELECT {COMMAND_COLUMNS} FROM commands WHERE sandbox = ?1 AND id = ?2"))?
-        .query_row(params![id_bytes(sandbox), id], command_from)
-        .optional()
-}
-
-struct OutcomeWords {
-    outcome: &'static str,
-    code: Option<i32>,
-    signal: Option<i32>,
-    start_error: Option<String>,
-}
-
-fn outcome_words(outcome: &Outcome) -> OutcomeWords {
-    let (word, status) = match outcome {
-        Outcome::Exited(code) => ("exited", Some(ExitStatus::Code(*code))),
-        Outcome::Signaled(signal) => ("signaled", Some(ExitStatus::Signal(*signal))),
-        Outcome::TimedOut(status) => ("timed_out", Some(*status)),
-        Outcome::IdleTimedOut(status) => ("idle_timed_out", Some(*status)),
-        Outcome::Killed(status) => ("killed", Some(*status)),
-        Outcome::OutOfMemory(status) => ("out_of_memory", Some(*status)),
-        Outcome::FailedToStart(error) => {
-            let start_error = Some(json(error));
-            return OutcomeWords { outcome: "failed_to_start", code: None, signal: None, start_error };
-        }
-        Outcome::SandboxGone => ("sandbox_gone", None),
-    };
-    let (code, signal) = match status {
-        Some(ExitStatus::Code(code)) => (Some(code), None),
-        Some(ExitStatus::Signal(signal)) => (None, Some(signal)),
-        None => (None, None),
-    };
-    OutcomeWords { outcome: word, code, signal, start_error: None }
-}
-
-fn outcome_from(row: &Row<'_>) -> rusqlite::Result<Outcome> {
-    let status = match (row.get(9)?, row.get(10)?) {
-        (Some(code), _) => Some(ExitStatus::Code(code)),
-        (None, Some(signal)) => Some(ExitStatus::Signal(signal)),
-        (None, None) => None,
-    };
-    Ok(match (row.get_ref(8)?.as_str()?, status) {
-        ("exited", Some(ExitStatus::Code(code))) => Outcome::Exited(code),
-        ("signaled", Some(ExitStatus::Signal(signal))) => Outcome::Signaled(signal),
-        ("timed_out", Some(status)) => Outcome::TimedOut(status),
-        ("idle_timed_out", Some(status)) => Outcome::IdleTimedOut(status),
-        ("killed", Some(status)) => Outcome::Killed(status),
-        ("out_of_memory", Some(status)) => Outcome::OutOfMemory(status),
-        ("failed_to_start", None) => Outcome::FailedToStart(from_json(row, 11)?),
-        ("sandbox_gone", None) => Outcome::SandboxGone,
-        _ => return Err(unreadable(8, "outcome")),
-    })
-}
-
-fn key_from(row: &Row<'_>) -> rusqlite::Result<(Key, KeyHash)> {
-    let limits = KeyLimits {
-        sandboxes: row.get(4)?,
-        cpu_millis: row.get::<_, Option<i64>>(5)?.map(|value| value as u64),
-        memory_bytes: row.get::<_, Option<i64>>(6)?.map(|value| value as u64),
-    };
-    let key = Key {
-        id: row.get(0)?,
-        owner: Owner::parse(row.get_ref(2)?.as_str()?).map_err(|_| unreadable(2, "owner"))?,
-        admin: row.get(3)?,
-        limits,
-        created_at: time(row, 7)?,
-    };
-    Ok((key, KeyHash(row.get(1)?)))
-}
-
-fn state_words(state: State) -> (&'static str, &'static str) {
-    let detail = match state {
-        State::Creating | State::Running | State::Deleting => "",
-        State::Paused(Kept::Frozen) => "frozen",
-        State::Paused(Kept::Saved) => "saved",
-        State::Paused(Kept::Dropped) => "dropped",
-        State::Failed { disk: Disk::Whole } => "whole",
-        State::Failed { disk: Disk::Lost } => "lost",
-    };
-    (state.word(), detail)
-}
-
-fn goal_word(goal: Goal) -> &'static str {
-    match goal {
-        Goal::Running => "running",
-        Goal::Paused(_) => "paused",
-        Goal::Gone => "gone",
+    #[tokio::test]
+    async fn a_database_of_a_newer_version_is_refused() {
+        let directory = tempfile::tempdir().expect("a directory");
+        open(&directory).close();
+        let path = directory.path().join("db");
+        let db = Connection::open(&path).expect("it opens");
+        db.pragma_update(None, "user_version", 99).expect("written");
+        drop(db);
+        let refused = Store::open(&path, tokio::runtime::Handle::current());
+        assert!(matches!(refused, Err(StoreError::Newer { found: 99, .. })));
     }
-}
-
-fn id_bytes(id: SandboxId) -> [u8; 16] {
-    id.bits().to_be_bytes()
-}
-
-fn sandbox_id(row: &Row<'_>, column: usize) -> rusqlite::Result<SandboxId> {
-    Ok(SandboxId::from_bits(u128::from_be_bytes(row.get(column)?)))
-}
-
-/// SQLite's integers are signed; lengths and counts that reach the sign bit do not occur, and would survive the trip.
-fn signed(value: u64) -> i64 {
-    value as i64
-}
-
-fn unsigned(row: &Row<'_>, column: usize) -> rusqlite::Result<u64> {
-    Ok(row.get::<_, i64>(column)? as u64)
-}
-
-fn micros(time: SystemTime) -> i64 {
-    time.duration_since(UNIX_EPOCH).map_or(0, |since| i64::try_from(since.as_micros()).unwrap_or(i64::MAX))
-}
-
-fn time(row: &Row<'_>, column: usize) -> rusqlite::Result<SystemTime> {
-    Ok(UNIX_EPOCH + Duration::from_micros(unsigned(row, column)?))
-}
-
-fn json(value: &impl serde::Serialize) -> String {
-    serde_json::to_string(value).expect("rows are made of types that JSON can write")
-}
-
-fn from_json<T: serde::de::DeserializeOwned>(row: &Row<'_>, column: usize) -> rusqlite::Result<T> {
-    let text = row.get_ref(column)?.as_str()?;
-    serde_json::from_str(text).map_err(|error| {
-        rusqlite::Error::FromSqlConversionFailure(column, rusqlite::types::Type::Text, Box::new(error))
-    })
-}
-
-fn unreadable(column: usize, what: &'static str) -> rusqlite::Error {
-    let problem = format!("a {what} that this version does not know");
-    rusqlite::Error::FromSqlConversionFailure(column, rusqlite::types::Type::Text, problem.into())
 }

@@ -78,7 +78,7 @@ impl Command {
         let mut stdin = Input::new(spawned.stdin, source);
         if source == Source::Terminal && !start.stdin {
             // Nobody will type: whoever reads from the terminal finds its end.
-            stdin.end_at(0).expect("nothing was received, so an end at the beginning is not too early");
+            stdin.end_at(0);
             stdin.pump();
         }
         Self {
@@ -227,7 +227,7 @@ impl Command {
     pub fn introduce(&mut self) -> FromInit {
         let pid = self.guest_pid();
         self.told.started = pid.is_some();
-        FromInit::Known { handle: self.handle, pid, stdin: self.stdin.taken() }
+        FromInit::Known { handle: self.handle, pid, stdin: self.stdin.received() }
     }
 
     /// The next thing the daemon should be told of its life, if it is attached; asking again gives the one after.

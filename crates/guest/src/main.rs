@@ -126,6 +126,8 @@ struct Init {
     connection: Option<Connection>,
     table: Table,
     clock: Clock,
+    /// Where the kernel counts how long init waits for the processor, where it does.
+    waits: Option<std::fs::File>,
     schedule: Schedule,
     /// Commands whose groups should be looked at once everything else is done.
     groups_to_remove: Vec<Handle>,
@@ -172,6 +174,7 @@ impl Init {
             connection: None,
             table: Table::default(),
             clock: Clock::new(monotonic_ms()),
+            waits: std::fs::File::open("/proc/self/schedstat").ok(),
             schedule: Schedule::default(),
             groups_to_remove: Vec::new(),
             reap_again: false,
@@ -185,7 +188,7 @@ impl Init {
             let timeout = self.timeout_ms();
             let happenings = self.watch.wait(timeout).map_err(cannot("wait"))?;
             // Whether the loop was ticking during that wait decides whether a gap in it means anything.
-            self.clock.look(monotonic_ms(), !self.schedule.is_empty());
+            self.clock.look(monotonic_ms(), !self.schedule.is_empty(), || waited_ms(self.waits.as_ref()));
             if happenings.is_empty() && timeout != Some(0) {
                 self.release_memory();
             }
@@ -333,7 +336,7 @@ impl Init {
             ToInit::Start(start) => self.start(&start),
             ToInit::StdinEnd { handle, offset } => {
                 if let Some(command) = self.table.get_mut(handle) {
-                    command.stdin.end_at(offset)?;
+                    command.stdin.end_at(offset);
                     self.pump_stdin(handle);
                 }
             }
@@ -591,7 +594,7 @@ impl Init {
 
     fn receive_stdin(&mut self, handle: Handle, offset: u64, bytes: &[u8]) -> Result<(), Fault> {
         let Some(command) = self.table.get_mut(handle) else { return Ok(()) };
-        if command.stdin.is_closed() {
+        if command.stdin.is_closed() || command.stdin.ends_by(offset) {
             if let Some(news) = command.refuse_stdin() {
                 self.table.say(&news);
             }
@@ -682,6 +685,16 @@ impl Init {
         }
         sys::trim_memory();
     }
+}
+
+/// For how long init has waited for the processor in all its life. Its second field of `/proc/self/schedstat`, in nanoseconds.
+fn waited_ms(waits: Option<&std::fs::File>) -> u64 {
+    let mut text = [0; 128];
+    let length =
+        waits.and_then(|file| std::os::unix::fs::FileExt::read_at(file, &mut text, 0).ok()).unwrap_or(0);
+    let text = std::str::from_utf8(&text[..length]).unwrap_or_default();
+    let nanos: u64 = text.split_ascii_whitespace().nth(1).and_then(|field| field.parse().ok()).unwrap_or(0);
+    nanos / 1_000_000
 }
 
 /// Takes all descriptors that the host allows, and tells what the limit was: commands get it back.

@@ -312,6 +312,8 @@ impl Launch {
         // Only lowers what init raised for itself, so it cannot fail for want of privilege.
         let _ = rustix::process::setrlimit(Resource::Nofile, place.surroundings.descriptors);
         rustix::process::umask(Mode::from_raw_mode(0o022));
+        // Init goes before what it runs; what it runs is like everything else. Going back is always allowed.
+        let _ = rustix::process::setpriority_process(None, 0);
         if self.change_user {
             // Groups first: after the user has changed, there is no right to change them.
             let (uid, gid) = (Uid::from_raw(self.user.uid), Gid::from_raw(self.user.gid));

@@ -350,8 +350,6 @@ pub enum StdinFault {
     Gap { offset: u64, received: u64 },
     #[error("stdin beyond its window of {STDIN_WINDOW} bytes")]
     BeyondWindow,
-    #[error("stdin beyond its end")]
-    BeyondEnd,
 }
 
 /// What a turn of writing came to.
@@ -409,9 +407,10 @@ impl Input {
         }
         let received = self.received();
         let known = received.checked_sub(offset).ok_or(StdinFault::Gap { offset, received })?;
-        let fresh = bytes.get(known as usize..).unwrap_or_default();
-        if self.end.is_some_and(|end| received + fresh.len() as u64 > end) {
-            return Err(StdinFault::BeyondEnd);
+        let mut fresh = bytes.get(known as usize..).unwrap_or_default();
+        if let Some(end) = self.end {
+            // A daemon that was restarted need not know that the end was said.
+            fresh = &fresh[..fresh.len().min(end.saturating_sub(received) as usize)];
         }
         if self.waiting.len() + fresh.len() > STDIN_WINDOW {
             return Err(StdinFault::BeyondWindow);
@@ -420,16 +419,17 @@ impl Input {
         Ok(())
     }
 
-    /// Stdin ends after `offset` bytes.
-    pub fn end_at(&mut self, offset: u64) -> Result<(), StdinFault> {
-        if self.closed {
-            return Ok(());
+    /// Stdin ends after `offset` bytes, or with those that are there if they are more. The first end stands: whoever says another
+    /// did not know of it.
+    pub fn end_at(&mut self, offset: u64) {
+        if !self.closed && self.end.is_none() {
+            self.end = Some(offset.max(self.received()));
         }
-        if offset < self.received() || self.end.is_some_and(|end| end != offset) {
-            return Err(StdinFault::BeyondEnd);
-        }
-        self.end = Some(offset);
-        Ok(())
+    }
+
+    /// Whether nothing can come at this offset any more.
+    pub fn ends_by(&self, offset: u64) -> bool {
+        self.end.is_some_and(|end| offset >= end)
     }
 
     /// Gives the command as much as it takes.
@@ -473,7 +473,8 @@ impl Input {
         !std::mem::replace(&mut self.closed, true)
     }
 
-    fn received(&self) -> u64 {
+    /// How far the stream has come to init, whether the command has it yet or not.
+    pub fn received(&self) -> u64 {
         self.taken + self.waiting.len() as u64
     }
 
@@ -628,10 +629,11 @@ mod tests {
         assert_eq!(input.receive(0, b"hello world"), Ok(()));
         assert_eq!(input.receive(3, b"lo"), Ok(()));
         assert_eq!(input.receive(12, b"!"), Err(StdinFault::Gap { offset: 12, received: 11 }));
-        assert_eq!(input.end_at(10), Err(StdinFault::BeyondEnd));
-        assert_eq!(input.end_at(12), Ok(()));
-        assert_eq!(input.receive(11, b"!!"), Err(StdinFault::BeyondEnd));
-        assert_eq!(input.receive(11, b"!"), Ok(()));
+        input.end_at(12);
+        input.end_at(20);
+        assert!(!input.ends_by(11) && input.ends_by(12));
+        assert_eq!(input.receive(11, b"!!"), Ok(()), "what lies beyond the end is dropped");
+        assert_eq!(input.receive(12, b"!"), Ok(()));
         assert_eq!(input.pump(), Pumped { advanced: true, closed: false });
         assert_eq!(input.taken(), 12);
         let mut read = [0u8; 64];

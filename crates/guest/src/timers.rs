@@ -4,7 +4,9 @@
 //!
 //! A paused sandbox is frozen with init in it, and the kernel's clock runs on. While any deadline is set, the loop wakes at
 //! least every [`TICK_MS`]; if the clock has jumped by more than [`FROZEN_GAP_MS`] between two looks at it, init did not run
-//! in between, neither did its commands, and the gap does not count.
+//! in between. Either it was frozen, and the gap does not count; or it had to wait for the processor because its own commands
+//! kept that busy, and then it does, or a command could put its end off for ever. The kernel tells the two apart: it counts
+//! how long a process that could run had to wait, and one that is frozen cannot run.
 
 use std::collections::BTreeSet;
 
@@ -15,25 +17,37 @@ pub const TICK_MS: u64 = 1_000;
 /// A longer gap than this between two looks is time frozen: twice the tick, so that a late wake-up is not mistaken for one.
 pub const FROZEN_GAP_MS: u64 = 2_000;
 
+/// How old the figure for waiting may be that a gap is compared with.
+const WAITED_AGE_MS: u64 = 500;
+
 /// Time as commands experience it: monotonic, without the gaps in which they were frozen.
 #[derive(Debug)]
 pub struct Clock {
     last: u64,
     frozen: u64,
+    /// How long init had waited for the processor in all its life, when that was last asked, and when that was.
+    waited: u64,
+    asked: Option<u64>,
 }
 
 impl Clock {
     /// A clock that starts at the given monotonic instant.
     pub fn new(monotonic: u64) -> Self {
-        Self { last: monotonic, frozen: 0 }
+        Self { last: monotonic, frozen: 0, waited: 0, asked: None }
     }
 
     /// Looks at the kernel's clock. `watched` says whether the loop has been ticking since the last look; if it slept
-    /// because no deadline was set, a gap means nothing, and there is no deadline that it could move.
-    pub fn look(&mut self, monotonic: u64, watched: bool) -> u64 {
+    /// because no deadline was set, a gap means nothing, and there is no deadline that it could move. `waited` tells for how
+    /// long init has waited for the processor in all its life.
+    pub fn look(&mut self, monotonic: u64, watched: bool, waited: impl FnOnce() -> u64) -> u64 {
         let gap = monotonic.saturating_sub(self.last);
-        if watched && gap > FROZEN_GAP_MS {
-            self.frozen += gap;
+        let stale = self.asked.is_none_or(|at| monotonic.saturating_sub(at) >= WAITED_AGE_MS);
+        if watched && stale {
+            let waited = waited();
+            if gap > FROZEN_GAP_MS && self.asked.is_some() {
+                self.frozen += gap.saturating_sub(waited.saturating_sub(self.waited));
+            }
+            (self.waited, self.asked) = (waited, Some(monotonic));
         }
         self.last = self.last.max(monotonic);
         self.now()
@@ -189,33 +203,46 @@ mod tests {
         assert_eq!(Deadlines::new(5, None, None, 0).next(), None);
     }
 
+    /// Nothing ever had to wait for the processor.
+    fn idle() -> u64 {
+        0
+    }
+
     #[test]
     fn a_gap_while_deadlines_are_set_is_time_frozen() {
         let mut clock = Clock::new(10_000);
-        assert_eq!(clock.look(11_000, true), 11_000);
-        assert_eq!(clock.look(13_000, true), 13_000, "two seconds are a late wake-up");
-        assert_eq!(clock.look(73_000, true), 13_000, "a minute is a freeze");
-        assert_eq!(clock.look(74_000, true), 14_000);
+        assert_eq!(clock.look(11_000, true, idle), 11_000);
+        assert_eq!(clock.look(13_000, true, idle), 13_000, "two seconds are a late wake-up");
+        assert_eq!(clock.look(73_000, true, idle), 13_000, "a minute is a freeze");
+        assert_eq!(clock.look(74_000, true, idle), 14_000);
+    }
+
+    #[test]
+    fn a_gap_in_which_init_waited_for_the_processor_counts() {
+        let mut clock = Clock::new(0);
+        clock.look(1_000, true, || 5);
+        assert_eq!(clock.look(31_000, true, || 29_905), 30_900, "what is not accounted for was frozen");
+        assert_eq!(clock.look(61_000, true, || 59_905), 60_900);
     }
 
     #[test]
     fn a_gap_while_nothing_was_pending_is_just_time() {
         let mut clock = Clock::new(0);
-        assert_eq!(clock.look(60_000, false), 60_000);
-        assert_eq!(clock.look(59_000, true), 60_000, "and it never runs backwards");
+        assert_eq!(clock.look(60_000, false, idle), 60_000);
+        assert_eq!(clock.look(59_000, true, idle), 60_000, "and it never runs backwards");
     }
 
     #[test]
     fn a_frozen_gap_shifts_deadlines() {
         let mut clock = Clock::new(0);
         let mut deadlines = Deadlines::new(clock.now(), Some(4_999), None, 0);
-        clock.look(1_000, true);
-        clock.look(100_000, true);
+        clock.look(1_000, true, idle);
+        clock.look(100_000, true, idle);
         assert_eq!(deadlines.strike(clock.now()), Due::Nothing);
         for second in 1..=3 {
-            assert_eq!(deadlines.strike(clock.look(100_000 + second * 1_000, true)), Due::Nothing);
+            assert_eq!(deadlines.strike(clock.look(100_000 + second * 1_000, true, idle)), Due::Nothing);
         }
-        assert_eq!(deadlines.strike(clock.look(104_000, true)), Due::Timeout);
+        assert_eq!(deadlines.strike(clock.look(104_000, true, idle)), Due::Timeout);
     }
 
     #[test]

@@ -246,7 +246,12 @@ impl Cgroups {
         for name in children(&self.v2)? {
             let Ok(id) = name.parse::<SandboxId>() else { continue };
             let Some(group) = found(open_dir(self.v2.as_fd(), &name))? else { continue };
-            list.push((id, is_populated(&group)?));
+            match is_populated(&group) {
+                Ok(populated) => list.push((id, populated)),
+                // Removed just now.
+                Err(e) if matches!(e.raw_os_error(), Some(libc::ENOENT | libc::ENODEV)) => {}
+                Err(e) => return Err(e),
+            }
         }
         for (_, parent) in &self.v1 {
             for name in children(parent)? {

@@ -15,7 +15,9 @@ use rustix::mount::{
     FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags, fsconfig_create,
     fsconfig_set_flag, fsconfig_set_string, fsmount, fsopen, move_mount, open_tree, unmount,
 };
-use rustix::process::{Gid, Resource, Rlimit, Uid, fchdir, pivot_root, setrlimit, setsid};
+use rustix::process::{
+    Gid, Resource, Rlimit, Uid, fchdir, pivot_root, setpriority_process, setrlimit, setsid,
+};
 use rustix::thread::{
     CapabilitySet, CapabilitySets, LinkNameSpaceType, UnshareFlags, capabilities,
     clear_ambient_capability_set, move_into_link_name_space, remove_capability_from_bounding_set,
@@ -62,9 +64,14 @@ const KEPT: CapabilitySet = CapabilitySet::CHOWN
     .union(CapabilitySet::NET_BIND_SERVICE)
     .union(CapabilitySet::SYS_CHROOT);
 
-/// Limits that a guest cannot raise. Descriptors: plenty for a server, and far from what a machine can hold. Core dumps: a
-/// file the size of the guest's memory, or a program that the host starts with what the guest left it.
-const RESOURCES: [(Resource, u64); 2] = [(Resource::Nofile, 16_384), (Resource::Core, 0)];
+/// Limits that a guest cannot raise. Descriptors: plenty for a server, and far from what a machine can hold. Core dumps: 1 is
+/// the one value at which the kernel neither writes a file nor starts the host's handler (core(5)); `seccomp` keeps it there.
+const RESOURCES: [(Resource, u64); 2] = [(Resource::Nofile, 16_384), (Resource::Core, 1)];
+/// Init goes before whatever it runs, so that a sandbox that is busy with itself still hears a kill and keeps its timers.
+/// Commands are put back to 0 by init.
+const INIT_NICE: i32 = -15;
+/// Terminals of one sandbox. All together come out of one stock of the machine's, of 4096 by default.
+const TERMINALS_MAX: &str = "256";
 
 /// Files of `/proc` that tell of the host or reach it. Covered by an empty file.
 const COVERED_FILES: [&str; 9] = [
@@ -176,7 +183,7 @@ impl Walker<'_> {
             Step::Terminals => {
                 // Terminals belong to whoever opens them; their group is `tty`, 5 as on Debian.
                 let gid = (self.materials.base + 5).to_string();
-                let options = [("ptmxmode", "0666"), ("mode", "0620"), ("gid", &gid)];
+                let options = [("ptmxmode", "0666"), ("mode", "0620"), ("gid", &gid), ("max", TERMINALS_MAX)];
                 let flags = MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NOEXEC;
                 let mounted = mount("devpts", &options, flags)?;
                 attach_onto(&mounted, &self.place("dev/pts")?)
@@ -185,7 +192,10 @@ impl Walker<'_> {
                 let options = [("mode", "1777"), ("size", &bytes.to_string())];
                 let flags = MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NODEV;
                 let mounted = mount("tmpfs", &options, flags)?;
-                attach_onto(&mounted, &self.place("dev/shm")?)
+                attach_onto(&mounted, &self.place("dev/shm")?)?;
+                // System V segments go with the last process that has them attached, for the same reason. The setting is
+                // that of the ipc namespace, which is the sandbox's own by now.
+                Ok(std::fs::write("/proc/sys/kernel/shm_rmid_forced", "1")?)
             }
             Step::ChangeRoot => {
                 fchdir(self.root()?)?;
@@ -197,6 +207,7 @@ impl Walker<'_> {
             }
             Step::Hostname(name) => Ok(rustix::system::sethostname(name.as_bytes())?),
             Step::BecomeGuest => {
+                setpriority_process(None, INIT_NICE)?;
                 move_into_link_name_space(self.materials.user.as_fd(), Some(LinkNameSpaceType::User))?;
                 set_thread_groups(&[])?;
                 set_thread_res_gid(Gid::ROOT, Gid::ROOT, Gid::ROOT)?;
@@ -290,17 +301,22 @@ impl Walker<'_> {
 
     fn execute(&mut self) -> io::Result<()> {
         let materials = &self.materials;
+        // The originals may lie on the very numbers that are given away here.
+        let keep = |fd: BorrowedFd<'_>| sys::duplicate_above(fd, CGROUP + 1);
+        let (listener, cgroup) = (keep(materials.listener.as_fd())?, keep(materials.cgroup.as_fd())?);
+        let init = keep(materials.init)?;
         let null =
             openat(CWD, "/dev/null", OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
+        let null = keep(null.as_fd())?;
         for standard in 0..=2 {
             sys::inherit_as(null.as_fd(), standard)?;
         }
-        sys::inherit_as(materials.listener.as_fd(), LISTENER)?;
-        sys::inherit_as(materials.cgroup.as_fd(), CGROUP)?;
+        sys::inherit_as(listener.as_fd(), LISTENER)?;
+        sys::inherit_as(cgroup.as_fd(), CGROUP)?;
         sys::close_on_exec_from(CGROUP + 1)?;
         sys::reset_signals();
         const ARGUMENTS: [&CStr; 1] = [c"shoal-init"];
-        Err(sys::execute(materials.init, &ARGUMENTS, &[]))
+        Err(sys::execute(init.as_fd(), &ARGUMENTS, &[]))
     }
 
     fn root(&self) -> io::Result<&OwnedFd> {

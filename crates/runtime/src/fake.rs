@@ -95,9 +95,11 @@ pub enum FakeThing {
 
 /// The byte at an offset of what `flood` writes.
 pub fn pattern(offset: u64) -> u8 {
-    // A prime, so that no block size divides the period.
-    (offset % 251) as u8
+    (offset % PATTERN_PERIOD) as u8
 }
+
+/// A prime, so that no block size divides it.
+const PATTERN_PERIOD: u64 = 251;
 
 /// A machine that exists in memory. Clones are the same machine.
 #[derive(Clone, Default)]
@@ -259,6 +261,13 @@ impl FakeHost {
         self.init(sandbox).state().commands.len()
     }
 
+    /// Stdin that init holds and no command has read.
+    pub fn stdin_held(&self, sandbox: SandboxId) -> usize {
+        let init = self.init(sandbox);
+        let state = init.state();
+        state.commands.values().map(|command| command.stdin.len()).sum()
+    }
+
     /// The most that any stream had to wait for an acknowledgement, in bytes.
     pub fn unacknowledged(&self, sandbox: SandboxId) -> usize {
         let init = self.init(sandbox);
@@ -320,6 +329,8 @@ impl Backend for FakeHost {
         };
         let mut state = self.state();
         let Some(init) = state.inits.get(&sandbox).cloned() else { return Err(BackendError::Gone) };
+        // Where connections break early, frames are small, or none would ever get through.
+        let chunk_max = state.break_after.map_or(CHUNK_MAX, |most| (most as usize / 8).clamp(1, CHUNK_MAX));
         let budget = match state.break_after {
             None => u64::MAX,
             Some(most) => {
@@ -335,7 +346,7 @@ impl Backend for FakeHost {
             let generation = init.replace_connection();
             let host = self.clone();
             tokio::spawn(async move {
-                Connection { init, generation, budget, host, sandbox }.serve(theirs).await;
+                Connection { init, generation, budget, chunk_max, host, sandbox }.serve(theirs).await;
             });
         }
         Ok(Box::new(ours))
@@ -448,7 +459,7 @@ impl Init {
         state.generation += 1;
         for command in state.commands.values_mut() {
             (command.resumed, command.start_told, command.result_told) = (false, true, false);
-            command.stdin_told = command.stdin_given;
+            command.stdin_told = 0; // Said again after the resume.
         }
         let generation = state.generation;
         drop(state);
@@ -514,6 +525,7 @@ struct Connection {
     generation: u64,
     /// Bytes until it breaks.
     budget: u64,
+    chunk_max: usize,
     host: FakeHost,
     sandbox: SandboxId,
 }
@@ -587,7 +599,22 @@ impl Connection {
         }
     }
 
+    /// The state, unless another connection has replaced this one: what comes late must not be mixed in.
+    fn current(&self) -> Option<MutexGuard<'_, InitState>> {
+        let state = self.init.state();
+        (state.generation == self.generation).then_some(state)
+    }
+
+    fn change(&self, handle: Handle, change: impl FnOnce(&mut Command)) {
+        if let Some(command) = self.current().as_mut().and_then(|state| state.commands.get_mut(&handle)) {
+            change(command);
+        }
+        self.init.wake.notify_waiters();
+        self.init.progress.notify_waiters();
+    }
+
     fn take(&self, incoming: Incoming<'_, ToInit>, out: &mut Vec<u8>, greeted: &mut bool) {
+        let hostile = !self.init.state().says.is_empty();
         match incoming {
             Incoming::Message(ToInit::Hello { version_min, version_max }) => {
                 let version = self.host.state().version.unwrap_or(VERSION);
@@ -597,30 +624,37 @@ impl Connection {
             }
             Incoming::Message(ToInit::Start(start)) => self.start(*start),
             Incoming::Message(ToInit::StdinEnd { handle, offset }) => {
-                self.init.change(handle, |command| command.stdin_end = Some(offset));
+                self.change(handle, |command| command.stdin_end = Some(offset));
             }
             Incoming::Message(ToInit::Signal { handle, signal }) => {
-                self.init.change(handle, |command| command.signal = Some(signal));
+                self.change(handle, |command| command.signal = Some(signal));
             }
             Incoming::Message(ToInit::Kill { handle }) => {
-                self.init.change(handle, |command| command.killed = true);
+                self.change(handle, |command| command.killed = true);
             }
             Incoming::Message(ToInit::Resize { .. }) => {}
             Incoming::Message(ToInit::Ack { handle, stream, offset }) => {
-                self.init.change(handle, |command| {
+                self.change(handle, |command| {
                     if let Some(output) = output_of(command, stream) {
-                        assert!(offset <= output.sent, "an acknowledgement of what was never sent");
+                        // A hostile init has said more than is in its books.
+                        assert!(
+                            hostile || offset <= output.sent,
+                            "an acknowledgement of what was never sent"
+                        );
                         output.acknowledge(offset);
                     }
                 });
             }
             Incoming::Message(ToInit::AckResult { handle }) => {
-                self.init.state().commands.remove(&handle);
+                if let Some(mut state) = self.current() {
+                    state.commands.remove(&handle);
+                }
             }
             Incoming::Message(ToInit::Resume { handle, stdout, stderr }) => {
-                self.init.change(handle, |command| {
+                self.change(handle, |command| {
                     for (output, offset) in command.output.iter_mut().zip([stdout, stderr]) {
                         assert!(offset >= output.acknowledged, "what was acknowledged is gone");
+                        assert!(hostile || offset <= output.end(), "more than was ever there");
                         output.acknowledge(offset);
                         output.sent = offset;
                     }
@@ -632,13 +666,13 @@ impl Connection {
             }
             Incoming::Data { handle, stream, offset, bytes } => {
                 assert_eq!(stream, Stream::Stdin, "only stdin goes to a command");
-                self.init.change(handle, |command| {
+                self.change(handle, |command| {
                     assert!(offset <= command.stdin_taken, "a gap in stdin");
                     let skip = (command.stdin_taken - offset) as usize;
                     let fresh = bytes.get(skip..).unwrap_or_default();
                     command.stdin.extend(fresh);
                     command.stdin_taken += fresh.len() as u64;
-                    assert!(command.stdin.len() <= 2 * STDIN_WINDOW, "more stdin than the window");
+                    assert!(command.stdin.len() <= STDIN_WINDOW, "more stdin than the window");
                 });
             }
         }
@@ -646,7 +680,7 @@ impl Connection {
 
     fn greet(&self, version: u32, out: &mut Vec<u8>) {
         frame::put_message(&FromInit::Hello { version }, out);
-        let mut state = self.init.state();
+        let Some(mut state) = self.current() else { return };
         for (handle, command) in &state.commands {
             let known = FromInit::Known { handle: *handle, pid: command.pid, stdin: command.stdin_taken };
             frame::put_message(&known, out);
@@ -661,7 +695,7 @@ impl Connection {
 
     fn start(&self, start: Start) {
         let handle = start.handle;
-        let mut state = self.init.state();
+        let Some(mut state) = self.current() else { return };
         if state.commands.contains_key(&handle) {
             return;
         }
@@ -721,7 +755,7 @@ impl Connection {
 
     /// Everything that init has to say, a bounded part of it.
     fn fill(&self, out: &mut Vec<u8>) {
-        let mut state = self.init.state();
+        let Some(mut state) = self.current() else { return };
         if state.says_now {
             state.says_now = false;
             let says = state.says.clone();
@@ -743,7 +777,7 @@ impl Connection {
             let mut all_sent = true;
             for (output, stream) in command.output.iter_mut().zip([Stream::Stdout, Stream::Stderr]) {
                 let from = (output.sent - output.acknowledged) as usize;
-                let length = (output.bytes.len() - from).min(CHUNK_MAX);
+                let length = output.bytes.len().saturating_sub(from).min(self.chunk_max);
                 if length > 0 {
                     out.extend_from_slice(&frame::data_header(handle, stream, output.sent, length));
                     let (front, back) = output.bytes.as_slices();
@@ -936,13 +970,16 @@ impl Runner {
 
     /// `base`: where in the stream the pattern begins.
     async fn flood(&self, stream: usize, base: u64, length: u64) -> Result<(), Interrupted> {
+        let stretch: Vec<u8> = (0..CHUNK_MAX as u64 + PATTERN_PERIOD).map(pattern).collect();
         let mut left = length;
         while left > 0 {
             let taken = left.min(self.room(stream).await? as u64).min(CHUNK_MAX as u64);
             self.init.change(self.handle, |command| {
                 let output = &mut command.output[stream];
                 let from = output.end();
-                output.bytes.extend((from - base..from - base + taken).map(pattern));
+                // The pattern repeats, so a piece of it is found in any long enough stretch.
+                let start = ((from - base) % PATTERN_PERIOD) as usize;
+                output.bytes.extend(&stretch[start..start + taken as usize]);
             });
             left -= taken;
             tokio::task::yield_now().await;

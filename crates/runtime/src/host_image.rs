@@ -23,6 +23,9 @@ use rustix::fs::{CWD, FileType as NodeType, Mode, mknodat};
 /// Where the machine's programs are.
 pub const USR: &str = "/usr";
 
+/// All that the image is made from.
+pub const SOURCES: [&str; 3] = [USR, "/etc", "/var/lib/dpkg"];
+
 /// What is taken from the machine's `/etc`, where it is readable for everyone.
 const ETC_TAKEN: &[&str] = &[
     "R",
@@ -124,7 +127,8 @@ const DIRECTORIES: &[(&str, u32)] = &[
     ("etc/profile.d", 0o755),
 ];
 
-/// Files that are ours. Accounts are those of a bare Debian, so that no name of the host's people shows.
+/// Files that are ours. Accounts are those of a bare Debian; accounts of the machine's packages are added, those of its people
+/// are not.
 const FILES: &[(&str, u32, &str)] = &[
     (
         "etc/passwd",
@@ -261,6 +265,19 @@ pub fn stamp() -> io::Result<String> {
     Ok(text)
 }
 
+/// What must be hidden below `/usr`, one name a line: reads all of it. A file whose mode was changed by hand shows here and not in
+/// the [`stamp`].
+pub fn hidden() -> Result<String, ImageError> {
+    let mut hidden = Vec::new();
+    find_unreadable(Path::new(USR), Path::new(""), &mut hidden)?;
+    Ok(as_lines(hidden))
+}
+
+fn as_lines(mut paths: Vec<PathBuf>) -> String {
+    paths.sort();
+    paths.iter().map(|path| format!("{}\n", path.display())).collect()
+}
+
 /// Builds a generation in `target`, which must not exist.
 pub fn build(target: &Path) -> Result<(), ImageError> {
     let root = target.join("root");
@@ -285,6 +302,7 @@ pub fn build(target: &Path) -> Result<(), ImageError> {
         fs::write(&path, text).map_err(failed("write", &path))?;
         set_mode(&path, *mode)?;
     }
+    add_package_accounts(&root.join("etc"))?;
     for name in OWNED_BY_USER {
         let path = root.join(name);
         std::os::unix::fs::chown(&path, Some(USER_ID), Some(USER_ID)).map_err(failed("give away", &path))?;
@@ -300,7 +318,59 @@ pub fn build(target: &Path) -> Result<(), ImageError> {
     if dpkg.is_dir() {
         take_tree(dpkg, &root.join("var/lib/dpkg"), Take::Link)?;
     }
-    cover_usr(&target.join("usr"))
+    let hidden = cover_usr(&target.join("usr"))?;
+    let list = target.join("hidden");
+    fs::write(&list, as_lines(hidden)).map_err(failed("write", &list))
+}
+
+/// Adds the accounts that the machine's packages made: package managers refuse to work without those that their files belong
+/// to. What people wrote into them (full names, shells, members of groups) is left out.
+fn add_package_accounts(etc: &Path) -> Result<(), ImageError> {
+    for name in ["passwd", "group"] {
+        let (host, ours) = (Path::new("/etc").join(name), etc.join(name));
+        let theirs = found(fs::read_to_string(&host)).map_err(failed("read", &host))?.unwrap_or_default();
+        let mut text = fs::read_to_string(&ours).map_err(failed("read", &ours))?;
+        for line in theirs.lines().filter_map(|line| package_account(line, name == "passwd")) {
+            let taken = text.lines().any(|known| same_account(known, &line));
+            if !taken {
+                text += &line;
+                text.push('\n');
+            }
+        }
+        fs::write(&ours, text).map_err(failed("write", &ours))?;
+    }
+    Ok(())
+}
+
+/// Ids below this one belong to packages on Debian and its kin; from here on they belong to people.
+const FIRST_PERSON_ID: u32 = 1000;
+
+/// A line of `/etc/passwd` or `/etc/group` as a bare account, if it is a package's.
+fn package_account(line: &str, user: bool) -> Option<String> {
+    let fields: Vec<&str> = line.split(':').collect();
+    let id: u32 = fields.get(2)?.parse().ok()?;
+    let plain =
+        |text: &str| text.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.'));
+    if !(1..FIRST_PERSON_ID).contains(&id) || fields[0].is_empty() || !plain(fields[0]) {
+        return None;
+    }
+    match (user, fields.as_slice()) {
+        (true, [name, _, uid, gid, ..]) => {
+            Some(format!("{name}:x:{uid}:{gid}::/nonexistent:/usr/sbin/nologin"))
+        }
+        (false, [name, _, gid, _]) => Some(format!("{name}:x:{gid}:")),
+        _ => None,
+    }
+}
+
+/// Whether two lines have the same name or the same id.
+fn same_account(one: &str, other: &str) -> bool {
+    let key = |line: &str| {
+        let mut fields = line.split(':');
+        (fields.next().map(str::to_owned), fields.nth(1).map(str::to_owned))
+    };
+    let ((name, id), (other_name, other_id)) = (key(one), key(other));
+    name == other_name || id == other_id
 }
 
 fn take_etc(etc: &Path) -> Result<(), ImageError> {
@@ -361,16 +431,16 @@ fn take_tree(from: &Path, to: &Path, how: Take) -> Result<(), ImageError> {
     Ok(())
 }
 
-/// Makes the layer that lies over the machine's `/usr`.
-fn cover_usr(cover: &Path) -> Result<(), ImageError> {
+/// Makes the layer that lies over the machine's `/usr`, and tells what it hides.
+fn cover_usr(cover: &Path) -> Result<Vec<PathBuf>, ImageError> {
     let usr = Path::new(USR);
     copy_dir_shape(usr, cover)?;
     let mut made = HashSet::from([PathBuf::new()]);
     let mut hidden = Vec::new();
     find_unreadable(usr, Path::new(""), &mut hidden)?;
-    for path in hidden {
-        make_parents(&path, cover, &mut made)?;
-        let at = cover.join(&path);
+    for path in &hidden {
+        make_parents(path, cover, &mut made)?;
+        let at = cover.join(path);
         // A character device 0,0 in an upper layer says that the name does not exist.
         mknodat(CWD, &at, NodeType::CharacterDevice, Mode::empty(), 0)
             .map_err(|e| failed("make a whiteout", &at)(e.into()))?;
@@ -383,7 +453,7 @@ fn cover_usr(cover: &Path) -> Result<(), ImageError> {
         let at = cover.join(python);
         symlink("python3", &at).map_err(failed("link", &at))?;
     }
-    Ok(())
+    Ok(hidden)
 }
 
 /// Names below `/usr` that not everyone may read. What changes while it is read is passed over.
@@ -498,6 +568,20 @@ mod tests {
         let names: Vec<_> =
             fs::read_dir(&to).expect("it is there").map(|e| e.expect("readable").file_name()).collect();
         assert_eq!(names, ["open"]);
+    }
+
+    #[test]
+    fn accounts_of_packages_are_taken_and_those_of_people_are_not() {
+        let user = |line| package_account(line, true);
+        assert_eq!(
+            user("postgres:x:106:113:PostgreSQL administrator,,,:/var/lib/postgresql:/bin/bash").as_deref(),
+            Some("postgres:x:106:113::/nonexistent:/usr/sbin/nologin")
+        );
+        assert_eq!(user("ada:x:1000:1000:Ada Lovelace:/home/ada:/bin/zsh"), None);
+        assert_eq!(user("root:x:0:0:root:/root:/bin/bash"), None);
+        assert_eq!(user("nonsense"), None);
+        assert_eq!(package_account("ssl-cert:x:112:ada,postgres", false).as_deref(), Some("ssl-cert:x:112:"));
+        assert!(same_account("games:x:60:", "arcade:x:60:"));
     }
 
     #[test]

@@ -83,6 +83,8 @@ pub fn run(config: &LauncherConfig) -> Result<(), LauncherError> {
 
 struct Launcher {
     pid: Option<Pid>,
+    /// Held by this process and every walker.
+    _lock: std::fs::File,
     socket: OwnedFd,
     signals: OwnedFd,
     /// Walkers hand finished slots to the loop through this pair.
@@ -94,10 +96,24 @@ struct Launcher {
     init: OwnedFd,
     /// Slots that are ready, by the base of their range.
     slots: HashMap<u32, Slot>,
-    /// Walkers under way, and which request each owes an answer.
-    walkers: HashMap<i32, u64>,
+    /// Walkers under way.
+    walkers: HashMap<i32, Walker>,
+    /// Teardowns that wait for the end of a launch of the same sandbox.
+    waiting: Vec<Request>,
 }
 
+/// A request under way.
+struct Walker {
+    /// The request that it owes an answer.
+    serial: u64,
+    /// The sandbox that it makes, if it makes one.
+    launches: Option<SandboxId>,
+}
+
+/// A walker of the launcher before may be in the middle of a removal; it is killed with its launcher, and needs a moment to go.
+const LOCK_DEADLINE: std::time::Duration = std::time::Duration::from_secs(20);
+/// Between two tries.
+const LOCK_STEP: std::time::Duration = std::time::Duration::from_millis(1);
 /// Begins the name of an image that is being built.
 const UNFINISHED: &str = "unfinished-";
 
@@ -117,6 +133,7 @@ impl Launcher {
         let signals = sys::signals_as_descriptor(&signals).map_err(fatal("listen to signals"))?;
         // Before anything is opened: mounts can be copied only out of the namespace that one is in.
         own_mounts().map_err(fatal("make a mount namespace of its own"))?;
+        let lock = lock(&config.data_dir).map_err(fatal("take over from the launcher before"))?;
         let places = Places::open(&config.data_dir).map_err(fatal("open the data directory"))?;
         remove_unfinished_images(&places).map_err(fatal("remove unfinished images"))?;
         let cgroups = Cgroups::open(config.installation).map_err(fatal("prepare cgroups"))?;
@@ -136,6 +153,7 @@ impl Launcher {
         .map_err(fatal("make a socket pair"))?;
         Ok(Self {
             pid: Some(rustix::process::getpid()),
+            _lock: lock,
             socket,
             signals,
             slots_in,
@@ -146,6 +164,7 @@ impl Launcher {
             init,
             slots: HashMap::new(),
             walkers: HashMap::new(),
+            waiting: Vec::new(),
         })
     }
 
@@ -199,13 +218,25 @@ impl Launcher {
             self.reply(request.serial, result)?;
             return Ok(true);
         }
-        let slot = match &request.ask {
-            Ask::Launch(plan) => self.slots.remove(&plan.base),
-            _ => None,
+        self.start_walker(request)?;
+        Ok(true)
+    }
+
+    fn start_walker(&mut self, request: Request) -> io::Result<()> {
+        if let Ask::Teardown { sandbox } = request.ask
+            && self.end_launches_of(sandbox)
+        {
+            self.waiting.push(request);
+            return Ok(());
+        }
+        let (slot, launches) = match &request.ask {
+            Ask::Launch(plan) => (self.slots.remove(&plan.base), Some(plan.sandbox)),
+            _ => (None, None),
         };
         match sys::fork_process() {
             Ok(Cloned::Parent { pid }) => {
-                self.walkers.insert(pid as i32, request.serial);
+                self.walkers.insert(pid as i32, Walker { serial: request.serial, launches });
+                Ok(())
             }
             Ok(Cloned::Child) => {
                 // A walker dies with the launcher, so that nothing goes on behind the back of whoever cleans up after it.
@@ -219,9 +250,28 @@ impl Launcher {
                 let code = if self.reply(request.serial, result).is_ok() { ANSWERED } else { UNANSWERED };
                 sys::exit_now(code);
             }
-            Err(e) => self.reply(request.serial, Err(failure("fork a walker", &e)))?,
+            Err(e) => self.reply(request.serial, Err(failure("fork a walker", &e))),
         }
-        Ok(true)
+    }
+
+    /// Ends the launches of a sandbox that is to go; tells whether there were any. A teardown beside a launch could finish first,
+    /// and what the launch then makes would be nobody's, on ids that somebody else may have by then.
+    fn end_launches_of(&self, sandbox: SandboxId) -> bool {
+        let mut any = false;
+        for (pid, _) in self.walkers.iter().filter(|(_, walker)| walker.launches == Some(sandbox)) {
+            any = true;
+            if let Some(pid) = Pid::from_raw(*pid) {
+                // A child that is not reaped yet: the number is its own. If it has ended already, all the better.
+                let _ = rustix::process::kill_process(pid, Signal::KILL);
+            }
+        }
+        any
+    }
+
+    /// Starts the teardowns whose launches have ended.
+    fn start_waiting(&mut self) -> io::Result<()> {
+        let waiting = std::mem::take(&mut self.waiting);
+        waiting.into_iter().try_for_each(|request| self.start_walker(request))
     }
 
     /// Collects walkers and inits that ended. A walker that did not answer is answered for.
@@ -231,13 +281,15 @@ impl Launcher {
         loop {
             match wait(WaitOptions::NOHANG) {
                 Ok(Some((pid, status))) => {
-                    let Some(serial) = self.walkers.remove(&pid.as_raw_nonzero().get()) else { continue };
+                    let Some(Walker { serial, .. }) = self.walkers.remove(&pid.as_raw_nonzero().get()) else {
+                        continue;
+                    };
                     if status.exit_status() != Some(ANSWERED) {
                         let died = Failure { doing: "finish: the walker died".into(), errno: 0 };
                         self.reply(serial, Err(died))?;
                     }
                 }
-                Ok(None) | Err(Errno::CHILD) => return Ok(()),
+                Ok(None) | Err(Errno::CHILD) => return self.start_waiting(),
                 Err(Errno::INTR) => {}
                 Err(e) => return Err(e.into()),
             }
@@ -280,7 +332,7 @@ impl Launcher {
     fn walk(&mut self, ask: Ask, slot: Option<Slot>) -> Result<Answer, Failure> {
         match ask {
             Ask::Hello { .. } => Ok(Answer::Hello { version: VERSION }),
-            Ask::PrepareHostImage => self.prepare_host_image(),
+            Ask::PrepareHostImage { thorough } => self.prepare_host_image(thorough),
             Ask::PrepareSlot { base } => self.prepare_slot(base),
             Ask::Launch(plan) => self.launch(&plan, slot),
             Ask::Teardown { sandbox } => self.teardown(sandbox),
@@ -412,13 +464,17 @@ impl Launcher {
         }
     }
 
-    fn prepare_host_image(&self) -> Result<Answer, Failure> {
+    fn prepare_host_image(&self, thorough: bool) -> Result<Answer, Failure> {
         let (dir, path) = self.places.host_images();
         let stamp = host_image::stamp().map_err(refused("look at the machine"))?;
+        let hidden = if thorough { Some(host_image::hidden().map_err(image_failure)?) } else { None };
         let current = self.current_generation().map_err(refused("list generations"))?;
         if let Some(current) = current {
-            let made_for = std::fs::read_to_string(path.join(current.to_string()).join("stamp"));
-            if made_for.is_ok_and(|made_for| made_for == stamp) {
+            let image = path.join(current.to_string());
+            let same = |file: &str, now: &str| {
+                std::fs::read_to_string(image.join(file)).is_ok_and(|then| then == now)
+            };
+            if same("stamp", &stamp) && hidden.as_ref().is_none_or(|hidden| same("hidden", hidden)) {
                 return Ok(Answer::Done);
             }
         }
@@ -429,15 +485,7 @@ impl Launcher {
         let building = path.join(&unfinished);
         let built = std::fs::create_dir(&building)
             .map_err(refused("make a directory for the image"))
-            .and_then(|()| {
-                host_image::build(&building).map_err(|e| {
-                    let errno = match &e {
-                        host_image::ImageError::Io { source, .. } => source.raw_os_error().unwrap_or(0),
-                        host_image::ImageError::NotMerged { .. } => 0,
-                    };
-                    Failure { doing: format!("build the image `host`: {e}"), errno }
-                })
-            });
+            .and_then(|()| host_image::build(&building).map_err(image_failure));
         let named = built.and_then(|()| {
             std::fs::write(building.join("stamp"), &stamp).map_err(refused("write the image's stamp"))?;
             match std::fs::rename(&building, path.join(next.to_string())) {
@@ -477,11 +525,35 @@ impl Launcher {
     }
 }
 
+/// Waits until the launcher before and all its walkers are gone: walkers inherit the lock, and init, which is executed, does not.
+/// Otherwise a launch that the old one still works on could appear after the new daemon has taken its inventory.
+fn lock(data_dir: &std::path::Path) -> io::Result<std::fs::File> {
+    use std::os::unix::fs::OpenOptionsExt;
+    let path = data_dir.join("launcher.lock");
+    let file = std::fs::OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(path)?;
+    let deadline = std::time::Instant::now() + LOCK_DEADLINE;
+    loop {
+        match rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Ok(file),
+            Err(Errno::WOULDBLOCK) if std::time::Instant::now() < deadline => std::thread::sleep(LOCK_STEP),
+            Err(e) => return Err(e.into()),
+        }
+    }
+}
+
 /// What a launcher that was killed had begun. Its walkers died with it.
 fn remove_unfinished_images(places: &Places) -> io::Result<()> {
     let dir = places.host_images().0;
     let unfinished = names(dir)?.into_iter().filter(|name| name.starts_with(UNFINISHED));
     unfinished.into_iter().try_for_each(|name| remove_tree(dir, &name))
+}
+
+fn image_failure(error: host_image::ImageError) -> Failure {
+    let errno = match &error {
+        host_image::ImageError::Io { source, .. } => source.raw_os_error().unwrap_or(0),
+        host_image::ImageError::NotMerged { .. } => 0,
+    };
+    Failure { doing: format!("build the image `host`: {error}"), errno }
 }
 
 fn make_slot(base: u32) -> Result<Slot, Failure> {
@@ -514,8 +586,8 @@ fn own_mounts() -> io::Result<()> {
     Ok(mount_change("/", MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC)?)
 }
 
-/// Every new sandbox copies the launcher's mounts and throws them away; fewer are quicker. What stays: the root, what holds
-/// `/usr` and the data directory, and `/proc`.
+/// Every new sandbox copies the launcher's mounts and throws them away; fewer are quicker. What stays: the root, `/proc`, and what holds
+/// the data directory or something that goes into the image `host`.
 fn drop_foreign_mounts(data_dir: &std::path::Path) -> io::Result<()> {
     let mountinfo = std::fs::read_to_string("/proc/self/mountinfo")?;
     let points: Vec<&str> = mountinfo.lines().filter_map(|line| line.split(' ').nth(4)).collect();
@@ -525,7 +597,7 @@ fn drop_foreign_mounts(data_dir: &std::path::Path) -> io::Result<()> {
         let needed = point == "/"
             || path == std::path::Path::new("/proc")
             || data_dir.starts_with(path)
-            || std::path::Path::new(host_image::USR).starts_with(path)
+            || host_image::SOURCES.iter().any(|source| std::path::Path::new(source).starts_with(path))
             // Names with escaped characters are rare and harmless: they stay.
             || point.contains('\\');
         if !needed {

@@ -43,6 +43,8 @@ const QUICK_DEADLINE: Duration = Duration::from_secs(30);
 const CONNECT_DEADLINE: Duration = Duration::from_secs(5);
 /// Slots kept ready: a burst of this many creates pays nothing for namespaces.
 const SLOTS_READY: usize = 16;
+/// For how long no file below `/usr` is taken to have become private without looking at each.
+const IMAGE_TRUSTED_WHOLLY: Duration = Duration::from_secs(60);
 /// For how long the image is taken to be up to date without looking.
 const IMAGE_TRUSTED: Duration = Duration::from_secs(5);
 
@@ -66,7 +68,14 @@ struct Inner {
     /// The launcher as far as it is alive. Locked only to look or to replace, never while waiting for an answer.
     launcher: tokio::sync::Mutex<Option<Arc<Link>>>,
     ranges: Mutex<Ids>,
-    image_checked: tokio::sync::Mutex<Option<Instant>>,
+    image_checked: tokio::sync::Mutex<ImageChecked>,
+}
+
+/// When the image was last compared with the machine.
+#[derive(Default)]
+struct ImageChecked {
+    quickly: Option<Instant>,
+    thoroughly: Option<Instant>,
 }
 
 /// Who has which ids.
@@ -92,7 +101,7 @@ impl NsBackend {
             config,
             launcher: tokio::sync::Mutex::new(Some(link)),
             ranges: Mutex::new(Ids { ranges, ready: VecDeque::new(), used }),
-            image_checked: tokio::sync::Mutex::new(None),
+            image_checked: tokio::sync::Mutex::new(ImageChecked::default()),
         }));
         backend.keep_slots_ready();
         Ok(backend)
@@ -149,6 +158,17 @@ impl NsBackend {
         }
     }
 
+    /// Beside the creates, which need not wait for it: it reads all of `/usr`.
+    fn check_image_thoroughly(&self) {
+        let backend = self.clone();
+        tokio::spawn(async move {
+            let ask = Ask::PrepareHostImage { thorough: true };
+            if let Err(error) = backend.ask("check the image `host`", ask, IMAGE_DEADLINE).await {
+                tracing::warn!(%error, "the image `host` could not be compared with the machine");
+            }
+        });
+    }
+
     fn take_range(&self, sandbox: SandboxId) -> Result<u32, BackendError> {
         let mut ids = self.ids();
         let base = match ids.ready.pop_front() {
@@ -181,9 +201,17 @@ impl Backend for NsBackend {
         let Rootfs::Host = rootfs;
         // One caller looks, the others wait for what it finds.
         let mut checked = self.0.image_checked.lock().await;
-        if checked.is_none_or(|at| at.elapsed() > IMAGE_TRUSTED) {
-            self.ask("prepare the image `host`", Ask::PrepareHostImage, IMAGE_DEADLINE).await?;
-            *checked = Some(Instant::now());
+        let first = checked.quickly.is_none();
+        if checked.quickly.is_none_or(|at| at.elapsed() > IMAGE_TRUSTED) {
+            let ask = Ask::PrepareHostImage { thorough: first };
+            self.ask("prepare the image `host`", ask, IMAGE_DEADLINE).await?;
+            checked.quickly = Some(Instant::now());
+        }
+        if first || checked.thoroughly.is_some_and(|at| at.elapsed() > IMAGE_TRUSTED_WHOLLY) {
+            checked.thoroughly = Some(Instant::now());
+            if !first {
+                self.check_image_thoroughly();
+            }
         }
         Ok(())
     }
@@ -339,12 +367,7 @@ impl Link {
             }
             match answered.await {
                 Ok(Ok(answer)) => Ok(answer),
-                Ok(Err(Failure { doing, errno: 0 })) => {
-                    Err(BackendError::Refused { doing, source: io::Error::other("see above") })
-                }
-                Ok(Err(Failure { doing, errno })) => {
-                    Err(BackendError::Refused { doing, source: io::Error::from_raw_os_error(errno) })
-                }
+                Ok(Err(failure)) => Err(failed(failure)),
                 Err(_) => Err(BackendError::LauncherGone { doing }),
             }
         };
@@ -422,6 +445,19 @@ async fn read_replies(socket: AsyncFd<OwnedFd>, link: Weak<Link>) {
             return;
         }
     }
+}
+
+/// A machine that is full is told apart from one that is broken.
+fn failed(Failure { doing, errno }: Failure) -> BackendError {
+    let full = match errno {
+        libc::EAGAIN => "processes",
+        libc::EMFILE | libc::ENFILE => "file descriptors",
+        libc::ENOMEM => "memory",
+        libc::ENOSPC | libc::EDQUOT => "disk space or kernel objects",
+        0 => return BackendError::Refused { doing, source: io::Error::other("the launcher refused") },
+        errno => return BackendError::Refused { doing, source: io::Error::from_raw_os_error(errno) },
+    };
+    BackendError::Full { what: full }
 }
 
 fn refused(doing: &'static str) -> impl FnOnce(io::Error) -> BackendError {

@@ -55,9 +55,10 @@ pub enum Step {
     Processes,
     /// Terminals of its own.
     Terminals,
-    /// Shared memory of its own, no larger than the memory limit, to which it counts.
+    /// Shared memory of its own. It counts to the memory limit and stays when its makers have ended, so it may take only a part
+    /// of that: were it to take all, nothing that could be killed would free any, and init would die for it.
     SharedMemory {
-        /// The limit.
+        /// How much there is.
         bytes: u64,
     },
     /// Makes the new root the root and lets go of the old one. After all mounts: their sources are in the old root.
@@ -87,7 +88,7 @@ pub fn steps(plan: &Plan) -> Vec<Step> {
         Step::Attach(Shared::System, "sys"),
         Step::Processes,
         Step::Terminals,
-        Step::SharedMemory { bytes: plan.limits.memory_bytes },
+        Step::SharedMemory { bytes: plan.limits.memory_bytes / 2 },
         Step::ChangeRoot,
         Step::Hostname(plan.hostname.clone()),
         Step::BecomeGuest,

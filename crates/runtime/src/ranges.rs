@@ -8,10 +8,12 @@
 use std::collections::{BTreeSet, HashSet};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
 use wire::InstallationId;
 
 use crate::slot::IDS;
@@ -24,6 +26,11 @@ const BLOCK: u32 = 64;
 const BLOCKS: u32 = 512;
 /// Where claims are.
 pub const CLAIMS: &str = "/run/shoal/ranges";
+
+/// Another daemon holds the lock for as long as it takes to read some small files.
+const LOCK_DEADLINE: Duration = Duration::from_secs(5);
+/// Between two tries.
+const LOCK_STEP: Duration = Duration::from_millis(1);
 
 /// The ranges of one installation.
 pub struct Ranges {
@@ -61,7 +68,9 @@ impl Claimant {
 impl Ranges {
     /// The ranges that this installation has claimed before, without those `in_use`.
     pub fn open(claims: &Path, claimant: Claimant, in_use: &HashSet<u32>) -> io::Result<Self> {
-        fs::DirBuilder::new().recursive(true).mode(0o755).create(claims)?;
+        fs::DirBuilder::new().recursive(true).mode(0o700).create(claims)?;
+        // Also where it existed: whoever can open the lock can hold it.
+        fs::set_permissions(claims, fs::Permissions::from_mode(0o700))?;
         let mut ranges =
             Self { claims: claims.into(), claimant, blocks: BTreeSet::new(), free: BTreeSet::new() };
         let _lock = ranges.lock()?;
@@ -153,9 +162,15 @@ fn read_holder(claims: &Path, block: u32) -> io::Result<Option<Claimant>> {
 
 fn lock(claims: &Path) -> io::Result<File> {
     let file =
-        OpenOptions::new().write(true).create(true).truncate(false).mode(0o644).open(claims.join("lock"))?;
-    flock(&file, FlockOperation::LockExclusive)?;
-    Ok(file)
+        OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(claims.join("lock"))?;
+    let deadline = Instant::now() + LOCK_DEADLINE;
+    loop {
+        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Ok(file),
+            Err(Errno::WOULDBLOCK) if Instant::now() < deadline => std::thread::sleep(LOCK_STEP),
+            Err(e) => return Err(e.into()),
+        }
+    }
 }
 
 #[cfg(test)]

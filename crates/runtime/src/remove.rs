@@ -13,6 +13,9 @@ use rustix::io::Errno;
 /// Directories held open at once. Deeper ones are moved up to the top.
 const DEPTH_MAX: usize = 32;
 
+/// Names that are read at once.
+const BATCH: usize = 4096;
+
 /// Removes `name` in `parent` and everything below it. Harmless when it does not exist.
 pub fn remove_tree(parent: BorrowedFd<'_>, name: &str) -> io::Result<()> {
     let top = match open_dir(parent, name) {
@@ -21,15 +24,8 @@ pub fn remove_tree(parent: BorrowedFd<'_>, name: &str) -> io::Result<()> {
         Err(Errno::NOTDIR | Errno::LOOP) => return Ok(unlinkat(parent, name, AtFlags::empty())?),
         Err(e) => return Err(e.into()),
     };
-    let mut moved = 0u64;
-    // Each round empties what is at most DEPTH_MAX deep; what was deeper lies at the top for the next round.
-    loop {
-        let before = moved;
-        empty(top.as_fd(), top.as_fd(), 0, &mut moved)?;
-        if moved == before {
-            break;
-        }
-    }
+    // What lies too deep is moved to the top, which is read again until it is empty.
+    empty(top.as_fd(), top.as_fd(), 0, &mut 0)?;
     drop(top);
     match unlinkat(parent, name, AtFlags::REMOVEDIR) {
         Ok(()) | Err(Errno::NOENT) => Ok(()),
@@ -38,29 +34,46 @@ pub fn remove_tree(parent: BorrowedFd<'_>, name: &str) -> io::Result<()> {
 }
 
 fn empty(top: BorrowedFd<'_>, dir: BorrowedFd<'_>, depth: usize, moved: &mut u64) -> io::Result<()> {
-    for (name, kind) in entries(dir)? {
-        let name = name.as_c_str();
-        if kind != FileType::Directory {
-            match unlinkat(dir, name, AtFlags::empty()) {
-                Ok(()) | Err(Errno::NOENT) => continue,
-                // The kind was not told, or it changed: it is a directory after all.
-                Err(Errno::ISDIR) => {}
-                Err(e) => return Err(e.into()),
-            }
+    loop {
+        let batch = some_entries(dir)?;
+        if batch.is_empty() {
+            return Ok(());
         }
-        if depth + 1 >= DEPTH_MAX {
-            move_up(dir, name, top, moved)?;
-            continue;
+        for (name, kind) in batch {
+            remove_entry(top, dir, &name, kind, depth, moved)?;
         }
-        let child = openat(dir, name, DIRECTORY, Mode::empty())?;
-        empty(top, child.as_fd(), depth + 1, moved)?;
-        drop(child);
-        match unlinkat(dir, name, AtFlags::REMOVEDIR) {
-            Ok(()) | Err(Errno::NOENT) => {}
+    }
+}
+
+/// What somebody else has removed in the meantime is removed.
+fn remove_entry(
+    top: BorrowedFd<'_>,
+    dir: BorrowedFd<'_>,
+    name: &CStr,
+    kind: FileType,
+    depth: usize,
+    moved: &mut u64,
+) -> io::Result<()> {
+    if kind != FileType::Directory {
+        match unlinkat(dir, name, AtFlags::empty()) {
+            Ok(()) | Err(Errno::NOENT) => return Ok(()),
+            // The kind was not told, or it changed: it is a directory after all.
+            Err(Errno::ISDIR) => {}
             Err(e) => return Err(e.into()),
         }
     }
-    Ok(())
+    if depth + 1 >= DEPTH_MAX {
+        return move_up(dir, name, top, moved);
+    }
+    match openat(dir, name, DIRECTORY, Mode::empty()) {
+        Ok(child) => empty(top, child.as_fd(), depth + 1, moved)?,
+        Err(Errno::NOENT) => return Ok(()),
+        Err(e) => return Err(e.into()),
+    }
+    match unlinkat(dir, name, AtFlags::REMOVEDIR) {
+        Ok(()) | Err(Errno::NOENT) => Ok(()),
+        Err(e) => Err(e.into()),
+    }
 }
 
 /// Moves a directory to a free name at the top. The guest may have taken any name there, so taken ones are passed over.
@@ -69,7 +82,7 @@ fn move_up(dir: BorrowedFd<'_>, name: &CStr, top: BorrowedFd<'_>, moved: &mut u6
         let refuge = format!(".shoal-removing-{moved}");
         *moved += 1;
         match renameat_with(dir, name, top, refuge.as_str(), RenameFlags::NOREPLACE) {
-            Ok(()) => return Ok(()),
+            Ok(()) | Err(Errno::NOENT) => return Ok(()),
             Err(Errno::EXIST) => {}
             Err(e) => return Err(e.into()),
         }
@@ -83,15 +96,18 @@ fn open_dir(parent: BorrowedFd<'_>, name: &str) -> Result<OwnedFd, Errno> {
     openat(parent, name, DIRECTORY, Mode::empty())
 }
 
-/// All names but `.` and `..`. Read whole before anything is removed, since a directory that shrinks under its reader
-/// may hide entries.
-fn entries(dir: BorrowedFd<'_>) -> io::Result<Vec<(CString, FileType)>> {
+/// Some names other than `.` and `..`, none when there are none. A batch is read before any of it is removed, since a directory
+/// that shrinks under its reader may hide entries; and it is bounded, since a directory may hold more names than memory.
+fn some_entries(dir: BorrowedFd<'_>) -> io::Result<Vec<(CString, FileType)>> {
     let mut names = Vec::new();
     for entry in Dir::read_from(dir)? {
         let entry = entry?;
         let name = entry.file_name();
         if name != c"." && name != c".." {
             names.push((name.to_owned(), entry.file_type()));
+        }
+        if names.len() == BATCH {
+            break;
         }
     }
     Ok(names)
@@ -112,9 +128,9 @@ mod tests {
         let dir = tempfile::tempdir().expect("a temporary directory");
         fs::create_dir(dir.path().join("tree")).expect("it can be made");
         let mut at = open(&dir.path().join("tree"));
-        for level in 0..5_000 {
+        for level in 0..1_000 {
             rustix::fs::mkdirat(&at, "d", Mode::RWXU).expect("it can be made");
-            if level % 500 == 0 {
+            if level % 100 == 0 {
                 let flags = OFlags::WRONLY | OFlags::CREATE;
                 openat(&at, "file", flags, Mode::RWXU).expect("it can be made");
             }

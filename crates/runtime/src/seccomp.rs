@@ -3,7 +3,7 @@
 //! A list of what is denied rather than of what is allowed: builds, debuggers and language runtimes use nearly all of the
 //! kernel, and the walls are the namespaces. The list closes what the walls do not cover (subsystems that are
 //! not namespaced, or that had the most holes) and gives the errors that libraries know how to take.
-//! Calls newer than [`NEWEST_KNOWN`] do not exist for a guest, so a new kernel opens nothing by itself.
+//! Calls newer than `NEWEST_KNOWN` do not exist for a guest, so a new kernel opens nothing by itself.
 
 use std::collections::BTreeMap;
 
@@ -15,6 +15,8 @@ use seccompiler::{
 
 /// file_setattr(2), Linux 6.17: the last call that was looked at for this list.
 const NEWEST_KNOWN: u32 = 469;
+/// Linux 6.15, newer than libc's list.
+const OPEN_TREE_ATTR: c_long = 467;
 /// Calls of the x32 ABI have this bit, and the same architecture as ours: a filter that forgets it can be walked around.
 const X32_BIT: u32 = 0x4000_0000;
 
@@ -43,6 +45,7 @@ const FORBIDDEN: &[c_long] = &[
     libc::SYS_fsmount,
     libc::SYS_fspick,
     libc::SYS_mount_setattr,
+    OPEN_TREE_ATTR,
     libc::SYS_setns,
     // The kernel itself.
     libc::SYS_init_module,
@@ -90,6 +93,8 @@ const MISSING: &[c_long] = &[
     libc::SYS_nfsservctl,
     libc::SYS_lookup_dcookie,
     libc::SYS_memfd_secret,
+    // The kernel has one stock of contexts for the whole machine; databases do without where there are none.
+    libc::SYS_io_setup,
 ];
 
 /// The filters, compiled. Made once; every sandbox gets the same.
@@ -103,8 +108,18 @@ impl Filters {
         forbidden.insert(libc::SYS_unshare, namespace_rules(0)?);
         forbidden.insert(libc::SYS_clone, namespace_rules(0)?);
         forbidden.insert(libc::SYS_socket, socket_rules()?);
+        let kept = BTreeMap::from([
+            (libc::SYS_setrlimit, vec![SeccompRule::new(vec![equals(0, RESOURCE_CORE)?])?]),
+            (libc::SYS_prlimit64, vec![SeccompRule::new(vec![equals(1, RESOURCE_CORE)?, not_null(2)?])?]),
+        ]);
         let missing = MISSING.iter().map(|call| (*call, vec![])).collect();
-        Ok(Self(vec![unknown_calls(), filter(missing, libc::ENOSYS)?, filter(forbidden, libc::EPERM)?]))
+        Ok(Self(vec![
+            unknown_calls(),
+            filter(missing, libc::ENOSYS)?,
+            filter(forbidden, libc::EPERM)?,
+            // Answered with success, and not done: programs that hold secrets end when they cannot lower it.
+            filter(kept, 0)?,
+        ]))
     }
 
     /// Puts them on this process and everything it starts. Also sets no_new_privs.
@@ -119,6 +134,18 @@ fn filter(
 ) -> Result<BpfProgram, seccompiler::BackendError> {
     let arch = TargetArch::try_from(std::env::consts::ARCH)?;
     SeccompFilter::new(rules, SeccompAction::Allow, SeccompAction::Errno(errno as u32), arch)?.try_into()
+}
+
+/// The limit on core dumps stays what it is: at 1 the kernel neither writes a file nor starts the host's handler, at 0 it would
+/// start the handler, outside of every limit of the sandbox (core(5)).
+const RESOURCE_CORE: u64 = libc::RLIMIT_CORE as u64;
+
+fn equals(argument: u8, value: u64) -> Result<SeccompCondition, seccompiler::BackendError> {
+    SeccompCondition::new(argument, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, value)
+}
+
+fn not_null(argument: u8) -> Result<SeccompCondition, seccompiler::BackendError> {
+    SeccompCondition::new(argument, SeccompCmpArgLen::Qword, SeccompCmpOp::Ne, 0)
 }
 
 /// One rule per namespace: any of the flags in argument `argument` matches.

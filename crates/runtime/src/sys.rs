@@ -163,8 +163,8 @@ pub fn close_on_exec_from(first: RawFd) -> io::Result<()> {
 
 /// Makes `from` also known as descriptor `to`, which the program after exec inherits.
 pub fn inherit_as(from: BorrowedFd<'_>, to: RawFd) -> io::Result<()> {
-    // SAFETY: integers only. `to` is one of the low numbers that the caller reserved: no `OwnedFd` of this process has it
-    // (the launcher moves its own descriptors above them at start).
+    // SAFETY: integers only. Called just before exec on the low numbers that the new program expects: whatever `OwnedFd` had
+    // one of them is not used again, and everything that is still needed was duplicated above them first.
     let result = unsafe { libc::dup2(from.as_raw_fd(), to) };
     check(c_long::from(result))
 }

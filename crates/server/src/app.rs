@@ -108,7 +108,7 @@ pub struct Arrival {
     pub place: Place,
 }
 
-/// The key of a request that passed [`authenticate`].
+/// The key of a request that passed `authenticate`.
 pub struct Caller(pub Key);
 
 impl<S: Send + Sync> FromRequestParts<S> for Caller {

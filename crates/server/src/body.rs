@@ -87,11 +87,17 @@ impl<T: DeserializeOwned + Default, S: Send + Sync> FromRequest<S> for OptionalJ
     type Rejection = ApiError;
 
     async fn from_request(request: Request, _: &S) -> Result<Self, ApiError> {
-        if request.headers().contains_key(header::CONTENT_TYPE) {
-            return read_json(request, BODY_MAX).await.map(Self);
+        let named = request.headers().contains_key(header::CONTENT_TYPE);
+        if named {
+            require_json(request.headers())?;
         }
         let bytes = read_bytes(request, BODY_MAX).await?;
-        if bytes.is_empty() { Ok(Self(T::default())) } else { Err(not_json()) }
+        match (bytes.is_empty(), named) {
+            // Many clients call even an empty body JSON.
+            (true, _) => Ok(Self(T::default())),
+            (false, true) => parse_json(&bytes).map(Self),
+            (false, false) => Err(not_json()),
+        }
     }
 }
 

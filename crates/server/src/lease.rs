@@ -33,6 +33,8 @@ use crate::data_dir::Listening;
 const FIRST_LEASE_MAX: Duration = Duration::from_secs(30);
 /// How long a client may take to read its lease, a few dozen bytes that fit any socket's buffer.
 const GRANT_MAX: Duration = Duration::from_secs(5);
+/// How long to wait when the process has no descriptor left for another lease.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Directories inside directories that are removed; more than any path the kernel takes in one piece could have.
 const DEPTH_MAX: usize = 4096;
 
@@ -122,7 +124,7 @@ impl Leases {
                 let _ = count.wait_for(|count| *count == 0).await;
             };
             tokio::select! {
-                error = self.give(&grant) => return Err(error),
+                never = self.give(&grant) => match never {},
                 () = idle => {}
             }
             first = false;
@@ -130,7 +132,7 @@ impl Leases {
             let fail = |source| LeaseError { doing: "lock", path: lock.clone(), source };
             // Leases go on being given meanwhile: a client that has the lock waits for one.
             let lock = tokio::select! {
-                error = self.give(&grant) => return Err(error),
+                never = self.give(&grant) => match never {},
                 lock = take_lock(lock.clone()) => lock.map_err(fail)?,
             };
             if *self.count.borrow() == 0 {
@@ -140,7 +142,7 @@ impl Leases {
     }
 
     /// Accepts for ever. Cancel-safe: a lease that was given is counted before anything is waited for.
-    async fn give(&self, grant: &str) -> LeaseError {
+    async fn give(&self, grant: &str) -> std::convert::Infallible {
         loop {
             match self.listener.accept().await {
                 Ok((stream, _)) => {
@@ -148,8 +150,10 @@ impl Leases {
                     tokio::spawn(hold(stream, grant.to_owned(), held));
                 }
                 Err(source) if source.kind() == io::ErrorKind::ConnectionAborted => {}
-                Err(source) => {
-                    return LeaseError { doing: "accept on", path: self.directory.socket(), source };
+                Err(error) => {
+                    // Descriptors may be short for a moment. To give up would leave everything behind.
+                    tracing::warn!(%error, "cannot accept a lease");
+                    tokio::time::sleep(ACCEPT_PAUSE).await;
                 }
             }
         }

@@ -32,6 +32,8 @@ const HEADERS_MAX: usize = 64;
 const READ_BUFFER_MAX: usize = 64 << 10;
 /// From the connection to the end of the TLS handshake.
 const HANDSHAKE_TIME_MAX: Duration = Duration::from_secs(10);
+/// How long a client may leave an answer unread.
+const UNREAD_MAX: Duration = Duration::from_secs(60);
 /// How long to wait when the process has no descriptor left for another connection.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
@@ -177,7 +179,10 @@ impl Connection {
 
 fn prepare(tcp: &TcpStream) -> Option<SocketAddr> {
     // Answers are small and waited for: never hold one back to fill a packet.
-    tcp.set_nodelay(true).and_then(|()| tcp.local_addr()).ok()
+    tcp.set_nodelay(true).ok()?;
+    // Someone who asks and never reads the answers would otherwise hold a connection for ever, and needs no key for it.
+    rustix::net::sockopt::set_tcp_user_timeout(tcp, UNREAD_MAX.as_millis() as u32).ok()?;
+    tcp.local_addr().ok()
 }
 
 fn acceptor(files: &TlsFiles) -> Result<TlsAcceptor, ListenError> {

@@ -26,7 +26,7 @@ pub fn start(format: Format, filter: &str) -> Result<(), ParseError> {
     let logs = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     match format {
         Format::Human { colour } => logs.with_ansi(colour && std::io::stderr().is_terminal()).init(),
-        Format::Json => logs.json().flatten_event(true).init(),
+        Format::Json => logs.json().flatten_event(true).with_current_span(false).init(),
     }
     Ok(())
 }

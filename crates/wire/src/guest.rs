@@ -164,7 +164,8 @@ pub enum FromInit {
         handle: Handle,
         /// Its process in the guest's own numbers, where it was started.
         pid: Option<u32>,
-        /// How much stdin it has taken over.
+        /// How much stdin init has received for it, whether the command has it yet or not: the daemon sends on from here.
+        /// After the `Resume`, a `StdinAck` says how much of it the command was given.
         stdin: u64,
     },
     /// All commands have been named.

@@ -36,7 +36,10 @@ pub enum Ask {
         installation: InstallationId,
     },
     /// Build or refresh the image `host`, unless it is still true.
-    PrepareHostImage,
+    PrepareHostImage {
+        /// Look at every file that it shows, and not only at what changes when packages come and go.
+        thorough: bool,
+    },
     /// Make namespaces ahead of a launch with this id range.
     PrepareSlot {
         /// The first host id of the range.

@@ -1,0 +1,245 @@
+//! What a caller can do with a command: look, wait, read, write, signal.
+
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::time::{Instant, timeout_at};
+use wire::guest::{TerminalSize, ToInit};
+
+use super::{ANSWER_SECONDS, Hub, HubState, Output, Phase, STDIN_SECONDS, STREAMS};
+use crate::error::EngineError;
+use crate::guest::Unsaid;
+use crate::log::{Next, ReadPlan};
+use crate::model::{Command, Gathered, Offsets, Signal, Span};
+
+/// A command that can be watched and acted on. Holding it keeps nothing alive but memory.
+#[derive(Clone)]
+pub struct CommandRef {
+    pub(crate) hub: Arc<Hub>,
+}
+
+impl CommandRef {
+    /// As it is now.
+    pub fn now(&self) -> Command {
+        self.hub.now()
+    }
+
+    /// When it is over.
+    pub async fn ended(&self) -> Command {
+        let over = |state: &mut HubState| match state.phase {
+            Phase::Ended(_) => ControlFlow::Break(()),
+            Phase::Intended | Phase::Refused(_) | Phase::Committed | Phase::Finishing => {
+                ControlFlow::Continue(())
+            }
+        };
+        self.hub.until(over).await;
+        self.hub.now()
+    }
+
+    /// Output from these offsets on, live, until the end. While one is attached and makes progress, what it has not yet
+    /// read does not fall off the front; the command is made to wait instead.
+    pub fn attach(&self, from: Offsets) -> Output {
+        Output::attach(&self.hub, from)
+    }
+
+    /// All output that is kept now, at most `limit` bytes of each stream from where it begins.
+    pub async fn output(&self, limit: usize) -> Result<Gathered, EngineError> {
+        let reading = self.attach(Offsets::default());
+        let spans = {
+            let state = self.hub.lock();
+            [state.logs[0].span(), state.logs[1].span()]
+        };
+        let mut all = [Vec::new(), Vec::new()];
+        let mut cut = [false, false];
+        for log in 0..STREAMS.len() {
+            let Span { start, end } = spans[log];
+            let until = end.min(start.saturating_add(limit as u64));
+            cut[log] = start > 0 || until < end;
+            let mut at = start;
+            while at < until {
+                let next = self.hub.lock().logs[log].next(&self.hub.directory(), at, until);
+                let bytes = match next {
+                    Next::Memory(bytes, _) => bytes,
+                    Next::File(plan) => self.read_file(plan).await?,
+                    Next::Lost(to) => {
+                        cut[log] = true;
+                        at = to;
+                        continue;
+                    }
+                    Next::Nothing => break,
+                };
+                at += bytes.len() as u64;
+                all[log].extend_from_slice(&bytes);
+            }
+        }
+        drop(reading);
+        let [stdout, stderr] = all;
+        Ok(Gathered { stdout, stdout_cut: cut[0], stderr, stderr_cut: cut[1] })
+    }
+
+    async fn read_file(&self, plan: ReadPlan) -> Result<Bytes, EngineError> {
+        let read = tokio::task::spawn_blocking(move || plan.read()).await;
+        let read = read.unwrap_or_else(|error| Err(std::io::Error::other(error)));
+        read.map_err(|source| EngineError::Log { doing: "read", id: self.hub.id.clone(), source })
+    }
+
+    /// Hands bytes to stdin; waits while the command's window is full, at most [`STDIN_SECONDS`].
+    /// `at`: where they begin, so that a retry writes once; `None` appends.
+    /// Answers with the length of stdin so far.
+    ///
+    /// What was handed over is in the daemon's memory until [`StdinAck`](crate::OutputEvent::StdinAck) covers it. A caller that must
+    /// survive the daemon's death keeps what is not covered, and says it again with `at`.
+    pub async fn write_stdin(&self, at: Option<u64>, bytes: Bytes) -> Result<u64, EngineError> {
+        let deadline = Instant::now() + Duration::from_secs(STDIN_SECONDS);
+        let mut at = at;
+        let mut rest = bytes;
+        let whole = async {
+            loop {
+                let step = self.hub.until(|state| self.take_input(state, &mut at, &mut rest)).await;
+                self.hub.offer_stdin();
+                if let Some(result) = step {
+                    return result;
+                }
+            }
+        };
+        let late = |_| EngineError::StdinStalled { id: self.hub.id.clone() };
+        timeout_at(deadline, whole).await.map_err(late)?
+    }
+
+    /// Moves what fits into the window. Breaks with `None` when more is left.
+    #[allow(clippy::type_complexity)] // Only `write_stdin` sees it.
+    fn take_input(
+        &self,
+        state: &mut HubState,
+        at: &mut Option<u64>,
+        rest: &mut Bytes,
+    ) -> ControlFlow<Option<Result<u64, EngineError>>> {
+        if let Err(error) = self.takes_input(state) {
+            return ControlFlow::Break(Some(Err(error)));
+        }
+        if state.stdin.unknown {
+            return ControlFlow::Continue(());
+        }
+        let accepted = state.stdin.accepted();
+        if let Some(from) = at.take() {
+            if from > accepted {
+                let why = format!("it is {from}, but only {accepted} bytes have come");
+                return ControlFlow::Break(Some(Err(EngineError::Invalid { what: "stdin offset", why })));
+            }
+            // What came before is not written twice.
+            let again = usize::try_from(accepted - from).unwrap_or(usize::MAX).min(rest.len());
+            let _ = rest.split_to(again);
+        }
+        if rest.is_empty() {
+            return ControlFlow::Break(Some(Ok(accepted)));
+        }
+        let fits = usize::try_from(state.stdin.room()).unwrap_or(usize::MAX).min(rest.len());
+        if fits == 0 {
+            return ControlFlow::Continue(());
+        }
+        state.stdin.buffer.extend(rest.split_to(fits).iter());
+        ControlFlow::Break(rest.is_empty().then(|| Ok(state.stdin.accepted())))
+    }
+
+    fn takes_input(&self, state: &HubState) -> Result<(), EngineError> {
+        if state.ending.is_some() {
+            return Err(EngineError::CommandEnded { id: self.hub.id.clone() });
+        }
+        if state.stdin.closed || state.stdin.end.is_some() {
+            return Err(EngineError::StdinClosed { id: self.hub.id.clone() });
+        }
+        Ok(())
+    }
+
+    /// No more stdin. Answers when init knows; asking twice is harmless.
+    pub async fn end_stdin(&self) -> Result<(), EngineError> {
+        let deadline = Instant::now() + Duration::from_secs(STDIN_SECONDS);
+        let stalled = |_| EngineError::StdinStalled { id: self.hub.id.clone() };
+        let set = self.hub.until(|state| {
+            if state.stdin.closed || state.stdin.end.is_some() {
+                // It has no input, or gets no more: the wish is already true.
+                return ControlFlow::Break(Ok(()));
+            }
+            if state.ending.is_some() {
+                return ControlFlow::Break(Err(EngineError::CommandEnded { id: self.hub.id.clone() }));
+            }
+            if state.stdin.unknown {
+                return ControlFlow::Continue(());
+            }
+            let end = state.stdin.accepted();
+            state.stdin.end.get_or_insert(end);
+            ControlFlow::Break(Ok(()))
+        });
+        timeout_at(deadline, set).await.map_err(stalled)??;
+        self.hub.offer_stdin();
+        let sent = self.hub.until(|state| {
+            let done = state.stdin.end_sent || state.stdin.closed || state.ending.is_some();
+            if done { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        });
+        timeout_at(deadline, sent).await.map_err(stalled)?;
+        // The link sends it again on a new connection, so an answer to any later word shows that init has it.
+        match self.request(None, Resend::Yes).await {
+            Err(EngineError::CommandEnded { .. }) => Ok(()),
+            result => result,
+        }
+    }
+
+    /// Signals the command's process group. If the connection to init breaks at this moment, it is not known whether the
+    /// signal was sent; it is not sent twice, and the answer is [`EngineError::Unresponsive`].
+    pub async fn signal(&self, signal: Signal) -> Result<(), EngineError> {
+        let message = ToInit::Signal { handle: self.hub.handle, signal: signal.number() };
+        self.request(Some(message), Resend::No).await
+    }
+
+    /// Ends the command's whole tree at once. Answers when init has been told; the end itself comes as a result.
+    pub async fn kill(&self) -> Result<(), EngineError> {
+        self.request(Some(ToInit::Kill { handle: self.hub.handle }), Resend::Yes).await
+    }
+
+    /// Gives the command's terminal a new size.
+    pub async fn resize(&self, rows: u16, columns: u16) -> Result<(), EngineError> {
+        if self.hub.start.terminal.is_none() {
+            return Err(EngineError::NoTerminal { id: self.hub.id.clone() });
+        }
+        let size = TerminalSize { rows, columns };
+        self.request(Some(ToInit::Resize { handle: self.hub.handle, size }), Resend::Yes).await
+    }
+
+    /// Says something to init and waits until it has read it.
+    async fn request(&self, message: Option<ToInit>, resend: Resend) -> Result<(), EngineError> {
+        let deadline = Instant::now() + Duration::from_secs(ANSWER_SECONDS);
+        let unresponsive = || EngineError::Unresponsive { id: self.hub.home.id };
+        loop {
+            if self.hub.lock().ending.is_some() {
+                return Err(EngineError::CommandEnded { id: self.hub.id.clone() });
+            }
+            let said = timeout_at(deadline, self.hub.home.outbox.say(message.clone()));
+            let ended = async {
+                let over = |state: &mut HubState| {
+                    if state.ending.is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+                };
+                self.hub.until(over).await;
+            };
+            let said = tokio::select! {
+                biased;
+                said = said => said.map_err(|_| unresponsive())?,
+                () = ended => return Ok(()),
+            };
+            match (said, resend) {
+                (Ok(()), _) => return Ok(()),
+                (Err(Unsaid::Broken), Resend::Yes) => {}
+                (Err(Unsaid::Broken), Resend::No) => return Err(unresponsive()),
+                (Err(Unsaid::TooMany), _) => return Err(unresponsive()),
+            }
+        }
+    }
+}
+
+/// Whether a request may be made twice.
+#[derive(Clone, Copy)]
+enum Resend {
+    Yes,
+    No,
+}

@@ -1,0 +1,243 @@
+//! How a command's end becomes its result.
+//!
+//! The end may come from init, which is not trusted, or because the sandbox ended under the command. The result is
+//! committed when all output is kept; only then do callers see it, and init may forget the command.
+
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tracing::{debug, error, warn};
+use wire::guest::{End, EndCause, ExitStatus, OUTPUT_WINDOW, StartError};
+
+use super::{Hub, Phase, STREAMS};
+use crate::error::{StoreError, chain};
+use crate::guest::Violation;
+use crate::model::Outcome;
+use crate::store::ResultRow;
+
+/// How long the count of memory kills may take. It is read from a file on the host.
+const OOM_SECONDS: u64 = 5;
+/// A result that could not be committed is tried again after so long.
+const RESULT_RETRY: Duration = Duration::from_secs(1);
+/// What is kept of the words init found for a failure.
+const START_ERROR_TEXT_MAX: usize = 4096;
+
+#[derive(Debug, Clone)]
+pub(super) struct Ending {
+    pub(super) what: EndingKind,
+    /// The lengths of both streams.
+    pub(super) ends: [u64; 2],
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub(super) enum EndingKind {
+    Guest(End),
+    FailedToStart(StartError),
+    SandboxGone,
+}
+
+impl Hub {
+    /// The command is over.
+    pub fn ended(self: &Arc<Self>, end: End, ends: [u64; 2]) -> Result<(), Violation> {
+        self.set_ending(EndingKind::Guest(end), Some(ends))
+    }
+
+    /// The command did not start.
+    pub fn failed_to_start(self: &Arc<Self>, error: StartError) -> Result<(), Violation> {
+        self.set_ending(EndingKind::FailedToStart(clipped(error)), None)
+    }
+
+    pub(super) fn set_ending(
+        self: &Arc<Self>,
+        what: EndingKind,
+        ends: Option<[u64; 2]>,
+    ) -> Result<(), Violation> {
+        let mut state = self.lock();
+        if state.ending.is_some() {
+            return Ok(()); // Said again on a new connection. The first word counts.
+        }
+        let received = [state.logs[0].received(), state.logs[1].received()];
+        let ends = ends.unwrap_or(received);
+        for (log, end) in ends.into_iter().enumerate() {
+            // Init holds a window of what was not acknowledged, so the end is not further away than that.
+            let limit = state.logs[log].granted().saturating_add(OUTPUT_WINDOW as u64);
+            if end < received[log] || end > limit {
+                return Err(Violation::BadEnd { handle: self.handle, end, received: received[log] });
+            }
+        }
+        state.ending = Some(Ending { what, ends });
+        drop(state);
+        self.finish_if_due();
+        self.changed.notify_waiters();
+        Ok(())
+    }
+
+    /// If the end has come and all output is on disk, or short enough for the row, sends the result to the store.
+    pub(super) fn finish_if_due(self: &Arc<Self>) {
+        let mut state = self.lock();
+        let Some(ending) = &state.ending else { return };
+        let stored = (0..STREAMS.len())
+            .all(|log| state.logs[log].is_kept() && state.logs[log].received() >= ending.ends[log]);
+        if !stored || state.writing || !matches!(state.phase, Phase::Committed) {
+            return;
+        }
+        let what = ending.what.clone();
+        let spans = [state.logs[0].span(), state.logs[1].span()];
+        let pid = state.pid;
+        let bytes = [state.logs[0].short(), state.logs[1].short()];
+        state.phase = Phase::Finishing;
+        drop(state);
+        let result = move |outcome| ResultRow {
+            ended_at: crate::now(),
+            pid,
+            outcome,
+            stdout: spans[0],
+            stderr: spans[1],
+            bytes,
+        };
+        match what {
+            EndingKind::SandboxGone => self.commit_result(result(Outcome::SandboxGone), None),
+            EndingKind::FailedToStart(error) => {
+                self.commit_result(result(Outcome::FailedToStart(error)), None)
+            }
+            EndingKind::Guest(end) if may_be_out_of_memory(end) => {
+                let hub = Arc::clone(self);
+                self.home.shared.runtime.spawn(async move {
+                    let (outcome, kills) = hub.outcome_of_kill(end).await;
+                    hub.commit_result(result(outcome), kills);
+                });
+            }
+            EndingKind::Guest(end) => self.commit_result(result(outcome(end)), None),
+        }
+    }
+
+    /// Whether memory ran out is read on the host: init cannot be trusted to tell, and need not know.
+    pub(super) async fn outcome_of_kill(&self, end: End) -> (Outcome, Option<u64>) {
+        let backend = &self.home.shared.backend;
+        let asked = tokio::time::timeout(Duration::from_secs(OOM_SECONDS), backend.oom_kills(self.home.id));
+        match asked.await {
+            Ok(Ok(count)) if self.home.oom_kills_grown_to(count) => {
+                (Outcome::OutOfMemory(end.status), Some(count))
+            }
+            Ok(Ok(_)) => (outcome(end), None),
+            Ok(Err(error)) => {
+                warn!(sandbox = %self.home.id, command = %self.id, error = chain(&error),
+                    "cannot tell whether memory ran out");
+                (outcome(end), None)
+            }
+            Err(_) => {
+                warn!(sandbox = %self.home.id, command = %self.id, "cannot tell in time whether memory ran out");
+                (outcome(end), None)
+            }
+        }
+    }
+
+    pub(super) fn commit_result(self: &Arc<Self>, result: ResultRow, oom_kills: Option<u64>) {
+        let hub = Arc::clone(self);
+        let row = result.clone();
+        let done = move |committed: Result<(), StoreError>| match committed {
+            Ok(()) => hub.result_committed(result),
+            Err(StoreError::Closed) => {} // Init keeps the result for the next daemon.
+            Err(error) => {
+                error!(sandbox = %hub.home.id, command = %hub.id, error = chain(&error),
+                    "cannot store a result; it is tried again");
+                let runtime = hub.home.shared.runtime.clone();
+                runtime.spawn(async move {
+                    tokio::time::sleep(RESULT_RETRY).await;
+                    hub.commit_result(result, oom_kills);
+                });
+            }
+        };
+        self.home.shared.store.end_command(self.home.id, self.handle, row, oom_kills, done);
+    }
+
+    pub(super) fn result_committed(self: &Arc<Self>, result: ResultRow) {
+        let bytes = (result.stdout.end - result.stdout.start) + (result.stderr.end - result.stderr.start);
+        self.lock().phase = Phase::Ended(Box::new(result));
+        self.home.command_ended(self, bytes);
+        self.home.outbox.acknowledge_result(self.handle);
+        self.changed.notify_waiters();
+        debug!(sandbox = %self.home.id, command = %self.id, "command ended");
+    }
+
+    /// The sandbox ended under it. Its result is stored as such.
+    pub fn sandbox_gone(self: &Arc<Self>) {
+        let mut state = self.lock();
+        let ends = [state.logs[0].received(), state.logs[1].received()];
+        // An end that came without all of its output will not get the rest.
+        let complete = state.ending.as_ref().is_some_and(|ending| ending.ends == ends);
+        if !complete {
+            state.ending = Some(Ending { what: EndingKind::SandboxGone, ends });
+        }
+        drop(state);
+        self.finish_if_due();
+        self.changed.notify_waiters();
+    }
+
+    /// The sandbox is being deleted, rows and logs included: the command ends in memory alone.
+    /// Returns when no thread touches its logs any more.
+    pub async fn deleted(&self) {
+        self.end_in_memory();
+        self.changed.notify_waiters();
+        self.until(|state| if state.writing { ControlFlow::Continue(()) } else { ControlFlow::Break(()) })
+            .await;
+    }
+
+    pub(super) fn end_in_memory(&self) {
+        let mut state = self.lock();
+        if matches!(state.phase, Phase::Ended(_)) {
+            return;
+        }
+        let spans = [state.logs[0].span(), state.logs[1].span()];
+        state.ending = Some(Ending { what: EndingKind::SandboxGone, ends: spans.map(|span| span.end) });
+        state.phase = Phase::Ended(Box::new(ResultRow {
+            ended_at: crate::now(),
+            pid: state.pid,
+            outcome: Outcome::SandboxGone,
+            stdout: spans[0],
+            stderr: spans[1],
+            bytes: [None, None],
+        }));
+    }
+}
+
+fn outcome(end: End) -> Outcome {
+    match (end.cause, end.status) {
+        (EndCause::Itself, ExitStatus::Code(code)) => Outcome::Exited(code),
+        (EndCause::Itself, ExitStatus::Signal(signal)) => Outcome::Signaled(signal),
+        (EndCause::Timeout, status) => Outcome::TimedOut(status),
+        (EndCause::IdleTimeout, status) => Outcome::IdleTimedOut(status),
+        (EndCause::Killed, status) => Outcome::Killed(status),
+    }
+}
+
+/// The kernel ends whoever it chooses with SIGKILL; a shell says 137 when that was its child.
+fn may_be_out_of_memory(end: End) -> bool {
+    const SIGKILL: i32 = 9;
+    const SHELL_SIGKILL: i32 = 128 + SIGKILL;
+    end.cause == EndCause::Itself
+        && matches!(end.status, ExitStatus::Signal(SIGKILL) | ExitStatus::Code(SHELL_SIGKILL))
+}
+
+/// Words of init end up in rows and answers, so they are kept short.
+fn clipped(error: StartError) -> StartError {
+    let clip = |mut text: String| {
+        if text.len() > START_ERROR_TEXT_MAX {
+            let end = (0..=START_ERROR_TEXT_MAX).rev().find(|at| text.is_char_boundary(*at));
+            text.truncate(end.unwrap_or(0));
+        }
+        text
+    };
+    match error {
+        StartError::ProgramNotFound { program } => StartError::ProgramNotFound { program: clip(program) },
+        StartError::NotExecutable { program, reason } => {
+            StartError::NotExecutable { program: clip(program), reason: clip(reason) }
+        }
+        StartError::ArgumentsTooLong => StartError::ArgumentsTooLong,
+        StartError::BadCwd { path, reason } => StartError::BadCwd { path: clip(path), reason: clip(reason) },
+        StartError::UnknownUser { user } => StartError::UnknownUser { user: clip(user) },
+        StartError::NulByte { what } => StartError::NulByte { what: clip(what) },
+        StartError::NoRoom { reason } => StartError::NoRoom { reason: clip(reason) },
+    }
+}

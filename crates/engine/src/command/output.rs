@@ -1,0 +1,192 @@
+//! A command's output as one reader gets it.
+//!
+//! What is in memory is handed out from there; what is older is read from files, a few chunks at a time. Where the reader
+//! is stays in the hub, because retention looks at it.
+
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use tokio::time::Instant;
+use tracing::error;
+use wire::frame::CHUNK_MAX;
+
+use super::{Hub, HubState, Phase, Reader, STREAMS};
+use crate::log::{Next, ReadPlan};
+use crate::model::{Offsets, OutputEvent};
+
+/// A command's output as it comes. Dropping it lets the front fall off again.
+pub struct Output {
+    hub: Arc<Hub>,
+    reader: u64,
+    /// Read from files, not yet handed out.
+    ahead: [Bytes; 2],
+    started: bool,
+    stdin_given: Option<u64>,
+    /// Which stream comes first when both are old: they take turns.
+    turn: usize,
+    over: bool,
+}
+
+/// What a reader does next.
+enum Step {
+    Give(OutputEvent),
+    Read(usize, ReadPlan),
+    Leave(OutputEvent),
+}
+
+impl Output {
+    pub(super) fn attach(hub: &Arc<Hub>, from: Offsets) -> Self {
+        let mut state = hub.lock();
+        let reader = state.reader_next;
+        state.reader_next += 1;
+        let at = [from.stdout, from.stderr];
+        state.readers.insert(reader, Reader { at, moved: Instant::now(), let_go: false });
+        drop(state);
+        Self {
+            hub: Arc::clone(hub),
+            reader,
+            ahead: [Bytes::new(), Bytes::new()],
+            started: false,
+            stdin_given: None,
+            turn: 0,
+            over: false,
+        }
+    }
+
+    /// The next thing. After [`OutputEvent::Ended`] or [`OutputEvent::Stalled`] comes nothing more (`None`).
+    /// At most 64 KiB of a stream at once. Cancel-safe.
+    pub async fn next(&mut self) -> Option<OutputEvent> {
+        if self.over {
+            return None;
+        }
+        loop {
+            let hub = Arc::clone(&self.hub);
+            let step = hub.until(|state| self.step(state)).await;
+            match step {
+                Step::Give(event) => {
+                    if matches!(event, OutputEvent::Bytes { .. } | OutputEvent::Lost { .. }) {
+                        hub.reader_moved(hub.lock());
+                    }
+                    return Some(event);
+                }
+                Step::Leave(event) => {
+                    self.leave();
+                    return Some(event);
+                }
+                Step::Read(log, plan) => {
+                    let read = tokio::task::spawn_blocking(move || plan.read()).await;
+                    match read.unwrap_or_else(|error| Err(std::io::Error::other(error))) {
+                        Ok(bytes) => self.ahead[log] = bytes,
+                        Err(error) => return Some(self.unreadable(log, &error)),
+                    }
+                }
+            }
+        }
+    }
+
+    fn step(&mut self, state: &mut HubState) -> ControlFlow<Step> {
+        let give = |event| ControlFlow::Break(Step::Give(event));
+        let Some(reader) = state.readers.get(&self.reader).filter(|reader| !reader.let_go) else {
+            return ControlFlow::Break(Step::Leave(OutputEvent::Stalled));
+        };
+        let at = reader.at;
+        if let (false, Some(pid)) = (self.started, state.pid) {
+            self.started = true;
+            return give(OutputEvent::Started { pid });
+        }
+        if let Some(event) = self.take_ahead(state) {
+            return give(event);
+        }
+        let directory = self.hub.directory();
+        let next = |log: usize| state.logs[log].next(&directory, at[log], state.end(log));
+        let first = self.turn;
+        let second = 1 - first;
+        let (log, next) = match (next(first), next(second)) {
+            (Next::Nothing, Next::Nothing) => return self.step_idle(state),
+            (Next::Nothing, other) => (second, other),
+            (own, Next::Nothing) => (first, own),
+            // Both in memory: in the order they came. Otherwise they take turns, since files do not tell the order.
+            (Next::Memory(_, came), Next::Memory(bytes, other_came)) if other_came < came => {
+                (second, Next::Memory(bytes, other_came))
+            }
+            (own, _) => (first, own),
+        };
+        self.turn = 1 - log;
+        match next {
+            Next::Nothing => ControlFlow::Continue(()),
+            Next::Lost(to) => {
+                self.move_to(state, log, to);
+                give(OutputEvent::Lost { stream: STREAMS[log], from: at[log], to })
+            }
+            Next::Memory(bytes, _) => give(self.hand_out(state, log, bytes)),
+            Next::File(plan) => ControlFlow::Break(Step::Read(log, plan)),
+        }
+    }
+
+    /// Nothing to read: stdin's acknowledgements, and the end.
+    fn step_idle(&mut self, state: &mut HubState) -> ControlFlow<Step> {
+        let given = state.stdin.given;
+        if self.hub.start.stdin && !state.stdin.unknown && self.stdin_given != Some(given) {
+            let first = self.stdin_given.replace(given).is_none();
+            if !(first && given == 0) {
+                return ControlFlow::Break(Step::Give(OutputEvent::StdinAck { offset: given }));
+            }
+        }
+        match state.phase {
+            Phase::Ended(_) => {
+                ControlFlow::Break(Step::Leave(OutputEvent::Ended(Box::new(self.hub.describe(state)))))
+            }
+            Phase::Intended | Phase::Refused(_) | Phase::Committed | Phase::Finishing => {
+                ControlFlow::Continue(())
+            }
+        }
+    }
+
+    fn take_ahead(&mut self, state: &mut HubState) -> Option<OutputEvent> {
+        let log = [self.turn, 1 - self.turn].into_iter().find(|log| !self.ahead[*log].is_empty())?;
+        let bytes = std::mem::take(&mut self.ahead[log]);
+        Some(self.hand_out(state, log, bytes))
+    }
+
+    /// Hands out a chunk of `bytes` and keeps the rest for the next time.
+    fn hand_out(&mut self, state: &mut HubState, log: usize, mut bytes: Bytes) -> OutputEvent {
+        let offset = state.readers[&self.reader].at[log];
+        let chunk = bytes.split_to(bytes.len().min(CHUNK_MAX));
+        self.ahead[log] = bytes;
+        self.move_to(state, log, offset + chunk.len() as u64);
+        OutputEvent::Bytes { stream: STREAMS[log], offset, bytes: chunk }
+    }
+
+    fn move_to(&self, state: &mut HubState, log: usize, at: u64) {
+        if let Some(reader) = state.readers.get_mut(&self.reader) {
+            reader.at[log] = at;
+            reader.moved = Instant::now();
+        }
+    }
+
+    /// A log that cannot be read is reported as lost: what is not there cannot be waited for.
+    fn unreadable(&mut self, log: usize, error: &std::io::Error) -> OutputEvent {
+        error!(sandbox = %self.hub.home.id, command = %self.hub.id, %error, "cannot read stored output");
+        let mut state = self.hub.lock();
+        let from = state.readers.get(&self.reader).map_or(0, |reader| reader.at[log]);
+        let to = state.logs[log].received();
+        self.move_to(&mut state, log, to);
+        OutputEvent::Lost { stream: STREAMS[log], from, to }
+    }
+
+    fn leave(&mut self) {
+        if std::mem::replace(&mut self.over, true) {
+            return;
+        }
+        let mut state = self.hub.lock();
+        state.readers.remove(&self.reader);
+        self.hub.reader_moved(state);
+    }
+}
+
+impl Drop for Output {
+    fn drop(&mut self) {
+        self.leave();
+    }
+}

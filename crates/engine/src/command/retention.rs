@@ -1,0 +1,169 @@
+//! What is kept of a command's output, and who has to wait for whom.
+//!
+//! Output is written by the log writers, the front falls off where nobody reads it, and init is told what is stored.
+//! Readers that are attached hold back the front; when that makes too much, init is not told, and the command waits.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, MutexGuard};
+use std::time::Duration;
+
+use tokio::time::Instant;
+use tracing::{error, warn};
+
+use super::{Hub, HubState, Phase, STALL_SECONDS, STREAMS};
+use crate::log::{Again, Retired, Writes};
+
+impl Hub {
+    /// Lets the front fall off, frees memory, and grants acknowledgements unless a reader holds things up.
+    /// The files are removed by whoever calls.
+    pub(super) fn settle(self: &Arc<Self>, state: &mut HubState, directory: &Path) -> Vec<PathBuf> {
+        let mut files = Vec::new();
+        let mut held = false;
+        let over = state.ending.is_some();
+        // What a finished command keeps is in its row, so it is settled for good.
+        let finishing = !matches!(state.phase, Phase::Committed);
+        for log in 0..STREAMS.len() {
+            let floor = state.floor(log);
+            let retired = if finishing {
+                Retired::default()
+            } else {
+                state.logs[log].retire(directory, self.home.shared.config.output_kept_max, floor)
+            };
+            // When the command is over no more can come, so there is nobody to make wait.
+            let must_wait = retired.held && !over;
+            if !must_wait {
+                state.logs[log].grant();
+            }
+            held |= must_wait;
+            files.extend(retired.files);
+            state.logs[log].trim(floor);
+        }
+        match (held, state.held_since) {
+            (true, None) => state.held_since = Some(Instant::now()),
+            (true, Some(_)) => {}
+            (false, _) => state.held_since = None,
+        }
+        if held && !std::mem::replace(&mut state.watched, true) {
+            let hub = Arc::clone(self);
+            self.home.shared.runtime.spawn(async move { hub.watch_stalled().await });
+        }
+        self.queue_ack(state);
+        files
+    }
+
+    /// Puts the command into the link's list if init may forget more than it was told.
+    pub(super) fn queue_ack(self: &Arc<Self>, state: &mut HubState) {
+        // When the command is over, the result's acknowledgement covers everything.
+        let due = (0..STREAMS.len()).any(|log| state.ack_due(log) > state.acknowledged[log]);
+        if due && state.ending.is_none() && !state.ack_queued {
+            state.ack_queued = self.home.outbox.ack(self);
+        }
+    }
+
+    /// A reader moved or left: perhaps the front may fall off now. Files are removed by the log writers.
+    pub(super) fn reader_moved(self: &Arc<Self>, mut state: MutexGuard<'_, HubState>) {
+        for log in 0..STREAMS.len() {
+            let floor = state.floor(log);
+            state.logs[log].trim(floor);
+        }
+        let schedule = state.held_since.is_some() && !std::mem::replace(&mut state.writing, true);
+        drop(state);
+        if schedule {
+            self.home.shared.logs.schedule(Arc::clone(self) as Arc<dyn Writes>);
+        }
+    }
+
+    /// While a reader holds the command up: lets go whoever has not moved for too long.
+    pub(super) async fn watch_stalled(self: Arc<Self>) {
+        while let Some(soonest) = self.let_go_stalled() {
+            tokio::time::sleep_until(soonest).await;
+        }
+    }
+
+    /// Tells when to look again; `None` when nobody holds anything up.
+    pub(super) fn let_go_stalled(self: &Arc<Self>) -> Option<Instant> {
+        let limit = Duration::from_secs(STALL_SECONDS);
+        let kept_max = self.home.shared.config.output_kept_max;
+        let now = Instant::now();
+        let mut soonest = now + limit;
+        let mut let_go = 0;
+        let mut state = self.lock();
+        let Some(since) = state.held_since else {
+            state.watched = false;
+            return None;
+        };
+        let HubState { logs, readers, .. } = &mut *state;
+        for reader in readers.values_mut().filter(|reader| !reader.let_go) {
+            let holds = logs.iter().zip(reader.at).any(|(log, at)| log.is_held_by(at, kept_max));
+            let deadline = reader.moved.max(since) + limit;
+            if holds && deadline <= now {
+                reader.let_go = true;
+                let_go += 1;
+            } else if holds {
+                soonest = soonest.min(deadline);
+            }
+        }
+        if let_go > 0 {
+            warn!(sandbox = %self.home.id, command = %self.id, readers = let_go,
+                "readers that held up a command for {STALL_SECONDS} s were let go");
+            self.reader_moved(state);
+            self.changed.notify_waiters();
+        }
+        Some(soonest)
+    }
+}
+
+impl Writes for Hub {
+    fn write_pass(self: Arc<Self>) -> Again {
+        let directory = self.directory();
+        let appends = {
+            let mut state = self.lock();
+            if matches!(state.phase, Phase::Ended(_)) {
+                state.writing = false;
+                drop(state);
+                self.changed.notify_waiters();
+                return Again::Done;
+            }
+            [state.logs[0].unstored(), state.logs[1].unstored()]
+        };
+        let segment_max = crate::log::segment_max(self.home.shared.config.output_kept_max);
+        let mut refused = None;
+        let written = appends.map(|append| match append?.write(&directory, segment_max) {
+            Ok(written) => Some(written),
+            Err(error) => {
+                refused = Some(error);
+                None
+            }
+        });
+        let mut state = self.lock();
+        for (log, written) in written.into_iter().enumerate() {
+            if let Some(written) = written {
+                state.logs[log].record(written);
+            }
+        }
+        let files = self.settle(&mut state, &directory);
+        let more = state.logs.iter().any(|log| !log.is_stored());
+        let reported = std::mem::replace(&mut state.disk_refused, refused.is_some());
+        state.writing = more;
+        drop(state);
+        for file in files {
+            if let Err(error) = std::fs::remove_file(&file) {
+                warn!(sandbox = %self.home.id, command = %self.id, file = %file.display(), %error,
+                    "cannot remove old output");
+            }
+        }
+        self.finish_if_due();
+        self.changed.notify_waiters();
+        match refused {
+            Some(error) => {
+                if !reported {
+                    error!(sandbox = %self.home.id, command = %self.id, %error,
+                        "cannot store output; the command waits and it is tried again");
+                }
+                Again::Later
+            }
+            None if more => Again::Now,
+            None => Again::Done,
+        }
+    }
+}
