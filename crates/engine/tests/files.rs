@@ -178,6 +178,8 @@ async fn an_init_that_claims_operations_does_no_harm() {
     let sandbox = world.create().await.id;
     world.host.claim(sandbox, vec![u32::MAX, 1 << 31, (1 << 31) + 1]);
     world.host.disconnect(sandbox);
+    // Answered on the new connection, on which they were claimed.
+    world.run(sandbox, "true").await.ended().await;
     let files = files(&world, sandbox);
     assert!(read(&files, 1000).await.expect("others go on") == pattern(0, 1000));
     assert_eq!(world.engine.get(&owner(), sandbox).await.expect("it is there").state.word(), "running");

@@ -401,6 +401,8 @@ struct InitState {
 }
 
 struct Command {
+    /// It is a file operation.
+    files: bool,
     pid: Option<u32>,
     output: [OutputBuffer; 2],
     stdin: VecDeque<u8>,
@@ -653,6 +655,8 @@ impl Connection {
             Incoming::Message(ToInit::Resume { handle, stdout, stderr }) => {
                 self.change(handle, |command| {
                     for (output, offset) in command.output.iter_mut().zip([stdout, stderr]) {
+                        // Of a file operation that a new daemon does not know, it wants what there is, to be rid of it.
+                        let offset = if command.files { offset.max(output.acknowledged) } else { offset };
                         assert!(offset >= output.acknowledged, "what was acknowledged is gone");
                         assert!(hostile || offset <= output.end(), "more than was ever there");
                         output.acknowledge(offset);
@@ -719,6 +723,7 @@ impl Connection {
             None
         };
         let command = Command {
+            files: operation.is_some(),
             pid,
             output: Default::default(),
             stdin: VecDeque::new(),
