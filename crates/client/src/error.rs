@@ -1,8 +1,6 @@
 //! What can go wrong between a client and the daemon.
 
 use std::error::Error;
-use std::io;
-use std::path::PathBuf;
 
 use wire::api::ErrorBody;
 
@@ -77,14 +75,6 @@ pub enum ClientError {
         /// What is strange about it.
         what: String,
     },
-    /// Something on this machine.
-    #[error("cannot copy from or to `{}`", path.display())]
-    Local {
-        /// Where.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
     /// A stream could not be continued in time.
     #[error("the stream broke and could not be continued within {seconds} s")]
     LostPatience {
@@ -108,7 +98,6 @@ impl ClientError {
             | Self::Insecure { .. }
             | Self::Broken { .. }
             | Self::Late { .. }
-            | Self::Local { .. }
             | Self::Strange { .. } => None,
         }
     }
@@ -127,7 +116,6 @@ impl ClientError {
             | Self::Trust { .. }
             | Self::Broken { .. }
             | Self::Late { .. }
-            | Self::Local { .. }
             | Self::Strange { .. } => None,
         }
     }
@@ -142,7 +130,6 @@ impl ClientError {
             | Self::Trust { .. }
             | Self::Insecure { .. }
             | Self::Strange { .. }
-            | Self::Local { .. }
             | Self::LostPatience { .. } => false,
         }
     }

@@ -3,7 +3,7 @@
 use utoipa::openapi::security::{ApiKey, ApiKeyValue, HttpAuthScheme, HttpBuilder, SecurityScheme};
 use utoipa::{Modify, OpenApi};
 
-use crate::routes::{commands, files, keys, sandboxes, system};
+use crate::routes::{commands, keys, sandboxes, system};
 use crate::{events, stream};
 
 #[derive(OpenApi)]
@@ -31,20 +31,6 @@ use crate::{events, stream};
         commands::signal,
         commands::kill,
         commands::resize,
-        files::read,
-        files::head,
-        files::write,
-        files::remove,
-        files::stat,
-        files::list,
-        files::make_directory,
-        files::rename,
-        files::copy,
-        files::glob,
-        files::grep,
-        files::watch,
-        files::pack,
-        files::unpack,
         keys::create,
         keys::list,
         keys::delete,
@@ -53,7 +39,7 @@ use crate::{events, stream};
         system::version,
         system::openapi,
     ),
-    components(schemas(wire::api::CommandWish, wire::api::CommandEvent, wire::api::FileEvent)),
+    components(schemas(wire::api::CommandWish, wire::api::CommandEvent)),
     security(("bearer" = []), ("api_key" = [])),
     modifiers(&KeySpellings),
 )]

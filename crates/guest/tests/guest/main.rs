@@ -4,7 +4,6 @@ mod support;
 
 mod commands;
 mod connection;
-mod files;
 mod footprint;
 mod streams;
 mod terminal;
