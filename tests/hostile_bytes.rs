@@ -87,3 +87,13 @@ fn replies_of_the_launcher_are_read_or_refused() {
 fn bodies_and_ids_from_the_network_are_read_or_refused() {
     feed(fuzzed::api_bodies);
 }
+
+#[test]
+fn what_a_file_operation_says_is_read_or_refused() {
+    feed(fuzzed::file_records);
+}
+
+#[test]
+fn tar_streams_are_read_or_refused() {
+    feed(fuzzed::tar_stream);
+}

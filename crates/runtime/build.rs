@@ -11,7 +11,15 @@ fn main() {
     let manifest = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").expect("cargo sets it"));
     let root =
         manifest.parent().and_then(Path::parent).expect("this crate is two folders below the workspace");
-    for watched in ["Cargo.toml", "Cargo.lock", "crates/guest", "crates/wire/Cargo.toml", "crates/wire/src"] {
+    for watched in [
+        "Cargo.toml",
+        "Cargo.lock",
+        "crates/archive/Cargo.toml",
+        "crates/archive/src",
+        "crates/guest",
+        "crates/wire/Cargo.toml",
+        "crates/wire/src",
+    ] {
         println!("cargo:rerun-if-changed={}", root.join(watched).display());
     }
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets it"));

@@ -47,6 +47,32 @@ pub fn api_bodies(bytes: &[u8]) {
     }
 }
 
+/// What a file operation says, from a guest that took its place.
+pub fn file_records(bytes: &[u8]) {
+    record::<wire::files::Opened>(bytes);
+    record::<wire::files::FileEntry>(bytes);
+    record::<wire::files::GrepMatch>(bytes);
+    record::<wire::files::WatchEvent>(bytes);
+    if let Some(result) = wire::files::result_from_bytes(bytes) {
+        let again = wire::files::result_bytes(&result);
+        assert_eq!(wire::files::result_from_bytes(&again), Some(result), "a result changed on its way");
+    }
+}
+
+/// A tar stream from anybody: read to its end or refused, without more contents than there are bytes.
+pub fn tar_stream(bytes: &[u8]) {
+    let mut entries = archive::Entries::new(bytes);
+    let mut read = 0;
+    while let Ok(Some(entry)) = entries.next_entry() {
+        assert!(!entry.path.contains(&0) && !entry.link.contains(&0), "a name with a NUL");
+        let mut contents = [0; 100];
+        while let Ok(length @ 1..) = entries.read_contents(&mut contents) {
+            read += length;
+        }
+        assert!(read <= bytes.len(), "more was read than there is");
+    }
+}
+
 /// Decoding keeps its bounds, does not depend on how the bytes are cut, and what was read can be written again.
 fn frames<M>(bytes: &[u8], message_max: usize)
 where
@@ -109,6 +135,17 @@ fn as_ref<'a, M>(incoming: &'a Incoming<'a, M>) -> Incoming<'a, &'a M> {
         Incoming::Data { handle, stream, offset, bytes } => {
             Incoming::Data { handle: *handle, stream: *stream, offset: *offset, bytes }
         }
+    }
+}
+
+/// A record that parses can be written and parses to the same.
+fn record<T: Serialize + DeserializeOwned + PartialEq + std::fmt::Debug>(bytes: &[u8]) {
+    if let Ok(Some((record, length))) = wire::files::take_record::<T>(bytes) {
+        assert!(length <= bytes.len(), "a record longer than what there is");
+        let mut again = Vec::new();
+        wire::files::put_record(&record, &mut again);
+        let (back, _) = wire::files::take_record::<T>(&again).expect("it parses").expect("it is whole");
+        assert_eq!(back, record, "a record changed on its way");
     }
 }
 

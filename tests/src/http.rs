@@ -117,8 +117,19 @@ impl Streaming {
         }
     }
 
-    fn header(&self, name: &str) -> Option<&str> {
+    /// A header, its name in lower case.
+    pub fn header(&self, name: &str) -> Option<&str> {
         self.headers.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_str())
+    }
+
+    /// The body as it comes, for one with a length.
+    pub fn body(&mut self) -> &mut impl Read {
+        &mut self.reader
+    }
+
+    /// The answer to `HEAD`: a length, and nothing that has it.
+    pub fn without_body(self) -> Response {
+        Response { status: self.status, headers: self.headers, body: Vec::new() }
     }
 
     /// The next piece of a chunked body, or `None` at its end.
@@ -193,6 +204,11 @@ impl Response {
         assert_eq!(body["code"], code, "{}", self.describe());
         assert!(body["message"].as_str().is_some_and(|text| !text.is_empty()), "{}", self.describe());
         body
+    }
+
+    /// A header, its name in lower case.
+    pub fn header(&self, name: &str) -> Option<&str> {
+        self.headers.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_str())
     }
 
     /// Status and body for people.

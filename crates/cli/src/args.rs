@@ -32,6 +32,7 @@ pub enum Subcommand {
     Ls(List),
     Inspect(Inspect),
     Rm(Remove),
+    Cp(Copy),
     Logs(Logs),
     Key(Key),
     Bench(Bench),
@@ -186,6 +187,32 @@ pub struct Remove {
     #[arg(required = true, value_name = "SANDBOX")]
     pub sandboxes: Vec<String>,
     /// Print what was deleted as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Copy files and directories between this machine and a sandbox.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  shoal cp notes.txt work:/workspace/          a file, into a directory
+  shoal cp src work:/workspace/                a directory with everything in it
+  shoal cp work:/workspace/out.csv .           and back
+  shoal cp work:/workspace/logs - | tar t      a directory as a tar stream, on stdout
+  pg_dump | shoal cp - work:/tmp/dump.sql      stdin, into a file
+
+As with cp, what is copied into a directory that exists keeps its name. Missing directories are made. Files get their name
+when all of them has arrived. Owners are not copied. What comes from a sandbox is not trusted: links that lead out of the
+directory it is copied to are left out, and devices and sockets are left out both ways.")]
+pub struct Copy {
+    /// A path here, SANDBOX:/path, or `-` for stdin
+    pub from: String,
+    /// A path here, SANDBOX:/path, or `-` for stdout
+    pub to: String,
+    /// As this user of the sandbox, optionally with `:group` [default: root]
+    #[arg(short, long)]
+    pub user: Option<String>,
+    /// Print what was copied as JSON
     #[arg(long)]
     pub json: bool,
 }

@@ -7,6 +7,7 @@
 
 mod args;
 mod bench;
+mod copy;
 mod environment;
 mod find;
 mod interrupts;
@@ -16,6 +17,7 @@ mod logs;
 mod pipes;
 mod print;
 mod private;
+mod progress;
 mod report;
 mod run;
 mod sandboxes;
@@ -76,6 +78,7 @@ async fn dispatch(subcommand: Subcommand, environment: &Environment) -> anyhow::
         Subcommand::Ls(arguments) => sandboxes::list(arguments, environment).await,
         Subcommand::Inspect(arguments) => sandboxes::inspect(arguments, environment).await,
         Subcommand::Rm(arguments) => sandboxes::remove(arguments, environment).await,
+        Subcommand::Cp(arguments) => copy::copy(arguments, environment).await,
         Subcommand::Logs(arguments) => logs::logs(arguments, environment).await,
         Subcommand::Key(arguments) => match arguments.action {
             KeyAction::Create(arguments) => keys::create(arguments, environment).await,

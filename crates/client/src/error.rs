@@ -1,6 +1,8 @@
 //! What can go wrong between a client and the daemon.
 
 use std::error::Error;
+use std::io;
+use std::path::PathBuf;
 
 use wire::api::ErrorBody;
 
@@ -75,6 +77,14 @@ pub enum ClientError {
         /// What is strange about it.
         what: String,
     },
+    /// Something on this machine.
+    #[error("cannot copy from or to `{}`", path.display())]
+    Local {
+        /// Where.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
     /// A stream could not be continued in time.
     #[error("the stream broke and could not be continued within {seconds} s")]
     LostPatience {
@@ -98,6 +108,7 @@ impl ClientError {
             | Self::Insecure { .. }
             | Self::Broken { .. }
             | Self::Late { .. }
+            | Self::Local { .. }
             | Self::Strange { .. } => None,
         }
     }
@@ -116,6 +127,7 @@ impl ClientError {
             | Self::Trust { .. }
             | Self::Broken { .. }
             | Self::Late { .. }
+            | Self::Local { .. }
             | Self::Strange { .. } => None,
         }
     }
@@ -130,6 +142,7 @@ impl ClientError {
             | Self::Trust { .. }
             | Self::Insecure { .. }
             | Self::Strange { .. }
+            | Self::Local { .. }
             | Self::LostPatience { .. } => false,
         }
     }

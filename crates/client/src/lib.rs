@@ -21,6 +21,7 @@
 #![forbid(unsafe_code)]
 
 mod error;
+mod files;
 mod stream;
 mod transport;
 
@@ -34,6 +35,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 pub use error::{Cause, ClientError};
+pub use files::{Download, FileWatch, Files, GrepFiles, Upload, WriteFile};
 pub use stream::{CommandStream, Input, InputClosed, Offsets, StreamEvent};
 use transport::{Call, Transport, Wait};
 pub use wire::api;
@@ -382,8 +384,13 @@ fn paged(path: &str, cursor: Option<&str>) -> String {
 
 /// A text as part of a URL: all but the plainest characters escaped.
 fn in_query(text: &str) -> String {
-    let mut escaped = String::with_capacity(text.len());
-    for byte in text.bytes() {
+    escape(text.as_bytes())
+}
+
+/// The same for bytes that need not be text.
+fn escape(bytes: &[u8]) -> String {
+    let mut escaped = String::with_capacity(bytes.len());
+    for byte in bytes.iter().copied() {
         if byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.' | b'~') {
             escaped.push(char::from(byte));
         } else {

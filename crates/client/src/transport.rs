@@ -7,10 +7,13 @@ use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
 use bytes::Bytes;
+use http::Response;
 use http::header::{self, HeaderName, HeaderValue};
 use http::uri::{Authority, PathAndQuery, Scheme};
 use http::{Method, Request, StatusCode, Uri};
+use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
+use hyper::body::Incoming;
 use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder, MaybeHttpsStream};
 use hyper_util::client::legacy;
 use hyper_util::client::legacy::connect::HttpConnector;
@@ -35,6 +38,14 @@ const ANSWER_MAX: usize = 32 << 20;
 const MESSAGE_MAX: usize = 1 << 20;
 /// An unused connection is dropped before the daemon drops it.
 const IDLE_MAX: Duration = Duration::from_secs(15);
+
+/// What a request carries: all at once, or piece by piece.
+pub type Body = UnsyncBoxBody<Bytes, Cause>;
+
+/// A body that is there already.
+pub fn whole(bytes: Bytes) -> Body {
+    Full::new(bytes).map_err(|never| match never {}).boxed_unsync()
+}
 
 /// A WebSocket to the daemon.
 pub type Socket = WebSocketStream<TokioIo<MaybeHttpsStream<TokioIo<TcpStream>>>>;
@@ -62,7 +73,7 @@ pub struct Transport {
     endpoint: RwLock<Endpoint>,
     key: HeaderValue,
     connector: HttpsConnector<HttpConnector>,
-    http: legacy::Client<HttpsConnector<HttpConnector>, Full<Bytes>>,
+    http: legacy::Client<HttpsConnector<HttpConnector>, Body>,
     /// Whether the daemon has ever answered: only then is its absence likely to pass.
     reached: AtomicBool,
 }
@@ -116,6 +127,36 @@ impl Transport {
 
     /// Sends a call once. The body of a good answer, or what went wrong.
     pub async fn send(&self, call: &Call) -> Result<Bytes, ClientError> {
+        let url = self.url();
+        let exchange = async {
+            let response = self.request(call, None).await?;
+            let status = response.status();
+            Ok((status, self.short_body(response).await?))
+        };
+        let (status, body) = match call.wait {
+            Wait::Forever => exchange.await?,
+            Wait::AtMost(longest) => timeout(longest, exchange)
+                .await
+                .map_err(|_| ClientError::Late { url: url.clone(), seconds: longest.as_secs() })??,
+        };
+        if status.is_success() { Ok(body) } else { Err(refused(&url, status, &body)) }
+    }
+
+    /// Sends a call once, with a body that comes piece by piece where there is one. The answer is handed out when its head has
+    /// come; its body may take as long as it likes. A refusal is read whole.
+    pub async fn stream(&self, call: &Call, body: Option<Body>) -> Result<Response<Incoming>, ClientError> {
+        let response = self.request(call, body).await?;
+        let status = response.status();
+        if status.is_success() {
+            return Ok(response);
+        }
+        let url = self.url();
+        let late = |_| ClientError::Late { url: url.clone(), seconds: HANDSHAKE_MAX.as_secs() };
+        let body = timeout(HANDSHAKE_MAX, self.short_body(response)).await.map_err(late)??;
+        Err(refused(&url, status, &body))
+    }
+
+    async fn request(&self, call: &Call, body: Option<Body>) -> Result<Response<Incoming>, ClientError> {
         let endpoint = self.endpoint();
         let url = endpoint.url();
         let mut request = Request::builder()
@@ -125,41 +166,37 @@ impl Transport {
         for (name, value) in &call.headers {
             request = request.header(name, value);
         }
-        let mut body = Bytes::new();
-        if let Some((content_type, bytes)) = &call.body {
+        let mut bytes = Bytes::new();
+        if let Some((content_type, given)) = &call.body {
             request = request.header(header::CONTENT_TYPE, *content_type);
-            body = bytes.clone();
+            bytes = given.clone();
         }
-        let request = request.body(Full::new(body)).map_err(|error| bad_url(&url, error))?;
-        let exchange = async {
-            let response = self.http.request(request).await.map_err(|error| {
-                if error.is_connect() {
-                    not_connected(&url, &error)
-                } else {
-                    let source = Cause::from(chain_end(&error).to_string());
-                    ClientError::Broken { url: url.clone(), source }
-                }
-            })?;
-            self.reached.store(true, Ordering::Relaxed);
-            let status = response.status();
-            let body = Limited::new(response.into_body(), ANSWER_MAX).collect().await;
-            let body = body.map_err(|error| {
-                if error.is::<LengthLimitError>() {
-                    let what = format!("it is longer than {ANSWER_MAX} bytes");
-                    ClientError::Strange { url: url.clone(), what }
-                } else {
-                    ClientError::Broken { url: url.clone(), source: error }
-                }
-            })?;
-            Ok((status, body.to_bytes()))
-        };
-        let (status, body) = match call.wait {
-            Wait::Forever => exchange.await?,
-            Wait::AtMost(longest) => timeout(longest, exchange)
-                .await
-                .map_err(|_| ClientError::Late { url: url.clone(), seconds: longest.as_secs() })??,
-        };
-        if status.is_success() { Ok(body) } else { Err(refused(&url, status, &body)) }
+        let body = body.unwrap_or_else(|| whole(bytes));
+        let request = request.body(body).map_err(|error| bad_url(&url, error))?;
+        let response = self.http.request(request).await.map_err(|error| {
+            if error.is_connect() {
+                not_connected(&url, &error)
+            } else {
+                let source = Cause::from(chain_end(&error).to_string());
+                ClientError::Broken { url: url.clone(), source }
+            }
+        })?;
+        self.reached.store(true, Ordering::Relaxed);
+        Ok(response)
+    }
+
+    /// The whole body of an answer that is not a stream.
+    async fn short_body(&self, response: Response<Incoming>) -> Result<Bytes, ClientError> {
+        let body = Limited::new(response.into_body(), ANSWER_MAX).collect().await;
+        let body = body.map_err(|error| {
+            let url = self.url();
+            if error.is::<LengthLimitError>() {
+                ClientError::Strange { url, what: format!("it is longer than {ANSWER_MAX} bytes") }
+            } else {
+                ClientError::Broken { url, source: error }
+            }
+        })?;
+        Ok(body.to_bytes())
     }
 
     /// Opens a WebSocket.

@@ -5,6 +5,8 @@ use std::fmt::Write;
 use std::io;
 
 use runtime::BackendError;
+use wire::files::FileError;
+use wire::guest::StartError;
 use wire::{CommandId, SandboxId};
 
 pub use crate::store::StoreError;
@@ -152,6 +154,47 @@ pub enum EngineError {
         id: CommandId,
         /// Why.
         source: io::Error,
+    },
+    /// A file operation failed, and the guest says why.
+    #[error(transparent)]
+    File {
+        /// What is wrong, with which path.
+        source: FileError,
+    },
+    /// A file operation did not begin.
+    #[error("cannot use files: {why}")]
+    FileNotStarted {
+        /// Why.
+        why: StartError,
+    },
+    /// The guest ran out of memory in the middle.
+    #[error("sandbox `{id}` ran out of memory while it worked on files")]
+    FileOutOfMemory {
+        /// Which sandbox.
+        id: SandboxId,
+    },
+    /// Something in the guest ended the operation.
+    #[error("the file operation was killed in sandbox `{id}`")]
+    FileKilled {
+        /// Which sandbox.
+        id: SandboxId,
+    },
+    /// What the guest says of its files makes no sense.
+    #[error("sandbox `{id}` gave an answer about its files that makes no sense")]
+    FileStrange {
+        /// Which sandbox.
+        id: SandboxId,
+    },
+    /// The caller took nothing for too long.
+    #[error("the caller took nothing of the file for too long")]
+    FileStalled,
+    /// The sandbox was made by a daemon that knew no file operations.
+    #[error("sandbox `{id}` is of an older version ({version}) that has no file operations")]
+    InitTooOld {
+        /// Which sandbox.
+        id: SandboxId,
+        /// What its init speaks.
+        version: u32,
     },
     /// The daemon is going down; sandboxes stay.
     #[error("the engine is stopping")]

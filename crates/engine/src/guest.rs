@@ -18,11 +18,14 @@ use tokio::sync::{Notify, oneshot};
 use tokio::time::{Instant, sleep_until, timeout};
 use tracing::{debug, warn};
 use wire::frame::{self, Decoder, FrameError, Incoming, MESSAGE_FROM_INIT_MAX};
-use wire::guest::{COMMANDS_MAX, FromInit, Handle, Stream, ToInit, VERSION, VERSION_MIN};
+use wire::guest::{
+    COMMANDS_MAX, End, FromInit, Handle, Start, StartError, Stream, ToInit, VERSION, VERSION_MIN,
+};
 
 use crate::command::Hub;
 use crate::error::chain;
 use crate::home::Home;
+use crate::transfer::{Transfer, is_transfer};
 
 /// How long a connection attempt may take.
 const CONNECT_SECONDS: u64 = 10;
@@ -102,9 +105,11 @@ pub(crate) struct Outbox {
 #[derive(Default)]
 struct OutboxState {
     connected: bool,
+    /// What was agreed on with init.
+    version: u32,
     items: VecDeque<Item>,
-    acks: Vec<Arc<Hub>>,
-    stdin: VecDeque<Arc<Hub>>,
+    acks: Vec<Live>,
+    stdin: VecDeque<Live>,
     pings: HashMap<u64, oneshot::Sender<()>>,
     serial: u64,
     /// Started without an answer and without a name that anyone knows: to be ended when init can hear.
@@ -113,14 +118,107 @@ struct OutboxState {
 
 enum Item {
     Message(ToInit),
-    Start(Arc<Hub>),
+    Start(Live),
+}
+
+/// What the two sides speak about: a command or a file operation. They differ in what becomes of their bytes.
+#[derive(Clone)]
+enum Live {
+    Command(Arc<Hub>),
+    Transfer(Arc<Transfer>),
+}
+
+impl Live {
+    fn start(&self) -> &Start {
+        match self {
+            Self::Command(hub) => &hub.start,
+            Self::Transfer(transfer) => &transfer.start,
+        }
+    }
+
+    fn take_acks(&self, put: impl FnMut(ToInit)) {
+        match self {
+            Self::Command(hub) => hub.take_acks(put),
+            Self::Transfer(transfer) => transfer.take_acks(put),
+        }
+    }
+
+    fn unqueue(&self) {
+        match self {
+            Self::Command(hub) => hub.unqueue(),
+            Self::Transfer(transfer) => transfer.unqueue(),
+        }
+    }
+
+    /// Appends a chunk of stdin and its end, where they are due. Tells whether there is more.
+    fn put_stdin(&self, out: &mut Vec<u8>) -> bool {
+        let hub = match self {
+            Self::Command(hub) => hub,
+            Self::Transfer(transfer) => return transfer.put_stdin(out),
+        };
+        let taken = hub.take_stdin();
+        if !taken.bytes.is_empty() {
+            let length = taken.bytes.len();
+            out.extend_from_slice(&frame::data_header(hub.handle, Stream::Stdin, taken.offset, length));
+            out.extend_from_slice(&taken.bytes);
+        }
+        if let Some(offset) = taken.end {
+            frame::put_message(&ToInit::StdinEnd { handle: hub.handle, offset }, out);
+        }
+        taken.more
+    }
+
+    fn started(&self, pid: u32) -> Result<(), Violation> {
+        match self {
+            Self::Command(hub) => hub.started(pid),
+            Self::Transfer(transfer) => transfer.started(pid),
+        }
+    }
+
+    fn failed_to_start(&self, error: StartError) -> Result<(), Violation> {
+        match self {
+            Self::Command(hub) => hub.failed_to_start(error),
+            Self::Transfer(transfer) => {
+                transfer.failed_to_start(error);
+                Ok(())
+            }
+        }
+    }
+
+    fn receive(&self, stream: Stream, offset: u64, bytes: &[u8]) -> Result<(), Violation> {
+        match self {
+            Self::Command(hub) => hub.receive(stream, offset, bytes),
+            Self::Transfer(transfer) => transfer.receive(stream, offset, bytes),
+        }
+    }
+
+    fn stdin_given(&self, offset: u64) -> Result<(), Violation> {
+        match self {
+            Self::Command(hub) => hub.stdin_given(offset),
+            Self::Transfer(transfer) => transfer.stdin_given(offset),
+        }
+    }
+
+    fn stdin_closed(&self) {
+        match self {
+            Self::Command(hub) => hub.stdin_closed(),
+            Self::Transfer(transfer) => transfer.stdin_closed(),
+        }
+    }
+
+    fn ended(&self, end: End, ends: [u64; 2]) -> Result<(), Violation> {
+        match self {
+            Self::Command(hub) => hub.ended(end, ends),
+            Self::Transfer(transfer) => transfer.ended(end, ends),
+        }
+    }
 }
 
 /// What there is to send next.
 enum Due {
     Item(Item),
-    Acks(Vec<Arc<Hub>>),
-    Stdin(Arc<Hub>),
+    Acks(Vec<Live>),
+    Stdin(Live),
 }
 
 impl Outbox {
@@ -144,17 +242,47 @@ impl Outbox {
 
     /// A command whose row was just written.
     pub fn start(&self, hub: &Arc<Hub>) {
-        self.put(|state| state.items.push_back(Item::Start(Arc::clone(hub))));
+        self.put(|state| state.items.push_back(Item::Start(Live::Command(Arc::clone(hub)))));
+    }
+
+    /// A file operation that was just taken into the table.
+    pub fn start_transfer(&self, transfer: &Arc<Transfer>) {
+        self.put(|state| state.items.push_back(Item::Start(Live::Transfer(Arc::clone(transfer)))));
+    }
+
+    /// As [`Self::ack`].
+    pub fn ack_transfer(&self, transfer: &Arc<Transfer>) -> bool {
+        self.put(|state| state.acks.push(Live::Transfer(Arc::clone(transfer))))
+    }
+
+    /// As [`Self::stdin`].
+    pub fn stdin_transfer(&self, transfer: &Arc<Transfer>) -> bool {
+        self.put(|state| state.stdin.push_back(Live::Transfer(Arc::clone(transfer))))
+    }
+
+    /// The version that init speaks. Waits for a connection; the caller brings the deadline.
+    pub async fn version(&self) -> u32 {
+        loop {
+            let mut connected = std::pin::pin!(self.connected.notified());
+            connected.as_mut().enable();
+            {
+                let state = self.lock();
+                if state.connected {
+                    return state.version;
+                }
+            }
+            connected.await;
+        }
     }
 
     /// A command has bytes that init may forget. Tells whether it was put in.
     pub fn ack(&self, hub: &Arc<Hub>) -> bool {
-        self.put(|state| state.acks.push(Arc::clone(hub)))
+        self.put(|state| state.acks.push(Live::Command(Arc::clone(hub))))
     }
 
     /// A command has stdin to send. Tells whether it was put in.
     pub fn stdin(&self, hub: &Arc<Hub>) -> bool {
-        self.put(|state| state.stdin.push_back(Arc::clone(hub)))
+        self.put(|state| state.stdin.push_back(Live::Command(Arc::clone(hub))))
     }
 
     /// A command's result was stored.
@@ -218,9 +346,9 @@ impl Outbox {
 
     /// From now on, what is put in is sent. What the handshake tells must be looked up after this, so that nothing
     /// falls between the two; said twice, it is harmless.
-    fn connect(&self) {
+    fn connect(&self, version: u32) {
         let mut state = self.lock();
-        state.connected = true;
+        (state.connected, state.version) = (true, version);
         drop(state);
         self.connected.notify_waiters();
     }
@@ -233,8 +361,8 @@ impl Outbox {
         let acks = std::mem::take(&mut state.acks);
         let stdin = std::mem::take(&mut state.stdin);
         drop(state);
-        for hub in acks.iter().chain(&stdin) {
-            hub.unqueue();
+        for live in acks.iter().chain(&stdin) {
+            live.unqueue();
         }
     }
 
@@ -260,29 +388,15 @@ impl Outbox {
             match self.due() {
                 None => return,
                 Some(Due::Item(Item::Message(message))) => frame::put_message(&message, out),
-                Some(Due::Item(Item::Start(hub))) => put_start(&hub, out),
-                Some(Due::Acks(hubs)) => {
-                    for hub in hubs {
-                        hub.take_acks(|ack| frame::put_message(&ack, out));
+                Some(Due::Item(Item::Start(live))) => put_start(live.start(), out),
+                Some(Due::Acks(all)) => {
+                    for live in all {
+                        live.take_acks(|ack| frame::put_message(&ack, out));
                     }
                 }
-                Some(Due::Stdin(hub)) => {
-                    let taken = hub.take_stdin();
-                    if !taken.bytes.is_empty() {
-                        let length = taken.bytes.len();
-                        out.extend_from_slice(&frame::data_header(
-                            hub.handle,
-                            Stream::Stdin,
-                            taken.offset,
-                            length,
-                        ));
-                        out.extend_from_slice(&taken.bytes);
-                    }
-                    if let Some(offset) = taken.end {
-                        frame::put_message(&ToInit::StdinEnd { handle: hub.handle, offset }, out);
-                    }
-                    if taken.more {
-                        self.stdin(&hub); // After the others: one chunk each in turn.
+                Some(Due::Stdin(live)) => {
+                    if live.put_stdin(out) {
+                        self.put(|state| state.stdin.push_back(live)); // After the others: one chunk each in turn.
                     }
                 }
             }
@@ -290,8 +404,8 @@ impl Outbox {
     }
 }
 
-fn put_start(hub: &Hub, out: &mut Vec<u8>) {
-    frame::put_message(&ToInit::Start(Box::new((*hub.start).clone())), out);
+fn put_start(start: &Start, out: &mut Vec<u8>) {
+    frame::put_message(&ToInit::Start(Box::new(start.clone())), out);
 }
 
 /// Why there is no link any more.
@@ -421,6 +535,7 @@ struct Talk<'a> {
     home: &'a Arc<Home>,
     ready: &'a mut Option<oneshot::Sender<()>>,
     stage: Stage,
+    version: u32,
     known: BTreeMap<Handle, (Option<u32>, u64)>,
     /// Encoded and not yet written.
     out: Vec<u8>,
@@ -430,7 +545,7 @@ struct Talk<'a> {
 impl<'a> Talk<'a> {
     fn new(home: &'a Arc<Home>, ready: &'a mut Option<oneshot::Sender<()>>) -> Self {
         let known = BTreeMap::new();
-        Self { home, ready, stage: Stage::Greeting, known, out: Vec::new(), written: 0 }
+        Self { home, ready, stage: Stage::Greeting, version: VERSION_MIN, known, out: Vec::new(), written: 0 }
     }
 
     async fn run(&mut self, stream: GuestStream) -> TalkEnd {
@@ -495,8 +610,8 @@ impl<'a> Talk<'a> {
                     if self.stage != Stage::Open {
                         return Err(Violation::OutOfTurn.into());
                     }
-                    if let Some(hub) = self.home.live(handle)? {
-                        hub.receive(stream, offset, bytes)?;
+                    if let Some(live) = self.live(handle)? {
+                        live.receive(stream, offset, bytes)?;
                     }
                 }
             }
@@ -510,7 +625,7 @@ impl<'a> Talk<'a> {
                 if !(VERSION_MIN..=VERSION).contains(&version) {
                     return Err(Violation::BadVersion { version });
                 }
-                self.stage = Stage::Listing;
+                (self.stage, self.version) = (Stage::Listing, version);
                 Ok(())
             }
             (Stage::Listing, FromInit::Known { handle, pid, stdin }) => {
@@ -530,11 +645,23 @@ impl<'a> Talk<'a> {
 
     /// Everything both sides know is compared; from here on the two are in step.
     fn open(&mut self) -> Result<(), Violation> {
-        self.home.outbox.connect();
+        // Before anybody may start new ones: their handles must not be those of these.
+        for handle in self.known.keys().filter(|handle| is_transfer(**handle)) {
+            if self.home.transfers.live(*handle).is_none() {
+                self.home.transfers.adopt_orphan(self.home, *handle);
+            }
+        }
+        self.home.outbox.connect(self.version);
         self.stage = Stage::Open;
         let live = self.home.live_commands();
         let known = std::mem::take(&mut self.known);
         for (handle, (pid, stdin)) in &known {
+            if let Some(transfer) = self.home.transfers.live(*handle) {
+                for message in transfer.resume(*pid, *stdin)? {
+                    frame::put_message(&message, &mut self.out);
+                }
+                continue;
+            }
             match self.home.live(*handle)? {
                 Some(hub) => frame::put_message(&hub.resume(*pid, *stdin)?, &mut self.out),
                 // Its result is stored, but init has not heard so.
@@ -546,7 +673,14 @@ impl<'a> Talk<'a> {
                 return Err(Violation::Forgotten { handle: hub.handle });
             }
             hub.restart();
-            put_start(hub, &mut self.out);
+            put_start(&hub.start, &mut self.out);
+        }
+        for transfer in self.home.transfers.all().iter().filter(|it| !known.contains_key(&it.handle)) {
+            if transfer.restart() {
+                put_start(&transfer.start, &mut self.out);
+            } else {
+                transfer.lost();
+            }
         }
         let abandoned = self.home.outbox.lock().abandoned.clone();
         for handle in abandoned {
@@ -559,28 +693,36 @@ impl<'a> Talk<'a> {
         Ok(())
     }
 
+    /// What a handle means. `None`: its result is stored, or nobody wants it; said again, it is harmless.
+    fn live(&self, handle: Handle) -> Result<Option<Live>, Violation> {
+        if is_transfer(handle) {
+            return Ok(self.home.transfers.live(handle).map(Live::Transfer));
+        }
+        Ok(self.home.live(handle)?.map(Live::Command))
+    }
+
     fn take_open(&mut self, message: FromInit) -> Result<(), Violation> {
         match message {
-            FromInit::Started { handle, pid } => match self.home.live(handle)? {
-                Some(hub) => hub.started(pid),
+            FromInit::Started { handle, pid } => match self.live(handle)? {
+                Some(live) => live.started(pid),
                 None => Ok(()),
             },
-            FromInit::StartFailed { handle, error } => match self.home.live(handle)? {
-                Some(hub) => hub.failed_to_start(error),
+            FromInit::StartFailed { handle, error } => match self.live(handle)? {
+                Some(live) => live.failed_to_start(error),
                 None => Ok(()),
             },
-            FromInit::StdinAck { handle, offset } => match self.home.live(handle)? {
-                Some(hub) => hub.stdin_given(offset),
+            FromInit::StdinAck { handle, offset } => match self.live(handle)? {
+                Some(live) => live.stdin_given(offset),
                 None => Ok(()),
             },
             FromInit::StdinClosed { handle } => {
-                if let Some(hub) = self.home.live(handle)? {
-                    hub.stdin_closed();
+                if let Some(live) = self.live(handle)? {
+                    live.stdin_closed();
                 }
                 Ok(())
             }
-            FromInit::Ended { handle, end, stdout_end, stderr_end } => match self.home.live(handle)? {
-                Some(hub) => hub.ended(end, [stdout_end, stderr_end]),
+            FromInit::Ended { handle, end, stdout_end, stderr_end } => match self.live(handle)? {
+                Some(live) => live.ended(end, [stdout_end, stderr_end]),
                 // Said again on a new connection while its result was being stored.
                 None => Ok(()),
             },

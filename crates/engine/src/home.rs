@@ -27,6 +27,7 @@ use crate::lifecycle::State;
 use crate::log::LogWriters;
 use crate::model::{Owner, Sandbox, SandboxName};
 use crate::store::{SandboxRow, Store, Tally};
+use crate::transfer::Transfers;
 
 /// Ended commands that a sandbox keeps. The oldest fall off, rows and logs.
 const ENDED_MAX: u64 = 10_000;
@@ -74,6 +75,7 @@ impl Shared {
         self.store.close();
         for home in homes {
             home.table().live.clear();
+            home.transfers.close();
         }
     }
 }
@@ -91,6 +93,7 @@ pub(crate) struct Home {
     pub idempotency_key: Option<String>,
     pub request_digest: [u8; 32],
     pub outbox: Outbox,
+    pub transfers: Transfers,
     /// The driver's.
     pub inbox: mpsc::Sender<Message>,
     pub driver: Mutex<Option<AbortHandle>>,
@@ -158,6 +161,7 @@ impl Home {
             idempotency_key: row.idempotency_key.clone(),
             request_digest: row.request_digest,
             outbox: Outbox::default(),
+            transfers: Transfers::default(),
             inbox,
             driver: Mutex::new(None),
             face: Mutex::new(face),
@@ -383,8 +387,9 @@ impl Home {
         hubs.into_iter().filter(|hub| hub.is_committed()).collect()
     }
 
-    /// No more commands. Gives those that have no result.
+    /// No more commands and no more file operations. Gives the commands that have no result.
     pub fn close_commands(&self) -> Vec<Arc<Hub>> {
+        self.transfers.close();
         let mut table = self.table();
         table.closed = true;
         table.live.values().cloned().collect()
@@ -404,6 +409,8 @@ pub(crate) fn start_size(start: &Start) -> usize {
     let program = match &start.program {
         wire::guest::Program::Argv(argv) => argv.iter().map(|argument| argument.len() + 24).sum(),
         wire::guest::Program::Shell { script } => script.len(),
+        // Not a command's: bounded by the length of a path.
+        wire::guest::Program::Files(_) => 0,
     };
     let env: usize = start.env.iter().map(|(name, value)| name.len() + value.len() + 48).sum();
     program + env + 512

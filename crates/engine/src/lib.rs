@@ -4,7 +4,7 @@
 //! The public face is [`Engine`]; what goes in and comes out of it is in [`model`].
 //!
 //! Read in this order: [`lifecycle`] decides, `driver` acts on one sandbox, `guest` talks to its init, `command` is
-//! where a command's streams and watchers meet, `log` and `store` keep what must not be lost, `directory` holds all
+//! where a command's streams and watchers meet, `transfer` the same for a file operation, with [`files`] in front of it, `log` and `store` keep what must not be lost, `directory` holds all
 //! sandboxes and their limits, `recovery` and `sweep` mend.
 
 #![forbid(unsafe_code)]
@@ -13,6 +13,7 @@ mod command;
 mod directory;
 mod driver;
 mod error;
+pub mod files;
 mod guest;
 mod home;
 pub mod keys;
@@ -23,6 +24,7 @@ mod recovery;
 mod store;
 mod sweep;
 pub mod template;
+mod transfer;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -48,7 +50,9 @@ use crate::store::{CommandRow, SandboxRow, Store, Tally};
 use crate::template::{CPU_MILLIS_MIN, MEMORY_BYTES_MIN, Template, made_up_name};
 
 pub use command::{ANSWER_SECONDS, CommandRef, Output, STALL_SECONDS, STDIN_SECONDS};
+pub use files::Files;
 pub use model::*;
+pub use transfer::{IDLE_SECONDS, TAKE_SECONDS, TRANSFERS_MAX, WATCHES_MAX};
 
 /// Items on a page when the caller names no number.
 pub const PAGE_DEFAULT: u32 = 100;
@@ -409,6 +413,17 @@ impl Engine {
         Ok(Page { items, next_cursor })
     }
 
+    // Files.
+
+    /// A sandbox's files, as a user of the sandbox sees them: a name or a number, optionally with `:group`; root if left out.
+    pub fn files(&self, owner: &Owner, id: SandboxId, user: Option<String>) -> Result<Files, EngineError> {
+        if user.as_ref().is_some_and(|user| user.is_empty() || user.contains('\0')) {
+            let why = "it is a name or a number, optionally with a group".into();
+            return Err(EngineError::Invalid { what: "user", why });
+        }
+        Ok(Files::new(self.home(owner, id)?, user))
+    }
+
     // Keys.
 
     /// Makes a key. The secret is shown this once.
@@ -578,6 +593,7 @@ fn start_of(home: &Home, spec: CommandSpec, id: &CommandId) -> Result<Start, Eng
         Program::Shell { script } if script.contains('\0') => {
             return invalid("script", "it contains a NUL byte");
         }
+        Program::Files(_) => return invalid("program", "a file operation is not a command"),
         Program::Argv(_) | Program::Shell { .. } => {}
     }
     let template = Template::find(&home.template);

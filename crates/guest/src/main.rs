@@ -14,10 +14,12 @@
 //!
 //! Read in this order: this file is the loop and what messages mean; `command` is one command's life, `table` all of them and
 //! whose turn it is; `streams` windows and pipes; `connection` the daemon's socket; `spawn` the way to a running program, with
-//! `users`; `tree` its processes; `timers` its deadlines; `watch` the kernel's watch; `sys` everything unsafe.
+//! `users`; `files` what a child does to files in place of a program; `tree` its processes; `timers` its deadlines; `watch` the
+//! kernel's watch; `sys` everything unsafe.
 
 mod command;
 mod connection;
+mod files;
 mod spawn;
 mod streams;
 mod sys;

@@ -6,7 +6,6 @@
 //! system, or for somebody in the guest who stops the child, and init must not wait with it. Init is small, so the copy is cheap.
 
 use std::collections::BTreeMap;
-use std::convert::Infallible;
 use std::ffi::{CStr, CString};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
@@ -18,8 +17,10 @@ use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{Resource, Rlimit};
 use rustix::pty::OpenptFlags;
 use rustix::termios::Winsize;
+use wire::files::FileOp;
 use wire::guest::{Cwd, Program, Start, StartError, TerminalSize};
 
+use crate::files;
 use crate::sys::{self, Ignored, Inherited, Placed, Strings};
 use crate::tree::{self, OomScore, Tree};
 use crate::users::{Files, User};
@@ -77,6 +78,7 @@ impl Asked {
         let program = match &start.program {
             Program::Argv(arguments) => arguments.first().cloned().unwrap_or_default(),
             Program::Shell { .. } => SHELLS[1].to_string_lossy().into_owned(),
+            Program::Files(_) => "file operation".into(),
         };
         let (Cwd::Named(cwd) | Cwd::Default(cwd)) = &start.cwd;
         Self { program, cwd: cwd.clone(), user: start.user.clone().unwrap_or_default() }
@@ -171,8 +173,7 @@ pub fn spawn(start: &Start, surroundings: &Surroundings) -> Result<Spawned, Star
     let group = surroundings.tree.prepare(start.handle).map_err(no_room)?;
     let child = |placed| {
         let group = group.as_ref().map(AsFd::as_fd).filter(|_| placed == Placed::No);
-        launch.become_program(&streams, &Place { group, surroundings, report: &report_end });
-        EXIT_NOT_STARTED
+        launch.become_program(&streams, &Place { group, surroundings, report: &report_end })
     };
     let forked = surroundings.oom_score.as_command(|| sys::fork(group.as_ref().map(AsFd::as_fd), child));
     match forked {
@@ -215,6 +216,8 @@ struct Launch {
     environment: Strings,
     /// A script too long for an argument.
     script: Option<OwnedFd>,
+    /// What the child does itself, in place of executing anything.
+    operation: Option<Box<FileOp>>,
 }
 
 impl Launch {
@@ -238,6 +241,7 @@ impl Launch {
         let cwd = c_string(path.clone(), "the working directory")?;
         let (environment, path) = environment(start, &user)?;
         let mut script = None;
+        let mut operation = None;
         let (candidates, arguments) = match &start.program {
             Program::Argv(arguments) => {
                 let candidates = candidates(arguments.first().map_or("", String::as_str), &path);
@@ -255,6 +259,10 @@ impl Launch {
                 let candidates: Vec<CString> = SHELLS.map(CString::from).into();
                 (candidates, vec![SHELLS[0].into(), c"-c".into(), what])
             }
+            Program::Files(wish) => {
+                operation = Some(wish.clone());
+                (Vec::new(), Vec::new())
+            }
         };
         Ok(Self {
             user,
@@ -267,15 +275,22 @@ impl Launch {
             arguments: Strings::new(arguments),
             environment: Strings::new(environment),
             script,
+            operation,
         })
     }
 
-    /// In the child: the way to the program. Returns only what went wrong, after it was reported.
-    fn become_program(&mut self, streams: &Streams, place: &Place<'_>) {
+    /// In the child: the way to the program. Returns only what to exit with, after what went wrong was reported, or after the
+    /// child has done itself what was asked for.
+    fn become_program(&mut self, streams: &Streams, place: &Place<'_>) -> i32 {
         let mut report_to = place.report.as_raw_fd();
-        let Err((stage, errno)) = self.try_become_program(streams, place, &mut report_to);
-        // If this fails, there is nobody left to tell; the pipe ends, and the exit code is what remains.
-        let _ = sys::write_in_child(report_to, &Report { stage, errno }.to_bytes());
+        match self.try_become_program(streams, place, &mut report_to) {
+            Ok(code) => code,
+            Err((stage, errno)) => {
+                // If this fails, there is nobody left to tell; the pipe ends, and the exit code is what remains.
+                let _ = sys::write_in_child(report_to, &Report { stage, errno }.to_bytes());
+                EXIT_NOT_STARTED
+            }
+        }
     }
 
     fn try_become_program(
@@ -283,7 +298,7 @@ impl Launch {
         streams: &Streams,
         place: &Place<'_>,
         report_to: &mut RawFd,
-    ) -> Result<Infallible, (Stage, Errno)> {
+    ) -> Result<i32, (Stage, Errno)> {
         let at = |stage: Stage| move |errno: Errno| (stage, errno);
         if let Some(group) = place.group {
             Tree::enter(group).map_err(at(Stage::Group))?;
@@ -318,6 +333,11 @@ impl Launch {
             rustix::process::chdir(c"/").map_err(at(Stage::Directory))?;
         }
         place.surroundings.signals.reset_in_child();
+        if let Some(operation) = &self.operation {
+            // An exec would close the report by itself.
+            sys::close_in_child(*report_to, *report_to);
+            return Ok(files::run(operation));
+        }
         Err(self.execute())
     }
 

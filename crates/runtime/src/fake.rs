@@ -14,6 +14,13 @@
 //! hang                        waits to be killed
 //! missing                     (alone) does not start
 //! ```
+//!
+//! Of files there are these:
+//!
+//! ```text
+//! /flood/N    N bytes of `pattern`; a write to it must be just that
+//! /hang       waits to be killed, read or written
+//! ```
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::io;
@@ -24,6 +31,10 @@ use async_trait::async_trait;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 use tokio::sync::{Notify, Semaphore};
 use wire::SandboxId;
+use wire::files::{
+    COMMIT, FileDone, FileError, FileErrorKind, FileKind, FileOp, FileStat, Opened, Timestamp, put_record,
+    result_bytes,
+};
 use wire::frame::{self, CHUNK_MAX, Decoder, Incoming, MESSAGE_TO_INIT_MAX};
 use wire::guest::{
     COMMANDS_MAX, End, EndCause, ExitStatus, FromInit, Handle, OUTPUT_WINDOW, Program, STDIN_WINDOW, Start,
@@ -113,6 +124,8 @@ struct HostState {
     teardowns_failing: u32,
     /// Steps that wait for a permit.
     held: HashMap<FakeStep, Arc<Semaphore>>,
+    /// What new connections speak, where it is not the newest.
+    version: Option<u32>,
     /// Each connection breaks after a random number of bytes up to this.
     break_after: Option<u64>,
     random: u64,
@@ -168,6 +181,11 @@ impl FakeHost {
     pub fn break_connections(&self, most: Option<u64>, seed: u64) {
         let mut state = self.state();
         (state.break_after, state.random) = (most, seed | 1);
+    }
+
+    /// From now on, every init is of this version.
+    pub fn speak(&self, version: u32) {
+        self.state().version = Some(version);
     }
 
     /// Lets commands that wait at a gate go on.
@@ -383,6 +401,8 @@ struct InitState {
 }
 
 struct Command {
+    /// It is a file operation.
+    files: bool,
     pid: Option<u32>,
     output: [OutputBuffer; 2],
     stdin: VecDeque<u8>,
@@ -599,8 +619,9 @@ impl Connection {
         let hostile = !self.init.state().says.is_empty();
         match incoming {
             Incoming::Message(ToInit::Hello { version_min, version_max }) => {
-                assert!((version_min..=version_max).contains(&VERSION), "the daemon speaks our version");
-                self.greet(out);
+                let version = self.host.state().version.unwrap_or(VERSION);
+                assert!((version_min..=version_max).contains(&version), "the daemon speaks our version");
+                self.greet(version, out);
                 *greeted = true;
             }
             Incoming::Message(ToInit::Start(start)) => self.start(*start),
@@ -634,6 +655,8 @@ impl Connection {
             Incoming::Message(ToInit::Resume { handle, stdout, stderr }) => {
                 self.change(handle, |command| {
                     for (output, offset) in command.output.iter_mut().zip([stdout, stderr]) {
+                        // Of a file operation that a new daemon does not know, it wants what there is, to be rid of it.
+                        let offset = if command.files { offset.max(output.acknowledged) } else { offset };
                         assert!(offset >= output.acknowledged, "what was acknowledged is gone");
                         assert!(hostile || offset <= output.end(), "more than was ever there");
                         output.acknowledge(offset);
@@ -659,8 +682,8 @@ impl Connection {
         }
     }
 
-    fn greet(&self, out: &mut Vec<u8>) {
-        frame::put_message(&FromInit::Hello { version: VERSION }, out);
+    fn greet(&self, version: u32, out: &mut Vec<u8>) {
+        frame::put_message(&FromInit::Hello { version }, out);
         let Some(mut state) = self.current() else { return };
         for (handle, command) in &state.commands {
             let known = FromInit::Known { handle: *handle, pid: command.pid, stdin: command.stdin_taken };
@@ -681,9 +704,10 @@ impl Connection {
             return;
         }
         *state.starts.entry(handle).or_default() += 1;
-        let script = match &start.program {
-            Program::Argv(argv) => argv.join(" "),
-            Program::Shell { script } => script.clone(),
+        let (script, operation) = match &start.program {
+            Program::Argv(argv) => (argv.join(" "), None),
+            Program::Shell { script } => (script.clone(), None),
+            Program::Files(operation) => (String::new(), Some(operation.clone())),
         };
         let missing = script.trim() == "missing";
         let full = state.commands.len() >= COMMANDS_MAX;
@@ -699,6 +723,7 @@ impl Connection {
             None
         };
         let command = Command {
+            files: operation.is_some(),
             pid,
             output: Default::default(),
             stdin: VecDeque::new(),
@@ -724,7 +749,12 @@ impl Connection {
                 handle,
             };
             let timeout = start.timeout_ms.map(Duration::from_millis);
-            tokio::spawn(async move { runner.run(&script, timeout).await });
+            tokio::spawn(async move {
+                match operation {
+                    Some(operation) => runner.run_files(*operation).await,
+                    None => runner.run(&script, timeout).await,
+                }
+            });
         }
     }
 
@@ -812,6 +842,75 @@ impl Runner {
         }
     }
 
+    /// A file operation.
+    async fn run_files(&self, operation: FileOp) {
+        let done = async {
+            let result = self.files(operation).await?;
+            self.write(1, &result_bytes(&result)).await?;
+            Ok(if result.is_ok() { 0 } else { 1 })
+        };
+        let end = match done.await {
+            Ok(code) => End { status: ExitStatus::Code(code), cause: EndCause::Itself },
+            Err(Interrupted::Dead) => return,
+            Err(Interrupted::Killed) => End { status: ExitStatus::Signal(SIGKILL), cause: EndCause::Killed },
+            Err(Interrupted::Signal(signal)) => {
+                End { status: ExitStatus::Signal(signal), cause: EndCause::Itself }
+            }
+        };
+        self.init.change(self.handle, |command| command.result = Some(Ok(end)));
+    }
+
+    async fn files(&self, operation: FileOp) -> Result<Result<FileDone, FileError>, Interrupted> {
+        let path = match &operation {
+            FileOp::Read { path, .. } | FileOp::Stat { path, .. } => path.clone(),
+            FileOp::Write(options) => options.path.clone(),
+            other => panic!("the fake init does not know how to {other:?}"),
+        };
+        let text = String::from_utf8_lossy(&path).into_owned();
+        if text == "/hang" {
+            self.init.until(self.handle, |_| None::<()>).await?;
+        }
+        let Some(size) = text.strip_prefix("/flood/").and_then(|size| size.parse::<u64>().ok()) else {
+            let detail = String::new();
+            return Ok(Err(FileError { kind: FileErrorKind::NotFound, path, detail }));
+        };
+        let stat = FileStat {
+            kind: FileKind::File,
+            size,
+            mode: 0o644,
+            uid: 0,
+            gid: 0,
+            inode: 1,
+            links: 1,
+            modified: Timestamp { seconds: 0, nanoseconds: 0 },
+            target: None,
+        };
+        match operation {
+            FileOp::Read { .. } => {
+                let mut front = Vec::new();
+                put_record(&Opened { stat, start: 0, length: Some(size) }, &mut front);
+                self.write(0, &front).await?;
+                self.flood(0, front.len() as u64, size).await?;
+                Ok(Ok(FileDone::Sent { bytes: size, skipped: 0 }))
+            }
+            FileOp::Write(_) => {
+                let mut at = 0;
+                let mut last = None;
+                while let Some(bytes) = self.input().await? {
+                    for byte in bytes {
+                        if let Some(before) = last.replace(byte) {
+                            assert_eq!(before, pattern(at), "what arrives is what was sent, at {at}");
+                            at += 1;
+                        }
+                    }
+                }
+                assert_eq!((at, last), (size, Some(COMMIT)), "all of it arrives");
+                Ok(Ok(FileDone::Written { stat, created: true }))
+            }
+            _ => Ok(Ok(FileDone::Stat(stat))),
+        }
+    }
+
     async fn walk(&self, script: &str) -> Option<End> {
         let itself = |status| Some(End { status, cause: EndCause::Itself });
         for statement in script.split([';', '\n']).map(str::trim).filter(|statement| !statement.is_empty()) {
@@ -835,8 +934,8 @@ impl Runner {
             "true" => {}
             "echo" => self.write(0, format!("{rest}\n").as_bytes()).await?,
             "err" => self.write(1, format!("{rest}\n").as_bytes()).await?,
-            "flood" => self.flood(0, number()).await?,
-            "flooderr" => self.flood(1, number()).await?,
+            "flood" => self.flood(0, 0, number()).await?,
+            "flooderr" => self.flood(1, 0, number()).await?,
             "cat" => self.cat().await?,
             "sleep" => {
                 let sleep = tokio::time::sleep(Duration::from_millis(number()));
@@ -874,7 +973,8 @@ impl Runner {
         self.init.until(self.handle, room).await
     }
 
-    async fn flood(&self, stream: usize, length: u64) -> Result<(), Interrupted> {
+    /// `base`: where in the stream the pattern begins.
+    async fn flood(&self, stream: usize, base: u64, length: u64) -> Result<(), Interrupted> {
         let stretch: Vec<u8> = (0..CHUNK_MAX as u64 + PATTERN_PERIOD).map(pattern).collect();
         let mut left = length;
         while left > 0 {
@@ -883,7 +983,7 @@ impl Runner {
                 let output = &mut command.output[stream];
                 let from = output.end();
                 // The pattern repeats, so a piece of it is found in any long enough stretch.
-                let start = (from % PATTERN_PERIOD) as usize;
+                let start = ((from - base) % PATTERN_PERIOD) as usize;
                 output.bytes.extend(&stretch[start..start + taken as usize]);
             });
             left -= taken;
@@ -893,20 +993,23 @@ impl Runner {
     }
 
     async fn cat(&self) -> Result<(), Interrupted> {
-        loop {
-            let next = |command: &mut Command| {
-                if !command.stdin.is_empty() {
-                    let bytes: Vec<u8> = command.stdin.drain(..).collect();
-                    command.stdin_given += bytes.len() as u64;
-                    return Some(Some(bytes));
-                }
-                (command.stdin_end == Some(command.stdin_given)).then_some(None)
-            };
-            match self.init.until(self.handle, next).await? {
-                Some(bytes) => self.write(0, &bytes).await?,
-                None => return Ok(()),
-            }
+        while let Some(bytes) = self.input().await? {
+            self.write(0, &bytes).await?;
         }
+        Ok(())
+    }
+
+    /// What came on stdin, or `None` at its end.
+    async fn input(&self) -> Result<Option<Vec<u8>>, Interrupted> {
+        let next = |command: &mut Command| {
+            if !command.stdin.is_empty() {
+                let bytes: Vec<u8> = command.stdin.drain(..).collect();
+                command.stdin_given += bytes.len() as u64;
+                return Some(Some(bytes));
+            }
+            (command.stdin_end == Some(command.stdin_given)).then_some(None)
+        };
+        self.init.until(self.handle, next).await
     }
 
     async fn gate(&self, name: &str) -> Result<(), Interrupted> {

@@ -3,18 +3,21 @@
 //! Everything here is pure. A request that passes is made of checked types and need not be looked at again.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
+use engine::files::{Found, Made};
 use engine::{
     Command, CommandSpec, CommandState, Gathered, Key, KeyLimits, KeySpec, Outcome, Owner, Sandbox,
     SandboxName, SandboxSpec, Span, State,
 };
 use wire::api;
+use wire::files::{Change, Cut, FileKind, FileStat, GrepMatch, WatchEvent};
 use wire::guest::{ExitStatus, Program, StartError, Stream, TerminalSize};
 
 use crate::clock::rfc3339;
+use crate::conditions;
 use crate::error::ApiError;
 use crate::quantity::{Bytes, Cpu};
 
@@ -37,6 +40,8 @@ const IDEMPOTENCY_KEY_MAX: usize = 255;
 const KEY_MEMORY_MIN: u64 = 16 << 20;
 /// How much of a script or of an argument list is shown, so that a page of commands stays small.
 const REQUEST_SHOWN_MAX: usize = 4096;
+/// The last second of the year 9999.
+const CALENDAR_MAX: u64 = 253_402_300_799;
 
 /// `POST /v1/sandboxes`
 pub fn sandbox_spec(
@@ -241,6 +246,8 @@ pub fn command(command: Command) -> api::Command {
             let shown = start_of(script, REQUEST_SHOWN_MAX);
             (None, Some(shown.to_owned()), shown.len() < script.len())
         }
+        // The engine lists no file operation among commands.
+        Program::Files(_) => (None, None, false),
     };
     api::Command {
         id: command.id,
@@ -389,6 +396,117 @@ pub fn key(key: Key) -> api::Key {
         memory_bytes_max: key.limits.memory_bytes,
         created_at: rfc3339(key.created_at),
     }
+}
+
+/// Bytes as text with replacement characters, and in base64 where that is not what they are.
+pub fn text_and_base64(bytes: &[u8]) -> (String, Option<String>) {
+    match std::str::from_utf8(bytes) {
+        Ok(text) => (text.to_owned(), None),
+        Err(_) => (String::from_utf8_lossy(bytes).into_owned(), Some(BASE64.encode(bytes))),
+    }
+}
+
+/// A path below another.
+pub fn join(directory: &[u8], name: &[u8]) -> Vec<u8> {
+    [directory.strip_suffix(b"/").unwrap_or(directory), b"/", name].concat()
+}
+
+/// A file at a path.
+pub fn file_info(path: &[u8], stat: &FileStat) -> api::FileInfo {
+    let name = path.rsplit(|byte| *byte == b'/').find(|name| !name.is_empty()).unwrap_or(b"/");
+    let (path, path_base64) = text_and_base64(path);
+    let (name, name_base64) = text_and_base64(name);
+    let (target, target_base64) = stat.target.as_deref().map(text_and_base64).unzip();
+    let modified = u64::try_from(stat.modified.seconds).unwrap_or(0);
+    // A guest can set any time; what the calendar has no words for is told as 1970.
+    let since = Duration::from_secs(if modified > CALENDAR_MAX { 0 } else { modified })
+        + Duration::from_nanos(u64::from(stat.modified.nanoseconds));
+    api::FileInfo {
+        path,
+        path_base64,
+        name,
+        name_base64,
+        kind: file_kind(stat.kind),
+        size: stat.size,
+        mode: format!("{:04o}", stat.mode),
+        uid: stat.uid,
+        gid: stat.gid,
+        links: stat.links,
+        modified_at: rfc3339(SystemTime::UNIX_EPOCH + since),
+        etag: conditions::etag(&stat.version()),
+        target,
+        target_base64: target_base64.flatten(),
+    }
+}
+
+fn file_kind(kind: FileKind) -> api::FileKind {
+    match kind {
+        FileKind::File => api::FileKind::File,
+        FileKind::Directory => api::FileKind::Directory,
+        FileKind::Symlink => api::FileKind::Symlink,
+        FileKind::Fifo => api::FileKind::Fifo,
+        FileKind::Socket => api::FileKind::Socket,
+        FileKind::Device => api::FileKind::Device,
+        FileKind::Unknown => api::FileKind::Unknown,
+    }
+}
+
+/// What a copy or an archive made.
+pub fn files_made(made: Made) -> api::FilesMade {
+    api::FilesMade { entries: made.entries, bytes: made.bytes, skipped: made.skipped }
+}
+
+/// What a search did.
+pub fn search<T>(found: &Found<T>) -> api::Search {
+    let cut = found.cut.map(|cut| match cut {
+        Cut::Matches => api::SearchCut::Matches,
+        Cut::Entries => api::SearchCut::Entries,
+        Cut::Bytes => api::SearchCut::Bytes,
+        Cut::Time => api::SearchCut::Time,
+    });
+    api::Search { entries_looked_at: found.entries, bytes_read: found.bytes, skipped: found.skipped, cut }
+}
+
+/// A line in which something was found.
+pub fn line_match(found: GrepMatch) -> api::LineMatch {
+    let (path, path_base64) = text_and_base64(&found.path);
+    let (text, text_base64) = text_and_base64(&found.text);
+    api::LineMatch {
+        path,
+        path_base64,
+        line: found.line,
+        column: found.column,
+        text,
+        text_base64,
+        text_start: found.text_start,
+        text_cut: found.text_cut,
+    }
+}
+
+/// What happened to a file. Nothing for what callers are not told.
+pub fn file_event(event: WatchEvent) -> Option<api::FileEvent> {
+    Some(match event {
+        WatchEvent::Ready => return None, // Said when the stream began.
+        WatchEvent::Changed { change, path, directory } => {
+            let (path, path_base64) = text_and_base64(&path);
+            let change = match change {
+                Change::Created => api::FileChange::Created,
+                Change::Modified => api::FileChange::Modified,
+                Change::Written => api::FileChange::Written,
+                Change::Attributes => api::FileChange::Attributes,
+                Change::Removed => api::FileChange::Removed,
+                Change::MovedFrom => api::FileChange::MovedFrom,
+                Change::MovedTo => api::FileChange::MovedTo,
+            };
+            api::FileEvent::Changed { change, path, path_base64, directory }
+        }
+        WatchEvent::Overflow => api::FileEvent::Overflow,
+        WatchEvent::NotWatched { path } => {
+            let (path, path_base64) = text_and_base64(&path);
+            api::FileEvent::NotWatched { path, path_base64 }
+        }
+        WatchEvent::Gone => api::FileEvent::Gone,
+    })
 }
 
 #[cfg(test)]

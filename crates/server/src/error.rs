@@ -12,6 +12,10 @@ use engine::EngineError;
 use runtime::BackendError;
 use serde_json::{Map, Value};
 use wire::api::ErrorBody;
+use wire::files::{FileError, FileErrorKind};
+use wire::guest::StartError;
+
+use crate::convert;
 
 /// What a failed request answers with.
 #[derive(Debug)]
@@ -102,56 +106,126 @@ impl From<EngineError> for ApiError {
         let chain = Chain(chain_of(&error));
         let message = error.to_string();
         let say = |status, code| Self::new(status, code, message.as_str());
-        let mut api =
-            match error {
-                SandboxNotFound { .. } => say(StatusCode::NOT_FOUND, "sandbox_not_found")
-                    .hint("GET /v1/sandboxes lists the sandboxes of this key's owner"),
-                CommandNotFound { .. } => say(StatusCode::NOT_FOUND, "command_not_found")
-                    .hint("GET /v1/sandboxes/{sandbox}/commands lists the commands of a sandbox"),
-                TemplateNotFound { .. } => say(StatusCode::NOT_FOUND, "template_not_found")
-                    .hint("leave `template` out for `default`"),
-                KeyNotFound { .. } => {
-                    say(StatusCode::NOT_FOUND, "key_not_found").hint("GET /v1/keys lists all keys")
-                }
-                NameTaken { .. } => say(StatusCode::CONFLICT, "name_taken")
-                    .hint("choose another name, or delete that sandbox"),
-                CommandIdReused { .. } => {
-                    say(StatusCode::CONFLICT, "command_id_reused").hint("choose another id, or leave it out")
-                }
-                IdempotencyKeyReused => say(StatusCode::CONFLICT, "idempotency_key_reused")
-                    .hint("use a new Idempotency-Key for a new request"),
-                WrongState { state, .. } => say(StatusCode::CONFLICT, "wrong_state").detail("state", state),
-                SandboxFailed { reason, .. } => say(StatusCode::CONFLICT, "sandbox_failed")
-                    .detail("state", "failed")
-                    .detail("reason", reason)
-                    .hint("delete it and create another"),
-                Invalid { what, .. } => say(StatusCode::BAD_REQUEST, "invalid_request").detail("field", what),
-                Quota { what, limit } => say(StatusCode::TOO_MANY_REQUESTS, "quota_exceeded")
-                    .detail("resource", what)
-                    .detail("limit", limit)
-                    .hint("delete sandboxes of this owner, or ask the operator for a larger limit"),
-                Full { .. } => say(StatusCode::SERVICE_UNAVAILABLE, "no_capacity").hint(FULL_HINT),
-                StdinClosed { .. } => say(StatusCode::CONFLICT, "stdin_closed")
-                    .hint("start the command with `\"stdin\": true` to write to it"),
-                StdinStalled { .. } => say(StatusCode::SERVICE_UNAVAILABLE, "stdin_stalled")
-                    .hint("send the same bytes again with the same `offset`"),
-                CommandEnded { .. } => say(StatusCode::CONFLICT, "command_ended"),
-                NoTerminal { .. } => say(StatusCode::CONFLICT, "no_terminal")
-                    .hint("start the command with `terminal` to give it one"),
-                Unresponsive { .. } => say(StatusCode::SERVICE_UNAVAILABLE, "sandbox_unresponsive")
-                    .hint("try again, or delete the sandbox"),
-                Create { source, .. } => backend(&source, &message, "create_failed"),
-                Delete { source, .. } => backend(&source, &message, "delete_failed"),
-                Store { .. } | Log { .. } => say(StatusCode::INTERNAL_SERVER_ERROR, "internal")
-                    .hint("the daemon's log has the cause under this answer's x-request-id"),
-                Stopping => Self::stopping(),
-            };
+        let mut api = match error {
+            SandboxNotFound { .. } => say(StatusCode::NOT_FOUND, "sandbox_not_found")
+                .hint("GET /v1/sandboxes lists the sandboxes of this key's owner"),
+            CommandNotFound { .. } => say(StatusCode::NOT_FOUND, "command_not_found")
+                .hint("GET /v1/sandboxes/{sandbox}/commands lists the commands of a sandbox"),
+            TemplateNotFound { .. } => {
+                say(StatusCode::NOT_FOUND, "template_not_found").hint("leave `template` out for `default`")
+            }
+            KeyNotFound { .. } => {
+                say(StatusCode::NOT_FOUND, "key_not_found").hint("GET /v1/keys lists all keys")
+            }
+            NameTaken { .. } => {
+                say(StatusCode::CONFLICT, "name_taken").hint("choose another name, or delete that sandbox")
+            }
+            CommandIdReused { .. } => {
+                say(StatusCode::CONFLICT, "command_id_reused").hint("choose another id, or leave it out")
+            }
+            IdempotencyKeyReused => say(StatusCode::CONFLICT, "idempotency_key_reused")
+                .hint("use a new Idempotency-Key for a new request"),
+            WrongState { state, .. } => say(StatusCode::CONFLICT, "wrong_state").detail("state", state),
+            SandboxFailed { reason, .. } => say(StatusCode::CONFLICT, "sandbox_failed")
+                .detail("state", "failed")
+                .detail("reason", reason)
+                .hint("delete it and create another"),
+            Invalid { what, .. } => say(StatusCode::BAD_REQUEST, "invalid_request").detail("field", what),
+            Quota { what, limit } => say(StatusCode::TOO_MANY_REQUESTS, "quota_exceeded")
+                .detail("resource", what)
+                .detail("limit", limit)
+                .hint("delete sandboxes of this owner, or ask the operator for a larger limit"),
+            Full { .. } => say(StatusCode::SERVICE_UNAVAILABLE, "no_capacity").hint(FULL_HINT),
+            StdinClosed { .. } => say(StatusCode::CONFLICT, "stdin_closed")
+                .hint("start the command with `\"stdin\": true` to write to it"),
+            StdinStalled { .. } => say(StatusCode::SERVICE_UNAVAILABLE, "stdin_stalled")
+                .hint("send the same bytes again with the same `offset`"),
+            CommandEnded { .. } => say(StatusCode::CONFLICT, "command_ended"),
+            NoTerminal { .. } => say(StatusCode::CONFLICT, "no_terminal")
+                .hint("start the command with `terminal` to give it one"),
+            Unresponsive { .. } => say(StatusCode::SERVICE_UNAVAILABLE, "sandbox_unresponsive")
+                .hint("try again, or delete the sandbox"),
+            Create { source, .. } => backend(&source, &message, "create_failed"),
+            Delete { source, .. } => backend(&source, &message, "delete_failed"),
+            Store { .. } | Log { .. } => say(StatusCode::INTERNAL_SERVER_ERROR, "internal")
+                .hint("the daemon's log has the cause under this answer's x-request-id"),
+            File { source } => file(&source, &message),
+            FileNotStarted { why: StartError::UnknownUser { user } } => {
+                say(StatusCode::BAD_REQUEST, "unknown_user").detail("user", user)
+            }
+            FileNotStarted { why: StartError::NoRoom { .. } } => {
+                say(StatusCode::SERVICE_UNAVAILABLE, "sandbox_exhausted").hint(EXHAUSTED_HINT)
+            }
+            FileNotStarted { .. } => say(StatusCode::CONFLICT, "file_failed"),
+            FileOutOfMemory { .. } => say(StatusCode::INSUFFICIENT_STORAGE, "out_of_memory")
+                .hint("give the sandbox more memory, or free some: files in /tmp and /dev/shm count"),
+            FileKilled { .. } => say(StatusCode::CONFLICT, "file_operation_killed")
+                .hint("something in the sandbox ended it; try again"),
+            FileStrange { .. } => say(StatusCode::BAD_GATEWAY, "sandbox_strange")
+                .hint("its first process may be damaged: create another sandbox"),
+            FileStalled => say(StatusCode::REQUEST_TIMEOUT, "download_stalled"),
+            InitTooOld { .. } => say(StatusCode::CONFLICT, "sandbox_too_old").hint("create another sandbox"),
+            Stopping => Self::stopping(),
+        };
         api.chain = Some(chain);
         api
     }
 }
 
 const FULL_HINT: &str = "delete sandboxes, or try again when others have ended";
+
+const EXHAUSTED_HINT: &str =
+    "the sandbox is out of processes, descriptors or memory: end some of its commands";
+
+/// What is wrong with a file: the path is in the details, with its bytes where they are not text.
+fn file(error: &FileError, message: &str) -> ApiError {
+    use FileErrorKind::*;
+    let (status, code) = match error.kind {
+        NotFound => (StatusCode::NOT_FOUND, "file_not_found"),
+        PermissionDenied => (StatusCode::FORBIDDEN, "permission_denied"),
+        IsDirectory => (StatusCode::CONFLICT, "is_directory"),
+        NotADirectory => (StatusCode::CONFLICT, "not_a_directory"),
+        AlreadyExists => (StatusCode::CONFLICT, "already_exists"),
+        DirectoryNotEmpty => (StatusCode::CONFLICT, "directory_not_empty"),
+        InvalidPath => (StatusCode::BAD_REQUEST, "invalid_path"),
+        TooManyLinks => (StatusCode::CONFLICT, "too_many_links"),
+        NoSpace => (StatusCode::INSUFFICIENT_STORAGE, "no_space"),
+        NotARegularFile => (StatusCode::CONFLICT, "not_a_regular_file"),
+        Changed => (StatusCode::CONFLICT, "file_changed"),
+        TooLarge => (StatusCode::PAYLOAD_TOO_LARGE, "file_too_large"),
+        TooDeep => (StatusCode::CONFLICT, "too_deep"),
+        ReadOnly => (StatusCode::CONFLICT, "read_only"),
+        Busy => (StatusCode::CONFLICT, "file_busy"),
+        RangeNotSatisfiable { .. } => (StatusCode::RANGE_NOT_SATISFIABLE, "range_not_satisfiable"),
+        ConditionFailed => (StatusCode::PRECONDITION_FAILED, "condition_failed"),
+        InvalidPattern => (StatusCode::BAD_REQUEST, "invalid_pattern"),
+        InvalidArchive => (StatusCode::BAD_REQUEST, "invalid_archive"),
+        Incomplete => (StatusCode::BAD_REQUEST, "body_incomplete"),
+        NoRoom => (StatusCode::SERVICE_UNAVAILABLE, "sandbox_exhausted"),
+        IntoItself => (StatusCode::CONFLICT, "into_itself"),
+        Other => (StatusCode::CONFLICT, "file_failed"),
+    };
+    let hint = match error.kind {
+        IsDirectory => Some("use the routes `files/list` and `files/tar` for directories"),
+        DirectoryNotEmpty => Some("give `recursive=true` to remove it with everything in it"),
+        AlreadyExists => Some("give `overwrite=true` to replace it"),
+        PermissionDenied => Some("choose another `user`, or leave it out for root"),
+        NoRoom => Some(EXHAUSTED_HINT),
+        _ => None,
+    };
+    let mut api = ApiError::new(status, code, message);
+    if let Some(hint) = hint {
+        api = api.hint(hint);
+    }
+    if let RangeNotSatisfiable { size } = error.kind {
+        api = api.detail("size", size);
+    }
+    let (path, path_base64) = convert::text_and_base64(&error.path);
+    if let Some(path_base64) = path_base64 {
+        api = api.detail("path_base64", path_base64);
+    }
+    api.detail("path", path)
+}
 
 fn backend(error: &BackendError, message: &str, code: &'static str) -> ApiError {
     let cause = error.to_string();

@@ -18,7 +18,7 @@ use crate::convert;
 use crate::error::ApiError;
 
 /// A comment is sent after so long without an event, so that proxies do not take the stream for dead.
-const HEARTBEAT: Duration = Duration::from_secs(15);
+pub const HEARTBEAT: Duration = Duration::from_secs(15);
 
 /// Where to begin.
 #[derive(Debug, Default, Deserialize, IntoParams)]

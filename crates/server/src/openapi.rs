@@ -3,7 +3,7 @@
 use utoipa::openapi::security::{ApiKey, ApiKeyValue, HttpAuthScheme, HttpBuilder, SecurityScheme};
 use utoipa::{Modify, OpenApi};
 
-use crate::routes::{commands, keys, sandboxes, system};
+use crate::routes::{commands, files, keys, sandboxes, system};
 use crate::{events, stream};
 
 #[derive(OpenApi)]
@@ -31,6 +31,20 @@ use crate::{events, stream};
         commands::signal,
         commands::kill,
         commands::resize,
+        files::read,
+        files::head,
+        files::write,
+        files::remove,
+        files::stat,
+        files::list,
+        files::make_directory,
+        files::rename,
+        files::copy,
+        files::glob,
+        files::grep,
+        files::watch,
+        files::pack,
+        files::unpack,
         keys::create,
         keys::list,
         keys::delete,
@@ -39,7 +53,7 @@ use crate::{events, stream};
         system::version,
         system::openapi,
     ),
-    components(schemas(wire::api::CommandWish, wire::api::CommandEvent)),
+    components(schemas(wire::api::CommandWish, wire::api::CommandEvent, wire::api::FileEvent)),
     security(("bearer" = []), ("api_key" = [])),
     modifiers(&KeySpellings),
 )]

@@ -3,12 +3,16 @@
 //! Times are RFC 3339 in UTC. Numbers carry their unit in their name. Unknown fields are refused, so that a
 //! misspelt wish is an error and not a surprise.
 
+mod files;
+
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::{CommandId, SandboxId};
+
+pub use files::*;
 
 /// What every failed request answers with.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]

@@ -23,10 +23,14 @@
 
 use serde::{Deserialize, Serialize};
 
-/// The newest version that this build speaks.
-pub const VERSION: u32 = 1;
+use crate::files::FileOp;
+
+/// The newest version that this build speaks. 2 added [`Program::Files`].
+pub const VERSION: u32 = 2;
 /// The oldest version that this build still speaks.
 pub const VERSION_MIN: u32 = 1;
+/// The oldest version that knows [`Program::Files`].
+pub const VERSION_WITH_FILES: u32 = 2;
 
 /// How much output of one stream init holds for the daemon. When it is full, the writing process blocks.
 pub const OUTPUT_WINDOW: usize = 1024 * 1024;
@@ -307,6 +311,8 @@ pub enum Program {
         /// The script.
         script: String,
     },
+    /// A file operation, done by a child of init that executes nothing. Since version 2.
+    Files(Box<FileOp>),
 }
 
 /// The size of a terminal in characters.

@@ -1,12 +1,13 @@
 //! What crosses between the processes of Shoal. Types and their encodings; no logic, no I/O.
 //!
-//! Read in this order: [`id`] names things, [`frame`] and [`guest`] are spoken between daemon and init,
+//! Read in this order: [`id`] names things, [`frame`], [`guest`] and [`files`] are spoken between daemon and init,
 //! [`launch`] between daemon and launcher, `api` between clients and the daemon.
 
 #![forbid(unsafe_code)]
 
 #[cfg(feature = "api")]
 pub mod api;
+pub mod files;
 pub mod frame;
 pub mod guest;
 pub mod id;

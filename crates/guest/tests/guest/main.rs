@@ -4,6 +4,7 @@ mod support;
 
 mod commands;
 mod connection;
+mod files;
 mod footprint;
 mod streams;
 mod terminal;

@@ -1,6 +1,7 @@
 //! The native API under `/v1`. A handler is three thoughts: read, ask the engine once, convert.
 
 pub mod commands;
+pub mod files;
 pub mod keys;
 pub mod sandboxes;
 pub mod system;
@@ -19,7 +20,9 @@ use crate::{events, stream};
 /// All routes, without the layers around them.
 pub fn all() -> Router<App> {
     const COMMANDS: &str = "/v1/sandboxes/{sandbox}/commands";
+    const FILES: &str = "/v1/sandboxes/{sandbox}/files";
     let under = |path: &str| format!("{COMMANDS}/{{command}}{path}");
+    let file = |path: &str| format!("{FILES}/{path}");
     Router::new()
         .route("/v1/health", get(system::health))
         .route("/v1/ready", get(system::ready))
@@ -40,6 +43,16 @@ pub fn all() -> Router<App> {
         .route(&under("/signal"), post(commands::signal))
         .route(&under("/kill"), post(commands::kill))
         .route(&under("/resize"), post(commands::resize))
+        .route(FILES, get(files::read).head(files::head).put(files::write).delete(files::remove))
+        .route(&file("stat"), get(files::stat))
+        .route(&file("list"), get(files::list))
+        .route(&file("mkdir"), post(files::make_directory))
+        .route(&file("move"), post(files::rename))
+        .route(&file("copy"), post(files::copy))
+        .route(&file("glob"), get(files::glob))
+        .route(&file("grep"), get(files::grep))
+        .route(&file("watch"), get(files::watch))
+        .route(&file("tar"), get(files::pack).put(files::unpack))
         .route("/v1/keys", get(keys::list).post(keys::create))
         .route("/v1/keys/{key}", delete(keys::delete))
         .fallback(async || ApiError::no_route())

@@ -1,0 +1,263 @@
+//! A tree becomes a stream. The tree may change while it is walked: no link is followed, and what is written is what was opened.
+
+use std::ffi::{CStr, CString};
+use std::io::{self, Write};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, Stat};
+use rustix::io::Errno;
+
+use crate::DEPTH_MAX;
+use crate::header::{BLOCK, Header};
+
+/// What is read of a file at once.
+const BUFFER: usize = 256 * 1024;
+/// What fits into a header.
+const NAME_MAX: usize = 99;
+/// The name that headers of long names have, as GNU tar has it.
+const LONG_NAME: &[u8] = b"././@LongLink";
+
+/// Why a stream could not be made whole. What was written of it is of no use.
+#[derive(Debug, thiserror::Error)]
+pub enum PackError {
+    /// Something of the tree.
+    #[error("cannot read `{}`", String::from_utf8_lossy(path))]
+    Read {
+        /// Below the top.
+        path: Vec<u8>,
+        /// What the kernel said.
+        source: Errno,
+    },
+    /// A file became shorter while it was read, after its length had been written.
+    #[error("`{}` became shorter while it was read", String::from_utf8_lossy(path))]
+    Shrank {
+        /// Below the top.
+        path: Vec<u8>,
+    },
+    /// Deeper than descriptors reach.
+    #[error("`{}` is nested too deep", String::from_utf8_lossy(path))]
+    TooDeep {
+        /// Below the top.
+        path: Vec<u8>,
+    },
+    /// Where the stream goes.
+    #[error("cannot write the archive")]
+    Write {
+        /// Why.
+        #[from]
+        source: io::Error,
+    },
+}
+
+/// What a stream holds.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Packed {
+    /// Files, links and directories.
+    pub entries: u64,
+    /// The stream's own length.
+    pub bytes: u64,
+    /// Sockets, FIFOs and devices, which are left out.
+    pub skipped: u64,
+}
+
+/// Everything in a directory, under names relative to it.
+pub fn pack_directory(top: OwnedFd, to: &mut dyn Write) -> Result<Packed, PackError> {
+    let mut packing = Packing::new(to);
+    packing.directory(top)?;
+    packing.finish()
+}
+
+/// One file, under a name.
+pub fn pack_file(file: OwnedFd, name: &[u8], to: &mut dyn Write) -> Result<Packed, PackError> {
+    let mut packing = Packing::new(to);
+    let read = |source| PackError::Read { path: name.to_vec(), source };
+    let stat = rustix::fs::fstat(&file).map_err(read)?;
+    packing.file(file.as_fd(), name, &stat)?;
+    packing.finish()
+}
+
+struct Packing<'a> {
+    to: &'a mut dyn Write,
+    buffer: Vec<u8>,
+    packed: Packed,
+}
+
+impl<'a> Packing<'a> {
+    fn new(to: &'a mut dyn Write) -> Self {
+        Self { to, buffer: vec![0; BUFFER], packed: Packed::default() }
+    }
+
+    fn directory(&mut self, top: OwnedFd) -> Result<(), PackError> {
+        let mut path: Vec<u8> = Vec::new();
+        let read = |path: &[u8], source| PackError::Read { path: path.to_vec(), source };
+        let first = Dir::new(top).map_err(|errno| read(b"", errno))?;
+        let mut open = vec![(first, 0)];
+        while let Some((directory, length)) = open.last_mut() {
+            path.truncate(*length);
+            let entry = match directory.read() {
+                None => {
+                    open.pop();
+                    continue;
+                }
+                Some(entry) => entry.map_err(|errno| read(&path, errno))?,
+            };
+            let name = entry.file_name();
+            if name == c"." || name == c".." {
+                continue;
+            }
+            if !path.is_empty() {
+                path.push(b'/');
+            }
+            path.extend_from_slice(name.to_bytes());
+            let parent = directory.fd().map_err(|errno| read(&path, errno))?;
+            match self.entry(parent, name, &path) {
+                Ok(None) => {}
+                Ok(Some(child)) => {
+                    if open.len() >= DEPTH_MAX {
+                        return Err(PackError::TooDeep { path });
+                    }
+                    let child = Dir::new(child).map_err(|errno| read(&path, errno))?;
+                    let length = path.len();
+                    open.push((child, length));
+                }
+                // It has vanished since the directory was read.
+                Err(PackError::Read { source: Errno::NOENT, .. }) => self.packed.skipped += 1,
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes one entry. A directory is given back, to be entered.
+    fn entry(
+        &mut self,
+        parent: BorrowedFd<'_>,
+        name: &CStr,
+        path: &[u8],
+    ) -> Result<Option<OwnedFd>, PackError> {
+        let read = |source| PackError::Read { path: path.to_vec(), source };
+        let open = |flags: OFlags| {
+            let flags = flags | OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            rustix::fs::openat(parent, name, flags, Mode::empty()).map_err(read)
+        };
+        let stat = rustix::fs::statat(parent, name, AtFlags::SYMLINK_NOFOLLOW).map_err(read)?;
+        match FileType::from_raw_mode(stat.st_mode) {
+            FileType::Directory => {
+                let child = open(OFlags::DIRECTORY)?;
+                self.header([path, b"/"].concat(), &stat, b'5', 0, Vec::new())?;
+                Ok(Some(child))
+            }
+            FileType::Symlink => {
+                let target = rustix::fs::readlinkat(parent, name, Vec::new()).map_err(read)?;
+                self.header(path.to_vec(), &stat, b'2', 0, CString::into_bytes(target))?;
+                Ok(None)
+            }
+            FileType::RegularFile => {
+                let file = open(OFlags::NONBLOCK | OFlags::NOCTTY)?;
+                // Something else may have taken its place.
+                let stat = rustix::fs::fstat(&file).map_err(read)?;
+                if FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile {
+                    self.file(file.as_fd(), path, &stat)?;
+                } else {
+                    self.packed.skipped += 1;
+                }
+                Ok(None)
+            }
+            _ => {
+                self.packed.skipped += 1;
+                Ok(None)
+            }
+        }
+    }
+
+    /// As many bytes as the file had when it was opened.
+    fn file(&mut self, file: BorrowedFd<'_>, path: &[u8], stat: &Stat) -> Result<(), PackError> {
+        let size = u64::try_from(stat.st_size).unwrap_or(0);
+        self.header(path.to_vec(), stat, b'0', size, Vec::new())?;
+        let mut left = size;
+        while left > 0 {
+            let limit = left.min(BUFFER as u64) as usize;
+            match rustix::io::read(file, &mut self.buffer[..limit]) {
+                Ok(0) => return Err(PackError::Shrank { path: path.to_vec() }),
+                Ok(length) => {
+                    self.to.write_all(&self.buffer[..length])?;
+                    left -= length as u64;
+                }
+                Err(Errno::INTR) => {}
+                Err(source) => return Err(PackError::Read { path: path.to_vec(), source }),
+            }
+        }
+        self.packed.bytes += size;
+        self.pad(size)
+    }
+
+    fn header(
+        &mut self,
+        name: Vec<u8>,
+        stat: &Stat,
+        kind: u8,
+        size: u64,
+        link: Vec<u8>,
+    ) -> Result<(), PackError> {
+        let name = self.fitting(name, b'L')?;
+        let link = self.fitting(link, b'K')?;
+        let header = Header {
+            name,
+            mode: stat.st_mode & 0o7777,
+            uid: stat.st_uid.into(),
+            gid: stat.st_gid.into(),
+            size,
+            modified: stat.st_mtime,
+            kind,
+            link,
+        };
+        self.packed.entries += 1;
+        self.block(&header.to_block())
+    }
+
+    /// A name as far as it fits into a header, after the whole of it in blocks of its own where it does not.
+    fn fitting(&mut self, mut name: Vec<u8>, kind: u8) -> Result<Vec<u8>, PackError> {
+        if name.len() <= NAME_MAX {
+            return Ok(name);
+        }
+        let size = name.len() as u64 + 1;
+        let header = Header {
+            name: LONG_NAME.to_vec(),
+            mode: 0,
+            uid: 0,
+            gid: 0,
+            size,
+            modified: 0,
+            kind,
+            link: Vec::new(),
+        };
+        self.block(&header.to_block())?;
+        self.to.write_all(&name)?;
+        self.to.write_all(&[0])?;
+        self.packed.bytes += size;
+        self.pad(size)?;
+        name.truncate(NAME_MAX);
+        Ok(name)
+    }
+
+    fn block(&mut self, block: &[u8; BLOCK]) -> Result<(), PackError> {
+        self.to.write_all(block)?;
+        self.packed.bytes += BLOCK as u64;
+        Ok(())
+    }
+
+    fn pad(&mut self, size: u64) -> Result<(), PackError> {
+        let padding = (BLOCK as u64 - size % BLOCK as u64) % BLOCK as u64;
+        self.to.write_all(&[0; BLOCK][..padding as usize])?;
+        self.packed.bytes += padding;
+        Ok(())
+    }
+
+    /// Two empty blocks mark the end.
+    fn finish(mut self) -> Result<Packed, PackError> {
+        self.block(&[0; BLOCK])?;
+        self.block(&[0; BLOCK])?;
+        self.to.flush()?;
+        Ok(self.packed)
+    }
+}

@@ -1,0 +1,241 @@
+//! The entries of a stream, one after the other, with what the formats put in front of them folded in.
+
+use std::io::{self, Read};
+
+use crate::ENTRIES_MAX;
+use crate::header::{BLOCK, Header};
+use crate::unpack::UnpackError;
+
+/// What may stand in front of an entry: a long name, a long link, pax records. Longer ones are refused.
+const EXTENSION_MAX: u64 = 64 * 1024;
+/// What is read at once of what nobody wants.
+const SKIP: usize = 64 * 1024;
+
+/// One entry, without its contents.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Entry {
+    /// As the stream has it. Nothing about it was checked but that it has no NUL.
+    pub path: Vec<u8>,
+    /// What it is.
+    pub kind: EntryKind,
+    /// Permissions, with setuid, setgid and sticky.
+    pub mode: u32,
+    /// How many bytes of contents follow.
+    pub size: u64,
+    /// In seconds since 1970.
+    pub modified: i64,
+    /// Where a link leads, as the stream has it.
+    pub link: Vec<u8>,
+}
+
+/// What an entry is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum EntryKind {
+    /// A regular file.
+    File,
+    /// A directory.
+    Directory,
+    /// A symbolic link.
+    Symlink,
+    /// Another name for an entry that came before.
+    HardLink,
+    /// A device, a FIFO, or something that only its maker knows.
+    Other,
+}
+
+/// Reads a stream.
+#[derive(Debug)]
+pub struct Entries<R> {
+    from: R,
+    /// Contents of the present entry that were not read, and what fills them up to a block.
+    left: u64,
+    padding: u64,
+    count: u64,
+    over: bool,
+}
+
+/// What was said in front of an entry.
+#[derive(Default)]
+struct Front {
+    path: Option<Vec<u8>>,
+    link: Option<Vec<u8>>,
+    size: Option<u64>,
+    modified: Option<i64>,
+}
+
+impl<R: Read> Entries<R> {
+    /// A stream from its beginning.
+    pub fn new(from: R) -> Self {
+        Self { from, left: 0, padding: 0, count: 0, over: false }
+    }
+
+    /// The next entry; what was not read of the one before is passed over. `None`: that was all, and the stream is at its end.
+    pub fn next_entry(&mut self) -> Result<Option<Entry>, UnpackError> {
+        let mut front = Front::default();
+        while !self.over {
+            self.skip_rest()?;
+            let mut block = [0; BLOCK];
+            let Some(()) = self.read_block(&mut block)? else {
+                // Some leave the mark of the end away. A stream without anything is none.
+                if self.count == 0 {
+                    return Err(UnpackError::Truncated);
+                }
+                self.over = true;
+                break;
+            };
+            let Some(header) = Header::parse(&block).map_err(|why| UnpackError::Header { why })? else {
+                self.drain()?;
+                break;
+            };
+            self.count += 1;
+            if self.count > ENTRIES_MAX {
+                return Err(UnpackError::TooMany);
+            }
+            self.left = header.size;
+            self.padding = (BLOCK as u64 - header.size % BLOCK as u64) % BLOCK as u64;
+            match header.kind {
+                b'L' => front.path = Some(without_nul(self.extension()?)),
+                b'K' => front.link = Some(without_nul(self.extension()?)),
+                b'x' => front.add_pax(&self.extension()?)?,
+                b'g' => {} // Said of all entries, and of no use to us.
+                b'S' => return Err(UnpackError::Unsupported { what: "a sparse file" }),
+                _ => return self.entry(header, front).map(Some),
+            }
+        }
+        Ok(None)
+    }
+
+    fn entry(&mut self, header: Header, front: Front) -> Result<Entry, UnpackError> {
+        let path = front.path.unwrap_or(header.name);
+        let link = front.link.unwrap_or(header.link);
+        let kind = match header.kind {
+            // Before there was a kind for directories.
+            b'0' | 0 | b'7' if path.ends_with(b"/") => EntryKind::Directory,
+            b'0' | 0 | b'7' => EntryKind::File,
+            b'1' => EntryKind::HardLink,
+            b'2' => EntryKind::Symlink,
+            b'5' => EntryKind::Directory,
+            _ => EntryKind::Other,
+        };
+        let size = front.size.unwrap_or(header.size);
+        self.left = size;
+        self.padding = (BLOCK as u64 - size % BLOCK as u64) % BLOCK as u64;
+        if path.contains(&0) || link.contains(&0) {
+            return Err(UnpackError::Header { why: "a name in it contains a NUL byte" });
+        }
+        let modified = front.modified.unwrap_or(header.modified);
+        Ok(Entry { path, kind, mode: header.mode, size, modified, link })
+    }
+
+    /// Contents of the present entry. 0: no more.
+    pub fn read_contents(&mut self, into: &mut [u8]) -> Result<usize, UnpackError> {
+        let limit = usize::try_from(self.left).unwrap_or(usize::MAX).min(into.len());
+        if limit == 0 {
+            return Ok(0);
+        }
+        match self.read_some(&mut into[..limit])? {
+            0 => Err(UnpackError::Truncated),
+            length => {
+                self.left -= length as u64;
+                Ok(length)
+            }
+        }
+    }
+
+    /// All contents of the present entry, which is one of those that stand in front of another.
+    fn extension(&mut self) -> Result<Vec<u8>, UnpackError> {
+        if self.left > EXTENSION_MAX {
+            return Err(UnpackError::Header { why: "what stands in front of an entry is too long" });
+        }
+        let mut all = vec![0; self.left as usize];
+        let mut filled = 0;
+        while filled < all.len() {
+            filled += self.read_contents(&mut all[filled..])?;
+        }
+        Ok(all)
+    }
+
+    fn skip_rest(&mut self) -> Result<(), UnpackError> {
+        let mut left = u128::from(self.left) + u128::from(self.padding);
+        let mut scratch = if left == 0 { Vec::new() } else { vec![0; SKIP] };
+        while left > 0 {
+            let limit = left.min(SKIP as u128) as usize;
+            match self.read_some(&mut scratch[..limit])? {
+                0 => return Err(UnpackError::Truncated),
+                length => left -= length as u128,
+            }
+        }
+        (self.left, self.padding) = (0, 0);
+        Ok(())
+    }
+
+    /// What follows the mark of the end is filling.
+    fn drain(&mut self) -> Result<(), UnpackError> {
+        self.over = true;
+        let mut scratch = vec![0; SKIP];
+        while self.read_some(&mut scratch)? > 0 {}
+        Ok(())
+    }
+
+    /// A whole block, or `None` at the end of the stream.
+    fn read_block(&mut self, block: &mut [u8; BLOCK]) -> Result<Option<()>, UnpackError> {
+        let mut filled = 0;
+        while filled < BLOCK {
+            match self.read_some(&mut block[filled..])? {
+                0 if filled == 0 => return Ok(None),
+                0 => return Err(UnpackError::Truncated),
+                length => filled += length,
+            }
+        }
+        Ok(Some(()))
+    }
+
+    fn read_some(&mut self, into: &mut [u8]) -> Result<usize, UnpackError> {
+        loop {
+            match self.from.read(into) {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                result => return result.map_err(|source| UnpackError::Read { source }),
+            }
+        }
+    }
+}
+
+impl Front {
+    /// Records as `LENGTH KEY=VALUE\n`, the length being that of the whole record.
+    fn add_pax(&mut self, mut records: &[u8]) -> Result<(), UnpackError> {
+        let wrong = || UnpackError::Header { why: "its pax records do not parse" };
+        while !records.is_empty() {
+            let space = records.iter().position(|byte| *byte == b' ').ok_or_else(wrong)?;
+            let length: usize = text_number(&records[..space]).ok_or_else(wrong)?;
+            let record = records.get(space + 1..length).ok_or_else(wrong)?;
+            let record = record.strip_suffix(b"\n").ok_or_else(wrong)?;
+            let equals = record.iter().position(|byte| *byte == b'=').ok_or_else(wrong)?;
+            let (key, value) = (&record[..equals], &record[equals + 1..]);
+            match key {
+                b"path" => self.path = Some(value.to_vec()),
+                b"linkpath" => self.link = Some(value.to_vec()),
+                b"size" => self.size = Some(text_number(value).ok_or_else(wrong)?),
+                b"mtime" => {
+                    let whole = value.split(|byte| *byte == b'.').next().unwrap_or_default();
+                    self.modified = text_number(whole);
+                }
+                key if key.starts_with(b"GNU.sparse.") => {
+                    return Err(UnpackError::Unsupported { what: "a sparse file" });
+                }
+                _ => {}
+            }
+            records = &records[length..];
+        }
+        Ok(())
+    }
+}
+
+fn text_number<T: std::str::FromStr>(text: &[u8]) -> Option<T> {
+    std::str::from_utf8(text).ok()?.parse().ok()
+}
+
+fn without_nul(mut text: Vec<u8>) -> Vec<u8> {
+    let end = text.iter().position(|byte| *byte == 0).unwrap_or(text.len());
+    text.truncate(end);
+    text
+}

@@ -1,0 +1,389 @@
+//! A stream becomes a tree, and nothing beside that tree is touched, whatever the stream says.
+//!
+//! The rules:
+//! - A name is relative and has no `..`; one that is otherwise is refused, and with it the rest of the stream.
+//! - Nothing is ever written through a link: every directory on the way is opened without following one, whether it was there
+//!   before or came in the stream.
+//! - A file or link that is in the way of one gives way; a directory does not, and neither gives way to a directory.
+//! - Of permissions, only those of user, group and others are kept: no setuid, no setgid. Files belong to whoever unpacks.
+//! - Devices, FIFOs and unknown entries are counted and left out. Sparse files are refused: what is written was sent.
+//! - A hard link leads to a regular file below the same top, found in the same way.
+
+use std::ffi::CString;
+use std::io::{self, Read};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, Timespec, Timestamps};
+use rustix::io::Errno;
+
+use crate::read::{Entries, Entry, EntryKind};
+use crate::{DEPTH_MAX, ENTRIES_MAX};
+
+/// What is moved at once.
+const BUFFER: usize = 256 * 1024;
+/// How often something that takes the place of a new file is removed before that is given up.
+const ATTEMPTS_MAX: usize = 8;
+/// Directories whose permissions wait for the end, because nothing could be put into them otherwise.
+const LATER_MAX: usize = 65_536;
+
+/// Which symbolic links are made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Links {
+    /// Wherever they lead.
+    Any,
+    /// Those that lead nowhere but below the top. Others are counted and left out.
+    Inside,
+}
+
+/// What came of a stream.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Unpacked {
+    /// Files, links and directories.
+    pub entries: u64,
+    /// What the files hold.
+    pub bytes: u64,
+    /// What was left out.
+    pub skipped: u64,
+}
+
+/// Why a stream was not unpacked to its end. What came before is there.
+#[derive(Debug, thiserror::Error)]
+pub enum UnpackError {
+    /// The stream itself broke.
+    #[error("cannot read the archive")]
+    Read {
+        /// Why.
+        source: io::Error,
+    },
+    /// The stream ends in the middle of an entry, or has nothing in it.
+    #[error("the archive ends too early")]
+    Truncated,
+    /// A header that is none.
+    #[error("the archive is damaged or is no tar archive: {why}")]
+    Header {
+        /// What is wrong.
+        why: &'static str,
+    },
+    /// A name that leads out of the top, or nowhere.
+    #[error("the name `{}` is refused: {why}", String::from_utf8_lossy(path))]
+    Name {
+        /// As the stream has it.
+        path: Vec<u8>,
+        /// What is wrong.
+        why: &'static str,
+    },
+    /// Something that is not unpacked by rule.
+    #[error("the archive has {what}, which is not supported")]
+    Unsupported {
+        /// What.
+        what: &'static str,
+    },
+    /// A directory on the way is a link.
+    #[error("`{}` leads through a link, which is never followed", String::from_utf8_lossy(path))]
+    ThroughLink {
+        /// As the stream has it.
+        path: Vec<u8>,
+    },
+    /// A directory where a file should be, or the other way round.
+    #[error("something else is in the way of `{}`", String::from_utf8_lossy(path))]
+    InTheWay {
+        /// As the stream has it.
+        path: Vec<u8>,
+    },
+    /// More than [`ENTRIES_MAX`].
+    #[error("the archive has more than {ENTRIES_MAX} entries")]
+    TooMany,
+    /// The kernel refused.
+    #[error("cannot create `{}`", String::from_utf8_lossy(path))]
+    Create {
+        /// As the stream has it.
+        path: Vec<u8>,
+        /// What it said.
+        source: Errno,
+    },
+}
+
+/// Unpacks a stream into the directory `top`.
+pub fn unpack(from: &mut dyn Read, top: &OwnedFd, links: Links) -> Result<Unpacked, UnpackError> {
+    let mut entries = Entries::new(from);
+    let mut unpacking =
+        Unpacking { top: top.as_fd(), links, parent: None, later: Vec::new(), unpacked: Unpacked::default() };
+    let mut buffer = vec![0; BUFFER];
+    while let Some(entry) = entries.next_entry()? {
+        unpacking.entry(&entry, &mut entries, &mut buffer)?;
+    }
+    unpacking.finish()
+}
+
+struct Unpacking<'a> {
+    top: BorrowedFd<'a>,
+    links: Links,
+    /// The directory that the last entry was in: mostly, the next one is in it too.
+    parent: Option<(Vec<CString>, OwnedFd)>,
+    /// Directories and the permissions they get at the end.
+    later: Vec<(Vec<CString>, u32)>,
+    unpacked: Unpacked,
+}
+
+impl Unpacking<'_> {
+    fn entry(
+        &mut self,
+        entry: &Entry,
+        contents: &mut Entries<&mut dyn Read>,
+        buffer: &mut [u8],
+    ) -> Result<(), UnpackError> {
+        if entry.kind == EntryKind::Other {
+            self.unpacked.skipped += 1;
+            return Ok(());
+        }
+        let mut names = names(&entry.path)?;
+        let Some(name) = names.pop() else {
+            // The top itself, which is as whoever made it wants it.
+            return match entry.kind {
+                EntryKind::Directory => Ok(()),
+                _ => Err(UnpackError::Name { path: entry.path.clone(), why: "it names nothing" }),
+            };
+        };
+        if entry.kind == EntryKind::Symlink
+            && self.links == Links::Inside
+            && !leads_inside(&entry.link, names.len())
+        {
+            self.unpacked.skipped += 1;
+            return Ok(());
+        }
+        let parent = self.parent(names, entry)?;
+        match entry.kind {
+            EntryKind::File => {
+                let file = make_file(&parent, &name, entry)?;
+                loop {
+                    let length = contents.read_contents(buffer)?;
+                    if length == 0 {
+                        break;
+                    }
+                    let written = write_all(&file, &buffer[..length]);
+                    written.map_err(|source| created(entry, source))?;
+                    self.unpacked.bytes += length as u64;
+                }
+                let mode = Mode::from_raw_mode(entry.mode & 0o777);
+                rustix::fs::fchmod(&file, mode).map_err(|source| created(entry, source))?;
+                set_time(&file, entry.modified);
+            }
+            EntryKind::Directory => self.directory(&parent, &name, entry)?,
+            EntryKind::Symlink => {
+                in_its_place(&parent, &name, entry, || {
+                    rustix::fs::symlinkat(entry.link.as_slice(), &parent, &name)
+                })?;
+            }
+            EntryKind::HardLink => self.hard_link(&parent, &name, entry)?,
+            EntryKind::Other => unreachable!("it was left out above"),
+        }
+        self.unpacked.entries += 1;
+        Ok(())
+    }
+
+    /// The directory an entry is in, made where it is missing.
+    fn parent(&mut self, names: Vec<CString>, entry: &Entry) -> Result<OwnedFd, UnpackError> {
+        if let Some((known, parent)) = &self.parent
+            && *known == names
+        {
+            return duplicate(parent.as_fd(), entry);
+        }
+        let parent = self.descend(&names, entry, Missing::Make)?;
+        let kept = duplicate(parent.as_fd(), entry)?;
+        self.parent = Some((names, kept));
+        Ok(parent)
+    }
+
+    fn descend(&self, names: &[CString], entry: &Entry, missing: Missing) -> Result<OwnedFd, UnpackError> {
+        let mut directory = duplicate(self.top, entry)?;
+        for name in names {
+            let opened = match rustix::fs::openat(&directory, name, DIRECTORY, Mode::empty()) {
+                Err(Errno::NOENT) if missing == Missing::Make => {
+                    match rustix::fs::mkdirat(&directory, name, Mode::from_raw_mode(0o755)) {
+                        Ok(()) | Err(Errno::EXIST) => {}
+                        Err(source) => return Err(created(entry, source)),
+                    }
+                    rustix::fs::openat(&directory, name, DIRECTORY, Mode::empty())
+                }
+                opened => opened,
+            };
+            directory = match opened {
+                Ok(opened) => opened,
+                Err(Errno::NOTDIR | Errno::LOOP) => return Err(obstacle(&directory, name, entry)),
+                Err(source) => return Err(created(entry, source)),
+            };
+        }
+        Ok(directory)
+    }
+
+    fn directory(&mut self, parent: &OwnedFd, name: &CString, entry: &Entry) -> Result<(), UnpackError> {
+        match rustix::fs::mkdirat(parent, name, Mode::from_raw_mode(0o755)) {
+            Ok(()) | Err(Errno::EXIST) => {}
+            Err(source) => return Err(created(entry, source)),
+        }
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let directory = match rustix::fs::openat(parent, name, flags, Mode::empty()) {
+            Ok(directory) => directory,
+            Err(Errno::NOTDIR | Errno::LOOP) => return Err(obstacle(parent, name, entry)),
+            Err(source) => return Err(created(entry, source)),
+        };
+        let mode = entry.mode & 0o777;
+        if mode & 0o300 != 0o300 && self.later.len() < LATER_MAX {
+            self.later.push((names(&entry.path)?, mode));
+            return Ok(());
+        }
+        rustix::fs::fchmod(&directory, Mode::from_raw_mode(mode)).map_err(|source| created(entry, source))
+    }
+
+    fn hard_link(&mut self, parent: &OwnedFd, name: &CString, entry: &Entry) -> Result<(), UnpackError> {
+        let mut target = names(&entry.link)?;
+        let Some(target_name) = target.pop() else {
+            return Err(UnpackError::Name { path: entry.link.clone(), why: "it names nothing" });
+        };
+        let target_parent = self.descend(&target, entry, Missing::Refuse)?;
+        let stat = rustix::fs::statat(&target_parent, &target_name, AtFlags::SYMLINK_NOFOLLOW)
+            .map_err(|source| created(entry, source))?;
+        if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+            return Err(UnpackError::Name {
+                path: entry.link.clone(),
+                why: "a hard link leads to a file only",
+            });
+        }
+        let there = rustix::fs::statat(parent, name, AtFlags::SYMLINK_NOFOLLOW);
+        if there.is_ok_and(|there| (there.st_dev, there.st_ino) == (stat.st_dev, stat.st_ino)) {
+            return Ok(()); // It is that file already.
+        }
+        in_its_place(parent, name, entry, || {
+            rustix::fs::linkat(&target_parent, &target_name, parent, name, AtFlags::empty())
+        })
+    }
+
+    /// Gives directories the permissions that would have been in the way, the deepest first.
+    fn finish(mut self) -> Result<Unpacked, UnpackError> {
+        while let Some((names, mode)) = self.later.pop() {
+            let path: Vec<u8> = names.iter().map(|name| name.to_bytes()).collect::<Vec<_>>().join(&b'/');
+            let entry =
+                Entry { path, kind: EntryKind::Directory, mode, size: 0, modified: 0, link: Vec::new() };
+            let (name, parents) = names.split_last().expect("the top is not among them");
+            let parent = self.descend(parents, &entry, Missing::Refuse)?;
+            let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            rustix::fs::openat(parent, name, flags, Mode::empty())
+                .and_then(|directory| rustix::fs::fchmod(directory, Mode::from_raw_mode(mode)))
+                .map_err(|source| created(&entry, source))?;
+        }
+        Ok(self.unpacked)
+    }
+}
+
+/// Whether directories on the way are made.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Missing {
+    Make,
+    Refuse,
+}
+
+/// A directory on the way, and never a link to one.
+const DIRECTORY: OFlags =
+    OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+
+fn duplicate(directory: BorrowedFd<'_>, entry: &Entry) -> Result<OwnedFd, UnpackError> {
+    rustix::io::fcntl_dupfd_cloexec(directory, 0).map_err(|source| created(entry, source))
+}
+
+fn created(entry: &Entry, source: Errno) -> UnpackError {
+    UnpackError::Create { path: entry.path.clone(), source }
+}
+
+/// What is in the place of a directory: a link, which is told apart, or something else.
+fn obstacle(parent: &OwnedFd, name: &CString, entry: &Entry) -> UnpackError {
+    let stat = rustix::fs::statat(parent, name, AtFlags::SYMLINK_NOFOLLOW);
+    match stat.map(|stat| FileType::from_raw_mode(stat.st_mode)) {
+        Ok(FileType::Symlink) => UnpackError::ThroughLink { path: entry.path.clone() },
+        Ok(_) | Err(_) => UnpackError::InTheWay { path: entry.path.clone() },
+    }
+}
+
+fn make_file(parent: &OwnedFd, name: &CString, entry: &Entry) -> Result<OwnedFd, UnpackError> {
+    let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    in_its_place(parent, name, entry, || rustix::fs::openat(parent, name, flags, Mode::from_raw_mode(0o600)))
+}
+
+/// Makes something new under a name. What has the name is removed first, unless it is a directory.
+fn in_its_place<T>(
+    parent: &OwnedFd,
+    name: &CString,
+    entry: &Entry,
+    mut make: impl FnMut() -> Result<T, Errno>,
+) -> Result<T, UnpackError> {
+    for _ in 0..ATTEMPTS_MAX {
+        match make() {
+            Ok(made) => return Ok(made),
+            Err(Errno::EXIST) => {}
+            Err(source) => return Err(created(entry, source)),
+        }
+        match rustix::fs::unlinkat(parent, name, AtFlags::empty()) {
+            Ok(()) | Err(Errno::NOENT) => {}
+            Err(Errno::ISDIR) => return Err(UnpackError::InTheWay { path: entry.path.clone() }),
+            Err(source) => return Err(created(entry, source)),
+        }
+    }
+    // Somebody makes it anew as fast as we remove it.
+    Err(UnpackError::InTheWay { path: entry.path.clone() })
+}
+
+/// The names of a path, checked. Empty for the top itself.
+fn names(path: &[u8]) -> Result<Vec<CString>, UnpackError> {
+    let refused = |why| UnpackError::Name { path: path.to_vec(), why };
+    if path.starts_with(b"/") {
+        return Err(refused("it is absolute"));
+    }
+    let mut names = Vec::new();
+    for name in path.split(|byte| *byte == b'/') {
+        match name {
+            b"" | b"." => {}
+            b".." => return Err(refused("it contains `..`")),
+            name => names.push(CString::new(name).map_err(|_| refused("it contains a NUL byte"))?),
+        }
+        if names.len() > DEPTH_MAX {
+            return Err(refused("it is nested too deep"));
+        }
+    }
+    Ok(names)
+}
+
+/// Whether a link that is `depth` directories below the top leads nowhere but below it. `..` may stand at its front only, where
+/// it leads through directories that are real; behind another name, which may be a link itself, it may lead anywhere.
+fn leads_inside(target: &[u8], depth: usize) -> bool {
+    if target.starts_with(b"/") {
+        return false;
+    }
+    let mut names = target.split(|byte| *byte == b'/').filter(|name| !matches!(*name, b"" | b"."));
+    let mut up = 0;
+    let mut behind = false;
+    names.all(|name| {
+        if name == b".." {
+            up += 1;
+            !behind && up <= depth
+        } else {
+            behind = true;
+            true
+        }
+    })
+}
+
+fn set_time(file: &OwnedFd, seconds: i64) {
+    let time = Timespec { tv_sec: seconds, tv_nsec: 0 };
+    // A time that the file system cannot keep is no reason to refuse the contents.
+    let _ = rustix::fs::futimens(file, &Timestamps { last_access: time, last_modification: time });
+}
+
+fn write_all(to: &OwnedFd, mut bytes: &[u8]) -> Result<(), Errno> {
+    while !bytes.is_empty() {
+        match rustix::io::write(to, bytes) {
+            Ok(length) => bytes = &bytes[length..],
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno),
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,764 @@
+//! Files: read, write, look, change, search, watch, and whole directories as tar streams.
+//!
+//! Paths are in the query, where any byte of a name can be said by percent-encoding. Bodies of files and archives are streams of
+//! any size: what the caller does not take waits in the guest, and what the guest does not take waits with the caller. When the
+//! caller goes away in the middle, the operation in the guest ends.
+
+use std::convert::Infallible;
+use std::time::Duration;
+
+use axum::Json;
+use axum::body::Body;
+use axum::extract::{Request, State};
+use axum::http::{HeaderMap, StatusCode, header};
+use axum::response::sse::{Event, KeepAlive};
+use axum::response::{IntoResponse, Response, Sse};
+use base64::Engine as _;
+use base64::prelude::BASE64_URL_SAFE_NO_PAD;
+use bytes::Bytes;
+use engine::files::{MATCHES_MAX, Packing, Reading, Watching};
+use engine::{EngineError, Files};
+use futures_util::stream::{self, Stream};
+use http_body_util::BodyExt;
+use wire::api;
+use wire::files::{
+    ByteRange, Condition, FileErrorKind, FileStat, Grep, LIST_MAX, Links, Relocate, SearchLimits, WatchEvent,
+    WriteOptions,
+};
+
+use crate::app::{App, Caller, Stopping};
+use crate::body::SandboxPath;
+use crate::conditions::{Conditions, Verdict, etag, http_date, parse_range};
+use crate::error::ApiError;
+use crate::params::Params;
+use crate::{convert, events};
+
+/// How long a caller may send nothing of a body that it has begun.
+const BODY_IDLE_MAX: Duration = Duration::from_secs(60);
+/// What is read of a body that was refused, so that the refusal is heard: a connection that is closed over unread bytes is reset.
+const REFUSED_BODY_MAX: usize = 16 << 20;
+const REFUSED_BODY_TIME_MAX: Duration = Duration::from_secs(2);
+/// How long a search takes, if the caller does not say, and at most.
+const SEARCH_SECONDS_DEFAULT: u64 = 20;
+const SEARCH_SECONDS_MAX: u64 = 300;
+/// Matches of a search, if the caller does not say.
+const SEARCH_MATCHES_DEFAULT: u32 = 1000;
+/// Entries of directories that a search looks at.
+const SEARCH_ENTRIES_MAX: u64 = 1_000_000;
+/// Bytes that a search reads, if the caller does not say.
+const SEARCH_BYTES_DEFAULT: u64 = 1 << 30;
+
+/// Reads a file.
+///
+/// `Range` with one range, `If-Match`, `If-None-Match`, `If-Modified-Since`, `If-Unmodified-Since` and `If-Range` are heeded. The
+/// body is the file as long as it was when it was opened; if it becomes shorter meanwhile, the connection is cut.
+#[utoipa::path(get, path = "/v1/sandboxes/{sandbox}/files", tag = "files", params(
+    ("sandbox" = String, Path, description = "The sandbox's id."),
+    ("path" = String, Query, description = "Absolute. Bytes that are not UTF-8 are percent-encoded."),
+    ("user" = Option<String>, Query, description = "As which user of the sandbox; root if left out.")), responses(
+    (status = 200, content_type = "application/octet-stream", body = Vec<u8>),
+    (status = 206, description = "The range that was asked for.", content_type = "application/octet-stream", body = Vec<u8>),
+    (status = 304, description = "It is what `If-None-Match` or `If-Modified-Since` says."),
+    (status = 403, body = api::ErrorBody),
+    (status = 404, body = api::ErrorBody),
+    (status = 409, description = "It is a directory, a FIFO, a device; or the sandbox does not run.", body = api::ErrorBody),
+    (status = 412, description = "It is not what `If-Match` says.", body = api::ErrorBody),
+    (status = 416, description = "The range begins behind its end.", body = api::ErrorBody),
+))]
+pub async fn read(
+    State(app): State<App>,
+    caller: Caller,
+    SandboxPath(id): SandboxPath,
+    mut params: Params,
+    headers: HeaderMap,
+) -> Result<Response, ApiError> {
+    let path = params.path("path")?;
+    let files = files(&app, &caller, id, params)?;
+    let conditions = Conditions::read(&headers);
+    if conditions.may_be_fresh() {
+        // Looked at first: what the caller has already need not be opened.
+        let stat = files.stat(&path, Links::Follow).await?;
+        if let Some(answer) = conditional(&conditions, &stat) {
+            return answer;
+        }
+    }
+    let range = headers.get(header::RANGE).and_then(|value| parse_range(value.to_str().ok()?));
+    let mut reading = match files.read(&path, range.unwrap_or(ByteRange::Whole)).await {
+        Ok(reading) => reading,
+        Err(EngineError::File { source })
+            if matches!(source.kind, FileErrorKind::RangeNotSatisfiable { .. }) =>
+        {
+            let FileErrorKind::RangeNotSatisfiable { size } = source.kind else {
+                unreachable!("just looked at")
+            };
+            let mut answer = ApiError::from(EngineError::File { source }).into_response();
+            answer.headers_mut().insert(header::CONTENT_RANGE, value(&format!("bytes */{size}")));
+            return Ok(answer);
+        }
+        Err(error) => return Err(error.into()),
+    };
+    let mut partial = range.is_some();
+    if partial && !conditions.range_holds(&reading.opened().stat) {
+        // It is another file than the one that the caller has a part of.
+        (reading, partial) = (files.read(&path, ByteRange::Whole).await?, false);
+    }
+    let opened = reading.opened().clone();
+    if let Some(answer) = conditional(&conditions, &opened.stat) {
+        return answer;
+    }
+    let status = if partial { StatusCode::PARTIAL_CONTENT } else { StatusCode::OK };
+    let mut answer = (status, body_of(Source::File(Box::new(reading)), &app)).into_response();
+    describe(answer.headers_mut(), &opened.stat);
+    if let Some(length) = opened.length {
+        answer.headers_mut().insert(header::CONTENT_LENGTH, length.into());
+        if partial {
+            let (start, size) = (opened.start, opened.stat.size);
+            let last = (start + length).saturating_sub(1);
+            answer
+                .headers_mut()
+                .insert(header::CONTENT_RANGE, value(&format!("bytes {start}-{last}/{size}")));
+        }
+    }
+    Ok(answer)
+}
+
+/// What `GET` would answer, without the bytes.
+#[utoipa::path(head, path = "/v1/sandboxes/{sandbox}/files", tag = "files", params(
+    ("sandbox" = String, Path, description = "The sandbox's id."),
+    ("path" = String, Query, description = "Absolute."),
+    ("user" = Option<String>, Query, description = "As which user of the sandbox; root if left out.")), responses(
+    (status = 200, description = "`Content-Length`, `ETag` and `Last-Modified` tell of it."),
+    (status = 304, description = "As with `GET`."),
+    (status = 404, description = "As with `GET`."),
+))]
+pub async fn head(
+    State(app): State<App>,
+    caller: Caller,
+    SandboxPath(id): SandboxPath,
+    mut params: Params,
+    headers: HeaderMap,
+) -> Result<Response, ApiError> {
+    let path = params.path("path")?;
+    let files = files(&app, &caller, id, params)?;
+    let stat = files.stat(&path, Links::Follow).await?;
+    if let Some(answer) = conditional(&Conditions::read(&headers), &stat) {
+        return answer;
+    }
+    let kind = match stat.kind {
+        wire::files::FileKind::File => None,
+        wire::files::FileKind::Directory => Some(FileErrorKind::IsDirectory),
+        _ => Some(FileErrorKind::NotARegularFile),
+    };
+    if let Some(kind) = kind {
+        let source = wire::files::FileError { kind, path, detail: String::new() };
+        return Err(EngineError::File { source }.into());
+    }
+    let mut answer = StatusCode::OK.into_response();
+    describe(answer.headers_mut(), &stat);
+    if stat.size > 0 {
+        answer.headers_mut().insert(header::CONTENT_LENGTH, stat.size.into());
+    }
+    Ok(answer)
+}
+
+/// Writes a file: the body as it is, of any size.
+///
+/// It replaces what was there when all of it has arrived, and not before; permissions and owner stay. With
+/// `If-None-Match: *` there must be none, with `If-Match` it must be one of those.
+#[utoipa::path(put, path = "/v1/sandboxes/{sandbox}/files", tag = "files", params(
+    ("sandbox" = String, Path, description = "The sandbox's id."),
+    ("path" = String, Query, description = "Absolute. A link at its end is followed."),
+    ("mode" = Option<String>, Query, description = "Permissions in octal; those of the file that was there if left out, else 0644."),
+    ("parents" = Option<bool>, Query, description = "Whether missing directories are made; `true` if left out."),
+    ("user" = Option<String>, Query, description = "As which user of the sandbox; root if left out.")),
+    request_body(content = Vec<u8>, content_type = "application/octet-stream"), responses(
+    (status = 200, description = "It took the place of another.", body = api::FileInfo),
+    (status = 201, description = "It is new.", body = api::FileInfo),
+    (status = 403, body = api::ErrorBody),
+    (status = 404, description = "With `parents=false`: its directory does not exist.", body = api::ErrorBody),
+    (status = 408, description = "The body does not come.", body = api::ErrorBody),
+    (status = 409, description = "A directory or device is there; or the sandbox does not run.", body = api::ErrorBody),
+    (status = 412, body = api::ErrorBody),
+    (status = 507, description = "The disk is full. What was there is as it was.", body = api::ErrorBody),
+))]
+pub async fn write(
+    State(app): State<App>,
+    caller: Caller,
+    SandboxPath(id): SandboxPath,
+    mut params: Params,
+    request: Request,
+) -> Result<Response, ApiError> {
+    let path = params.path("path")?;
+    let (mode, parents) = (params.mode("mode")?, params.flag("parents", true)?);
+    let files = files(&app, &caller, id, params)?;
+    let (head, body) = request.into_parts();
+    check_whole(&head.headers)?;
+    let condition = Conditions::read(&head.headers).for_write()?;
+    let size = head.headers.get(header::CONTENT_LENGTH).and_then(|v| v.to_str().ok()?.parse().ok());
+    let options = WriteOptions { path: path.clone(), mode, parents, size, condition };
+    let mut stopping = app.stopping();
+    let written = pour(body, &mut stopping, async |mut incoming| {
+        let mut writing = files.write(options).await?;
+        while let Some(bytes) = incoming.next().await? {
+            writing.write(bytes).await?;
+        }
+        Ok(writing.finish().await?)
+    });
+    let written = written.await?;
+    let status = if written.created { StatusCode::CREATED } else { StatusCode::OK };
+    let mut answer = (status, Json(convert::file_info(&path, &written.stat))).into_response();
+    answer.headers_mut().insert(header::ETAG, value(&etag(&written.stat.version())));
+    Ok(answer)
+}
+
+/// Removes a file, a link, or a directory.
+#[utoipa::path(delete, path = "/v1/sandboxes/{sandbox}/files", tag = "files", params(
+    ("sandbox" = String, Path, description = "The sandbox's id."),
+    ("path" = String, Query, description = "Absolute. A link is removed, not what it leads to."),
+    ("recursive" = Option<bool>, Query, description = "A directory with everything in it; `false` if left out."),
+    ("user" = Option<String>, Query, description = "As which user of the sandbox; root if left out.")), responses(
+    (status = 204, description = "It is gone."),
+    (status = 403, body = api::ErrorBody),
+    (status = 404, body = api::ErrorBody),
+    (status = 409, description = "A directory that is not empty, without `recursive`.", body = api::ErrorBody),
+    (status = 412, body = api::ErrorBody),
+))]
+pub async fn remove(
+    State(app): State<App>,
+    caller: Caller,
+    SandboxPath(id): SandboxPath,
+    mut params: Params,
+    headers: HeaderMap,
+) -> Result<StatusCode, ApiError> {
+    let path = params.path("path")?;
+    let recursive = params.flag("recursive", false)?;
+    let condition = Conditions::read(&headers).for_write()?;
+    if condition == Condition::Absent {
+        return Err(ApiError::invalid("If-None-Match", "what is removed must be there"));
+    }
+    files(&app, &caller, id, params)?.remove(&path, recursive, condition).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// What a file is.
+#[utoipa::path(get, path = "/v1/sandboxes/{sandbox}/files/stat", tag = "files", params(
+    ("sandbox" = String, Path, description = "The sandbox's id."),
+    ("path" = String, Query, description = "Absolute."),
+    ("follow" = Option<bool>, Query, description = "Whether a link at the end is followed; `true` if left out."),
+    ("user" = Option<String>, Query, description = "As which user of the sandbox; root if left out.")), responses(
+    (status = 200, body = api::FileInfo),
+    (status = 403, body = api::ErrorBody),
+    (status = 404, body = api::ErrorBody),
+))]
+pub async fn stat(
+    State(app): State<App>,
+    caller: Caller,
+    SandboxPath(id): SandboxPath,
+    mut params: Params,
+) -> Result<Json<api::FileInfo>, ApiError> {
+    let path = params.path("path")?;
+    let links = if params.flag("follow", true)? { Links::Follow } else { Links::Keep };
+    let stat = files(&app, &caller, id, params)?.stat(&path, links).await?;
+    Ok(Json(convert::file_info(&path, &stat)))
+}
+
+/// The entries of a directory, by name.
+#[utoipa::path(get, path = "/v1/sandboxes/{sandbox}/files/list", tag = "files", params(
+    ("sandbox" = String, Path, description = "The sandbox's id."),
+    ("path" = String, Query, description = "Absolute."),
+    ("limit" = Option<u32>, Query, description = "At most so many, 1 to 1000; 1000 if left out."),
+    ("cursor" = Option<String>, Query, description = "`next_cursor` of the page before."),
+    ("user" = Option<String>, Query, description = "As which user of the sandbox; root if left out.")), responses(
+    (status = 200, body = api::FileList),
+    (status = 403, body = api::ErrorBody),
+    (status = 404, body = api::ErrorBody),
+    (status = 409, description = "It is not a directory.", body = api::ErrorBody),
+))]
+pub async fn list(
+    State(app): State<App>,
+    caller: Caller,
+    SandboxPath(id): SandboxPath,
+    mut params: Params,
+) -> Result<Json<api::FileList>, ApiError> {
+    let path = params.path("path")?;
+    let limit = params.number("limit", 1..=u64::from(LIST_MAX))?.map_or(LIST_MAX, |limit| limit as u32);
+    let after = match params.text("cursor")? {
+        None => Vec::new(),
+        Some(cursor) => BASE64_URL_SAFE_NO_PAD
+            .decode(cursor)
+            .map_err(|_| ApiError::invalid("cursor", "it did not come from a page"))?,
+    };
+    let listing = files(&app, &caller, id, params)?.list(&path, &after, limit).await?;
+    let next_cursor =
+        listing.entries.last().filter(|_| listing.more).map(|last| BASE64_URL_SAFE_NO_PAD.encode(&last.name));
+    let entries = listing
+        .entries
+        .iter()
+        .map(|entry| convert::file_info(&convert::join(&path, &entry.name), &entry.stat))
+        .collect();
+    Ok(Json(api::FileList { entries, next_cursor }))
+}
+
+/// Makes a directory.
+#[utoipa::path(post, path = "/v1/sandboxes/{sandbox}/files/mkdir", tag = "files", params(
+    ("sandbox" = String, Path, description = "The sandbox's id."),
+    ("path" = String, Query, description = "Absolute."),
+    ("parents" = Option<bool>, Query, description = "Makes what leads to it too, and does not mind if it exists; `true` if left out."),
+    ("mode" = Option<String>, Query, description = "Permissions in octal; 0755 if left out."),
+    ("user" = Option<String>, Query, description = "As which user of the sandbox; root if left out.")), responses(
+    (status = 204, description = "It is there."),
+    (status = 403, body = api::ErrorBody),
+    (status = 404, body = api::ErrorBody),
+    (status = 409, body = api::ErrorBody),
+))]
+pub async fn make_directory(
+    State(app): State<App>,
+    caller: Caller,
+    SandboxPath(id): SandboxPath,
+    mut params: Params,
+) -> Result<StatusCode, ApiError> {
+    let path = params.path("path")?;
+    let (mode, parents) = (params.mode("mode")?, params.flag("parents", true)?);
+    files(&app, &caller, id, params)?.make_directory(&path, parents, mode).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// Gives something another name.
+#[utoipa::path(post, path = "/v1/sandboxes/{sandbox}/files/move", tag = "files", params(
+    ("sandbox" = String, Path, description = "The sandbox's id."),
+    ("from" = String, Query, description = "Absolute. A link is moved, not what it leads to."),
+    ("to" = String, Query, description = "Absolute: the new name itself."),
+    ("overwrite" = Option<bool>, Query, description = "Whether a file that is there gives way; `false` if left out."),
+    ("parents" = Option<bool>, Query, description = "Whether missing directories are made; `true` if left out."),
+    ("user" = Option<String>, Query, description = "As which user of the sandbox; root if left out.")), responses(
+    (status = 204, description = "Done."),
+    (status = 403, body = api::ErrorBody),
+    (status = 404, body = api::ErrorBody),
+    (status = 409, body = api::ErrorBody),
+))]
+pub async fn rename(
+    State(app): State<App>,
+    caller: Caller,
+    SandboxPath(id): SandboxPath,
+    mut params: Params,
+) -> Result<StatusCode, ApiError> {
+    let wish = relocate(&mut params, true)?;
+    files(&app, &caller, id, params)?.rename(wish).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// Copies something inside the sandbox.
+#[utoipa::path(post, path = "/v1/sandboxes/{sandbox}/files/copy", tag = "files", params(
+    ("sandbox" = String, Path, description = "The sandbox's id."),
+    ("from" = String, Query, description = "Absolute. A link is copied, not what it leads to."),
+    ("to" = String, Query, description = "Absolute: the name of the copy itself."),
+    ("recursive" = Option<bool>, Query, description = "A directory with everything in it; `false` if left out."),
+    ("overwrite" = Option<bool>, Query, description = "Whether files that are there give way; `false` if left out."),
+    ("parents" = Option<bool>, Query, description = "Whether missing directories are made; `true` if left out."),
+    ("user" = Option<String>, Query, description = "As which user of the sandbox; root if left out.")), responses(
+    (status = 200, body = api::FilesMade),
+    (status = 403, body = api::ErrorBody),
+    (status = 404, body = api::ErrorBody),
+    (status = 409, body = api::ErrorBody),
+    (status = 507, body = api::ErrorBody),
+))]
+pub async fn copy(
+    State(app): State<App>,
+    caller: Caller,
+    SandboxPath(id): SandboxPath,
+    mut params: Params,
+) -> Result<Json<api::FilesMade>, ApiError> {
+    let recursive = params.flag("recursive", false)?;
+    let wish = relocate(&mut params, recursive)?;
+    let made = files(&app, &caller, id, params)?.copy(wish).await?;
+    Ok(Json(convert::files_made(made)))
+}
+
+fn relocate(params: &mut Params, recursive: bool) -> Result<Relocate, ApiError> {
+    Ok(Relocate {
+        from: params.path("from")?,
+        to: params.path("to")?,
+        overwrite: params.flag("overwrite", false)?,
+        parents: params.flag("parents", true)?,
+        recursive,
+    })
+}
+
+/// Finds files by name.
+#[utoipa::path(get, path = "/v1/sandboxes/{sandbox}/files/glob", tag = "files", params(
+    ("sandbox" = String, Path, description = "The sandbox's id."),
+    ("path" = String, Query, description = "Absolute: where to look."),
+    ("pattern" = String, Query, description = "Relative to `path`. `*`, `?`, `[a-z]`, `{a,b}`, and `**` for any directories."),
+    ("hidden" = Option<bool>, Query, description = "Whether names that begin with a dot are found too; `false` if left out."),
+    ("limit" = Option<u32>, Query, description = "At most so many matches, 1 to 10000; 1000 if left out."),
+    ("timeout_seconds" = Option<u64>, Query, description = "At most so long, 1 to 300; 20 if left out."),
+    ("user" = Option<String>, Query, description = "As which user of the sandbox; root if left out.")), responses(
+    (status = 200, description = "`cut` says whether a limit ended the search.", body = api::FoundFiles),
+    (status = 400, description = "The pattern is none.", body = api::ErrorBody),
+    (status = 404, body = api::ErrorBody),
+))]
+pub async fn glob(
+    State(app): State<App>,
+    caller: Caller,
+    SandboxPath(id): SandboxPath,
+    mut params: Params,
+) -> Result<Json<api::FoundFiles>, ApiError> {
+    let path = params.path("path")?;
+    let pattern = params.bytes("pattern").ok_or_else(|| ApiError::invalid("pattern", "it is missing"))?;
+    let limits = limits(&mut params)?;
+    let found = files(&app, &caller, id, params)?.glob(&path, &pattern, limits).await?;
+    let search = convert::search(&found);
+    let mut matches = found.matches;
+    matches.sort_by(|one, other| one.name.cmp(&other.name));
+    let files = matches
+        .iter()
+        .map(|entry| convert::file_info(&convert::join(&path, &entry.name), &entry.stat))
+        .collect();
+    Ok(Json(api::FoundFiles { files, search }))
+}
+
+/// Finds lines in files.
+#[utoipa::path(get, path = "/v1/sandboxes/{sandbox}/files/grep", tag = "files", params(
+    ("sandbox" = String, Path, description = "The sandbox's id."),
+    ("path" = String, Query, description = "Absolute: a directory, or one file."),
+    ("pattern" = String, Query, description = "What to find."),
+    ("regex" = Option<bool>, Query, description = "Whether the pattern is a regular expression; `false` if left out. Classes such as `\\w` are ASCII."),
+    ("ignore_case" = Option<bool>, Query, description = "`false` if left out."),
+    ("include" = Option<Vec<String>>, Query, description = "Only files that match this glob; may be repeated. Without a slash it is matched against the name alone."),
+    ("hidden" = Option<bool>, Query, description = "Whether names that begin with a dot are looked at too; `false` if left out."),
+    ("limit" = Option<u32>, Query, description = "At most so many lines, 1 to 10000; 1000 if left out."),
+    ("bytes_max" = Option<u64>, Query, description = "At most so many bytes are read; 1 GiB if left out."),
+    ("timeout_seconds" = Option<u64>, Query, description = "At most so long, 1 to 300; 20 if left out."),
+    ("user" = Option<String>, Query, description = "As which user of the sandbox; root if left out.")), responses(
+    (status = 200, description = "`cut` says whether a limit ended the search.", body = api::FoundLines),
+    (status = 400, description = "The pattern is none.", body = api::ErrorBody),
+    (status = 404, body = api::ErrorBody),
+))]
+pub async fn grep(
+    State(app): State<App>,
+    caller: Caller,
+    SandboxPath(id): SandboxPath,
+    mut params: Params,
+) -> Result<Json<api::FoundLines>, ApiError> {
+    let root = params.path("path")?;
+    let pattern = params.text("pattern")?.ok_or_else(|| ApiError::invalid("pattern", "it is missing"))?;
+    let grep = Grep {
+        root,
+        pattern,
+        regex: params.flag("regex", false)?,
+        ignore_case: params.flag("ignore_case", false)?,
+        include: params.all("include"),
+        limits: limits(&mut params)?,
+    };
+    let found = files(&app, &caller, id, params)?.grep(grep).await?;
+    let search = convert::search(&found);
+    let mut matches = found.matches;
+    matches.sort_by(|one, other| (&one.path, one.line).cmp(&(&other.path, other.line)));
+    Ok(Json(api::FoundLines { matches: matches.into_iter().map(convert::line_match).collect(), search }))
+}
+
+fn limits(params: &mut Params) -> Result<SearchLimits, ApiError> {
+    let matches = params.number("limit", 1..=u64::from(MATCHES_MAX))?;
+    let seconds = params.number("timeout_seconds", 1..=SEARCH_SECONDS_MAX)?;
+    Ok(SearchLimits {
+        matches: matches.map_or(SEARCH_MATCHES_DEFAULT, |matches| matches as u32),
+        entries: SEARCH_ENTRIES_MAX,
+        bytes: params.number("bytes_max", 1..=u64::MAX)?.unwrap_or(SEARCH_BYTES_DEFAULT),
+        milliseconds: seconds.unwrap_or(SEARCH_SECONDS_DEFAULT) * 1000,
+        hidden: params.flag("hidden", false)?,
+    })
+}
+
+/// What happens to a file, or in a directory, as server-sent events, until the caller leaves.
+#[utoipa::path(get, path = "/v1/sandboxes/{sandbox}/files/watch", tag = "files", params(
+    ("sandbox" = String, Path, description = "The sandbox's id."),
+    ("path" = String, Query, description = "Absolute."),
+    ("recursive" = Option<bool>, Query, description = "Directories below it too; `false` if left out."),
+    ("user" = Option<String>, Query, description = "As which user of the sandbox; root if left out.")), responses(
+    (status = 200, body = api::FileEvent, content_type = "text/event-stream"),
+    (status = 404, body = api::ErrorBody),
+))]
+pub async fn watch(
+    State(app): State<App>,
+    caller: Caller,
+    SandboxPath(id): SandboxPath,
+    mut params: Params,
+) -> Result<Sse<impl Stream<Item = Result<Event, Infallible>> + use<>>, ApiError> {
+    let path = params.path("path")?;
+    let recursive = params.flag("recursive", false)?;
+    let watching = files(&app, &caller, id, params)?.watch(&path, recursive).await?;
+    let watcher = Watcher { watching: Some(watching), stopping: app.stopping(), greeted: false };
+    let events = stream::unfold(watcher, async |mut watcher| {
+        let event = watcher.next().await?;
+        Some((Ok(to_event(&event)), watcher))
+    });
+    Ok(Sse::new(events).keep_alive(KeepAlive::new().interval(events::HEARTBEAT)))
+}
+
+struct Watcher {
+    /// Until the last event.
+    watching: Option<Watching>,
+    stopping: Stopping,
+    greeted: bool,
+}
+
+impl Watcher {
+    async fn next(&mut self) -> Option<api::FileEvent> {
+        if !std::mem::replace(&mut self.greeted, true) {
+            return Some(api::FileEvent::Ready);
+        }
+        loop {
+            let next = tokio::select! {
+                next = self.watching.as_mut()?.next() => next,
+                () = self.stopping.wait() => return None,
+            };
+            match next {
+                Ok(Some(event)) => {
+                    if event == WatchEvent::Gone {
+                        self.watching = None;
+                    }
+                    if let Some(event) = convert::file_event(event) {
+                        return Some(event);
+                    }
+                }
+                Ok(None) => return None,
+                Err(error) => {
+                    self.watching = None;
+                    return Some(api::FileEvent::Failed(ApiError::from(error).into_body()));
+                }
+            }
+        }
+    }
+}
+
+fn to_event(event: &api::FileEvent) -> Event {
+    let name = match event {
+        api::FileEvent::Ready => "ready",
+        api::FileEvent::Changed { .. } => "changed",
+        api::FileEvent::Overflow => "overflow",
+        api::FileEvent::NotWatched { .. } => "not_watched",
+        api::FileEvent::Gone => "gone",
+        api::FileEvent::Failed(_) => "failed",
+    };
+    let data = serde_json::to_string(event).expect("events are made of types that JSON can write");
+    Event::default().event(name).data(data)
+}
+
+/// A directory with everything in it, or one file, as a tar stream.
+///
+/// Names are relative to the directory. Sockets, FIFOs and devices are left out. If something in it cannot be read, or becomes
+/// shorter while it is read, the connection is cut.
+#[utoipa::path(get, path = "/v1/sandboxes/{sandbox}/files/tar", tag = "files", params(
+    ("sandbox" = String, Path, description = "The sandbox's id."),
+    ("path" = String, Query, description = "Absolute."),
+    ("user" = Option<String>, Query, description = "As which user of the sandbox; root if left out.")), responses(
+    (status = 200, content_type = "application/x-tar", body = Vec<u8>),
+    (status = 403, body = api::ErrorBody),
+    (status = 404, body = api::ErrorBody),
+))]
+pub async fn pack(
+    State(app): State<App>,
+    caller: Caller,
+    SandboxPath(id): SandboxPath,
+    mut params: Params,
+) -> Result<Response, ApiError> {
+    let path = params.path("path")?;
+    let packing = files(&app, &caller, id, params)?.pack(&path).await?;
+    let mut answer = body_of(Source::Archive(Box::new(packing)), &app).into_response();
+    answer.headers_mut().insert(header::CONTENT_TYPE, value("application/x-tar"));
+    inert(answer.headers_mut());
+    Ok(answer)
+}
+
+/// Unpacks a tar stream into a directory, which is made where it is missing.
+///
+/// The stream is not trusted: absolute names and `..` are refused, links are made but never followed, devices and FIFOs are left
+/// out, setuid is taken away, owners are not kept. GNU, ustar and pax formats are read; sparse files are refused. What came before a
+/// refusal stays.
+#[utoipa::path(put, path = "/v1/sandboxes/{sandbox}/files/tar", tag = "files", params(
+    ("sandbox" = String, Path, description = "The sandbox's id."),
+    ("path" = String, Query, description = "Absolute."),
+    ("user" = Option<String>, Query, description = "As which user of the sandbox; root if left out.")),
+    request_body(content = Vec<u8>, content_type = "application/x-tar"), responses(
+    (status = 200, body = api::FilesMade),
+    (status = 400, description = "It is no archive, or has something in it that is refused.", body = api::ErrorBody),
+    (status = 403, body = api::ErrorBody),
+    (status = 409, body = api::ErrorBody),
+    (status = 507, body = api::ErrorBody),
+))]
+pub async fn unpack(
+    State(app): State<App>,
+    caller: Caller,
+    SandboxPath(id): SandboxPath,
+    mut params: Params,
+    request: Request,
+) -> Result<Json<api::FilesMade>, ApiError> {
+    let path = params.path("path")?;
+    let files = files(&app, &caller, id, params)?;
+    let (head, body) = request.into_parts();
+    check_whole(&head.headers)?;
+    let mut stopping = app.stopping();
+    let made = pour(body, &mut stopping, async |mut incoming| {
+        let mut unpacking = files.unpack(&path).await?;
+        while let Some(bytes) = incoming.next().await? {
+            unpacking.write(bytes).await?;
+        }
+        Ok(unpacking.finish().await?)
+    });
+    Ok(Json(convert::files_made(made.await?)))
+}
+
+/// The files of the sandbox, as the user that the query names. The query has been read to its end.
+fn files(app: &App, caller: &Caller, id: wire::SandboxId, mut params: Params) -> Result<Files, ApiError> {
+    let user = params.text("user")?;
+    params.finish()?;
+    Ok(app.engine.files(&caller.0.owner, id, user)?)
+}
+
+/// 304 or 412, if that is the answer.
+fn conditional(conditions: &Conditions, stat: &FileStat) -> Option<Result<Response, ApiError>> {
+    match conditions.verdict(stat) {
+        Verdict::GoOn => None,
+        Verdict::NotModified => {
+            let mut answer = StatusCode::NOT_MODIFIED.into_response();
+            describe(answer.headers_mut(), stat);
+            answer.headers_mut().remove(header::CONTENT_TYPE);
+            Some(Ok(answer))
+        }
+        Verdict::Failed => Some(Err(ApiError::new(
+            StatusCode::PRECONDITION_FAILED,
+            "condition_failed",
+            "the file is not what the request's condition says",
+        ))),
+    }
+}
+
+/// Headers of a file. What a guest wrote is never shown as a page of ours.
+fn describe(headers: &mut HeaderMap, stat: &FileStat) {
+    headers.insert(header::CONTENT_TYPE, value("application/octet-stream"));
+    headers.insert(header::ETAG, value(&etag(&stat.version())));
+    headers.insert(header::ACCEPT_RANGES, value("bytes"));
+    if let Some(date) = http_date(&stat.modified) {
+        headers.insert(header::LAST_MODIFIED, value(&date));
+    }
+    inert(headers);
+}
+
+fn inert(headers: &mut HeaderMap) {
+    headers.insert(header::X_CONTENT_TYPE_OPTIONS, value("nosniff"));
+    headers.insert(header::CONTENT_SECURITY_POLICY, value("sandbox"));
+    headers.insert(header::CACHE_CONTROL, value("no-cache"));
+}
+
+fn value(text: &str) -> header::HeaderValue {
+    header::HeaderValue::from_str(text).expect("what we say of files in headers is plain ASCII")
+}
+
+/// A body is the whole of a file as it is: nothing of the ways in which it could be something else is understood here.
+fn check_whole(headers: &HeaderMap) -> Result<(), ApiError> {
+    if headers.contains_key(header::CONTENT_RANGE) {
+        return Err(ApiError::invalid("Content-Range", "a file is written whole"));
+    }
+    match headers.get(header::CONTENT_ENCODING) {
+        Some(encoding) if encoding != "identity" => Err(ApiError::new(
+            StatusCode::UNSUPPORTED_MEDIA_TYPE,
+            "unsupported_encoding",
+            "the body must not be encoded",
+        )),
+        Some(_) | None => Ok(()),
+    }
+}
+
+/// Where the bytes of an answer come from.
+enum Source {
+    File(Box<Reading>),
+    Archive(Box<Packing>),
+}
+
+/// Streams it. An error in the middle cuts the connection, since the status has been sent.
+fn body_of(source: Source, app: &App) -> Body {
+    let stopping = app.stopping();
+    let bytes = stream::unfold(Some((source, stopping)), async |state| {
+        let (mut source, mut stopping) = state?;
+        let next = async {
+            match &mut source {
+                Source::File(reading) => reading.next().await,
+                Source::Archive(packing) => packing.next().await,
+            }
+        };
+        let next = tokio::select! {
+            next = next => next,
+            () = stopping.wait() => Err(EngineError::Stopping),
+        };
+        match next {
+            Ok(Some(bytes)) => Some((Ok(bytes), Some((source, stopping)))),
+            Ok(None) => None,
+            Err(error) => {
+                tracing::info!(error = crate::error::chain_of(&error), "a download was cut off");
+                Some((Err(error), None))
+            }
+        }
+    });
+    Body::from_stream(bytes)
+}
+
+/// A body on its way in.
+struct Incoming<'a> {
+    body: &'a mut Body,
+    stopping: &'a mut Stopping,
+}
+
+impl Incoming<'_> {
+    async fn next(&mut self) -> Result<Option<Bytes>, ApiError> {
+        loop {
+            let frame = tokio::select! {
+                frame = tokio::time::timeout(BODY_IDLE_MAX, self.body.frame()) => frame,
+                () = self.stopping.wait() => return Err(ApiError::stopping()),
+            };
+            match frame {
+                Ok(None) => return Ok(None),
+                Ok(Some(Ok(frame))) => {
+                    if let Ok(bytes) = frame.into_data() {
+                        return Ok(Some(bytes));
+                    }
+                }
+                Ok(Some(Err(_))) => {
+                    return Err(ApiError::new(
+                        StatusCode::BAD_REQUEST,
+                        "body_incomplete",
+                        "the connection ended before the body did",
+                    ));
+                }
+                Err(_) => {
+                    return Err(ApiError::new(
+                        StatusCode::REQUEST_TIMEOUT,
+                        "body_too_slow",
+                        format!("nothing of the body came for {} s", BODY_IDLE_MAX.as_secs()),
+                    ));
+                }
+            }
+        }
+    }
+}
+
+/// Pours a body into `take`. If that refuses it, some of the rest is read, so that the refusal is heard.
+async fn pour<T>(
+    mut body: Body,
+    stopping: &mut Stopping,
+    take: impl AsyncFnOnce(Incoming<'_>) -> Result<T, ApiError>,
+) -> Result<T, ApiError> {
+    let result = take(Incoming { body: &mut body, stopping }).await;
+    if result.is_err() {
+        let rest = async {
+            let mut left = REFUSED_BODY_MAX;
+            while left > 0
+                && let Some(Ok(frame)) = body.frame().await
+            {
+                left = left.saturating_sub(frame.data_ref().map_or(0, Bytes::len));
+            }
+        };
+        // Whoever is slower than this may see a broken connection in place of the answer.
+        let _ = tokio::time::timeout(REFUSED_BODY_TIME_MAX, rest).await;
+    }
+    result
+}
