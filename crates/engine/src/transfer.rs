@@ -39,6 +39,8 @@ const PLACE_SECONDS: u64 = 30;
 pub const IDLE_SECONDS: u64 = 60;
 /// How long the caller may take nothing of what waits for it.
 pub const TAKE_SECONDS: u64 = 60;
+/// How much longer than its own limit a search may take before init ends it.
+const SEARCH_MARGIN_MS: u64 = 10_000;
 /// Handles of transfers have this bit.
 const HANDLE_BIT: u32 = 1 << 31;
 /// How long the count of memory kills may take. It is read from a file on the host.
@@ -138,6 +140,12 @@ impl Transfers {
 
 fn start(handle: Handle, op: Option<FileOp>, user: Option<String>) -> Start {
     let op = op.unwrap_or(FileOp::Pack { path: Vec::new() });
+    // A search ends by itself; unless something in the guest stops it.
+    let timeout_ms = match &op {
+        FileOp::Glob { limits, .. } => Some(limits.milliseconds),
+        FileOp::Grep(grep) => Some(grep.limits.milliseconds),
+        _ => None,
+    };
     Start {
         handle,
         id: format!("files-{}", handle.0 & !HANDLE_BIT),
@@ -147,7 +155,7 @@ fn start(handle: Handle, op: Option<FileOp>, user: Option<String>) -> Start {
         cwd: Cwd::Default("/".into()),
         user,
         terminal: None,
-        timeout_ms: None,
+        timeout_ms: timeout_ms.map(|limit| limit.saturating_add(SEARCH_MARGIN_MS)),
         idle_timeout_ms: None,
         grace_ms: 0,
     }

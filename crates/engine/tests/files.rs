@@ -184,3 +184,34 @@ async fn an_init_that_claims_operations_does_no_harm() {
     assert!(read(&files, 1000).await.expect("others go on") == pattern(0, 1000));
     assert_eq!(world.engine.get(&owner(), sandbox).await.expect("it is there").state.word(), "running");
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_caller_that_takes_nothing_for_too_long_is_let_go() {
+    let world = World::new().await;
+    let sandbox = world.create().await.id;
+    let files = files(&world, sandbox);
+    let mut reading = files.read(b"/flood/100000000", ByteRange::Whole).await.expect("it is read");
+    reading.next().await.expect("it comes").expect("there is more");
+    tokio::time::sleep(std::time::Duration::from_secs(engine::TAKE_SECONDS * 2 + 1)).await;
+    eventually("init has forgotten it", async || world.host.remembered(sandbox) == 0).await;
+    let end = reading.next().await;
+    assert!(matches!(end, Err(EngineError::FileStalled)), "{end:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_guest_that_never_answers_is_not_waited_for() {
+    let world = World::new().await;
+    let sandbox = world.create().await.id;
+    let files = files(&world, sandbox);
+    let stat = files.stat(b"/hang", Links::Keep).await;
+    assert!(matches!(stat, Err(EngineError::Unresponsive { .. })), "{stat:?}");
+    let mut writing = files.write(options("/hang")).await.expect("it begins");
+    let full = loop {
+        if let Err(error) = writing.write(Bytes::from_static(&[7; 65_536])).await {
+            break error;
+        }
+    };
+    assert!(matches!(full, EngineError::Unresponsive { .. }), "{full:?}");
+    drop(writing);
+    eventually("init has forgotten them", async || world.host.remembered(sandbox) == 0).await;
+}

@@ -8,7 +8,7 @@
 use std::ffi::CString;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
-use rustix::fs::{Access, AtFlags, CWD, FileType, Gid, Mode, OFlags, RenameFlags, Stat, Uid};
+use rustix::fs::{Access, AtFlags, CWD, FileType, Gid, Mode, OFlags, RenameFlags, ResolveFlags, Stat, Uid};
 use rustix::io::Errno;
 use rustix::pipe::SpliceFlags;
 use wire::files::{
@@ -51,7 +51,12 @@ pub fn read(path: &[u8], range: ByteRange) -> Result<FileDone, FileError> {
 pub fn open_regular(path: &[u8]) -> Result<(OwnedFd, Stat), FileError> {
     need_regular(&rustix::fs::stat(path).at(path)?, path)?;
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
-    let file = rustix::fs::open(path, flags, Mode::empty()).at(path)?;
+    // Not through `/proc/self/exe` and its like: they lead to what is init's and not to a file of the guest.
+    let file = match rustix::fs::openat2(CWD, path, flags, Mode::empty(), ResolveFlags::NO_MAGICLINKS) {
+        Err(Errno::NOSYS) => rustix::fs::open(path, flags, Mode::empty()),
+        file => file,
+    };
+    let file = file.at(path)?;
     let stat = rustix::fs::fstat(&file).at(path)?;
     need_regular(&stat, path)?;
     Ok((file, stat))
