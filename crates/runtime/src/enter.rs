@@ -44,7 +44,19 @@ pub const STAGE_EMPTY_FILE: &str = "empty-file";
 /// An empty directory in the staging directory, to cover others with.
 pub const STAGE_EMPTY_DIRECTORY: &str = "empty-directory";
 /// Layers that the staging directory has names for.
-pub const STAGE_LAYERS: u8 = 128;
+pub const STAGE_LAYERS: u8 = wire::launch::LAYERS_MAX as u8;
+
+/// The staging directory's own name for a layer: one byte, since all names of an overlay's layers together must fit into the 256
+/// bytes that fsconfig(2) takes, and no byte that means something there.
+pub fn layer_name(number: u8) -> [u8; 1] {
+    assert!(number < STAGE_LAYERS, "a plan has at most as many layers as there are names");
+    [0x80 | number]
+}
+
+/// The layers of an overlay, the uppermost first, in the way of its option.
+pub fn lower_layers(layers: &[u8]) -> Vec<u8> {
+    layers.iter().map(|number| layer_name(*number)).collect::<Vec<_>>().join(&b':')
+}
 
 /// Init finds its listening socket here.
 const LISTENER: i32 = 3;
@@ -167,13 +179,10 @@ impl Walker<'_> {
             Step::JoinNetwork => {
                 Ok(move_into_link_name_space(self.materials.net.as_fd(), Some(LinkNameSpaceType::Network))?)
             }
-            Step::Stage(tree) => {
-                let name = match tree {
-                    Tree::Layer(number) => number.to_string(),
-                    Tree::Writable => STAGE_WRITABLE.into(),
-                };
-                attach(self.tree(*tree)?, CWD, &name)
-            }
+            Step::Stage(tree) => match tree {
+                Tree::Layer(number) => attach(self.tree(*tree)?, CWD, layer_name(*number).as_slice()),
+                Tree::Writable => attach(self.tree(*tree)?, CWD, STAGE_WRITABLE),
+            },
             Step::Overlay(overlay) => self.overlay(overlay),
             Step::Attach(shared, at) => {
                 let place = self.place(at)?;
@@ -219,18 +228,7 @@ impl Walker<'_> {
                 for (resource, most) in RESOURCES {
                     setrlimit(resource, Rlimit { current: Some(most), maximum: Some(most) })?;
                 }
-                for capability in CapabilitySet::all().iter().filter(|c| !KEPT.contains(*c)) {
-                    match remove_capability_from_bounding_set(capability) {
-                        // The kernel does not know the newest ones.
-                        Ok(()) | Err(Errno::INVAL) => {}
-                        Err(e) => return Err(e.into()),
-                    }
-                }
-                clear_ambient_capability_set()?;
-                let sets =
-                    CapabilitySets { effective: KEPT, permitted: KEPT, inheritable: CapabilitySet::empty() };
-                set_capabilities(None, sets)?;
-                Ok(set_no_new_privs(true)?)
+                drop_privileges(KEPT)
             }
             Step::Filter => self.materials.filters.apply().map_err(io::Error::other),
             Step::Execute => self.execute(),
@@ -240,7 +238,7 @@ impl Walker<'_> {
     fn overlay(&mut self, overlay: &Overlay) -> io::Result<()> {
         // Layers are named relative to the staging directory, where this process stands: short, and free of characters
         // that the option's own syntax would need escaped.
-        let lower = overlay.layers.iter().map(u8::to_string).collect::<Vec<_>>().join(":");
+        let lower = lower_layers(&overlay.layers);
         let upper = format!("{STAGE_WRITABLE}/{}", overlay.upper);
         let work = format!("{upper}-work");
         // The mounter's own file ids are what the overlay works with later: they must have a place in the writable
@@ -249,9 +247,9 @@ impl Walker<'_> {
         sys::set_file_ids(self.materials.base, self.materials.base);
         set_capabilities(None, CapabilitySets { effective: before.permitted, ..before })?;
         // Without `volatile`, unmounting would sync the whole file system beneath. The price is that fsync does nothing.
-        let options =
-            [("lowerdir", lower.as_str()), ("upperdir", &upper), ("workdir", &work), ("redirect_dir", "on")];
+        let options = [("upperdir", upper.as_str()), ("workdir", &work), ("redirect_dir", "on")];
         let context = fsopen("overlay", FsOpenFlags::FSOPEN_CLOEXEC)?;
+        fsconfig_set_string(&context, "lowerdir", lower.as_slice())?;
         for (key, value) in options {
             fsconfig_set_string(&context, key, value)?;
         }
@@ -356,6 +354,21 @@ fn proc_place(proc: &OwnedFd, name: &str, kind: OFlags) -> io::Result<OwnedFd> {
     Ok(openat2(proc, name, flags, Mode::empty(), resolve)?)
 }
 
+/// Keeps these capabilities at most, for good, and sets no_new_privs.
+pub fn drop_privileges(kept: CapabilitySet) -> io::Result<()> {
+    for capability in CapabilitySet::all().iter().filter(|c| !kept.contains(*c)) {
+        match remove_capability_from_bounding_set(capability) {
+            // The kernel does not know the newest ones.
+            Ok(()) | Err(Errno::INVAL) => {}
+            Err(e) => return Err(e.into()),
+        }
+    }
+    clear_ambient_capability_set()?;
+    let sets = CapabilitySets { effective: kept, permitted: kept, inheritable: CapabilitySet::empty() };
+    set_capabilities(None, sets)?;
+    Ok(set_no_new_privs(true)?)
+}
+
 /// A new file system that is not attached anywhere.
 pub fn mount(kind: &str, options: &[(&str, &str)], flags: MountAttrFlags) -> io::Result<OwnedFd> {
     let context = fsopen(kind, FsOpenFlags::FSOPEN_CLOEXEC)?;
@@ -367,7 +380,7 @@ pub fn mount(kind: &str, options: &[(&str, &str)], flags: MountAttrFlags) -> io:
 }
 
 /// Attaches an unattached tree at a name.
-pub fn attach(tree: &OwnedFd, dir: BorrowedFd<'_>, name: &str) -> io::Result<()> {
+pub fn attach(tree: &OwnedFd, dir: BorrowedFd<'_>, name: impl rustix::path::Arg) -> io::Result<()> {
     Ok(move_mount(tree, "", dir, name, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?)
 }
 

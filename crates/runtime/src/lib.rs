@@ -12,6 +12,7 @@ pub mod fake;
 pub mod floor;
 pub mod host_image;
 pub mod launcher;
+pub mod layer_store;
 pub mod ns;
 pub mod places;
 pub mod plan;
@@ -20,5 +21,6 @@ pub mod remove;
 pub mod seccomp;
 pub mod slot;
 pub mod sys;
+pub mod unpacker;
 
-pub use backend::{Backend, BackendError, GuestStream, Spec};
+pub use backend::{Backend, BackendError, GuestStream, LayerSpec, Spec};
