@@ -102,6 +102,11 @@ impl<R: Read> Entries<R> {
         &mut self.from
     }
 
+    /// The stream, when all of it was read.
+    pub fn into_inner(self) -> R {
+        self.from
+    }
+
     /// The next entry; what was not read of the one before is passed over. `None`: that was all, and the stream is at its end.
     pub fn next_entry(&mut self) -> Result<Option<Entry>, UnpackError> {
         let mut front = Front::default();

@@ -11,6 +11,7 @@ use crate::{find, print, report};
 pub async fn create(arguments: Create, environment: &Environment) -> anyhow::Result<i32> {
     let client = find::daemon(environment)?;
     let wish = api::CreateSandbox {
+        image: None,
         name: arguments.name,
         template: arguments.spec.template,
         env: arguments.env.into_iter().collect(),

@@ -19,18 +19,24 @@ use tokio::task::{JoinError, JoinHandle};
 use tokio::time::timeout;
 use tracing::{Instrument, error, info, info_span, warn};
 use wire::SandboxId;
+use wire::launch::Rootfs;
 
 use crate::command::Hub;
 use crate::error::{EngineError, chain};
 use crate::guest::{LinkEnd, keep_connected};
 use crate::home::Home;
+use crate::images::{self, ImageName, PullSpec};
 use crate::lifecycle::{Disk, Goal, Recovery, State, Wish};
 use crate::model::Wait;
 use crate::store::SandboxRow;
-use crate::template::{Template, hostname};
+use crate::template::hostname;
 
 /// Messages that wait for a driver, at most. A driver never waits itself, save for a commit.
 pub(crate) const INBOX_MAX: usize = 64;
+/// How long an image may take to arrive.
+const PULL_SECONDS: u64 = 3600;
+/// How often an image that is removed as soon as it is here is pulled again for one sandbox.
+const TAKES_MAX: usize = 3;
 /// How long an image may take to be made ready.
 const PREPARE_SECONDS: u64 = 300;
 /// How long the backend may take to make a sandbox.
@@ -176,11 +182,18 @@ impl Driver {
     async fn begin(&mut self, birth: Birth) -> Life {
         match birth {
             Birth::New { row, wait, created } => {
-                if let Err(error) = self.home.shared.store.insert_sandbox(*row).await {
-                    self.home.shared.directory().remove(self.home.id);
-                    self.home.set_state(State::Deleting, None); // Whoever found it meanwhile is told that it is over.
-                    let _ = created.send(Err(error)); // A caller that left needs no answer.
-                    return Life::Over;
+                match self.home.shared.store.insert_sandbox(*row).await {
+                    Ok(image) => {
+                        if let Some(image) = image.and_then(|digest| self.home.shared.images.get(digest)) {
+                            self.home.set_image(image);
+                        }
+                    }
+                    Err(error) => {
+                        self.home.shared.directory().remove(self.home.id);
+                        self.home.set_state(State::Deleting, None); // Whoever found it meanwhile is told that it is over.
+                        let _ = created.send(Err(error)); // A caller that left needs no answer.
+                        return Life::Over;
+                    }
                 }
                 match wait {
                     Wait::Ready => self.created = Some(created),
@@ -466,14 +479,13 @@ async fn attempt(
     home: &Arc<Home>,
     cancelled: &mut watch::Receiver<bool>,
 ) -> Result<Task<LinkEnd>, BackendError> {
-    let template = Template::find(&home.template).ok_or_else(|| BackendError::Refused {
-        doing: format!("find template `{}`", home.template),
-        source: std::io::ErrorKind::NotFound.into(),
-    })?;
     let backend = &home.shared.backend;
-    let rootfs = template.rootfs();
-    tokio::select! {
+    let rootfs = tokio::select! {
         // Nothing exists yet, so this may simply stop.
+        () = is_cancelled(cancelled) => return Err(BackendError::Gone),
+        rootfs = within(PULL_SECONDS, "pull the image", rootfs_of(home)) => rootfs?,
+    };
+    tokio::select! {
         () = is_cancelled(cancelled) => return Err(BackendError::Gone),
         prepared = within(PREPARE_SECONDS, "prepare the image", backend.prepare(&rootfs)) => prepared?,
     }
@@ -494,6 +506,38 @@ async fn attempt(
         () = is_cancelled(cancelled) => Err(BackendError::Gone),
         () = tokio::time::sleep(Duration::from_secs(READY_SECONDS)) => Err(late),
     }
+}
+
+/// What a backend mounts for a sandbox. Pulls its image if that is not here, and takes it for the sandbox.
+async fn rootfs_of(home: &Arc<Home>) -> Result<Rootfs, BackendError> {
+    if home.image == images::HOST {
+        return Ok(Rootfs::Host);
+    }
+    let refused = |error: EngineError| BackendError::Refused {
+        doing: format!("get the image `{}`", images::familiar(&home.image)),
+        source: std::io::Error::other(chain(&error)),
+    };
+    let store = &home.shared.store;
+    for _ in 0..TAKES_MAX {
+        if let Some(image) = home.stored_image() {
+            return Ok(image.rootfs());
+        }
+        let name = ImageName::parse(&home.image).map_err(refused)?;
+        if let ImageName::Reference(reference) = name
+            && home.shared.images.find(&home.owner, &home.image).is_none()
+        {
+            images::pull(&home.shared, &home.owner, PullSpec::new(reference))
+                .finished()
+                .await
+                .map_err(refused)?;
+        }
+        let owner = home.owner.to_string();
+        let taken = store.take_image(home.id, owner, home.image.clone()).await.map_err(refused)?;
+        if let Some(image) = taken.and_then(|digest| home.shared.images.get(digest)) {
+            home.set_image(image);
+        }
+    }
+    Err(refused(EngineError::ImageNotFound { name: images::familiar(&home.image) }))
 }
 
 async fn is_cancelled(cancelled: &mut watch::Receiver<bool>) {

@@ -22,6 +22,7 @@ use crate::directory::Directory;
 use crate::driver::Message;
 use crate::error::{EngineError, chain};
 use crate::guest::{Outbox, Violation};
+use crate::images::{Images, StoredImage};
 use crate::keys::Keys;
 use crate::lifecycle::State;
 use crate::log::LogWriters;
@@ -43,6 +44,7 @@ pub(crate) struct Shared {
     pub store: Store,
     pub logs: LogWriters,
     pub keys: Keys,
+    pub images: Images,
     pub runtime: tokio::runtime::Handle,
     pub directory: Mutex<Directory>,
     /// Bounds how many sandboxes are adopted at once after a restart.
@@ -68,6 +70,7 @@ impl Shared {
                 driver.abort();
             }
         }
+        self.images.halt();
         for task in self.tasks.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
             task.abort();
         }
@@ -86,7 +89,10 @@ pub(crate) struct Home {
     pub id: SandboxId,
     pub owner: Owner,
     pub template: String,
+    /// `host`, or a reference in its canonical spelling.
     pub image: String,
+    /// What it was asked for as, where that was an alias, and what it is, once it is here.
+    image_use: Mutex<(Option<String>, Option<Arc<StoredImage>>)>,
     pub limits: Limits,
     pub env: BTreeMap<String, String>,
     pub created_at: SystemTime,
@@ -155,6 +161,7 @@ impl Home {
             owner: row.owner.clone(),
             template: row.template.clone(),
             image: row.image.clone(),
+            image_use: Mutex::new((row.image_alias.clone(), None)),
             limits: row.limits,
             env: row.env.clone(),
             created_at: row.created_at,
@@ -202,11 +209,38 @@ impl Home {
             state: face.state,
             reason: face.reason,
             template: self.template.clone(),
-            image: self.image.clone(),
+            image: crate::images::familiar(&self.image),
+            image_alias: self.image_alias(),
+            image_digest: self.stored_image().map(|image| image.digest),
             limits: self.limits,
             env: self.env.clone(),
             created_at: self.created_at,
         }
+    }
+
+    // The image.
+
+    fn image_use(&self) -> MutexGuard<'_, (Option<String>, Option<Arc<StoredImage>>)> {
+        self.image_use.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn image_alias(&self) -> Option<String> {
+        self.image_use().0.clone()
+    }
+
+    /// What it was made from; none for the machine itself, and while the image is on its way.
+    pub fn stored_image(&self) -> Option<Arc<StoredImage>> {
+        self.image_use().1.clone()
+    }
+
+    /// Its row has the image.
+    pub fn set_image(&self, image: Arc<StoredImage>) {
+        self.image_use().1 = Some(image);
+    }
+
+    /// A row says what it was asked for as.
+    pub fn set_image_alias(&self, alias: Option<String>) {
+        self.image_use().0 = alias;
     }
 
     /// Waits until it is no longer being made.

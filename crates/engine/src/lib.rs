@@ -16,6 +16,7 @@ mod error;
 pub mod files;
 mod guest;
 mod home;
+pub mod images;
 pub mod keys;
 pub mod lifecycle;
 mod log;
@@ -43,11 +44,12 @@ use crate::command::{Hub, Refusal};
 use crate::directory::{Directory, Place};
 use crate::driver::{Birth, INBOX_MAX, Message};
 use crate::home::{Home, Intent, Shared};
+use crate::images::{Choice, ImageName, ImageSettings, Images, PullSpec};
 use crate::keys::{BOOTSTRAP_ID, Keys, random_u64, random_u128};
 use crate::lifecycle::Goal;
 use crate::log::LogWriters;
 use crate::store::{CommandRow, SandboxRow, Store, Tally};
-use crate::template::{CPU_MILLIS_MIN, MEMORY_BYTES_MIN, Template, made_up_name};
+use crate::template::{CPU_MILLIS_MIN, MEMORY_BYTES_MIN, Template, WORKSPACE, made_up_name};
 
 pub use command::{ANSWER_SECONDS, CommandRef, Output, STALL_SECONDS, STDIN_SECONDS};
 pub use files::Files;
@@ -82,6 +84,8 @@ pub struct EngineConfig {
     pub capacity: Capacity,
     /// How many bytes of each stream are kept; 64 KiB at least.
     pub output_kept_max: u64,
+    /// How images come here.
+    pub images: ImageSettings,
 }
 
 /// All sandboxes of one data directory. Cheap to clone. Dropping the last clone ends its tasks as a crash would;
@@ -122,21 +126,26 @@ impl Engine {
         };
         let logs = LogWriters::start(runtime.clone()).map_err(thread)?;
         let keys = Keys::new(store.keys().await?);
+        let loaded = store.load_images().await?;
+        let images = Images::open(&config, &loaded)?;
         let shared = Arc::new(Shared {
             config,
             backend,
             store,
             logs,
             keys,
+            images,
             runtime,
             directory: Mutex::new(Directory::default()),
             adoptions: Semaphore::new(ADOPTIONS_MAX),
             tasks: Mutex::default(),
         });
         let engine = Self { inner: Arc::new(Inner { shared: Arc::clone(&shared) }) };
-        recovery::recover(&shared).await?;
+        recovery::recover(&shared, loaded.uses).await?;
         let sweeping = shared.runtime.spawn(sweep::keep_swept(Arc::clone(&shared)));
-        shared.tasks.lock().unwrap_or_else(PoisonError::into_inner).push(sweeping.abort_handle());
+        let collecting = shared.runtime.spawn(images::keep_collected(Arc::clone(&shared)));
+        let tasks = [sweeping.abort_handle(), collecting.abort_handle()];
+        shared.tasks.lock().unwrap_or_else(PoisonError::into_inner).extend(tasks);
         Ok(engine)
     }
 
@@ -188,14 +197,19 @@ impl Engine {
         let limits = limits_of(template, &spec)?;
         check_env(&spec.env, SANDBOX_ENV_BYTES_MAX)?;
         check_idempotency_key(spec.idempotency_key.as_deref())?;
+        let choice = self.shared().images.choose(spec.image.as_deref().unwrap_or(template.image))?;
         let request_digest = digest(&(
             spec.name.as_ref().map(SandboxName::as_str),
             &spec.template,
+            &spec.image,
             &spec.env,
             spec.cpu_millis,
             spec.memory_bytes,
         ));
-        let (home, created) = match self.admit(key, spec, template, limits, request_digest, wait)? {
+        if wait == Wait::Ready && !self.is_known(key, &spec) {
+            self.have_image(key, &choice).await?;
+        }
+        let (home, created) = match self.admit(key, spec, template, choice, limits, request_digest, wait)? {
             Admitted::New(home, created) => (home, Some(created)),
             Admitted::Known(home) => (home, None),
         };
@@ -208,12 +222,31 @@ impl Engine {
         Ok(home.describe())
     }
 
+    /// Whether the sandbox was made before, under this idempotency key.
+    fn is_known(&self, key: &Key, spec: &SandboxSpec) -> bool {
+        let directory = self.shared().directory();
+        let used = spec.idempotency_key.as_deref();
+        used.is_some_and(|used| directory.by_idempotency_key(&key.owner, used).is_some())
+    }
+
+    /// Pulls the image that a sandbox is to be made from, if it is not here. Before the sandbox has a row: if it fails for a caller
+    /// who waits, nothing is left of it. For one who does not, the driver does this.
+    async fn have_image(&self, key: &Key, choice: &Choice) -> Result<(), EngineError> {
+        let ImageName::Reference(reference) = &choice.name else { return Ok(()) };
+        if self.shared().images.find(&key.owner, &reference.to_string()).is_none() {
+            self.pull(key, PullSpec::new(reference.clone())).finished().await?;
+        }
+        Ok(())
+    }
+
     /// Checks and takes the room, the name and the idempotency key in one step, and starts the driver.
+    #[allow(clippy::too_many_arguments)] // All of it was checked or looked up by `create`, its only caller.
     fn admit(
         &self,
         key: &Key,
         spec: SandboxSpec,
         template: &Template,
+        choice: Choice,
         limits: Limits,
         request_digest: [u8; 32],
         wait: Wait,
@@ -242,7 +275,8 @@ impl Engine {
             owner: key.owner.clone(),
             name,
             template: template.name.into(),
-            image: template.image.into(),
+            image: choice.name.canonical(),
+            image_alias: choice.alias,
             limits,
             env: spec.env,
             state: State::Creating,
@@ -520,7 +554,7 @@ pub(crate) fn now() -> SystemTime {
     UNIX_EPOCH + Duration::from_micros(u64::try_from(since.as_micros()).unwrap_or(u64::MAX))
 }
 
-fn digest(request: &impl serde::Serialize) -> [u8; 32] {
+pub(crate) fn digest(request: &impl serde::Serialize) -> [u8; 32] {
     let text = serde_json::to_vec(request).expect("requests are made of types that JSON can write");
     Sha256::digest(&text).into()
 }
@@ -579,10 +613,17 @@ fn check_env(env: &BTreeMap<String, String>, bytes_max: usize) -> Result<(), Eng
     Ok(())
 }
 
-/// What init is told, save for the handle. Environment: the template's, the sandbox's, the command's; the later wins.
-fn start_of(home: &Home, spec: CommandSpec, id: &CommandId) -> Result<Start, EngineError> {
+/// What init is told, save for the handle. Environment: the template's, the image's, the sandbox's, the command's; the later wins.
+fn start_of(home: &Home, mut spec: CommandSpec, id: &CommandId) -> Result<Start, EngineError> {
     let invalid = |what, why: &str| Err(EngineError::Invalid { what, why: why.into() });
     check_env(&spec.env, COMMAND_BYTES_MAX)?;
+    let image = home.stored_image();
+    let config = image.as_ref().map(|image| &image.config);
+    if let (Program::Argv(argv), Some(config)) = (&mut spec.program, config)
+        && argv.is_empty()
+    {
+        argv.extend(config.entrypoint.iter().chain(&config.command).cloned());
+    }
     match &spec.program {
         Program::Argv(argv) if argv.first().is_none_or(String::is_empty) => {
             return invalid("argv", "it names no program");
@@ -601,7 +642,10 @@ fn start_of(home: &Home, spec: CommandSpec, id: &CommandId) -> Result<Start, Eng
         Some(path) if !path.starts_with('/') => return invalid("cwd", "it is not an absolute path"),
         Some(path) if path.contains('\0') => return invalid("cwd", "it contains a NUL byte"),
         Some(path) => Cwd::Named(path),
-        None => template.map_or(Cwd::Default("/".into()), Template::cwd),
+        None => {
+            let own = config.and_then(|config| config.working_directory.as_deref());
+            Cwd::Default(own.filter(|path| *path != "/").unwrap_or(WORKSPACE).into())
+        }
     };
     match spec.user.as_deref() {
         Some(user) if user.is_empty() || user.contains('\0') => {
@@ -612,6 +656,7 @@ fn start_of(home: &Home, spec: CommandSpec, id: &CommandId) -> Result<Start, Eng
     let mut env: BTreeMap<String, String> = BTreeMap::new();
     let defaults = template.map_or(&[][..], |template| template.env);
     env.extend(defaults.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())));
+    env.extend(config.into_iter().flat_map(|config| config.env.iter().cloned()));
     if spec.terminal.is_some() {
         env.insert("TERM".into(), "xterm-256color".into());
     }
@@ -629,7 +674,7 @@ fn start_of(home: &Home, spec: CommandSpec, id: &CommandId) -> Result<Start, Eng
         program: spec.program,
         env: env.into_iter().collect(),
         cwd,
-        user: spec.user,
+        user: spec.user.or_else(|| config.and_then(|config| config.user.clone())),
         stdin: spec.stdin,
         terminal: spec.terminal,
         timeout_ms: milliseconds(spec.timeout),

@@ -7,6 +7,7 @@
 //!
 //! Process death loses nothing that was answered. Power loss may lose the last moments (`synchronous=NORMAL`).
 
+mod images;
 mod rows;
 mod threads;
 
@@ -25,6 +26,7 @@ use wire::{CommandId, SandboxId};
 use rows::*;
 use threads::{Job, job, read_loop, write_loop};
 
+pub(crate) use images::{AliasRow, ImageRow, ImageUseRow, LayerRow, LoadedImages, NameRow};
 pub(crate) use rows::{CommandRow, Inserted, Loaded, ResultRow, SandboxRow, Tally};
 
 use crate::error::EngineError;
@@ -38,7 +40,8 @@ const QUEUE_MAX: usize = 4096;
 const BUSY_WAIT: Duration = Duration::from_secs(5);
 
 /// Each entry brings the database from its index to the next version. The list only grows.
-const MIGRATIONS: &[&str] = &["
+const MIGRATIONS: &[&str] = &[
+    "
     CREATE TABLE sandboxes (
         id              BLOB NOT NULL PRIMARY KEY,
         owner           TEXT NOT NULL,
@@ -93,7 +96,9 @@ const MIGRATIONS: &[&str] = &["
         memory_bytes_max INTEGER,
         created_at      INTEGER NOT NULL
     ) WITHOUT ROWID;
-"];
+",
+    images::TABLES,
+];
 
 /// What the database said.
 #[derive(Debug, thiserror::Error)]
@@ -287,7 +292,8 @@ impl Store {
     }
 
     /// A new sandbox. The caller has checked that name and idempotency key are free; the table checks again.
-    pub async fn insert_sandbox(&self, row: SandboxRow) -> Result<(), EngineError> {
+    /// Gives the image that it is made from, if that is here; then it cannot go before the sandbox does.
+    pub async fn insert_sandbox(&self, row: SandboxRow) -> Result<Option<image::Digest>, EngineError> {
         self.change("write the sandbox's row", move |db| {
             let (state, detail) = state_words(row.state);
             db.prepare_cached(
@@ -314,7 +320,7 @@ impl Store {
                 signed(row.oom_kills),
                 micros(row.created_at),
             ])?;
-            Ok(())
+            images::insert_use(db, row.id, row.owner.as_str(), &row.image, row.image_alias.as_deref())
         })
         .await
     }
@@ -588,6 +594,7 @@ mod tests {
             name: SandboxName::parse(name).expect("a name"),
             template: "default".into(),
             image: "host".into(),
+            image_alias: None,
             limits: Limits { cpu_millis: 1, memory_bytes: u64::MAX / 2, pids: 3 },
             env: [("A".to_owned(), "ü\n".to_owned())].into(),
             state: State::Creating,

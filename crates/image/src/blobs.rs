@@ -36,7 +36,7 @@ const RETRY_FIRST: Duration = Duration::from_millis(200);
 /// Between two tries at most.
 const RETRY_MAX: Duration = Duration::from_secs(5);
 /// What must stay free on the disk besides a blob, so that rows and logs can still be written.
-const FREE_MIN: u64 = 64 << 20;
+pub const FREE_MIN: u64 = 64 << 20;
 /// How long something is kept that nobody asked for since: long enough for a person to try again.
 const KEPT: Duration = Duration::from_secs(3600);
 /// What is moved at once.
@@ -79,6 +79,11 @@ impl Drop for Holding {
 }
 
 impl Holding {
+    /// What it is called.
+    pub fn digest(&self) -> Digest {
+        self.digest
+    }
+
     /// Lets go of it, and removes it if nobody else holds it: its layer is unpacked.
     pub fn remove(self) -> io::Result<()> {
         // The lock stays held, so that nobody takes hold of it in between.

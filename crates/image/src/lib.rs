@@ -11,6 +11,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod archive_file;
 pub mod blobs;
 pub mod credentials;
 pub mod hash;

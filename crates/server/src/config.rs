@@ -4,11 +4,13 @@
 //! default. Whoever holds a [`Config`] need not check again. Reads the configuration file; the environment and the
 //! command line are read by `main` and handed in.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 
 use engine::Capacity;
+use engine::images::{BadDockerConfig, DockerConfig, ImageSettings, Mirror, RegistrySettings, is_registry};
 use serde::Deserialize;
 
 use crate::origin::{Host, Origin};
@@ -61,6 +63,48 @@ pub struct Settings {
     pub memory_max: Option<String>,
     /// How much of each stream of a command is kept, as `"64Mi"`.
     pub output_kept: Option<String>,
+    /// Where images come from.
+    pub images: Option<ImagesWritten>,
+}
+
+/// Where images come from, as written.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ImagesWritten {
+    /// Registries that are spoken to in the clear, as `host` or `host:port`.
+    pub insecure_registries: Vec<String>,
+    /// Who is asked before a registry, as `https://host`, by registry.
+    pub mirrors: BTreeMap<String, Vec<String>>,
+    /// A Docker `config.json` with credentials.
+    pub docker_config: Option<PathBuf>,
+}
+
+impl ImagesWritten {
+    fn check(self) -> Result<ImageSettings, ConfigError> {
+        let registry = |text: &String| match is_registry(text) {
+            true => Ok(text.clone()),
+            false => Err(ConfigError::Registry { text: text.clone() }),
+        };
+        let insecure = self.insecure_registries.iter().map(registry).collect::<Result<_, _>>()?;
+        let mut mirrors = BTreeMap::new();
+        for (of, urls) in &self.mirrors {
+            let parsed = urls
+                .iter()
+                .map(|text| Mirror::parse(text).ok_or_else(|| ConfigError::Mirror { text: text.clone() }));
+            mirrors.insert(registry(of)?, parsed.collect::<Result<_, _>>()?);
+        }
+        let docker_config = match &self.docker_config {
+            None => DockerConfig::default(),
+            Some(path) => {
+                let read = |source| ConfigError::Read { path: path.clone(), source };
+                let text = std::fs::read(path).map_err(read)?;
+                let bad =
+                    |error: BadDockerConfig| ConfigError::DockerConfig { path: path.clone(), source: error };
+                DockerConfig::parse(&text).map_err(bad)?
+            }
+        };
+        Ok(ImageSettings { registries: RegistrySettings { insecure, mirrors, docker_config } })
+    }
 }
 
 impl Settings {
@@ -132,6 +176,8 @@ pub struct Config {
     pub output_kept_max: u64,
     /// Logs as JSON.
     pub log_json: bool,
+    /// How images come here.
+    pub images: ImageSettings,
 }
 
 /// PEM files.
@@ -241,6 +287,7 @@ impl Config {
             return Err(ConfigError::NoConnections);
         }
         let log_json = layers.value(|s| s.log_json).unwrap_or(false);
+        let images = layers.value(|s| s.images.clone()).unwrap_or_default().check()?;
         Ok(Self {
             listen,
             data_dir,
@@ -252,6 +299,7 @@ impl Config {
             capacity,
             output_kept_max,
             log_json,
+            images,
         })
     }
 }
@@ -299,6 +347,26 @@ pub enum ConfigError {
     /// Only one of the two files.
     #[error("TLS needs both `tls_cert` and `tls_key`")]
     HalfTls,
+    /// Not a host, or not one in lower case.
+    #[error("`{text}` is not a registry such as `registry.local:5000`")]
+    Registry {
+        /// As it was given.
+        text: String,
+    },
+    /// Not a URL of a host.
+    #[error("`{text}` is not a mirror such as `https://mirror.local`")]
+    Mirror {
+        /// As it was given.
+        text: String,
+    },
+    /// Not a Docker configuration.
+    #[error("Docker configuration `{}` cannot be used", path.display())]
+    DockerConfig {
+        /// Which file.
+        path: PathBuf,
+        /// Why.
+        source: BadDockerConfig,
+    },
     /// Keys would cross the network in the clear.
     #[error(
         "refusing to listen on {listen} without TLS: api keys and output would cross the network in the clear"
@@ -355,6 +423,9 @@ impl ConfigError {
             | Self::AllowedHost { .. }
             | Self::AllowedOrigin { .. }
             | Self::Quantity { .. }
+            | Self::Registry { .. }
+            | Self::Mirror { .. }
+            | Self::DockerConfig { .. }
             | Self::NoConnections => None,
         }
     }

@@ -9,11 +9,13 @@ use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use engine::EngineError;
+use engine::images::{ArchiveError, ImageFault, RegistryError};
 use runtime::BackendError;
 use serde_json::{Map, Value};
 use wire::api::ErrorBody;
 use wire::files::{FileError, FileErrorKind};
 use wire::guest::StartError;
+use wire::launch::LayerFault;
 
 use crate::convert;
 
@@ -165,6 +167,14 @@ impl From<EngineError> for ApiError {
                 .hint("its first process may be damaged: create another sandbox"),
             FileStalled => say(StatusCode::REQUEST_TIMEOUT, "download_stalled"),
             InitTooOld { .. } => say(StatusCode::CONFLICT, "sandbox_too_old").hint("create another sandbox"),
+            ImageNotFound { .. } => say(StatusCode::NOT_FOUND, "image_not_found")
+                .hint("GET /v1/images lists the images that are here; POST /v1/images/pull gets others"),
+            AliasNotFound { .. } => {
+                say(StatusCode::NOT_FOUND, "alias_not_found").hint("GET /v1/image-aliases lists all aliases")
+            }
+            Image { source, .. } => image(&source, &message),
+            AdminOnly { .. } => say(StatusCode::FORBIDDEN, "admin_required")
+                .hint("use the key that the daemon made at its first start"),
             Stopping => Self::stopping(),
         };
         api.chain = Some(chain);
@@ -235,8 +245,129 @@ fn backend(error: &BackendError, message: &str, code: &'static str) -> ApiError 
         BackendError::LauncherGone { .. } | BackendError::Late { .. } => {
             say(StatusCode::SERVICE_UNAVAILABLE, code).hint("try again")
         }
+        BackendError::Layer { source, .. } => layer(source, message),
         BackendError::Refused { .. } | BackendError::Gone => say(StatusCode::INTERNAL_SERVER_ERROR, code)
             .hint("the daemon's log has the cause under this answer's x-request-id"),
+    }
+}
+
+/// Why an image did not come. The causes are told too: they are about the image and its registry, and the caller can act on them.
+fn image(fault: &ImageFault, message: &str) -> ApiError {
+    let told = format!("{message}: {}", chain_of(fault));
+    let say = |status, code| ApiError::new(status, code, told.as_str());
+    match fault {
+        ImageFault::Registry(error) => registry(error, &told),
+        ImageFault::Archive(error) => archive(error, &told),
+        ImageFault::Layer { source: BackendError::Layer { source, .. }, .. } => layer(source, &told),
+        ImageFault::Layer { source: BackendError::Full { .. }, .. } => disk_full(&told),
+        ImageFault::Layer { source, .. } => backend(source, message, "unpack_failed"),
+        ImageFault::Keep { source, .. } if is_full(source) => disk_full(&told),
+        ImageFault::Removed => say(StatusCode::SERVICE_UNAVAILABLE, "image_removed").hint("try again"),
+        ImageFault::Stopping => ApiError::stopping(),
+        ImageFault::Store(_) | ImageFault::Keep { .. } => {
+            ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", message)
+                .hint("the daemon's log has the cause under this answer's x-request-id")
+        }
+    }
+}
+
+fn disk_full(told: &str) -> ApiError {
+    ApiError::new(StatusCode::INSUFFICIENT_STORAGE, "disk_full", told)
+        .hint("`shoal image gc` and `shoal image rm` free what is not needed")
+}
+
+fn is_full(error: &std::io::Error) -> bool {
+    matches!(error.kind(), std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded)
+}
+
+fn registry(error: &RegistryError, told: &str) -> ApiError {
+    use RegistryError::*;
+    let say = |status, code| ApiError::new(status, code, told);
+    match error {
+        Unreachable { registry, .. } => say(StatusCode::SERVICE_UNAVAILABLE, "registry_unreachable")
+            .detail("registry", registry.as_str())
+            .hint(
+                "check the name and the network; a registry that speaks plain HTTP must be named in \
+                `images.insecure_registries` of the daemon's configuration, or with --insecure",
+            ),
+        Broken { registry, .. } | Late { registry, .. } => {
+            say(StatusCode::SERVICE_UNAVAILABLE, "registry_unreachable")
+                .detail("registry", registry.as_str())
+                .hint("try again; what has arrived is kept for an hour")
+        }
+        Busy { registry } => say(StatusCode::SERVICE_UNAVAILABLE, "registry_busy")
+            .detail("registry", registry.as_str())
+            .hint("try again later, or with credentials: many registries give more to those they know"),
+        Denied { registry, anonymous, helper, .. } => {
+            let hint = match (helper, anonymous) {
+                (Some(helper), _) => format!(
+                    "the Docker configuration leaves these credentials to the program `{helper}`, which Shoal does not \
+                     run: give a user name and a password"
+                ),
+                (None, true) => {
+                    "give a user name and a password if the image is private; registries also answer so \
+                     when there is no such image"
+                        .into()
+                }
+                (None, false) => {
+                    "check the user name and the password, and that they may read this image".into()
+                }
+            };
+            say(StatusCode::BAD_REQUEST, "registry_denied").detail("registry", registry.as_str()).hint(hint)
+        }
+        NotFound { .. } => say(StatusCode::NOT_FOUND, "image_not_found").hint("check the name and the tag"),
+        Strange { registry, status, .. } => say(StatusCode::BAD_GATEWAY, "registry_failed")
+            .detail("registry", registry.as_str())
+            .detail("status", *status),
+        Insecure { registry, .. } => say(StatusCode::BAD_REQUEST, "registry_insecure")
+            .detail("registry", registry.as_str())
+            .hint("nothing is fetched in the clear from a registry that was not named as insecure"),
+        BadImage { source, .. } => match source.as_ref() {
+            engine::images::BadImage::WrongPlatform { .. } => {
+                say(StatusCode::BAD_REQUEST, "wrong_platform").hint("choose another image or tag")
+            }
+            _ => say(StatusCode::BAD_REQUEST, "image_invalid"),
+        },
+        TooLong { .. } | Corrupt { .. } | WrongSize { .. } => say(StatusCode::BAD_REQUEST, "image_invalid")
+            .hint("the registry or a mirror does not give what the image says; nothing of it was kept"),
+        DiskFull { .. } => disk_full(told),
+        Keep { source, .. } if is_full(source) => disk_full(told),
+        Keep { .. } | Tls { .. } => say(StatusCode::INTERNAL_SERVER_ERROR, "internal"),
+    }
+}
+
+fn archive(error: &ArchiveError, told: &str) -> ApiError {
+    use ArchiveError::*;
+    let say = |status, code| ApiError::new(status, code, told);
+    match error {
+        Io { source, .. } if is_full(source) => disk_full(told),
+        DiskFull { .. } => disk_full(told),
+        Io { .. } => say(StatusCode::INTERNAL_SERVER_ERROR, "internal"),
+        NoName => say(StatusCode::BAD_REQUEST, "name_needed").hint("give `name`"),
+        ManyImages { .. } => say(StatusCode::BAD_REQUEST, "image_invalid").hint("leave `name` out"),
+        BadImage { source } if matches!(**source, engine::images::BadImage::WrongPlatform { .. }) => {
+            say(StatusCode::BAD_REQUEST, "wrong_platform")
+        }
+        Damaged { .. }
+        | Unsupported { .. }
+        | OtherFormat { .. }
+        | Missing { .. }
+        | BadImage { .. }
+        | Corrupt { .. } => say(StatusCode::BAD_REQUEST, "image_invalid"),
+    }
+}
+
+/// What is wrong with a layer, or with the disk that it should go to.
+fn layer(fault: &LayerFault, told: &str) -> ApiError {
+    let full = [rustix::io::Errno::NOSPC, rustix::io::Errno::DQUOT].map(|errno| errno.raw_os_error());
+    match fault {
+        LayerFault::Kernel { errno, .. } if full.contains(errno) => disk_full(told),
+        LayerFault::Kernel { .. } => ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "unpack_failed", told),
+        LayerFault::TooLarge { .. } => ApiError::new(StatusCode::BAD_REQUEST, "image_too_large", told),
+        LayerFault::Digest { .. }
+        | LayerFault::Damaged { .. }
+        | LayerFault::Name { .. }
+        | LayerFault::Unsupported { .. } => ApiError::new(StatusCode::BAD_REQUEST, "image_invalid", told),
     }
 }
 

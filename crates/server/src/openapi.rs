@@ -3,7 +3,7 @@
 use utoipa::openapi::security::{ApiKey, ApiKeyValue, HttpAuthScheme, HttpBuilder, SecurityScheme};
 use utoipa::{Modify, OpenApi};
 
-use crate::routes::{commands, files, keys, sandboxes, system};
+use crate::routes::{commands, files, images, keys, sandboxes, system};
 use crate::{events, stream};
 
 #[derive(OpenApi)]
@@ -45,6 +45,15 @@ use crate::{events, stream};
         files::watch,
         files::pack,
         files::unpack,
+        images::pull,
+        images::import,
+        images::list,
+        images::get,
+        images::remove,
+        images::collect,
+        images::aliases,
+        images::set_alias,
+        images::delete_alias,
         keys::create,
         keys::list,
         keys::delete,
@@ -53,7 +62,7 @@ use crate::{events, stream};
         system::version,
         system::openapi,
     ),
-    components(schemas(wire::api::CommandWish, wire::api::CommandEvent, wire::api::FileEvent)),
+    components(schemas(wire::api::CommandWish, wire::api::CommandEvent, wire::api::FileEvent, wire::api::ImageEvent)),
     security(("bearer" = []), ("api_key" = [])),
     modifiers(&KeySpellings),
 )]
