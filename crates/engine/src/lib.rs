@@ -135,6 +135,8 @@ impl Engine {
         });
         let engine = Self { inner: Arc::new(Inner { shared: Arc::clone(&shared) }) };
         recovery::recover(&shared).await?;
+        let usual = Template::usual();
+        shared.backend.foresee(&usual.rootfs(), &usual.limits);
         let sweeping = shared.runtime.spawn(sweep::keep_swept(Arc::clone(&shared)));
         shared.tasks.lock().unwrap_or_else(PoisonError::into_inner).push(sweeping.abort_handle());
         Ok(engine)
@@ -154,6 +156,7 @@ impl Engine {
         if tokio::task::spawn_blocking(move || shared.halt()).await.is_err() {
             tracing::error!("stopping the engine panicked");
         }
+        self.shared().backend.stop().await;
     }
 
     /// Compares kernel, disk and rows once, as happens at intervals anyway. Tells how many strays were removed.
@@ -238,7 +241,11 @@ impl Engine {
                 .ok_or_else(|| EngineError::Full { what: "no free name was found".into() })?,
         };
         let row = SandboxRow {
-            id: SandboxId::from_random(random_u128()),
+            // One that stands ready brings its id along.
+            id: shared
+                .backend
+                .reserve(&template.rootfs(), &limits)
+                .unwrap_or_else(|| SandboxId::from_random(random_u128())),
             owner: key.owner.clone(),
             name,
             template: template.name.into(),

@@ -25,7 +25,22 @@ pub trait Backend: Send + Sync + 'static {
     /// Ends whatever exists of a sandbox and removes it. Harmless when nothing does.
     async fn teardown(&self, sandbox: SandboxId) -> Result<(), BackendError>;
 
-    /// All sandboxes of this installation of which anything exists.
+    /// Says that sandboxes like this are likely to be asked for, so that some may be made ahead of time.
+    fn foresee(&self, rootfs: &Rootfs, limits: &Limits) {
+        let _ = (rootfs, limits);
+    }
+
+    /// The id of a sandbox like this that stands ready, for whoever launches it next under that id. It must be launched or torn
+    /// down. `None` if none does, and then any id will do.
+    fn reserve(&self, rootfs: &Rootfs, limits: &Limits) -> Option<SandboxId> {
+        let _ = (rootfs, limits);
+        None
+    }
+
+    /// Removes what was made ahead of time and is nobody's yet. Called once, when the daemon ends.
+    async fn stop(&self) {}
+
+    /// All sandboxes of this installation of which anything exists, save those that it keeps ready.
     async fn inventory(&self) -> Result<Vec<SandboxId>, BackendError>;
 
     /// How many processes of the sandbox were killed for want of memory since it was made, as the host counts.
@@ -41,8 +56,6 @@ pub struct Spec {
     pub rootfs: Rootfs,
     /// What it may use.
     pub limits: Limits,
-    /// Its host name.
-    pub hostname: String,
 }
 
 /// Bytes to and from init.

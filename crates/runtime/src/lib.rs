@@ -19,6 +19,7 @@ pub mod ranges;
 pub mod remove;
 pub mod seccomp;
 pub mod slot;
+pub mod spares;
 pub mod sys;
 
 pub use backend::{Backend, BackendError, GuestStream, Spec};

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::{InstallationId, SandboxId};
 
 /// The version of these types. Daemon and launcher are one binary, so there is no range: they agree or they part.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 /// A packet is at most this long.
 pub const PACKET_MAX: usize = 64 * 1024;
 /// Sandboxes named in one answer to [`Ask::Inventory`].
@@ -83,6 +83,11 @@ pub enum Answer {
     },
     /// To requests that have nothing to tell.
     Done,
+    /// To `PrepareHostImage`.
+    Prepared {
+        /// Grows whenever the image is built anew.
+        generation: u64,
+    },
     /// To `Launch`: init was executed.
     Launched {
         /// Its process on the host.
