@@ -6,6 +6,7 @@
 
 pub mod backend;
 pub mod cgroup;
+pub mod disk;
 pub mod enter;
 #[cfg(feature = "fake")]
 pub mod fake;
@@ -21,4 +22,4 @@ pub mod seccomp;
 pub mod slot;
 pub mod sys;
 
-pub use backend::{Backend, BackendError, GuestStream, Spec};
+pub use backend::{Backend, BackendError, DiskUsage, GuestStream, Machine, Spec, Usage};

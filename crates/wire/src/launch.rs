@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::{InstallationId, SandboxId};
 
 /// The version of these types. Daemon and launcher are one binary, so there is no range: they agree or they part.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 /// A packet is at most this long.
 pub const PACKET_MAX: usize = 64 * 1024;
 /// Sandboxes named in one answer to [`Ask::Inventory`].
@@ -62,6 +62,11 @@ pub enum Ask {
         /// Which one.
         sandbox: SandboxId,
     },
+    /// What its writable files take on disk.
+    DiskUsage {
+        /// Which one.
+        sandbox: SandboxId,
+    },
 }
 
 /// From the launcher.
@@ -94,6 +99,13 @@ pub enum Answer {
     OomKills {
         /// Since the sandbox was made.
         count: u64,
+    },
+    /// To `DiskUsage`.
+    DiskUsage {
+        /// Of all files that were looked at.
+        bytes: u64,
+        /// Whether these are all that there are.
+        complete: bool,
     },
 }
 
