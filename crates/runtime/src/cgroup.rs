@@ -522,6 +522,54 @@ mod tests {
         assert_eq!(number("42\n").expect("it is a number"), 42);
     }
 
+    /// Groups made of plain files, as each version would show them.
+    #[test]
+    fn usage_reads_the_same_from_either_version() {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let sandbox = SandboxId::from_random(7);
+        let make = |hierarchy: &str, files: &[(&str, &str)]| {
+            let group = dir.path().join(hierarchy).join(sandbox.to_string());
+            std::fs::create_dir_all(&group).expect("it can be made");
+            for (name, text) in files {
+                std::fs::write(group.join(name), text).expect("it can be written");
+            }
+            open_dir(CWD, &dir.path().join(hierarchy).to_string_lossy()).expect("it opens")
+        };
+        let common = ("pids.current", "3\n");
+        let v2 = make(
+            "v2",
+            &[
+                ("cpu.stat", "usage_usec 1500000\nnr_throttled 1\nthrottled_usec 2500\n"),
+                ("memory.current", "1000\n"),
+                ("memory.stat", "anon 10\ninactive_file 400\n"),
+                common,
+            ],
+        );
+        let tree = make("unified", &[("cpu.stat", "usage_usec 1500000\nuser_usec 1\n")]);
+        let cpu = make("cpu", &[("cpu.stat", "nr_periods 5\nthrottled_time 2500000\n")]);
+        let memory = make(
+            "memory",
+            &[
+                ("memory.usage_in_bytes", "1000\n"),
+                ("memory.stat", "inactive_file 9\ntotal_inactive_file 400\n"),
+            ],
+        );
+        let pids = make("pids", &[common]);
+        let expected = Usage {
+            cpu_time: Duration::from_millis(1500),
+            throttled_time: Duration::from_micros(2500),
+            memory_bytes: 1000,
+            memory_reclaimable_bytes: 400,
+            pids: 3,
+        };
+        let only_v2 = Cgroups { v2, v1: vec![] };
+        assert_eq!(only_v2.usage(sandbox).expect("it is read"), Some(expected));
+        let v1 = vec![(Controller::Cpu, cpu), (Controller::Memory, memory), (Controller::Pids, pids)];
+        let hybrid = Cgroups { v2: tree, v1 };
+        assert_eq!(hybrid.usage(sandbox).expect("it is read"), Some(expected));
+        assert_eq!(hybrid.usage(SandboxId::from_random(8)).expect("there is none"), None);
+    }
+
     #[test]
     fn a_tiny_cpu_share_is_still_one_the_kernel_takes() {
         assert_eq!(quota_us(&Limits { cpu_millis: 1, ..LIMITS }), 1000);
