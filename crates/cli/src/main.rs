@@ -22,6 +22,7 @@ mod report;
 mod run;
 mod sandboxes;
 mod serve;
+mod stats;
 
 use std::process::exit;
 
@@ -80,6 +81,7 @@ async fn dispatch(subcommand: Subcommand, environment: &Environment) -> anyhow::
         Subcommand::Rm(arguments) => sandboxes::remove(arguments, environment).await,
         Subcommand::Cp(arguments) => copy::copy(arguments, environment).await,
         Subcommand::Logs(arguments) => logs::logs(arguments, environment).await,
+        Subcommand::Stats(arguments) => stats::stats(arguments, environment).await,
         Subcommand::Key(arguments) => match arguments.action {
             KeyAction::Create(arguments) => keys::create(arguments, environment).await,
             KeyAction::Ls(arguments) => keys::list(arguments, environment).await,

@@ -26,6 +26,7 @@ use crate::keys::Keys;
 use crate::lifecycle::State;
 use crate::log::LogWriters;
 use crate::model::{Owner, Sandbox, SandboxName};
+use crate::stats::Disk;
 use crate::store::{SandboxRow, Store, Tally};
 use crate::transfer::Transfers;
 
@@ -47,6 +48,8 @@ pub(crate) struct Shared {
     pub directory: Mutex<Directory>,
     /// Bounds how many sandboxes are adopted at once after a restart.
     pub adoptions: Semaphore,
+    /// Bounds how many sandboxes have their files counted at once.
+    pub counts: Semaphore,
     /// Tasks to be ended with the engine, besides the drivers.
     pub tasks: Mutex<Vec<AbortHandle>>,
 }
@@ -94,6 +97,7 @@ pub(crate) struct Home {
     pub request_digest: [u8; 32],
     pub outbox: Outbox,
     pub transfers: Transfers,
+    pub disk: Disk,
     /// The driver's.
     pub inbox: mpsc::Sender<Message>,
     pub driver: Mutex<Option<AbortHandle>>,
@@ -162,6 +166,7 @@ impl Home {
             request_digest: row.request_digest,
             outbox: Outbox::default(),
             transfers: Transfers::default(),
+            disk: Disk::default(),
             inbox,
             driver: Mutex::new(None),
             face: Mutex::new(face),
@@ -379,6 +384,11 @@ impl Home {
     pub fn live_by_id(&self, id: &CommandId) -> Option<Arc<Hub>> {
         let table = self.table();
         table.by_id.get(id).and_then(|handle| table.live.get(handle)).cloned()
+    }
+
+    /// How many commands have no result.
+    pub fn live_count(&self) -> usize {
+        self.table().live.len()
     }
 
     /// All commands whose rows are written and that have no result.

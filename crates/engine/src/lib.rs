@@ -5,7 +5,7 @@
 //!
 //! Read in this order: [`lifecycle`] decides, `driver` acts on one sandbox, `guest` talks to its init, `command` is
 //! where a command's streams and watchers meet, `transfer` the same for a file operation, with [`files`] in front of it, `log` and `store` keep what must not be lost, `directory` holds all
-//! sandboxes and their limits, `recovery` and `sweep` mend.
+//! sandboxes and their limits, [`stats`] tells what they use, `recovery` and `sweep` mend.
 
 #![forbid(unsafe_code)]
 
@@ -21,6 +21,7 @@ pub mod lifecycle;
 mod log;
 pub mod model;
 mod recovery;
+pub mod stats;
 mod store;
 mod sweep;
 pub mod template;
@@ -52,6 +53,7 @@ use crate::template::{CPU_MILLIS_MIN, MEMORY_BYTES_MIN, Template, made_up_name};
 pub use command::{ANSWER_SECONDS, CommandRef, Output, STALL_SECONDS, STDIN_SECONDS};
 pub use files::Files;
 pub use model::*;
+pub use stats::{DiskCount, MachineStats, Stats};
 pub use transfer::{IDLE_SECONDS, TAKE_SECONDS, TRANSFERS_MAX, WATCHES_MAX};
 
 /// Items on a page when the caller names no number.
@@ -131,6 +133,7 @@ impl Engine {
             runtime,
             directory: Mutex::new(Directory::default()),
             adoptions: Semaphore::new(ADOPTIONS_MAX),
+            counts: Semaphore::new(stats::COUNTS_MAX),
             tasks: Mutex::default(),
         });
         let engine = Self { inner: Arc::new(Inner { shared: Arc::clone(&shared) }) };
@@ -142,11 +145,11 @@ impl Engine {
         Ok(engine)
     }
 
-    fn shared(&self) -> &Arc<Shared> {
+    pub(crate) fn shared(&self) -> &Arc<Shared> {
         &self.inner.shared
     }
 
-    fn home(&self, owner: &Owner, id: SandboxId) -> Result<Arc<Home>, EngineError> {
+    pub(crate) fn home(&self, owner: &Owner, id: SandboxId) -> Result<Arc<Home>, EngineError> {
         self.shared().directory().find(owner, id)
     }
 

@@ -35,6 +35,7 @@ use wire::launch::{
 };
 use wire::{InstallationId, SandboxId};
 
+use crate::backend::DiskUsage;
 use crate::cgroup::Cgroups;
 use crate::enter::{self, EnterError, Materials, cut_out};
 use crate::host_image;
@@ -340,6 +341,11 @@ impl Launcher {
             Ask::OomKills { sandbox } => {
                 let count = self.cgroups.oom_kills(sandbox).map_err(refused("read the memory events"))?;
                 Ok(Answer::OomKills { count })
+            }
+            Ask::DiskUsage { sandbox } => {
+                let DiskUsage { bytes, complete } =
+                    self.places.disk_usage(sandbox).map_err(refused("look at the sandbox's files"))?;
+                Ok(Answer::DiskUsage { bytes, complete })
             }
         }
     }

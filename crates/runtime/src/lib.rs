@@ -6,6 +6,7 @@
 
 pub mod backend;
 pub mod cgroup;
+pub mod disk;
 pub mod enter;
 #[cfg(feature = "fake")]
 pub mod fake;
@@ -22,4 +23,4 @@ pub mod slot;
 pub mod spares;
 pub mod sys;
 
-pub use backend::{Backend, BackendError, GuestStream, Spec};
+pub use backend::{Backend, BackendError, DiskUsage, GuestStream, Machine, Spec, Usage};

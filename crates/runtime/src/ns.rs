@@ -25,7 +25,7 @@ use wire::launch::{
 };
 use wire::{InstallationId, SandboxId};
 
-use crate::backend::{Backend, BackendError, GuestStream, Spec};
+use crate::backend::{Backend, BackendError, DiskUsage, GuestStream, Machine, Spec, Usage};
 use crate::cgroup::Cgroups;
 use crate::places::INIT_SOCKET;
 use crate::ranges::{CLAIMS, Claimant, Ranges};
@@ -475,6 +475,52 @@ impl Backend for NsBackend {
             other => Err(unexpected("count memory kills", &other)),
         }
     }
+
+    async fn usage(&self, sandboxes: &[SandboxId]) -> Result<Vec<Option<Usage>>, BackendError> {
+        let (installation, sandboxes) = (self.0.config.installation, sandboxes.to_vec());
+        // Anyone may read these files, so the launcher need not be asked, which would fork for each.
+        let read = move || {
+            let groups = Cgroups::look(installation)?;
+            sandboxes.into_iter().map(|sandbox| groups.usage(sandbox)).collect()
+        };
+        beside(read).await.map_err(refused("read what sandboxes use"))
+    }
+
+    async fn disk_usage(&self, sandbox: SandboxId) -> Result<DiskUsage, BackendError> {
+        const DOING: &str = "look at a sandbox's files";
+        match self.ask(DOING, Ask::DiskUsage { sandbox }, QUICK_DEADLINE).await? {
+            Answer::DiskUsage { bytes, complete } => Ok(DiskUsage { bytes, complete }),
+            other => Err(unexpected(DOING, &other)),
+        }
+    }
+
+    async fn machine(&self) -> Result<Machine, BackendError> {
+        let data_dir = self.0.config.data_dir.clone();
+        beside(move || machine(&data_dir)).await.map_err(refused("look at the machine"))
+    }
+}
+
+/// Work that blocks for a moment, on a thread where that harms nobody.
+async fn beside<T: Send + 'static>(work: impl FnOnce() -> io::Result<T> + Send + 'static) -> io::Result<T> {
+    tokio::task::spawn_blocking(work).await.unwrap_or_else(|error| Err(io::Error::other(error)))
+}
+
+fn machine(data_dir: &Path) -> io::Result<Machine> {
+    let cpus = std::thread::available_parallelism()?;
+    let text = std::fs::read_to_string("/proc/meminfo")?;
+    let memory = |word: &str| {
+        let line = text.lines().find_map(|line| line.strip_prefix(word)?.strip_prefix(':'));
+        let kib = line.and_then(|line| line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok());
+        kib.map(|kib| kib * 1024).ok_or_else(|| io::Error::other(format!("no {word} in /proc/meminfo")))
+    };
+    let disk = rustix::fs::statvfs(data_dir)?;
+    Ok(Machine {
+        cpus: u32::try_from(cpus.get()).unwrap_or(u32::MAX),
+        memory_bytes: memory("MemTotal")?,
+        memory_available_bytes: memory("MemAvailable")?,
+        disk_bytes: disk.f_blocks.saturating_mul(disk.f_frsize),
+        disk_available_bytes: disk.f_bavail.saturating_mul(disk.f_frsize),
+    })
 }
 
 /// Removes what an installation has on the machine beyond its data directory, once no sandbox of it is left.

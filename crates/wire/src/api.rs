@@ -4,6 +4,7 @@
 //! misspelt wish is an error and not a surprise.
 
 mod files;
+mod stats;
 
 use std::collections::BTreeMap;
 
@@ -13,6 +14,7 @@ use utoipa::ToSchema;
 use crate::{CommandId, SandboxId};
 
 pub use files::*;
+pub use stats::*;
 
 /// What every failed request answers with.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]

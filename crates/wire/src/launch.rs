@@ -62,6 +62,11 @@ pub enum Ask {
         /// Which one.
         sandbox: SandboxId,
     },
+    /// What its writable files take on disk.
+    DiskUsage {
+        /// Which one.
+        sandbox: SandboxId,
+    },
 }
 
 /// From the launcher.
@@ -99,6 +104,13 @@ pub enum Answer {
     OomKills {
         /// Since the sandbox was made.
         count: u64,
+    },
+    /// To `DiskUsage`.
+    DiskUsage {
+        /// Of all files that were looked at.
+        bytes: u64,
+        /// Whether these are all that there are.
+        complete: bool,
     },
 }
 
