@@ -337,10 +337,6 @@ impl Launcher {
             Ask::Launch(plan) => self.launch(&plan, slot),
             Ask::Teardown { sandbox } => self.teardown(sandbox),
             Ask::Inventory { after } => self.inventory(after),
-            Ask::OomKills { sandbox } => {
-                let count = self.cgroups.oom_kills(sandbox).map_err(refused("read the memory events"))?;
-                Ok(Answer::OomKills { count })
-            }
         }
     }
 

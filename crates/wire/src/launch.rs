@@ -57,11 +57,6 @@ pub enum Ask {
         /// Only those after this one.
         after: Option<SandboxId>,
     },
-    /// How many processes of the sandbox the kernel has killed for want of memory.
-    OomKills {
-        /// Which one.
-        sandbox: SandboxId,
-    },
 }
 
 /// From the launcher.
@@ -90,11 +85,6 @@ pub enum Answer {
     },
     /// To `Inventory`, [`INVENTORY_PAGE`] at most; a shorter list is the last one.
     Inventory(Vec<Found>),
-    /// To `OomKills`.
-    OomKills {
-        /// Since the sandbox was made.
-        count: u64,
-    },
 }
 
 /// Something of a sandbox that exists on the host.
