@@ -334,7 +334,10 @@ impl Engine {
         let command_id = spec.id.clone().unwrap_or_else(|| CommandId::from_random(random_u128()));
         let start = start_of(&home, spec, &command_id)?;
         let request_digest = digest(&start);
-        let intent = home.intend(command_id, request_digest, |handle| Start { handle, ..start })?;
+        // Before init hears of it, so that no kill of its own is among them.
+        let oom_kills = home.oom_kills().await;
+        let intent =
+            home.intend(command_id, request_digest, oom_kills, |handle| Start { handle, ..start })?;
         let hub = match intent {
             Intent::New(hub) => {
                 hub.commit_intent();

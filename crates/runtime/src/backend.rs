@@ -44,7 +44,8 @@ pub trait Backend: Send + Sync + 'static {
     /// All sandboxes of this installation of which anything exists, save those that it keeps ready.
     async fn inventory(&self) -> Result<Vec<SandboxId>, BackendError>;
 
-    /// How many processes of the sandbox were killed for want of memory since it was made, as the host counts.
+    /// How many processes of the sandbox were killed for want of memory since it was made, as the host counts. Asked before
+    /// every command, so it must be quick.
     async fn oom_kills(&self, sandbox: SandboxId) -> Result<u64, BackendError>;
 
     /// What each of these sandboxes uses, in their order; `None` for one of which nothing runs. Quick: no sandbox is waited for.

@@ -324,20 +324,41 @@ impl Cgroups {
         })
     }
 
-    /// How many processes of the sandbox the kernel killed for want of memory.
-    pub fn oom_kills(&self, sandbox: SandboxId) -> io::Result<u64> {
-        let holder = self.holder(Controller::Memory);
-        let group = open_dir(holder.as_fd(), &sandbox.to_string())?;
-        let file = if std::ptr::eq(holder, &self.v2) { "memory.events" } else { "memory.oom_control" };
-        let text = read_file(&group, file)?;
-        let line = text.lines().find_map(|line| line.strip_prefix("oom_kill "));
-        line.and_then(|n| n.trim().parse().ok())
-            .ok_or_else(|| io::Error::other(format!("no oom_kill in {file}")))
-    }
-
     /// The hierarchy that carries a controller.
     fn holder(&self, controller: Controller) -> &OwnedFd {
         self.v1.iter().find(|(c, _)| *c == controller).map_or(&self.v2, |(_, group)| group)
+    }
+}
+
+/// Reads how often the kernel ended something for want of memory. Needs no rights, so that the daemon does it itself: it is
+/// asked before every command, and a walker would cost more than the command.
+pub struct OomKills {
+    /// The installation's group that carries memory.
+    groups: OwnedFd,
+    file: &'static str,
+}
+
+impl OomKills {
+    /// Finds the groups of an installation, which the launcher has made.
+    pub fn open(installation: InstallationId) -> io::Result<Self> {
+        let mountinfo = std::fs::read_to_string("/proc/self/mountinfo")?;
+        let missing = || io::Error::new(io::ErrorKind::Unsupported, "no cgroup v2 hierarchy is mounted");
+        let found = find_hierarchies(&mountinfo).ok_or_else(missing)?;
+        let on_v1 = found.v1.iter().find(|(controller, _)| *controller == Controller::Memory);
+        let (point, file) = match on_v1 {
+            Some((_, point)) => (point, "memory.oom_control"),
+            None => (&found.v2, "memory.events"),
+        };
+        let root = open_dir(CWD, point)?;
+        Ok(Self { groups: open_dir(root.as_fd(), &format!("shoal-{installation}"))?, file })
+    }
+
+    /// How many processes of the sandbox were killed since it was made.
+    pub fn of(&self, sandbox: SandboxId) -> io::Result<u64> {
+        let text = read_file(&self.groups, &format!("{sandbox}/{}", self.file))?;
+        let line = text.lines().find_map(|line| line.strip_prefix("oom_kill "));
+        line.and_then(|n| n.trim().parse().ok())
+            .ok_or_else(|| io::Error::other(format!("no oom_kill in {}", self.file)))
     }
 }
 

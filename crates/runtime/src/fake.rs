@@ -11,6 +11,7 @@
 //! sleep MS    gate NAME       waits for a time; for `FakeHost::open_gate`
 //! exit N      signal N        ends so
 //! oom                         ends as the kernel ends what took too much memory
+//! oomchild                    the kernel ends a child so, which the command swallows
 //! hang                        waits to be killed
 //! missing                     (alone) does not start
 //! ```
@@ -984,9 +985,11 @@ impl Runner {
             "gate" => self.gate(rest).await?,
             "exit" => return Ok(Some(ExitStatus::Code(number() as i32))),
             "signal" => return Ok(Some(ExitStatus::Signal(number() as i32))),
-            "oom" => {
+            "oom" | "oomchild" => {
                 *self.host.state().oom_kills.entry(self.sandbox).or_default() += 1;
-                return Ok(Some(ExitStatus::Signal(SIGKILL)));
+                if word == "oom" {
+                    return Ok(Some(ExitStatus::Signal(SIGKILL)));
+                }
             }
             "hang" => self.init.until(self.handle, |_| None).await?,
             unknown => panic!("the fake init does not know the word `{unknown}`"),

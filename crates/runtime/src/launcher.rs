@@ -338,10 +338,6 @@ impl Launcher {
             Ask::Launch(plan) => self.launch(&plan, slot),
             Ask::Teardown { sandbox } => self.teardown(sandbox),
             Ask::Inventory { after } => self.inventory(after),
-            Ask::OomKills { sandbox } => {
-                let count = self.cgroups.oom_kills(sandbox).map_err(refused("read the memory events"))?;
-                Ok(Answer::OomKills { count })
-            }
             Ask::DiskUsage { sandbox } => {
                 let DiskUsage { bytes, complete } =
                     self.places.disk_usage(sandbox).map_err(refused("look at the sandbox's files"))?;

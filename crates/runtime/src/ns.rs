@@ -26,7 +26,7 @@ use wire::launch::{
 use wire::{InstallationId, SandboxId};
 
 use crate::backend::{Backend, BackendError, DiskUsage, GuestStream, Machine, Spec, Usage};
-use crate::cgroup::Cgroups;
+use crate::cgroup::{Cgroups, OomKills};
 use crate::places::INIT_SOCKET;
 use crate::ranges::{CLAIMS, Claimant, Ranges};
 use crate::spares::{Claim, Made, Shape, Spares};
@@ -77,6 +77,7 @@ struct Inner {
     /// The launcher as far as it is alive. Locked only to look or to replace, never while waiting for an answer.
     launcher: tokio::sync::Mutex<Option<Arc<Link>>>,
     ranges: Mutex<Ids>,
+    oom_kills: OomKills,
     image_checked: tokio::sync::Mutex<ImageChecked>,
     spares: Mutex<Spares>,
     /// Locked while a spare is being made.
@@ -134,6 +135,7 @@ impl NsBackend {
         let ranges =
             Ranges::open(Path::new(CLAIMS), claimant, &in_use).map_err(refused("claim id ranges"))?;
         let spares = Mutex::new(Spares::new(config.spares));
+        let oom_kills = OomKills::open(config.installation).map_err(refused("find the cgroups"))?;
         let backend = Self(Arc::new(Inner {
             config,
             spares,
@@ -144,6 +146,7 @@ impl NsBackend {
             greeted: Mutex::default(),
             launcher: tokio::sync::Mutex::new(Some(link)),
             ranges: Mutex::new(Ids { ranges, ready: VecDeque::new(), used }),
+            oom_kills,
             image_checked: tokio::sync::Mutex::new(ImageChecked::default()),
         }));
         backend.keep_slots_ready();
@@ -470,10 +473,8 @@ impl Backend for NsBackend {
     }
 
     async fn oom_kills(&self, sandbox: SandboxId) -> Result<u64, BackendError> {
-        match self.ask("count memory kills", Ask::OomKills { sandbox }, QUICK_DEADLINE).await? {
-            Answer::OomKills { count } => Ok(count),
-            other => Err(unexpected("count memory kills", &other)),
-        }
+        // The kernel makes this file up when it is read: no disk is waited for.
+        self.0.oom_kills.of(sandbox).map_err(refused("count memory kills"))
     }
 
     async fn usage(&self, sandboxes: &[SandboxId]) -> Result<Vec<Option<Usage>>, BackendError> {

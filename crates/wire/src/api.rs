@@ -249,7 +249,8 @@ pub enum Outcome {
     IdleTimedOut,
     /// `kill` was asked for.
     Killed,
-    /// The sandbox's memory ran out.
+    /// The sandbox's memory ran out while it ran, and it was killed. The kernel counts this per sandbox: of several commands
+    /// at once, one that was killed by other means may be taken for one whose child ran out of memory at that time.
     OutOfMemory,
     /// It never ran; `message` says why.
     FailedToStart,

@@ -57,11 +57,6 @@ pub enum Ask {
         /// Only those after this one.
         after: Option<SandboxId>,
     },
-    /// How many processes of the sandbox the kernel has killed for want of memory.
-    OomKills {
-        /// Which one.
-        sandbox: SandboxId,
-    },
     /// What its writable files take on disk.
     DiskUsage {
         /// Which one.
@@ -100,11 +95,6 @@ pub enum Answer {
     },
     /// To `Inventory`, [`INVENTORY_PAGE`] at most; a shorter list is the last one.
     Inventory(Vec<Found>),
-    /// To `OomKills`.
-    OomKills {
-        /// Since the sandbox was made.
-        count: u64,
-    },
     /// To `DiskUsage`.
     DiskUsage {
         /// Of all files that were looked at.
