@@ -1,8 +1,12 @@
 //! The arguments of all subcommands.
 
+mod lifetime;
+
 use std::path::PathBuf;
 
 use clap::{Args, Parser};
+
+pub use lifetime::{Explain, Label, Lifetime, Rules, Touch};
 
 /// Sandboxes for AI agents, on this machine.
 #[derive(Debug, Parser)]
@@ -31,6 +35,10 @@ pub enum Subcommand {
     Create(Create),
     Ls(List),
     Inspect(Inspect),
+    Label(Label),
+    Lifetime(Lifetime),
+    Touch(Touch),
+    Explain(Explain),
     Rm(Remove),
     Cp(Copy),
     Logs(Logs),
@@ -143,9 +151,12 @@ pub struct Spec {
 
 /// Create a sandbox, and print its id.
 #[derive(Debug, Args)]
-#[command(
-    after_help = "Examples:\n  shoal create\n  shoal create --name work --cpu 500m --memory 512Mi -e LANG=C"
-)]
+#[command(after_help = "\
+Examples:
+  shoal create
+  shoal create --name work --cpu 500m --memory 512Mi -e LANG=C
+  shoal create --idle 30m --hard-ttl 1d                   deleted when unused for 30 minutes, or after a day
+  shoal create --get-or-create --label thread=42          the sandbox of this thread, whoever asks first")]
 pub struct Create {
     /// A name of your own
     #[arg(long)]
@@ -155,6 +166,14 @@ pub struct Create {
     pub env: Vec<(String, String)>,
     #[command(flatten)]
     pub spec: Spec,
+    /// Set a label to find it by; may be repeated
+    #[arg(short, long = "label", value_name = "KEY=VALUE", value_parser = lifetime::pair)]
+    pub labels: Vec<(String, String)>,
+    /// If a sandbox with all of these labels exists, take that one
+    #[arg(long, requires = "labels")]
+    pub get_or_create: bool,
+    #[command(flatten)]
+    pub rules: Rules,
     /// Do not wait until it runs
     #[arg(long)]
     pub no_wait: bool,
@@ -165,8 +184,15 @@ pub struct Create {
 
 /// List sandboxes, newest first.
 #[derive(Debug, Args)]
-#[command(after_help = "Examples:\n  shoal ls\n  shoal ls --json | jq -r '.[].id'")]
+#[command(after_help = "\
+Examples:
+  shoal ls
+  shoal ls -l app=chat -l thread      with the label app=chat, and with a label `thread`
+  shoal ls --json | jq -r '.[].id'")]
 pub struct List {
+    /// Only with this label: KEY=VALUE, KEY!=VALUE, KEY or !KEY; may be repeated, and all must hold
+    #[arg(short, long = "label", value_name = "SELECTOR")]
+    pub labels: Vec<String>,
     /// Print an array of objects
     #[arg(long)]
     pub json: bool,
@@ -449,6 +475,12 @@ mod tests {
             &["run", "--timeout", "soon", "--", "true"],
             &["run", "--sandbox", "x", "--cpu", "1", "--", "true"],
             &["rm"],
+            &["create", "--get-or-create"],
+            &["create", "--label", "novalue"],
+            &["create", "--idle", "soon"],
+            &["lifetime", "x"],
+            &["lifetime", "x", "--none", "--idle", "5m"],
+            &["label", "x", "y"],
             &["key", "create"],
             &["serve", "--private", "/x", "--data-dir", "/y"],
             &["launcher", "--data-dir", "/x", "--installation", "../.."],

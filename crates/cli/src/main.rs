@@ -13,6 +13,7 @@ mod find;
 mod interrupts;
 mod keys;
 mod launcher;
+mod lifetime;
 mod logs;
 mod pipes;
 mod print;
@@ -78,6 +79,10 @@ async fn dispatch(subcommand: Subcommand, environment: &Environment) -> anyhow::
         Subcommand::Create(arguments) => sandboxes::create(arguments, environment).await,
         Subcommand::Ls(arguments) => sandboxes::list(arguments, environment).await,
         Subcommand::Inspect(arguments) => sandboxes::inspect(arguments, environment).await,
+        Subcommand::Label(arguments) => lifetime::label(arguments, environment).await,
+        Subcommand::Lifetime(arguments) => lifetime::lifetime(arguments, environment).await,
+        Subcommand::Touch(arguments) => lifetime::touch(arguments, environment).await,
+        Subcommand::Explain(arguments) => lifetime::explain(arguments, environment).await,
         Subcommand::Rm(arguments) => sandboxes::remove(arguments, environment).await,
         Subcommand::Cp(arguments) => copy::copy(arguments, environment).await,
         Subcommand::Logs(arguments) => logs::logs(arguments, environment).await,

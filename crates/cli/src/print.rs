@@ -59,6 +59,11 @@ pub fn columns(header: &[&str], rows: &[Vec<String>]) -> String {
     text
 }
 
+/// A text of others, on one line.
+pub fn plain(text: &str) -> String {
+    text.chars().map(printable).collect()
+}
+
 /// Names are free text of others; none may move the cursor of whoever lists them.
 fn printable(character: char) -> char {
     if character.is_control() { '\u{fffd}' } else { character }

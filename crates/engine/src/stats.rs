@@ -161,7 +161,13 @@ impl Engine {
     pub async fn stats_page(&self, owner: &Owner, query: ListQuery) -> Result<Page<Stats>, EngineError> {
         let limit = page_limit(query.limit)?;
         let before = query.cursor.as_deref().map(Place::from_cursor).transpose()?;
-        let mut homes = self.shared().directory().newest(owner, before, query.name.as_deref(), limit + 1)?;
+        let mut homes = self.shared().directory().newest(
+            owner,
+            before,
+            query.name.as_deref(),
+            &query.selectors,
+            limit + 1,
+        )?;
         let more = homes.len() > limit;
         homes.truncate(limit);
         let next_cursor = homes.last().filter(|_| more).map(|last| Place::of_home(last).to_cursor());

@@ -28,6 +28,7 @@ use crate::command::ANSWER_SECONDS;
 use crate::error::EngineError;
 use crate::guest::Violation;
 use crate::home::Home;
+use crate::uses::Use;
 
 /// File operations at once in one sandbox. More wait for a moment.
 pub const TRANSFERS_MAX: usize = 64;
@@ -576,6 +577,7 @@ pub(crate) struct Running {
     patience: Patience,
     /// The sandbox's memory kills when it began, where that is known.
     oom_kills_before: Option<u64>,
+    _using: Use,
 }
 
 impl Drop for Running {
@@ -603,6 +605,7 @@ impl Running {
         if !home.state().takes_commands() {
             return Err(home.wrong_state());
         }
+        let using = home.begin_use()?;
         let (places, limit) = match place {
             Place::Short => (&home.transfers.places, TRANSFERS_MAX),
             Place::Watch => (&home.transfers.watches, WATCHES_MAX),
@@ -624,7 +627,7 @@ impl Running {
             .transfers
             .insert(home, |handle| Transfer::new(home, start(handle, Some(op), user), Some(place)))?;
         home.outbox.start_transfer(&transfer);
-        let running = Self { transfer, patience, oom_kills_before };
+        let running = Self { transfer, patience, oom_kills_before, _using: using };
         let answered = running.transfer.until(|state| {
             if state.pid.is_some() || state.ending.is_some() {
                 ControlFlow::Break(())

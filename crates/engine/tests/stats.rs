@@ -69,7 +69,7 @@ async fn pages_hold_an_owners_sandboxes_and_the_machine_holds_all() {
     world.engine.create(&theirs, SandboxSpec::default(), Wait::Ready).await.expect("it is made");
     let (mut seen, mut cursor) = (Vec::new(), None);
     loop {
-        let query = ListQuery { limit: Some(2), cursor, name: None };
+        let query = ListQuery { limit: Some(2), cursor, ..ListQuery::default() };
         let page = world.engine.stats_page(&owner(), query).await.expect("it is told");
         seen.extend(page.items.into_iter().map(|stats| stats.sandbox));
         cursor = page.next_cursor;

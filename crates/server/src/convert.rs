@@ -2,6 +2,8 @@
 //!
 //! Everything here is pure. A request that passes is made of checked types and need not be looked at again.
 
+mod lifetime;
+
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime};
 
@@ -9,8 +11,8 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use engine::files::{Found, Made};
 use engine::{
-    Capacity, Command, CommandSpec, CommandState, Gathered, Key, KeyLimits, KeySpec, MachineStats, Outcome,
-    Owner, Sandbox, SandboxName, SandboxSpec, Span, State, Stats,
+    Capacity, Command, CommandSpec, CommandState, Gathered, Key, KeyLimits, KeySpec, Labels, MachineStats,
+    Outcome, Owner, Sandbox, SandboxName, SandboxSpec, Span, State, Stats,
 };
 use wire::api;
 use wire::files::{Change, Cut, FileKind, FileStat, GrepMatch, WatchEvent};
@@ -21,6 +23,9 @@ use crate::clock::rfc3339;
 use crate::conditions;
 use crate::error::ApiError;
 use crate::quantity::{Bytes, Cpu};
+
+pub use lifetime::{explanation, sandbox_update};
+use lifetime::{kept_rule, lifetime_of};
 
 /// A script of this length is the longest that may be asked for.
 pub const SCRIPT_MAX: usize = 16 << 20;
@@ -48,8 +53,9 @@ const CALENDAR_MAX: u64 = 253_402_300_799;
 pub fn sandbox_spec(
     body: api::CreateSandbox,
     idempotency_key: Option<String>,
-) -> Result<SandboxSpec, ApiError> {
-    let api::CreateSandbox { name, template, env, cpu, memory, wait: _ } = body;
+) -> Result<(SandboxSpec, Option<Labels>), ApiError> {
+    let api::CreateSandbox { name, template, env, cpu, memory, labels, match_labels, lifetime, wait: _ } =
+        body;
     let name = name.as_deref().map(SandboxName::parse).transpose()?;
     check_env(&env)?;
     let cpu =
@@ -68,12 +74,12 @@ pub fn sandbox_spec(
         return Err(ApiError::invalid("Idempotency-Key", why));
     }
     let template = template.unwrap_or_else(|| "default".into());
-    Ok(SandboxSpec { name, template, env, cpu_millis, memory_bytes, idempotency_key })
-}
-
-/// `PATCH /v1/sandboxes/{sandbox}`: the new name, where one is wished for.
-pub fn new_name(body: &api::UpdateSandbox) -> Result<Option<SandboxName>, ApiError> {
-    Ok(body.name.as_deref().map(SandboxName::parse).transpose()?)
+    let labels = Labels::new(labels)?;
+    let find = match_labels.map(Labels::new).transpose()?;
+    let lifetime = lifetime_of(lifetime)?;
+    let spec =
+        SandboxSpec { name, template, env, cpu_millis, memory_bytes, labels, lifetime, idempotency_key };
+    Ok((spec, find))
 }
 
 /// `POST /v1/sandboxes/{sandbox}/commands`
@@ -216,6 +222,8 @@ pub fn sandbox(sandbox: Sandbox) -> api::Sandbox {
         image: sandbox.image,
         limits: sandbox_limits(&sandbox.limits),
         env: sandbox.env,
+        labels: sandbox.labels.pairs().clone(),
+        lifetime: sandbox.lifetime.rules().iter().map(kept_rule).collect(),
         created_at: rfc3339(sandbox.created_at),
     }
 }

@@ -130,6 +130,9 @@ impl From<EngineError> for ApiError {
                 .detail("state", "failed")
                 .detail("reason", reason)
                 .hint("delete it and create another"),
+            ActionUnsupported { action } => say(StatusCode::BAD_REQUEST, "action_not_supported")
+                .detail("action", action)
+                .hint("use `delete`, or give the rule `\"accept_inactive\": true` to have it kept without effect"),
             Invalid { what, .. } => say(StatusCode::BAD_REQUEST, "invalid_request").detail("field", what),
             Quota { what, limit } => say(StatusCode::TOO_MANY_REQUESTS, "quota_exceeded")
                 .detail("resource", what)
@@ -147,7 +150,7 @@ impl From<EngineError> for ApiError {
                 .hint("try again, or delete the sandbox"),
             Create { source, .. } => backend(&source, &message, "create_failed"),
             Delete { source, .. } => backend(&source, &message, "delete_failed"),
-            Usage { .. } | Store { .. } | Log { .. } => say(StatusCode::INTERNAL_SERVER_ERROR, "internal")
+            Usage { .. } | Store { .. } | Log { .. } | Clock { .. } => say(StatusCode::INTERNAL_SERVER_ERROR, "internal")
                 .hint("the daemon's log has the cause under this answer's x-request-id"),
             File { source } => file(&source, &message),
             FileNotStarted { why: StartError::UnknownUser { user } } => {

@@ -20,6 +20,8 @@ use crate::{events, stream};
         sandboxes::get,
         sandboxes::update,
         sandboxes::delete,
+        sandboxes::touch,
+        sandboxes::explain,
         commands::run,
         commands::list,
         stream::start,

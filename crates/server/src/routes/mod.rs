@@ -36,6 +36,8 @@ pub fn all() -> Router<App> {
         )
         .route("/v1/sandboxes/{sandbox}/stats", get(stats::one))
         .route("/v1/stats", get(stats::all))
+        .route("/v1/sandboxes/{sandbox}/touch", post(sandboxes::touch))
+        .route("/v1/sandboxes/{sandbox}/explain", get(sandboxes::explain))
         .route(COMMANDS, get(commands::list).post(commands::run))
         .route(&format!("{COMMANDS}/stream"), get(stream::start))
         .route(&under(""), get(commands::get))

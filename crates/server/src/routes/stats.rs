@@ -48,7 +48,8 @@ pub async fn all(
     Caller(key): Caller,
     Query(params): Query<StatsParams>,
 ) -> Result<Json<api::StatsPage>, ApiError> {
-    let query = ListQuery { limit: check_limit(params.limit)?, cursor: params.cursor, name: None };
+    let query =
+        ListQuery { limit: check_limit(params.limit)?, cursor: params.cursor, ..ListQuery::default() };
     let page = app.engine.stats_page(&key.owner, query).await?;
     let machine = convert::machine(app.engine.machine_stats().await?, &key);
     let sandboxes = page.items.into_iter().map(convert::stats).collect();
