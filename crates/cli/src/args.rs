@@ -39,6 +39,7 @@ pub enum Subcommand {
     Rm(Remove),
     Cp(Copy),
     Logs(Logs),
+    Stats(Stats),
     Key(Key),
     Bench(Bench),
     #[command(hide = true)]
@@ -83,6 +84,9 @@ pub struct Serve {
     /// Log as JSON
     #[arg(long)]
     pub log_json: bool,
+    /// Sandboxes to keep ready before anybody asks, so that creating one takes a claim; 0 for none [default: 4]
+    #[arg(long, value_name = "NUMBER")]
+    pub spares: Option<u32>,
     /// The daemon of `shoal run`: lives in this directory while a client holds a lease, and removes it at its end
     #[arg(long, value_name = "DIR", hide = true, conflicts_with_all = ["data_dir", "listen", "config", "public_url"])]
     pub private: Option<PathBuf>,
@@ -308,6 +312,32 @@ pub struct Logs {
     pub json: bool,
 }
 
+/// Show what sandboxes use, beside what they may.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  shoal stats                      all sandboxes, and the machine
+  shoal stats work                 one of them
+  shoal stats --watch              again and again, until Ctrl-C
+  shoal stats --json | jq '.sandboxes[] | {name, pids: .usage.pids}'
+
+CPU is what was used during a short look, in processors, of those it may use; CPU TIME is what was used in all.
+MEMORY counts the page cache and tmpfs too, as the limit does. DISK is counted behind the scenes and may be some seconds
+old; `>` before it means that there is more than could be counted.")]
+pub struct Stats {
+    /// The sandbox's id or name; all sandboxes if left out
+    pub sandbox: Option<String>,
+    /// Look again and again, until Ctrl-C
+    #[arg(short, long)]
+    pub watch: bool,
+    /// Seconds between two looks
+    #[arg(long, value_name = "SECONDS", default_value_t = 2.0, value_parser = interval)]
+    pub interval: f64,
+    /// Print one JSON object; with --watch, one on a line of its own for each look
+    #[arg(long)]
+    pub json: bool,
+}
+
 /// Manage api keys.
 #[derive(Debug, Args)]
 pub struct Key {
@@ -425,6 +455,14 @@ pub struct Launcher {
     /// Whose sandboxes it makes
     #[arg(long)]
     pub installation: wire::InstallationId,
+}
+
+/// Seconds between two looks: often enough to be of use, seldom enough to cost nothing.
+fn interval(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        Ok(seconds) if (0.1..=3600.0).contains(&seconds) => Ok(seconds),
+        Ok(_) | Err(_) => Err("it is 0.1 to 3600 seconds".into()),
+    }
 }
 
 fn variable(text: &str) -> Result<(String, String), String> {

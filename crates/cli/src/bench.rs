@@ -37,7 +37,9 @@ const ENDS: usize = 20;
 pub async fn bench(arguments: &Bench) -> anyhow::Result<()> {
     let scratch = Scratch::new()?;
     let base = scratch.0.join("daemon");
-    let private = private::join(base.clone()).await?;
+    // As `shoal serve` would keep them.
+    let site = private::Site { base: base.clone(), spares: server::config::SPARES_DEFAULT };
+    let private = private::join(site).await?;
     let client = &private.client;
     let data_dir = &base.join("data");
     let rounds = arguments.rounds;

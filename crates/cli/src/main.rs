@@ -26,6 +26,7 @@ mod screen;
 mod serve;
 mod session;
 mod shell;
+mod stats;
 mod terminal;
 
 use std::process::exit;
@@ -87,6 +88,7 @@ async fn dispatch(subcommand: Subcommand, environment: &Environment) -> anyhow::
         Subcommand::Rm(arguments) => sandboxes::remove(arguments, environment).await,
         Subcommand::Cp(arguments) => copy::copy(arguments, environment).await,
         Subcommand::Logs(arguments) => logs::logs(arguments, environment).await,
+        Subcommand::Stats(arguments) => stats::stats(arguments, environment).await,
         Subcommand::Key(arguments) => match arguments.action {
             KeyAction::Create(arguments) => keys::create(arguments, environment).await,
             KeyAction::Ls(arguments) => keys::list(arguments, environment).await,

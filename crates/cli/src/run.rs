@@ -43,7 +43,11 @@ impl Daemon {
     async fn find(environment: &Environment) -> anyhow::Result<Self> {
         match find::named_or_living(environment)? {
             Some(client) => Ok(Self::Shared(client)),
-            None => Ok(Self::Private(private::join(environment.private_dir.clone()).await?)),
+            // No spares: the daemon lives for one command as a rule, and they would be made beside that and thrown away.
+            None => {
+                let site = private::Site { base: environment.private_dir.clone(), spares: 0 };
+                Ok(Self::Private(private::join(site).await?))
+            }
         }
     }
 

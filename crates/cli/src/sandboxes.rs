@@ -96,7 +96,7 @@ fn command_row(command: &api::Command) -> Vec<String> {
 }
 
 /// A state as the API spells it.
-fn word<T: Serialize>(state: &T) -> String {
+pub fn word<T: Serialize>(state: &T) -> String {
     match serde_json::to_value(state) {
         Ok(serde_json::Value::String(word)) => word,
         Ok(_) | Err(_) => String::new(),

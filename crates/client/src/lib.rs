@@ -270,6 +270,22 @@ impl Client {
         self.send(&call, Repeat::Harmless).await.map(drop)
     }
 
+    /// What a sandbox uses, beside what it may.
+    pub async fn stats(&self, sandbox: SandboxId) -> Result<api::SandboxStats, ClientError> {
+        self.read(format!("/v1/sandboxes/{sandbox}/stats")).await
+    }
+
+    /// What all sandboxes use, newest first, and the machine they share.
+    pub async fn all_stats(&self) -> Result<api::StatsPage, ClientError> {
+        let mut all: api::StatsPage = self.read(paged("/v1/stats", None)).await?;
+        while let Some(cursor) = all.next_cursor.take() {
+            let page: api::StatsPage = self.read(paged("/v1/stats", Some(&cursor))).await?;
+            all.sandboxes.extend(page.sandboxes);
+            (all.machine, all.next_cursor) = (page.machine, page.next_cursor);
+        }
+        Ok(all)
+    }
+
     /// Creates a key. Not repeated: a second key would be one that nobody knows of.
     pub async fn create_key(&self, wish: &api::CreateKey) -> Result<api::CreatedKey, ClientError> {
         self.call(json(Method::POST, "/v1/keys".into(), wish), Repeat::Never).await

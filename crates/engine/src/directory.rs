@@ -136,6 +136,15 @@ impl Directory {
         !self.closed && !self.by_id.contains_key(&id)
     }
 
+    /// The sum of what all sandboxes may use.
+    pub fn promised(&self) -> Capacity {
+        Capacity {
+            sandboxes: u32::try_from(self.used.sandboxes).unwrap_or(u32::MAX),
+            cpu_millis: self.used.cpu_millis,
+            memory_bytes: self.used.memory_bytes,
+        }
+    }
+
     pub fn all(&self) -> Vec<Arc<Home>> {
         self.by_id.values().cloned().collect()
     }

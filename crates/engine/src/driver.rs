@@ -27,7 +27,7 @@ use crate::home::Home;
 use crate::lifecycle::{Disk, Goal, Recovery, State, Wish};
 use crate::model::Wait;
 use crate::store::SandboxRow;
-use crate::template::{Template, hostname};
+use crate::template::Template;
 
 /// Messages that wait for a driver, at most. A driver never waits itself, save for a commit.
 pub(crate) const INBOX_MAX: usize = 64;
@@ -179,6 +179,13 @@ impl Driver {
                 if let Err(error) = self.home.shared.store.insert_sandbox(*row).await {
                     self.home.shared.directory().remove(self.home.id);
                     self.home.set_state(State::Deleting, None); // Whoever found it meanwhile is told that it is over.
+                    // It may be one that stood ready; that is nobody's now.
+                    if let Err(left) = teardown(&self.home).await {
+                        warn!(
+                            error = chain(&left),
+                            "cannot remove a sandbox that has no row; the sweep tries again"
+                        );
+                    }
                     let _ = created.send(Err(error)); // A caller that left needs no answer.
                     return Life::Over;
                 }
@@ -477,8 +484,7 @@ async fn attempt(
         () = is_cancelled(cancelled) => return Err(BackendError::Gone),
         prepared = within(PREPARE_SECONDS, "prepare the image", backend.prepare(&rootfs)) => prepared?,
     }
-    let name = home.face().name.clone();
-    let spec = Spec { sandbox: home.id, rootfs, limits: home.limits, hostname: hostname(&name) };
+    let spec = Spec { sandbox: home.id, rootfs, limits: home.limits };
     // From here on it runs to its end, so that a teardown that follows knows that nothing is added after it.
     within(LAUNCH_SECONDS, "launch the sandbox", backend.launch(&spec)).await?;
     let (ready, is_ready) = oneshot::channel();

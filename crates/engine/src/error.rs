@@ -137,6 +137,12 @@ pub enum EngineError {
         /// Why.
         source: BackendError,
     },
+    /// The counters cannot be read.
+    #[error("cannot tell what sandboxes use")]
+    Usage {
+        /// Why.
+        source: BackendError,
+    },
     /// The database refused.
     #[error("cannot {doing}")]
     Store {

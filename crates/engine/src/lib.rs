@@ -5,7 +5,7 @@
 //!
 //! Read in this order: [`lifecycle`] decides, `driver` acts on one sandbox, `guest` talks to its init, `command` is
 //! where a command's streams and watchers meet, `transfer` the same for a file operation, with [`files`] in front of it, `log` and `store` keep what must not be lost, `directory` holds all
-//! sandboxes and their limits, `recovery` and `sweep` mend.
+//! sandboxes and their limits, [`stats`] tells what they use, `recovery` and `sweep` mend.
 
 #![forbid(unsafe_code)]
 
@@ -21,6 +21,7 @@ pub mod lifecycle;
 mod log;
 pub mod model;
 mod recovery;
+pub mod stats;
 mod store;
 mod sweep;
 pub mod template;
@@ -52,6 +53,7 @@ use crate::template::{CPU_MILLIS_MIN, MEMORY_BYTES_MIN, Template, made_up_name};
 pub use command::{ANSWER_SECONDS, CommandRef, Output, STALL_SECONDS, STDIN_SECONDS};
 pub use files::Files;
 pub use model::*;
+pub use stats::{DiskCount, MachineStats, Stats};
 pub use transfer::{IDLE_SECONDS, TAKE_SECONDS, TRANSFERS_MAX, WATCHES_MAX};
 
 /// Items on a page when the caller names no number.
@@ -131,20 +133,23 @@ impl Engine {
             runtime,
             directory: Mutex::new(Directory::default()),
             adoptions: Semaphore::new(ADOPTIONS_MAX),
+            counts: Semaphore::new(stats::COUNTS_MAX),
             tasks: Mutex::default(),
         });
         let engine = Self { inner: Arc::new(Inner { shared: Arc::clone(&shared) }) };
         recovery::recover(&shared).await?;
+        let usual = Template::usual();
+        shared.backend.foresee(&usual.rootfs(), &usual.limits);
         let sweeping = shared.runtime.spawn(sweep::keep_swept(Arc::clone(&shared)));
         shared.tasks.lock().unwrap_or_else(PoisonError::into_inner).push(sweeping.abort_handle());
         Ok(engine)
     }
 
-    fn shared(&self) -> &Arc<Shared> {
+    pub(crate) fn shared(&self) -> &Arc<Shared> {
         &self.inner.shared
     }
 
-    fn home(&self, owner: &Owner, id: SandboxId) -> Result<Arc<Home>, EngineError> {
+    pub(crate) fn home(&self, owner: &Owner, id: SandboxId) -> Result<Arc<Home>, EngineError> {
         self.shared().directory().find(owner, id)
     }
 
@@ -154,6 +159,7 @@ impl Engine {
         if tokio::task::spawn_blocking(move || shared.halt()).await.is_err() {
             tracing::error!("stopping the engine panicked");
         }
+        self.shared().backend.stop().await;
     }
 
     /// Compares kernel, disk and rows once, as happens at intervals anyway. Tells how many strays were removed.
@@ -238,7 +244,11 @@ impl Engine {
                 .ok_or_else(|| EngineError::Full { what: "no free name was found".into() })?,
         };
         let row = SandboxRow {
-            id: SandboxId::from_random(random_u128()),
+            // One that stands ready brings its id along.
+            id: shared
+                .backend
+                .reserve(&template.rootfs(), &limits)
+                .unwrap_or_else(|| SandboxId::from_random(random_u128())),
             owner: key.owner.clone(),
             name,
             template: template.name.into(),
@@ -324,7 +334,10 @@ impl Engine {
         let command_id = spec.id.clone().unwrap_or_else(|| CommandId::from_random(random_u128()));
         let start = start_of(&home, spec, &command_id)?;
         let request_digest = digest(&start);
-        let intent = home.intend(command_id, request_digest, |handle| Start { handle, ..start })?;
+        // Before init hears of it, so that no kill of its own is among them.
+        let oom_kills = home.oom_kills().await;
+        let intent =
+            home.intend(command_id, request_digest, oom_kills, |handle| Start { handle, ..start })?;
         let hub = match intent {
             Intent::New(hub) => {
                 hub.commit_intent();

@@ -38,7 +38,8 @@ const QUEUE_MAX: usize = 4096;
 const BUSY_WAIT: Duration = Duration::from_secs(5);
 
 /// Each entry brings the database from its index to the next version. The list only grows.
-const MIGRATIONS: &[&str] = &["
+const MIGRATIONS: &[&str] = &[
+    "
     CREATE TABLE sandboxes (
         id              BLOB NOT NULL PRIMARY KEY,
         owner           TEXT NOT NULL,
@@ -93,7 +94,9 @@ const MIGRATIONS: &[&str] = &["
         memory_bytes_max INTEGER,
         created_at      INTEGER NOT NULL
     ) WITHOUT ROWID;
-"];
+    ",
+    "ALTER TABLE commands ADD COLUMN oom_kills_before INTEGER;",
+];
 
 /// What the database said.
 #[derive(Debug, thiserror::Error)]
@@ -374,8 +377,9 @@ impl Store {
             // `OR IGNORE` leaves a used id alone; the foreign key is asked about first, since it would be an error.
             let changed = db
                 .prepare_cached(
-                    "INSERT OR IGNORE INTO commands (sandbox, handle, id, request_digest, start, created_at)
-                     SELECT ?1, ?2, ?3, ?4, ?5, ?6
+                    "INSERT OR IGNORE INTO commands (sandbox, handle, id, request_digest, start, created_at,
+                         oom_kills_before)
+                     SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7
                      WHERE EXISTS (SELECT 1 FROM sandboxes WHERE id = ?1 AND state = 'running')",
                 )?
                 .execute(params![
@@ -385,6 +389,7 @@ impl Store {
                     row.request_digest,
                     json(&row.start),
                     micros(row.created_at),
+                    row.oom_kills_before.map(signed),
                 ])?;
             if changed == 1 {
                 return Ok(Inserted::Yes);
@@ -608,6 +613,7 @@ mod tests {
             request_digest: [handle as u8; 32],
             start: Start::shell(Handle(handle), id, "true"),
             created_at: UNIX_EPOCH,
+            oom_kills_before: Some(u64::from(handle)),
             result: None,
         }
     }

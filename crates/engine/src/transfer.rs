@@ -25,7 +25,7 @@ use wire::guest::{
 };
 
 use crate::command::ANSWER_SECONDS;
-use crate::error::{EngineError, chain};
+use crate::error::EngineError;
 use crate::guest::Violation;
 use crate::home::Home;
 
@@ -43,8 +43,6 @@ pub const TAKE_SECONDS: u64 = 60;
 const SEARCH_MARGIN_MS: u64 = 10_000;
 /// Handles of transfers have this bit.
 const HANDLE_BIT: u32 = 1 << 31;
-/// How long the count of memory kills may take. It is read from a file on the host.
-const OOM_SECONDS: u64 = 5;
 const SIGKILL: i32 = 9;
 
 /// Whether a handle is a transfer's.
@@ -576,6 +574,8 @@ pub(crate) enum Patience {
 pub(crate) struct Running {
     transfer: Arc<Transfer>,
     patience: Patience,
+    /// The sandbox's memory kills when it began, where that is known.
+    oom_kills_before: Option<u64>,
 }
 
 impl Drop for Running {
@@ -619,11 +619,12 @@ impl Running {
         if version < VERSION_WITH_FILES {
             return Err(EngineError::InitTooOld { id: home.id, version });
         }
+        let oom_kills_before = home.oom_kills().await;
         let transfer = home
             .transfers
             .insert(home, |handle| Transfer::new(home, start(handle, Some(op), user), Some(place)))?;
         home.outbox.start_transfer(&transfer);
-        let running = Self { transfer, patience };
+        let running = Self { transfer, patience, oom_kills_before };
         let answered = running.transfer.until(|state| {
             if state.pid.is_some() || state.ending.is_some() {
                 ControlFlow::Break(())
@@ -742,17 +743,8 @@ impl Running {
     async fn without_result(&self, end: End) -> EngineError {
         let home = &self.transfer.home;
         let killed = end.cause == EndCause::Itself && end.status == ExitStatus::Signal(SIGKILL);
-        if killed {
-            let asked = timeout(Duration::from_secs(OOM_SECONDS), home.shared.backend.oom_kills(home.id));
-            match asked.await {
-                Ok(Ok(count)) if home.oom_kills_grown_to(count) => {
-                    return EngineError::FileOutOfMemory { id: home.id };
-                }
-                Ok(Ok(_)) | Err(_) => {}
-                Ok(Err(error)) => {
-                    warn!(sandbox = %home.id, error = chain(&error), "cannot tell whether memory ran out");
-                }
-            }
+        if killed && home.claim_oom_kill(self.oom_kills_before).await.is_some() {
+            return EngineError::FileOutOfMemory { id: home.id };
         }
         EngineError::FileKilled { id: home.id }
     }

@@ -11,6 +11,7 @@
 //! sleep MS    gate NAME       waits for a time; for `FakeHost::open_gate`
 //! exit N      signal N        ends so
 //! oom                         ends as the kernel ends what took too much memory
+//! oomchild                    the kernel ends a child so, which the command swallows
 //! hang                        waits to be killed
 //! missing                     (alone) does not start
 //! ```
@@ -42,7 +43,7 @@ use wire::guest::{
 };
 use wire::launch::Rootfs;
 
-use crate::backend::{Backend, BackendError, GuestStream, Spec};
+use crate::backend::{Backend, BackendError, DiskUsage, GuestStream, Machine, Spec, Usage};
 
 /// What the pipe between daemon and init holds, as a socket's buffer would.
 const PIPE_BYTES: usize = 256 * 1024;
@@ -63,10 +64,12 @@ pub enum FakeStep {
     Connect,
     /// Init's hello.
     Greet,
+    /// Not a step of making one: counting what its files take.
+    DiskUsage,
 }
 
 impl FakeStep {
-    /// All of them, in their order.
+    /// All that make a sandbox, in their order.
     pub const ALL: [Self; 6] =
         [Self::Prepare, Self::Disk, Self::Limits, Self::Process, Self::Connect, Self::Greet];
 }
@@ -118,6 +121,8 @@ struct HostState {
     things: BTreeSet<(SandboxId, FakeThing)>,
     inits: HashMap<SandboxId, Arc<Init>>,
     oom_kills: HashMap<SandboxId, u64>,
+    usage: HashMap<SandboxId, Usage>,
+    disk_bytes: HashMap<SandboxId, u64>,
     /// Steps that fail, how, and how often still.
     failing: HashMap<FakeStep, (FakeFailure, u32)>,
     /// Teardowns that fail, still.
@@ -186,6 +191,16 @@ impl FakeHost {
     /// From now on, every init is of this version.
     pub fn speak(&self, version: u32) {
         self.state().version = Some(version);
+    }
+
+    /// Says what a sandbox uses from now on.
+    pub fn set_usage(&self, sandbox: SandboxId, usage: Usage) {
+        self.state().usage.insert(sandbox, usage);
+    }
+
+    /// Says what a sandbox's files take from now on.
+    pub fn set_disk_bytes(&self, sandbox: SandboxId, bytes: u64) {
+        self.state().disk_bytes.insert(sandbox, bytes);
     }
 
     /// Lets commands that wait at a gate go on.
@@ -373,6 +388,29 @@ impl Backend for FakeHost {
 
     async fn oom_kills(&self, sandbox: SandboxId) -> Result<u64, BackendError> {
         Ok(self.state().oom_kills.get(&sandbox).copied().unwrap_or(0))
+    }
+
+    async fn usage(&self, sandboxes: &[SandboxId]) -> Result<Vec<Option<Usage>>, BackendError> {
+        let state = self.state();
+        let lives = |id: &SandboxId| state.things.contains(&(*id, FakeThing::Process));
+        let usage = |id: &SandboxId| state.usage.get(id).copied().unwrap_or_default();
+        Ok(sandboxes.iter().map(|id| lives(id).then(|| usage(id))).collect())
+    }
+
+    async fn disk_usage(&self, sandbox: SandboxId) -> Result<DiskUsage, BackendError> {
+        self.step(FakeStep::DiskUsage, "look at its files").await?;
+        let bytes = self.state().disk_bytes.get(&sandbox).copied().unwrap_or(0);
+        Ok(DiskUsage { bytes, complete: true })
+    }
+
+    async fn machine(&self) -> Result<Machine, BackendError> {
+        Ok(Machine {
+            cpus: 4,
+            memory_bytes: 8 << 30,
+            memory_available_bytes: 6 << 30,
+            disk_bytes: 100 << 30,
+            disk_available_bytes: 60 << 30,
+        })
     }
 }
 
@@ -947,9 +985,11 @@ impl Runner {
             "gate" => self.gate(rest).await?,
             "exit" => return Ok(Some(ExitStatus::Code(number() as i32))),
             "signal" => return Ok(Some(ExitStatus::Signal(number() as i32))),
-            "oom" => {
+            "oom" | "oomchild" => {
                 *self.host.state().oom_kills.entry(self.sandbox).or_default() += 1;
-                return Ok(Some(ExitStatus::Signal(SIGKILL)));
+                if word == "oom" {
+                    return Ok(Some(ExitStatus::Signal(SIGKILL)));
+                }
             }
             "hang" => self.init.until(self.handle, |_| None).await?,
             unknown => panic!("the fake init does not know the word `{unknown}`"),

@@ -35,6 +35,7 @@ use wire::launch::{
 };
 use wire::{InstallationId, SandboxId};
 
+use crate::backend::DiskUsage;
 use crate::cgroup::Cgroups;
 use crate::enter::{self, EnterError, Materials, cut_out};
 use crate::host_image;
@@ -337,9 +338,10 @@ impl Launcher {
             Ask::Launch(plan) => self.launch(&plan, slot),
             Ask::Teardown { sandbox } => self.teardown(sandbox),
             Ask::Inventory { after } => self.inventory(after),
-            Ask::OomKills { sandbox } => {
-                let count = self.cgroups.oom_kills(sandbox).map_err(refused("read the memory events"))?;
-                Ok(Answer::OomKills { count })
+            Ask::DiskUsage { sandbox } => {
+                let DiskUsage { bytes, complete } =
+                    self.places.disk_usage(sandbox).map_err(refused("look at the sandbox's files"))?;
+                Ok(Answer::DiskUsage { bytes, complete })
             }
         }
     }
@@ -475,7 +477,7 @@ impl Launcher {
                 std::fs::read_to_string(image.join(file)).is_ok_and(|then| then == now)
             };
             if same("stamp", &stamp) && hidden.as_ref().is_none_or(|hidden| same("hidden", hidden)) {
-                return Ok(Answer::Done);
+                return Ok(Answer::Prepared { generation: current });
             }
         }
         // Two walkers may build at once; each has its own name, and the rename of one of them wins.
@@ -501,7 +503,7 @@ impl Launcher {
         let cleaned = remove_tree(dir, &unfinished).map_err(refused("remove an unfinished image"));
         named.and(cleaned)?;
         self.drop_old_generations(next).map_err(refused("remove old images"))?;
-        Ok(Answer::Done)
+        Ok(Answer::Prepared { generation: next })
     }
 
     fn current_generation(&self) -> io::Result<Option<u64>> {

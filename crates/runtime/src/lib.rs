@@ -7,6 +7,7 @@
 
 pub mod backend;
 pub mod cgroup;
+pub mod disk;
 pub mod doctor;
 pub mod enter;
 #[cfg(feature = "fake")]
@@ -21,6 +22,7 @@ pub mod ranges;
 pub mod remove;
 pub mod seccomp;
 pub mod slot;
+pub mod spares;
 pub mod sys;
 
-pub use backend::{Backend, BackendError, GuestStream, Spec};
+pub use backend::{Backend, BackendError, DiskUsage, GuestStream, Machine, Spec, Usage};

@@ -9,12 +9,13 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use engine::files::{Found, Made};
 use engine::{
-    Command, CommandSpec, CommandState, Gathered, Key, KeyLimits, KeySpec, Outcome, Owner, Sandbox,
-    SandboxName, SandboxSpec, Span, State,
+    Capacity, Command, CommandSpec, CommandState, Gathered, Key, KeyLimits, KeySpec, MachineStats, Outcome,
+    Owner, Sandbox, SandboxName, SandboxSpec, Span, State, Stats,
 };
 use wire::api;
 use wire::files::{Change, Cut, FileKind, FileStat, GrepMatch, WatchEvent};
 use wire::guest::{ExitStatus, Program, StartError, Stream, TerminalSize};
+use wire::launch::Limits;
 
 use crate::clock::rfc3339;
 use crate::conditions;
@@ -206,27 +207,75 @@ pub fn key_spec(body: api::CreateKey) -> Result<KeySpec, ApiError> {
 
 /// A sandbox as clients see it.
 pub fn sandbox(sandbox: Sandbox) -> api::Sandbox {
-    let state = match sandbox.state {
+    api::Sandbox {
+        id: sandbox.id,
+        name: sandbox.name.as_str().to_owned(),
+        state: sandbox_state(sandbox.state),
+        reason: sandbox.reason,
+        template: sandbox.template,
+        image: sandbox.image,
+        limits: sandbox_limits(&sandbox.limits),
+        env: sandbox.env,
+        created_at: rfc3339(sandbox.created_at),
+    }
+}
+
+fn sandbox_state(state: State) -> api::SandboxState {
+    match state {
         State::Creating => api::SandboxState::Creating,
         State::Running => api::SandboxState::Running,
         State::Paused(_) => api::SandboxState::Paused,
         State::Deleting => api::SandboxState::Deleting,
         State::Failed { .. } => api::SandboxState::Failed,
+    }
+}
+
+fn sandbox_limits(limits: &Limits) -> api::SandboxLimits {
+    api::SandboxLimits { cpu_millis: limits.cpu_millis, memory_bytes: limits.memory_bytes, pids: limits.pids }
+}
+
+/// What a sandbox uses, as clients see it.
+pub fn stats(stats: Stats) -> api::SandboxStats {
+    api::SandboxStats {
+        sandbox_id: stats.sandbox,
+        name: stats.name,
+        state: sandbox_state(stats.state),
+        limits: sandbox_limits(&stats.limits),
+        usage: stats.usage.map(|usage| api::SandboxUsage {
+            cpu_seconds: usage.cpu_time.as_secs_f64(),
+            cpu_throttled_seconds: usage.throttled_time.as_secs_f64(),
+            memory_bytes: usage.memory_bytes,
+            memory_reclaimable_bytes: usage.memory_reclaimable_bytes,
+            pids: usage.pids,
+        }),
+        disk: stats.disk.map(|disk| api::DiskUsage {
+            bytes: disk.usage.bytes,
+            complete: disk.usage.complete,
+            counted_at: rfc3339(disk.at),
+        }),
+        commands_running: stats.commands_live as u64,
+        at: rfc3339(stats.at),
+    }
+}
+
+/// The machine. What all owners have together is for those who run it.
+pub fn machine(stats: MachineStats, key: &Key) -> api::MachineStats {
+    let room = |room: Capacity| api::Room {
+        sandboxes: room.sandboxes,
+        cpu_millis: room.cpu_millis,
+        memory_bytes: room.memory_bytes,
     };
-    api::Sandbox {
-        id: sandbox.id,
-        name: sandbox.name.as_str().to_owned(),
-        state,
-        reason: sandbox.reason,
-        template: sandbox.template,
-        image: sandbox.image,
-        limits: api::SandboxLimits {
-            cpu_millis: sandbox.limits.cpu_millis,
-            memory_bytes: sandbox.limits.memory_bytes,
-            pids: sandbox.limits.pids,
-        },
-        env: sandbox.env,
-        created_at: rfc3339(sandbox.created_at),
+    api::MachineStats {
+        cpus: stats.machine.cpus,
+        memory_bytes: stats.machine.memory_bytes,
+        memory_available_bytes: stats.machine.memory_available_bytes,
+        disk_bytes: stats.machine.disk_bytes,
+        disk_available_bytes: stats.machine.disk_available_bytes,
+        all_sandboxes: key.admin.then(|| api::AllSandboxes {
+            states: stats.sandboxes.iter().map(|(state, count)| ((*state).to_owned(), *count)).collect(),
+            promised: room(stats.promised),
+            capacity: room(stats.capacity),
+        }),
     }
 }
 

@@ -147,7 +147,7 @@ impl From<EngineError> for ApiError {
                 .hint("try again, or delete the sandbox"),
             Create { source, .. } => backend(&source, &message, "create_failed"),
             Delete { source, .. } => backend(&source, &message, "delete_failed"),
-            Store { .. } | Log { .. } => say(StatusCode::INTERNAL_SERVER_ERROR, "internal")
+            Usage { .. } | Store { .. } | Log { .. } => say(StatusCode::INTERNAL_SERVER_ERROR, "internal")
                 .hint("the daemon's log has the cause under this answer's x-request-id"),
             File { source } => file(&source, &message),
             FileNotStarted { why: StartError::UnknownUser { user } } => {

@@ -3,7 +3,7 @@
 use utoipa::openapi::security::{ApiKey, ApiKeyValue, HttpAuthScheme, HttpBuilder, SecurityScheme};
 use utoipa::{Modify, OpenApi};
 
-use crate::routes::{commands, files, keys, sandboxes, system};
+use crate::routes::{commands, files, keys, sandboxes, stats, system};
 use crate::{events, stream};
 
 #[derive(OpenApi)]
@@ -45,6 +45,8 @@ use crate::{events, stream};
         files::watch,
         files::pack,
         files::unpack,
+        stats::one,
+        stats::all,
         keys::create,
         keys::list,
         keys::delete,

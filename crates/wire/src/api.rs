@@ -4,6 +4,7 @@
 //! misspelt wish is an error and not a surprise.
 
 mod files;
+mod stats;
 
 use std::collections::BTreeMap;
 
@@ -13,6 +14,7 @@ use utoipa::ToSchema;
 use crate::{CommandId, SandboxId};
 
 pub use files::*;
+pub use stats::*;
 
 /// What every failed request answers with.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
@@ -250,7 +252,8 @@ pub enum Outcome {
     IdleTimedOut,
     /// `kill` was asked for.
     Killed,
-    /// The sandbox's memory ran out.
+    /// The sandbox's memory ran out while it ran, and it was killed. The kernel counts this per sandbox: of several commands
+    /// at once, one that was killed by other means may be taken for one whose child ran out of memory at that time.
     OutOfMemory,
     /// It never ran; `message` says why.
     FailedToStart,

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::{InstallationId, SandboxId};
 
 /// The version of these types. Daemon and launcher are one binary, so there is no range: they agree or they part.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 /// A packet is at most this long.
 pub const PACKET_MAX: usize = 64 * 1024;
 /// Sandboxes named in one answer to [`Ask::Inventory`].
@@ -57,8 +57,8 @@ pub enum Ask {
         /// Only those after this one.
         after: Option<SandboxId>,
     },
-    /// How many processes of the sandbox the kernel has killed for want of memory.
-    OomKills {
+    /// What its writable files take on disk.
+    DiskUsage {
         /// Which one.
         sandbox: SandboxId,
     },
@@ -83,6 +83,11 @@ pub enum Answer {
     },
     /// To requests that have nothing to tell.
     Done,
+    /// To `PrepareHostImage`.
+    Prepared {
+        /// Grows whenever the image is built anew.
+        generation: u64,
+    },
     /// To `Launch`: init was executed.
     Launched {
         /// Its process on the host.
@@ -90,10 +95,12 @@ pub enum Answer {
     },
     /// To `Inventory`, [`INVENTORY_PAGE`] at most; a shorter list is the last one.
     Inventory(Vec<Found>),
-    /// To `OomKills`.
-    OomKills {
-        /// Since the sandbox was made.
-        count: u64,
+    /// To `DiskUsage`.
+    DiskUsage {
+        /// Of all files that were looked at.
+        bytes: u64,
+        /// Whether these are all that there are.
+        complete: bool,
     },
 }
 

@@ -4,6 +4,7 @@ pub mod commands;
 pub mod files;
 pub mod keys;
 pub mod sandboxes;
+pub mod stats;
 pub mod system;
 
 use std::future::Future;
@@ -33,6 +34,8 @@ pub fn all() -> Router<App> {
             "/v1/sandboxes/{sandbox}",
             get(sandboxes::get).patch(sandboxes::update).delete(sandboxes::delete),
         )
+        .route("/v1/sandboxes/{sandbox}/stats", get(stats::one))
+        .route("/v1/stats", get(stats::all))
         .route(COMMANDS, get(commands::list).post(commands::run))
         .route(&format!("{COMMANDS}/stream"), get(stream::start))
         .route(&under(""), get(commands::get))
