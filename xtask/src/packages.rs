@@ -14,7 +14,7 @@ struct Need {
     package: &'static str,
 }
 
-const NEEDS: [Need; 4] = [
+const NEEDS: [Need; 6] = [
     // Most probes that run inside a sandbox are small Python programs.
     Need { program: "/usr/bin/python3", package: "python3" },
     // Links Rust programs, builds SQLite, and compiles one probe.
@@ -23,6 +23,10 @@ const NEEDS: [Need; 4] = [
     Need { program: "/usr/bin/unshare", package: "util-linux" },
     // `ps` is what people type first.
     Need { program: "/usr/bin/ps", package: "procps" },
+    // A terminal with a person at it, for the tests of `shoal shell`.
+    Need { program: "/usr/bin/tmux", package: "tmux" },
+    // A program with a screen of its own, run at such a terminal.
+    Need { program: "/usr/bin/less", package: "less" },
 ];
 
 /// Installs what is missing, and says what.

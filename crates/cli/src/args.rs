@@ -6,6 +6,8 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser};
 
+use crate::detach::{self, DetachKeys};
+
 pub use lifetime::{Explain, Label, Lifetime, Rules, Touch};
 
 /// Sandboxes for AI agents, on this machine.
@@ -17,6 +19,7 @@ Examples:
   shoal serve                                start a daemon
   shoal create --name work                   make a sandbox that stays
   shoal run --sandbox work -- ls -l          run in it
+  shoal shell work                           work in it
 
 Environment:
   SHOAL_URL        the daemon to talk to, with
@@ -32,6 +35,8 @@ pub struct Arguments {
 pub enum Subcommand {
     Serve(Box<Serve>),
     Run(Box<Run>),
+    Shell(Box<Shell>),
+    Attach(Attach),
     Create(Create),
     Ls(List),
     Inspect(Inspect),
@@ -103,9 +108,11 @@ Examples:
   echo hello | shoal run -- tr a-z A-Z
   shoal run -e WORD=hi --timeout 10 -- sh -c 'echo $WORD'
   shoal run --sandbox 3f2b8c1e-90ab-4def-8123-456789abcdef -- ls -l
+  shoal run -t -- python3
 
 Without a daemon to talk to, one is started for the time of the run. Stdin is piped through unless it is a terminal.
-Ctrl-C ends the command; a second one leaves at once.
+Ctrl-C ends the command; a second one leaves at once. With -t every key goes to the command, Ctrl-C too, and
+Ctrl-P Ctrl-Q leaves it running, for `shoal attach`.
 
 The exit code is the command's own, 128 + n if signal n ended it, 124 after a timeout, 126 if the program cannot be
 executed, 127 if it was not found, and 125 if it is Shoal that failed.")]
@@ -122,6 +129,11 @@ pub struct Run {
     /// Run as this user of the sandbox, optionally with `:group`
     #[arg(short, long)]
     pub user: Option<String>,
+    /// Run it at a terminal, as a program that people use
+    #[arg(short, long, conflicts_with = "json")]
+    pub terminal: bool,
+    #[command(flatten)]
+    pub detach: Detach,
     /// End the command after so many seconds
     #[arg(long, value_name = "SECONDS")]
     pub timeout: Option<f64>,
@@ -130,9 +142,69 @@ pub struct Run {
     /// Print the result and the output as JSON, at the end
     #[arg(long)]
     pub json: bool,
+    /// Say where one is and how to leave; for `shoal shell`
+    #[arg(skip)]
+    pub greeting: bool,
     /// The program and its arguments
     #[arg(required = true, trailing_var_arg = true, value_name = "COMMAND")]
     pub command: Vec<String>,
+}
+
+/// How a terminal is left.
+#[derive(Debug, Args)]
+pub struct Detach {
+    /// The keys that leave a terminal and let the command go on; `none`: no keys do
+    #[arg(long, value_name = "KEYS", default_value = detach::DEFAULT)]
+    pub detach_keys: DetachKeys,
+}
+
+/// Work in a sandbox: a login shell at a terminal, in a new sandbox or in one that exists.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  shoal shell                      in a new sandbox, which is deleted afterwards
+  shoal shell work                 in one that exists
+  shoal shell -u nobody work
+  echo 'id; pwd' | shoal shell work
+
+Every key goes to the shell, Ctrl-C too. Ctrl-P Ctrl-Q leaves it running; `shoal attach work` comes back to it. If the daemon is
+restarted meanwhile, the shell goes on. Without a terminal on stdin, the shell reads its commands from there.
+
+The exit code is the shell's own, 128 + n if signal n ended it or us, and 125 if it is Shoal that failed. Leaving is 0.")]
+pub struct Shell {
+    /// The id or name of a sandbox that exists; without it, a new one is made
+    #[arg(conflicts_with_all = ["template", "cpu", "memory"])]
+    pub sandbox: Option<String>,
+    /// Set an environment variable; may be repeated
+    #[arg(short, long = "env", value_name = "NAME=VALUE", value_parser = variable)]
+    pub env: Vec<(String, String)>,
+    /// Begin in this directory
+    #[arg(short, long, value_name = "DIR")]
+    pub workdir: Option<String>,
+    /// As this user of the sandbox, optionally with `:group` [default: root]
+    #[arg(short, long)]
+    pub user: Option<String>,
+    #[command(flatten)]
+    pub detach: Detach,
+    #[command(flatten)]
+    pub spec: Spec,
+}
+
+/// Come back to a command at a terminal that was left running.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  shoal attach work                the newest terminal of the sandbox
+  shoal attach work cmd-7          one by its command's id; `shoal inspect work` lists them
+
+Several people may be at one terminal; all see the same, and all may type. The exit codes are those of `shoal shell`.")]
+pub struct Attach {
+    /// The sandbox's id or name
+    pub sandbox: String,
+    /// The command's id; the newest that runs at a terminal if left out
+    pub command: Option<String>,
+    #[command(flatten)]
+    pub detach: Detach,
 }
 
 /// What a new sandbox is.

@@ -141,6 +141,33 @@ fn find_hierarchies(mountinfo: &str) -> Option<Hierarchies> {
     v2.map(|v2| Hierarchies { v2, v1 })
 }
 
+/// Where this machine has what limits are made of, for `doctor`.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Layout {
+    /// Where the v2 hierarchy is mounted.
+    pub v2: Option<String>,
+    /// Each controller and the mount point of the hierarchy that carries it; `None`: none does.
+    pub controllers: Vec<(&'static str, Option<String>)>,
+}
+
+impl Layout {
+    /// From the text of `/proc/self/mountinfo`, and the controllers that the v2 hierarchy says it has.
+    pub fn read(mountinfo: &str, v2_controllers: impl Fn(&str) -> String) -> Self {
+        let found = find_hierarchies(mountinfo);
+        let on_v2 = found.as_ref().map(|found| v2_controllers(&found.v2)).unwrap_or_default();
+        let place = |controller: Controller| {
+            let found = found.as_ref()?;
+            let on_v1 = found.v1.iter().find(|(c, _)| *c == controller).map(|(_, point)| point.clone());
+            let has_v2 = on_v2.split_whitespace().any(|name| name == controller.name());
+            on_v1.or_else(|| has_v2.then(|| found.v2.clone()))
+        };
+        Self {
+            controllers: Controller::ALL.into_iter().map(|c| (c.name(), place(c))).collect(),
+            v2: found.as_ref().map(|found| found.v2.clone()),
+        }
+    }
+}
+
 impl Cgroups {
     /// Opens or makes the groups of an installation.
     pub fn open(installation: InstallationId) -> io::Result<Self> {

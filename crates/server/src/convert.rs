@@ -314,6 +314,7 @@ pub fn command(command: Command) -> api::Command {
         argv,
         script,
         request_cut,
+        terminal: command.start.terminal.is_some(),
         result,
         stdout: kept(command.stdout),
         stderr: kept(command.stderr),

@@ -218,6 +218,9 @@ pub struct Command {
     /// Whether `argv` or `script` is longer than what is shown here.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub request_cut: bool,
+    /// Whether it has a terminal in place of pipes.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub terminal: bool,
     /// How it ended, once it has.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub result: Option<CommandResult>,
