@@ -428,14 +428,21 @@ bubblewrap, runc and runsc are measured where they are installed. Needs root.
 
 Examples:
   shoal bench
-  shoal bench --rounds 30 --idle 100 --json")]
+  shoal bench --rounds 30 --idle 100 --restart 20 --json
+  shoal bench --write docs")]
 pub struct Bench {
     /// How often each thing is measured; medians are shown
     #[arg(long, default_value_t = 100)]
     pub rounds: usize,
     /// How many idle sandboxes are made at once
-    #[arg(long, default_value_t = 200)]
+    #[arg(long, default_value_t = 1000)]
     pub idle: usize,
+    /// How many sandboxes the daemon is killed beside, each with five commands that write
+    #[arg(long, value_name = "SANDBOXES", default_value_t = 200)]
+    pub restart: usize,
+    /// Write a page and a chart into this directory, `benchmarks.md` and `benchmarks.svg`
+    #[arg(long, value_name = "DIR")]
+    pub write: Option<PathBuf>,
     /// Measure only ourselves and the floor
     #[arg(long)]
     pub without_comparators: bool,

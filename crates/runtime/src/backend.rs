@@ -8,7 +8,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use tokio::io::{AsyncRead, AsyncWrite};
 use wire::SandboxId;
-use wire::launch::{Limits, Rootfs};
+use wire::launch::{Limits, Motion, Rootfs};
 
 /// How sandboxes are isolated. Every call may be made again after a crash in its middle.
 #[async_trait]
@@ -37,6 +37,9 @@ pub trait Backend: Send + Sync + 'static {
         let _ = (rootfs, limits);
         None
     }
+
+    /// Makes every process of a sandbox stand still, or go on. Returns when that is so; asking twice is harmless.
+    async fn freeze(&self, sandbox: SandboxId, motion: Motion) -> Result<(), BackendError>;
 
     /// Removes what was made ahead of time and is nobody's yet. Called once, when the daemon ends.
     async fn stop(&self) {}

@@ -17,7 +17,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{AtFlags, CWD, Dir, Gid, Mode, OFlags, Uid, chownat, mkdirat, openat, unlinkat};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
-use wire::launch::Limits;
+use wire::launch::{Limits, Motion};
 use wire::{InstallationId, SandboxId};
 
 use crate::backend::Usage;
@@ -30,6 +30,10 @@ const DEPTH_MAX: u32 = 1;
 const CPU_PERIOD_US: u64 = 100_000;
 /// How long killed processes may take to go. The kernel needs well below a millisecond each; a machine that swaps needs longer.
 const KILL_DEADLINE: Duration = Duration::from_secs(20);
+/// How long processes may take to stand still. One that waits for a disk does so when that has answered.
+const FREEZE_DEADLINE: Duration = Duration::from_secs(5);
+/// Between two looks at what the kernel says of a group.
+const EVENT_LOOK: Duration = Duration::from_micros(300);
 /// Longer than any file that is read here; the longest is `memory.stat`, of about 2 KiB.
 const FILE_MAX: usize = 16 * 1024;
 /// The share of the machine's process ids that all sandboxes of an installation together may take, in percent.
@@ -245,7 +249,7 @@ impl Cgroups {
             for init in &inits {
                 wait_for(&PollFd::new(init, PollFlags::IN), deadline)?;
             }
-            wait_until_empty(&group, deadline)?;
+            wait_for_event(&group, says_unpopulated, deadline)?;
             for child in children(&group)? {
                 remove_dir(group.as_fd(), &child, deadline)?;
             }
@@ -256,6 +260,17 @@ impl Cgroups {
             remove_dir(parent.as_fd(), &name, deadline)?;
         }
         Ok(())
+    }
+
+    /// Makes every process of a sandbox stand still, or go on. Returns when that is so.
+    pub fn freeze(&self, sandbox: SandboxId, motion: Motion) -> io::Result<()> {
+        let group = open_dir(self.v2.as_fd(), &sandbox.to_string())?;
+        let (value, is_so): (&str, fn(&[u8]) -> bool) = match motion {
+            Motion::Still => ("1", says_frozen),
+            Motion::Going => ("0", |text| !says_frozen(text)),
+        };
+        write_file(group.as_fd(), "cgroup.freeze", value)?;
+        wait_for_event(&group, is_so, Instant::now() + FREEZE_DEADLINE)
     }
 
     /// Removes the groups of the installation itself, once no sandbox is left.
@@ -399,16 +414,22 @@ fn write_settings(group: &OwnedFd, settings: Vec<Setting>) -> io::Result<()> {
     Ok(())
 }
 
-fn wait_until_empty(group: &OwnedFd, deadline: Instant) -> io::Result<()> {
+/// Waits until what `cgroup.events` says is as it should be. The kernel tells of changes at most every 10 ms, so it is also
+/// looked at unasked.
+fn wait_for_event(group: &OwnedFd, is_so: fn(&[u8]) -> bool, deadline: Instant) -> io::Result<()> {
     let events = openat(group, "cgroup.events", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
     loop {
         // Read first: a change after the read wakes the poll.
         let mut text = [0; 256];
         let length = rustix::io::pread(&events, &mut text, 0)?;
-        if says_unpopulated(&text[..length]) {
+        if is_so(&text[..length]) {
             return Ok(());
         }
-        wait_for(&PollFd::new(&events, PollFlags::PRI), deadline)?;
+        let soon = deadline.min(Instant::now() + EVENT_LOOK);
+        match wait_for(&PollFd::new(&events, PollFlags::PRI), soon) {
+            Err(e) if e.kind() == io::ErrorKind::TimedOut && Instant::now() < deadline => {}
+            other => other?,
+        }
     }
 }
 
@@ -418,7 +439,10 @@ fn wait_for(what: &PollFd<'_>, deadline: Instant) -> io::Result<()> {
         let timeout = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
         match poll(&mut [what.clone()], Some(&timeout)) {
             Ok(0) => {
-                return Err(io::Error::new(io::ErrorKind::TimedOut, "processes that were killed do not go"));
+                return Err(io::Error::new(
+                    io::ErrorKind::TimedOut,
+                    "its processes do not do as they are told",
+                ));
             }
             Ok(_) => return Ok(()),
             Err(Errno::INTR) => {}
@@ -437,6 +461,10 @@ fn processes(group: &OwnedFd) -> io::Result<Vec<OwnedFd>> {
 
 fn is_populated(group: &OwnedFd) -> io::Result<bool> {
     Ok(!says_unpopulated(read_file(group, "cgroup.events")?.as_bytes()))
+}
+
+fn says_frozen(events: &[u8]) -> bool {
+    events.split(|byte| *byte == b'\n').any(|line| line == b"frozen 1")
 }
 
 fn says_unpopulated(events: &[u8]) -> bool {

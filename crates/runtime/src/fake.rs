@@ -41,7 +41,7 @@ use wire::guest::{
     COMMANDS_MAX, End, EndCause, ExitStatus, FromInit, Handle, OUTPUT_WINDOW, Program, STDIN_WINDOW, Start,
     StartError, Stream, ToInit, VERSION,
 };
-use wire::launch::Rootfs;
+use wire::launch::{Motion, Rootfs};
 
 use crate::backend::{Backend, BackendError, DiskUsage, GuestStream, Machine, Spec, Usage};
 
@@ -125,6 +125,8 @@ struct HostState {
     disk_bytes: HashMap<SandboxId, u64>,
     /// Steps that fail, how, and how often still.
     failing: HashMap<FakeStep, (FakeFailure, u32)>,
+    /// Sandboxes whose processes stand still.
+    frozen: BTreeSet<SandboxId>,
     /// Teardowns that fail, still.
     teardowns_failing: u32,
     /// Steps that wait for a permit.
@@ -395,6 +397,15 @@ impl Backend for FakeHost {
         let lives = |id: &SandboxId| state.things.contains(&(*id, FakeThing::Process));
         let usage = |id: &SandboxId| state.usage.get(id).copied().unwrap_or_default();
         Ok(sandboxes.iter().map(|id| lives(id).then(|| usage(id))).collect())
+    }
+
+    async fn freeze(&self, sandbox: SandboxId, motion: Motion) -> Result<(), BackendError> {
+        let mut state = self.state();
+        match motion {
+            Motion::Still => state.frozen.insert(sandbox),
+            Motion::Going => state.frozen.remove(&sandbox),
+        };
+        Ok(())
     }
 
     async fn disk_usage(&self, sandbox: SandboxId) -> Result<DiskUsage, BackendError> {

@@ -338,6 +338,10 @@ impl Launcher {
             Ask::Launch(plan) => self.launch(&plan, slot),
             Ask::Teardown { sandbox } => self.teardown(sandbox),
             Ask::Inventory { after } => self.inventory(after),
+            Ask::Freeze { sandbox, motion } => {
+                self.cgroups.freeze(sandbox, motion).map_err(refused("freeze or thaw the sandbox"))?;
+                Ok(Answer::Done)
+            }
             Ask::DiskUsage { sandbox } => {
                 let DiskUsage { bytes, complete } =
                     self.places.disk_usage(sandbox).map_err(refused("look at the sandbox's files"))?;

@@ -20,8 +20,8 @@ use tokio::io::unix::AsyncFd;
 use tokio::net::UnixStream;
 use tokio::sync::oneshot;
 use wire::launch::{
-    Answer, Ask, Failure, Found, INVENTORY_PAGE, Limits, PACKET_MAX, Plan, Reply, Request, Rootfs, VERSION,
-    from_packet, to_packet,
+    Answer, Ask, Failure, Found, INVENTORY_PAGE, Limits, Motion, PACKET_MAX, Plan, Reply, Request, Rootfs,
+    VERSION, from_packet, to_packet,
 };
 use wire::{InstallationId, SandboxId};
 
@@ -414,6 +414,11 @@ impl Backend for NsBackend {
         *self.0.last_taken.lock().expect("nobody panics while holding an instant") = Instant::now();
         self.foresee(rootfs, limits);
         taken
+    }
+
+    async fn freeze(&self, sandbox: SandboxId, motion: Motion) -> Result<(), BackendError> {
+        let ask = Ask::Freeze { sandbox, motion };
+        self.ask("freeze or thaw a sandbox", ask, QUICK_DEADLINE).await.map(|_| ())
     }
 
     async fn stop(&self) {

@@ -57,11 +57,27 @@ pub enum Ask {
         /// Only those after this one.
         after: Option<SandboxId>,
     },
+    /// Make every process of a sandbox stand still, or go on.
+    Freeze {
+        /// Which one.
+        sandbox: SandboxId,
+        /// What they are to do.
+        motion: Motion,
+    },
     /// What its writable files take on disk.
     DiskUsage {
         /// Which one.
         sandbox: SandboxId,
     },
+}
+
+/// Whether processes run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Motion {
+    /// They stand still, in memory, and use no processor.
+    Still,
+    /// They go on as if nothing had happened.
+    Going,
 }
 
 /// From the launcher.
