@@ -2,6 +2,7 @@
 //!
 //! When it goes out of scope, also by a panic, everything that carries its installation is ended and removed.
 
+use std::ffi::CString;
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
@@ -27,6 +28,10 @@ pub struct Spawn {
     pub environment: Vec<(String, String)>,
     /// Lines for a config file, where there are any.
     pub config: String,
+    /// Sandboxes that it keeps ready. None as a rule, so that an audit tells what somebody made from what was left.
+    pub spares: usize,
+    /// Puts the data directory on a disk of its own, of so many bytes.
+    pub tmpfs_bytes: Option<u64>,
 }
 
 impl Spawn {
@@ -36,6 +41,13 @@ impl Spawn {
         assert!(rustix::process::geteuid().is_root(), "the black-box tests need root");
         let home = Home::new();
         let data_dir = home.join("data");
+        if let Some(bytes) = self.tmpfs_bytes {
+            fs::create_dir(&data_dir).expect("the test's own directory takes directories");
+            let options = CString::new(format!("size={bytes},mode=0700")).expect("digits have no NUL");
+            let flags = rustix::mount::MountFlags::empty();
+            rustix::mount::mount("tmpfs", &data_dir, "tmpfs", flags, Some(options.as_c_str()))
+                .expect("the tests run as root");
+        }
         let (id, secret) = (random_hex(8), random_hex(32));
         let mut daemon = Daemon {
             spawn: self,
@@ -90,6 +102,7 @@ impl Daemon {
         let stderr = File::create(log).expect("the test's own directory takes files");
         let mut command = Command::new(binary());
         command.args(["serve", "--listen", "127.0.0.1:0", "--data-dir"]).arg(&self.data_dir);
+        command.args(["--spares", &self.spawn.spares.to_string()]);
         if !self.spawn.config.is_empty() {
             let file = self.home.join("shoal.toml");
             fs::write(&file, &self.spawn.config).expect("the test's own directory takes files");
@@ -359,7 +372,9 @@ impl Drop for Home {
 fn remove_home(home: &Path) {
     // A daemon that a test started has `data`, a private one that `shoal run` started `private/data`.
     for data_dir in [home.join("data"), home.join("private/data")] {
-        Scope { installation: installation(&data_dir), data_dir }.remove();
+        Scope { installation: installation(&data_dir), data_dir: data_dir.clone() }.remove();
+        // Where it was a disk of its own. If it was not, that is refused.
+        let _ = rustix::mount::unmount(&data_dir, rustix::mount::UnmountFlags::DETACH);
     }
     if std::env::var_os("SHOAL_TEST_KEEP").is_none() {
         let _ = fs::remove_dir_all(home);

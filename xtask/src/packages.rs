@@ -14,7 +14,7 @@ struct Need {
     package: &'static str,
 }
 
-const NEEDS: [Need; 4] = [
+const NEEDS: [Need; 11] = [
     // Most probes that run inside a sandbox are small Python programs.
     Need { program: "/usr/bin/python3", package: "python3" },
     // Links Rust programs, builds SQLite, and compiles one probe.
@@ -23,6 +23,19 @@ const NEEDS: [Need; 4] = [
     Need { program: "/usr/bin/unshare", package: "util-linux" },
     // `ps` is what people type first.
     Need { program: "/usr/bin/ps", package: "procps" },
+    // A terminal with a person at it, for the tests of `shoal shell`.
+    Need { program: "/usr/bin/tmux", package: "tmux" },
+    // A program with a screen of its own, run at such a terminal.
+    Need { program: "/usr/bin/less", package: "less" },
+    // Images are pulled from a real registry on loopback.
+    Need { program: "/usr/bin/docker-registry", package: "docker-registry" },
+    // They are pushed there, and saved as archives, by the tools that people use.
+    Need { program: "/usr/bin/skopeo", package: "skopeo" },
+    Need { program: "/usr/bin/umoci", package: "umoci" },
+    // One of them is a whole distribution,
+    Need { program: "/usr/sbin/debootstrap", package: "debootstrap" },
+    // and the others are one static program.
+    Need { program: "/bin/busybox", package: "busybox-static" },
 ];
 
 /// Installs what is missing, and says what.

@@ -23,6 +23,14 @@ pub struct Environment {
     pub log: Option<String>,
     /// `SHOAL_PRIVATE_DIR`: where `run` keeps its own daemon.
     pub private_dir: PathBuf,
+    /// `TERM` and `COLORTERM`: what terminal we are at, for programs that run at it.
+    pub terminal: Vec<(String, String)>,
+    /// `SHOAL_REGISTRY_USERNAME`, for registries of images.
+    pub registry_username: Option<String>,
+    /// `SHOAL_REGISTRY_PASSWORD`, with it.
+    pub registry_password: Option<String>,
+    /// Docker's credentials: in `DOCKER_CONFIG`, or in `.docker` in `HOME`.
+    pub docker_config: Option<PathBuf>,
     /// Whether stderr may be coloured: it is a terminal, and `NO_COLOR` is not set.
     pub colour: bool,
 }
@@ -44,6 +52,13 @@ impl Environment {
             public_url: given("SHOAL_PUBLIC_URL"),
             log: given("SHOAL_LOG"),
             private_dir: path("SHOAL_PRIVATE_DIR").unwrap_or_else(own_private),
+            terminal: ["TERM", "COLORTERM"]
+                .into_iter()
+                .filter_map(|name| Some((name.to_owned(), given(name)?)))
+                .collect(),
+            registry_username: given("SHOAL_REGISTRY_USERNAME"),
+            registry_password: given("SHOAL_REGISTRY_PASSWORD"),
+            docker_config: crate::images::docker_config(path("DOCKER_CONFIG"), path("HOME")),
             colour: std::io::stderr().is_terminal()
                 && std::env::var_os("NO_COLOR").is_none_or(|v| v.is_empty()),
         }

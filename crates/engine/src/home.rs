@@ -11,12 +11,14 @@ use std::time::{Duration, SystemTime};
 use runtime::Backend;
 use tokio::sync::{Notify, Semaphore, mpsc};
 use tokio::task::AbortHandle;
+use tokio::time::timeout;
 use tracing::warn;
 use wire::guest::{COMMANDS_MAX, Handle, Start};
 use wire::launch::Limits;
 use wire::{CommandId, SandboxId};
 
 use crate::EngineConfig;
+use crate::clock::Clock;
 use crate::command::Hub;
 use crate::directory::Directory;
 use crate::driver::Message;
@@ -24,11 +26,15 @@ use crate::error::{EngineError, chain};
 use crate::guest::{Outbox, Violation};
 use crate::images::{Images, StoredImage};
 use crate::keys::Keys;
+use crate::labels::Labels;
 use crate::lifecycle::State;
+use crate::lifetime::Lifetime;
 use crate::log::LogWriters;
-use crate::model::{Owner, Sandbox, SandboxName};
+use crate::model::{Owner, Sandbox, SandboxName, Wait};
+use crate::stats::Disk;
 use crate::store::{SandboxRow, Store, Tally};
 use crate::transfer::Transfers;
+use crate::uses::{Use, Uses};
 
 /// Ended commands that a sandbox keeps. The oldest fall off, rows and logs.
 const ENDED_MAX: u64 = 10_000;
@@ -36,11 +42,14 @@ const ENDED_MAX: u64 = 10_000;
 const ENDED_STREAMS_MAX: u64 = 64;
 /// Requests of commands that have not ended, in one sandbox: scripts and environments are held in memory until then.
 const STARTS_BYTES_MAX: usize = 64 * 1024 * 1024;
+/// How long the count of memory kills may take. It is read from a file on the host.
+const OOM_KILLS_WAIT: Duration = Duration::from_secs(5);
 
 /// What all sandboxes share.
 pub(crate) struct Shared {
     pub config: EngineConfig,
     pub backend: Arc<dyn Backend>,
+    pub clock: Arc<dyn Clock>,
     pub store: Store,
     pub logs: LogWriters,
     pub keys: Keys,
@@ -49,6 +58,8 @@ pub(crate) struct Shared {
     pub directory: Mutex<Directory>,
     /// Bounds how many sandboxes are adopted at once after a restart.
     pub adoptions: Semaphore,
+    /// Bounds how many sandboxes have their files counted at once.
+    pub counts: Semaphore,
     /// Tasks to be ended with the engine, besides the drivers.
     pub tasks: Mutex<Vec<AbortHandle>>,
 }
@@ -100,14 +111,17 @@ pub(crate) struct Home {
     pub request_digest: [u8; 32],
     pub outbox: Outbox,
     pub transfers: Transfers,
+    pub disk: Disk,
+    pub uses: Uses,
     /// The driver's.
     pub inbox: mpsc::Sender<Message>,
     pub driver: Mutex<Option<AbortHandle>>,
     face: Mutex<Face>,
     changed: Notify,
     table: Mutex<Table>,
-    /// Memory kills that were given as the reason of some command's end.
-    oom_kills: Mutex<u64>,
+    /// Of the sandbox's memory kills, in the order the kernel counts them: all up to this one are spoken for, each of them the
+    /// reason of some command's end or from before the command that the last of them ended.
+    oom_kills_claimed: Mutex<u64>,
 }
 
 /// What others see of it.
@@ -116,6 +130,10 @@ pub(crate) struct Face {
     pub name: SandboxName,
     pub state: State,
     pub reason: Option<String>,
+    pub labels: Labels,
+    pub lifetime: Lifetime,
+    /// Its row is written: what is said of it holds after a crash.
+    pub recorded: bool,
 }
 
 /// Its commands that have no result yet.
@@ -147,7 +165,14 @@ impl Home {
         tally: Tally,
         inbox: mpsc::Sender<Message>,
     ) -> Arc<Self> {
-        let face = Face { name: row.name.clone(), state: row.state, reason: row.reason.clone() };
+        let face = Face {
+            name: row.name.clone(),
+            state: row.state,
+            reason: row.reason.clone(),
+            labels: row.labels.clone(),
+            lifetime: row.lifetime.clone(),
+            recorded: false,
+        };
         let table = Table {
             closed: !matches!(row.state, State::Creating | State::Running),
             handle_next: tally.handle_max + 1,
@@ -169,12 +194,14 @@ impl Home {
             request_digest: row.request_digest,
             outbox: Outbox::default(),
             transfers: Transfers::default(),
+            disk: Disk::default(),
+            uses: Uses::default(),
             inbox,
             driver: Mutex::new(None),
             face: Mutex::new(face),
             changed: Notify::new(),
             table: Mutex::new(table),
-            oom_kills: Mutex::new(row.oom_kills),
+            oom_kills_claimed: Mutex::new(row.oom_kills),
         })
     }
 
@@ -200,6 +227,12 @@ impl Home {
         self.changed.notify_waiters();
     }
 
+    /// The driver's alone: the row is written.
+    pub fn set_recorded(&self) {
+        self.face().recorded = true;
+        self.changed.notify_waiters();
+    }
+
     pub fn describe(&self) -> Sandbox {
         let face = self.face().clone();
         Sandbox {
@@ -214,6 +247,8 @@ impl Home {
             image_digest: self.stored_image().map(|image| image.digest),
             limits: self.limits,
             env: self.env.clone(),
+            labels: face.labels,
+            lifetime: face.lifetime,
             created_at: self.created_at,
         }
     }
@@ -256,6 +291,37 @@ impl Home {
         }
     }
 
+    /// Waits for as much of it as a caller wants to be sure of.
+    pub async fn awaited(&self, wait: Wait) -> Result<(), EngineError> {
+        match wait {
+            Wait::Ready => self.made().await,
+            Wait::No => self.recorded().await,
+        }
+    }
+
+    /// Waits until its row is written.
+    async fn recorded(&self) -> Result<(), EngineError> {
+        loop {
+            let mut changed = std::pin::pin!(self.changed.notified());
+            changed.as_mut().enable();
+            let (recorded, state) = {
+                let face = self.face();
+                (face.recorded, face.state)
+            };
+            match state {
+                _ if recorded => return Ok(()),
+                State::Deleting => return Err(self.wrong_state()),
+                State::Creating | State::Running | State::Paused(_) | State::Failed { .. } => changed.await,
+            }
+        }
+    }
+
+    /// Begins a use, or says that it is too late for one.
+    pub fn begin_use(self: &Arc<Self>) -> Result<Use, EngineError> {
+        let late = || EngineError::WrongState { id: self.id, state: State::Deleting.word() };
+        Use::begin(self).ok_or_else(late)
+    }
+
     /// Why it does not take commands.
     pub fn wrong_state(&self) -> EngineError {
         let face = self.face();
@@ -286,6 +352,7 @@ impl Home {
         self: &Arc<Self>,
         id: CommandId,
         request_digest: [u8; 32],
+        oom_kills_before: Option<u64>,
         make: impl FnOnce(Handle) -> Start,
     ) -> Result<Intent, EngineError> {
         if !self.state().takes_commands() {
@@ -312,7 +379,7 @@ impl Home {
         }
         table.starts_bytes += size;
         table.handle_next += 1;
-        let hub = Hub::intended(self, id.clone(), start, request_digest);
+        let hub = Hub::intended(self, id.clone(), start, request_digest, oom_kills_before);
         table.by_id.insert(id, handle);
         table.live.insert(handle, Arc::clone(&hub));
         Ok(Intent::New(hub))
@@ -415,6 +482,11 @@ impl Home {
         table.by_id.get(id).and_then(|handle| table.live.get(handle)).cloned()
     }
 
+    /// How many commands have no result.
+    pub fn live_count(&self) -> usize {
+        self.table().live.len()
+    }
+
     /// All commands whose rows are written and that have no result.
     pub fn live_commands(&self) -> Vec<Arc<Hub>> {
         let hubs: Vec<_> = self.table().live.values().cloned().collect();
@@ -429,12 +501,37 @@ impl Home {
         table.live.values().cloned().collect()
     }
 
-    /// Whether more processes were killed for want of memory than are accounted for; from now on, these are.
-    pub fn oom_kills_grown_to(&self, count: u64) -> bool {
-        let mut accounted = self.oom_kills.lock().unwrap_or_else(PoisonError::into_inner);
-        let grown = count > *accounted;
-        *accounted = count.max(*accounted);
-        grown
+    // Memory.
+
+    /// How many of its processes were killed for want of memory so far, as the host counts: init cannot be trusted to tell, and
+    /// need not know. `None` if that cannot be told.
+    pub async fn oom_kills(&self) -> Option<u64> {
+        match timeout(OOM_KILLS_WAIT, self.shared.backend.oom_kills(self.id)).await {
+            Ok(Ok(count)) => Some(count),
+            Ok(Err(error)) => {
+                warn!(sandbox = %self.id, error = chain(&error), "cannot tell whether memory ran out");
+                None
+            }
+            Err(_) => {
+                warn!(sandbox = %self.id, "cannot tell in time whether memory ran out");
+                None
+            }
+        }
+    }
+
+    /// Whether memory ran out under something that began when `before` kills had been counted, and has just been killed. If so,
+    /// one kill is spoken for by it, and the number is what the sandbox's row should say.
+    ///
+    /// The kernel counts per sandbox. So of several commands at once, one that is killed by other means may be taken for the one
+    /// whose child ran out of memory in the same time; but each kill is told of once, and never of what began after it.
+    pub async fn claim_oom_kill(&self, before: Option<u64>) -> Option<u64> {
+        let (before, count) = (before?, self.oom_kills().await?);
+        let mut claimed = self.oom_kills_claimed.lock().unwrap_or_else(PoisonError::into_inner);
+        let first = before.max(*claimed) + 1;
+        (first <= count).then(|| {
+            *claimed = first;
+            first
+        })
     }
 }
 

@@ -13,11 +13,12 @@ mod pull;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use image::{Blobs, Digest, ImageConfig, Registries};
+use runtime::BackendError;
 use tokio::sync::Semaphore;
-use wire::launch::{LayerFacts, Rootfs};
+use wire::launch::{LayerFacts, LayerFault, Rootfs};
 
 pub use image::archive_file::{ArchiveError, Format};
 pub use image::blobs::Upload;
@@ -198,7 +199,7 @@ pub enum ImageFault {
         /// How many there are.
         count: usize,
         /// Why.
-        source: runtime::BackendError,
+        source: BackendError,
     },
     /// The rows.
     #[error(transparent)]
@@ -217,6 +218,34 @@ pub enum ImageFault {
     /// The daemon is going down.
     #[error("the engine is stopping")]
     Stopping,
+}
+
+impl ImageFault {
+    /// Whether there was no room for it.
+    pub fn is_disk_full(&self) -> bool {
+        let full = |error: &io::Error| {
+            matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+        };
+        match self {
+            Self::Registry(RegistryError::DiskFull { .. }) | Self::Archive(ArchiveError::DiskFull { .. }) => {
+                true
+            }
+            Self::Registry(RegistryError::Keep { source, .. })
+            | Self::Archive(ArchiveError::Io { source, .. })
+            | Self::Keep { source, .. } => full(source),
+            Self::Layer { source: BackendError::Layer { source, .. }, .. } => match source.as_ref() {
+                LayerFault::Kernel { errno, .. } => full(&io::Error::from_raw_os_error(*errno)),
+                _ => false,
+            },
+            Self::Layer { source: BackendError::Full { .. }, .. } => true,
+            Self::Registry(_)
+            | Self::Archive(_)
+            | Self::Layer { .. }
+            | Self::Store(_)
+            | Self::Removed
+            | Self::Stopping => false,
+        }
+    }
 }
 
 impl From<EngineError> for ImageFault {
@@ -308,6 +337,14 @@ impl Images {
         let of = |owner: &str| stock.names.get(&(name.to_owned(), owner.to_owned()));
         let row = of(owner.as_str()).or_else(|| of(""))?;
         stock.images.get(&row.image).cloned()
+    }
+
+    /// What a backend would mount for an image, if it is here.
+    pub fn rootfs(&self, owner: &Owner, name: &ImageName) -> Option<Rootfs> {
+        match name {
+            ImageName::Host => Some(Rootfs::Host),
+            ImageName::Reference(reference) => Some(self.find(owner, &reference.to_string())?.rootfs()),
+        }
     }
 
     /// An image by what it is.
@@ -444,7 +481,8 @@ impl crate::Engine {
         let shared = self.shared();
         let not_found = || EngineError::ImageNotFound { name: text.to_owned() };
         let info = self.image(&key.owner, text)?;
-        let named = ImageName::parse(text).ok().map(|name| name.canonical());
+        // An alias stands for the name that it stands for.
+        let named = shared.images.choose(text).ok().map(|choice| choice.name.canonical());
         // A name takes away itself; a digest takes away all names.
         let rows: Vec<NameRow> = {
             let stock = shared.images.stock();
@@ -467,12 +505,12 @@ impl crate::Engine {
             shared.store.remove_image_name(row.owner.clone(), row.name.clone()).await?;
             shared.images.stock().names.remove(&(row.name, row.owner));
         }
-        collect::collect(shared, crate::now()).await
+        collect::collect(shared, Duration::ZERO).await
     }
 
     /// Removes images without a name and a sandbox, layers without an image, and blobs that nobody waits for.
     pub async fn collect_images(&self) -> Result<Collected, EngineError> {
-        collect::collect(self.shared(), crate::now()).await
+        collect::collect(self.shared(), Duration::ZERO).await
     }
 
     /// All aliases, by name.

@@ -3,12 +3,13 @@
 //! Knows no HTTP and no kernel: it decides, keeps rows and logs, and asks a [`runtime::Backend`].
 //! The public face is [`Engine`]; what goes in and comes out of it is in [`model`].
 //!
-//! Read in this order: [`lifecycle`] decides, `driver` acts on one sandbox, `guest` talks to its init, `command` is
+//! Read in this order: [`lifecycle`] and [`lifetime`] decide, `driver` acts on one sandbox, `guest` talks to its init, `command` is
 //! where a command's streams and watchers meet, `transfer` the same for a file operation, with [`files`] in front of it, `log` and `store` keep what must not be lost, `directory` holds all
-//! sandboxes and their limits, `recovery` and `sweep` mend.
+//! sandboxes and their limits, [`stats`] tells what they use, `recovery` and `sweep` mend.
 
 #![forbid(unsafe_code)]
 
+pub mod clock;
 mod command;
 mod directory;
 mod driver;
@@ -17,15 +18,20 @@ pub mod files;
 mod guest;
 mod home;
 pub mod images;
+mod keeper;
 pub mod keys;
+pub mod labels;
 pub mod lifecycle;
+pub mod lifetime;
 mod log;
 pub mod model;
 mod recovery;
+pub mod stats;
 mod store;
 mod sweep;
 pub mod template;
 mod transfer;
+mod uses;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -37,23 +43,28 @@ use sha2::{Digest as _, Sha256};
 use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio::task::JoinSet;
 use wire::guest::{Cwd, Handle, Program, Start};
-use wire::launch::Limits;
+use wire::launch::{Limits, Rootfs};
 use wire::{CommandId, SandboxId};
 
+use crate::clock::{Clock, Stamp, SystemClock};
 use crate::command::{Hub, Refusal};
 use crate::directory::{Directory, Place};
 use crate::driver::{Birth, INBOX_MAX, Message};
 use crate::home::{Home, Intent, Shared};
-use crate::images::{Choice, ImageName, ImageSettings, Images, PullSpec};
+use crate::images::{Choice, ImageName, ImageRef, ImageSettings, Images, PullSpec};
+use crate::keeper::Keeper;
 use crate::keys::{BOOTSTRAP_ID, Keys, random_u64, random_u128};
+use crate::labels::SELECTORS_MAX;
 use crate::lifecycle::Goal;
 use crate::log::LogWriters;
-use crate::store::{CommandRow, SandboxRow, Store, Tally};
+use crate::store::{CommandRow, SandboxRow, Stamps, Store, Tally};
 use crate::template::{CPU_MILLIS_MIN, MEMORY_BYTES_MIN, Template, WORKSPACE, made_up_name};
+use crate::uses::Use;
 
 pub use command::{ANSWER_SECONDS, CommandRef, Output, STALL_SECONDS, STDIN_SECONDS};
 pub use files::Files;
 pub use model::*;
+pub use stats::{DiskCount, MachineStats, Stats};
 pub use transfer::{IDLE_SECONDS, TAKE_SECONDS, TRANSFERS_MAX, WATCHES_MAX};
 
 /// Items on a page when the caller names no number.
@@ -74,6 +85,8 @@ const ADOPTIONS_MAX: usize = 64;
 const DELETIONS_MAX: usize = 32;
 /// Names that are tried for a sandbox that was given none.
 const NAME_ATTEMPTS: usize = 100;
+/// How often a sandbox is looked for by labels when those that were found go before they are ready.
+const FIND_ATTEMPTS: usize = 5;
 
 /// What an engine is built with.
 #[derive(Debug, Clone)]
@@ -109,6 +122,16 @@ impl Engine {
     /// Opens the store, adopts what runs, finishes or undoes what a crash interrupted.
     /// Returns when rows are read; connecting to sandboxes goes on behind it.
     pub async fn start(config: EngineConfig, backend: Arc<dyn Backend>) -> Result<Self, EngineError> {
+        let clock = SystemClock::new().map_err(|source| EngineError::Clock { source })?;
+        Self::start_at(config, backend, Arc::new(clock)).await
+    }
+
+    /// As [`Self::start`], with another clock than the machine's.
+    pub async fn start_at(
+        config: EngineConfig,
+        backend: Arc<dyn Backend>,
+        clock: Arc<dyn Clock>,
+    ) -> Result<Self, EngineError> {
         if config.output_kept_max < log::KEPT_MIN {
             let why = format!("at least {} bytes of each stream are kept", log::KEPT_MIN);
             return Err(EngineError::Invalid { what: "output_kept_max", why });
@@ -131,6 +154,7 @@ impl Engine {
         let shared = Arc::new(Shared {
             config,
             backend,
+            clock,
             store,
             logs,
             keys,
@@ -138,10 +162,13 @@ impl Engine {
             runtime,
             directory: Mutex::new(Directory::default()),
             adoptions: Semaphore::new(ADOPTIONS_MAX),
+            counts: Semaphore::new(stats::COUNTS_MAX),
             tasks: Mutex::default(),
         });
         let engine = Self { inner: Arc::new(Inner { shared: Arc::clone(&shared) }) };
         recovery::recover(&shared, loaded.uses).await?;
+        let usual = Template::usual();
+        shared.backend.foresee(&Rootfs::Host, &usual.limits);
         let sweeping = shared.runtime.spawn(sweep::keep_swept(Arc::clone(&shared)));
         let collecting = shared.runtime.spawn(images::keep_collected(Arc::clone(&shared)));
         let tasks = [sweeping.abort_handle(), collecting.abort_handle()];
@@ -149,11 +176,11 @@ impl Engine {
         Ok(engine)
     }
 
-    fn shared(&self) -> &Arc<Shared> {
+    pub(crate) fn shared(&self) -> &Arc<Shared> {
         &self.inner.shared
     }
 
-    fn home(&self, owner: &Owner, id: SandboxId) -> Result<Arc<Home>, EngineError> {
+    pub(crate) fn home(&self, owner: &Owner, id: SandboxId) -> Result<Arc<Home>, EngineError> {
         self.shared().directory().find(owner, id)
     }
 
@@ -163,6 +190,7 @@ impl Engine {
         if tokio::task::spawn_blocking(move || shared.halt()).await.is_err() {
             tracing::error!("stopping the engine panicked");
         }
+        self.shared().backend.stop().await;
     }
 
     /// Compares kernel, disk and rows once, as happens at intervals anyway. Tells how many strays were removed.
@@ -192,6 +220,34 @@ impl Engine {
     /// Makes a sandbox, within the limits of the key that asks. With an idempotency key that was used before, finds the
     /// one that was made then.
     pub async fn create(&self, key: &Key, spec: SandboxSpec, wait: Wait) -> Result<Sandbox, EngineError> {
+        self.find_or_make(key, None, spec, wait).await.map(|(sandbox, _)| sandbox)
+    }
+
+    /// The owner's sandbox that has all of these labels, the oldest of several; or a new one, as `spec` says and with these
+    /// labels too. However many ask at once, one is made. What was found counts as used. A sandbox that has failed or is going
+    /// is not found.
+    pub async fn get_or_create(
+        &self,
+        key: &Key,
+        labels: Labels,
+        spec: SandboxSpec,
+        wait: Wait,
+    ) -> Result<(Sandbox, Origin), EngineError> {
+        if labels.is_empty() {
+            let why = "at least one label says which sandbox is meant".into();
+            return Err(EngineError::Invalid { what: "match_labels", why });
+        }
+        let spec = SandboxSpec { labels: spec.labels.with(&labels)?, ..spec };
+        self.find_or_make(key, Some(labels), spec, wait).await
+    }
+
+    async fn find_or_make(
+        &self,
+        key: &Key,
+        find: Option<Labels>,
+        spec: SandboxSpec,
+        wait: Wait,
+    ) -> Result<(Sandbox, Origin), EngineError> {
         let template = Template::find(&spec.template)
             .ok_or_else(|| EngineError::TemplateNotFound { name: spec.template.clone() })?;
         let limits = limits_of(template, &spec)?;
@@ -205,48 +261,65 @@ impl Engine {
             &spec.env,
             spec.cpu_millis,
             spec.memory_bytes,
+            spec.labels.pairs(),
+            spec.lifetime
+                .rules()
+                .iter()
+                .map(|rule| (rule.since.word(), rule.after, rule.action.word()))
+                .collect::<Vec<_>>(),
+            find.as_ref().map(Labels::pairs),
         ));
-        if wait == Wait::Ready && !self.is_known(key, &spec) {
-            self.have_image(key, &choice).await?;
+        // A caller who waits is told of an image that does not come before there is a sandbox that failed. For one who does not, the
+        // driver pulls; and so it does for an image that is removed as soon as it is here.
+        let mut pull = if wait == Wait::Ready { Lacking::Tell } else { Lacking::Pull };
+        let mut attempts = FIND_ATTEMPTS;
+        loop {
+            attempts -= 1;
+            match self.admit(
+                key,
+                find.as_ref(),
+                spec.clone(),
+                template,
+                choice.clone(),
+                pull,
+                limits,
+                request_digest,
+                wait,
+            )? {
+                Admitted::Lacks(reference) => {
+                    self.pull(key, PullSpec::new(reference)).finished().await?;
+                    (pull, attempts) = (Lacking::Pull, FIND_ATTEMPTS);
+                }
+                Admitted::New(home, created) => {
+                    // The driver answers also when this future is dropped: what was begun is finished.
+                    created.await.map_err(|_| EngineError::Stopping)??;
+                    return Ok((home.describe(), Origin::Made));
+                }
+                Admitted::Known(home) => {
+                    home.awaited(wait).await?;
+                    return Ok((home.describe(), Origin::Made));
+                }
+                Admitted::Found(home, _using) => match home.awaited(wait).await {
+                    Ok(()) => return Ok((home.describe(), Origin::Found)),
+                    // It was deleted while it was being made. That is no failure of what was asked for here.
+                    Err(EngineError::WrongState { .. }) if attempts > 0 => {}
+                    Err(error) => return Err(error),
+                },
+            }
         }
-        let (home, created) = match self.admit(key, spec, template, choice, limits, request_digest, wait)? {
-            Admitted::New(home, created) => (home, Some(created)),
-            Admitted::Known(home) => (home, None),
-        };
-        match (created, wait) {
-            // The driver answers also when this future is dropped: what was begun is finished.
-            (Some(created), _) => created.await.map_err(|_| EngineError::Stopping)??,
-            (None, Wait::Ready) => home.made().await?,
-            (None, Wait::No) => {}
-        }
-        Ok(home.describe())
     }
 
-    /// Whether the sandbox was made before, under this idempotency key.
-    fn is_known(&self, key: &Key, spec: &SandboxSpec) -> bool {
-        let directory = self.shared().directory();
-        let used = spec.idempotency_key.as_deref();
-        used.is_some_and(|used| directory.by_idempotency_key(&key.owner, used).is_some())
-    }
-
-    /// Pulls the image that a sandbox is to be made from, if it is not here. Before the sandbox has a row: if it fails for a caller
-    /// who waits, nothing is left of it. For one who does not, the driver does this.
-    async fn have_image(&self, key: &Key, choice: &Choice) -> Result<(), EngineError> {
-        let ImageName::Reference(reference) = &choice.name else { return Ok(()) };
-        if self.shared().images.find(&key.owner, &reference.to_string()).is_none() {
-            self.pull(key, PullSpec::new(reference.clone())).finished().await?;
-        }
-        Ok(())
-    }
-
-    /// Checks and takes the room, the name and the idempotency key in one step, and starts the driver.
-    #[allow(clippy::too_many_arguments)] // All of it was checked or looked up by `create`, its only caller.
+    /// Finds the sandbox that is meant, or checks and takes the room, the name and the idempotency key, all in one step, and
+    /// starts the driver.
+    #[allow(clippy::too_many_arguments)] // Private, and called once, right above.
     fn admit(
         &self,
         key: &Key,
+        find: Option<&Labels>,
         spec: SandboxSpec,
         template: &Template,
         choice: Choice,
+        lacking: Lacking,
         limits: Limits,
         request_digest: [u8; 32],
         wait: Wait,
@@ -261,6 +334,14 @@ impl Engine {
                 false => Err(EngineError::IdempotencyKeyReused),
             };
         }
+        if let Some(labels) = find {
+            for home in directory.labelled(&key.owner, labels) {
+                // One whose time is over this moment is as good as gone.
+                if let Some(using) = Use::begin(&home) {
+                    return Ok(Admitted::Found(home, using));
+                }
+            }
+        }
         directory.check_room(&key.owner, &limits, &key.limits, &shared.config.capacity)?;
         let name = match spec.name {
             Some(name) if directory.name_is_free(&key.owner, &name) => name,
@@ -270,8 +351,16 @@ impl Engine {
                 .find(|name| directory.name_is_free(&key.owner, name))
                 .ok_or_else(|| EngineError::Full { what: "no free name was found".into() })?,
         };
+        let rootfs = shared.images.rootfs(&key.owner, &choice.name);
+        if let (None, Lacking::Tell, ImageName::Reference(reference)) = (&rootfs, lacking, &choice.name) {
+            return Ok(Admitted::Lacks(reference.clone()));
+        }
+        let now = shared.clock.now();
         let row = SandboxRow {
-            id: SandboxId::from_random(random_u128()),
+            // One that stands ready brings its id along.
+            id: rootfs
+                .and_then(|rootfs| shared.backend.reserve(&rootfs, &limits))
+                .unwrap_or_else(|| SandboxId::from_random(random_u128())),
             owner: key.owner.clone(),
             name,
             template: template.name.into(),
@@ -285,14 +374,18 @@ impl Engine {
             idempotency_key: spec.idempotency_key,
             request_digest,
             oom_kills: 0,
-            created_at: now(),
+            created_at: in_micros(now.wall),
+            labels: spec.labels,
+            lifetime: spec.lifetime,
+            stamps: Stamps::born(Stamp::of(now)),
         };
+        let keeper = Keeper::newborn(row.lifetime.clone(), now);
         let (inbox, messages) = mpsc::channel(INBOX_MAX);
         let home = Home::new(Arc::clone(shared), &row, Tally::default(), inbox);
         directory.insert(&home);
         drop(directory);
         let (created, answer) = oneshot::channel();
-        driver::spawn(&home, messages, Birth::New { row: Box::new(row), wait, created });
+        driver::spawn(&home, messages, keeper, Birth::New { row: Box::new(row), wait, created });
         Ok(Admitted::New(home, answer))
     }
 
@@ -305,7 +398,12 @@ impl Engine {
     pub async fn list(&self, owner: &Owner, query: ListQuery) -> Result<Page<Sandbox>, EngineError> {
         let limit = page_limit(query.limit)?;
         let before = query.cursor.as_deref().map(Place::from_cursor).transpose()?;
-        let mut homes = self.shared().directory().newest(owner, before, query.name.as_deref(), limit + 1)?;
+        if query.selectors.len() > SELECTORS_MAX {
+            let why = format!("there are {} selectors, the limit is {SELECTORS_MAX}", query.selectors.len());
+            return Err(EngineError::Invalid { what: "label", why });
+        }
+        let name = query.name.as_deref();
+        let mut homes = self.shared().directory().newest(owner, before, name, &query.selectors, limit + 1)?;
         let more = homes.len() > limit;
         homes.truncate(limit);
         let next_cursor = homes.last().filter(|_| more).map(|last| Place::of_home(last).to_cursor());
@@ -319,22 +417,44 @@ impl Engine {
         id: SandboxId,
         name: SandboxName,
     ) -> Result<Sandbox, EngineError> {
+        self.update(owner, id, SandboxUpdate { name: Some(name), ..SandboxUpdate::default() }).await
+    }
+
+    /// Changes a sandbox's name, labels and lifetime, all of it or nothing.
+    pub async fn update(
+        &self,
+        owner: &Owner,
+        id: SandboxId,
+        update: SandboxUpdate,
+    ) -> Result<Sandbox, EngineError> {
         let home = self.home(owner, id)?;
-        self.shared().directory().reserve_name(&home, &name)?;
+        if update.is_empty() {
+            return Ok(home.describe());
+        }
+        if let Some(name) = &update.name {
+            self.shared().directory().reserve_name(&home, name)?;
+        }
         // A task of its own: a caller that leaves in the middle must not leave a name reserved for nobody.
-        let renaming = tokio::spawn(async move {
-            let renamed = home.shared.store.rename_sandbox(home.id, name.clone()).await;
-            let freed = match &renamed {
-                Ok(true) => std::mem::replace(&mut home.face().name, name),
-                Ok(false) | Err(_) => name,
-            };
-            home.shared.directory().free_name(&home, &freed);
-            match renamed? {
-                true => Ok(home.describe()),
-                false => Err(EngineError::SandboxNotFound { id: home.id.to_string() }),
+        let updating = tokio::spawn(async move {
+            let name = update.name.clone();
+            let updated = ask(&home, |done| Message::Update { update: Box::new(update), done }).await;
+            if let (Err(_), Some(name)) = (&updated, name) {
+                home.shared.directory().free_name(&home, &name);
             }
+            updated.map(|()| home.describe())
         });
-        renaming.await.map_err(|_| EngineError::Stopping)?
+        updating.await.map_err(|_| EngineError::Stopping)?
+    }
+
+    /// Begins the clocks of its lifetime anew, all but the one of its creation. Tells what comes of that. A touch that was
+    /// answered is never overtaken by an end.
+    pub async fn touch(&self, owner: &Owner, id: SandboxId) -> Result<Explanation, EngineError> {
+        ask(&*self.home(owner, id)?, |done| Message::Touch { done }).await
+    }
+
+    /// Why a sandbox lives, and when and how it ends. Not a use.
+    pub async fn explain(&self, owner: &Owner, id: SandboxId) -> Result<Explanation, EngineError> {
+        ask(&*self.home(owner, id)?, |done| Message::Explain { done }).await
     }
 
     /// Returns when nothing of it is left.
@@ -354,11 +474,15 @@ impl Engine {
         spec: CommandSpec,
     ) -> Result<CommandRef, EngineError> {
         let home = self.home(owner, id)?;
+        let _using = home.begin_use()?;
         let named = spec.id.is_some();
         let command_id = spec.id.clone().unwrap_or_else(|| CommandId::from_random(random_u128()));
         let start = start_of(&home, spec, &command_id)?;
         let request_digest = digest(&start);
-        let intent = home.intend(command_id, request_digest, |handle| Start { handle, ..start })?;
+        // Before init hears of it, so that no kill of its own is among them.
+        let oom_kills = home.oom_kills().await;
+        let intent =
+            home.intend(command_id, request_digest, oom_kills, |handle| Start { handle, ..start })?;
         let hub = match intent {
             Intent::New(hub) => {
                 hub.commit_intent();
@@ -508,9 +632,40 @@ impl Engine {
     }
 }
 
+/// What becomes of a create whose image is not here.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Lacking {
+    /// Nothing yet: it is told, and asked again.
+    Tell,
+    /// The driver pulls it.
+    Pull,
+}
+
 enum Admitted {
+    /// This image is needed first.
+    Lacks(ImageRef),
     New(Arc<Home>, oneshot::Receiver<Result<(), EngineError>>),
+    /// The idempotency key was used before.
     Known(Arc<Home>),
+    /// It has the labels that were asked for, and is kept alive for whoever asked.
+    Found(Arc<Home>, Use),
+}
+
+/// Asks a driver for something that it does in a moment.
+async fn ask<T>(
+    home: &Home,
+    message: impl FnOnce(oneshot::Sender<Result<T, EngineError>>) -> Message,
+) -> Result<T, EngineError> {
+    let (done, answer) = oneshot::channel();
+    let over = || match gone(home) {
+        Ok(()) => EngineError::SandboxNotFound { id: home.id.to_string() },
+        Err(error) => error,
+    };
+    match home.inbox.send_timeout(message(done), home::INBOX_WAIT).await {
+        Ok(()) => answer.await.unwrap_or_else(|_| Err(over())),
+        Err(mpsc::error::SendTimeoutError::Timeout(_)) => Err(EngineError::Unresponsive { id: home.id }),
+        Err(mpsc::error::SendTimeoutError::Closed(_)) => Err(over()),
+    }
 }
 
 async fn delete(home: &Home) -> Result<(), EngineError> {
@@ -548,9 +703,14 @@ fn joined(
     }
 }
 
-/// Now, as a row can keep it: in microseconds.
+/// Now, as a row can keep it.
 pub(crate) fn now() -> SystemTime {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    in_micros(SystemTime::now())
+}
+
+/// A time as a row can keep it: in microseconds.
+fn in_micros(time: SystemTime) -> SystemTime {
+    let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
     UNIX_EPOCH + Duration::from_micros(u64::try_from(since.as_micros()).unwrap_or(u64::MAX))
 }
 

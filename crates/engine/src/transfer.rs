@@ -25,9 +25,10 @@ use wire::guest::{
 };
 
 use crate::command::ANSWER_SECONDS;
-use crate::error::{EngineError, chain};
+use crate::error::EngineError;
 use crate::guest::Violation;
 use crate::home::Home;
+use crate::uses::Use;
 
 /// File operations at once in one sandbox. More wait for a moment.
 pub const TRANSFERS_MAX: usize = 64;
@@ -43,8 +44,6 @@ pub const TAKE_SECONDS: u64 = 60;
 const SEARCH_MARGIN_MS: u64 = 10_000;
 /// Handles of transfers have this bit.
 const HANDLE_BIT: u32 = 1 << 31;
-/// How long the count of memory kills may take. It is read from a file on the host.
-const OOM_SECONDS: u64 = 5;
 const SIGKILL: i32 = 9;
 
 /// Whether a handle is a transfer's.
@@ -576,6 +575,9 @@ pub(crate) enum Patience {
 pub(crate) struct Running {
     transfer: Arc<Transfer>,
     patience: Patience,
+    /// The sandbox's memory kills when it began, where that is known.
+    oom_kills_before: Option<u64>,
+    _using: Use,
 }
 
 impl Drop for Running {
@@ -603,6 +605,7 @@ impl Running {
         if !home.state().takes_commands() {
             return Err(home.wrong_state());
         }
+        let using = home.begin_use()?;
         let (places, limit) = match place {
             Place::Short => (&home.transfers.places, TRANSFERS_MAX),
             Place::Watch => (&home.transfers.watches, WATCHES_MAX),
@@ -619,11 +622,12 @@ impl Running {
         if version < VERSION_WITH_FILES {
             return Err(EngineError::InitTooOld { id: home.id, version });
         }
+        let oom_kills_before = home.oom_kills().await;
         let transfer = home
             .transfers
             .insert(home, |handle| Transfer::new(home, start(handle, Some(op), user), Some(place)))?;
         home.outbox.start_transfer(&transfer);
-        let running = Self { transfer, patience };
+        let running = Self { transfer, patience, oom_kills_before, _using: using };
         let answered = running.transfer.until(|state| {
             if state.pid.is_some() || state.ending.is_some() {
                 ControlFlow::Break(())
@@ -742,17 +746,8 @@ impl Running {
     async fn without_result(&self, end: End) -> EngineError {
         let home = &self.transfer.home;
         let killed = end.cause == EndCause::Itself && end.status == ExitStatus::Signal(SIGKILL);
-        if killed {
-            let asked = timeout(Duration::from_secs(OOM_SECONDS), home.shared.backend.oom_kills(home.id));
-            match asked.await {
-                Ok(Ok(count)) if home.oom_kills_grown_to(count) => {
-                    return EngineError::FileOutOfMemory { id: home.id };
-                }
-                Ok(Ok(_)) | Err(_) => {}
-                Ok(Err(error)) => {
-                    warn!(sandbox = %home.id, error = chain(&error), "cannot tell whether memory ran out");
-                }
-            }
+        if killed && home.claim_oom_kill(self.oom_kills_before).await.is_some() {
+            return EngineError::FileOutOfMemory { id: home.id };
         }
         EngineError::FileKilled { id: home.id }
     }

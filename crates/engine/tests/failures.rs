@@ -237,7 +237,7 @@ async fn lists_have_pages_newest_first() {
     let mut seen = Vec::new();
     let mut cursor = None;
     loop {
-        let query = ListQuery { limit: Some(2), cursor, name: None };
+        let query = ListQuery { limit: Some(2), cursor, ..ListQuery::default() };
         let page = world.engine.list(&owner(), query).await.expect("a page");
         assert!(page.items.len() <= 2);
         seen.extend(page.items.iter().map(|sandbox| sandbox.id));
@@ -248,7 +248,7 @@ async fn lists_have_pages_newest_first() {
     }
     assert_eq!(seen, made);
     for (limit, cursor) in [(Some(0), None), (Some(1001), None), (None, Some("rubbish".to_owned()))] {
-        let query = ListQuery { limit, cursor, name: None };
+        let query = ListQuery { limit, cursor, ..ListQuery::default() };
         assert!(matches!(world.engine.list(&owner(), query).await, Err(EngineError::Invalid { .. })));
     }
 }

@@ -37,8 +37,6 @@ const RETRY_FIRST: Duration = Duration::from_millis(200);
 const RETRY_MAX: Duration = Duration::from_secs(5);
 /// What must stay free on the disk besides a blob, so that rows and logs can still be written.
 pub const FREE_MIN: u64 = 64 << 20;
-/// How long something is kept that nobody asked for since: long enough for a person to try again.
-const KEPT: Duration = Duration::from_secs(3600);
 /// What is moved at once.
 const BUFFER: usize = 256 * 1024;
 
@@ -243,8 +241,8 @@ impl Blobs {
         free(&self.directory)
     }
 
-    /// Removes what nobody has asked for in an hour, and uploads of daemons before this one. Blocks.
-    pub fn sweep(&self) -> io::Result<usize> {
+    /// Removes what nobody has asked for since `kept` ago, and uploads of daemons before this one. Blocks.
+    pub fn sweep(&self, kept: Duration) -> io::Result<usize> {
         let mut removed = 0;
         let own = format!("{UPLOAD}{}-", std::process::id());
         for entry in fs::read_dir(&self.directory)? {
@@ -259,7 +257,7 @@ impl Blobs {
                 let old = match entry.metadata() {
                     Ok(meta) => {
                         let since = SystemTime::now().duration_since(meta.modified()?);
-                        since.is_ok_and(|since| since > KEPT)
+                        since.is_ok_and(|since| since >= kept)
                     }
                     Err(error) if error.kind() == io::ErrorKind::NotFound => false,
                     Err(error) => return Err(error),

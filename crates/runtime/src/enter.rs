@@ -46,16 +46,34 @@ pub const STAGE_EMPTY_DIRECTORY: &str = "empty-directory";
 /// Layers that the staging directory has names for.
 pub const STAGE_LAYERS: u8 = wire::launch::LAYERS_MAX as u8;
 
-/// The staging directory's own name for a layer: one byte, since all names of an overlay's layers together must fit into the 256
-/// bytes that fsconfig(2) takes, and no byte that means something there.
-pub fn layer_name(number: u8) -> [u8; 1] {
+/// What fsconfig(2) takes as one text.
+const OPTION_MAX: usize = 255;
+
+/// The staging directory's own name for a layer. Short, since all of an overlay's layers should fit into one option; made of letters and
+/// digits, since guests read it in `/proc/mounts`.
+pub fn layer_name(number: u8) -> String {
+    // Without `w`, which is `STAGE_WRITABLE`.
+    const LETTERS: &[u8; 61] = b"0123456789abcdefghijklmnopqrstuvxyzABCDEFGHIJKLMNOPQRSTUVWXYZ";
     assert!(number < STAGE_LAYERS, "a plan has at most as many layers as there are names");
-    [0x80 | number]
+    let letter = |number: usize| char::from(LETTERS[number % LETTERS.len()]);
+    match usize::from(number) {
+        short @ 0..61 => letter(short).into(),
+        long => format!("{}{}", letter(long / LETTERS.len()), letter(long)),
+    }
 }
 
 /// The layers of an overlay, the uppermost first, in the way of its option.
-pub fn lower_layers(layers: &[u8]) -> Vec<u8> {
-    layers.iter().map(|number| layer_name(*number)).collect::<Vec<_>>().join(&b':')
+pub fn lower_layers(layers: &[u8]) -> String {
+    layers.iter().map(|number| layer_name(*number)).collect::<Vec<_>>().join(":")
+}
+
+/// Tells an overlay in the making what lies below. More than about a hundred layers do not fit into one option; for these there is
+/// another one (Linux 6.7).
+pub fn set_lower_layers(context: &OwnedFd, lower: &str) -> io::Result<()> {
+    if lower.len() <= OPTION_MAX {
+        return Ok(fsconfig_set_string(context, "lowerdir", lower)?);
+    }
+    Ok(lower.split(':').try_for_each(|layer| fsconfig_set_string(context, "lowerdir+", layer))?)
 }
 
 /// Init finds its listening socket here.
@@ -180,7 +198,7 @@ impl Walker<'_> {
                 Ok(move_into_link_name_space(self.materials.net.as_fd(), Some(LinkNameSpaceType::Network))?)
             }
             Step::Stage(tree) => match tree {
-                Tree::Layer(number) => attach(self.tree(*tree)?, CWD, layer_name(*number).as_slice()),
+                Tree::Layer(number) => attach(self.tree(*tree)?, CWD, layer_name(*number)),
                 Tree::Writable => attach(self.tree(*tree)?, CWD, STAGE_WRITABLE),
             },
             Step::Overlay(overlay) => self.overlay(overlay),
@@ -241,26 +259,7 @@ impl Walker<'_> {
         let lower = lower_layers(&overlay.layers);
         let upper = format!("{STAGE_WRITABLE}/{}", overlay.upper);
         let work = format!("{upper}-work");
-        // The mounter's own file ids are what the overlay works with later: they must have a place in the writable
-        // layer. Changing them takes capabilities away that copying files up needs; those are taken back.
-        let before = capabilities(None)?;
-        sys::set_file_ids(self.materials.base, self.materials.base);
-        set_capabilities(None, CapabilitySets { effective: before.permitted, ..before })?;
-        // Without `volatile`, unmounting would sync the whole file system beneath. The price is that fsync does nothing.
-        let options = [("upperdir", upper.as_str()), ("workdir", &work), ("redirect_dir", "on")];
-        let context = fsopen("overlay", FsOpenFlags::FSOPEN_CLOEXEC)?;
-        fsconfig_set_string(&context, "lowerdir", lower.as_slice())?;
-        for (key, value) in options {
-            fsconfig_set_string(&context, key, value)?;
-        }
-        fsconfig_set_flag(&context, "volatile")?;
-        fsconfig_create(&context)?;
-        let mounted = fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::MOUNT_ATTR_NODEV)?;
-        sys::set_file_ids(0, 0);
-        set_capabilities(None, before)?;
-        if fstatvfs(&mounted)?.f_flag.contains(StatVfsMountFlags::RDONLY) {
-            return Err(Errno::ROFS.into());
-        }
+        let mounted = mount_overlay(self.materials.base, &lower, &upper, &work)?;
         if overlay.at.is_empty() {
             attach(&mounted, CWD, STAGE_ROOT)?;
             self.root = Some(mounted);
@@ -369,6 +368,31 @@ pub fn drop_privileges(kept: CapabilitySet) -> io::Result<()> {
     Ok(set_no_new_privs(true)?)
 }
 
+/// An overlay for guests with ids from `base` up, not attached anywhere.
+pub(crate) fn mount_overlay(base: u32, lower: &str, upper: &str, work: &str) -> io::Result<OwnedFd> {
+    // The mounter's own file ids are what the overlay works with later: they must have a place in the writable
+    // layer. Changing them takes capabilities away that copying files up needs; those are taken back.
+    let before = capabilities(None)?;
+    sys::set_file_ids(base, base);
+    set_capabilities(None, CapabilitySets { effective: before.permitted, ..before })?;
+    // Without `volatile`, unmounting would sync the whole file system beneath. The price is that fsync does nothing.
+    let options = [("upperdir", upper), ("workdir", work), ("redirect_dir", "on")];
+    let context = fsopen("overlay", FsOpenFlags::FSOPEN_CLOEXEC)?;
+    set_lower_layers(&context, lower)?;
+    for (key, value) in options {
+        fsconfig_set_string(&context, key, value)?;
+    }
+    fsconfig_set_flag(&context, "volatile")?;
+    fsconfig_create(&context)?;
+    let mounted = fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::MOUNT_ATTR_NODEV)?;
+    sys::set_file_ids(0, 0);
+    set_capabilities(None, before)?;
+    if fstatvfs(&mounted)?.f_flag.contains(StatVfsMountFlags::RDONLY) {
+        return Err(Errno::ROFS.into());
+    }
+    Ok(mounted)
+}
+
 /// A new file system that is not attached anywhere.
 pub fn mount(kind: &str, options: &[(&str, &str)], flags: MountAttrFlags) -> io::Result<OwnedFd> {
     let context = fsopen(kind, FsOpenFlags::FSOPEN_CLOEXEC)?;
@@ -402,4 +426,22 @@ pub fn cut_out(dir: BorrowedFd<'_>, path: &str, recursive: bool) -> io::Result<O
         flags |= OpenTreeFlags::AT_RECURSIVE;
     }
     Ok(open_tree(dir, path, flags)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_layer_has_a_name_of_its_own_that_is_nothing_elses() {
+        let mut names: Vec<String> = (0..STAGE_LAYERS).map(layer_name).collect();
+        names.extend(
+            [STAGE_ROOT, STAGE_WRITABLE, STAGE_EMPTY_FILE, STAGE_EMPTY_DIRECTORY, "dev", "sys"]
+                .map(String::from),
+        );
+        let count = names.len();
+        names.sort();
+        names.dedup();
+        assert_eq!(names.len(), count);
+    }
 }

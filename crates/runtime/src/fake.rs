@@ -11,6 +11,7 @@
 //! sleep MS    gate NAME       waits for a time; for `FakeHost::open_gate`
 //! exit N      signal N        ends so
 //! oom                         ends as the kernel ends what took too much memory
+//! oomchild                    the kernel ends a child so, which the command swallows
 //! hang                        waits to be killed
 //! missing                     (alone) does not start
 //! ```
@@ -39,10 +40,10 @@ use wire::guest::{
     COMMANDS_MAX, End, EndCause, ExitStatus, FromInit, Handle, OUTPUT_WINDOW, Program, STDIN_WINDOW, Start,
     StartError, Stream, ToInit, VERSION,
 };
-use wire::launch::{LayerFacts, LayerFault, LayerSource, Rootfs};
+use wire::launch::{LayerFacts, LayerFault, LayerSource, Motion, Rootfs};
 use wire::{Digest, SandboxId};
 
-use crate::backend::{Backend, BackendError, GuestStream, LayerSpec, Spec};
+use crate::backend::{Backend, BackendError, DiskUsage, GuestStream, LayerSpec, Machine, Spec, Usage};
 
 /// What the pipe between daemon and init holds, as a socket's buffer would.
 const PIPE_BYTES: usize = 256 * 1024;
@@ -67,10 +68,12 @@ pub enum FakeStep {
     Unpack,
     /// Removing a layer. Not a step of making a sandbox.
     RemoveLayer,
+    /// Not a step of making one: counting what its files take.
+    DiskUsage,
 }
 
 impl FakeStep {
-    /// All of them, in their order.
+    /// All that make a sandbox, in their order.
     pub const ALL: [Self; 6] =
         [Self::Prepare, Self::Disk, Self::Limits, Self::Process, Self::Connect, Self::Greet];
 }
@@ -122,8 +125,12 @@ struct HostState {
     things: BTreeSet<(SandboxId, FakeThing)>,
     inits: HashMap<SandboxId, Arc<Init>>,
     oom_kills: HashMap<SandboxId, u64>,
+    usage: HashMap<SandboxId, Usage>,
+    disk_bytes: HashMap<SandboxId, u64>,
     /// Steps that fail, how, and how often still.
     failing: HashMap<FakeStep, (FakeFailure, u32)>,
+    /// Sandboxes whose processes stand still.
+    frozen: BTreeSet<SandboxId>,
     /// Teardowns that fail, still.
     teardowns_failing: u32,
     /// Steps that wait for a permit.
@@ -196,6 +203,16 @@ impl FakeHost {
         self.state().version = Some(version);
     }
 
+    /// Says what a sandbox uses from now on.
+    pub fn set_usage(&self, sandbox: SandboxId, usage: Usage) {
+        self.state().usage.insert(sandbox, usage);
+    }
+
+    /// Says what a sandbox's files take from now on.
+    pub fn set_disk_bytes(&self, sandbox: SandboxId, bytes: u64) {
+        self.state().disk_bytes.insert(sandbox, bytes);
+    }
+
     /// Lets commands that wait at a gate go on.
     pub fn open_gate(&self, name: &str) {
         self.host.gates.open.lock().unwrap_or_else(PoisonError::into_inner).insert(name.into());
@@ -220,6 +237,11 @@ impl FakeHost {
     /// Something that looks like a layer, and that nobody knows of.
     pub fn plant_layer(&self, layer: Digest) {
         self.state().layers.insert(layer);
+    }
+
+    /// Takes a layer away behind everyone's back.
+    pub fn lose_layer(&self, layer: Digest) {
+        self.state().layers.remove(&layer);
     }
 
     /// From now on, a layer of these contents cannot be unpacked.
@@ -345,7 +367,7 @@ impl Backend for FakeHost {
         if let LayerSource::Blob { contents, .. } = wanted.from
             && state.bad_layers.contains(&contents)
         {
-            let source = LayerFault::Damaged { why: "it was spoilt".into() };
+            let source = Box::new(LayerFault::Damaged { why: "it was spoilt".into() });
             return Err(BackendError::Layer { layer: wanted.layer, source });
         }
         if let Some(missing) = wanted.below.iter().find(|below| !state.layers.contains(below)) {
@@ -441,6 +463,38 @@ impl Backend for FakeHost {
 
     async fn oom_kills(&self, sandbox: SandboxId) -> Result<u64, BackendError> {
         Ok(self.state().oom_kills.get(&sandbox).copied().unwrap_or(0))
+    }
+
+    async fn usage(&self, sandboxes: &[SandboxId]) -> Result<Vec<Option<Usage>>, BackendError> {
+        let state = self.state();
+        let lives = |id: &SandboxId| state.things.contains(&(*id, FakeThing::Process));
+        let usage = |id: &SandboxId| state.usage.get(id).copied().unwrap_or_default();
+        Ok(sandboxes.iter().map(|id| lives(id).then(|| usage(id))).collect())
+    }
+
+    async fn freeze(&self, sandbox: SandboxId, motion: Motion) -> Result<(), BackendError> {
+        let mut state = self.state();
+        match motion {
+            Motion::Still => state.frozen.insert(sandbox),
+            Motion::Going => state.frozen.remove(&sandbox),
+        };
+        Ok(())
+    }
+
+    async fn disk_usage(&self, sandbox: SandboxId) -> Result<DiskUsage, BackendError> {
+        self.step(FakeStep::DiskUsage, "look at its files").await?;
+        let bytes = self.state().disk_bytes.get(&sandbox).copied().unwrap_or(0);
+        Ok(DiskUsage { bytes, complete: true })
+    }
+
+    async fn machine(&self) -> Result<Machine, BackendError> {
+        Ok(Machine {
+            cpus: 4,
+            memory_bytes: 8 << 30,
+            memory_available_bytes: 6 << 30,
+            disk_bytes: 100 << 30,
+            disk_available_bytes: 60 << 30,
+        })
     }
 }
 
@@ -1015,9 +1069,11 @@ impl Runner {
             "gate" => self.gate(rest).await?,
             "exit" => return Ok(Some(ExitStatus::Code(number() as i32))),
             "signal" => return Ok(Some(ExitStatus::Signal(number() as i32))),
-            "oom" => {
+            "oom" | "oomchild" => {
                 *self.host.state().oom_kills.entry(self.sandbox).or_default() += 1;
-                return Ok(Some(ExitStatus::Signal(SIGKILL)));
+                if word == "oom" {
+                    return Ok(Some(ExitStatus::Signal(SIGKILL)));
+                }
             }
             "hang" => self.init.until(self.handle, |_| None).await?,
             unknown => panic!("the fake init does not know the word `{unknown}`"),

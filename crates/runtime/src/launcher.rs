@@ -35,6 +35,7 @@ use wire::launch::{
 };
 use wire::{Digest, InstallationId, SandboxId};
 
+use crate::backend::DiskUsage;
 use crate::cgroup::Cgroups;
 use crate::enter::{self, EnterError, Materials, cut_out};
 use crate::host_image;
@@ -354,9 +355,14 @@ impl Launcher {
                 layers.truncate(LAYERS_PAGE);
                 Ok(Answer::Layers(layers))
             }
-            Ask::OomKills { sandbox } => {
-                let count = self.cgroups.oom_kills(sandbox).map_err(refused("read the memory events"))?;
-                Ok(Answer::OomKills { count })
+            Ask::Freeze { sandbox, motion } => {
+                self.cgroups.freeze(sandbox, motion).map_err(refused("freeze or thaw the sandbox"))?;
+                Ok(Answer::Done)
+            }
+            Ask::DiskUsage { sandbox } => {
+                let DiskUsage { bytes, complete } =
+                    self.places.disk_usage(sandbox).map_err(refused("look at the sandbox's files"))?;
+                Ok(Answer::DiskUsage { bytes, complete })
             }
         }
     }
@@ -566,10 +572,7 @@ impl Launcher {
         rustix::process::waitpid(Some(pid), WaitOptions::empty()).map_err(refused("wait"))?;
         match done.map_err(refused("hear of a layer"))? {
             Some(done) => Ok(done),
-            None => {
-                let why = "the process that read it died".into();
-                Ok(Err(LayerFault::Damaged { why }))
-            }
+            None => Err(Failure { doing: "unpack a layer: the process that read it died".into(), errno: 0 }),
         }
     }
 
@@ -584,7 +587,7 @@ impl Launcher {
                 std::fs::read_to_string(image.join(file)).is_ok_and(|then| then == now)
             };
             if same("stamp", &stamp) && hidden.as_ref().is_none_or(|hidden| same("hidden", hidden)) {
-                return Ok(Answer::Done);
+                return Ok(Answer::Prepared { generation: current });
             }
         }
         // Two walkers may build at once; each has its own name, and the rename of one of them wins.
@@ -610,7 +613,7 @@ impl Launcher {
         let cleaned = remove_tree(dir, &unfinished).map_err(refused("remove an unfinished image"));
         named.and(cleaned)?;
         self.drop_old_generations(next).map_err(refused("remove old images"))?;
-        Ok(Answer::Done)
+        Ok(Answer::Prepared { generation: next })
     }
 
     fn current_generation(&self) -> io::Result<Option<u64>> {
@@ -777,7 +780,7 @@ fn make_stage(places: &Places, shared: [(Shared, OwnedFd); 2]) -> io::Result<()>
         | MountAttrFlags::MOUNT_ATTR_NODEV;
     let stage = enter::mount("tmpfs", &[("mode", "0755"), ("size", "256k")], flags)?;
     for number in 0..enter::STAGE_LAYERS {
-        mkdirat(&stage, enter::layer_name(number).as_slice(), Mode::from_raw_mode(0o555))?;
+        mkdirat(&stage, enter::layer_name(number), Mode::from_raw_mode(0o555))?;
     }
     let fixed = [enter::STAGE_ROOT, enter::STAGE_WRITABLE, enter::STAGE_EMPTY_DIRECTORY];
     let shared_names = shared.iter().map(|(shared, _)| enter::stage_name(*shared));

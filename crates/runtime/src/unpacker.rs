@@ -18,8 +18,7 @@ use std::panic::AssertUnwindSafe;
 use image::layer;
 use rustix::fs::{CWD, Mode, OFlags, openat};
 use rustix::mount::{
-    FsMountFlags, FsOpenFlags, MountAttrFlags, UnmountFlags, fsconfig_create, fsconfig_set_string, fsmount,
-    fsopen, unmount,
+    FsMountFlags, FsOpenFlags, MountAttrFlags, UnmountFlags, fsconfig_create, fsmount, fsopen, unmount,
 };
 use rustix::process::{
     Gid, Resource, Rlimit, Signal, Uid, chdir, pivot_root, set_parent_process_death_signal, setrlimit,
@@ -31,7 +30,9 @@ use rustix::thread::{
 use serde::{Deserialize, Serialize};
 use wire::launch::{LayerFacts, LayerFault, LayerSource, from_packet, to_packet};
 
-use crate::enter::{STAGE_ROOT, STAGE_WRITABLE, attach, drop_privileges, layer_name, lower_layers};
+use crate::enter::{
+    STAGE_ROOT, STAGE_WRITABLE, attach, drop_privileges, layer_name, lower_layers, set_lower_layers,
+};
 use crate::seccomp::Filters;
 use crate::sys;
 
@@ -95,11 +96,11 @@ fn lock_in_and_unpack(materials: Materials<'_>, from: &LayerSource) -> io::Resul
         [only] => attach(only, CWD, STAGE_ROOT)?,
         many => {
             for (number, tree) in many.iter().enumerate() {
-                attach(tree, CWD, layer_name(number as u8).as_slice())?;
+                attach(tree, CWD, layer_name(number as u8))?;
             }
             let context = fsopen("overlay", FsOpenFlags::FSOPEN_CLOEXEC)?;
             let numbers: Vec<u8> = (0..many.len() as u8).collect();
-            fsconfig_set_string(&context, "lowerdir", lower_layers(&numbers).as_slice())?;
+            set_lower_layers(&context, &lower_layers(&numbers))?;
             fsconfig_create(&context)?;
             let flags = MountAttrFlags::MOUNT_ATTR_NODEV
                 | MountAttrFlags::MOUNT_ATTR_NOSUID

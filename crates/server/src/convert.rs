@@ -2,6 +2,8 @@
 //!
 //! Everything here is pure. A request that passes is made of checked types and need not be looked at again.
 
+mod lifetime;
+
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime};
 
@@ -13,17 +15,21 @@ use engine::images::{
     PullSpec, StoredLayer, Transport,
 };
 use engine::{
-    Command, CommandSpec, CommandState, Gathered, Key, KeyLimits, KeySpec, Outcome, Owner, Sandbox,
-    SandboxName, SandboxSpec, Span, State,
+    Capacity, Command, CommandSpec, CommandState, Gathered, Key, KeyLimits, KeySpec, Labels, MachineStats,
+    Outcome, Owner, Sandbox, SandboxName, SandboxSpec, Span, State, Stats,
 };
 use wire::api;
 use wire::files::{Change, Cut, FileKind, FileStat, GrepMatch, WatchEvent};
 use wire::guest::{ExitStatus, Program, StartError, Stream, TerminalSize};
+use wire::launch::Limits;
 
 use crate::clock::rfc3339;
 use crate::conditions;
 use crate::error::ApiError;
 use crate::quantity::{Bytes, Cpu};
+
+pub use lifetime::{explanation, sandbox_update};
+use lifetime::{kept_rule, lifetime_of};
 
 /// A script of this length is the longest that may be asked for.
 pub const SCRIPT_MAX: usize = 16 << 20;
@@ -51,8 +57,19 @@ const CALENDAR_MAX: u64 = 253_402_300_799;
 pub fn sandbox_spec(
     body: api::CreateSandbox,
     idempotency_key: Option<String>,
-) -> Result<SandboxSpec, ApiError> {
-    let api::CreateSandbox { name, template, image, env, cpu, memory, wait: _ } = body;
+) -> Result<(SandboxSpec, Option<Labels>), ApiError> {
+    let api::CreateSandbox {
+        name,
+        template,
+        image,
+        env,
+        cpu,
+        memory,
+        labels,
+        match_labels,
+        lifetime,
+        wait: _,
+    } = body;
     let name = name.as_deref().map(SandboxName::parse).transpose()?;
     check_env(&env)?;
     let cpu =
@@ -71,12 +88,21 @@ pub fn sandbox_spec(
         return Err(ApiError::invalid("Idempotency-Key", why));
     }
     let template = template.unwrap_or_else(|| "default".into());
-    Ok(SandboxSpec { name, template, image, env, cpu_millis, memory_bytes, idempotency_key })
-}
-
-/// `PATCH /v1/sandboxes/{sandbox}`: the new name, where one is wished for.
-pub fn new_name(body: &api::UpdateSandbox) -> Result<Option<SandboxName>, ApiError> {
-    Ok(body.name.as_deref().map(SandboxName::parse).transpose()?)
+    let labels = Labels::new(labels)?;
+    let find = match_labels.map(Labels::new).transpose()?;
+    let lifetime = lifetime_of(lifetime)?;
+    let spec = SandboxSpec {
+        name,
+        template,
+        image,
+        env,
+        cpu_millis,
+        memory_bytes,
+        labels,
+        lifetime,
+        idempotency_key,
+    };
+    Ok((spec, find))
 }
 
 /// `POST /v1/sandboxes/{sandbox}/commands`
@@ -212,29 +238,79 @@ pub fn key_spec(body: api::CreateKey) -> Result<KeySpec, ApiError> {
 
 /// A sandbox as clients see it.
 pub fn sandbox(sandbox: Sandbox) -> api::Sandbox {
-    let state = match sandbox.state {
-        State::Creating => api::SandboxState::Creating,
-        State::Running => api::SandboxState::Running,
-        State::Paused(_) => api::SandboxState::Paused,
-        State::Deleting => api::SandboxState::Deleting,
-        State::Failed { .. } => api::SandboxState::Failed,
-    };
     api::Sandbox {
         id: sandbox.id,
         name: sandbox.name.as_str().to_owned(),
-        state,
+        state: sandbox_state(sandbox.state),
         reason: sandbox.reason,
         template: sandbox.template,
         image: sandbox.image,
         image_alias: sandbox.image_alias,
         image_digest: sandbox.image_digest.map(|digest| digest.to_string()),
-        limits: api::SandboxLimits {
-            cpu_millis: sandbox.limits.cpu_millis,
-            memory_bytes: sandbox.limits.memory_bytes,
-            pids: sandbox.limits.pids,
-        },
+        limits: sandbox_limits(&sandbox.limits),
         env: sandbox.env,
+        labels: sandbox.labels.pairs().clone(),
+        lifetime: sandbox.lifetime.rules().iter().map(kept_rule).collect(),
         created_at: rfc3339(sandbox.created_at),
+    }
+}
+
+fn sandbox_state(state: State) -> api::SandboxState {
+    match state {
+        State::Creating => api::SandboxState::Creating,
+        State::Running => api::SandboxState::Running,
+        State::Paused(_) => api::SandboxState::Paused,
+        State::Deleting => api::SandboxState::Deleting,
+        State::Failed { .. } => api::SandboxState::Failed,
+    }
+}
+
+fn sandbox_limits(limits: &Limits) -> api::SandboxLimits {
+    api::SandboxLimits { cpu_millis: limits.cpu_millis, memory_bytes: limits.memory_bytes, pids: limits.pids }
+}
+
+/// What a sandbox uses, as clients see it.
+pub fn stats(stats: Stats) -> api::SandboxStats {
+    api::SandboxStats {
+        sandbox_id: stats.sandbox,
+        name: stats.name,
+        state: sandbox_state(stats.state),
+        limits: sandbox_limits(&stats.limits),
+        usage: stats.usage.map(|usage| api::SandboxUsage {
+            cpu_seconds: usage.cpu_time.as_secs_f64(),
+            cpu_throttled_seconds: usage.throttled_time.as_secs_f64(),
+            memory_bytes: usage.memory_bytes,
+            memory_reclaimable_bytes: usage.memory_reclaimable_bytes,
+            pids: usage.pids,
+        }),
+        disk: stats.disk.map(|disk| api::DiskUsage {
+            bytes: disk.usage.bytes,
+            complete: disk.usage.complete,
+            counted_at: rfc3339(disk.at),
+        }),
+        commands_running: stats.commands_live as u64,
+        at: rfc3339(stats.at),
+    }
+}
+
+/// The machine. What all owners have together is for those who run it.
+pub fn machine(stats: MachineStats, key: &Key) -> api::MachineStats {
+    let room = |room: Capacity| api::Room {
+        sandboxes: room.sandboxes,
+        cpu_millis: room.cpu_millis,
+        memory_bytes: room.memory_bytes,
+    };
+    api::MachineStats {
+        cpus: stats.machine.cpus,
+        memory_bytes: stats.machine.memory_bytes,
+        memory_available_bytes: stats.machine.memory_available_bytes,
+        disk_bytes: stats.machine.disk_bytes,
+        disk_available_bytes: stats.machine.disk_available_bytes,
+        all_sandboxes: key.admin.then(|| api::AllSandboxes {
+            states: stats.sandboxes.iter().map(|(state, count)| ((*state).to_owned(), *count)).collect(),
+            promised: room(stats.promised),
+            capacity: room(stats.capacity),
+        }),
     }
 }
 
@@ -360,6 +436,7 @@ pub fn command(command: Command) -> api::Command {
         argv,
         script,
         request_cut,
+        terminal: command.start.terminal.is_some(),
         result,
         stdout: kept(command.stdout),
         stderr: kept(command.stderr),
@@ -641,7 +718,6 @@ mod tests {
             ..argv(&["a"])
         };
         for (body, field) in [
-            (api::RunCommand::default(), "argv"),
             (api::RunCommand { id: Some("stream".parse().expect("an id")), ..argv(&["a"]) }, "id"),
             (api::RunCommand { script: Some("true".into()), ..argv(&["true"]) }, "argv"),
             (argv(&[]), "argv"),

@@ -132,6 +132,9 @@ impl From<EngineError> for ApiError {
                 .detail("state", "failed")
                 .detail("reason", reason)
                 .hint("delete it and create another"),
+            ActionUnsupported { action } => say(StatusCode::BAD_REQUEST, "action_not_supported")
+                .detail("action", action)
+                .hint("use `delete`, or give the rule `\"accept_inactive\": true` to have it kept without effect"),
             Invalid { what, .. } => say(StatusCode::BAD_REQUEST, "invalid_request").detail("field", what),
             Quota { what, limit } => say(StatusCode::TOO_MANY_REQUESTS, "quota_exceeded")
                 .detail("resource", what)
@@ -149,7 +152,7 @@ impl From<EngineError> for ApiError {
                 .hint("try again, or delete the sandbox"),
             Create { source, .. } => backend(&source, &message, "create_failed"),
             Delete { source, .. } => backend(&source, &message, "delete_failed"),
-            Store { .. } | Log { .. } => say(StatusCode::INTERNAL_SERVER_ERROR, "internal")
+            Usage { .. } | Store { .. } | Log { .. } | Clock { .. } => say(StatusCode::INTERNAL_SERVER_ERROR, "internal")
                 .hint("the daemon's log has the cause under this answer's x-request-id"),
             File { source } => file(&source, &message),
             FileNotStarted { why: StartError::UnknownUser { user } } => {
@@ -256,12 +259,11 @@ fn image(fault: &ImageFault, message: &str) -> ApiError {
     let told = format!("{message}: {}", chain_of(fault));
     let say = |status, code| ApiError::new(status, code, told.as_str());
     match fault {
+        fault if fault.is_disk_full() => disk_full(&told),
         ImageFault::Registry(error) => registry(error, &told),
         ImageFault::Archive(error) => archive(error, &told),
         ImageFault::Layer { source: BackendError::Layer { source, .. }, .. } => layer(source, &told),
-        ImageFault::Layer { source: BackendError::Full { .. }, .. } => disk_full(&told),
         ImageFault::Layer { source, .. } => backend(source, message, "unpack_failed"),
-        ImageFault::Keep { source, .. } if is_full(source) => disk_full(&told),
         ImageFault::Removed => say(StatusCode::SERVICE_UNAVAILABLE, "image_removed").hint("try again"),
         ImageFault::Stopping => ApiError::stopping(),
         ImageFault::Store(_) | ImageFault::Keep { .. } => {
@@ -274,10 +276,6 @@ fn image(fault: &ImageFault, message: &str) -> ApiError {
 fn disk_full(told: &str) -> ApiError {
     ApiError::new(StatusCode::INSUFFICIENT_STORAGE, "disk_full", told)
         .hint("`shoal image gc` and `shoal image rm` free what is not needed")
-}
-
-fn is_full(error: &std::io::Error) -> bool {
-    matches!(error.kind(), std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded)
 }
 
 fn registry(error: &RegistryError, told: &str) -> ApiError {
@@ -330,9 +328,8 @@ fn registry(error: &RegistryError, told: &str) -> ApiError {
         },
         TooLong { .. } | Corrupt { .. } | WrongSize { .. } => say(StatusCode::BAD_REQUEST, "image_invalid")
             .hint("the registry or a mirror does not give what the image says; nothing of it was kept"),
-        DiskFull { .. } => disk_full(told),
-        Keep { source, .. } if is_full(source) => disk_full(told),
-        Keep { .. } | Tls { .. } => say(StatusCode::INTERNAL_SERVER_ERROR, "internal"),
+        // A full disk was told apart before.
+        DiskFull { .. } | Keep { .. } | Tls { .. } => say(StatusCode::INTERNAL_SERVER_ERROR, "internal"),
     }
 }
 
@@ -340,9 +337,8 @@ fn archive(error: &ArchiveError, told: &str) -> ApiError {
     use ArchiveError::*;
     let say = |status, code| ApiError::new(status, code, told);
     match error {
-        Io { source, .. } if is_full(source) => disk_full(told),
-        DiskFull { .. } => disk_full(told),
-        Io { .. } => say(StatusCode::INTERNAL_SERVER_ERROR, "internal"),
+        // As above.
+        Io { .. } | DiskFull { .. } => say(StatusCode::INTERNAL_SERVER_ERROR, "internal"),
         NoName => say(StatusCode::BAD_REQUEST, "name_needed").hint("give `name`"),
         ManyImages { .. } => say(StatusCode::BAD_REQUEST, "image_invalid").hint("leave `name` out"),
         BadImage { source } if matches!(**source, engine::images::BadImage::WrongPlatform { .. }) => {
@@ -357,11 +353,9 @@ fn archive(error: &ArchiveError, told: &str) -> ApiError {
     }
 }
 
-/// What is wrong with a layer, or with the disk that it should go to.
+/// What is wrong with a layer. A full disk was told apart before.
 fn layer(fault: &LayerFault, told: &str) -> ApiError {
-    let full = [rustix::io::Errno::NOSPC, rustix::io::Errno::DQUOT].map(|errno| errno.raw_os_error());
     match fault {
-        LayerFault::Kernel { errno, .. } if full.contains(errno) => disk_full(told),
         LayerFault::Kernel { .. } => ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "unpack_failed", told),
         LayerFault::TooLarge { .. } => ApiError::new(StatusCode::BAD_REQUEST, "image_too_large", told),
         LayerFault::Digest { .. }

@@ -3,7 +3,7 @@
 use utoipa::openapi::security::{ApiKey, ApiKeyValue, HttpAuthScheme, HttpBuilder, SecurityScheme};
 use utoipa::{Modify, OpenApi};
 
-use crate::routes::{commands, files, images, keys, sandboxes, system};
+use crate::routes::{commands, files, images, keys, sandboxes, stats, system};
 use crate::{events, stream};
 
 #[derive(OpenApi)]
@@ -20,6 +20,8 @@ use crate::{events, stream};
         sandboxes::get,
         sandboxes::update,
         sandboxes::delete,
+        sandboxes::touch,
+        sandboxes::explain,
         commands::run,
         commands::list,
         stream::start,
@@ -54,6 +56,8 @@ use crate::{events, stream};
         images::aliases,
         images::set_alias,
         images::delete_alias,
+        stats::one,
+        stats::all,
         keys::create,
         keys::list,
         keys::delete,

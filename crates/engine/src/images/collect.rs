@@ -5,7 +5,7 @@
 
 use std::collections::HashSet;
 use std::sync::{Arc, PoisonError};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use image::Digest;
 use runtime::BackendError;
@@ -26,16 +26,17 @@ pub(crate) async fn keep_collected(shared: Arc<Shared>) {
         warn!(error = chain(&error), "cannot compare layers with their rows");
     }
     loop {
-        let before = crate::now().checked_sub(KEPT).unwrap_or(SystemTime::UNIX_EPOCH);
-        if let Err(error) = collect(&shared, before).await {
+        if let Err(error) = collect(&shared, KEPT).await {
             warn!(error = chain(&error), "cannot collect unused images; trying again later");
         }
         tokio::time::sleep(INTERVAL).await;
     }
 }
 
-/// One collection of what is older than `before`.
-pub(super) async fn collect(shared: &Arc<Shared>, before: SystemTime) -> Result<Collected, EngineError> {
+/// One collection of what is older than `kept`.
+pub(super) async fn collect(shared: &Arc<Shared>, kept: Duration) -> Result<Collected, EngineError> {
+    let now = crate::now();
+    let before = now.checked_sub(kept).unwrap_or(now);
     let images = shared.store.collect_images(before).await?;
     {
         let mut stock = shared.images.stock();
@@ -58,7 +59,7 @@ pub(super) async fn collect(shared: &Arc<Shared>, before: SystemTime) -> Result<
         }
     }
     let blobs = Arc::clone(&shared.images.blobs);
-    match tokio::task::spawn_blocking(move || blobs.sweep()).await {
+    match tokio::task::spawn_blocking(move || blobs.sweep(kept)).await {
         Ok(Ok(_)) => {}
         Ok(Err(error)) => warn!(%error, "cannot sweep the blobs"),
         Err(error) => warn!(%error, "cannot sweep the blobs"),

@@ -6,6 +6,7 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Duration;
 
 use image::archive_file::{self, Imported};
 use image::blobs::{Holding, Upload};
@@ -17,9 +18,9 @@ use tokio::task::AbortHandle;
 use tracing::{Instrument, info, info_span};
 use wire::launch::{LayerFacts, LayerSource};
 
-use super::{Format, ImageFault, StoredImage, StoredLayer, Transport, familiar};
+use super::{Format, ImageFault, StoredImage, StoredLayer, Transport, collect, familiar};
 use crate::driver::Task;
-use crate::error::EngineError;
+use crate::error::{EngineError, chain};
 use crate::home::Shared;
 use crate::model::{Key, Owner};
 use crate::store::{ImageRow, LayerRow, NameRow};
@@ -245,15 +246,23 @@ where
     let (tell, outcome) = watch::channel(None);
     let span = info_span!("image", name, doing);
     let work = work(Arc::new(progress));
-    let task = shared.runtime.spawn(
+    let (runtime, pulls) = (shared.runtime.clone(), Arc::clone(shared));
+    let shared = Arc::clone(shared);
+    let task = runtime.spawn(
         async move {
-            let outcome = work.await.map_err(Arc::new);
-            tell.send_replace(Some(outcome));
+            let outcome = work.await;
+            if let Err(fault) = &outcome
+                && fault.is_disk_full()
+                && let Err(error) = collect::collect(&shared, Duration::ZERO).await
+            {
+                tracing::warn!(error = chain(&error), "cannot give back what a full disk could not take");
+            }
+            tell.send_replace(Some(outcome.map_err(Arc::new)));
         }
         .instrument(span),
     );
     let task = task.abort_handle();
-    shared.images.pulls.remember(task.clone());
+    pulls.images.pulls.remember(task.clone());
     Pull { inner: Arc::new(Inner { doing, name, progress: hear_progress, outcome, task }) }
 }
 
@@ -310,13 +319,14 @@ async fn add(
             let spec = LayerSpec { layer: layer.layer, below, from };
             let read = |bytes: u64| step(progress, number, LayerState::Unpacking, bytes);
             read(0);
-            let facts = unpack(shared, &spec, &read).await.map_err(failed)?;
-            let row = layer_row(layer.layer, Some(layer), facts);
-            shared.store.put_layer(row).await?;
+            let unpacked = unpack(shared, &spec, &read).await;
+            // Whatever came of it: the layer is here, or this blob will never be one.
             let removed = tokio::task::spawn_blocking(move || holding.remove()).await;
             if let Ok(Err(error)) = removed {
-                tracing::warn!(blob = %layer.blob, %error, "cannot remove a blob whose layer is unpacked");
+                tracing::warn!(blob = %layer.blob, %error, "cannot remove a blob that was unpacked");
             }
+            let row = layer_row(layer.layer, Some(layer), unpacked.map_err(failed)?);
+            shared.store.put_layer(row).await?;
             step(progress, number, LayerState::Done, layer.size);
         } else {
             step(progress, number, LayerState::Present, layer.size);

@@ -9,9 +9,14 @@ use wire::guest::{ExitStatus, Handle, Start};
 use wire::launch::Limits;
 use wire::{CommandId, SandboxId};
 
+use crate::clock::{Moment, Stamp};
 use crate::keys::KeyHash;
+use crate::labels::Labels;
 use crate::lifecycle::{Disk, Goal, Kept, State};
+use crate::lifetime::Lifetime;
 use crate::model::{Key, KeyLimits, Outcome, Owner, SandboxName, Span};
+
+use super::life::Stamps;
 
 pub(super) type DigestBytes = [u8; 32];
 
@@ -35,6 +40,9 @@ pub(crate) struct SandboxRow {
     pub request_digest: DigestBytes,
     pub oom_kills: u64,
     pub created_at: SystemTime,
+    pub labels: Labels,
+    pub lifetime: Lifetime,
+    pub stamps: Stamps,
 }
 
 /// A command's row.
@@ -46,6 +54,8 @@ pub(crate) struct CommandRow {
     pub request_digest: DigestBytes,
     pub start: Start,
     pub created_at: SystemTime,
+    /// The sandbox's memory kills when the command began, where that is known.
+    pub oom_kills_before: Option<u64>,
     pub result: Option<ResultRow>,
 }
 
@@ -93,7 +103,9 @@ pub(super) const SANDBOX_COLUMNS: &str =
     "id, owner, name, template, image, cpu_millis, memory_bytes, pids, env, state, detail,
     goal, reason, idempotency_key, request_digest, oom_kills, created_at";
 
-pub(super) fn sandbox_from(row: &Row<'_>) -> rusqlite::Result<SandboxRow> {
+/// A sandbox without what other tables have of it.
+pub(super) fn sandbox_from(row: &Row<'_>, now: Moment) -> rusqlite::Result<SandboxRow> {
+    let created_at = time(row, 16)?;
     let limits = Limits { cpu_millis: row.get(5)?, memory_bytes: unsigned(row, 6)?, pids: row.get(7)? };
     let (state, detail, goal): (String, String, String) = (row.get(9)?, row.get(10)?, row.get(11)?);
     let kept = match detail.as_str() {
@@ -132,17 +144,21 @@ pub(super) fn sandbox_from(row: &Row<'_>) -> rusqlite::Result<SandboxRow> {
         idempotency_key: row.get(13)?,
         request_digest: row.get(14)?,
         oom_kills: unsigned(row, 15)?,
-        created_at: time(row, 16)?,
+        created_at,
+        labels: Labels::default(),
+        lifetime: Lifetime::default(),
+        stamps: Stamps::born(Stamp::of_wall(created_at, now)),
     })
 }
 
 pub(super) const COMMAND_COLUMNS: &str =
     "sandbox, handle, id, request_digest, start, created_at, ended_at, pid, outcome, code,
-    signal, start_error, stdout_start, stdout_end, stderr_start, stderr_end, stdout_bytes, stderr_bytes";
+    signal, start_error, stdout_start, stdout_end, stderr_start, stderr_end, stdout_bytes, stderr_bytes,
+    oom_kills_before";
 /// The same without the output, for lists.
 pub(super) const COMMAND_COLUMNS_LISTED: &str =
     "sandbox, handle, id, request_digest, start, created_at, ended_at, pid, outcome,
-    code, signal, start_error, stdout_start, stdout_end, stderr_start, stderr_end, NULL, NULL";
+    code, signal, start_error, stdout_start, stdout_end, stderr_start, stderr_end, NULL, NULL, oom_kills_before";
 
 pub(super) fn command_from(row: &Row<'_>) -> rusqlite::Result<CommandRow> {
     let result = match row.get::<_, Option<i64>>(6)? {
@@ -163,6 +179,7 @@ pub(super) fn command_from(row: &Row<'_>) -> rusqlite::Result<CommandRow> {
         request_digest: row.get(3)?,
         start: from_json(row, 4)?,
         created_at: time(row, 5)?,
+        oom_kills_before: row.get::<_, Option<i64>>(18)?.map(|count| count as u64),
         result,
     })
 }

@@ -1,6 +1,8 @@
 //! What the engine's tests share: an engine on a fake host and a directory of its own.
 #![allow(dead_code)] // Each test file uses its own part.
 
+pub mod clock;
+
 use std::sync::Arc;
 
 use engine::{

@@ -5,6 +5,7 @@ pub mod files;
 pub mod images;
 pub mod keys;
 pub mod sandboxes;
+pub mod stats;
 pub mod system;
 
 use std::future::Future;
@@ -34,6 +35,10 @@ pub fn all() -> Router<App> {
             "/v1/sandboxes/{sandbox}",
             get(sandboxes::get).patch(sandboxes::update).delete(sandboxes::delete),
         )
+        .route("/v1/sandboxes/{sandbox}/stats", get(stats::one))
+        .route("/v1/stats", get(stats::all))
+        .route("/v1/sandboxes/{sandbox}/touch", post(sandboxes::touch))
+        .route("/v1/sandboxes/{sandbox}/explain", get(sandboxes::explain))
         .route(COMMANDS, get(commands::list).post(commands::run))
         .route(&format!("{COMMANDS}/stream"), get(stream::start))
         .route(&under(""), get(commands::get))
