@@ -11,7 +11,7 @@ use std::future::{Future, pending};
 use std::pin::Pin;
 use std::sync::{Arc, PoisonError};
 use std::task::{Context, Poll};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use runtime::{BackendError, Spec};
 use tokio::sync::{mpsc, oneshot, watch};
@@ -25,7 +25,9 @@ use crate::error::{EngineError, chain};
 use crate::guest::{LinkEnd, keep_connected};
 use crate::home::Home;
 use crate::lifecycle::{Disk, Goal, Recovery, State, Wish};
+use crate::metrics::{Verb, Verdict};
 use crate::model::Wait;
+use crate::slow;
 use crate::store::SandboxRow;
 use crate::template::{Template, hostname};
 
@@ -84,8 +86,14 @@ impl<T> Future for Task<T> {
 /// Starts the driver of a sandbox that is in the directory.
 pub(crate) fn spawn(home: &Arc<Home>, inbox: mpsc::Receiver<Message>, birth: Birth) {
     let span = info_span!("sandbox", id = %home.id);
-    let driver =
-        Driver { home: Arc::clone(home), inbox, work: Work::None, deletes: Vec::new(), created: None };
+    let driver = Driver {
+        home: Arc::clone(home),
+        inbox,
+        work: Work::None,
+        deletes: Vec::new(),
+        created: None,
+        began: None,
+    };
     let task = home.shared.runtime.spawn(driver.run(birth).instrument(span));
     *home.driver.lock().unwrap_or_else(PoisonError::into_inner) = Some(task.abort_handle());
 }
@@ -98,6 +106,8 @@ struct Driver {
     deletes: Vec<oneshot::Sender<Result<(), EngineError>>>,
     /// Who waits for the beginning.
     created: Option<oneshot::Sender<Result<(), EngineError>>>,
+    /// Since when it is being made, or being deleted.
+    began: Option<Instant>,
 }
 
 /// What goes on beside the inbox.
@@ -176,7 +186,9 @@ impl Driver {
     async fn begin(&mut self, birth: Birth) -> Life {
         match birth {
             Birth::New { row, wait, created } => {
-                if let Err(error) = self.home.shared.store.insert_sandbox(*row).await {
+                self.began = Some(Instant::now());
+                let inserted = self.home.shared.store.insert_sandbox(*row);
+                if let Err(error) = slow::ROW.watch(&self.home.shared.metrics, self.home.id, inserted).await {
                     self.home.shared.directory().remove(self.home.id);
                     self.home.set_state(State::Deleting, None); // Whoever found it meanwhile is told that it is over.
                     let _ = created.send(Err(error)); // A caller that left needs no answer.
@@ -263,6 +275,7 @@ impl Driver {
         match self.record(State::Running, Goal::Running, None).await {
             Ok(()) => {
                 info!("sandbox runs");
+                self.measure(Verb::Create, Verdict::Ok);
                 self.tell_creator(Ok(()));
             }
             Err(error) => {
@@ -283,6 +296,7 @@ impl Driver {
             reason = format!("{reason}; cleaning up failed too: {}", chain(&left));
         }
         warn!(reason, "cannot create sandbox");
+        self.measure(Verb::Create, Verdict::Failed);
         self.home.close_commands();
         let state = State::Failed { disk: Disk::Lost };
         if let Err(error) = self.record(state, Goal::Running, Some(reason.clone())).await {
@@ -311,6 +325,13 @@ impl Driver {
         }
     }
 
+    /// How long it was being made, or deleted.
+    fn measure(&mut self, verb: Verb, verdict: Verdict) {
+        if let Some(began) = self.began.take() {
+            self.home.shared.metrics.operation(verb, verdict, began.elapsed());
+        }
+    }
+
     fn tell_creator(&mut self, result: Result<(), EngineError>) {
         if let Some(created) = self.created.take() {
             let _ = created.send(result); // A caller that left needs no answer.
@@ -320,8 +341,8 @@ impl Driver {
     /// Writes a new state, from the one that the sandbox is in, and tells whoever watches.
     async fn record(&self, to: State, goal: Goal, reason: Option<String>) -> Result<(), EngineError> {
         let from = self.home.state();
-        let changed =
-            self.home.shared.store.change_state(self.home.id, from, to, goal, reason.clone()).await?;
+        let changed = self.home.shared.store.change_state(self.home.id, from, to, goal, reason.clone());
+        let changed = slow::ROW.watch(&self.home.shared.metrics, self.home.id, changed).await?;
         if !changed {
             // Nobody else changes this row. If it happens, memory is as good a guess as the row.
             error!(from = from.word(), to = to.word(), "a sandbox's row was not in the state it was left in");
@@ -343,6 +364,7 @@ impl Driver {
             Ok(None) if matches!(self.work, Work::None) => {} // An earlier attempt failed.
             Ok(None) | Err(_) => return,
         }
+        self.began = Some(Instant::now());
         let state = State::Deleting.word();
         self.tell_creator(Err(EngineError::WrongState { id: self.home.id, state }));
         let commands = self.home.close_commands();
@@ -376,6 +398,7 @@ impl Driver {
         let id = self.home.id;
         if let Err(source) = result {
             warn!(error = chain(&source), "cannot delete sandbox; it will be tried again");
+            self.measure(Verb::Delete, Verdict::Failed);
             self.tell_deleters(Err(EngineError::Delete { id, source }));
             return Life::On;
         }
@@ -386,6 +409,7 @@ impl Driver {
         }
         self.home.shared.directory().remove(id);
         info!("sandbox is gone");
+        self.measure(Verb::Delete, Verdict::Ok);
         self.tell_deleters(Ok(()));
         // Those that came while the last steps were taken have what they want.
         self.inbox.close();
@@ -484,16 +508,19 @@ async fn attempt(
     let (ready, is_ready) = oneshot::channel();
     let mut link = Task::spawn(keep_connected(Arc::clone(home), ready));
     let late = BackendError::Late { doing: "greet init", seconds: READY_SECONDS };
-    tokio::select! {
-        biased;
-        ready = is_ready => match ready {
-            Ok(()) => Ok(link),
-            Err(_) => Err(link_ended(link.await)),
-        },
-        end = &mut link => Err(link_ended(end)),
-        () = is_cancelled(cancelled) => Err(BackendError::Gone),
-        () = tokio::time::sleep(Duration::from_secs(READY_SECONDS)) => Err(late),
-    }
+    let greeted = async {
+        tokio::select! {
+            biased;
+            ready = is_ready => match ready {
+                Ok(()) => Ok(link),
+                Err(_) => Err(link_ended(link.await)),
+            },
+            end = &mut link => Err(link_ended(end)),
+            () = is_cancelled(cancelled) => Err(BackendError::Gone),
+            () = tokio::time::sleep(Duration::from_secs(READY_SECONDS)) => Err(late),
+        }
+    };
+    slow::GREET.watch(&home.shared.metrics, home.id, greeted).await
 }
 
 async fn is_cancelled(cancelled: &mut watch::Receiver<bool>) {

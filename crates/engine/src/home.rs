@@ -25,6 +25,7 @@ use crate::guest::{Outbox, Violation};
 use crate::keys::Keys;
 use crate::lifecycle::State;
 use crate::log::LogWriters;
+use crate::metrics::Metrics;
 use crate::model::{Owner, Sandbox, SandboxName};
 use crate::stats::Disk;
 use crate::store::{SandboxRow, Store, Tally};
@@ -41,6 +42,7 @@ const STARTS_BYTES_MAX: usize = 64 * 1024 * 1024;
 pub(crate) struct Shared {
     pub config: EngineConfig,
     pub backend: Arc<dyn Backend>,
+    pub metrics: Arc<Metrics>,
     pub store: Store,
     pub logs: LogWriters,
     pub keys: Keys,

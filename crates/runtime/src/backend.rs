@@ -79,6 +79,8 @@ pub struct Machine {
     pub disk_bytes: u64,
     /// What is free there.
     pub disk_available_bytes: u64,
+    /// What all sandboxes of this installation use together; in its processor time, those that are gone have their part.
+    pub sandboxes: Usage,
 }
 
 /// What a backend is asked to make.

@@ -409,6 +409,7 @@ impl Backend for FakeHost {
             memory_available_bytes: 6 << 30,
             disk_bytes: 100 << 30,
             disk_available_bytes: 60 << 30,
+            sandboxes: Usage::default(),
         })
     }
 }
