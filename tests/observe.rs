@@ -1,6 +1,7 @@
 //! What operators see: what sandboxes use, metrics, traces, warnings.
 
-use std::process::Command;
+use std::io::Write;
+use std::process::{Command, Stdio};
 
 use serde_json::{Value, json};
 use shoal_tests::daemon::binary;
@@ -97,4 +98,68 @@ fn the_command_line_shows_stats_to_people_and_programs() {
         .expect("the program can be started");
     let said = String::from_utf8_lossy(&refused.stderr);
     assert!(!refused.status.success() && said.contains("sandbox `nobody` does not exist"), "{said}");
+}
+
+/// Reads text as Prometheus would, with the parser of its own Python client, and tells how many samples there are.
+#[track_caller]
+fn samples(text: &[u8]) -> u64 {
+    const PROGRAM: &str = "
+import sys
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
+print(sum(len(family.samples) for family in text_string_to_metric_families(sys.stdin.read())))
+";
+    let mut python = Command::new("/usr/bin/python3")
+        .args(["-c", PROGRAM])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("python can be started");
+    python.stdin.take().expect("a pipe").write_all(text).expect("it reads");
+    let output = python.wait_with_output().expect("it ends");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8_lossy(&output.stdout).trim().parse().expect("a number")
+}
+
+#[test]
+fn metrics_are_what_prometheus_reads() {
+    let daemon = Daemon::start();
+    let sandbox = daemon.sandbox();
+    sandbox.sh("echo hello; echo oops >&2; exit 3");
+    sandbox.request("GET", "/files?path=/etc/hostname").send(daemon.address);
+    sandbox
+        .request("GET", "/files?path=/no/such/file")
+        .send(daemon.address)
+        .expect_refusal(404, "file_not_found");
+    let made = shoal(&daemon, &["key", "create", "--owner", "prometheus", "--metrics-only"]);
+    let scraper = made.trim();
+    let scrape = || shoal_tests::Request::new("GET", "/metrics").key(scraper).send(daemon.address);
+    let answer = scrape();
+    assert_eq!(answer.status, 200, "{}", answer.describe());
+    assert_eq!(
+        answer.header("content-type"),
+        Some("application/openmetrics-text; version=1.0.0; charset=utf-8")
+    );
+    assert!(samples(&answer.body) > 100);
+    let text = String::from_utf8(answer.body).expect("it is text");
+    let value = |text: &str, name: &str| -> Option<f64> {
+        text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.parse().ok())
+    };
+    assert_eq!(value(&text, r#"shoal_command_duration_seconds_count{outcome="exited"}"#), Some(1.0));
+    assert_eq!(value(&text, r#"shoal_errors_total{code="file_not_found"}"#), Some(1.0));
+    assert!(value(&text, "shoal_sandboxes_memory_bytes").is_some_and(|bytes| bytes > 0.0), "{text}");
+    assert!(value(&text, "shoal_sandboxes_cpu_seconds_total").is_some_and(|seconds| seconds > 0.0), "{text}");
+    assert!(!text.contains(&sandbox.id), "no label tells of a sandbox");
+
+    let series = |text: &str| text.lines().filter(|line| !line.starts_with('#')).count();
+    // Names of those who ask make no new series, however many they are; routes that do not exist share one.
+    scrape();
+    let before = series(&String::from_utf8(scrape().body).expect("it is text"));
+    daemon.get("/no/such/route-0");
+    let known = series(&String::from_utf8(scrape().body).expect("it is text"));
+    for number in 1..20 {
+        daemon.get(&format!("/no/such/route-{number}"));
+    }
+    let after = series(&String::from_utf8(scrape().body).expect("it is text"));
+    assert_eq!(known, after, "{before} before");
 }

@@ -381,12 +381,15 @@ pub enum KeyAction {
 /// Create a key, and print its secret: it is shown this once.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  shoal key create --owner alice\n  shoal key create --owner ci --sandboxes 20 --memory 16Gi"
+    after_help = "Examples:\n  shoal key create --owner alice\n  shoal key create --owner ci --sandboxes 20 --memory 16Gi\n  shoal key create --owner prometheus --metrics-only"
 )]
 pub struct CreateKey {
     /// Whose sandboxes it opens
     #[arg(long)]
     pub owner: String,
+    /// It opens /metrics and nothing else: for Prometheus
+    #[arg(long, conflicts_with_all = ["sandboxes", "cpu", "memory"])]
+    pub metrics_only: bool,
     /// At most so many sandboxes at once
     #[arg(long, value_name = "COUNT")]
     pub sandboxes: Option<u32>,

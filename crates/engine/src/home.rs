@@ -29,6 +29,7 @@ use crate::labels::Labels;
 use crate::lifecycle::State;
 use crate::lifetime::Lifetime;
 use crate::log::LogWriters;
+use crate::metrics::Metrics;
 use crate::model::{Owner, Sandbox, SandboxName, Wait};
 use crate::stats::Disk;
 use crate::store::{SandboxRow, Store, Tally};
@@ -49,6 +50,7 @@ pub(crate) struct Shared {
     pub config: EngineConfig,
     pub backend: Arc<dyn Backend>,
     pub clock: Arc<dyn Clock>,
+    pub metrics: Arc<Metrics>,
     pub store: Store,
     pub logs: LogWriters,
     pub keys: Keys,

@@ -35,6 +35,7 @@ use crate::error::EngineError;
 use crate::keys::{BOOTSTRAP_ID, KeyHash};
 use crate::lifecycle::{Goal, State};
 use crate::lifetime::Since;
+use crate::metrics::Metrics;
 use crate::model::Key;
 
 /// Changes that wait for the next commit, at most. Whoever comes later waits for room.
@@ -125,6 +126,9 @@ const MIGRATIONS: &[&str] = &[
         cpu             INTEGER,
         PRIMARY KEY (sandbox, since)
     ) WITHOUT ROWID;
+    ",
+    "
+    ALTER TABLE keys ADD COLUMN metrics_only INTEGER NOT NULL DEFAULT FALSE;
 ",
 ];
 
@@ -190,7 +194,11 @@ pub(crate) struct Store {
 
 impl Store {
     /// Opens the database, brings it up to date and starts its threads. Blocks; call it where that is allowed.
-    pub fn open(path: &Path, runtime: tokio::runtime::Handle) -> Result<Self, StoreError> {
+    pub fn open(
+        path: &Path,
+        runtime: tokio::runtime::Handle,
+        metrics: Arc<Metrics>,
+    ) -> Result<Self, StoreError> {
         let open = |source| StoreError::Open { path: path.into(), source };
         // Rows hold environments. SQLite gives its other files the mode of this one.
         let create = fs::OpenOptions::new().append(true).create(true).mode(0o600).open(path);
@@ -215,7 +223,7 @@ impl Store {
                 .map_err(|source| StoreError::Thread { source })
         };
         let threads = vec![
-            spawn("store-write", Box::new(move || write_loop(&writing, changes, &keeper, &log)))?,
+            spawn("store-write", Box::new(move || write_loop(&writing, changes, &keeper, &log, &metrics)))?,
             spawn("store-read", Box::new(move || read_loop(&reading, questions)))?,
         ];
         Ok(Self { writer, reader, runtime, threads: Mutex::new(threads) })
@@ -583,7 +591,8 @@ impl Store {
     pub async fn keys(&self) -> Result<Vec<(Key, KeyHash)>, EngineError> {
         self.question("read the keys", |db| {
             db.prepare(
-                "SELECT id, hash, owner, admin, sandboxes_max, cpu_millis_max, memory_bytes_max, created_at FROM keys
+                "SELECT id, hash, owner, admin, sandboxes_max, cpu_millis_max, memory_bytes_max, created_at, metrics_only
+                 FROM keys
                  ORDER BY created_at, id",
             )?
             .query_map([], key_from)?
@@ -597,7 +606,7 @@ impl Store {
         self.change("write the key", move |db| {
             let verb = if key.id == BOOTSTRAP_ID { "REPLACE" } else { "IGNORE" };
             let changed = db.execute(
-                &format!("INSERT OR {verb} INTO keys VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)"),
+                &format!("INSERT OR {verb} INTO keys VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)"),
                 params![
                     key.id,
                     hash.0,
@@ -607,6 +616,7 @@ impl Store {
                     key.limits.cpu_millis.map(signed),
                     key.limits.memory_bytes.map(signed),
                     micros(key.created_at),
+                    key.metrics_only,
                 ],
             )?;
             Ok(changed == 1)
@@ -776,7 +786,8 @@ mod tests {
     }
 
     fn open(directory: &tempfile::TempDir) -> Store {
-        Store::open(&directory.path().join("db"), tokio::runtime::Handle::current()).expect("it opens")
+        Store::open(&directory.path().join("db"), tokio::runtime::Handle::current(), Arc::default())
+            .expect("it opens")
     }
 
     async fn insert(store: &Store, row: CommandRow) -> Inserted {
@@ -892,7 +903,7 @@ mod tests {
         let db = Connection::open(&path).expect("it opens");
         db.pragma_update(None, "user_version", 99).expect("written");
         drop(db);
-        let refused = Store::open(&path, tokio::runtime::Handle::current());
+        let refused = Store::open(&path, tokio::runtime::Handle::current(), Arc::default());
         assert!(matches!(refused, Err(StoreError::Newer { found: 99, .. })));
     }
 }

@@ -27,22 +27,17 @@ pub trait Backend: Send + Sync + 'static {
     async fn teardown(&self, sandbox: SandboxId) -> Result<(), BackendError>;
 
     /// Says that sandboxes like this are likely to be asked for, so that some may be made ahead of time.
-    fn foresee(&self, rootfs: &Rootfs, limits: &Limits) {
-        let _ = (rootfs, limits);
-    }
+    fn foresee(&self, rootfs: &Rootfs, limits: &Limits);
 
     /// The id of a sandbox like this that stands ready, for whoever launches it next under that id. It must be launched or torn
     /// down. `None` if none does, and then any id will do.
-    fn reserve(&self, rootfs: &Rootfs, limits: &Limits) -> Option<SandboxId> {
-        let _ = (rootfs, limits);
-        None
-    }
+    fn reserve(&self, rootfs: &Rootfs, limits: &Limits) -> Option<SandboxId>;
 
     /// Makes every process of a sandbox stand still, or go on. Returns when that is so; asking twice is harmless.
     async fn freeze(&self, sandbox: SandboxId, motion: Motion) -> Result<(), BackendError>;
 
     /// Removes what was made ahead of time and is nobody's yet. Called once, when the daemon ends.
-    async fn stop(&self) {}
+    async fn stop(&self);
 
     /// All sandboxes of this installation of which anything exists, save those that it keeps ready.
     async fn inventory(&self) -> Result<Vec<SandboxId>, BackendError>;
@@ -98,6 +93,8 @@ pub struct Machine {
     pub disk_bytes: u64,
     /// What is free there.
     pub disk_available_bytes: u64,
+    /// What all sandboxes of this installation use together; in its processor time, those that are gone have their part.
+    pub sandboxes: Usage,
 }
 
 /// What a backend is asked to make.

@@ -323,7 +323,16 @@ impl Cgroups {
 
     /// What a sandbox uses. `None` if it has no groups.
     pub fn usage(&self, sandbox: SandboxId) -> io::Result<Option<Usage>> {
-        match self.read_usage(&sandbox.to_string()) {
+        self.usage_in(&sandbox.to_string())
+    }
+
+    /// What all sandboxes use together.
+    pub fn usage_of_all(&self) -> io::Result<Usage> {
+        Ok(self.usage_in(".")?.unwrap_or_default())
+    }
+
+    fn usage_in(&self, name: &str) -> io::Result<Option<Usage>> {
+        match self.read_usage(name) {
             Ok(usage) => Ok(Some(usage)),
             // Removed just now: its directory, or what the files in it spoke of.
             Err(e) if matches!(e.raw_os_error(), Some(libc::ENOENT | libc::ENODEV)) => Ok(None),

@@ -41,7 +41,7 @@ use wire::guest::{
     COMMANDS_MAX, End, EndCause, ExitStatus, FromInit, Handle, OUTPUT_WINDOW, Program, STDIN_WINDOW, Start,
     StartError, Stream, ToInit, VERSION,
 };
-use wire::launch::{Motion, Rootfs};
+use wire::launch::{Limits, Motion, Rootfs};
 
 use crate::backend::{Backend, BackendError, DiskUsage, GuestStream, Machine, Spec, Usage};
 
@@ -399,6 +399,15 @@ impl Backend for FakeHost {
         Ok(sandboxes.iter().map(|id| lives(id).then(|| usage(id))).collect())
     }
 
+    fn foresee(&self, _: &Rootfs, _: &Limits) {}
+
+    /// Nothing is made ahead: each step of a create is to be seen.
+    fn reserve(&self, _: &Rootfs, _: &Limits) -> Option<SandboxId> {
+        None
+    }
+
+    async fn stop(&self) {}
+
     async fn freeze(&self, sandbox: SandboxId, motion: Motion) -> Result<(), BackendError> {
         let mut state = self.state();
         match motion {
@@ -421,6 +430,7 @@ impl Backend for FakeHost {
             memory_available_bytes: 6 << 30,
             disk_bytes: 100 << 30,
             disk_available_bytes: 60 << 30,
+            sandboxes: Usage::default(),
         })
     }
 }

@@ -501,8 +501,8 @@ impl Backend for NsBackend {
     }
 
     async fn machine(&self) -> Result<Machine, BackendError> {
-        let data_dir = self.0.config.data_dir.clone();
-        beside(move || machine(&data_dir)).await.map_err(refused("look at the machine"))
+        let config = self.0.config.clone();
+        beside(move || machine(&config)).await.map_err(refused("look at the machine"))
     }
 }
 
@@ -511,7 +511,7 @@ async fn beside<T: Send + 'static>(work: impl FnOnce() -> io::Result<T> + Send +
     tokio::task::spawn_blocking(work).await.unwrap_or_else(|error| Err(io::Error::other(error)))
 }
 
-fn machine(data_dir: &Path) -> io::Result<Machine> {
+fn machine(config: &NsConfig) -> io::Result<Machine> {
     let cpus = std::thread::available_parallelism()?;
     let text = std::fs::read_to_string("/proc/meminfo")?;
     let memory = |word: &str| {
@@ -519,13 +519,14 @@ fn machine(data_dir: &Path) -> io::Result<Machine> {
         let kib = line.and_then(|line| line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok());
         kib.map(|kib| kib * 1024).ok_or_else(|| io::Error::other(format!("no {word} in /proc/meminfo")))
     };
-    let disk = rustix::fs::statvfs(data_dir)?;
+    let disk = rustix::fs::statvfs(&config.data_dir)?;
     Ok(Machine {
         cpus: u32::try_from(cpus.get()).unwrap_or(u32::MAX),
         memory_bytes: memory("MemTotal")?,
         memory_available_bytes: memory("MemAvailable")?,
         disk_bytes: disk.f_blocks.saturating_mul(disk.f_frsize),
         disk_available_bytes: disk.f_bavail.saturating_mul(disk.f_frsize),
+        sandboxes: Cgroups::look(config.installation)?.usage_of_all()?,
     })
 }
 

@@ -443,6 +443,8 @@ pub struct Health {
 pub struct CreateKey {
     /// Whose sandboxes it opens. Letters, digits, `-`, `_` and `.`.
     pub owner: String,
+    /// Whether it opens `/metrics` and nothing else: for whatever collects them.
+    pub metrics_only: bool,
     /// At most so many sandboxes at once.
     pub sandboxes_max: Option<u32>,
     /// At most so much cpu in all, as `"4"`.
@@ -460,6 +462,9 @@ pub struct Key {
     pub owner: String,
     /// Whether it may manage keys.
     pub admin: bool,
+    /// Whether it opens `/metrics` and nothing else.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub metrics_only: bool,
     /// As in [`CreateKey`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sandboxes_max: Option<u32>,

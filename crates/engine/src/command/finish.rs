@@ -139,6 +139,8 @@ impl Hub {
 
     pub(super) fn result_committed(self: &Arc<Self>, result: ResultRow) {
         let bytes = (result.stdout.end - result.stdout.start) + (result.stderr.end - result.stderr.start);
+        let took = result.ended_at.duration_since(self.created_at).unwrap_or_default();
+        self.home.shared.metrics.command_ended(&result.outcome, took);
         self.lock().phase = Phase::Ended(Box::new(result));
         self.home.command_ended(self, bytes);
         self.home.outbox.acknowledge_result(self.handle);

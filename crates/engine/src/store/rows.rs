@@ -249,6 +249,7 @@ pub(super) fn key_from(row: &Row<'_>) -> rusqlite::Result<(Key, KeyHash)> {
         admin: row.get(3)?,
         limits,
         created_at: time(row, 7)?,
+        metrics_only: row.get(8)?,
     };
     Ok((key, KeyHash(row.get(1)?)))
 }
