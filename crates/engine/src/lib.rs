@@ -287,20 +287,23 @@ impl Engine {
     ) -> Result<Sandbox, EngineError> {
         let home = self.home(owner, id)?;
         self.shared().directory().reserve_name(&home, &name)?;
-        // A task of its own: a caller that leaves in the middle must not leave a name reserved for nobody.
-        let renaming = tokio::spawn(async move {
-            let renamed = home.shared.store.rename_sandbox(home.id, name.clone()).await;
+        let (tell, told) = oneshot::channel();
+        let renaming = Arc::clone(&home);
+        // On the store's thread, in the order of the commits: of several renames at once, memory ends with the name that the
+        // row has. It is done also when the caller has left.
+        self.shared().store.rename_sandbox(home.id, name.clone(), move |renamed| {
             let freed = match &renamed {
-                Ok(true) => std::mem::replace(&mut home.face().name, name),
+                Ok(true) => std::mem::replace(&mut renaming.face().name, name),
                 Ok(false) | Err(_) => name,
             };
-            home.shared.directory().free_name(&home, &freed);
-            match renamed? {
-                true => Ok(home.describe()),
-                false => Err(EngineError::SandboxNotFound { id: home.id.to_string() }),
-            }
+            renaming.shared.directory().free_name(&renaming, &freed);
+            let _ = tell.send(renamed.map(|found| (found, renaming.describe())));
         });
-        renaming.await.map_err(|_| EngineError::Stopping)?
+        let store = |source| EngineError::Store { doing: "write the sandbox's name", source };
+        match told.await.map_err(|_| EngineError::Stopping)?.map_err(store)? {
+            (true, sandbox) => Ok(sandbox),
+            (false, _) => Err(EngineError::SandboxNotFound { id: home.id.to_string() }),
+        }
     }
 
     /// Returns when nothing of it is left.

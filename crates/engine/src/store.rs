@@ -344,15 +344,20 @@ impl Store {
         .await
     }
 
-    /// A new name. `false`: the row is gone.
-    pub async fn rename_sandbox(&self, id: SandboxId, name: SandboxName) -> Result<bool, EngineError> {
-        self.change("write the sandbox's name", move |db| {
+    /// A new name. `false`: the row is gone. Answers through `done`, on the store's thread, in the order of the commits.
+    pub fn rename_sandbox(
+        &self,
+        id: SandboxId,
+        name: SandboxName,
+        done: impl FnOnce(Result<bool, StoreError>) + Send + 'static,
+    ) {
+        let change = move |db: &Connection| {
             let changed = db
                 .prepare_cached("UPDATE sandboxes SET name = ?1 WHERE id = ?2")?
                 .execute(params![name.as_str(), id_bytes(id)])?;
             Ok(changed == 1)
-        })
-        .await
+        };
+        self.submit(change, done);
     }
 
     /// The row of a sandbox of which nothing is left, and its commands' rows with it. It must be deleting.

@@ -316,6 +316,57 @@ async fn a_sandbox_that_ended_while_nobody_looked_has_failed_and_so_have_its_com
     eventually("the bytes are on disk", async || stored.exists()).await;
     host.kill_init(id);
     let world = world.crash().await;
+/// Memory and row must not come apart, or a restart would give a sandbox another name.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn renames_at_once_end_with_the_name_that_the_row_has() {
+    let world = World::new().await;
+    let mut sandboxes = Vec::new();
+    for _ in 0..20 {
+        sandboxes.push(world.create().await.id);
+    }
+    let name = |text: String| SandboxName::parse(&text).expect("a name");
+    let mut renames = Vec::new();
+    for round in 0..20 {
+        for (at, id) in sandboxes.iter().copied().enumerate() {
+            // To names of its own, there and back, and to one that others want too.
+            let wish = name(if round % 5 == 4 { "wanted".into() } else { format!("{at} {}", round % 3) });
+            let engine = world.engine.clone();
+            renames.push(tokio::spawn(async move { engine.rename(&owner(), id, wish).await }));
+        }
+    }
+    for rename in renames {
+        match rename.await.expect("no panic") {
+            Ok(_) | Err(EngineError::NameTaken { .. }) => {}
+            Err(error) => panic!("{error:?}"),
+        }
+    }
+    let names = async |world: &World| -> Vec<SandboxName> {
+        let mut names = Vec::new();
+        for id in &sandboxes {
+            names.push(world.engine.get(&owner(), *id).await.expect("known").name);
+        }
+        names
+    };
+    let before = names(&world).await;
+    for taken in &before {
+        let spec = SandboxSpec { name: Some(taken.clone()), ..SandboxSpec::default() };
+        let refused = world.engine.create(&key(), spec, Wait::Ready).await;
+        assert!(matches!(refused, Err(EngineError::NameTaken { .. })), "`{taken}` is free: {refused:?}");
+    }
+    // All others are free again.
+    for at in 0..sandboxes.len() {
+        for round in 0..3 {
+            let free = name(format!("{at} {round}"));
+            if !before.contains(&free) {
+                let spec = SandboxSpec { name: Some(free), ..SandboxSpec::default() };
+                world.engine.create(&key(), spec, Wait::Ready).await.expect("the name is free");
+            }
+        }
+    }
+    let world = world.crash().await;
+    assert_eq!(names(&world).await, before);
+}
+
     eventually("it has failed", async || {
         world.engine.get(&owner(), id).await.expect("the row stays").state
             == State::Failed { disk: Disk::Whole }
