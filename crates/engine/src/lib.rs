@@ -475,6 +475,11 @@ impl Engine {
     }
 
     /// The key that `presented` is, if it is one. Constant time in the secret; answers from memory, no row is read.
+    /// Tells when a key is deleted.
+    pub fn key_end(&self, key: &Key) -> KeyEnd {
+        self.shared().keys.end_of(key)
+    }
+
     pub fn authenticate(&self, presented: &str) -> Option<Key> {
         self.shared().keys.authenticate(presented)
     }

@@ -11,7 +11,7 @@ use wire::launch::Limits;
 use wire::{CommandId, SandboxId};
 
 pub use crate::error::{EngineError, StoreError};
-pub use crate::keys::KeySecret;
+pub use crate::keys::{KeyEnd, KeySecret};
 pub use crate::lifecycle::{Disk, Kept, State};
 
 /// Whose sandboxes.
