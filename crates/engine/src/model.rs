@@ -265,6 +265,9 @@ pub enum Outcome {
     Signaled(i32),
     /// Its timeout struck. With what the kernel said of the main process.
     TimedOut(ExitStatus),
+    /// Its timeout struck and its sandbox's init did nothing about it, so the host ended it. How it took that was not told, and
+    /// what it wrote last may be missing.
+    TimedOutUnheard,
     /// It was silent for too long.
     IdleTimedOut(ExitStatus),
     /// `kill` was asked for.

@@ -45,7 +45,7 @@ impl Tree {
     /// Makes the group that a command will start in.
     pub fn prepare(&self, handle: Handle) -> Result<Option<OwnedFd>, Errno> {
         let Self::Groups(directory) = self else { return Ok(None) };
-        let name = group_name(handle);
+        let name = handle.group_name();
         rustix::fs::mkdirat(directory, &name, Mode::from_raw_mode(0o755))?;
         let flags = OFlags::DIRECTORY | OFlags::PATH | OFlags::CLOEXEC;
         match rustix::fs::openat(directory, &name, flags, Mode::empty()) {
@@ -67,7 +67,7 @@ impl Tree {
     /// Removes what was prepared. Tells whether nothing is left of it: a group with processes in it stays.
     pub fn remove(&self, handle: Handle) -> bool {
         let Self::Groups(directory) = self else { return true };
-        match rustix::fs::unlinkat(directory, group_name(handle), AtFlags::REMOVEDIR) {
+        match rustix::fs::unlinkat(directory, handle.group_name(), AtFlags::REMOVEDIR) {
             Ok(()) | Err(Errno::NOENT) => true,
             Err(_) => false,
         }
@@ -119,7 +119,7 @@ impl Tree {
 
     fn members(&self, root: Root<'_>) -> Vec<i32> {
         if let Self::Groups(directory) = self
-            && let Ok(listed) = read_at(directory, &format!("{}/cgroup.procs", group_name(root.handle)))
+            && let Ok(listed) = read_at(directory, &format!("{}/cgroup.procs", root.handle.group_name()))
         {
             return listed.split(|byte| *byte == b'\n').filter_map(parse_pid).collect();
         }
@@ -127,17 +127,15 @@ impl Tree {
     }
 }
 
-fn group_name(handle: Handle) -> String {
-    format!("c{}", handle.0)
-}
-
 /// Write `cgroup.kill` rather than signal each process: a process that forks can outrun signals, but not its cgroup (Linux 5.14).
 fn kill_group(directory: &OwnedFd, handle: Handle) -> Result<(), Errno> {
-    let path = format!("{}/cgroup.kill", group_name(handle));
+    let path = format!("{}/cgroup.kill", handle.group_name());
     match rustix::fs::openat(directory, path, OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty()) {
         Ok(file) => rustix::io::write(file, b"1").map(drop),
         // The group is gone, and with it everything that was to be killed.
-        Err(Errno::NOENT) if rustix::fs::statat(directory, group_name(handle), AtFlags::empty()).is_err() => {
+        Err(Errno::NOENT)
+            if rustix::fs::statat(directory, handle.group_name(), AtFlags::empty()).is_err() =>
+        {
             Ok(())
         }
         Err(error) => Err(error),

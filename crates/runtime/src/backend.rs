@@ -7,7 +7,7 @@ use std::io;
 use async_trait::async_trait;
 use tokio::io::{AsyncRead, AsyncWrite};
 use wire::SandboxId;
-use wire::launch::{Limits, Rootfs};
+use wire::launch::{Limits, Processes, Rootfs};
 
 /// How sandboxes are isolated. Every call may be made again after a crash in its middle.
 #[async_trait]
@@ -24,6 +24,9 @@ pub trait Backend: Send + Sync + 'static {
 
     /// Ends whatever exists of a sandbox and removes it. Harmless when nothing does.
     async fn teardown(&self, sandbox: SandboxId) -> Result<(), BackendError>;
+
+    /// Ends processes of a sandbox without the help of its init, and keeps its files. Harmless when there are none.
+    async fn end_processes(&self, sandbox: SandboxId, which: Processes) -> Result<(), BackendError>;
 
     /// All sandboxes of this installation of which anything exists.
     async fn inventory(&self) -> Result<Vec<SandboxId>, BackendError>;

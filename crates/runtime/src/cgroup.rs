@@ -17,6 +17,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{AtFlags, CWD, Dir, Gid, Mode, OFlags, Uid, chownat, mkdirat, openat, unlinkat};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use wire::guest::Handle;
 use wire::launch::Limits;
 use wire::{InstallationId, SandboxId};
 
@@ -225,6 +226,19 @@ impl Cgroups {
             remove_dir(parent.as_fd(), &name, deadline)?;
         }
         Ok(())
+    }
+
+    /// Ends every process of one command. Its group stays: init, if it is well, removes it.
+    pub fn end_command(&self, sandbox: SandboxId, command: Handle) -> io::Result<()> {
+        // The file system of groups has no links, so that a path in it leads nowhere else.
+        let path = format!("{sandbox}/{}", command.group_name());
+        let Some(group) = found(open_dir(self.v2.as_fd(), &path))? else { return Ok(()) };
+        match write_file(group.as_fd(), "cgroup.kill", "1") {
+            // Removed just now, and with it whatever was in it.
+            Err(e) if e.raw_os_error() == Some(libc::ENODEV) => Ok(()),
+            other => other,
+        }?;
+        wait_until_empty(&group, Instant::now() + KILL_DEADLINE)
     }
 
     /// Removes the groups of the installation itself, once no sandbox is left.

@@ -20,8 +20,8 @@ use tokio::io::unix::AsyncFd;
 use tokio::net::UnixStream;
 use tokio::sync::oneshot;
 use wire::launch::{
-    Answer, Ask, Failure, Found, INVENTORY_PAGE, PACKET_MAX, Plan, Reply, Request, Rootfs, VERSION,
-    from_packet, to_packet,
+    Answer, Ask, Failure, Found, INVENTORY_PAGE, PACKET_MAX, Plan, Processes, Reply, Request, Rootfs,
+    VERSION, from_packet, to_packet,
 };
 use wire::{InstallationId, SandboxId};
 
@@ -256,6 +256,11 @@ impl Backend for NsBackend {
         self.ask("remove a sandbox", Ask::Teardown { sandbox }, TEARDOWN_DEADLINE).await?;
         self.put_range_back(sandbox);
         Ok(())
+    }
+
+    async fn end_processes(&self, sandbox: SandboxId, which: Processes) -> Result<(), BackendError> {
+        let ask = Ask::EndProcesses { sandbox, which };
+        self.ask("end processes of a sandbox", ask, QUICK_DEADLINE).await.map(|_| ())
     }
 
     async fn inventory(&self) -> Result<Vec<SandboxId>, BackendError> {
