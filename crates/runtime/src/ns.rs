@@ -8,7 +8,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
@@ -18,7 +18,7 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socketpair};
 use tokio::io::unix::AsyncFd;
 use tokio::net::UnixStream;
-use tokio::sync::oneshot;
+use tokio::sync::{oneshot, watch};
 use wire::launch::{
     Answer, Ask, Failure, Found, INVENTORY_PAGE, PACKET_MAX, Plan, Processes, Reply, Request, Rootfs,
     VERSION, from_packet, to_packet,
@@ -39,6 +39,8 @@ const LAUNCH_DEADLINE: Duration = Duration::from_secs(30);
 const TEARDOWN_DEADLINE: Duration = Duration::from_secs(300);
 /// Everything else only reads.
 const QUICK_DEADLINE: Duration = Duration::from_secs(30);
+/// The launcher holds nothing that takes time to let go of.
+const END_DEADLINE: Duration = Duration::from_secs(20);
 /// Init's socket listens from before init starts, so only a full queue delays a connection.
 const CONNECT_DEADLINE: Duration = Duration::from_secs(5);
 /// Slots kept ready: a burst of this many creates pays nothing for namespaces.
@@ -67,6 +69,8 @@ struct Inner {
     config: NsConfig,
     /// The launcher as far as it is alive. Locked only to look or to replace, never while waiting for an answer.
     launcher: tokio::sync::Mutex<Option<Arc<Link>>>,
+    /// No launcher is started any more.
+    ended: AtomicBool,
     ranges: Mutex<Ids>,
     oom_kills: OomKills,
     image_checked: tokio::sync::Mutex<ImageChecked>,
@@ -102,6 +106,7 @@ impl NsBackend {
         let backend = Self(Arc::new(Inner {
             config,
             launcher: tokio::sync::Mutex::new(Some(link)),
+            ended: AtomicBool::new(false),
             ranges: Mutex::new(Ids { ranges, ready: VecDeque::new(), used }),
             oom_kills,
             image_checked: tokio::sync::Mutex::new(ImageChecked::default()),
@@ -110,13 +115,24 @@ impl NsBackend {
         Ok(backend)
     }
 
-    /// The launcher's process, for tests and for people who look.
-    pub async fn launcher_pid(&self) -> Option<u32> {
-        self.0.launcher.lock().await.as_ref().map(|link| link.pid)
+    /// Ends the launcher, whichever it is by now, and returns when it is dead. No other takes its place.
+    pub async fn end(&self) -> Result<(), BackendError> {
+        self.0.ended.store(true, Ordering::Relaxed);
+        let Some(link) = self.0.launcher.lock().await.take() else { return Ok(()) };
+        link.hang_up();
+        let mut dead = link.dead.clone();
+        let late = |_| BackendError::Late { doing: "end", seconds: END_DEADLINE.as_secs() };
+        // Its sender is dropped when the process was waited for, and says nothing before.
+        let ended = tokio::time::timeout(END_DEADLINE, dead.changed()).await.map_err(late)?;
+        debug_assert!(ended.is_err(), "nothing is ever sent");
+        Ok(())
     }
 
     async fn link(&self) -> Result<Arc<Link>, BackendError> {
         let mut launcher = self.0.launcher.lock().await;
+        if self.0.ended.load(Ordering::Relaxed) {
+            return Err(BackendError::LauncherGone { doing: "anything more" });
+        }
         if let Some(link) = launcher.as_ref().filter(|link| link.is_alive()) {
             return Ok(link.clone());
         }
@@ -301,7 +317,8 @@ async fn inventory(link: &Link) -> Result<Vec<Found>, BackendError> {
 /// One launcher process and the socket to it.
 struct Link {
     socket: AsyncFd<OwnedFd>,
-    pid: u32,
+    /// Ends when the process was waited for.
+    dead: watch::Receiver<()>,
     serial: AtomicU64,
     /// Who waits for which reply. `None` once the launcher is gone.
     waiting: Mutex<Option<HashMap<u64, Waiter>>>,
@@ -326,10 +343,11 @@ impl Link {
             .stderr(Stdio::inherit())
             .spawn()
             .map_err(refused("start the launcher"))?;
-        let replies = watch(ours.try_clone().map_err(refused("share a socket"))?)?;
+        let (dies, is_dead) = watch::channel(());
+        let replies = watched(ours.try_clone().map_err(refused("share a socket"))?)?;
         let link = Arc::new(Self {
-            socket: watch(ours)?,
-            pid: child.id().unwrap_or_default(),
+            socket: watched(ours)?,
+            dead: is_dead,
             serial: AtomicU64::new(0),
             waiting: Mutex::new(Some(HashMap::new())),
         });
@@ -344,6 +362,7 @@ impl Link {
             if let Some(link) = ended.upgrade() {
                 link.give_up();
             }
+            drop(dies);
         });
         let hello = Ask::Hello { version: VERSION, installation: config.installation };
         link.ask("greet the launcher", hello, QUICK_DEADLINE).await?;
@@ -397,15 +416,21 @@ impl Link {
     }
 }
 
-impl Drop for Link {
+impl Link {
     /// Ends the launcher, and the task that reads its replies.
-    fn drop(&mut self) {
+    fn hang_up(&self) {
         // It fails only where the launcher is gone already.
         let _ = rustix::net::shutdown(self.socket.get_ref(), rustix::net::Shutdown::Both);
     }
 }
 
-fn watch(socket: OwnedFd) -> Result<AsyncFd<OwnedFd>, BackendError> {
+impl Drop for Link {
+    fn drop(&mut self) {
+        self.hang_up();
+    }
+}
+
+fn watched(socket: OwnedFd) -> Result<AsyncFd<OwnedFd>, BackendError> {
     sys::watch_descriptor(socket).map_err(refused("watch the launcher's socket"))
 }
 

@@ -31,4 +31,5 @@ pub mod stream;
 pub use config::{Config, ConfigError, Layers, Machine, Settings};
 pub use data_dir::{DataDir, DataDirError, Listening};
 pub use lease::PrivateDir;
-pub use serve::{Daemon, Ended, ServeError, Start};
+pub use listen::Listener;
+pub use serve::{Daemon, Ended, ServeError, Start, choose_key};
