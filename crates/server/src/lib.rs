@@ -11,6 +11,7 @@ pub mod data_dir;
 pub mod lease;
 pub mod listen;
 pub mod log;
+pub mod refusal;
 pub mod serve;
 
 pub mod app;
