@@ -16,37 +16,50 @@ pub async fn create(arguments: Create, environment: &Environment) -> anyhow::Res
         env: arguments.env.into_iter().collect(),
         cpu: arguments.spec.cpu,
         memory: arguments.spec.memory,
+        match_labels: arguments.get_or_create.then(|| arguments.labels.iter().cloned().collect()),
+        labels: arguments.labels.into_iter().collect(),
+        lifetime: arguments.rules.list(),
         wait: Some(!arguments.no_wait),
     };
-    let sandbox = client.create_sandbox(&wish).await?;
+    // The same request in both cases; the answer tells the two apart.
+    let created = client.get_or_create_sandbox(&wish).await?;
     if arguments.json {
-        print::json(&sandbox)?
+        print::json(&created)?
     } else {
-        print::line(&sandbox.id.to_string())?
+        print::line(&created.sandbox.id.to_string())?
     }
     Ok(0)
 }
 
 /// `shoal ls`
 pub async fn list(arguments: List, environment: &Environment) -> anyhow::Result<i32> {
-    let sandboxes = find::daemon(environment)?.sandboxes().await?;
+    let sandboxes = find::daemon(environment)?.sandboxes_labelled(&arguments.labels).await?;
     if arguments.json {
         print::json(&sandboxes)?;
         return Ok(0);
     }
+    let labelled = sandboxes.iter().any(|sandbox| !sandbox.labels.is_empty());
     let rows: Vec<Vec<String>> = sandboxes
         .into_iter()
         .map(|sandbox| {
-            vec![
+            let mut row = vec![
                 sandbox.id.to_string(),
                 sandbox.name,
                 word(&sandbox.state),
                 sandbox.template,
                 sandbox.created_at,
-            ]
+            ];
+            if labelled {
+                let pairs: Vec<_> =
+                    sandbox.labels.iter().map(|(key, value)| format!("{key}={value}")).collect();
+                row.push(pairs.join(" "));
+            }
+            row
         })
         .collect();
-    print::table(&["id", "name", "state", "template", "created"], &rows)?;
+    let mut header = vec!["id", "name", "state", "template", "created"];
+    header.extend(labelled.then_some("labels"));
+    print::table(&header, &rows)?;
     Ok(0)
 }
 
@@ -71,6 +84,8 @@ pub async fn inspect(arguments: Inspect, environment: &Environment) -> anyhow::R
         ("created", sandbox.created_at),
     ];
     facts.extend(sandbox.reason.map(|reason| ("reason", reason)));
+    facts.extend(sandbox.labels.into_iter().map(|(key, value)| ("label", format!("{key}={value}"))));
+    facts.extend(sandbox.lifetime.iter().map(|rule| ("lifetime", rule_text(rule))));
     facts.extend(sandbox.env.into_iter().map(|(name, value)| ("env", format!("{name}={value}"))));
     let rows: Vec<Vec<String>> =
         facts.into_iter().map(|(name, value)| vec![name.to_owned(), value]).collect();
@@ -95,8 +110,14 @@ fn command_row(command: &api::Command) -> Vec<String> {
     ]
 }
 
+/// A rule of a lifetime as `--rule` takes it.
+fn rule_text(rule: &api::KeptRule) -> String {
+    let idle = if rule.acts { "" } else { " (kept, does not act in this version)" };
+    format!("{}:{}s:{}{idle}", word(&rule.since), rule.after_seconds, word(&rule.action))
+}
+
 /// A state as the API spells it.
-fn word<T: Serialize>(state: &T) -> String {
+pub fn word<T: Serialize>(state: &T) -> String {
     match serde_json::to_value(state) {
         Ok(serde_json::Value::String(word)) => word,
         Ok(_) | Err(_) => String::new(),

@@ -30,6 +30,7 @@ impl Host {
             data_dir: self.directory.path().into(),
             installation: self.installation,
             launcher: Path::new(env!("CARGO_BIN_EXE_shoal")).into(),
+            spares: 0,
         };
         let backend = NsBackend::start(config).await.expect("the launcher starts");
         backend.prepare(&Rootfs::Host).await.expect("the image is built");
@@ -54,7 +55,6 @@ fn spec() -> Spec {
         sandbox: SandboxId::from_random(u128::from(random()) << 64 | u128::from(random())),
         rootfs: Rootfs::Host,
         limits: Limits { cpu_millis: 1000, memory_bytes: 256 << 20, pids: 64 },
-        hostname: "box".into(),
     }
 }
 

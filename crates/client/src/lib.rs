@@ -113,6 +113,23 @@ impl Client {
         wish: &api::CreateSandbox,
         idempotency_key: &str,
     ) -> Result<api::Sandbox, ClientError> {
+        self.send_create(wish, idempotency_key).await.map(|created| created.sandbox)
+    }
+
+    /// The sandbox with all of `wish.match_labels`, or a new one that has them. However many ask at once, one is created;
+    /// `created` says to one of them that it was theirs.
+    pub async fn get_or_create_sandbox(
+        &self,
+        wish: &api::CreateSandbox,
+    ) -> Result<api::CreatedSandbox, ClientError> {
+        self.send_create(wish, random_id().as_str()).await
+    }
+
+    async fn send_create(
+        &self,
+        wish: &api::CreateSandbox,
+        idempotency_key: &str,
+    ) -> Result<api::CreatedSandbox, ClientError> {
         let mut call = json(Method::POST, "/v1/sandboxes".into(), wish);
         let name = HeaderName::from_static("idempotency-key");
         let value = HeaderValue::from_str(idempotency_key).map_err(|_| ClientError::BadKey)?;
@@ -132,10 +149,21 @@ impl Client {
 
     /// All sandboxes, newest first.
     pub async fn sandboxes(&self) -> Result<Vec<api::Sandbox>, ClientError> {
+        self.sandboxes_labelled::<&str>(&[]).await
+    }
+
+    /// All sandboxes that every selector means, newest first. A selector is `key=value`, `key!=value`, `key` or `!key`.
+    pub async fn sandboxes_labelled<T: AsRef<str>>(
+        &self,
+        selectors: &[T],
+    ) -> Result<Vec<api::Sandbox>, ClientError> {
+        let selectors: String =
+            selectors.iter().map(|selector| format!("&label={}", in_query(selector.as_ref()))).collect();
         let mut all = Vec::new();
-        let mut cursor = None;
+        let mut cursor: Option<String> = None;
         loop {
-            let page = self.sandboxes_page(cursor.as_deref()).await?;
+            let path = paged("/v1/sandboxes", cursor.as_deref()) + &selectors;
+            let page: api::SandboxPage = self.read(path).await?;
             all.extend(page.sandboxes);
             cursor = page.next_cursor;
             if cursor.is_none() {
@@ -157,6 +185,16 @@ impl Client {
         wish: &api::UpdateSandbox,
     ) -> Result<api::Sandbox, ClientError> {
         self.call(json(Method::PATCH, format!("/v1/sandboxes/{id}"), wish), Repeat::Harmless).await
+    }
+
+    /// Renews a sandbox: all clocks of its lifetime begin anew, but that of its creation.
+    pub async fn touch_sandbox(&self, id: SandboxId) -> Result<api::Explanation, ClientError> {
+        self.call(plain(Method::POST, format!("/v1/sandboxes/{id}/touch")), Repeat::Harmless).await
+    }
+
+    /// Why a sandbox lives, and when and how it ends.
+    pub async fn explain_sandbox(&self, id: SandboxId) -> Result<api::Explanation, ClientError> {
+        self.read(format!("/v1/sandboxes/{id}/explain")).await
     }
 
     /// Deletes a sandbox with all that is in it. Returns when nothing of it is left.
@@ -268,6 +306,22 @@ impl Client {
     ) -> Result<(), ClientError> {
         let call = json(Method::POST, command_path(sandbox, command, "/resize"), &size);
         self.send(&call, Repeat::Harmless).await.map(drop)
+    }
+
+    /// What a sandbox uses, beside what it may.
+    pub async fn stats(&self, sandbox: SandboxId) -> Result<api::SandboxStats, ClientError> {
+        self.read(format!("/v1/sandboxes/{sandbox}/stats")).await
+    }
+
+    /// What all sandboxes use, newest first, and the machine they share.
+    pub async fn all_stats(&self) -> Result<api::StatsPage, ClientError> {
+        let mut all: api::StatsPage = self.read(paged("/v1/stats", None)).await?;
+        while let Some(cursor) = all.next_cursor.take() {
+            let page: api::StatsPage = self.read(paged("/v1/stats", Some(&cursor))).await?;
+            all.sandboxes.extend(page.sandboxes);
+            (all.machine, all.next_cursor) = (page.machine, page.next_cursor);
+        }
+        Ok(all)
     }
 
     /// Creates a key. Not repeated: a second key would be one that nobody knows of.

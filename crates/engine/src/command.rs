@@ -373,6 +373,7 @@ impl Hub {
             self.queue_ack(&mut state);
             return Ok(());
         }
+        self.home.shared.metrics.received(stream, bytes.len());
         let short = state.logs.iter().all(StreamLog::is_short);
         let wait = short && !std::mem::replace(&mut state.waiting, true);
         let schedule = !short && !std::mem::replace(&mut state.writing, true);

@@ -3,7 +3,7 @@
 //! One lock, held for moments. Whether there is room and the taking of it are one step under it, so that any number of
 //! creates at once never exceeds a limit. What is taken is given back when the sandbox's row is gone.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Bound;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -13,6 +13,8 @@ use wire::launch::Limits;
 
 use crate::error::EngineError;
 use crate::home::Home;
+use crate::labels::{Labels, Selector};
+use crate::lifecycle::State;
 use crate::model::{Capacity, KeyLimits, Owner, SandboxName};
 
 /// See the head of this file.
@@ -31,6 +33,7 @@ struct Owned {
     by_time: BTreeMap<Place, Arc<Home>>,
     names: HashMap<SandboxName, Named>,
     idempotency_keys: HashMap<String, SandboxId>,
+    labels: LabelIndex,
     used: Usage,
 }
 
@@ -39,6 +42,39 @@ struct Named {
     id: SandboxId,
     /// It is its name, or is about to be: once for each.
     holds: u32,
+}
+
+/// Which sandboxes have which labels. All rows are in memory, and so is the index to them.
+#[derive(Default)]
+struct LabelIndex(HashMap<String, HashMap<String, BTreeSet<Place>>>);
+
+impl LabelIndex {
+    fn insert(&mut self, labels: &Labels, place: Place) {
+        for (key, value) in labels.pairs() {
+            self.0.entry(key.clone()).or_default().entry(value.clone()).or_default().insert(place);
+        }
+    }
+
+    fn remove(&mut self, labels: &Labels, place: Place) {
+        for (key, value) in labels.pairs() {
+            let Some(values) = self.0.get_mut(key) else { continue };
+            if let Some(places) = values.get_mut(value) {
+                places.remove(&place);
+                if places.is_empty() {
+                    values.remove(value);
+                }
+            }
+            if values.is_empty() {
+                self.0.remove(key);
+            }
+        }
+    }
+
+    /// Those with this label.
+    fn get(&self, key: &str, value: &str) -> &BTreeSet<Place> {
+        static NOBODY: BTreeSet<Place> = BTreeSet::new();
+        self.0.get(key).and_then(|values| values.get(value)).unwrap_or(&NOBODY)
+    }
 }
 
 /// Where a sandbox is in a list: by time, then by id.
@@ -143,6 +179,15 @@ impl Directory {
         !self.closed && !self.by_id.contains_key(&id)
     }
 
+    /// The sum of what all sandboxes may use.
+    pub fn promised(&self) -> Capacity {
+        Capacity {
+            sandboxes: u32::try_from(self.used.sandboxes).unwrap_or(u32::MAX),
+            cpu_millis: self.used.cpu_millis,
+            memory_bytes: self.used.memory_bytes,
+        }
+    }
+
     pub fn all(&self) -> Vec<Arc<Home>> {
         self.by_id.values().cloned().collect()
     }
@@ -181,6 +226,7 @@ impl Directory {
         owned.used = owned.used.with(&home.limits);
         owned.by_time.insert(Place::of_home(home), Arc::clone(home));
         owned.names.insert(home.face().name.clone(), Named { id: home.id, holds: 1 });
+        owned.labels.insert(&home.face().labels, Place::of_home(home));
         if let Some(key) = &home.idempotency_key {
             owned.idempotency_keys.insert(key.clone(), home.id);
         }
@@ -194,6 +240,7 @@ impl Directory {
         owned.used = owned.used.without(&home.limits);
         owned.by_time.remove(&Place::of_home(&home));
         owned.names.retain(|_, named| named.id != id);
+        owned.labels.remove(&home.face().labels, Place::of_home(&home));
         if let Some(key) = &home.idempotency_key {
             owned.idempotency_keys.remove(key);
         }
@@ -224,22 +271,66 @@ impl Directory {
         }
     }
 
+    /// Gives a sandbox other labels. Its row has them by now.
+    pub fn relabel(&mut self, home: &Home, labels: Labels) {
+        let before = std::mem::replace(&mut home.face().labels, labels.clone());
+        // A sandbox that has left the directory must not come back through its labels.
+        if self.by_id.contains_key(&home.id)
+            && let Some(owned) = self.owners.get_mut(&home.owner)
+        {
+            let place = Place::of_home(home);
+            owned.labels.remove(&before, place);
+            owned.labels.insert(&labels, place);
+        }
+    }
+
+    /// An owner's sandboxes that have all of these labels and are neither failed nor going, oldest first.
+    pub fn labelled(&self, owner: &Owner, labels: &Labels) -> Vec<Arc<Home>> {
+        let Some(owned) = self.owners.get(owner) else { return Vec::new() };
+        let candidates = labels.pairs().iter().map(|(key, value)| owned.labels.get(key, value));
+        let Some(fewest) = candidates.min_by_key(|places| places.len()) else { return Vec::new() };
+        let homes = fewest.iter().filter_map(|place| owned.by_time.get(place));
+        let lives = |home: &&Arc<Home>| match home.face().state {
+            State::Creating | State::Running | State::Paused(_) => home.face().labels.include(labels),
+            State::Deleting | State::Failed { .. } => false,
+        };
+        homes.filter(lives).cloned().collect()
+    }
+
     /// An owner's sandboxes before a place, newest first.
     pub fn newest(
         &self,
         owner: &Owner,
         before: Option<Place>,
         name: Option<&str>,
+        selectors: &[Selector],
         limit: usize,
     ) -> Result<Vec<Arc<Home>>, EngineError> {
         if self.closed {
             return Err(EngineError::Stopping);
         }
         let Some(owned) = self.owners.get(owner) else { return Ok(Vec::new()) };
-        let before = before.map_or(Bound::Unbounded, Bound::Excluded);
-        let range = owned.by_time.range((Bound::Unbounded, before)).rev().map(|(_, home)| home);
-        let named = |home: &&Arc<Home>| name.is_none_or(|name| home.face().name.as_str() == name);
-        Ok(range.filter(named).take(limit).cloned().collect())
+        let range = (Bound::Unbounded, before.map_or(Bound::Unbounded, Bound::Excluded));
+        let meant = |home: &&Arc<Home>| {
+            let face = home.face();
+            name.is_none_or(|name| face.name.as_str() == name)
+                && selectors.iter().all(|selector| selector.matches(&face.labels))
+        };
+        // A selector that names a value leaves few to look at.
+        let fewest = selectors.iter().filter_map(|selector| match selector {
+            Selector::Is(key, value) => Some(owned.labels.get(key, value)),
+            Selector::IsNot(..) | Selector::Has(_) | Selector::Lacks(_) => None,
+        });
+        Ok(match fewest.min_by_key(|places| places.len()) {
+            Some(places) => {
+                let homes = places.range(range).rev().filter_map(|place| owned.by_time.get(place));
+                homes.filter(meant).take(limit).cloned().collect()
+            }
+            None => {
+                let homes = owned.by_time.range(range).rev().map(|(_, home)| home);
+                homes.filter(meant).take(limit).cloned().collect()
+            }
+        })
     }
 
     /// No more requests. Gives all sandboxes.

@@ -4,6 +4,9 @@
 //! once. Every change goes the same way: the row says what is aimed at, then it is done, then the row says what came
 //! of it, then whoever watches is told. What is allowed is `lifecycle`'s business.
 //!
+//! Lifetime rules strike here too (`keeper` says when): a touch, a change of the rules and the end by them come one after the
+//! other, and the uses under way are looked at in the moment of the decision. So whoever was told that a sandbox lives on is right.
+//!
 //! A create that fails is torn down and stays as `Failed` with its reason. If the launcher died in the middle of it, it
 //! is torn down and tried once more. If cleaning up fails too, both reasons are kept, and the sweep tries again.
 //! A sandbox that breaks later is `Failed` with its disk; its processes are ended. That, like a delete, is tried until it is done.
@@ -12,24 +15,28 @@ use std::future::{Future, pending};
 use std::pin::Pin;
 use std::sync::{Arc, PoisonError};
 use std::task::{Context, Poll};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use runtime::{BackendError, Spec};
+use runtime::{BackendError, Spec, Usage};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::{JoinError, JoinHandle};
-use tokio::time::{Sleep, sleep, timeout};
+use tokio::time::{Sleep, timeout};
 use tracing::{Instrument, error, info, info_span, warn};
 use wire::SandboxId;
 use wire::launch::Processes;
 
 use crate::command::Hub;
-use crate::error::{EngineError, chain};
+use crate::error::{EngineError, StoreError, chain};
 use crate::guest::{LinkEnd, keep_connected};
 use crate::home::Home;
+use crate::keeper::Keeper;
 use crate::lifecycle::{Disk, Goal, Recovery, State, Wish};
-use crate::model::Wait;
-use crate::store::SandboxRow;
-use crate::template::{Template, hostname};
+use crate::lifetime::Explanation;
+use crate::metrics::{Verb, Verdict};
+use crate::model::{SandboxUpdate, Wait};
+use crate::slow;
+use crate::store::{SandboxChange, SandboxRow};
+use crate::template::Template;
 
 /// Messages that wait for a driver, at most. A driver never waits itself, save for a commit.
 pub(crate) const INBOX_MAX: usize = 64;
@@ -48,11 +55,19 @@ const END_SECONDS: u64 = 60;
 /// Between two attempts at what must succeed in the end, at first and at most.
 const RETRY_MIN: Duration = Duration::from_millis(100);
 const RETRY_MAX: Duration = Duration::from_secs(30);
+/// How long a look at what a sandbox has used may take. It is read from a file on the host.
+const LOOK_SECONDS: u64 = 10;
 
 /// What a driver is told.
 pub(crate) enum Message {
     /// Be gone, and say when.
     Delete { done: oneshot::Sender<Result<(), EngineError>> },
+    /// Change what people say of it. A new name was reserved before.
+    Update { update: Box<SandboxUpdate>, done: oneshot::Sender<Result<(), EngineError>> },
+    /// Live on.
+    Touch { done: oneshot::Sender<Result<Explanation, EngineError>> },
+    /// Say why it lives, and when it ends.
+    Explain { done: oneshot::Sender<Result<Explanation, EngineError>> },
     /// What the sweep saw of the sandbox on the host.
     Swept { present: bool },
 }
@@ -89,15 +104,18 @@ impl<T> Future for Task<T> {
 }
 
 /// Starts the driver of a sandbox that is in the directory.
-pub(crate) fn spawn(home: &Arc<Home>, inbox: mpsc::Receiver<Message>, birth: Birth) {
+pub(crate) fn spawn(home: &Arc<Home>, inbox: mpsc::Receiver<Message>, keeper: Keeper, birth: Birth) {
     let span = info_span!("sandbox", id = %home.id);
     let driver = Driver {
         home: Arc::clone(home),
         inbox,
         work: Work::None,
         failures: 0,
+        keeper,
+        look: None,
         deletes: Vec::new(),
         created: None,
+        began: None,
     };
     let task = home.shared.runtime.spawn(driver.run(birth).instrument(span));
     *home.driver.lock().unwrap_or_else(PoisonError::into_inner) = Some(task.abort_handle());
@@ -109,10 +127,15 @@ struct Driver {
     work: Work,
     /// Of the present work, in a row.
     failures: u32,
+    keeper: Keeper,
+    /// What the sandbox has had of the processors is being read.
+    look: Option<Task<Result<Usage, BackendError>>>,
     /// Who waits for the end.
     deletes: Vec<oneshot::Sender<Result<(), EngineError>>>,
     /// Who waits for the beginning.
     created: Option<oneshot::Sender<Result<(), EngineError>>>,
+    /// Since when it is being made, or being deleted.
+    began: Option<Instant>,
 }
 
 /// What goes on beside the inbox.
@@ -199,13 +222,23 @@ impl Driver {
         if self.begin(birth).await == Life::Over {
             return;
         }
+        self.judge().await;
         loop {
+            let nap = self.keeper.nap(self.home.shared.clock.now());
             let life = tokio::select! {
                 message = self.inbox.recv() => match message {
                     Some(message) => self.hear(message).await,
                     None => Life::Over,
                 },
                 finished = self.work.finished() => self.conclude(finished).await,
+                looked = finished(&mut self.look) => {
+                    self.looked(looked).await;
+                    Life::On
+                }
+                () = sleep(&self.home, nap) => {
+                    self.wake().await;
+                    Life::On
+                }
             };
             if life == Life::Over {
                 return;
@@ -216,28 +249,41 @@ impl Driver {
     async fn begin(&mut self, birth: Birth) -> Life {
         match birth {
             Birth::New { row, wait, created } => {
-                if let Err(error) = self.home.shared.store.insert_sandbox(*row).await {
+                self.began = Some(Instant::now());
+                let inserted = self.home.shared.store.insert_sandbox(*row);
+                if let Err(error) = slow::ROW.watch(&self.home.shared.metrics, self.home.id, inserted).await {
                     self.home.shared.directory().remove(self.home.id);
                     self.home.set_state(State::Deleting, None); // Whoever found it meanwhile is told that it is over.
+                    // It may be one that stood ready; that is nobody's now.
+                    if let Err(left) = teardown(&self.home).await {
+                        warn!(
+                            error = chain(&left),
+                            "cannot remove a sandbox that has no row; the sweep tries again"
+                        );
+                    }
                     let _ = created.send(Err(error)); // A caller that left needs no answer.
                     return Life::Over;
                 }
+                self.home.set_recorded();
                 match wait {
                     Wait::Ready => self.created = Some(created),
                     Wait::No => drop(created.send(Ok(()))),
                 }
                 self.make(Remains::Nothing);
             }
-            Birth::Recovered => match self.home.state().recovery() {
-                Recovery::MakeAgain => self.make(Remains::Perhaps),
-                Recovery::Adopt => self.link(),
-                Recovery::Finish => self.clean(None, self.home.close_commands(), Then::Gone),
-                // The daemon may have died before it had ended what a broken sandbox still ran.
-                Recovery::Keep if self.home.state() == (State::Failed { disk: Disk::Whole }) => {
-                    self.end_processes();
+            Birth::Recovered => {
+                self.home.set_recorded();
+                match self.home.state().recovery() {
+                    Recovery::MakeAgain => self.make(Remains::Perhaps),
+                    Recovery::Adopt => self.link(),
+                    Recovery::Finish => self.clean(None, self.home.close_commands(), Then::Gone),
+                    // The daemon may have died before it had ended what a broken sandbox still ran.
+                    Recovery::Keep if self.home.state() == (State::Failed { disk: Disk::Whole }) => {
+                        self.end_processes();
+                    }
+                    Recovery::Keep => {}
                 }
-                Recovery::Keep => {}
-            },
+            }
         }
         Life::On
     }
@@ -246,7 +292,16 @@ impl Driver {
         match message {
             Message::Delete { done } => {
                 self.deletes.push(done);
-                self.delete().await;
+                self.delete().await; // Whoever asked is told what came of it.
+            }
+            Message::Update { update, done } => {
+                let _ = done.send(self.update(*update).await); // A caller that left needs no answer.
+            }
+            Message::Touch { done } => {
+                let _ = done.send(self.touch().await); // As above.
+            }
+            Message::Explain { done } => {
+                let _ = done.send(Ok(self.explain())); // As above.
             }
             Message::Swept { present } => self.swept(present).await,
         }
@@ -321,7 +376,13 @@ impl Driver {
         match self.record(State::Running, Goal::Running, None).await {
             Ok(()) => {
                 info!("sandbox runs");
+                self.keeper.started(self.home.shared.clock.now());
+                self.measure(Verb::Create, Verdict::Ok);
                 self.tell_creator(Ok(()));
+                if !self.keeper.lifetime().rules().is_empty() {
+                    self.note_use();
+                }
+                self.judge().await;
             }
             Err(error) => {
                 // Nobody can have used it. A row that says `creating` is made again by the next daemon.
@@ -341,6 +402,7 @@ impl Driver {
             reason = format!("{reason}; cleaning up failed too: {}", chain(&left));
         }
         warn!(reason, "cannot create sandbox");
+        self.measure(Verb::Create, Verdict::Failed);
         self.home.close_commands();
         let state = State::Failed { disk: Disk::Lost };
         if let Err(error) = self.record(state, Goal::Running, Some(reason.clone())).await {
@@ -349,6 +411,7 @@ impl Driver {
         }
         let id = self.home.id;
         self.tell_creator(Err(EngineError::Create { id, source: error }));
+        self.judge().await;
     }
 
     /// A running sandbox lost its init, or the right to be listened to. Its disk is left as it is: a teardown would take the
@@ -368,6 +431,7 @@ impl Driver {
             command.sandbox_gone();
         }
         self.end_processes();
+        self.judge().await;
     }
 
     fn end_processes(&mut self) {
@@ -383,7 +447,14 @@ impl Driver {
     fn rest(&mut self, again: Again) {
         let pause = RETRY_MIN.saturating_mul(1 << self.failures.min(16)).min(RETRY_MAX);
         self.failures += 1;
-        self.work = Work::Resting { until: Box::pin(sleep(pause)), again };
+        self.work = Work::Resting { until: Box::pin(tokio::time::sleep(pause)), again };
+    }
+
+    /// How long it was being made, or deleted.
+    fn measure(&mut self, verb: Verb, verdict: Verdict) {
+        if let Some(began) = self.began.take() {
+            self.home.shared.metrics.operation(verb, verdict, began.elapsed());
+        }
     }
 
     fn tell_creator(&mut self, result: Result<(), EngineError>) {
@@ -395,8 +466,8 @@ impl Driver {
     /// Writes a new state, from the one that the sandbox is in, and tells whoever watches.
     async fn record(&self, to: State, goal: Goal, reason: Option<String>) -> Result<(), EngineError> {
         let from = self.home.state();
-        let changed =
-            self.home.shared.store.change_state(self.home.id, from, to, goal, reason.clone()).await?;
+        let changed = self.home.shared.store.change_state(self.home.id, from, to, goal, reason.clone());
+        let changed = slow::ROW.watch(&self.home.shared.metrics, self.home.id, changed).await?;
         if !changed {
             // Nobody else changes this row. If it happens, memory is as good a guess as the row.
             error!(from = from.word(), to = to.word(), "a sandbox's row was not in the state it was left in");
@@ -405,19 +476,168 @@ impl Driver {
         Ok(())
     }
 
-    // Deleting.
+    // What people say of it.
 
-    async fn delete(&mut self) {
-        match self.home.state().goal(Wish::Delete) {
-            Ok(Some(_)) => {
-                if let Err(error) = self.record(State::Deleting, Goal::Gone, None).await {
-                    // Nothing was begun. The sandbox is as it was.
-                    return self.tell_deleters(Err(error));
+    async fn update(&mut self, update: SandboxUpdate) -> Result<(), EngineError> {
+        self.check_lives()?;
+        let home = Arc::clone(&self.home);
+        let now = home.shared.clock.now();
+        let labels = match update.labels.is_empty() {
+            true => None,
+            false => Some(home.face().labels.changed(&update.labels)?),
+        };
+        let stamps = update.lifetime.is_some().then(|| self.keeper.stamps_touched(now));
+        let change = SandboxChange {
+            name: update.name.clone(),
+            labels: labels.clone(),
+            lifetime: update.lifetime.clone(),
+            stamps,
+        };
+        if !home.shared.store.change_sandbox(home.id, change).await? {
+            return Err(home.wrong_state());
+        }
+        if let Some(name) = update.name {
+            let before = std::mem::replace(&mut home.face().name, name);
+            home.shared.directory().free_name(&home, &before);
+        }
+        if let Some(labels) = labels {
+            home.shared.directory().relabel(&home, labels);
+        }
+        if let Some(lifetime) = update.lifetime {
+            home.face().lifetime = lifetime.clone();
+            self.keeper.change(lifetime, now);
+            self.keeper.stored();
+            self.judge().await;
+        }
+        Ok(())
+    }
+
+    /// What is going is not changed any more.
+    fn check_lives(&self) -> Result<(), EngineError> {
+        match self.home.state() {
+            State::Deleting => Err(self.home.wrong_state()),
+            State::Creating | State::Running | State::Paused(_) | State::Failed { .. } => Ok(()),
+        }
+    }
+
+    // How long it lives.
+
+    async fn touch(&mut self) -> Result<Explanation, EngineError> {
+        self.check_lives()?;
+        let now = self.home.shared.clock.now();
+        let stamps = Some(self.keeper.stamps_touched(now));
+        let change = SandboxChange { stamps, ..SandboxChange::default() };
+        // Written before it is answered: a crash must not take a renewal back.
+        if !self.home.shared.store.change_sandbox(self.home.id, change).await? {
+            return Err(self.home.wrong_state());
+        }
+        self.keeper.touched(now);
+        self.keeper.stored();
+        self.judge().await;
+        Ok(self.explain())
+    }
+
+    fn explain(&mut self) -> Explanation {
+        let face = self.home.face().clone();
+        let now = self.home.shared.clock.now();
+        self.keeper.explain(face.state, self.home.uses.now(), face.reason.as_deref(), now)
+    }
+
+    /// It is time to look at the rules.
+    async fn wake(&mut self) {
+        if !self.keeper.asks_for_cpu(self.home.state(), self.home.uses.now()) {
+            return self.judge().await;
+        }
+        if self.look.is_none() {
+            let home = Arc::clone(&self.home);
+            self.look = Some(Task::spawn(async move {
+                let usage = home.shared.backend.usage(std::slice::from_ref(&home.id));
+                let usage = within(LOOK_SECONDS, "read what the sandbox uses", usage).await?;
+                usage.into_iter().next().flatten().ok_or(BackendError::Gone)
+            }));
+        }
+        self.keeper.pause_looking();
+    }
+
+    /// What the sandbox has used is known, or is not.
+    async fn looked(&mut self, looked: Result<Usage, BackendError>) {
+        self.look = None;
+        let now = self.home.shared.clock.now();
+        match looked {
+            Ok(usage) => self.keeper.saw_cpu(usage.cpu_time, self.home.uses.now(), now),
+            Err(error) => {
+                warn!(error = chain(&error), "cannot tell whether a command in the sandbox works");
+                self.keeper.saw_nothing(now);
+            }
+        }
+        self.judge().await;
+    }
+
+    /// Ends the sandbox if its rules say so and nobody uses it in a way that they respect; else says when to look again.
+    async fn judge(&mut self) {
+        let state = self.home.state();
+        if !self.keeper.lifetime().acts() || matches!(state, State::Creating | State::Deleting) {
+            return self.keeper.plan(state, None, self.home.shared.clock.now());
+        }
+        let now = self.home.shared.clock.now();
+        let keeper = &mut self.keeper;
+        let mut strike = None;
+        // Under the lock of the uses: none can begin between the decision and its taking hold.
+        let over = self.home.uses.close_if(|uses| {
+            strike = keeper.strike(state, uses, now);
+            strike.is_some_and(|strike| strike.left.is_zero())
+        });
+        if self.keeper.is_unstored() {
+            self.note_use();
+        }
+        match strike {
+            Some(strike) if over => {
+                let rule = self.keeper.lifetime().rules()[strike.rule];
+                info!(since = rule.since.word(), after = ?rule.after, "the sandbox's time is over");
+                if !self.delete().await {
+                    self.keeper.retry_later(now);
                 }
             }
-            Ok(None) if matches!(self.work, Work::None | Work::Resting { .. }) => {} // An earlier attempt failed.
-            Ok(None) | Err(_) => return,
+            strike => self.keeper.plan(state, strike.map(|strike| strike.left), now),
         }
+    }
+
+    /// Tells the row when the sandbox was last used. Nobody waits for it.
+    fn note_use(&mut self) {
+        let id = self.home.id;
+        self.keeper.stored();
+        self.home.shared.store.note_use(id, self.keeper.stamps(), move |noted| match noted {
+            Ok(()) | Err(StoreError::Closed) => {}
+            // The next look writes again if there was another use; if not, a restart finds the sandbox a little older.
+            Err(error) => {
+                warn!(sandbox = %id, error = chain(&error), "cannot write when a sandbox was last used")
+            }
+        });
+    }
+
+    // Deleting.
+
+    /// Begins to delete it, unless that has begun. Tells whether it is under way.
+    async fn delete(&mut self) -> bool {
+        match self.home.state().goal(Wish::Delete) {
+            Ok(Some(_)) => {
+                self.home.uses.close_if(|_| true);
+                if let Err(error) = self.record(State::Deleting, Goal::Gone, None).await {
+                    // Nothing was begun. The sandbox is as it was.
+                    self.home.uses.reopen();
+                    match self.deletes.is_empty() {
+                        true => warn!(error = chain(&error), "cannot record that a sandbox is to be deleted"),
+                        false => self.tell_deleters(Err(error)),
+                    }
+                    return false;
+                }
+                self.look = None;
+                self.keeper.plan(State::Deleting, None, self.home.shared.clock.now());
+            }
+            Ok(None) if matches!(self.work, Work::None | Work::Resting { .. }) => {} // An earlier attempt failed.
+            Ok(None) | Err(_) => return true,
+        }
+        self.began = Some(Instant::now());
         let state = State::Deleting.word();
         self.tell_creator(Err(EngineError::WrongState { id: self.home.id, state }));
         let commands = self.home.close_commands();
@@ -434,6 +654,7 @@ impl Driver {
             Work::Cleaning { task, .. } => Some(Before::Cleaning(task)),
         };
         self.clean(before, commands, Then::Gone);
+        true
     }
 
     fn clean(&mut self, before: Option<Before>, commands: Vec<Arc<Hub>>, then: Then) {
@@ -451,6 +672,7 @@ impl Driver {
         let id = self.home.id;
         if let Err(source) = result {
             warn!(error = chain(&source), "cannot delete sandbox; it will be tried again");
+            self.measure(Verb::Delete, Verdict::Failed);
             self.tell_deleters(Err(EngineError::Delete { id, source }));
             self.rest(Again::Delete);
             return Life::On;
@@ -463,6 +685,7 @@ impl Driver {
         }
         self.home.shared.directory().remove(id);
         info!("sandbox is gone");
+        self.measure(Verb::Delete, Verdict::Ok);
         self.tell_deleters(Ok(()));
         // Those that came while the last steps were taken have what they want.
         self.inbox.close();
@@ -512,6 +735,21 @@ impl Driver {
     }
 }
 
+/// What came of a task, if there is one.
+async fn finished<T>(task: &mut Option<Task<Result<T, BackendError>>>) -> Result<T, BackendError> {
+    match task {
+        Some(task) => task.await.unwrap_or_else(|error| Err(panicked("look at the sandbox", error))),
+        None => pending().await,
+    }
+}
+
+async fn sleep(home: &Home, nap: Option<Duration>) {
+    match nap {
+        Some(nap) => home.shared.clock.sleep(nap).await,
+        None => pending().await,
+    }
+}
+
 /// What may exist of a sandbox that is to be made.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Remains {
@@ -554,23 +792,25 @@ async fn attempt(
         () = is_cancelled(cancelled) => return Err(BackendError::Gone),
         prepared = within(PREPARE_SECONDS, "prepare the image", backend.prepare(&rootfs)) => prepared?,
     }
-    let name = home.face().name.clone();
-    let spec = Spec { sandbox: home.id, rootfs, limits: home.limits, hostname: hostname(&name) };
+    let spec = Spec { sandbox: home.id, rootfs, limits: home.limits };
     // From here on it runs to its end, so that a teardown that follows knows that nothing is added after it.
     within(LAUNCH_SECONDS, "launch the sandbox", backend.launch(&spec)).await?;
     let (ready, is_ready) = oneshot::channel();
     let mut link = Task::spawn(keep_connected(Arc::clone(home), ready));
     let late = BackendError::Late { doing: "greet init", seconds: READY_SECONDS };
-    tokio::select! {
-        biased;
-        ready = is_ready => match ready {
-            Ok(()) => Ok(link),
-            Err(_) => Err(link_ended(link.await)),
-        },
-        end = &mut link => Err(link_ended(end)),
-        () = is_cancelled(cancelled) => Err(BackendError::Gone),
-        () = tokio::time::sleep(Duration::from_secs(READY_SECONDS)) => Err(late),
-    }
+    let greeted = async {
+        tokio::select! {
+            biased;
+            ready = is_ready => match ready {
+                Ok(()) => Ok(link),
+                Err(_) => Err(link_ended(link.await)),
+            },
+            end = &mut link => Err(link_ended(end)),
+            () = is_cancelled(cancelled) => Err(BackendError::Gone),
+            () = tokio::time::sleep(Duration::from_secs(READY_SECONDS)) => Err(late),
+        }
+    };
+    slow::GREET.watch(&home.shared.metrics, home.id, greeted).await
 }
 
 async fn is_cancelled(cancelled: &mut watch::Receiver<bool>) {

@@ -69,6 +69,12 @@ pub enum EngineError {
         /// Why it failed.
         reason: String,
     },
+    /// A lifetime rule with an action that this version cannot do.
+    #[error("a lifetime rule with the action `{action}` cannot act: this version cannot pause sandboxes")]
+    ActionUnsupported {
+        /// [`crate::lifetime::Action::word`].
+        action: &'static str,
+    },
     /// Something the caller can change.
     #[error("{what} is not valid: {why}")]
     Invalid {
@@ -137,6 +143,12 @@ pub enum EngineError {
         /// Why.
         source: BackendError,
     },
+    /// The counters cannot be read.
+    #[error("cannot tell what sandboxes use")]
+    Usage {
+        /// Why.
+        source: BackendError,
+    },
     /// The database refused.
     #[error("cannot {doing}")]
     Store {
@@ -195,6 +207,12 @@ pub enum EngineError {
         id: SandboxId,
         /// What its init speaks.
         version: u32,
+    },
+    /// The kernel did not say which boot this is.
+    #[error("cannot read the machine's clock")]
+    Clock {
+        /// Why.
+        source: io::Error,
     },
     /// The daemon is going down; sandboxes stay.
     #[error("the engine is stopping")]

@@ -19,17 +19,23 @@ use wire::{CommandId, SandboxId};
 
 use crate::EngineConfig;
 use crate::backstop::Backstop;
+use crate::clock::Clock;
 use crate::command::Hub;
 use crate::directory::Directory;
 use crate::driver::Message;
 use crate::error::{EngineError, chain};
 use crate::guest::{Outbox, Violation};
 use crate::keys::Keys;
+use crate::labels::Labels;
 use crate::lifecycle::State;
+use crate::lifetime::Lifetime;
 use crate::log::LogWriters;
-use crate::model::{Owner, Sandbox, SandboxName};
+use crate::metrics::Metrics;
+use crate::model::{Owner, Sandbox, SandboxName, Wait};
+use crate::stats::Disk;
 use crate::store::{SandboxRow, Store, Tally};
 use crate::transfer::Transfers;
+use crate::uses::{Use, Uses};
 
 /// Ended commands that a sandbox keeps. The oldest fall off, rows and logs.
 const ENDED_MAX: u64 = 10_000;
@@ -44,6 +50,8 @@ const OOM_KILLS_WAIT: Duration = Duration::from_secs(5);
 pub(crate) struct Shared {
     pub config: EngineConfig,
     pub backend: Arc<dyn Backend>,
+    pub clock: Arc<dyn Clock>,
+    pub metrics: Arc<Metrics>,
     pub store: Store,
     pub logs: LogWriters,
     pub keys: Keys,
@@ -51,6 +59,8 @@ pub(crate) struct Shared {
     pub directory: Mutex<Directory>,
     /// Bounds how many sandboxes are adopted at once after a restart.
     pub adoptions: Semaphore,
+    /// Bounds how many sandboxes have their files counted at once.
+    pub counts: Semaphore,
     /// Tasks to be ended with the engine, besides the drivers.
     pub tasks: Mutex<Vec<AbortHandle>>,
 }
@@ -102,6 +112,8 @@ pub(crate) struct Home {
     pub outbox: Outbox,
     pub transfers: Transfers,
     pub backstop: Arc<Backstop>,
+    pub disk: Disk,
+    pub uses: Uses,
     /// The driver's.
     pub inbox: mpsc::Sender<Message>,
     pub driver: Mutex<Option<AbortHandle>>,
@@ -119,6 +131,10 @@ pub(crate) struct Face {
     pub name: SandboxName,
     pub state: State,
     pub reason: Option<String>,
+    pub labels: Labels,
+    pub lifetime: Lifetime,
+    /// Its row is written: what is said of it holds after a crash.
+    pub recorded: bool,
 }
 
 /// Its commands that have no result yet.
@@ -152,7 +168,14 @@ impl Home {
         tally: Tally,
         inbox: mpsc::Sender<Message>,
     ) -> Arc<Self> {
-        let face = Face { name: row.name.clone(), state: row.state, reason: row.reason.clone() };
+        let face = Face {
+            name: row.name.clone(),
+            state: row.state,
+            reason: row.reason.clone(),
+            labels: row.labels.clone(),
+            lifetime: row.lifetime.clone(),
+            recorded: false,
+        };
         let table = Table {
             closed: !matches!(row.state, State::Creating | State::Running),
             handle_next: tally.handle_max + 1,
@@ -174,6 +197,8 @@ impl Home {
             outbox: Outbox::default(),
             transfers: Transfers::default(),
             backstop: Arc::default(),
+            disk: Disk::default(),
+            uses: Uses::default(),
             inbox,
             driver: Mutex::new(None),
             face: Mutex::new(face),
@@ -210,6 +235,12 @@ impl Home {
         self.changed.notify_waiters();
     }
 
+    /// The driver's alone: the row is written.
+    pub fn set_recorded(&self) {
+        self.face().recorded = true;
+        self.changed.notify_waiters();
+    }
+
     pub fn describe(&self) -> Sandbox {
         let face = self.face().clone();
         Sandbox {
@@ -222,6 +253,8 @@ impl Home {
             image: self.image.clone(),
             limits: self.limits,
             env: self.env.clone(),
+            labels: face.labels,
+            lifetime: face.lifetime,
             created_at: self.created_at,
         }
     }
@@ -237,6 +270,37 @@ impl Home {
                 State::Deleting | State::Failed { .. } => return Err(self.wrong_state()),
             }
         }
+    }
+
+    /// Waits for as much of it as a caller wants to be sure of.
+    pub async fn awaited(&self, wait: Wait) -> Result<(), EngineError> {
+        match wait {
+            Wait::Ready => self.made().await,
+            Wait::No => self.recorded().await,
+        }
+    }
+
+    /// Waits until its row is written.
+    async fn recorded(&self) -> Result<(), EngineError> {
+        loop {
+            let mut changed = std::pin::pin!(self.changed.notified());
+            changed.as_mut().enable();
+            let (recorded, state) = {
+                let face = self.face();
+                (face.recorded, face.state)
+            };
+            match state {
+                _ if recorded => return Ok(()),
+                State::Deleting => return Err(self.wrong_state()),
+                State::Creating | State::Running | State::Paused(_) | State::Failed { .. } => changed.await,
+            }
+        }
+    }
+
+    /// Begins a use, or says that it is too late for one.
+    pub fn begin_use(self: &Arc<Self>) -> Result<Use, EngineError> {
+        let late = || EngineError::WrongState { id: self.id, state: State::Deleting.word() };
+        Use::begin(self).ok_or_else(late)
     }
 
     /// Why it does not take commands.
@@ -402,6 +466,11 @@ impl Home {
     pub fn live_by_id(&self, id: &CommandId) -> Option<Arc<Hub>> {
         let table = self.table();
         table.by_id.get(id).and_then(|handle| table.live.get(handle)).cloned()
+    }
+
+    /// How many commands have no result.
+    pub fn live_count(&self) -> usize {
+        self.table().live.len()
     }
 
     /// All commands whose rows are written and that have no result.

@@ -3,13 +3,14 @@
 //! Knows no HTTP and no kernel: it decides, keeps rows and logs, and asks a [`runtime::Backend`].
 //! The public face is [`Engine`]; what goes in and comes out of it is in [`model`].
 //!
-//! Read in this order: [`lifecycle`] decides, `driver` acts on one sandbox, `guest` talks to its init, `command` is
+//! Read in this order: [`lifecycle`] and [`lifetime`] decide, `driver` acts on one sandbox, `guest` talks to its init, `command` is
 //! where a command's streams and watchers meet, `backstop` ends what init does not, `transfer` the same for a file operation, with [`files`] in front of it, `log` and `store` keep what must not be lost, `directory` holds all
-//! sandboxes and their limits, `recovery` and `sweep` mend.
+//! sandboxes and their limits, [`stats`] tells what they use, `recovery` and `sweep` mend.
 
 #![forbid(unsafe_code)]
 
 mod backstop;
+pub mod clock;
 mod command;
 mod directory;
 mod driver;
@@ -17,21 +18,30 @@ mod error;
 pub mod files;
 mod guest;
 mod home;
+mod keeper;
 pub mod keys;
+pub mod labels;
 pub mod lifecycle;
+pub mod lifetime;
 mod log;
+mod measured;
+mod metrics;
 pub mod model;
 mod recovery;
+mod slow;
+pub mod stats;
 mod store;
 mod sweep;
 pub mod template;
 mod transfer;
+mod uses;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use prometheus_client::registry::Registry;
 use runtime::Backend;
 use sha2::{Digest as _, Sha256};
 use tokio::sync::{Semaphore, mpsc, oneshot};
@@ -40,19 +50,26 @@ use wire::guest::{Cwd, Handle, Program, Start};
 use wire::launch::Limits;
 use wire::{CommandId, SandboxId};
 
+use crate::clock::{Clock, Stamp, SystemClock};
 use crate::command::{Hub, Refusal};
 use crate::directory::{Directory, Place};
 use crate::driver::{Birth, INBOX_MAX, Message};
 use crate::home::{Home, Intent, Shared};
+use crate::keeper::Keeper;
 use crate::keys::{BOOTSTRAP_ID, Keys, random_u64, random_u128};
+use crate::labels::SELECTORS_MAX;
 use crate::lifecycle::Goal;
 use crate::log::LogWriters;
-use crate::store::{CommandRow, SandboxRow, Store, Tally};
+use crate::measured::Measured;
+use crate::metrics::{Metrics, Verb, Verdict};
+use crate::store::{CommandRow, SandboxRow, Stamps, Store, Tally};
 use crate::template::{CPU_MILLIS_MIN, MEMORY_BYTES_MIN, Template, made_up_name};
+use crate::uses::Use;
 
 pub use command::{ANSWER_SECONDS, CommandRef, Output, STALL_SECONDS, STDIN_SECONDS};
 pub use files::Files;
 pub use model::*;
+pub use stats::{DiskCount, MachineStats, Stats};
 pub use transfer::{IDLE_SECONDS, TAKE_SECONDS, TRANSFERS_MAX, WATCHES_MAX};
 
 /// Items on a page when the caller names no number.
@@ -73,6 +90,8 @@ const ADOPTIONS_MAX: usize = 64;
 const DELETIONS_MAX: usize = 32;
 /// Names that are tried for a sandbox that was given none.
 const NAME_ATTEMPTS: usize = 100;
+/// How often a sandbox is looked for by labels when those that were found go before they are ready.
+const FIND_ATTEMPTS: usize = 5;
 
 /// What an engine is built with.
 #[derive(Debug, Clone)]
@@ -106,14 +125,25 @@ impl Engine {
     /// Opens the store, adopts what runs, finishes or undoes what a crash interrupted.
     /// Returns when rows are read; connecting to sandboxes goes on behind it.
     pub async fn start(config: EngineConfig, backend: Arc<dyn Backend>) -> Result<Self, EngineError> {
+        let clock = SystemClock::new().map_err(|source| EngineError::Clock { source })?;
+        Self::start_at(config, backend, Arc::new(clock)).await
+    }
+
+    /// As [`Self::start`], with another clock than the machine's.
+    pub async fn start_at(
+        config: EngineConfig,
+        backend: Arc<dyn Backend>,
+        clock: Arc<dyn Clock>,
+    ) -> Result<Self, EngineError> {
         if config.output_kept_max < log::KEPT_MIN {
             let why = format!("at least {} bytes of each stream are kept", log::KEPT_MIN);
             return Err(EngineError::Invalid { what: "output_kept_max", why });
         }
         let runtime = tokio::runtime::Handle::current();
         let path = config.data_dir.join("shoal.db");
-        let store_runtime = runtime.clone();
-        let store = tokio::task::spawn_blocking(move || Store::open(&path, store_runtime))
+        let metrics = Arc::new(Metrics::default());
+        let (store_runtime, store_metrics) = (runtime.clone(), Arc::clone(&metrics));
+        let store = tokio::task::spawn_blocking(move || Store::open(&path, store_runtime, store_metrics))
             .await
             .map_err(|_| EngineError::Stopping)?
             .map_err(|source| EngineError::Store { doing: "open the database", source })?;
@@ -123,29 +153,35 @@ impl Engine {
         };
         let logs = LogWriters::start(runtime.clone()).map_err(thread)?;
         let keys = Keys::new(store.keys().await?);
+        let backend = Arc::new(Measured { backend, metrics: Arc::clone(&metrics) });
         let shared = Arc::new(Shared {
             config,
             backend,
+            clock,
+            metrics,
             store,
             logs,
             keys,
             runtime,
             directory: Mutex::new(Directory::default()),
             adoptions: Semaphore::new(ADOPTIONS_MAX),
+            counts: Semaphore::new(stats::COUNTS_MAX),
             tasks: Mutex::default(),
         });
         let engine = Self { inner: Arc::new(Inner { shared: Arc::clone(&shared) }) };
         recovery::recover(&shared).await?;
+        let usual = Template::usual();
+        shared.backend.foresee(&usual.rootfs(), &usual.limits);
         let sweeping = shared.runtime.spawn(sweep::keep_swept(Arc::clone(&shared)));
         shared.tasks.lock().unwrap_or_else(PoisonError::into_inner).push(sweeping.abort_handle());
         Ok(engine)
     }
 
-    fn shared(&self) -> &Arc<Shared> {
+    pub(crate) fn shared(&self) -> &Arc<Shared> {
         &self.inner.shared
     }
 
-    fn home(&self, owner: &Owner, id: SandboxId) -> Result<Arc<Home>, EngineError> {
+    pub(crate) fn home(&self, owner: &Owner, id: SandboxId) -> Result<Arc<Home>, EngineError> {
         self.shared().directory().find(owner, id)
     }
 
@@ -155,11 +191,22 @@ impl Engine {
         if tokio::task::spawn_blocking(move || shared.halt()).await.is_err() {
             tracing::error!("stopping the engine panicked");
         }
+        self.shared().backend.stop().await;
     }
 
     /// Compares kernel, disk and rows once, as happens at intervals anyway. Tells how many strays were removed.
     pub async fn sweep(&self) -> usize {
         sweep::sweep(self.shared()).await
+    }
+
+    /// Puts what the engine counts into a registry, for whoever shows it.
+    pub fn register_metrics(&self, to: &mut Registry) {
+        self.shared().metrics.register(to);
+    }
+
+    /// Brings those figures up to date that are looked up and not counted. To be called before they are shown.
+    pub fn look_at_metrics(&self) {
+        self.shared().metrics.look(self.shared());
     }
 
     /// Deletes every sandbox of every owner: the end of a private daemon.
@@ -184,6 +231,34 @@ impl Engine {
     /// Makes a sandbox, within the limits of the key that asks. With an idempotency key that was used before, finds the
     /// one that was made then.
     pub async fn create(&self, key: &Key, spec: SandboxSpec, wait: Wait) -> Result<Sandbox, EngineError> {
+        self.find_or_make(key, None, spec, wait).await.map(|(sandbox, _)| sandbox)
+    }
+
+    /// The owner's sandbox that has all of these labels, the oldest of several; or a new one, as `spec` says and with these
+    /// labels too. However many ask at once, one is made. What was found counts as used. A sandbox that has failed or is going
+    /// is not found.
+    pub async fn get_or_create(
+        &self,
+        key: &Key,
+        labels: Labels,
+        spec: SandboxSpec,
+        wait: Wait,
+    ) -> Result<(Sandbox, Origin), EngineError> {
+        if labels.is_empty() {
+            let why = "at least one label says which sandbox is meant".into();
+            return Err(EngineError::Invalid { what: "match_labels", why });
+        }
+        let spec = SandboxSpec { labels: spec.labels.with(&labels)?, ..spec };
+        self.find_or_make(key, Some(labels), spec, wait).await
+    }
+
+    async fn find_or_make(
+        &self,
+        key: &Key,
+        find: Option<Labels>,
+        spec: SandboxSpec,
+        wait: Wait,
+    ) -> Result<(Sandbox, Origin), EngineError> {
         let template = Template::find(&spec.template)
             .ok_or_else(|| EngineError::TemplateNotFound { name: spec.template.clone() })?;
         let limits = limits_of(template, &spec)?;
@@ -195,24 +270,44 @@ impl Engine {
             &spec.env,
             spec.cpu_millis,
             spec.memory_bytes,
+            spec.labels.pairs(),
+            spec.lifetime
+                .rules()
+                .iter()
+                .map(|rule| (rule.since.word(), rule.after, rule.action.word()))
+                .collect::<Vec<_>>(),
+            find.as_ref().map(Labels::pairs),
         ));
-        let (home, created) = match self.admit(key, spec, template, limits, request_digest, wait)? {
-            Admitted::New(home, created) => (home, Some(created)),
-            Admitted::Known(home) => (home, None),
-        };
-        match (created, wait) {
-            // The driver answers also when this future is dropped: what was begun is finished.
-            (Some(created), _) => created.await.map_err(|_| EngineError::Stopping)??,
-            (None, Wait::Ready) => home.made().await?,
-            (None, Wait::No) => {}
+        let mut attempts = FIND_ATTEMPTS;
+        loop {
+            attempts -= 1;
+            match self.admit(key, find.as_ref(), spec.clone(), template, limits, request_digest, wait)? {
+                Admitted::New(home, created) => {
+                    // The driver answers also when this future is dropped: what was begun is finished.
+                    created.await.map_err(|_| EngineError::Stopping)??;
+                    return Ok((home.describe(), Origin::Made));
+                }
+                Admitted::Known(home) => {
+                    home.awaited(wait).await?;
+                    return Ok((home.describe(), Origin::Made));
+                }
+                Admitted::Found(home, _using) => match home.awaited(wait).await {
+                    Ok(()) => return Ok((home.describe(), Origin::Found)),
+                    // It was deleted while it was being made. That is no failure of what was asked for here.
+                    Err(EngineError::WrongState { .. }) if attempts > 0 => {}
+                    Err(error) => return Err(error),
+                },
+            }
         }
-        Ok(home.describe())
     }
 
-    /// Checks and takes the room, the name and the idempotency key in one step, and starts the driver.
+    /// Finds the sandbox that is meant, or checks and takes the room, the name and the idempotency key, all in one step, and
+    /// starts the driver.
+    #[allow(clippy::too_many_arguments)] // Private, and called once, right above.
     fn admit(
         &self,
         key: &Key,
+        find: Option<&Labels>,
         spec: SandboxSpec,
         template: &Template,
         limits: Limits,
@@ -229,6 +324,14 @@ impl Engine {
                 false => Err(EngineError::IdempotencyKeyReused),
             };
         }
+        if let Some(labels) = find {
+            for home in directory.labelled(&key.owner, labels) {
+                // One whose time is over this moment is as good as gone.
+                if let Some(using) = Use::begin(&home) {
+                    return Ok(Admitted::Found(home, using));
+                }
+            }
+        }
         directory.check_room(&key.owner, &limits, &key.limits, &shared.config.capacity)?;
         let name = match spec.name {
             Some(name) if directory.name_is_free(&key.owner, &name) => name,
@@ -238,8 +341,13 @@ impl Engine {
                 .find(|name| directory.name_is_free(&key.owner, name))
                 .ok_or_else(|| EngineError::Full { what: "no free name was found".into() })?,
         };
+        let now = shared.clock.now();
         let row = SandboxRow {
-            id: SandboxId::from_random(random_u128()),
+            // One that stands ready brings its id along.
+            id: shared
+                .backend
+                .reserve(&template.rootfs(), &limits)
+                .unwrap_or_else(|| SandboxId::from_random(random_u128())),
             owner: key.owner.clone(),
             name,
             template: template.name.into(),
@@ -252,14 +360,18 @@ impl Engine {
             idempotency_key: spec.idempotency_key,
             request_digest,
             oom_kills: 0,
-            created_at: now(),
+            created_at: in_micros(now.wall),
+            labels: spec.labels,
+            lifetime: spec.lifetime,
+            stamps: Stamps::born(Stamp::of(now)),
         };
+        let keeper = Keeper::newborn(row.lifetime.clone(), now);
         let (inbox, messages) = mpsc::channel(INBOX_MAX);
         let home = Home::new(Arc::clone(shared), &row, Tally::default(), inbox);
         directory.insert(&home);
         drop(directory);
         let (created, answer) = oneshot::channel();
-        driver::spawn(&home, messages, Birth::New { row: Box::new(row), wait, created });
+        driver::spawn(&home, messages, keeper, Birth::New { row: Box::new(row), wait, created });
         Ok(Admitted::New(home, answer))
     }
 
@@ -272,7 +384,12 @@ impl Engine {
     pub async fn list(&self, owner: &Owner, query: ListQuery) -> Result<Page<Sandbox>, EngineError> {
         let limit = page_limit(query.limit)?;
         let before = query.cursor.as_deref().map(Place::from_cursor).transpose()?;
-        let mut homes = self.shared().directory().newest(owner, before, query.name.as_deref(), limit + 1)?;
+        if query.selectors.len() > SELECTORS_MAX {
+            let why = format!("there are {} selectors, the limit is {SELECTORS_MAX}", query.selectors.len());
+            return Err(EngineError::Invalid { what: "label", why });
+        }
+        let name = query.name.as_deref();
+        let mut homes = self.shared().directory().newest(owner, before, name, &query.selectors, limit + 1)?;
         let more = homes.len() > limit;
         homes.truncate(limit);
         let next_cursor = homes.last().filter(|_| more).map(|last| Place::of_home(last).to_cursor());
@@ -286,25 +403,44 @@ impl Engine {
         id: SandboxId,
         name: SandboxName,
     ) -> Result<Sandbox, EngineError> {
+        self.update(owner, id, SandboxUpdate { name: Some(name), ..SandboxUpdate::default() }).await
+    }
+
+    /// Changes a sandbox's name, labels and lifetime, all of it or nothing.
+    pub async fn update(
+        &self,
+        owner: &Owner,
+        id: SandboxId,
+        update: SandboxUpdate,
+    ) -> Result<Sandbox, EngineError> {
         let home = self.home(owner, id)?;
-        self.shared().directory().reserve_name(&home, &name)?;
-        let (tell, told) = oneshot::channel();
-        let renaming = Arc::clone(&home);
-        // On the store's thread, in the order of the commits: of several renames at once, memory ends with the name that the
-        // row has. It is done also when the caller has left.
-        self.shared().store.rename_sandbox(home.id, name.clone(), move |renamed| {
-            let freed = match &renamed {
-                Ok(true) => std::mem::replace(&mut renaming.face().name, name),
-                Ok(false) | Err(_) => name,
-            };
-            renaming.shared.directory().free_name(&renaming, &freed);
-            let _ = tell.send(renamed.map(|found| (found, renaming.describe())));
-        });
-        let store = |source| EngineError::Store { doing: "write the sandbox's name", source };
-        match told.await.map_err(|_| EngineError::Stopping)?.map_err(store)? {
-            (true, sandbox) => Ok(sandbox),
-            (false, _) => Err(EngineError::SandboxNotFound { id: home.id.to_string() }),
+        if update.is_empty() {
+            return Ok(home.describe());
         }
+        if let Some(name) = &update.name {
+            self.shared().directory().reserve_name(&home, name)?;
+        }
+        // A task of its own: a caller that leaves in the middle must not leave a name reserved for nobody.
+        let updating = tokio::spawn(async move {
+            let name = update.name.clone();
+            let updated = ask(&home, |done| Message::Update { update: Box::new(update), done }).await;
+            if let (Err(_), Some(name)) = (&updated, name) {
+                home.shared.directory().free_name(&home, &name);
+            }
+            updated.map(|()| home.describe())
+        });
+        updating.await.map_err(|_| EngineError::Stopping)?
+    }
+
+    /// Begins the clocks of its lifetime anew, all but the one of its creation. Tells what comes of that. A touch that was
+    /// answered is never overtaken by an end.
+    pub async fn touch(&self, owner: &Owner, id: SandboxId) -> Result<Explanation, EngineError> {
+        ask(&*self.home(owner, id)?, |done| Message::Touch { done }).await
+    }
+
+    /// Why a sandbox lives, and when and how it ends. Not a use.
+    pub async fn explain(&self, owner: &Owner, id: SandboxId) -> Result<Explanation, EngineError> {
+        ask(&*self.home(owner, id)?, |done| Message::Explain { done }).await
     }
 
     /// Returns when nothing of it is left.
@@ -323,7 +459,20 @@ impl Engine {
         id: SandboxId,
         spec: CommandSpec,
     ) -> Result<CommandRef, EngineError> {
+        let began = Instant::now();
+        let result = self.run_unmeasured(owner, id, spec).await;
+        self.shared().metrics.operation(Verb::Run, Verdict::of(&result), began.elapsed());
+        result
+    }
+
+    async fn run_unmeasured(
+        &self,
+        owner: &Owner,
+        id: SandboxId,
+        spec: CommandSpec,
+    ) -> Result<CommandRef, EngineError> {
         let home = self.home(owner, id)?;
+        let _using = home.begin_use()?;
         let named = spec.id.is_some();
         let command_id = spec.id.clone().unwrap_or_else(|| CommandId::from_random(random_u128()));
         let start = start_of(&home, spec, &command_id)?;
@@ -339,7 +488,8 @@ impl Engine {
             }
             Intent::Known(hub) => hub,
         };
-        let hub = match hub.committed().await {
+        let metrics = &self.shared().metrics;
+        let hub = match slow::ROW.watch(metrics, id, hub.committed()).await {
             Ok(()) => hub,
             Err(Refusal::Exists(row)) => self.found(&home, CommandRow::clone(&row)).await?,
             Err(Refusal::NoSandbox) => return Err(home.wrong_state()),
@@ -351,7 +501,7 @@ impl Engine {
         if hub.request_digest != request_digest {
             return Err(EngineError::CommandIdReused { id: hub.id.clone() });
         }
-        hub.started_in_time(named).await?;
+        slow::START.watch(metrics, id, hub.started_in_time(named)).await?;
         Ok(CommandRef { hub })
     }
 
@@ -437,8 +587,8 @@ impl Engine {
     pub async fn create_key(&self, spec: KeySpec) -> Result<(Key, KeySecret), EngineError> {
         loop {
             let (id, secret) = KeySecret::generate();
-            let KeySpec { owner, admin, limits } = spec.clone();
-            let key = Key { id, owner, admin, limits, created_at: now() };
+            let KeySpec { owner, admin, metrics_only, limits } = spec.clone();
+            let key = Key { id, owner, admin, metrics_only, limits, created_at: now() };
             // An id that is taken by chance is made anew.
             if self.shared().store.put_key(key.clone(), secret.hash()).await? {
                 self.shared().keys.put(key.clone(), secret.hash());
@@ -453,6 +603,7 @@ impl Engine {
             id: BOOTSTRAP_ID.into(),
             owner: Owner::default_owner(),
             admin: true,
+            metrics_only: false,
             limits: KeyLimits::default(),
             created_at: now(),
         };
@@ -488,7 +639,27 @@ impl Engine {
 
 enum Admitted {
     New(Arc<Home>, oneshot::Receiver<Result<(), EngineError>>),
+    /// The idempotency key was used before.
     Known(Arc<Home>),
+    /// It has the labels that were asked for, and is kept alive for whoever asked.
+    Found(Arc<Home>, Use),
+}
+
+/// Asks a driver for something that it does in a moment.
+async fn ask<T>(
+    home: &Home,
+    message: impl FnOnce(oneshot::Sender<Result<T, EngineError>>) -> Message,
+) -> Result<T, EngineError> {
+    let (done, answer) = oneshot::channel();
+    let over = || match gone(home) {
+        Ok(()) => EngineError::SandboxNotFound { id: home.id.to_string() },
+        Err(error) => error,
+    };
+    match home.inbox.send_timeout(message(done), home::INBOX_WAIT).await {
+        Ok(()) => answer.await.unwrap_or_else(|_| Err(over())),
+        Err(mpsc::error::SendTimeoutError::Timeout(_)) => Err(EngineError::Unresponsive { id: home.id }),
+        Err(mpsc::error::SendTimeoutError::Closed(_)) => Err(over()),
+    }
 }
 
 async fn delete(home: &Home) -> Result<(), EngineError> {
@@ -526,9 +697,14 @@ fn joined(
     }
 }
 
-/// Now, as a row can keep it: in microseconds.
+/// Now, as a row can keep it.
 pub(crate) fn now() -> SystemTime {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    in_micros(SystemTime::now())
+}
+
+/// A time as a row can keep it: in microseconds.
+fn in_micros(time: SystemTime) -> SystemTime {
+    let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
     UNIX_EPOCH + Duration::from_micros(u64::try_from(since.as_micros()).unwrap_or(u64::MAX))
 }
 

@@ -12,7 +12,9 @@ use wire::{CommandId, SandboxId};
 
 pub use crate::error::{EngineError, StoreError};
 pub use crate::keys::{KeyEnd, KeySecret};
+pub use crate::labels::{LabelChanges, Labels, Selector};
 pub use crate::lifecycle::{Disk, Kept, State};
+pub use crate::lifetime::{Action, Explanation, LastUse, Lifetime, Renewal, Rule, Since};
 
 /// Whose sandboxes.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -96,6 +98,10 @@ pub struct SandboxSpec {
     pub cpu_millis: Option<u32>,
     /// The template's where there is none.
     pub memory_bytes: Option<u64>,
+    /// How it can be found.
+    pub labels: Labels,
+    /// How long it lives.
+    pub lifetime: Lifetime,
     /// Asking twice with one key makes one sandbox, for as long as that sandbox exists.
     pub idempotency_key: Option<String>,
 }
@@ -108,6 +114,8 @@ impl Default for SandboxSpec {
             env: BTreeMap::new(),
             cpu_millis: None,
             memory_bytes: None,
+            labels: Labels::default(),
+            lifetime: Lifetime::default(),
             idempotency_key: None,
         }
     }
@@ -120,6 +128,33 @@ pub enum Wait {
     Ready,
     /// When its row is written.
     No,
+}
+
+/// Where the sandbox in an answer comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Origin {
+    /// It was made for this request, or for an earlier one with the same idempotency key.
+    Made,
+    /// It was there before.
+    Found,
+}
+
+/// What should change about a sandbox, all of it or nothing. What is left out stays as it is.
+#[derive(Debug, Clone, Default)]
+pub struct SandboxUpdate {
+    /// A new name.
+    pub name: Option<SandboxName>,
+    /// Labels to set and to remove.
+    pub labels: LabelChanges,
+    /// Rules in place of those that hold. It counts as a touch.
+    pub lifetime: Option<Lifetime>,
+}
+
+impl SandboxUpdate {
+    /// Whether nothing should change.
+    pub fn is_empty(&self) -> bool {
+        self.name.is_none() && self.labels.is_empty() && self.lifetime.is_none()
+    }
 }
 
 /// A sandbox, as it is at one moment.
@@ -143,6 +178,10 @@ pub struct Sandbox {
     pub limits: Limits,
     /// Added to the environment of every command.
     pub env: BTreeMap<String, String>,
+    /// How it can be found.
+    pub labels: Labels,
+    /// How long it lives.
+    pub lifetime: Lifetime,
     /// When it was asked for.
     pub created_at: SystemTime,
 }
@@ -156,6 +195,8 @@ pub struct ListQuery {
     pub cursor: Option<String>,
     /// Only the one with exactly this name.
     pub name: Option<String>,
+    /// Only those that all of these mean; [`crate::labels::SELECTORS_MAX`] at most.
+    pub selectors: Vec<Selector>,
 }
 
 /// Which commands to list, oldest first.
@@ -426,6 +467,8 @@ pub struct Key {
     pub owner: Owner,
     /// Whether it may manage keys.
     pub admin: bool,
+    /// Whether it opens the metrics, and nothing else.
+    pub metrics_only: bool,
     /// What its owner may have at once, when asking with this key.
     pub limits: KeyLimits,
     /// When it was made.
@@ -450,6 +493,8 @@ pub struct KeySpec {
     pub owner: Owner,
     /// Whether it may manage keys.
     pub admin: bool,
+    /// Whether it opens the metrics, and nothing else.
+    pub metrics_only: bool,
     /// What its owner may have at once.
     pub limits: KeyLimits,
 }

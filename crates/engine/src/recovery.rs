@@ -14,12 +14,14 @@ use crate::command::Hub;
 use crate::driver::{self, Birth, INBOX_MAX};
 use crate::error::EngineError;
 use crate::home::{Home, Shared};
+use crate::keeper::Keeper;
 use crate::lifecycle::State;
 use crate::store::{CommandRow, Tally};
 
 /// Takes every row's sandbox into the directory and starts its driver.
 pub(crate) async fn recover(shared: &Arc<Shared>) -> Result<(), EngineError> {
-    let loaded = shared.store.load().await?;
+    let now = shared.clock.now();
+    let loaded = shared.store.load(now).await?;
     let tallies: HashMap<SandboxId, Tally> = loaded.tallies.into_iter().collect();
     let mut commands: HashMap<SandboxId, Vec<CommandRow>> = HashMap::new();
     for row in loaded.commands {
@@ -32,22 +34,23 @@ pub(crate) async fn recover(shared: &Arc<Shared>) -> Result<(), EngineError> {
         let home =
             Home::new(Arc::clone(shared), &row, tallies.get(&row.id).copied().unwrap_or_default(), inbox);
         let commands = commands.remove(&row.id).unwrap_or_default();
-        found.push((home, messages, commands));
+        let keeper = Keeper::recovered(row.lifetime, row.stamps, row.state, now);
+        found.push((home, messages, commands, keeper));
     }
     let ready = tokio::task::spawn_blocking(move || {
-        for (home, _, commands) in &mut found {
+        for (home, _, commands, _) in &mut found {
             adopt_commands(home, std::mem::take(commands))?;
         }
         Ok(found)
     });
     let ready = ready.await.map_err(|_| EngineError::Stopping)??;
-    for (home, messages, _) in ready {
+    for (home, messages, _, keeper) in ready {
         shared.directory().insert(&home);
         // A crash may have come between the sandbox's failure and the results of its commands.
         if matches!(home.state(), State::Failed { .. }) {
             home.live_commands().iter().for_each(Hub::sandbox_gone);
         }
-        driver::spawn(&home, messages, Birth::Recovered);
+        driver::spawn(&home, messages, keeper, Birth::Recovered);
     }
     Ok(())
 }

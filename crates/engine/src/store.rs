@@ -7,6 +7,7 @@
 //!
 //! Process death loses nothing that was answered. Power loss may lose the last moments (`synchronous=NORMAL`).
 
+mod life;
 mod rows;
 mod threads;
 
@@ -22,15 +23,20 @@ use tokio::sync::{mpsc, oneshot};
 use wire::guest::Handle;
 use wire::{CommandId, SandboxId};
 
+use life::{add_life, insert_labels, insert_rules, put_stamp, put_stamps};
 use rows::*;
 use threads::{Job, job, read_loop, write_loop};
 
+pub(crate) use life::{SandboxChange, Stamps};
 pub(crate) use rows::{CommandRow, Inserted, Loaded, ResultRow, SandboxRow, Tally};
 
+use crate::clock::Moment;
 use crate::error::EngineError;
 use crate::keys::{BOOTSTRAP_ID, KeyHash};
 use crate::lifecycle::{Goal, State};
-use crate::model::{Key, SandboxName};
+use crate::lifetime::Since;
+use crate::metrics::Metrics;
+use crate::model::Key;
 
 /// Changes that wait for the next commit, at most. Whoever comes later waits for room.
 const QUEUE_MAX: usize = 4096;
@@ -96,6 +102,34 @@ const MIGRATIONS: &[&str] = &[
     ) WITHOUT ROWID;
     ",
     "ALTER TABLE commands ADD COLUMN oom_kills_before INTEGER;",
+    "
+    CREATE TABLE labels (
+        sandbox         BLOB NOT NULL REFERENCES sandboxes (id) ON DELETE CASCADE,
+        key             TEXT NOT NULL,
+        value           TEXT NOT NULL,
+        PRIMARY KEY (sandbox, key)
+    ) WITHOUT ROWID;
+    CREATE TABLE rules (
+        sandbox         BLOB NOT NULL REFERENCES sandboxes (id) ON DELETE CASCADE,
+        position        INTEGER NOT NULL,
+        since           TEXT NOT NULL,
+        after_ms        INTEGER NOT NULL,
+        action          TEXT NOT NULL,
+        PRIMARY KEY (sandbox, position)
+    ) WITHOUT ROWID;
+    CREATE TABLE stamps (
+        sandbox         BLOB NOT NULL REFERENCES sandboxes (id) ON DELETE CASCADE,
+        since           TEXT NOT NULL,
+        wall_at         INTEGER NOT NULL,
+        boot            BLOB NOT NULL,
+        since_boot      INTEGER NOT NULL,
+        cpu             INTEGER,
+        PRIMARY KEY (sandbox, since)
+    ) WITHOUT ROWID;
+    ",
+    "
+    ALTER TABLE keys ADD COLUMN metrics_only INTEGER NOT NULL DEFAULT FALSE;
+",
 ];
 
 /// What the database said.
@@ -160,7 +194,11 @@ pub(crate) struct Store {
 
 impl Store {
     /// Opens the database, brings it up to date and starts its threads. Blocks; call it where that is allowed.
-    pub fn open(path: &Path, runtime: tokio::runtime::Handle) -> Result<Self, StoreError> {
+    pub fn open(
+        path: &Path,
+        runtime: tokio::runtime::Handle,
+        metrics: Arc<Metrics>,
+    ) -> Result<Self, StoreError> {
         let open = |source| StoreError::Open { path: path.into(), source };
         // Rows hold environments. SQLite gives its other files the mode of this one.
         let create = fs::OpenOptions::new().append(true).create(true).mode(0o600).open(path);
@@ -185,7 +223,7 @@ impl Store {
                 .map_err(|source| StoreError::Thread { source })
         };
         let threads = vec![
-            spawn("store-write", Box::new(move || write_loop(&writing, changes, &keeper, &log)))?,
+            spawn("store-write", Box::new(move || write_loop(&writing, changes, &keeper, &log, &metrics)))?,
             spawn("store-read", Box::new(move || read_loop(&reading, questions)))?,
         ];
         Ok(Self { writer, reader, runtime, threads: Mutex::new(threads) })
@@ -259,12 +297,13 @@ impl Store {
     // What follows: one function per question or change.
 
     /// All sandboxes, the commands without a result, and what the others add up to.
-    pub async fn load(&self) -> Result<Loaded, EngineError> {
-        self.question("read the rows", |db| {
-            let sandboxes = db
+    pub async fn load(&self, now: Moment) -> Result<Loaded, EngineError> {
+        self.question("read the rows", move |db| {
+            let mut sandboxes = db
                 .prepare(&format!("SELECT {SANDBOX_COLUMNS} FROM sandboxes"))?
-                .query_map([], sandbox_from)?
-                .collect::<Result<_, _>>()?;
+                .query_map([], |row| sandbox_from(row, now))?
+                .collect::<Result<Vec<_>, _>>()?;
+            add_life(db, &mut sandboxes)?;
             let commands = db
                 .prepare(&format!("SELECT {COMMAND_COLUMNS} FROM commands WHERE ended_at IS NULL"))?
                 .query_map([], command_from)?
@@ -317,6 +356,11 @@ impl Store {
                 signed(row.oom_kills),
                 micros(row.created_at),
             ])?;
+            insert_labels(db, row.id, &row.labels)?;
+            if !row.lifetime.rules().is_empty() {
+                insert_rules(db, row.id, &row.lifetime)?;
+                put_stamps(db, row.id, &row.stamps)?;
+            }
             Ok(())
         })
         .await
@@ -344,18 +388,49 @@ impl Store {
         .await
     }
 
-    /// A new name. `false`: the row is gone. Answers through `done`, on the store's thread, in the order of the commits.
-    pub fn rename_sandbox(
+    /// What was changed about a sandbox, all of it or nothing. `false`: it is going, or gone.
+    pub async fn change_sandbox(&self, id: SandboxId, change: SandboxChange) -> Result<bool, EngineError> {
+        self.change("write the sandbox's changes", move |db| {
+            let lives = db
+                .prepare_cached("SELECT 1 FROM sandboxes WHERE id = ?1 AND state != 'deleting'")?
+                .exists(params![id_bytes(id)])?;
+            if !lives {
+                return Ok(false);
+            }
+            if let Some(name) = &change.name {
+                db.prepare_cached("UPDATE sandboxes SET name = ?1 WHERE id = ?2")?
+                    .execute(params![name.as_str(), id_bytes(id)])?;
+            }
+            if let Some(labels) = &change.labels {
+                db.prepare_cached("DELETE FROM labels WHERE sandbox = ?1")?.execute(params![id_bytes(id)])?;
+                insert_labels(db, id, labels)?;
+            }
+            if let Some(lifetime) = &change.lifetime {
+                db.prepare_cached("DELETE FROM rules WHERE sandbox = ?1")?.execute(params![id_bytes(id)])?;
+                insert_rules(db, id, lifetime)?;
+            }
+            if let Some(stamps) = &change.stamps {
+                put_stamps(db, id, stamps)?;
+            }
+            Ok(true)
+        })
+        .await
+    }
+
+    /// When a sandbox was last used, and the start that comes with its first use. Nobody waits for it, so it rides along with
+    /// whatever is committed next.
+    pub fn note_use(
         &self,
         id: SandboxId,
-        name: SandboxName,
-        done: impl FnOnce(Result<bool, StoreError>) + Send + 'static,
+        stamps: Stamps,
+        done: impl FnOnce(Result<(), StoreError>) + Send + 'static,
     ) {
         let change = move |db: &Connection| {
-            let changed = db
-                .prepare_cached("UPDATE sandboxes SET name = ?1 WHERE id = ?2")?
-                .execute(params![name.as_str(), id_bytes(id)])?;
-            Ok(changed == 1)
+            put_stamp(db, id, Since::LastUse, &stamps.used, stamps.cpu)?;
+            match stamps.started {
+                Some(started) => put_stamp(db, id, Since::Start, &started, None),
+                None => Ok(()),
+            }
         };
         self.submit(change, done);
     }
@@ -516,7 +591,8 @@ impl Store {
     pub async fn keys(&self) -> Result<Vec<(Key, KeyHash)>, EngineError> {
         self.question("read the keys", |db| {
             db.prepare(
-                "SELECT id, hash, owner, admin, sandboxes_max, cpu_millis_max, memory_bytes_max, created_at FROM keys
+                "SELECT id, hash, owner, admin, sandboxes_max, cpu_millis_max, memory_bytes_max, created_at, metrics_only
+                 FROM keys
                  ORDER BY created_at, id",
             )?
             .query_map([], key_from)?
@@ -530,7 +606,7 @@ impl Store {
         self.change("write the key", move |db| {
             let verb = if key.id == BOOTSTRAP_ID { "REPLACE" } else { "IGNORE" };
             let changed = db.execute(
-                &format!("INSERT OR {verb} INTO keys VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)"),
+                &format!("INSERT OR {verb} INTO keys VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)"),
                 params![
                     key.id,
                     hash.0,
@@ -540,6 +616,7 @@ impl Store {
                     key.limits.cpu_millis.map(signed),
                     key.limits.memory_bytes.map(signed),
                     micros(key.created_at),
+                    key.metrics_only,
                 ],
             )?;
             Ok(changed == 1)
@@ -589,7 +666,10 @@ mod tests {
     use wire::launch::Limits;
 
     use super::*;
-    use crate::model::{Outcome, Owner, Span};
+    use crate::clock::Stamp;
+    use crate::labels::Labels;
+    use crate::lifetime::{Action, Lifetime, Rule};
+    use crate::model::{Outcome, Owner, SandboxName, Span};
 
     fn row(id: u128, name: &str) -> SandboxRow {
         SandboxRow {
@@ -607,7 +687,89 @@ mod tests {
             request_digest: [7; 32],
             oom_kills: 0,
             created_at: UNIX_EPOCH + Duration::from_micros(1_234_567),
+            labels: Labels::new([("thread".to_owned(), "ü".to_owned())].into()).expect("labels"),
+            lifetime: lifetime(&[
+                (Since::LastUse, 90, Action::Delete),
+                (Since::Start, 5, Action::PauseDropMemory),
+            ]),
+            stamps: Stamps { cpu: Some(Duration::from_micros(12)), ..Stamps::born(Stamp::of(NOW)) },
         }
+    }
+
+    const NOW: Moment =
+        Moment { wall: UNIX_EPOCH, boot: u128::MAX / 3, since_boot: Duration::from_micros(77_000_001) };
+
+    fn lifetime(rules: &[(Since, u64, Action)]) -> Lifetime {
+        let rule = |(since, seconds, action): &(Since, u64, Action)| Rule {
+            since: *since,
+            after: Duration::from_secs(*seconds),
+            action: *action,
+        };
+        Lifetime::new(rules.iter().map(rule).collect()).expect("rules")
+    }
+
+    #[tokio::test]
+    async fn labels_rules_and_times_are_kept_and_changed_together() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let store = open(&directory);
+        let one = row(1, "one");
+        let plain = SandboxRow {
+            labels: Labels::default(),
+            lifetime: Lifetime::default(),
+            idempotency_key: None,
+            ..row(2, "two")
+        };
+        for row in [&one, &plain] {
+            store.insert_sandbox(row.clone()).await.expect("written");
+        }
+        let found =
+            |loaded: Loaded, id| loaded.sandboxes.into_iter().find(|row| row.id == id).expect("a row");
+        let kept = found(store.load(NOW).await.expect("it reads"), one.id);
+        assert_eq!((&kept.labels, &kept.lifetime, kept.stamps), (&one.labels, &one.lifetime, one.stamps));
+        let kept = found(store.load(NOW).await.expect("it reads"), plain.id);
+        assert_eq!((&kept.labels, &kept.lifetime), (&plain.labels, &plain.lifetime));
+        assert_eq!(
+            kept.stamps,
+            Stamps::born(Stamp::of_wall(plain.created_at, NOW)),
+            "only the wall clock knows"
+        );
+
+        let stamps = Stamps { started: Some(one.stamps.used.plus(Duration::from_secs(1))), ..one.stamps };
+        let change = SandboxChange {
+            name: Some(SandboxName::parse("other").expect("a name")),
+            labels: Some(Labels::new([("b".to_owned(), String::new())].into()).expect("labels")),
+            lifetime: Some(lifetime(&[(Since::Creation, 1, Action::Delete)])),
+            stamps: Some(stamps),
+        };
+        assert!(store.change_sandbox(one.id, change.clone()).await.expect("written"));
+        let clash = SandboxChange {
+            name: Some(plain.name.clone()),
+            labels: Some(Labels::default()),
+            ..change.clone()
+        };
+        store.change_sandbox(one.id, clash).await.expect_err("the name is taken");
+        let (tell, told) = oneshot::channel();
+        let used = Stamps { used: stamps.used.plus(Duration::from_secs(9)), cpu: None, ..stamps };
+        store.note_use(one.id, used, move |done| drop(tell.send(done)));
+        told.await.expect("it answers").expect("written");
+        store.close();
+
+        let store = open(&directory);
+        let kept = found(store.load(NOW).await.expect("it reads"), one.id);
+        assert_eq!(
+            (kept.name, Some(kept.labels), Some(kept.lifetime)),
+            (change.name.clone().expect("one"), change.labels.clone(), change.lifetime.clone())
+        );
+        assert_eq!(kept.stamps, used);
+        let deleting = store.change_state(one.id, State::Creating, State::Deleting, Goal::Gone, None);
+        assert!(deleting.await.expect("written"));
+        assert!(!store.change_sandbox(one.id, change).await.expect("it is going"));
+        assert!(store.delete_sandbox(one.id).await.expect("written"));
+        let left = store.question("count", |db| {
+            db.query_row("SELECT (SELECT count(*) FROM labels) + (SELECT count(*) FROM rules) + (SELECT count(*) FROM stamps)", [], |row| row.get::<_, i64>(0))
+        });
+        assert_eq!(left.await.expect("it reads"), 0);
+        store.close();
     }
 
     fn command(sandbox: SandboxId, handle: u32, id: &str) -> CommandRow {
@@ -624,7 +786,8 @@ mod tests {
     }
 
     fn open(directory: &tempfile::TempDir) -> Store {
-        Store::open(&directory.path().join("db"), tokio::runtime::Handle::current()).expect("it opens")
+        Store::open(&directory.path().join("db"), tokio::runtime::Handle::current(), Arc::default())
+            .expect("it opens")
     }
 
     async fn insert(store: &Store, row: CommandRow) -> Inserted {
@@ -691,7 +854,7 @@ mod tests {
         assert!(matches!(refused, Some(EngineError::Store { source: StoreError::Closed, .. })));
 
         let store = open(&directory);
-        let loaded = store.load().await.expect("it reads");
+        let loaded = store.load(NOW).await.expect("it reads");
         assert_eq!(loaded.commands.len(), 2);
         assert_eq!(loaded.commands[1].oom_kills_before, Some(2), "as it was written");
         let tally = Tally { handle_max: 18, ended: 9, ended_bytes: 45 };
@@ -770,7 +933,7 @@ mod tests {
             store.insert_sandbox(row(5, "five")),
         );
         assert_eq!([a.is_ok(), b.is_ok(), c.is_ok(), d.is_ok(), e.is_ok()], [true, false, true, false, true]);
-        assert_eq!(store.load().await.expect("it reads").sandboxes.len(), 3);
+        assert_eq!(store.load(NOW).await.expect("it reads").sandboxes.len(), 3);
         store.close();
     }
 
@@ -782,7 +945,7 @@ mod tests {
         let db = Connection::open(&path).expect("it opens");
         db.pragma_update(None, "user_version", 99).expect("written");
         drop(db);
-        let refused = Store::open(&path, tokio::runtime::Handle::current());
+        let refused = Store::open(&path, tokio::runtime::Handle::current(), Arc::default());
         assert!(matches!(refused, Err(StoreError::Newer { found: 99, .. })));
     }
 }

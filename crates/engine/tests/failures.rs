@@ -397,7 +397,7 @@ async fn lists_have_pages_newest_first() {
     let mut seen = Vec::new();
     let mut cursor = None;
     loop {
-        let query = ListQuery { limit: Some(2), cursor, name: None };
+        let query = ListQuery { limit: Some(2), cursor, ..ListQuery::default() };
         let page = world.engine.list(&owner(), query).await.expect("a page");
         assert!(page.items.len() <= 2);
         seen.extend(page.items.iter().map(|sandbox| sandbox.id));
@@ -408,7 +408,7 @@ async fn lists_have_pages_newest_first() {
     }
     assert_eq!(seen, made);
     for (limit, cursor) in [(Some(0), None), (Some(1001), None), (None, Some("rubbish".to_owned()))] {
-        let query = ListQuery { limit, cursor, name: None };
+        let query = ListQuery { limit, cursor, ..ListQuery::default() };
         assert!(matches!(world.engine.list(&owner(), query).await, Err(EngineError::Invalid { .. })));
     }
 }
@@ -573,8 +573,11 @@ async fn keys_open_what_they_should_and_survive_a_restart() {
     let world = World::new().await;
     let alice = Owner::parse("alice").expect("an owner");
     let limits = KeyLimits { sandboxes: Some(3), cpu_millis: None, memory_bytes: Some(1 << 40) };
-    let (made, secret) =
-        world.engine.create_key(KeySpec { owner: alice.clone(), admin: false, limits }).await.expect("a key");
+    let (made, secret) = world
+        .engine
+        .create_key(KeySpec { owner: alice.clone(), admin: false, metrics_only: false, limits })
+        .await
+        .expect("a key");
     let bootstrap = KeySecret::parse("operator-chose-this-1").expect("long enough");
     world.engine.set_bootstrap_key(&bootstrap).await.expect("it is set");
     let world = world.crash().await;

@@ -3,11 +3,12 @@
 //! Nothing above this trait may assume that a sandbox is on this machine.
 
 use std::io;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use tokio::io::{AsyncRead, AsyncWrite};
 use wire::SandboxId;
-use wire::launch::{Limits, Processes, Rootfs};
+use wire::launch::{Limits, Motion, Processes, Rootfs};
 
 /// How sandboxes are isolated. Every call may be made again after a crash in its middle.
 #[async_trait]
@@ -28,12 +29,75 @@ pub trait Backend: Send + Sync + 'static {
     /// Ends processes of a sandbox without the help of its init, and keeps its files. Harmless when there are none.
     async fn end_processes(&self, sandbox: SandboxId, which: Processes) -> Result<(), BackendError>;
 
-    /// All sandboxes of this installation of which anything exists.
+    /// Says that sandboxes like this are likely to be asked for, so that some may be made ahead of time.
+    fn foresee(&self, rootfs: &Rootfs, limits: &Limits);
+
+    /// The id of a sandbox like this that stands ready, for whoever launches it next under that id. It must be launched or torn
+    /// down. `None` if none does, and then any id will do.
+    fn reserve(&self, rootfs: &Rootfs, limits: &Limits) -> Option<SandboxId>;
+
+    /// Makes every process of a sandbox stand still, or go on. Returns when that is so; asking twice is harmless.
+    async fn freeze(&self, sandbox: SandboxId, motion: Motion) -> Result<(), BackendError>;
+
+    /// Removes what was made ahead of time and is nobody's yet. Called once, when the daemon ends.
+    async fn stop(&self);
+
+    /// All sandboxes of this installation of which anything exists, save those that it keeps ready.
     async fn inventory(&self) -> Result<Vec<SandboxId>, BackendError>;
 
     /// How many processes of the sandbox were killed for want of memory since it was made, as the host counts. Asked before
     /// every command, so it must be quick.
     async fn oom_kills(&self, sandbox: SandboxId) -> Result<u64, BackendError>;
+
+    /// What each of these sandboxes uses, in their order; `None` for one of which nothing runs. Quick: no sandbox is waited for.
+    async fn usage(&self, sandboxes: &[SandboxId]) -> Result<Vec<Option<Usage>>, BackendError>;
+
+    /// What a sandbox's writable files take on disk. Slow where there are many: the caller bounds how often and how many at once.
+    async fn disk_usage(&self, sandbox: SandboxId) -> Result<DiskUsage, BackendError>;
+
+    /// The machine that all sandboxes share.
+    async fn machine(&self) -> Result<Machine, BackendError>;
+}
+
+/// What a sandbox uses at one instant.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Processor time of all its processes since it was made, those that ended included.
+    pub cpu_time: Duration,
+    /// For how long processes that could run were held back by its limit, since it was made.
+    pub throttled_time: Duration,
+    /// All that counts against its limit: memory, page cache and tmpfs.
+    pub memory_bytes: u64,
+    /// The part of it that the kernel gives back before anything is killed: pages of files that nobody used lately.
+    pub memory_reclaimable_bytes: u64,
+    /// Processes and threads.
+    pub pids: u32,
+}
+
+/// What a sandbox's writable files take.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct DiskUsage {
+    /// On disk: files with holes count what they hold, files with two names count once.
+    pub bytes: u64,
+    /// Whether all was counted. If not, it is at least so much: counting stops at a bound.
+    pub complete: bool,
+}
+
+/// A machine, and what is left of it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Machine {
+    /// Processors.
+    pub cpus: u32,
+    /// Memory in all.
+    pub memory_bytes: u64,
+    /// What could be had without swapping.
+    pub memory_available_bytes: u64,
+    /// Of the file system that writable files are on.
+    pub disk_bytes: u64,
+    /// What is free there.
+    pub disk_available_bytes: u64,
+    /// What all sandboxes of this installation use together; in its processor time, those that are gone have their part.
+    pub sandboxes: Usage,
 }
 
 /// What a backend is asked to make.
@@ -45,8 +109,6 @@ pub struct Spec {
     pub rootfs: Rootfs,
     /// What it may use.
     pub limits: Limits,
-    /// Its host name.
-    pub hostname: String,
 }
 
 /// Bytes to and from init.

@@ -41,9 +41,9 @@ use wire::guest::{
     COMMANDS_MAX, End, EndCause, ExitStatus, FromInit, Handle, OUTPUT_WINDOW, Program, STDIN_WINDOW, Start,
     StartError, Stream, ToInit, VERSION,
 };
-use wire::launch::{Processes, Rootfs};
+use wire::launch::{Limits, Motion, Processes, Rootfs};
 
-use crate::backend::{Backend, BackendError, GuestStream, Spec};
+use crate::backend::{Backend, BackendError, DiskUsage, GuestStream, Machine, Spec, Usage};
 
 /// What the pipe between daemon and init holds, as a socket's buffer would.
 const PIPE_BYTES: usize = 256 * 1024;
@@ -66,6 +66,8 @@ pub enum FakeStep {
     Greet,
     /// The end of processes from outside; no part of making a sandbox.
     End,
+    /// Not a step of making one: counting what its files take.
+    DiskUsage,
 }
 
 impl FakeStep {
@@ -121,8 +123,12 @@ struct HostState {
     things: BTreeSet<(SandboxId, FakeThing)>,
     inits: HashMap<SandboxId, Arc<Init>>,
     oom_kills: HashMap<SandboxId, u64>,
+    usage: HashMap<SandboxId, Usage>,
+    disk_bytes: HashMap<SandboxId, u64>,
     /// Steps that fail, how, and how often still.
     failing: HashMap<FakeStep, (FakeFailure, u32)>,
+    /// Sandboxes whose processes stand still.
+    frozen: BTreeSet<SandboxId>,
     /// Teardowns that fail, still.
     teardowns_failing: u32,
     /// Steps that wait for a permit.
@@ -196,6 +202,16 @@ impl FakeHost {
     /// From now on, every init is of this version.
     pub fn speak(&self, version: u32) {
         self.state().version = Some(version);
+    }
+
+    /// Says what a sandbox uses from now on.
+    pub fn set_usage(&self, sandbox: SandboxId, usage: Usage) {
+        self.state().usage.insert(sandbox, usage);
+    }
+
+    /// Says what a sandbox's files take from now on.
+    pub fn set_disk_bytes(&self, sandbox: SandboxId, bytes: u64) {
+        self.state().disk_bytes.insert(sandbox, bytes);
     }
 
     /// Lets commands that wait at a gate go on.
@@ -403,6 +419,48 @@ impl Backend for FakeHost {
 
     async fn oom_kills(&self, sandbox: SandboxId) -> Result<u64, BackendError> {
         Ok(self.state().oom_kills.get(&sandbox).copied().unwrap_or(0))
+    }
+
+    async fn usage(&self, sandboxes: &[SandboxId]) -> Result<Vec<Option<Usage>>, BackendError> {
+        let state = self.state();
+        let lives = |id: &SandboxId| state.things.contains(&(*id, FakeThing::Process));
+        let usage = |id: &SandboxId| state.usage.get(id).copied().unwrap_or_default();
+        Ok(sandboxes.iter().map(|id| lives(id).then(|| usage(id))).collect())
+    }
+
+    fn foresee(&self, _: &Rootfs, _: &Limits) {}
+
+    /// Nothing is made ahead: each step of a create is to be seen.
+    fn reserve(&self, _: &Rootfs, _: &Limits) -> Option<SandboxId> {
+        None
+    }
+
+    async fn stop(&self) {}
+
+    async fn freeze(&self, sandbox: SandboxId, motion: Motion) -> Result<(), BackendError> {
+        let mut state = self.state();
+        match motion {
+            Motion::Still => state.frozen.insert(sandbox),
+            Motion::Going => state.frozen.remove(&sandbox),
+        };
+        Ok(())
+    }
+
+    async fn disk_usage(&self, sandbox: SandboxId) -> Result<DiskUsage, BackendError> {
+        self.step(FakeStep::DiskUsage, "look at its files").await?;
+        let bytes = self.state().disk_bytes.get(&sandbox).copied().unwrap_or(0);
+        Ok(DiskUsage { bytes, complete: true })
+    }
+
+    async fn machine(&self) -> Result<Machine, BackendError> {
+        Ok(Machine {
+            cpus: 4,
+            memory_bytes: 8 << 30,
+            memory_available_bytes: 6 << 30,
+            disk_bytes: 100 << 30,
+            disk_available_bytes: 60 << 30,
+            sandboxes: Usage::default(),
+        })
     }
 }
 

@@ -35,6 +35,7 @@ use wire::launch::{
 };
 use wire::{InstallationId, SandboxId};
 
+use crate::backend::DiskUsage;
 use crate::cgroup::Cgroups;
 use crate::enter::{self, EnterError, Materials, cut_out};
 use crate::host_image;
@@ -344,6 +345,15 @@ impl Launcher {
                 };
                 ended.map(|()| Answer::Done).map_err(refused("end the sandbox's processes"))
             }
+            Ask::Freeze { sandbox, motion } => {
+                self.cgroups.freeze(sandbox, motion).map_err(refused("freeze or thaw the sandbox"))?;
+                Ok(Answer::Done)
+            }
+            Ask::DiskUsage { sandbox } => {
+                let DiskUsage { bytes, complete } =
+                    self.places.disk_usage(sandbox).map_err(refused("look at the sandbox's files"))?;
+                Ok(Answer::DiskUsage { bytes, complete })
+            }
         }
     }
 
@@ -478,7 +488,7 @@ impl Launcher {
                 std::fs::read_to_string(image.join(file)).is_ok_and(|then| then == now)
             };
             if same("stamp", &stamp) && hidden.as_ref().is_none_or(|hidden| same("hidden", hidden)) {
-                return Ok(Answer::Done);
+                return Ok(Answer::Prepared { generation: current });
             }
         }
         // Two walkers may build at once; each has its own name, and the rename of one of them wins.
@@ -504,7 +514,7 @@ impl Launcher {
         let cleaned = remove_tree(dir, &unfinished).map_err(refused("remove an unfinished image"));
         named.and(cleaned)?;
         self.drop_old_generations(next).map_err(refused("remove old images"))?;
-        Ok(Answer::Done)
+        Ok(Answer::Prepared { generation: next })
     }
 
     fn current_generation(&self) -> io::Result<Option<u64>> {

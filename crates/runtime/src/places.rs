@@ -21,6 +21,8 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with};
 use wire::SandboxId;
 
+use crate::backend::DiskUsage;
+use crate::disk;
 use crate::plan::Overlay;
 use crate::remove::remove_tree;
 
@@ -90,6 +92,15 @@ impl Places {
     /// Removes all of a sandbox's directory.
     pub fn remove_sandbox(&self, id: SandboxId) -> io::Result<()> {
         remove_tree(self.sandboxes.as_fd(), &id.to_string())
+    }
+
+    /// What a sandbox's writable layers take. Nothing, if it has none.
+    pub fn disk_usage(&self, id: SandboxId) -> io::Result<DiskUsage> {
+        match openat(&self.sandboxes, format!("{id}/fs"), DIRECTORY, Mode::empty()) {
+            Ok(fs) => disk::usage(fs),
+            Err(Errno::NOENT) => Ok(DiskUsage { bytes: 0, complete: true }),
+            Err(e) => Err(e.into()),
+        }
     }
 
     /// Every sandbox that has a directory, with its range where that was written.

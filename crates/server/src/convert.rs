@@ -2,6 +2,8 @@
 //!
 //! Everything here is pure. A request that passes is made of checked types and need not be looked at again.
 
+mod lifetime;
+
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime};
 
@@ -9,17 +11,22 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use engine::files::{Found, Made};
 use engine::{
-    Command, CommandSpec, CommandState, Gathered, Key, KeyLimits, KeySpec, Outcome, Owner, Sandbox,
-    SandboxName, SandboxSpec, Span, State,
+    Capacity, Command, CommandSpec, CommandState, Gathered, Key, KeyLimits, KeySpec, Labels, MachineStats,
+    Outcome, Owner, Sandbox, SandboxName, SandboxSpec, Span, State, Stats,
 };
+use runtime::Usage;
 use wire::api;
 use wire::files::{Change, Cut, FileKind, FileStat, GrepMatch, WatchEvent};
 use wire::guest::{ExitStatus, Program, StartError, Stream, TerminalSize};
+use wire::launch::Limits;
 
 use crate::clock::rfc3339;
 use crate::conditions;
 use crate::error::ApiError;
 use crate::quantity::{Bytes, Cpu};
+
+pub use lifetime::{explanation, sandbox_update};
+use lifetime::{kept_rule, lifetime_of};
 
 /// A script of this length is the longest that may be asked for.
 pub const SCRIPT_MAX: usize = 16 << 20;
@@ -47,8 +54,9 @@ const CALENDAR_MAX: u64 = 253_402_300_799;
 pub fn sandbox_spec(
     body: api::CreateSandbox,
     idempotency_key: Option<String>,
-) -> Result<SandboxSpec, ApiError> {
-    let api::CreateSandbox { name, template, env, cpu, memory, wait: _ } = body;
+) -> Result<(SandboxSpec, Option<Labels>), ApiError> {
+    let api::CreateSandbox { name, template, env, cpu, memory, labels, match_labels, lifetime, wait: _ } =
+        body;
     let name = name.as_deref().map(SandboxName::parse).transpose()?;
     check_env(&env)?;
     let cpu =
@@ -67,12 +75,12 @@ pub fn sandbox_spec(
         return Err(ApiError::invalid("Idempotency-Key", why));
     }
     let template = template.unwrap_or_else(|| "default".into());
-    Ok(SandboxSpec { name, template, env, cpu_millis, memory_bytes, idempotency_key })
-}
-
-/// `PATCH /v1/sandboxes/{sandbox}`: the new name, where one is wished for.
-pub fn new_name(body: &api::UpdateSandbox) -> Result<Option<SandboxName>, ApiError> {
-    Ok(body.name.as_deref().map(SandboxName::parse).transpose()?)
+    let labels = Labels::new(labels)?;
+    let find = match_labels.map(Labels::new).transpose()?;
+    let lifetime = lifetime_of(lifetime)?;
+    let spec =
+        SandboxSpec { name, template, env, cpu_millis, memory_bytes, labels, lifetime, idempotency_key };
+    Ok((spec, find))
 }
 
 /// `POST /v1/sandboxes/{sandbox}/commands`
@@ -186,7 +194,7 @@ fn no_nul(field: &'static str, text: &str) -> Result<(), ApiError> {
 
 /// `POST /v1/keys`
 pub fn key_spec(body: api::CreateKey) -> Result<KeySpec, ApiError> {
-    let api::CreateKey { owner, sandboxes_max, cpu_max, memory_max } = body;
+    let api::CreateKey { owner, metrics_only, sandboxes_max, cpu_max, memory_max } = body;
     let cpu_millis = cpu_max
         .map(|text| Cpu::parse(&text).map(|cpu| cpu.millis))
         .transpose()
@@ -201,32 +209,87 @@ pub fn key_spec(body: api::CreateKey) -> Result<KeySpec, ApiError> {
         return Err(ApiError::invalid("memory_max", why));
     }
     let limits = KeyLimits { sandboxes: sandboxes_max, cpu_millis, memory_bytes };
-    Ok(KeySpec { owner: Owner::parse(&owner)?, admin: false, limits })
+    Ok(KeySpec { owner: Owner::parse(&owner)?, admin: false, metrics_only, limits })
 }
 
 /// A sandbox as clients see it.
 pub fn sandbox(sandbox: Sandbox) -> api::Sandbox {
-    let state = match sandbox.state {
+    api::Sandbox {
+        id: sandbox.id,
+        name: sandbox.name.as_str().to_owned(),
+        state: sandbox_state(sandbox.state),
+        reason: sandbox.reason,
+        template: sandbox.template,
+        image: sandbox.image,
+        limits: sandbox_limits(&sandbox.limits),
+        env: sandbox.env,
+        labels: sandbox.labels.pairs().clone(),
+        lifetime: sandbox.lifetime.rules().iter().map(kept_rule).collect(),
+        created_at: rfc3339(sandbox.created_at),
+    }
+}
+
+fn sandbox_state(state: State) -> api::SandboxState {
+    match state {
         State::Creating => api::SandboxState::Creating,
         State::Running => api::SandboxState::Running,
         State::Paused(_) => api::SandboxState::Paused,
         State::Deleting => api::SandboxState::Deleting,
         State::Failed { .. } => api::SandboxState::Failed,
+    }
+}
+
+fn sandbox_limits(limits: &Limits) -> api::SandboxLimits {
+    api::SandboxLimits { cpu_millis: limits.cpu_millis, memory_bytes: limits.memory_bytes, pids: limits.pids }
+}
+
+/// What a sandbox uses, as clients see it.
+pub fn stats(stats: Stats) -> api::SandboxStats {
+    api::SandboxStats {
+        sandbox_id: stats.sandbox,
+        name: stats.name,
+        state: sandbox_state(stats.state),
+        limits: sandbox_limits(&stats.limits),
+        usage: stats.usage.map(usage),
+        disk: stats.disk.map(|disk| api::DiskUsage {
+            bytes: disk.usage.bytes,
+            complete: disk.usage.complete,
+            counted_at: rfc3339(disk.at),
+        }),
+        commands_running: stats.commands_live as u64,
+        at: rfc3339(stats.at),
+    }
+}
+
+fn usage(usage: Usage) -> api::SandboxUsage {
+    api::SandboxUsage {
+        cpu_seconds: usage.cpu_time.as_secs_f64(),
+        cpu_throttled_seconds: usage.throttled_time.as_secs_f64(),
+        memory_bytes: usage.memory_bytes,
+        memory_reclaimable_bytes: usage.memory_reclaimable_bytes,
+        pids: usage.pids,
+    }
+}
+
+/// The machine. What all owners have together is for those who run it.
+pub fn machine(stats: MachineStats, key: &Key) -> api::MachineStats {
+    let room = |room: Capacity| api::Room {
+        sandboxes: room.sandboxes,
+        cpu_millis: room.cpu_millis,
+        memory_bytes: room.memory_bytes,
     };
-    api::Sandbox {
-        id: sandbox.id,
-        name: sandbox.name.as_str().to_owned(),
-        state,
-        reason: sandbox.reason,
-        template: sandbox.template,
-        image: sandbox.image,
-        limits: api::SandboxLimits {
-            cpu_millis: sandbox.limits.cpu_millis,
-            memory_bytes: sandbox.limits.memory_bytes,
-            pids: sandbox.limits.pids,
-        },
-        env: sandbox.env,
-        created_at: rfc3339(sandbox.created_at),
+    api::MachineStats {
+        cpus: stats.machine.cpus,
+        memory_bytes: stats.machine.memory_bytes,
+        memory_available_bytes: stats.machine.memory_available_bytes,
+        disk_bytes: stats.machine.disk_bytes,
+        disk_available_bytes: stats.machine.disk_available_bytes,
+        all_sandboxes: key.admin.then(|| api::AllSandboxes {
+            states: stats.sandboxes.iter().map(|(state, count)| ((*state).to_owned(), *count)).collect(),
+            usage: usage(stats.machine.sandboxes),
+            promised: room(stats.promised),
+            capacity: room(stats.capacity),
+        }),
     }
 }
 
@@ -257,6 +320,7 @@ pub fn command(command: Command) -> api::Command {
         argv,
         script,
         request_cut,
+        terminal: command.start.terminal.is_some(),
         result,
         stdout: kept(command.stdout),
         stderr: kept(command.stderr),
@@ -396,6 +460,7 @@ pub fn key(key: Key) -> api::Key {
         id: key.id,
         owner: key.owner.as_str().to_owned(),
         admin: key.admin,
+        metrics_only: key.metrics_only,
         sandboxes_max: key.limits.sandboxes,
         cpu_millis_max: key.limits.cpu_millis,
         memory_bytes_max: key.limits.memory_bytes,

@@ -29,6 +29,10 @@ pub struct ApiError {
 #[derive(Debug, Clone)]
 pub struct Chain(pub String);
 
+/// The code of an answer that is an error: for whoever counts.
+#[derive(Debug, Clone)]
+pub struct Code(pub String);
+
 impl ApiError {
     /// An error without causes.
     pub fn new(status: StatusCode, code: &str, message: impl Into<String>) -> Self {
@@ -93,6 +97,7 @@ impl IntoResponse for ApiError {
         if self.status == StatusCode::UNAUTHORIZED {
             response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
+        response.extensions_mut().insert(Code(self.body.code));
         if let Some(chain) = self.chain {
             response.extensions_mut().insert(chain);
         }
@@ -130,6 +135,9 @@ impl From<EngineError> for ApiError {
                 .detail("state", "failed")
                 .detail("reason", reason)
                 .hint("delete it and create another"),
+            ActionUnsupported { action } => say(StatusCode::BAD_REQUEST, "action_not_supported")
+                .detail("action", action)
+                .hint("use `delete`, or give the rule `\"accept_inactive\": true` to have it kept without effect"),
             Invalid { what, .. } => say(StatusCode::BAD_REQUEST, "invalid_request").detail("field", what),
             Quota { what, limit } => say(StatusCode::TOO_MANY_REQUESTS, "quota_exceeded")
                 .detail("resource", what)
@@ -147,7 +155,7 @@ impl From<EngineError> for ApiError {
                 .hint("try again, or delete the sandbox"),
             Create { source, .. } => backend(&source, &message, "create_failed"),
             Delete { source, .. } => backend(&source, &message, "delete_failed"),
-            Store { .. } | Log { .. } => say(StatusCode::INTERNAL_SERVER_ERROR, "internal")
+            Usage { .. } | Store { .. } | Log { .. } | Clock { .. } => say(StatusCode::INTERNAL_SERVER_ERROR, "internal")
                 .hint("the daemon's log has the cause under this answer's x-request-id"),
             File { source } => file(&source, &message),
             FileNotStarted { why: StartError::UnknownUser { user } } => {

@@ -3,7 +3,7 @@
 use utoipa::openapi::security::{ApiKey, ApiKeyValue, HttpAuthScheme, HttpBuilder, SecurityScheme};
 use utoipa::{Modify, OpenApi};
 
-use crate::routes::{commands, files, keys, sandboxes, system};
+use crate::routes::{commands, files, keys, metrics, sandboxes, stats, system};
 use crate::{events, stream};
 
 #[derive(OpenApi)]
@@ -20,6 +20,8 @@ use crate::{events, stream};
         sandboxes::get,
         sandboxes::update,
         sandboxes::delete,
+        sandboxes::touch,
+        sandboxes::explain,
         commands::run,
         commands::list,
         stream::start,
@@ -45,6 +47,9 @@ use crate::{events, stream};
         files::watch,
         files::pack,
         files::unpack,
+        stats::one,
+        stats::all,
+        metrics::metrics,
         keys::create,
         keys::list,
         keys::delete,

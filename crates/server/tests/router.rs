@@ -183,7 +183,7 @@ async fn bad_requests_are_never_our_failure() {
     world.ask(Method::GET, "/v1/sandboxes/%ff%fe", None).await.refused(400, "invalid_id");
     world.ask(Method::GET, &format!("{commands}/a%2Fb"), None).await.refused(400, "invalid_id");
     world.ask(Method::GET, "/v1/sandboxes?limit=0", None).await.refused(400, "invalid_request");
-    world.ask(Method::GET, "/v1/sandboxes?limit=many", None).await.refused(400, "invalid_query");
+    world.ask(Method::GET, "/v1/sandboxes?limit=many", None).await.refused(400, "invalid_request");
     world.ask(Method::GET, "/v1/sandboxes?lmit=1", None).await.refused(400, "invalid_query");
     world.ask(Method::GET, &format!("/v1/sandboxes/{NOBODY}"), None).await.refused(404, "sandbox_not_found");
     world.ask(Method::GET, &format!("{commands}/stream"), None).await.refused(426, "upgrade_required");

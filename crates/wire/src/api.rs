@@ -4,6 +4,8 @@
 //! misspelt wish is an error and not a surprise.
 
 mod files;
+mod lifetime;
+mod stats;
 
 use std::collections::BTreeMap;
 
@@ -13,6 +15,8 @@ use utoipa::ToSchema;
 use crate::{CommandId, SandboxId};
 
 pub use files::*;
+pub use lifetime::*;
+pub use stats::*;
 
 /// What every failed request answers with.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
@@ -44,6 +48,15 @@ pub struct CreateSandbox {
     pub cpu: Option<String>,
     /// Memory, as `"512Mi"` or `"2Gi"`; the template's if left out.
     pub memory: Option<String>,
+    /// Free text to find it by: at most 64 labels, keys of 1 to 128 bytes without `=` and `!`, values of up to 1024.
+    pub labels: BTreeMap<String, String>,
+    /// Makes this a get-or-create: if a sandbox of the owner has all of these labels, it is the answer, and nothing is
+    /// created; the oldest of several, and none that has failed or is being deleted. Otherwise the new sandbox gets
+    /// these beside `labels`. However many ask at once, one is created.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub match_labels: Option<BTreeMap<String, String>>,
+    /// How long it lives: at most 8 rules. Without one it lives until it is deleted.
+    pub lifetime: Vec<LifetimeRule>,
     /// Whether the answer waits until the sandbox runs; `true` if left out.
     pub wait: Option<bool>,
 }
@@ -53,7 +66,25 @@ pub struct CreateSandbox {
 #[serde(deny_unknown_fields, default)]
 pub struct UpdateSandbox {
     /// A new name.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
+    /// Labels to set, and with `null` to remove. Others stay.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub labels: BTreeMap<String, Option<String>>,
+    /// Rules in place of those that hold; an empty list removes them. It counts as a touch.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lifetime: Option<Vec<LifetimeRule>>,
+}
+
+/// The answer to `POST /v1/sandboxes`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct CreatedSandbox {
+    /// The sandbox.
+    #[serde(flatten)]
+    pub sandbox: Sandbox,
+    /// Whether this request made it, or an earlier one with the same idempotency key. `false`: it was found by
+    /// `match_labels`.
+    pub created: bool,
 }
 
 /// A sandbox.
@@ -77,6 +108,12 @@ pub struct Sandbox {
     pub limits: SandboxLimits,
     /// Added to the environment of every command.
     pub env: BTreeMap<String, String>,
+    /// What it can be found by.
+    #[serde(default)]
+    pub labels: BTreeMap<String, String>,
+    /// How long it lives. Empty: until it is deleted.
+    #[serde(default)]
+    pub lifetime: Vec<KeptRule>,
     /// When it was asked for.
     pub created_at: String,
 }
@@ -181,6 +218,9 @@ pub struct Command {
     /// Whether `argv` or `script` is longer than what is shown here.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub request_cut: bool,
+    /// Whether it has a terminal in place of pipes.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub terminal: bool,
     /// How it ended, once it has.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub result: Option<CommandResult>,
@@ -403,6 +443,8 @@ pub struct Health {
 pub struct CreateKey {
     /// Whose sandboxes it opens. Letters, digits, `-`, `_` and `.`.
     pub owner: String,
+    /// Whether it opens `/metrics` and nothing else: for whatever collects them.
+    pub metrics_only: bool,
     /// At most so many sandboxes at once.
     pub sandboxes_max: Option<u32>,
     /// At most so much cpu in all, as `"4"`.
@@ -420,6 +462,9 @@ pub struct Key {
     pub owner: String,
     /// Whether it may manage keys.
     pub admin: bool,
+    /// Whether it opens `/metrics` and nothing else.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub metrics_only: bool,
     /// As in [`CreateKey`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sandboxes_max: Option<u32>,

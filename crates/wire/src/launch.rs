@@ -11,7 +11,7 @@ use crate::guest::Handle;
 use crate::{InstallationId, SandboxId};
 
 /// The version of these types. Daemon and launcher are one binary, so there is no range: they agree or they part.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 /// A packet is at most this long.
 pub const PACKET_MAX: usize = 64 * 1024;
 /// Sandboxes named in one answer to [`Ask::Inventory`].
@@ -65,6 +65,18 @@ pub enum Ask {
         /// Which of them.
         which: Processes,
     },
+    /// Make every process of a sandbox stand still, or go on.
+    Freeze {
+        /// Which one.
+        sandbox: SandboxId,
+        /// What they are to do.
+        motion: Motion,
+    },
+    /// What its writable files take on disk.
+    DiskUsage {
+        /// Which one.
+        sandbox: SandboxId,
+    },
 }
 
 /// Some of a sandbox's processes.
@@ -74,6 +86,15 @@ pub enum Processes {
     All,
     /// Those of one command.
     OfCommand(Handle),
+}
+
+/// Whether processes run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Motion {
+    /// They stand still, in memory, and use no processor.
+    Still,
+    /// They go on as if nothing had happened.
+    Going,
 }
 
 /// From the launcher.
@@ -95,6 +116,11 @@ pub enum Answer {
     },
     /// To requests that have nothing to tell.
     Done,
+    /// To `PrepareHostImage`.
+    Prepared {
+        /// Grows whenever the image is built anew.
+        generation: u64,
+    },
     /// To `Launch`: init was executed.
     Launched {
         /// Its process on the host.
@@ -102,6 +128,13 @@ pub enum Answer {
     },
     /// To `Inventory`, [`INVENTORY_PAGE`] at most; a shorter list is the last one.
     Inventory(Vec<Found>),
+    /// To `DiskUsage`.
+    DiskUsage {
+        /// Of all files that were looked at.
+        bytes: u64,
+        /// Whether these are all that there are.
+        complete: bool,
+    },
 }
 
 /// Something of a sandbox that exists on the host.

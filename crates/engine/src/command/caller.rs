@@ -13,6 +13,7 @@ use crate::error::EngineError;
 use crate::guest::Unsaid;
 use crate::log::{Next, ReadPlan};
 use crate::model::{Command, Gathered, Offsets, Signal, Span};
+use crate::uses::Use;
 
 /// A command that can be watched and acted on. Holding it keeps nothing alive but memory.
 #[derive(Clone)]
@@ -34,6 +35,8 @@ impl CommandRef {
                 ControlFlow::Continue(())
             }
         };
+        // Whoever waits for a command uses the sandbox, for as long as the command takes.
+        let _using = Use::begin(&self.hub.home);
         self.hub.until(over).await;
         self.hub.now()
     }
@@ -92,6 +95,7 @@ impl CommandRef {
     /// What was handed over is in the daemon's memory until [`StdinAck`](crate::OutputEvent::StdinAck) covers it. A caller that must
     /// survive the daemon's death keeps what is not covered, and says it again with `at`.
     pub async fn write_stdin(&self, at: Option<u64>, bytes: Bytes) -> Result<u64, EngineError> {
+        let _using = self.hub.home.begin_use()?;
         let deadline = Instant::now() + Duration::from_secs(STDIN_SECONDS);
         let mut at = at;
         let mut rest = bytes;
@@ -209,6 +213,7 @@ impl CommandRef {
 
     /// Says something to init and waits until it has read it.
     async fn request(&self, message: Option<ToInit>, resend: Resend) -> Result<(), EngineError> {
+        let _using = self.hub.home.begin_use()?;
         let deadline = Instant::now() + Duration::from_secs(ANSWER_SECONDS);
         let unresponsive = || EngineError::Unresponsive { id: self.hub.home.id };
         loop {

@@ -151,6 +151,8 @@ impl Hub {
         let bytes = (result.stdout.end - result.stdout.start) + (result.stderr.end - result.stderr.start);
         // Init may not be told that it can forget what it has not told; when it does, it hears so (`guest`).
         let told = result.outcome != Outcome::TimedOutUnheard;
+        let took = result.ended_at.duration_since(self.created_at).unwrap_or_default();
+        self.home.shared.metrics.command_ended(&result.outcome, took);
         self.lock().phase = Phase::Ended(Box::new(result));
         self.home.command_ended(self, bytes);
         if told {

@@ -14,6 +14,7 @@ use wire::frame::CHUNK_MAX;
 use super::{Hub, HubState, Phase, Reader, STREAMS};
 use crate::log::{Next, ReadPlan};
 use crate::model::{Offsets, OutputEvent};
+use crate::uses::Use;
 
 /// A command's output as it comes. Dropping it lets the front fall off again.
 pub struct Output {
@@ -26,6 +27,8 @@ pub struct Output {
     /// Which stream comes first when both are old: they take turns.
     turn: usize,
     over: bool,
+    /// An open stream is a use. None where the sandbox is about to go; what is kept can be read until then.
+    using: Option<Use>,
 }
 
 /// What a reader does next.
@@ -51,6 +54,7 @@ impl Output {
             stdin_given: None,
             turn: 0,
             over: false,
+            using: Use::begin(&hub.home),
         }
     }
 
@@ -154,6 +158,7 @@ impl Output {
         let offset = state.readers[&self.reader].at[log];
         let chunk = bytes.split_to(bytes.len().min(CHUNK_MAX));
         self.ahead[log] = bytes;
+        self.hub.home.shared.metrics.read(chunk.len());
         self.move_to(state, log, offset + chunk.len() as u64);
         OutputEvent::Bytes { stream: STREAMS[log], offset, bytes: chunk }
     }
@@ -179,6 +184,7 @@ impl Output {
         if std::mem::replace(&mut self.over, true) {
             return;
         }
+        self.using = None;
         let mut state = self.hub.lock();
         state.readers.remove(&self.reader);
         self.hub.reader_moved(state);

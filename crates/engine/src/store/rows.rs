@@ -9,9 +9,14 @@ use wire::guest::{ExitStatus, Handle, Start};
 use wire::launch::Limits;
 use wire::{CommandId, SandboxId};
 
+use crate::clock::{Moment, Stamp};
 use crate::keys::KeyHash;
+use crate::labels::Labels;
 use crate::lifecycle::{Disk, Goal, Kept, State};
+use crate::lifetime::Lifetime;
 use crate::model::{Key, KeyLimits, Outcome, Owner, SandboxName, Span};
+
+use super::life::Stamps;
 
 pub(super) type DigestBytes = [u8; 32];
 
@@ -32,6 +37,9 @@ pub(crate) struct SandboxRow {
     pub request_digest: DigestBytes,
     pub oom_kills: u64,
     pub created_at: SystemTime,
+    pub labels: Labels,
+    pub lifetime: Lifetime,
+    pub stamps: Stamps,
 }
 
 /// A command's row.
@@ -92,7 +100,9 @@ pub(super) const SANDBOX_COLUMNS: &str =
     "id, owner, name, template, image, cpu_millis, memory_bytes, pids, env, state, detail,
     goal, reason, idempotency_key, request_digest, oom_kills, created_at";
 
-pub(super) fn sandbox_from(row: &Row<'_>) -> rusqlite::Result<SandboxRow> {
+/// A sandbox without what other tables have of it.
+pub(super) fn sandbox_from(row: &Row<'_>, now: Moment) -> rusqlite::Result<SandboxRow> {
+    let created_at = time(row, 16)?;
     let limits = Limits { cpu_millis: row.get(5)?, memory_bytes: unsigned(row, 6)?, pids: row.get(7)? };
     let (state, detail, goal): (String, String, String) = (row.get(9)?, row.get(10)?, row.get(11)?);
     let kept = match detail.as_str() {
@@ -129,7 +139,10 @@ pub(super) fn sandbox_from(row: &Row<'_>) -> rusqlite::Result<SandboxRow> {
         idempotency_key: row.get(13)?,
         request_digest: row.get(14)?,
         oom_kills: unsigned(row, 15)?,
-        created_at: time(row, 16)?,
+        created_at,
+        labels: Labels::default(),
+        lifetime: Lifetime::default(),
+        stamps: Stamps::born(Stamp::of_wall(created_at, now)),
     })
 }
 
@@ -238,6 +251,7 @@ pub(super) fn key_from(row: &Row<'_>) -> rusqlite::Result<(Key, KeyHash)> {
         admin: row.get(3)?,
         limits,
         created_at: time(row, 7)?,
+        metrics_only: row.get(8)?,
     };
     Ok((key, KeyHash(row.get(1)?)))
 }

@@ -1,6 +1,8 @@
 //! What the engine's tests share: an engine on a fake host and a directory of its own.
 #![allow(dead_code)] // Each test file uses its own part.
 
+pub mod clock;
+
 use std::sync::Arc;
 
 use engine::{
@@ -87,7 +89,14 @@ pub fn key() -> Key {
 
 pub fn key_of(owner: &str, limits: KeyLimits) -> Key {
     let owner = Owner::parse(owner).expect("an owner");
-    Key { id: "test".into(), owner, admin: false, limits, created_at: std::time::SystemTime::UNIX_EPOCH }
+    Key {
+        id: "test".into(),
+        owner,
+        admin: false,
+        metrics_only: false,
+        limits,
+        created_at: std::time::SystemTime::UNIX_EPOCH,
+    }
 }
 
 pub fn script_of(script: &str) -> CommandSpec {

@@ -3,7 +3,9 @@
 pub mod commands;
 pub mod files;
 pub mod keys;
+pub mod metrics;
 pub mod sandboxes;
+pub mod stats;
 pub mod system;
 
 use std::future::Future;
@@ -16,6 +18,9 @@ use tracing::Instrument;
 use crate::app::App;
 use crate::error::ApiError;
 use crate::{events, stream};
+
+/// Where the metrics are: the path that every scraper tries first.
+pub const METRICS: &str = "/metrics";
 
 /// All routes, without the layers around them.
 pub fn all() -> Router<App> {
@@ -33,6 +38,10 @@ pub fn all() -> Router<App> {
             "/v1/sandboxes/{sandbox}",
             get(sandboxes::get).patch(sandboxes::update).delete(sandboxes::delete),
         )
+        .route("/v1/sandboxes/{sandbox}/stats", get(stats::one))
+        .route("/v1/stats", get(stats::all))
+        .route("/v1/sandboxes/{sandbox}/touch", post(sandboxes::touch))
+        .route("/v1/sandboxes/{sandbox}/explain", get(sandboxes::explain))
         .route(COMMANDS, get(commands::list).post(commands::run))
         .route(&format!("{COMMANDS}/stream"), get(stream::start))
         .route(&under(""), get(commands::get))
@@ -53,6 +62,7 @@ pub fn all() -> Router<App> {
         .route(&file("grep"), get(files::grep))
         .route(&file("watch"), get(files::watch))
         .route(&file("tar"), get(files::pack).put(files::unpack))
+        .route(METRICS, get(metrics::metrics))
         .route("/v1/keys", get(keys::list).post(keys::create))
         .route("/v1/keys/{key}", delete(keys::delete))
         .fallback(async || ApiError::no_route())

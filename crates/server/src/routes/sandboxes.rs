@@ -4,24 +4,25 @@ use axum::Json;
 use axum::extract::State;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use engine::{ListQuery, Wait};
-use serde::Deserialize;
+use engine::{ListQuery, Origin, Selector, Wait};
 use utoipa::IntoParams;
 use wire::api;
 
-use super::{carried_on, check_limit};
+use super::{PAGE_MAX, carried_on};
 use crate::app::{App, Caller};
-use crate::body::{self, OptionalJson, Query, SandboxPath};
+use crate::body::{self, OptionalJson, SandboxPath};
 use crate::convert;
 use crate::error::ApiError;
+use crate::params::Params;
 
 /// Creates a sandbox.
 #[utoipa::path(post, path = "/v1/sandboxes", tag = "sandboxes", request_body = api::CreateSandbox, params(
     ("Idempotency-Key" = Option<String>, Header, description = "Asking again with the same value and body finds \
         the sandbox of the first time. 1 to 255 visible ASCII characters."),
 ), responses(
-    (status = 201, description = "It runs.", body = api::Sandbox),
-    (status = 202, description = "With `wait: false`: it is being made.", body = api::Sandbox),
+    (status = 200, description = "With `match_labels`: it was there before.", body = api::CreatedSandbox),
+    (status = 201, description = "It runs.", body = api::CreatedSandbox),
+    (status = 202, description = "With `wait: false`: it is being made.", body = api::CreatedSandbox),
     (status = 400, body = api::ErrorBody),
     (status = 404, description = "No such template.", body = api::ErrorBody),
     (status = 409, description = "The name is taken, or the idempotency key was used otherwise.", body = api::ErrorBody),
@@ -34,16 +35,26 @@ pub async fn create(
     headers: HeaderMap,
     OptionalJson(body): OptionalJson<api::CreateSandbox>,
 ) -> Result<Response, ApiError> {
-    let (wait, status) = match body.wait {
-        None | Some(true) => (Wait::Ready, StatusCode::CREATED),
-        Some(false) => (Wait::No, StatusCode::ACCEPTED),
+    let wait = if body.wait.unwrap_or(true) { Wait::Ready } else { Wait::No };
+    let (spec, find) = convert::sandbox_spec(body, idempotency_key(&headers)?)?;
+    let asking = async move {
+        match find {
+            Some(labels) => app.engine.get_or_create(&key, labels, spec, wait).await,
+            None => app.engine.create(&key, spec, wait).await.map(|sandbox| (sandbox, Origin::Made)),
+        }
     };
-    let spec = convert::sandbox_spec(body, idempotency_key(&headers)?)?;
-    let sandbox = carried_on(async move { app.engine.create(&key, spec, wait).await }).await?;
+    let (sandbox, origin) = carried_on(asking).await?;
+    let status = match (origin, wait) {
+        (Origin::Found, _) => StatusCode::OK,
+        (Origin::Made, Wait::Ready) => StatusCode::CREATED,
+        (Origin::Made, Wait::No) => StatusCode::ACCEPTED,
+    };
     tracing::Span::current().record("sandbox", tracing::field::display(sandbox.id));
     let location = format!("/v1/sandboxes/{}", sandbox.id);
     let location = HeaderValue::from_str(&location).expect("a sandbox id is made of digits and dashes");
-    Ok((status, [(header::LOCATION, location)], Json(convert::sandbox(sandbox))).into_response())
+    let created = origin == Origin::Made;
+    let body = api::CreatedSandbox { sandbox: convert::sandbox(sandbox), created };
+    Ok((status, [(header::LOCATION, location)], Json(body)).into_response())
 }
 
 fn idempotency_key(headers: &HeaderMap) -> Result<Option<String>, ApiError> {
@@ -74,8 +85,7 @@ pub async fn get(
 }
 
 /// What to list.
-#[derive(Debug, Deserialize, IntoParams)]
-#[serde(deny_unknown_fields)]
+#[derive(Debug, IntoParams)]
 #[into_params(parameter_in = Query)]
 pub struct ListParams {
     /// At most so many, 1 to 500.
@@ -84,6 +94,25 @@ pub struct ListParams {
     cursor: Option<String>,
     /// Only the sandbox of this name.
     name: Option<String>,
+    /// Only sandboxes with such a label: `key=value`, `key!=value` (another value, or none), `key` (any value), `!key` (not
+    /// at all). May be given up to 32 times; all must hold.
+    label: Vec<String>,
+}
+
+impl ListParams {
+    /// By hand, since `label` may be repeated.
+    fn read(mut params: Params) -> Result<Self, ApiError> {
+        let text =
+            |bytes| String::from_utf8(bytes).map_err(|_| ApiError::invalid("label", "it is not UTF-8"));
+        let read = Self {
+            limit: params.number("limit", 1..=u64::from(PAGE_MAX))?.map(|limit| limit as u32),
+            cursor: params.text("cursor")?,
+            name: params.text("name")?,
+            label: params.all("label").into_iter().map(text).collect::<Result<_, _>>()?,
+        };
+        params.finish()?;
+        Ok(read)
+    }
 }
 
 /// The sandboxes of the key's owner, newest first.
@@ -94,9 +123,11 @@ pub struct ListParams {
 pub async fn list(
     State(app): State<App>,
     Caller(key): Caller,
-    Query(params): Query<ListParams>,
+    params: Params,
 ) -> Result<Json<api::SandboxPage>, ApiError> {
-    let query = ListQuery { limit: check_limit(params.limit)?, cursor: params.cursor, name: params.name };
+    let ListParams { limit, cursor, name, label } = ListParams::read(params)?;
+    let selectors = label.iter().map(|text| Selector::parse(text)).collect::<Result<_, _>>()?;
+    let query = ListQuery { limit, cursor, name, selectors };
     let page = app.engine.list(&key.owner, query).await?;
     let sandboxes = page.items.into_iter().map(convert::sandbox).collect();
     Ok(Json(api::SandboxPage { sandboxes, next_cursor: page.next_cursor }))
@@ -108,7 +139,7 @@ pub async fn list(
     (status = 200, body = api::Sandbox),
     (status = 400, body = api::ErrorBody),
     (status = 404, body = api::ErrorBody),
-    (status = 409, description = "The name is taken.", body = api::ErrorBody),
+    (status = 409, description = "The name is taken, or it is being deleted.", body = api::ErrorBody),
 ))]
 pub async fn update(
     State(app): State<App>,
@@ -116,11 +147,37 @@ pub async fn update(
     SandboxPath(id): SandboxPath,
     body::Json(body): body::Json<api::UpdateSandbox>,
 ) -> Result<Json<api::Sandbox>, ApiError> {
-    let sandbox = match convert::new_name(&body)? {
-        Some(name) => app.engine.rename(&key.owner, id, name).await?,
-        None => app.engine.get(&key.owner, id).await?,
-    };
-    Ok(Json(convert::sandbox(sandbox)))
+    let update = convert::sandbox_update(body)?;
+    Ok(Json(convert::sandbox(app.engine.update(&key.owner, id, update).await?)))
+}
+
+/// Renews a sandbox: all clocks of its lifetime begin anew, but that of its creation. Answers with when it ends now.
+#[utoipa::path(post, path = "/v1/sandboxes/{sandbox}/touch", tag = "sandboxes",
+    params(("sandbox" = String, Path, description = "The sandbox's id.")), responses(
+    (status = 200, body = api::Explanation),
+    (status = 404, body = api::ErrorBody),
+    (status = 409, description = "It is being deleted.", body = api::ErrorBody),
+))]
+pub async fn touch(
+    State(app): State<App>,
+    Caller(key): Caller,
+    SandboxPath(id): SandboxPath,
+) -> Result<Json<api::Explanation>, ApiError> {
+    Ok(Json(convert::explanation(id, app.engine.touch(&key.owner, id).await?)))
+}
+
+/// Why a sandbox lives, and when and how it ends. Asking is not a use.
+#[utoipa::path(get, path = "/v1/sandboxes/{sandbox}/explain", tag = "sandboxes",
+    params(("sandbox" = String, Path, description = "The sandbox's id.")), responses(
+    (status = 200, body = api::Explanation),
+    (status = 404, body = api::ErrorBody),
+))]
+pub async fn explain(
+    State(app): State<App>,
+    Caller(key): Caller,
+    SandboxPath(id): SandboxPath,
+) -> Result<Json<api::Explanation>, ApiError> {
+    Ok(Json(convert::explanation(id, app.engine.explain(&key.owner, id).await?)))
 }
 
 /// Deletes a sandbox with all that is in it. Answers when nothing of it is left.

@@ -1,0 +1,614 @@
+//! How long a sandbox lives: rules, and what they come to at one moment. Pure: no effects, no clock.
+//!
+//! A lifetime is a list of rules, each a clock, a length and an action; the one that strikes first wins. Without a rule a
+//! sandbox lives until it is deleted. What the clocks count from is the driver's business (`keeper`).
+//!
+//! ```text
+//! since        counts from                            begins anew with
+//! last_use     the end of the last use                a use, a touch, a change of the lifetime
+//! start        when it began to run                   a touch, a change of the lifetime
+//! paused       when it was paused                     a pause
+//! creation     when it was asked for                  nothing
+//! ```
+//!
+//! While it is in use nothing happens for want of use, however long the use takes; the other clocks do not stop for a use.
+//! A sandbox that is being made is not ended by its rules. One that has failed is.
+
+use std::fmt::Write;
+use std::time::{Duration, SystemTime};
+
+use crate::clock::Age;
+use crate::error::EngineError;
+use crate::lifecycle::State;
+
+/// Rules of one sandbox at most.
+pub const RULES_MAX: usize = 8;
+/// The shortest length; less is a mistake in units.
+pub const LENGTH_MIN: Duration = Duration::from_millis(100);
+/// The longest length, ten years; more is a mistake in units.
+pub const LENGTH_MAX: Duration = Duration::from_secs(3660 * 86_400);
+/// After a start of the daemon, nothing is deleted for want of use for so long (or for the length of the rule, where that is
+/// shorter): those who used it must have the time to come back.
+pub const RECONNECT: Duration = Duration::from_secs(60);
+
+/// From when a rule counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Since {
+    /// The end of the last use.
+    LastUse,
+    /// The start, or the last refresh after it.
+    Start,
+    /// The last pause, while it lasts.
+    Paused,
+    /// When it was asked for.
+    Creation,
+}
+
+/// What a rule does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Action {
+    /// Pause it and keep its memory.
+    PauseKeepMemory,
+    /// Pause it, end its processes and keep its files.
+    PauseDropMemory,
+    /// Delete it with all that is in it.
+    Delete,
+}
+
+impl Action {
+    /// Whether this version does it. A rule that does not act is kept and shown, and says so.
+    pub fn acts(self) -> bool {
+        match self {
+            Self::Delete => true,
+            Self::PauseKeepMemory | Self::PauseDropMemory => false,
+        }
+    }
+
+    /// One word for it, the same in rows and errors.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::PauseKeepMemory => "pause_keep_memory",
+            Self::PauseDropMemory => "pause_drop_memory",
+            Self::Delete => "delete",
+        }
+    }
+}
+
+impl Since {
+    /// One word for it, the same in rows and errors.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::LastUse => "last_use",
+            Self::Start => "start",
+            Self::Paused => "paused",
+            Self::Creation => "creation",
+        }
+    }
+
+    /// What begins it anew.
+    pub fn renewal(self) -> Renewal {
+        match self {
+            Self::LastUse => Renewal::UseOrTouch,
+            Self::Start => Renewal::Touch,
+            Self::Paused | Self::Creation => Renewal::Nothing,
+        }
+    }
+}
+
+/// What makes a clock begin anew.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Renewal {
+    /// Any use, and a touch.
+    UseOrTouch,
+    /// A touch.
+    Touch,
+    /// Nothing that a caller does.
+    Nothing,
+}
+
+/// One rule.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Rule {
+    /// Its clock.
+    pub since: Since,
+    /// Its length.
+    pub after: Duration,
+    /// What it does.
+    pub action: Action,
+}
+
+/// A list of rules, checked.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Lifetime(Vec<Rule>);
+
+impl Lifetime {
+    /// Rules that are within their bounds. Rows keep whole milliseconds.
+    pub fn new(rules: Vec<Rule>) -> Result<Self, EngineError> {
+        let invalid = |why: String| Err(EngineError::Invalid { what: "lifetime", why });
+        if rules.len() > RULES_MAX {
+            return invalid(format!("it has {} rules, the limit is {RULES_MAX}", rules.len()));
+        }
+        if rules.iter().any(|rule| !(LENGTH_MIN..=LENGTH_MAX).contains(&rule.after)) {
+            let (least, most) = (LENGTH_MIN.as_secs_f64(), LENGTH_MAX.as_secs());
+            return invalid(format!("the length of a rule is {least} to {most} seconds"));
+        }
+        let whole = |rule: Rule| Rule { after: Duration::from_millis(rule.after.as_millis() as u64), ..rule };
+        Ok(Self(rules.into_iter().map(whole).collect()))
+    }
+
+    /// In the order they were given.
+    pub fn rules(&self) -> &[Rule] {
+        &self.0
+    }
+
+    /// Whether any of them does anything.
+    pub fn acts(&self) -> bool {
+        self.0.iter().any(|rule| rule.action.acts())
+    }
+
+    /// The shortest time without use that any of them acts upon.
+    pub fn idle_min(&self) -> Option<Duration> {
+        let idle = |rule: &&Rule| rule.since == Since::LastUse && rule.action.acts();
+        self.0.iter().filter(idle).map(|rule| rule.after).min()
+    }
+}
+
+/// What the last use was.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum LastUse {
+    /// It began to run, or was asked for.
+    Start,
+    /// A request or a stream.
+    Request,
+    /// A touch, or a change of the lifetime.
+    Touch,
+    /// A command that uses the processor.
+    Processor,
+}
+
+/// What is known of a sandbox at one moment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Life {
+    /// Where it is in its life.
+    pub state: State,
+    /// Uses under way.
+    pub uses: u32,
+    /// Since the last use ended.
+    pub unused: Age,
+    /// What that was.
+    pub last_use: LastUse,
+    /// Since the start or the last refresh.
+    pub started: Age,
+    /// Since it was paused.
+    pub paused: Option<Age>,
+    /// Since it was asked for.
+    pub created: Age,
+    /// How long the daemon has looked after it.
+    pub watched: Duration,
+}
+
+/// When a rule strikes, if nothing happens until then.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Strike {
+    /// Which rule, by its place in the list.
+    pub rule: usize,
+    /// In how long. Zero: now.
+    pub left: Duration,
+}
+
+/// How long a rule has still to wait. `None`: it does not count now.
+pub fn left(rule: &Rule, life: &Life) -> Option<Duration> {
+    match life.state {
+        State::Creating | State::Deleting => return None,
+        State::Paused(_) if rule.action != Action::Delete => return None,
+        State::Failed { .. } if rule.action != Action::Delete => return None,
+        State::Running | State::Paused(_) | State::Failed { .. } => {}
+    }
+    let age = match rule.since {
+        Since::LastUse if life.uses > 0 => return Some(rule.after),
+        Since::LastUse => life.unused,
+        Since::Start => life.started,
+        Since::Paused => life.paused?,
+        Since::Creation => life.created,
+    };
+    let mut left = rule.after.saturating_sub(age.elapsed).max(age.doubt);
+    if rule.since == Since::LastUse {
+        left = left.max(rule.after.min(RECONNECT).saturating_sub(life.watched));
+    }
+    Some(left)
+}
+
+/// What happens first, among the rules that act. Of two at once, the one that comes first in the list.
+pub fn first_strike(lifetime: &Lifetime, life: &Life) -> Option<Strike> {
+    let acting = lifetime.0.iter().enumerate().filter(|(_, rule)| rule.action.acts());
+    let strikes = acting.filter_map(|(at, rule)| left(rule, life).map(|left| Strike { rule: at, left }));
+    strikes.min_by_key(|strike| strike.left)
+}
+
+/// Why a sandbox lives, and when and how it ends.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Explanation {
+    /// For people.
+    pub sentence: String,
+    /// Where it is in its life.
+    pub state: State,
+    /// Uses under way: requests, open streams, commands that someone waits for.
+    pub uses: u32,
+    /// When the last use ended; now, while it is in use.
+    pub last_use_at: SystemTime,
+    /// What it was.
+    pub last_use: LastUse,
+    /// How it ends, if nothing happens until then.
+    pub end: Option<End>,
+    /// All rules, in their order.
+    pub rules: Vec<RuleNow>,
+}
+
+/// How a sandbox ends.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct End {
+    /// By which rule, by its place in the list.
+    pub rule: usize,
+    /// What the rule does.
+    pub action: Action,
+    /// When.
+    pub at: SystemTime,
+    /// In how long.
+    pub left: Duration,
+    /// What would postpone it.
+    pub renewal: Renewal,
+}
+
+/// A rule at one moment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RuleNow {
+    /// The rule.
+    pub rule: Rule,
+    /// In how long it strikes, if nothing happens until then. `None` where it does not act or does not count now.
+    pub left: Option<Duration>,
+    /// When that is.
+    pub at: Option<SystemTime>,
+}
+
+/// Says why a sandbox lives, and when and how it ends.
+pub fn explain(lifetime: &Lifetime, life: &Life, reason: Option<&str>, wall: SystemTime) -> Explanation {
+    let rules = lifetime.0.iter().map(|rule| {
+        let left = left(rule, life).filter(|_| rule.action.acts());
+        RuleNow { rule: *rule, left, at: left.map(|left| wall + left) }
+    });
+    let end = first_strike(lifetime, life).map(|strike| {
+        let rule = &lifetime.0[strike.rule];
+        let (action, renewal) = (rule.action, rule.since.renewal());
+        End { rule: strike.rule, action, at: wall + strike.left, left: strike.left, renewal }
+    });
+    let unused = if life.uses > 0 { Duration::ZERO } else { life.unused.elapsed };
+    Explanation {
+        sentence: sentence(lifetime, life, end.as_ref(), reason),
+        state: life.state,
+        uses: life.uses,
+        last_use_at: wall.checked_sub(unused).unwrap_or(wall),
+        last_use: if life.uses > 0 { LastUse::Request } else { life.last_use },
+        rules: rules.collect(),
+        end,
+    }
+}
+
+fn sentence(lifetime: &Lifetime, life: &Life, end: Option<&End>, reason: Option<&str>) -> String {
+    let mut text = match life.state {
+        State::Creating => return "It is being made; its lifetime rules act once it runs.".into(),
+        State::Deleting => return "It is being deleted.".into(),
+        State::Failed { .. } => {
+            format!("It has failed ({})", reason.unwrap_or("the reason was not recorded"))
+        }
+        State::Paused(_) => "It is paused".into(),
+        State::Running if life.uses == 1 => "It is in use (1 request or stream is open)".into(),
+        State::Running if life.uses > 1 => {
+            format!("It is in use ({} requests or streams are open)", life.uses)
+        }
+        State::Running if end.is_none() => "It runs".into(),
+        State::Running => {
+            let ago = words(life.unused.elapsed);
+            match life.last_use {
+                LastUse::Start => format!("It runs and has not been used since its start {ago} ago"),
+                LastUse::Request => format!("It runs and was last used {ago} ago"),
+                LastUse::Touch => format!("It runs and was last touched {ago} ago"),
+                LastUse::Processor => {
+                    format!("It runs and was last used {ago} ago, by a command that works by itself")
+                }
+            }
+        }
+    };
+    // Writing to a String does not fail.
+    let _ = match end {
+        None if lifetime.0.is_empty() => {
+            write!(text, " and has no lifetime rules, so it lives until it is deleted.")
+        }
+        None => write!(text, " and no rule of its lifetime ends it now, so it lives until it is deleted."),
+        Some(end) => {
+            let rule = &lifetime.0[end.rule];
+            let after = words(rule.after);
+            match rule.since {
+                Since::LastUse if life.uses > 0 => {
+                    write!(text, "; it is deleted once nobody has used it for {after}.")
+                }
+                Since::LastUse => write!(
+                    text,
+                    "; it is deleted in {}, when nobody has used it for {after}, unless someone uses or touches it.",
+                    words(end.left)
+                ),
+                Since::Start => write!(
+                    text,
+                    "; it is deleted in {}, {after} after its start or last touch, unless someone touches it.",
+                    words(end.left)
+                ),
+                Since::Paused => {
+                    write!(text, "; it is deleted in {}, {after} after it was paused.", words(end.left))
+                }
+                Since::Creation => write!(
+                    text,
+                    "; it is deleted in {}, {after} after it was created, whatever happens.",
+                    words(end.left)
+                ),
+            }
+        }
+    };
+    match lifetime.0.iter().filter(|rule| !rule.action.acts()).count() {
+        0 => {}
+        1 => text.push_str(" Its rule to pause it is kept and does not act: this version cannot pause."),
+        count => {
+            let _ = write!(
+                text,
+                " Its {count} rules to pause it are kept and do not act: this version cannot pause."
+            );
+        }
+    }
+    text
+}
+
+/// A length as people say it: the largest unit, and the next one where it matters.
+fn words(length: Duration) -> String {
+    const UNITS: [(u64, &str); 4] = [(86_400, "d"), (3600, "h"), (60, "min"), (1, "s")];
+    if length < Duration::from_secs(1) {
+        return format!("{} ms", length.as_millis());
+    }
+    let seconds = length.as_secs();
+    let at = UNITS.iter().position(|(unit, _)| seconds >= *unit).unwrap_or(UNITS.len() - 1);
+    let (unit, name) = UNITS[at];
+    let whole = format!("{} {name}", seconds / unit);
+    match UNITS.get(at + 1) {
+        Some((smaller, name)) if seconds % unit >= *smaller => {
+            format!("{whole} {} {name}", seconds % unit / smaller)
+        }
+        Some(_) | None => whole,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::UNIX_EPOCH;
+
+    use super::*;
+    use crate::lifecycle::{Disk, Kept};
+
+    const HOUR: u64 = 3600;
+
+    fn age(seconds: u64) -> Age {
+        Age { elapsed: Duration::from_secs(seconds), doubt: Duration::ZERO }
+    }
+
+    /// Made an hour ago, started 50 minutes ago, unused for 5 minutes.
+    fn life() -> Life {
+        Life {
+            state: State::Running,
+            uses: 0,
+            unused: age(300),
+            last_use: LastUse::Request,
+            started: age(3000),
+            paused: None,
+            created: age(HOUR),
+            watched: Duration::from_secs(HOUR),
+        }
+    }
+
+    fn rule(since: Since, seconds: u64, action: Action) -> Rule {
+        Rule { since, after: Duration::from_secs(seconds), action }
+    }
+
+    fn delete(since: Since, seconds: u64) -> Rule {
+        rule(since, seconds, Action::Delete)
+    }
+
+    fn lifetime(rules: &[Rule]) -> Lifetime {
+        Lifetime::new(rules.to_vec()).expect("they are rules")
+    }
+
+    #[track_caller]
+    fn check(rules: &[Rule], life: Life, expected: Option<(usize, u64)>) {
+        let strike = first_strike(&lifetime(rules), &life);
+        let expected = expected.map(|(rule, left)| Strike { rule, left: Duration::from_secs(left) });
+        assert_eq!(strike, expected, "{rules:?} with {life:?}");
+    }
+
+    #[test]
+    fn each_clock_counts_from_its_own_time() {
+        use Since::*;
+        check(&[], life(), None);
+        check(&[delete(LastUse, 600)], life(), Some((0, 300)));
+        check(&[delete(Start, 3600)], life(), Some((0, 600)));
+        check(&[delete(Creation, 2 * HOUR)], life(), Some((0, HOUR)));
+        check(&[delete(Paused, 1)], life(), None);
+        let paused = Life { state: State::Paused(Kept::Frozen), paused: Some(age(10)), ..life() };
+        check(&[delete(Paused, 60)], paused, Some((0, 50)));
+    }
+
+    #[test]
+    fn what_is_over_is_over_now() {
+        use Since::*;
+        for since in [LastUse, Start, Creation] {
+            check(&[delete(since, 60)], life(), Some((0, 0)));
+            check(&[delete(since, 300)], life(), Some((0, 0)));
+        }
+        check(&[delete(LastUse, 301)], life(), Some((0, 1)));
+    }
+
+    #[test]
+    fn the_first_to_strike_wins() {
+        use Since::*;
+        check(&[delete(Creation, 2 * HOUR), delete(LastUse, 600)], life(), Some((1, 300)));
+        check(&[delete(LastUse, 600), delete(Start, 3300)], life(), Some((0, 300)));
+    }
+
+    #[test]
+    fn a_use_stops_the_clock_of_use_and_no_other() {
+        use Since::*;
+        let used = Life { uses: 1, unused: age(10 * HOUR), ..life() };
+        check(&[delete(LastUse, 600)], used, Some((0, 600)));
+        check(&[delete(Start, 60)], used, Some((0, 0)));
+        check(&[delete(Creation, 60)], used, Some((0, 0)));
+    }
+
+    #[test]
+    fn rules_act_on_what_has_failed_and_not_on_what_is_being_made_or_goes() {
+        use Since::*;
+        for (state, expected) in [
+            (State::Creating, None),
+            (State::Running, Some((0, 0))),
+            (State::Paused(Kept::Dropped), Some((0, 0))),
+            (State::Failed { disk: Disk::Lost }, Some((0, 0))),
+            (State::Failed { disk: Disk::Whole }, Some((0, 0))),
+            (State::Deleting, None),
+        ] {
+            check(&[delete(Creation, 60)], Life { state, ..life() }, expected);
+        }
+    }
+
+    #[test]
+    fn a_rule_that_cannot_act_is_passed_over() {
+        use Action::*;
+        use Since::*;
+        for action in [PauseKeepMemory, PauseDropMemory] {
+            check(&[rule(LastUse, 1, action)], life(), None);
+            check(&[rule(LastUse, 1, action), delete(Creation, 2 * HOUR)], life(), Some((1, HOUR)));
+        }
+    }
+
+    #[test]
+    fn a_daemon_that_has_just_started_waits_for_those_who_come_back() {
+        use Since::*;
+        let fresh = Life { watched: Duration::from_secs(10), unused: age(10 * HOUR), ..life() };
+        check(&[delete(LastUse, 600)], fresh, Some((0, 50)));
+        check(&[delete(LastUse, 20)], fresh, Some((0, 10)));
+        check(&[delete(LastUse, 5)], fresh, Some((0, 0)));
+        check(&[delete(Creation, 60)], fresh, Some((0, 0)));
+    }
+
+    #[test]
+    fn nothing_is_done_upon_a_clock_that_is_in_doubt() {
+        use Since::*;
+        let doubt = |seconds| Age { elapsed: Duration::from_secs(HOUR), doubt: Duration::from_secs(seconds) };
+        let rebooted = Life { created: doubt(400), unused: doubt(400), ..life() };
+        check(&[delete(Creation, 60)], rebooted, Some((0, 400)));
+        check(&[delete(LastUse, 60)], rebooted, Some((0, 400)));
+        check(&[delete(Creation, 2 * HOUR)], rebooted, Some((0, HOUR)));
+    }
+
+    #[test]
+    fn rules_are_bounded() {
+        let of = |after| Lifetime::new(vec![Rule { since: Since::Start, after, action: Action::Delete }]);
+        of(Duration::ZERO).expect_err("too short");
+        of(LENGTH_MIN - Duration::from_nanos(1)).expect_err("too short");
+        of(LENGTH_MAX + Duration::from_secs(1)).expect_err("too long");
+        of(LENGTH_MAX).expect("just right");
+        let whole = of(Duration::from_micros(1_500_999)).expect("a length");
+        assert_eq!(whole.rules()[0].after, Duration::from_millis(1500));
+        Lifetime::new(vec![delete(Since::Start, 1); RULES_MAX + 1]).expect_err("too many");
+    }
+
+    #[track_caller]
+    fn says(rules: &[Rule], life: Life, expected: &str) {
+        let explanation = explain(&lifetime(rules), &life, Some("its init ended"), UNIX_EPOCH);
+        assert_eq!(explanation.sentence, expected);
+    }
+
+    #[test]
+    fn one_sentence_says_why_it_lives_and_when_it_ends() {
+        use Since::*;
+        says(&[], life(), "It runs and has no lifetime rules, so it lives until it is deleted.");
+        says(
+            &[delete(LastUse, 600)],
+            Life { last_use: super::LastUse::Processor, ..life() },
+            "It runs and was last used 5 min ago, by a command that works by itself; it is deleted in 5 min, when \
+             nobody has used it for 10 min, unless someone uses or touches it.",
+        );
+        says(
+            &[delete(LastUse, 600), delete(Creation, 86_400)],
+            life(),
+            "It runs and was last used 5 min ago; it is deleted in 5 min, when nobody has used it for 10 min, \
+             unless someone uses or touches it.",
+        );
+        says(
+            &[delete(LastUse, 600)],
+            Life { uses: 2, ..life() },
+            "It is in use (2 requests or streams are open); it is deleted once nobody has used it for 10 min.",
+        );
+        says(
+            &[delete(Start, 4000)],
+            life(),
+            "It runs and was last used 5 min ago; it is deleted in 16 min 40 s, 1 h 6 min after its start or last \
+             touch, unless someone touches it.",
+        );
+        says(
+            &[delete(Creation, 86_400)],
+            Life { uses: 1, ..life() },
+            "It is in use (1 request or stream is open); it is deleted in 23 h, 1 d after it was created, whatever \
+             happens.",
+        );
+        says(
+            &[delete(Creation, 86_400)],
+            Life { state: State::Failed { disk: Disk::Whole }, ..life() },
+            "It has failed (its init ended); it is deleted in 23 h, 1 d after it was created, whatever happens.",
+        );
+        says(
+            &[rule(LastUse, 600, Action::PauseKeepMemory), delete(Creation, 86_400)],
+            life(),
+            "It runs and was last used 5 min ago; it is deleted in 23 h, 1 d after it was created, whatever happens. \
+             Its rule to pause it is kept and does not act: this version cannot pause.",
+        );
+        says(
+            &[],
+            Life { state: State::Creating, ..life() },
+            "It is being made; its lifetime rules act once it runs.",
+        );
+        says(&[], Life { state: State::Deleting, ..life() }, "It is being deleted.");
+    }
+
+    #[test]
+    fn what_programs_read_agrees_with_the_sentence() {
+        let rules = [rule(Since::LastUse, 60, Action::PauseDropMemory), delete(Since::LastUse, 600)];
+        let explanation = explain(&lifetime(&rules), &life(), None, UNIX_EPOCH + Duration::from_secs(10_000));
+        let end = explanation.end.expect("it ends");
+        assert_eq!((end.rule, end.left, end.renewal), (1, Duration::from_secs(300), Renewal::UseOrTouch));
+        assert_eq!(end.at, UNIX_EPOCH + Duration::from_secs(10_300));
+        assert_eq!(explanation.last_use_at, UNIX_EPOCH + Duration::from_secs(9700));
+        assert_eq!(explanation.rules[0].left, None);
+        assert_eq!(explanation.rules[1].left, Some(Duration::from_secs(300)));
+    }
+
+    #[test]
+    fn lengths_are_said_in_the_units_that_matter() {
+        for (millis, text) in [
+            (0, "0 ms"),
+            (250, "250 ms"),
+            (1000, "1 s"),
+            (59_999, "59 s"),
+            (60_000, "1 min"),
+            (61_000, "1 min 1 s"),
+            (3_600_000, "1 h"),
+            (3_659_000, "1 h"),
+            (3_660_000, "1 h 1 min"),
+            (90_000_000, "1 d 1 h"),
+        ] {
+            assert_eq!(words(Duration::from_millis(millis)), text);
+        }
+    }
+}

@@ -1,0 +1,106 @@
+//! Labels, lifetime rules and what they come to, between `wire::api` and the engine.
+
+use std::time::Duration;
+
+use engine::{
+    Action, EngineError, Explanation, LabelChanges, LastUse, Lifetime, Renewal, Rule, SandboxName,
+    SandboxUpdate, Since,
+};
+use wire::{SandboxId, api};
+
+use super::sandbox_state;
+use crate::clock::rfc3339;
+use crate::error::ApiError;
+
+/// `PATCH /v1/sandboxes/{sandbox}`
+pub fn sandbox_update(body: api::UpdateSandbox) -> Result<SandboxUpdate, ApiError> {
+    let api::UpdateSandbox { name, labels, lifetime } = body;
+    Ok(SandboxUpdate {
+        name: name.as_deref().map(SandboxName::parse).transpose()?,
+        labels: LabelChanges::new(labels)?,
+        lifetime: lifetime.map(lifetime_of).transpose()?,
+    })
+}
+
+pub(super) fn lifetime_of(rules: Vec<api::LifetimeRule>) -> Result<Lifetime, ApiError> {
+    let rules = rules.into_iter().map(|rule| {
+        let api::LifetimeRule { since, after_seconds, action, accept_inactive } = rule;
+        let action = match action {
+            api::RuleAction::PauseKeepMemory => Action::PauseKeepMemory,
+            api::RuleAction::PauseDropMemory => Action::PauseDropMemory,
+            api::RuleAction::Delete => Action::Delete,
+        };
+        if !action.acts() && !accept_inactive {
+            return Err(ApiError::from(EngineError::ActionUnsupported { action: action.word() }));
+        }
+        let since = match since {
+            api::RuleSince::LastUse => Since::LastUse,
+            api::RuleSince::Start => Since::Start,
+            api::RuleSince::Paused => Since::Paused,
+            api::RuleSince::Creation => Since::Creation,
+        };
+        let after = Duration::try_from_secs_f64(after_seconds)
+            .map_err(|_| ApiError::invalid("lifetime", "the length of a rule is a number of seconds"))?;
+        Ok(Rule { since, after, action })
+    });
+    Ok(Lifetime::new(rules.collect::<Result<_, _>>()?)?)
+}
+
+pub(super) fn kept_rule(rule: &Rule) -> api::KeptRule {
+    let since = match rule.since {
+        Since::LastUse => api::RuleSince::LastUse,
+        Since::Start => api::RuleSince::Start,
+        Since::Paused => api::RuleSince::Paused,
+        Since::Creation => api::RuleSince::Creation,
+    };
+    let acts = rule.action.acts();
+    api::KeptRule { since, after_seconds: rule.after.as_secs_f64(), action: rule_action(rule.action), acts }
+}
+
+fn rule_action(action: Action) -> api::RuleAction {
+    match action {
+        Action::PauseKeepMemory => api::RuleAction::PauseKeepMemory,
+        Action::PauseDropMemory => api::RuleAction::PauseDropMemory,
+        Action::Delete => api::RuleAction::Delete,
+    }
+}
+
+/// Why a sandbox lives, and when and how it ends.
+pub fn explanation(id: SandboxId, explanation: Explanation) -> api::Explanation {
+    let by = match explanation.last_use {
+        LastUse::Start => api::UsedBy::Start,
+        LastUse::Request => api::UsedBy::Request,
+        LastUse::Touch => api::UsedBy::Touch,
+        LastUse::Processor => api::UsedBy::Processor,
+    };
+    let end = explanation.end.map(|end| api::SandboxEnd {
+        action: rule_action(end.action),
+        at: rfc3339(end.at),
+        in_seconds: seconds(end.left),
+        rule: end.rule,
+        postponed_by: match end.renewal {
+            Renewal::UseOrTouch => api::PostponedBy::UseOrTouch,
+            Renewal::Touch => api::PostponedBy::Touch,
+            Renewal::Nothing => api::PostponedBy::Nothing,
+        },
+    });
+    let rules = explanation.rules.iter().map(|now| api::ExplainedRule {
+        rule: kept_rule(&now.rule),
+        strikes_at: now.at.map(rfc3339),
+        strikes_in_seconds: now.left.map(seconds),
+    });
+    api::Explanation {
+        sandbox_id: id,
+        sentence: explanation.sentence,
+        state: sandbox_state(explanation.state),
+        uses: explanation.uses,
+        last_use: api::LastUse { at: rfc3339(explanation.last_use_at), by },
+        end,
+        rules: rules.collect(),
+    }
+}
+
+/// To the millisecond, as times are told.
+fn seconds(length: Duration) -> f64 {
+    length.as_millis() as f64 / 1000.0
+}
