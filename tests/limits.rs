@@ -36,6 +36,19 @@ fn a_child_that_runs_out_of_memory_does_not_make_its_command_do_so() {
 }
 
 #[test]
+fn a_shortage_that_a_shell_swallowed_is_not_blamed_on_a_later_command() {
+    let daemon = Daemon::start();
+    let sandbox = daemon.sandbox_with(json!({"memory": "128Mi"}));
+    sandbox.sh("python3 -c 'b = bytearray(b\"x\" * (400 << 20))'; echo child $?").ok();
+    let later = sandbox.sh("exit 137");
+    assert_eq!((later.outcome(), later.exit_code()), ("exited", Some(137)), "{}", later.body);
+    let later = sandbox.sh("kill -9 $$");
+    assert_eq!(later.outcome(), "signaled", "{}", later.body);
+    let hungry = sandbox.sh("python3 -c 'b = bytearray(b\"x\" * (400 << 20))'");
+    assert_eq!(hungry.outcome(), "out_of_memory", "{}", hungry.body);
+}
+
+#[test]
 fn memory_in_files_of_memory_counts() {
     let daemon = Daemon::start();
     let sandbox = daemon.sandbox_with(json!({"memory": "128Mi"}));

@@ -27,6 +27,8 @@ pub struct Spawn {
     pub environment: Vec<(String, String)>,
     /// Lines for a config file, where there are any.
     pub config: String,
+    /// Sandboxes that it keeps ready. None as a rule, so that an audit tells what somebody made from what was left.
+    pub spares: usize,
 }
 
 impl Spawn {
@@ -90,6 +92,7 @@ impl Daemon {
         let stderr = File::create(log).expect("the test's own directory takes files");
         let mut command = Command::new(binary());
         command.args(["serve", "--listen", "127.0.0.1:0", "--data-dir"]).arg(&self.data_dir);
+        command.args(["--spares", &self.spawn.spares.to_string()]);
         if !self.spawn.config.is_empty() {
             let file = self.home.join("shoal.toml");
             fs::write(&file, &self.spawn.config).expect("the test's own directory takes files");

@@ -7,22 +7,31 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Result, bail};
 
-/// A program that the tests use, and the Debian package that brings it.
+/// A program or a library that the tests use, and the Debian package that brings it.
 struct Need {
     /// Where image `host` looks: it shows `/usr` alone, so a program elsewhere does not count.
     program: &'static str,
     package: &'static str,
 }
 
-const NEEDS: [Need; 4] = [
+const NEEDS: [Need; 7] = [
     // Most probes that run inside a sandbox are small Python programs.
     Need { program: "/usr/bin/python3", package: "python3" },
     // Links Rust programs, builds SQLite, and compiles one probe.
     Need { program: "/usr/bin/cc", package: "gcc" },
     // `unshare`, `setsid` and `mount` are tried from inside.
     Need { program: "/usr/bin/unshare", package: "util-linux" },
+    // Prometheus's own reader of its format judges what `/metrics` says.
+    Need {
+        program: "/usr/lib/python3/dist-packages/prometheus_client/openmetrics/parser.py",
+        package: "python3-prometheus-client",
+    },
     // `ps` is what people type first.
     Need { program: "/usr/bin/ps", package: "procps" },
+    // A terminal with a person at it, for the tests of `shoal shell`.
+    Need { program: "/usr/bin/tmux", package: "tmux" },
+    // A program with a screen of its own, run at such a terminal.
+    Need { program: "/usr/bin/less", package: "less" },
 ];
 
 /// Installs what is missing, and says what.

@@ -6,6 +6,8 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser};
 
+use crate::detach::{self, DetachKeys};
+
 pub use lifetime::{Explain, Label, Lifetime, Rules, Touch};
 
 /// Sandboxes for AI agents, on this machine.
@@ -17,6 +19,7 @@ Examples:
   shoal serve                                start a daemon
   shoal create --name work                   make a sandbox that stays
   shoal run --sandbox work -- ls -l          run in it
+  shoal shell work                           work in it
 
 Environment:
   SHOAL_URL        the daemon to talk to, with
@@ -32,6 +35,8 @@ pub struct Arguments {
 pub enum Subcommand {
     Serve(Box<Serve>),
     Run(Box<Run>),
+    Shell(Box<Shell>),
+    Attach(Attach),
     Create(Create),
     Ls(List),
     Inspect(Inspect),
@@ -42,6 +47,7 @@ pub enum Subcommand {
     Rm(Remove),
     Cp(Copy),
     Logs(Logs),
+    Stats(Stats),
     Key(Key),
     Bench(Bench),
     #[command(hide = true)]
@@ -86,6 +92,9 @@ pub struct Serve {
     /// Log as JSON
     #[arg(long)]
     pub log_json: bool,
+    /// Sandboxes to keep ready before anybody asks, so that creating one takes a claim; 0 for none [default: 4]
+    #[arg(long, value_name = "NUMBER")]
+    pub spares: Option<u32>,
     /// The daemon of `shoal run`: lives in this directory while a client holds a lease, and removes it at its end
     #[arg(long, value_name = "DIR", hide = true, conflicts_with_all = ["data_dir", "listen", "config", "public_url"])]
     pub private: Option<PathBuf>,
@@ -99,9 +108,11 @@ Examples:
   echo hello | shoal run -- tr a-z A-Z
   shoal run -e WORD=hi --timeout 10 -- sh -c 'echo $WORD'
   shoal run --sandbox 3f2b8c1e-90ab-4def-8123-456789abcdef -- ls -l
+  shoal run -t -- python3
 
 Without a daemon to talk to, one is started for the time of the run. Stdin is piped through unless it is a terminal.
-Ctrl-C ends the command; a second one leaves at once.
+Ctrl-C ends the command; a second one leaves at once. With -t every key goes to the command, Ctrl-C too, and
+Ctrl-P Ctrl-Q leaves it running, for `shoal attach`.
 
 The exit code is the command's own, 128 + n if signal n ended it, 124 after a timeout, 126 if the program cannot be
 executed, 127 if it was not found, and 125 if it is Shoal that failed.")]
@@ -118,6 +129,11 @@ pub struct Run {
     /// Run as this user of the sandbox, optionally with `:group`
     #[arg(short, long)]
     pub user: Option<String>,
+    /// Run it at a terminal, as a program that people use
+    #[arg(short, long, conflicts_with = "json")]
+    pub terminal: bool,
+    #[command(flatten)]
+    pub detach: Detach,
     /// End the command after so many seconds
     #[arg(long, value_name = "SECONDS")]
     pub timeout: Option<f64>,
@@ -126,9 +142,69 @@ pub struct Run {
     /// Print the result and the output as JSON, at the end
     #[arg(long)]
     pub json: bool,
+    /// Say where one is and how to leave; for `shoal shell`
+    #[arg(skip)]
+    pub greeting: bool,
     /// The program and its arguments
     #[arg(required = true, trailing_var_arg = true, value_name = "COMMAND")]
     pub command: Vec<String>,
+}
+
+/// How a terminal is left.
+#[derive(Debug, Args)]
+pub struct Detach {
+    /// The keys that leave a terminal and let the command go on; `none`: no keys do
+    #[arg(long, value_name = "KEYS", default_value = detach::DEFAULT)]
+    pub detach_keys: DetachKeys,
+}
+
+/// Work in a sandbox: a login shell at a terminal, in a new sandbox or in one that exists.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  shoal shell                      in a new sandbox, which is deleted afterwards
+  shoal shell work                 in one that exists
+  shoal shell -u nobody work
+  echo 'id; pwd' | shoal shell work
+
+Every key goes to the shell, Ctrl-C too. Ctrl-P Ctrl-Q leaves it running; `shoal attach work` comes back to it. If the daemon is
+restarted meanwhile, the shell goes on. Without a terminal on stdin, the shell reads its commands from there.
+
+The exit code is the shell's own, 128 + n if signal n ended it or us, and 125 if it is Shoal that failed. Leaving is 0.")]
+pub struct Shell {
+    /// The id or name of a sandbox that exists; without it, a new one is made
+    #[arg(conflicts_with_all = ["template", "cpu", "memory"])]
+    pub sandbox: Option<String>,
+    /// Set an environment variable; may be repeated
+    #[arg(short, long = "env", value_name = "NAME=VALUE", value_parser = variable)]
+    pub env: Vec<(String, String)>,
+    /// Begin in this directory
+    #[arg(short, long, value_name = "DIR")]
+    pub workdir: Option<String>,
+    /// As this user of the sandbox, optionally with `:group` [default: root]
+    #[arg(short, long)]
+    pub user: Option<String>,
+    #[command(flatten)]
+    pub detach: Detach,
+    #[command(flatten)]
+    pub spec: Spec,
+}
+
+/// Come back to a command at a terminal that was left running.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  shoal attach work                the newest terminal of the sandbox
+  shoal attach work cmd-7          one by its command's id; `shoal inspect work` lists them
+
+Several people may be at one terminal; all see the same, and all may type. The exit codes are those of `shoal shell`.")]
+pub struct Attach {
+    /// The sandbox's id or name
+    pub sandbox: String,
+    /// The command's id; the newest that runs at a terminal if left out
+    pub command: Option<String>,
+    #[command(flatten)]
+    pub detach: Detach,
 }
 
 /// What a new sandbox is.
@@ -262,6 +338,32 @@ pub struct Logs {
     pub json: bool,
 }
 
+/// Show what sandboxes use, beside what they may.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  shoal stats                      all sandboxes, and the machine
+  shoal stats work                 one of them
+  shoal stats --watch              again and again, until Ctrl-C
+  shoal stats --json | jq '.sandboxes[] | {name, pids: .usage.pids}'
+
+CPU is what was used during a short look, in processors, of those it may use; CPU TIME is what was used in all.
+MEMORY counts the page cache and tmpfs too, as the limit does. DISK is counted behind the scenes and may be some seconds
+old; `>` before it means that there is more than could be counted.")]
+pub struct Stats {
+    /// The sandbox's id or name; all sandboxes if left out
+    pub sandbox: Option<String>,
+    /// Look again and again, until Ctrl-C
+    #[arg(short, long)]
+    pub watch: bool,
+    /// Seconds between two looks
+    #[arg(long, value_name = "SECONDS", default_value_t = 2.0, value_parser = interval)]
+    pub interval: f64,
+    /// Print one JSON object; with --watch, one on a line of its own for each look
+    #[arg(long)]
+    pub json: bool,
+}
+
 /// Manage api keys.
 #[derive(Debug, Args)]
 pub struct Key {
@@ -279,12 +381,15 @@ pub enum KeyAction {
 /// Create a key, and print its secret: it is shown this once.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  shoal key create --owner alice\n  shoal key create --owner ci --sandboxes 20 --memory 16Gi"
+    after_help = "Examples:\n  shoal key create --owner alice\n  shoal key create --owner ci --sandboxes 20 --memory 16Gi\n  shoal key create --owner prometheus --metrics-only"
 )]
 pub struct CreateKey {
     /// Whose sandboxes it opens
     #[arg(long)]
     pub owner: String,
+    /// It opens /metrics and nothing else: for Prometheus
+    #[arg(long, conflicts_with_all = ["sandboxes", "cpu", "memory"])]
+    pub metrics_only: bool,
     /// At most so many sandboxes at once
     #[arg(long, value_name = "COUNT")]
     pub sandboxes: Option<u32>,
@@ -326,14 +431,21 @@ bubblewrap, runc and runsc are measured where they are installed. Needs root.
 
 Examples:
   shoal bench
-  shoal bench --rounds 30 --idle 100 --json")]
+  shoal bench --rounds 30 --idle 100 --restart 20 --json
+  shoal bench --write docs")]
 pub struct Bench {
     /// How often each thing is measured; medians are shown
     #[arg(long, default_value_t = 100)]
     pub rounds: usize,
     /// How many idle sandboxes are made at once
-    #[arg(long, default_value_t = 200)]
+    #[arg(long, default_value_t = 1000)]
     pub idle: usize,
+    /// How many sandboxes the daemon is killed beside, each with five commands that write
+    #[arg(long, value_name = "SANDBOXES", default_value_t = 200)]
+    pub restart: usize,
+    /// Write a page and a chart into this directory, `benchmarks.md` and `benchmarks.svg`
+    #[arg(long, value_name = "DIR")]
+    pub write: Option<PathBuf>,
     /// Measure only ourselves and the floor
     #[arg(long)]
     pub without_comparators: bool,
@@ -379,6 +491,14 @@ pub struct Launcher {
     /// Whose sandboxes it makes
     #[arg(long)]
     pub installation: wire::InstallationId,
+}
+
+/// Seconds between two looks: often enough to be of use, seldom enough to cost nothing.
+fn interval(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        Ok(seconds) if (0.1..=3600.0).contains(&seconds) => Ok(seconds),
+        Ok(_) | Err(_) => Err("it is 0.1 to 3600 seconds".into()),
+    }
 }
 
 fn variable(text: &str) -> Result<(String, String), String> {

@@ -4,9 +4,12 @@
 //! comparators: a number of milliseconds means little on another machine, a ratio means much. Budgets are
 //! those of the design; a missed one is shown, and does not fail the run: machines are noisy.
 
+mod chart;
 mod comparators;
 mod floor;
 mod report;
+mod streams;
+mod survival;
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -37,7 +40,9 @@ const ENDS: usize = 20;
 pub async fn bench(arguments: &Bench) -> anyhow::Result<()> {
     let scratch = Scratch::new()?;
     let base = scratch.0.join("daemon");
-    let private = private::join(base.clone()).await?;
+    // As `shoal serve` would keep them.
+    let site = private::Site { base: base.clone(), spares: server::config::SPARES_DEFAULT };
+    let private = private::join(site).await?;
     let client = &private.client;
     let data_dir = &base.join("data");
     let rounds = arguments.rounds;
@@ -49,13 +54,43 @@ pub async fn bench(arguments: &Bench) -> anyhow::Result<()> {
     let floor = floor::Floor { image, scratch: data_dir.join("sandboxes") };
 
     let mut report = Report::new();
-    report.add(create(client, &floor, rounds, arguments).await?);
+    report.add(create(client, &floor, rounds, arguments, &scratch.0).await?);
     report.add(command(client, &floor, rounds, arguments).await?);
     report.add(at_once(client, &floor).await?);
     report.add_all(idle(client, data_dir, arguments.idle).await?);
+    progress("output and files");
+    report.add_all(streams::rows(client, &scratch.0).await?);
+    progress("freeze and thaw");
+    report.add_all(survival::freeze(&scratch.0, rounds).await?);
+    progress("restart");
+    report.add(survival::restart(client, data_dir, arguments.restart).await?);
     drop(private);
     wait_for_the_end_of(data_dir).await?;
+    if let Some(directory) = &arguments.write {
+        report.write(directory, &machine())?;
+    }
     if arguments.json { report.print_json() } else { report.print() }
+}
+
+/// What was measured, and on what, for whoever compares.
+fn machine() -> String {
+    let said = |program: &str, arguments: &[&str]| {
+        let output = std::process::Command::new(program).args(arguments).output().ok()?;
+        output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
+    };
+    let cpuinfo = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let model = cpuinfo
+        .lines()
+        .find_map(|line| line.strip_prefix("model name"))
+        .map_or("unknown", |rest| rest.trim_start_matches([' ', '\t', ':']));
+    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    let kernel = said("uname", &["-sr"]).unwrap_or_else(|| "unknown".into());
+    let commit = said("git", &["rev-parse", "--short", "HEAD"]).unwrap_or_else(|| "unknown".into());
+    let build = if cfg!(debug_assertions) { "debug" } else { "release" };
+    format!(
+        "- Shoal {} ({build} build), commit {commit}\n- {cores} cores, {model}\n- {kernel}\n",
+        env!("CARGO_PKG_VERSION")
+    )
 }
 
 /// The daemon removes its data directory last.
@@ -73,6 +108,7 @@ async fn create(
     floor: &floor::Floor,
     rounds: usize,
     arguments: &Bench,
+    scratch: &Path,
 ) -> anyhow::Result<Row> {
     progress("create to first result");
     let mut times = Vec::new();
@@ -92,6 +128,7 @@ async fn create(
         row.compare("bubblewrap", comparators::bubblewrap(rounds)?);
         row.compare("runc run", comparators::runc_run(&floor.image, rounds)?);
         row.compare("runsc run", comparators::runsc_run(&floor.image, rounds.min(20))?);
+        row.compare("podman run", comparators::podman_run(scratch, rounds.min(20))?);
         row.budget_faster("at least 6x faster than", "runc run", 6.0);
     }
     Ok(row)

@@ -23,6 +23,8 @@ pub struct Environment {
     pub log: Option<String>,
     /// `SHOAL_PRIVATE_DIR`: where `run` keeps its own daemon.
     pub private_dir: PathBuf,
+    /// `TERM` and `COLORTERM`: what terminal we are at, for programs that run at it.
+    pub terminal: Vec<(String, String)>,
     /// Whether stderr may be coloured: it is a terminal, and `NO_COLOR` is not set.
     pub colour: bool,
 }
@@ -44,6 +46,10 @@ impl Environment {
             public_url: given("SHOAL_PUBLIC_URL"),
             log: given("SHOAL_LOG"),
             private_dir: path("SHOAL_PRIVATE_DIR").unwrap_or_else(own_private),
+            terminal: ["TERM", "COLORTERM"]
+                .into_iter()
+                .filter_map(|name| Some((name.to_owned(), given(name)?)))
+                .collect(),
             colour: std::io::stderr().is_terminal()
                 && std::env::var_os("NO_COLOR").is_none_or(|v| v.is_empty()),
         }

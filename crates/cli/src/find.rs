@@ -7,6 +7,7 @@
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::Context;
 use client::{Client, SandboxId, api};
@@ -19,6 +20,9 @@ use crate::report::hinted;
 
 /// Where a daemon of the whole machine keeps its things.
 const DATA_DIR_DEFAULT: &str = "/var/lib/shoal";
+
+/// Between two looks at where the daemon listens.
+const FOLLOW_STEP: Duration = Duration::from_millis(500);
 
 /// A daemon that is there, or an error that says how to have one.
 pub fn daemon(environment: &Environment) -> anyhow::Result<Client> {
@@ -50,7 +54,25 @@ pub fn named_or_living(environment: &Environment) -> anyhow::Result<Option<Clien
         Some(key) => key.to_owned(),
         None => read_key(&directory)?,
     };
-    Ok(Some(Client::new(&url, &key)?))
+    let client = Client::new(&url, &key)?;
+    tokio::spawn(follow(directory, url, client.clone()));
+    Ok(Some(client))
+}
+
+/// A daemon that is started again may listen elsewhere; the client goes with it. Ends with the program.
+async fn follow(directory: PathBuf, mut url: String, client: Client) {
+    loop {
+        tokio::time::sleep(FOLLOW_STEP).await;
+        let looked = directory.clone();
+        let now = tokio::task::spawn_blocking(move || living(&looked)).await;
+        // While it is away or on its way there is nothing to follow.
+        if let Ok(Ok(Some(now))) = now
+            && now != url
+            && client.move_to(&now).is_ok()
+        {
+            url = now;
+        }
+    }
 }
 
 fn data_dir(environment: &Environment) -> PathBuf {

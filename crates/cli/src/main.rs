@@ -8,6 +8,7 @@
 mod args;
 mod bench;
 mod copy;
+mod detach;
 mod environment;
 mod find;
 mod interrupts;
@@ -22,7 +23,12 @@ mod progress;
 mod report;
 mod run;
 mod sandboxes;
+mod screen;
 mod serve;
+mod session;
+mod shell;
+mod stats;
+mod terminal;
 
 use std::process::exit;
 
@@ -31,7 +37,7 @@ use clap::Parser;
 use crate::args::{Arguments, KeyAction, Subcommand};
 use crate::environment::Environment;
 
-/// A failure of our own, for all subcommands but `run`.
+/// A failure of our own, for all subcommands that run nothing.
 const FAILED: i32 = 1;
 /// As with `FAILED`, where the codes up to 124 may be the command's own.
 const RUN_FAILED: i32 = 125;
@@ -48,7 +54,7 @@ fn main() {
         _ => {}
     }
     let failed = match &arguments.subcommand {
-        Subcommand::Run(_) => RUN_FAILED,
+        Subcommand::Run(_) | Subcommand::Shell(_) | Subcommand::Attach(_) => RUN_FAILED,
         _ => FAILED,
     };
     let result = tokio::runtime::Builder::new_multi_thread()
@@ -75,6 +81,8 @@ async fn dispatch(subcommand: Subcommand, environment: &Environment) -> anyhow::
     match subcommand {
         Subcommand::Serve(arguments) => serve::serve(*arguments, environment).await,
         Subcommand::Run(arguments) => run::run(*arguments, environment).await,
+        Subcommand::Shell(arguments) => shell::shell(*arguments, environment).await,
+        Subcommand::Attach(arguments) => shell::attach(arguments, environment).await,
         Subcommand::Create(arguments) => sandboxes::create(arguments, environment).await,
         Subcommand::Ls(arguments) => sandboxes::list(arguments, environment).await,
         Subcommand::Inspect(arguments) => sandboxes::inspect(arguments, environment).await,
@@ -85,6 +93,7 @@ async fn dispatch(subcommand: Subcommand, environment: &Environment) -> anyhow::
         Subcommand::Rm(arguments) => sandboxes::remove(arguments, environment).await,
         Subcommand::Cp(arguments) => copy::copy(arguments, environment).await,
         Subcommand::Logs(arguments) => logs::logs(arguments, environment).await,
+        Subcommand::Stats(arguments) => stats::stats(arguments, environment).await,
         Subcommand::Key(arguments) => match arguments.action {
             KeyAction::Create(arguments) => keys::create(arguments, environment).await,
             KeyAction::Ls(arguments) => keys::list(arguments, environment).await,

@@ -21,6 +21,15 @@ pub fn table(header: &[&str], rows: &[Vec<String>]) -> anyhow::Result<()> {
     raw(columns(header, rows).as_bytes())
 }
 
+/// Prints text, and tells whether anybody still reads: for what goes on until nobody does.
+pub fn live(text: &str) -> anyhow::Result<bool> {
+    let mut stdout = io::stdout().lock();
+    match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(false),
+        result => Ok(result.map(|()| true)?),
+    }
+}
+
 fn raw(bytes: &[u8]) -> anyhow::Result<()> {
     let mut stdout = io::stdout().lock();
     match stdout.write_all(bytes).and_then(|()| stdout.flush()) {
@@ -30,7 +39,8 @@ fn raw(bytes: &[u8]) -> anyhow::Result<()> {
     }
 }
 
-fn columns(header: &[&str], rows: &[Vec<String>]) -> String {
+/// Rows in columns as wide as they need to be.
+pub fn columns(header: &[&str], rows: &[Vec<String>]) -> String {
     let header: Vec<String> = header.iter().map(|word| word.to_uppercase()).collect();
     let shown: Vec<Vec<String>> = std::iter::once(&header)
         .chain(rows)

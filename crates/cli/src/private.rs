@@ -49,12 +49,21 @@ impl Drop for Private {
     }
 }
 
-/// Joins the private daemon in `base`, or starts it.
-pub async fn join(base: PathBuf) -> anyhow::Result<Private> {
-    let lease = obtain(base.clone()).await?;
-    let key = read_key(&base.join("data"))?;
+/// Which private daemon is meant.
+#[derive(Debug, Clone)]
+pub struct Site {
+    /// Its directory.
+    pub base: PathBuf,
+    /// Sandboxes that it keeps ready, if it is started now.
+    pub spares: u32,
+}
+
+/// Joins the private daemon of a site, or starts it.
+pub async fn join(site: Site) -> anyhow::Result<Private> {
+    let lease = obtain(site.clone()).await?;
+    let key = read_key(&site.base.join("data"))?;
     let client = Client::new(&lease.url, &key)?;
-    let watch = tokio::spawn(keep(base, lease, client.clone()));
+    let watch = tokio::spawn(keep(site, lease, client.clone()));
     Ok(Private { client, watch })
 }
 
@@ -64,12 +73,12 @@ struct Lease {
     url: String,
 }
 
-async fn obtain(base: PathBuf) -> anyhow::Result<Lease> {
-    tokio::task::spawn_blocking(move || Directory::open(&base)?.lease()).await?
+async fn obtain(site: Site) -> anyhow::Result<Lease> {
+    tokio::task::spawn_blocking(move || Directory::open(&site)?.lease()).await?
 }
 
 /// Holds the lease. When the daemon dies, starts it again and tells the client where it is.
-async fn keep(base: PathBuf, mut lease: Lease, client: Client) {
+async fn keep(site: Site, mut lease: Lease, client: Client) {
     for _ in 0..RESTARTS_MAX {
         let stream =
             lease.stream.set_nonblocking(true).and_then(|()| tokio::net::UnixStream::from_std(lease.stream));
@@ -78,7 +87,7 @@ async fn keep(base: PathBuf, mut lease: Lease, client: Client) {
         let mut byte = [0];
         while matches!(stream.read(&mut byte).await, Ok(1)) {}
         // If this fails, calls fail too, and say that the daemon cannot be reached.
-        let Ok(next) = obtain(base.clone()).await else { return };
+        let Ok(next) = obtain(site.clone()).await else { return };
         if client.move_to(&next.url).is_err() {
             return;
         }
@@ -89,6 +98,7 @@ async fn keep(base: PathBuf, mut lease: Lease, client: Client) {
 /// The private directory, locked.
 struct Directory {
     base: PathBuf,
+    spares: u32,
     /// Made by us, just now: nothing of an earlier daemon can be in it.
     fresh: bool,
     _lock: File,
@@ -96,12 +106,12 @@ struct Directory {
 
 impl Directory {
     /// Makes the directory if need be, and takes its lock.
-    fn open(base: &Path) -> anyhow::Result<Self> {
+    fn open(Site { base, spares }: &Site) -> anyhow::Result<Self> {
         let deadline = Instant::now() + START_MAX;
         loop {
             let fresh = make(base)?;
             if let Some(lock) = try_lock(base)? {
-                return Ok(Self { base: base.into(), fresh, _lock: lock });
+                return Ok(Self { base: base.into(), spares: *spares, fresh, _lock: lock });
             }
             if Instant::now() > deadline {
                 bail!("another `shoal run` has held `{}` for too long", base.join("lock").display());
@@ -180,6 +190,7 @@ impl Directory {
         let errors = log.try_clone().context("cannot share the daemon's log")?;
         let mut command = Command::new(program);
         command.args(["serve", "--private"]).arg(&self.base);
+        command.args(["--spares", &self.spares.to_string()]);
         // Nothing of the caller's environment is a daemon's business, other than where programs are.
         command.env_clear().envs(std::env::var_os("PATH").map(|path| ("PATH", path)));
         command.envs(std::env::var_os("SHOAL_LOG").map(|filter| ("SHOAL_LOG", filter)));

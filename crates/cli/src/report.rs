@@ -11,11 +11,17 @@ use crate::serve;
 pub struct Hinted {
     what: String,
     hint: String,
+    cause: Option<anyhow::Error>,
 }
 
 /// An error with a hint.
 pub fn hinted(what: impl Into<String>, hint: impl Into<String>) -> anyhow::Error {
-    anyhow::Error::new(Hinted { what: what.into(), hint: hint.into() })
+    anyhow::Error::new(Hinted { what: what.into(), hint: hint.into(), cause: None })
+}
+
+/// An error with a cause and a hint.
+pub fn hinted_by(cause: anyhow::Error, what: impl Into<String>, hint: impl Into<String>) -> anyhow::Error {
+    anyhow::Error::new(Hinted { what: what.into(), hint: hint.into(), cause: Some(cause) })
 }
 
 impl fmt::Display for Hinted {
@@ -24,7 +30,11 @@ impl fmt::Display for Hinted {
     }
 }
 
-impl std::error::Error for Hinted {}
+impl std::error::Error for Hinted {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.cause.as_ref().map(|cause| cause.as_ref() as _)
+    }
+}
 
 /// Prints a failure to stderr.
 pub fn failure(error: &anyhow::Error, colour: bool) {

@@ -9,12 +9,14 @@ use base64::engine::general_purpose::STANDARD as BASE64;
 use client::{Client, CommandId, CommandStream, SandboxId, StreamEvent, api};
 
 use crate::args::Run;
+use crate::detach::DetachKeys;
 use crate::environment::Environment;
 use crate::interrupts::Interrupts;
 use crate::pipes::{Pipe, feed_stdin};
 use crate::private::{self, Private};
 use crate::report::{self, hinted};
-use crate::{find, print};
+use crate::session::Left;
+use crate::{find, print, shell, terminal};
 
 /// After a timeout, as with timeout(1).
 const TIMED_OUT: i32 = 124;
@@ -41,7 +43,11 @@ impl Daemon {
     async fn find(environment: &Environment) -> anyhow::Result<Self> {
         match find::named_or_living(environment)? {
             Some(client) => Ok(Self::Shared(client)),
-            None => Ok(Self::Private(private::join(environment.private_dir.clone()).await?)),
+            // No spares: the daemon lives for one command as a rule, and they would be made beside that and thrown away.
+            None => {
+                let site = private::Site { base: environment.private_dir.clone(), spares: 0 };
+                Ok(Self::Private(private::join(site).await?))
+            }
         }
     }
 
@@ -65,6 +71,9 @@ enum Over {
 
 /// `shoal run`
 pub async fn run(arguments: Run, environment: &Environment) -> anyhow::Result<i32> {
+    if arguments.terminal && !terminal::is_typed_on() {
+        return Err(hinted("-t needs a terminal to type on, and stdin is none", "leave -t out"));
+    }
     let mut interrupts = Interrupts::catch()?;
     let daemon = tokio::select! {
         daemon = Daemon::find(environment) => daemon?,
@@ -76,13 +85,40 @@ pub async fn run(arguments: Run, environment: &Environment) -> anyhow::Result<i3
             sandbox = find::sandbox(client, text) => sandbox?,
             code = interrupts.next() => return Ok(code),
         };
+        if arguments.terminal {
+            let keys = arguments.detach.detach_keys.clone();
+            let (command, left) =
+                shell::run(client, sandbox.id, &arguments, keys, &mut interrupts, environment).await;
+            let place = shell::Place { client, sandbox: sandbox.id, command };
+            return place.leave(left, arguments.timeout, &mut interrupts, environment).await;
+        }
         return in_sandbox(client, sandbox.id, &arguments, &mut interrupts, environment).await;
     }
     let sandbox = match create(client, &arguments, &mut interrupts).await? {
         Ok(sandbox) => sandbox,
         Err(code) => return Ok(code),
     };
-    let result = in_own_sandbox(client, sandbox, &arguments, &mut interrupts, environment).await;
+    let result = if arguments.terminal {
+        let keys = match &daemon {
+            Daemon::Shared(_) => arguments.detach.detach_keys.clone(),
+            // It ends with us, and so would what is left in it.
+            Daemon::Private(_) => DetachKeys::none(),
+        };
+        let (command, left) =
+            shell::run(client, sandbox, &arguments, keys, &mut interrupts, environment).await;
+        match left {
+            Ok(Left::Detached) => {
+                shell::say_left_running(sandbox, &command);
+                eprintln!("the sandbox stays until `shoal rm {sandbox}`");
+                return Ok(0);
+            }
+            Ok(Left::Interrupted(code)) => Ok(code),
+            Ok(Left::Ended(command)) => concluded(&command, arguments.timeout, environment),
+            Err(error) => Err(error),
+        }
+    } else {
+        in_own_sandbox(client, sandbox, &arguments, &mut interrupts, environment).await
+    };
     // A second signal leaves at once; the daemon carries the deletion on.
     tokio::select! {
         deleted = client.delete_sandbox(sandbox) => if let Err(error) = deleted {
@@ -183,6 +219,33 @@ async fn in_sandbox(
     streaming.conclude(over, arguments, environment)
 }
 
+/// The exit code of a command whose output was shown as it came, with a word on stderr where it needs one.
+pub fn concluded(
+    command: &api::Command,
+    timeout_seconds: Option<f64>,
+    environment: &Environment,
+) -> anyhow::Result<i32> {
+    let Some(result) = &command.result else {
+        return Err(anyhow::Error::msg("the command ended without a result"));
+    };
+    if let Some(error) = complaint(result, timeout_seconds) {
+        report::failure(&error, environment.colour);
+    }
+    Ok(exit_code(result))
+}
+
+/// What was asked for, without how it is streamed.
+pub fn wish(arguments: &Run) -> api::RunCommand {
+    api::RunCommand {
+        argv: Some(arguments.command.clone()),
+        env: arguments.env.iter().cloned().collect(),
+        cwd: arguments.workdir.clone(),
+        user: arguments.user.clone(),
+        timeout_seconds: arguments.timeout,
+        ..Default::default()
+    }
+}
+
 /// Kills a command whose start may still be on its way.
 async fn kill(client: &Client, sandbox: SandboxId, command: &CommandId) -> anyhow::Result<()> {
     let kill = async {
@@ -238,16 +301,7 @@ impl Kept {
 impl Streaming {
     fn start(client: &Client, sandbox: SandboxId, arguments: &Run) -> Self {
         let stdin = !io::stdin().is_terminal();
-        let wish = api::RunCommand {
-            argv: Some(arguments.command.clone()),
-            env: arguments.env.iter().cloned().collect(),
-            cwd: arguments.workdir.clone(),
-            user: arguments.user.clone(),
-            stdin,
-            timeout_seconds: arguments.timeout,
-            ..Default::default()
-        };
-        let stream = client.stream(sandbox, wish);
+        let stream = client.stream(sandbox, api::RunCommand { stdin, ..wish(arguments) });
         if stdin {
             feed_stdin(stream.input());
         }
@@ -325,7 +379,7 @@ impl Streaming {
                 stdout_cut,
                 stderr_cut,
             })?;
-        } else if let Some(error) = complaint(&result, arguments) {
+        } else if let Some(error) = complaint(&result, arguments.timeout) {
             report::failure(&error, environment.colour);
         }
         Ok(exit_code(&result))
@@ -350,12 +404,12 @@ fn exit_code(result: &api::CommandResult) -> i32 {
 }
 
 /// What is said about a command that did not end by itself.
-fn complaint(result: &api::CommandResult, arguments: &Run) -> Option<anyhow::Error> {
+fn complaint(result: &api::CommandResult, timeout_seconds: Option<f64>) -> Option<anyhow::Error> {
     let message = || result.message.clone().unwrap_or_else(|| "it did not say why".into());
     match result.outcome {
         api::Outcome::Exited | api::Outcome::Signaled | api::Outcome::Killed => None,
         api::Outcome::TimedOut | api::Outcome::IdleTimedOut => {
-            let seconds = arguments.timeout.map_or_else(String::new, |seconds| format!(" after {seconds} s"));
+            let seconds = timeout_seconds.map_or_else(String::new, |seconds| format!(" after {seconds} s"));
             Some(anyhow::Error::msg(format!("the command was ended{seconds}: {}", message())))
         }
         api::Outcome::OutOfMemory => Some(hinted(message(), "give the sandbox more with --memory")),

@@ -117,7 +117,7 @@ fn rule_text(rule: &api::KeptRule) -> String {
 }
 
 /// A state as the API spells it.
-fn word<T: Serialize>(state: &T) -> String {
+pub fn word<T: Serialize>(state: &T) -> String {
     match serde_json::to_value(state) {
         Ok(serde_json::Value::String(word)) => word,
         Ok(_) | Err(_) => String::new(),

@@ -43,6 +43,7 @@ pub async fn serve(arguments: Serve, environment: &Environment) -> anyhow::Resul
         data_dir: place,
         installation,
         launcher: std::env::current_exe().context("cannot find this program")?,
+        spares: config.spares as usize,
     })
     .await
     .context("cannot start the launcher")?;
@@ -79,6 +80,7 @@ fn layers(
         let flags = Settings {
             listen: Some(PRIVATE_LISTEN.into()),
             data_dir: Some(private.data()),
+            spares: arguments.spares,
             ..Settings::default()
         };
         return Ok(Layers { flags, ..Layers::default() });
@@ -97,6 +99,7 @@ fn layers(
         tls_key: arguments.tls_key,
         insecure_http: arguments.insecure_http.then_some(true),
         log_json: arguments.log_json.then_some(true),
+        spares: arguments.spares,
         ..Settings::default()
     };
     let environment = Settings {

@@ -3,17 +3,21 @@
 //! A task of its own holds the connection. It counts what has arrived, and when the connection breaks it opens
 //! another from those offsets; it keeps what was written to stdin until the daemon says that the command has it.
 //! A reader that does not read makes the task wait, and the command with it.
+//!
+//! Stdin is counted, so that what is sent again is written once. That holds for one writer: when someone else writes to
+//! the same stdin, as two people at one terminal do, counting would take their bytes for ours sent twice. So it ends
+//! when theirs are noticed, and from then on what a broken connection may have lost is not sent again.
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::{SinkExt, StreamExt};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until};
 use tokio_tungstenite::tungstenite::Message;
-use wire::api::{Command, CommandEvent, CommandWish, ErrorBody, OutputStream, RunCommand};
+use wire::api::{Command, CommandEvent, CommandWish, ErrorBody, OutputStream, RunCommand, TerminalSize};
 use wire::{CommandId, SandboxId};
 
 use crate::error::ClientError;
@@ -76,6 +80,8 @@ pub struct CommandStream {
     id: CommandId,
     events: mpsc::Receiver<Result<StreamEvent, ClientError>>,
     input: Input,
+    size: watch::Sender<Option<TerminalSize>>,
+    connected: watch::Receiver<bool>,
     task: JoinHandle<()>,
 }
 
@@ -98,6 +104,8 @@ impl CommandStream {
     ) -> Self {
         let (event_sender, events) = mpsc::channel(EVENTS_MAX);
         let (input_sender, input_receiver) = mpsc::channel(INPUT_MAX);
+        let (size_sender, size_receiver) = watch::channel(None);
+        let (connected_sender, connected) = watch::channel(false);
         let stdin = Stdin { at: wish.is_some().then_some(0), ..Stdin::default() };
         let task = Task {
             client,
@@ -109,8 +117,11 @@ impl CommandStream {
             pending: None,
             events: event_sender,
             input: Some(input_receiver),
+            size: Some(size_receiver),
+            connected: connected_sender,
         };
-        Self { id, events, input: Input(input_sender), task: tokio::spawn(task.run()) }
+        let task = tokio::spawn(task.run());
+        Self { id, events, input: Input(input_sender), size: size_sender, connected, task }
     }
 
     /// The command's id, known before it is started.
@@ -126,6 +137,17 @@ impl CommandStream {
     /// A way to write to stdin, from anywhere.
     pub fn input(&self) -> Input {
         self.input.clone()
+    }
+
+    /// Tells the command's terminal its size, now and on every connection that follows. Of sizes that come faster than
+    /// they can be told, the last is.
+    pub fn resize(&self, size: TerminalSize) {
+        self.size.send_replace(Some(size));
+    }
+
+    /// Whether the daemon is there at the moment.
+    pub fn connected(&self) -> watch::Receiver<bool> {
+        self.connected.clone()
     }
 }
 
@@ -148,6 +170,8 @@ pub struct Input(mpsc::Sender<Wish>);
 enum Wish {
     Bytes(Bytes),
     End,
+    /// Tell when the command has everything before this.
+    Taken(oneshot::Sender<()>),
 }
 
 impl Input {
@@ -160,6 +184,13 @@ impl Input {
         Ok(())
     }
 
+    /// Returns when the command has everything that was written before.
+    pub async fn taken(&self) -> Result<(), InputClosed> {
+        let (sender, taken) = oneshot::channel();
+        self.0.send(Wish::Taken(sender)).await.map_err(|_| InputClosed)?;
+        taken.await.map_err(|_| InputClosed)
+    }
+
     /// No more.
     pub async fn end(&self) -> Result<(), InputClosed> {
         self.0.send(Wish::End).await.map_err(|_| InputClosed)
@@ -169,11 +200,13 @@ impl Input {
 /// What was written to stdin and may have to be sent again.
 #[derive(Debug, Default)]
 struct Stdin {
-    /// Where `unacknowledged` begins; `None` while joining a command whose stdin was not ours.
+    /// Where `unacknowledged` begins; `None` where stdin is not ours alone, so that it cannot be counted.
     at: Option<u64>,
     unacknowledged: VecDeque<Bytes>,
     length: usize,
     ended: bool,
+    /// Who wants to know when nothing is unacknowledged.
+    waiting: Vec<oneshot::Sender<()>>,
 }
 
 impl Stdin {
@@ -186,22 +219,40 @@ impl Stdin {
         self.unacknowledged.push_back(bytes);
     }
 
+    /// Whether the command has more than we have sent: then someone else writes too.
+    fn is_beyond(&self, offset: u64) -> bool {
+        self.at.is_some_and(|at| offset > at + self.length as u64)
+    }
+
     /// The command has everything before `offset`.
     fn acknowledge(&mut self, offset: u64) {
-        let Some(at) = &mut self.at else {
+        match &mut self.at {
             // Without an offset of our own nothing can be sent again, so nothing need be kept.
-            self.unacknowledged.clear();
-            self.length = 0;
-            return;
-        };
-        while *at < offset {
-            let Some(first) = self.unacknowledged.front_mut() else { break };
-            let known = first.len().min((offset - *at) as usize);
-            let _ = first.split_to(known);
-            *at += known as u64;
-            self.length -= known;
-            if first.is_empty() {
-                self.unacknowledged.pop_front();
+            None => {
+                self.unacknowledged.clear();
+                self.length = 0;
+            }
+            Some(at) => {
+                while *at < offset {
+                    let Some(first) = self.unacknowledged.front_mut() else { break };
+                    let known = first.len().min((offset - *at) as usize);
+                    let _ = first.split_to(known);
+                    *at += known as u64;
+                    self.length -= known;
+                    if first.is_empty() {
+                        self.unacknowledged.pop_front();
+                    }
+                }
+            }
+        }
+        self.tell_taken();
+    }
+
+    fn tell_taken(&mut self) {
+        if self.length == 0 {
+            for waiting in self.waiting.drain(..) {
+                // Who has stopped waiting need not know.
+                let _ = waiting.send(());
             }
         }
     }
@@ -219,6 +270,9 @@ struct Task {
     pending: Option<StreamEvent>,
     events: mpsc::Sender<Result<StreamEvent, ClientError>>,
     input: Option<mpsc::Receiver<Wish>>,
+    /// The size that the terminal should have, once someone has said so. `None` when nobody can say it any more.
+    size: Option<watch::Receiver<Option<TerminalSize>>>,
+    connected: watch::Sender<bool>,
 }
 
 /// Why a connection is over.
@@ -229,14 +283,19 @@ enum Over {
     Failed(ClientError),
     /// It broke, and the next may continue.
     Broken(ClientError),
+    /// The next must be opened in another way.
+    Reopen,
 }
 
 impl Task {
     async fn run(mut self) {
         let mut patience = Patience::new(self.client.patience);
         loop {
-            let error = match self.connection(&mut patience).await {
+            let over = self.connection(&mut patience).await;
+            self.connected.send_replace(false);
+            let error = match over {
                 Over::Done => return,
+                Over::Reopen => continue,
                 Over::Failed(error) => error,
                 Over::Broken(error) if !self.client.transport.was_reached() => error,
                 Over::Broken(error) => {
@@ -283,6 +342,7 @@ impl Task {
                     match self.hear(message) {
                         Ok(event) => {
                             patience.renew();
+                            self.connected.send_if_modified(|connected| !std::mem::replace(connected, true));
                             self.pending = event;
                         }
                         Err(over) => return over,
@@ -293,6 +353,11 @@ impl Task {
                         Some(Wish::Bytes(bytes)) => {
                             self.stdin.push(bytes.clone());
                             Message::Binary(bytes)
+                        }
+                        Some(Wish::Taken(waiting)) => {
+                            self.stdin.waiting.push(waiting);
+                            self.stdin.tell_taken();
+                            continue;
                         }
                         Some(Wish::End) => {
                             self.stdin.ended = true;
@@ -305,6 +370,11 @@ impl Task {
                         }
                     };
                     if let Err(over) = self.send(&mut socket, message).await {
+                        return over;
+                    }
+                }
+                () = next_size(&mut self.size) => {
+                    if let Err(over) = self.send_size(&mut socket).await {
                         return over;
                     }
                 }
@@ -344,7 +414,17 @@ impl Task {
         if self.stdin.ended {
             self.send(socket, say(&CommandWish::StdinEnd)).await?;
         }
-        Ok(())
+        self.send_size(socket).await
+    }
+
+    async fn send_size(&mut self, socket: &mut Socket) -> Result<(), Over> {
+        let size = self.size.as_mut().and_then(|size| *size.borrow_and_update());
+        match size {
+            Some(TerminalSize { rows, columns }) => {
+                self.send(socket, say(&CommandWish::Resize { rows, columns })).await
+            }
+            None => Ok(()),
+        }
     }
 
     async fn send(&self, socket: &mut Socket, message: Message) -> Result<(), Over> {
@@ -387,6 +467,10 @@ impl Task {
                 *self.offset(stream) = to;
                 Ok(Some(StreamEvent::Lost { stream, from, to }))
             }
+            CommandEvent::StdinAck { offset } if self.stdin.is_beyond(offset) => {
+                self.stdin = Stdin { ended: self.stdin.ended, ..Stdin::default() };
+                Err(Over::Reopen)
+            }
             CommandEvent::StdinAck { offset } => {
                 self.stdin.acknowledge(offset);
                 Ok(None)
@@ -401,7 +485,7 @@ impl Task {
                 if body.code.starts_with("stdin_") || body.code == "command_ended" {
                     // Closing the channel tells writers; what is on its way is of no use.
                     self.input = None;
-                    self.stdin = Stdin { at: self.stdin.at, ..Stdin::default() };
+                    self.stdin = Stdin::default();
                 }
                 Ok(Some(StreamEvent::Refused(body)))
             }
@@ -453,6 +537,17 @@ async fn next_wish(input: &mut Option<mpsc::Receiver<Wish>>) -> Option<Wish> {
     }
 }
 
+/// Returns when there is a size to tell; for ever away once there is nobody to change it.
+async fn next_size(size: &mut Option<watch::Receiver<Option<TerminalSize>>>) {
+    if let Some(receiver) = size
+        && receiver.changed().await.is_ok()
+    {
+        return;
+    }
+    *size = None;
+    std::future::pending().await
+}
+
 fn say(wish: &CommandWish) -> Message {
     Message::text(serde_json::to_string(wish).expect("wishes are made of types that JSON can write"))
 }
@@ -473,6 +568,8 @@ mod tests {
             pending: None,
             events: mpsc::channel(1).0,
             input: None,
+            size: None,
+            connected: watch::channel(false).0,
         }
     }
 
@@ -527,6 +624,8 @@ mod tests {
         assert_eq!(stdin.unacknowledged, [Bytes::from_static(b"ef")]);
         stdin.acknowledge(2);
         assert_eq!(stdin.at, Some(4), "an old acknowledgement changes nothing");
+        assert!(!stdin.is_beyond(6));
+        assert!(stdin.is_beyond(7), "someone else has written");
         stdin.acknowledge(100);
         assert_eq!((stdin.at, stdin.length), (Some(6), 0), "no more can be acknowledged than was sent");
     }

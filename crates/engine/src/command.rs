@@ -64,6 +64,8 @@ pub(crate) struct Hub {
     pub start: Arc<Start>,
     pub request_digest: [u8; 32],
     pub created_at: SystemTime,
+    /// The sandbox's memory kills when it began, where that is known.
+    oom_kills_before: Option<u64>,
     state: Mutex<HubState>,
     /// Told whenever something changed that someone may wait for.
     changed: Notify,
@@ -149,14 +151,29 @@ impl HubState {
 
 impl Hub {
     /// A command that is about to get its row.
-    pub fn intended(home: &Arc<Home>, id: CommandId, start: Start, request_digest: [u8; 32]) -> Arc<Self> {
-        let stdin = Stdin { closed: !start.stdin, ..Stdin::default() };
-        let logs = STREAMS.map(StreamLog::new);
-        Self::new(home, id, start, request_digest, crate::now(), Phase::Intended, logs, stdin)
+    pub fn intended(
+        home: &Arc<Home>,
+        id: CommandId,
+        start: Start,
+        request_digest: [u8; 32],
+        oom_kills_before: Option<u64>,
+    ) -> Arc<Self> {
+        let row = CommandRow {
+            sandbox: home.id,
+            handle: start.handle,
+            id,
+            request_digest,
+            start,
+            created_at: crate::now(),
+            oom_kills_before,
+            result: None,
+        };
+        let stdin = Stdin { closed: !row.start.stdin, ..Stdin::default() };
+        Self::new(home, row, Phase::Intended, STREAMS.map(StreamLog::new), stdin)
     }
 
     /// A command that a row and the files on disk tell of. Blocks.
-    pub fn recovered(home: &Arc<Home>, row: CommandRow) -> std::io::Result<Arc<Self>> {
+    pub fn recovered(home: &Arc<Home>, mut row: CommandRow) -> std::io::Result<Arc<Self>> {
         let directory = home.command_directory(row.handle);
         let spans = row.result.as_ref().map(|result| [result.stdout, result.stderr]);
         let log = |at: usize| match (&row.result, spans) {
@@ -168,11 +185,11 @@ impl Hub {
         let logs = [log(0)?, log(1)?];
         let stdin = Stdin { closed: !row.start.stdin, unknown: true, ..Stdin::default() };
         let pid = row.result.as_ref().and_then(|result| result.pid);
-        let phase = match row.result {
+        let phase = match row.result.take() {
             Some(result) => Phase::Ended(Box::new(result)),
             None => Phase::Committed,
         };
-        let hub = Self::new(home, row.id, row.start, row.request_digest, row.created_at, phase, logs, stdin);
+        let hub = Self::new(home, row, phase, logs, stdin);
         hub.lock().pid = pid;
         if let Some(spans) = spans {
             let ends = spans.map(|span| span.end);
@@ -181,17 +198,7 @@ impl Hub {
         Ok(hub)
     }
 
-    #[allow(clippy::too_many_arguments)] // Private, and called twice, right above.
-    fn new(
-        home: &Arc<Home>,
-        id: CommandId,
-        start: Start,
-        request_digest: [u8; 32],
-        created_at: SystemTime,
-        phase: Phase,
-        logs: [StreamLog; 2],
-        stdin: Stdin,
-    ) -> Arc<Self> {
+    fn new(home: &Arc<Home>, row: CommandRow, phase: Phase, logs: [StreamLog; 2], stdin: Stdin) -> Arc<Self> {
         let acknowledged = [logs[0].granted(), logs[1].granted()];
         let state = HubState {
             phase,
@@ -214,11 +221,12 @@ impl Hub {
         };
         Arc::new(Self {
             home: Arc::clone(home),
-            id,
-            handle: start.handle,
-            start: Arc::new(start),
-            request_digest,
-            created_at,
+            id: row.id,
+            handle: row.handle,
+            start: Arc::new(row.start),
+            request_digest: row.request_digest,
+            created_at: row.created_at,
+            oom_kills_before: row.oom_kills_before,
             state: Mutex::new(state),
             changed: Notify::new(),
         })
@@ -259,6 +267,7 @@ impl Hub {
             request_digest: self.request_digest,
             start: Start::clone(&self.start),
             created_at: self.created_at,
+            oom_kills_before: self.oom_kills_before,
             result: None,
         };
         let hub = Arc::clone(self);
@@ -360,6 +369,7 @@ impl Hub {
             self.queue_ack(&mut state);
             return Ok(());
         }
+        self.home.shared.metrics.received(stream, bytes.len());
         let short = state.logs.iter().all(StreamLog::is_short);
         let wait = short && !std::mem::replace(&mut state.waiting, true);
         let schedule = !short && !std::mem::replace(&mut state.writing, true);

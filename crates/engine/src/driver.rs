@@ -14,7 +14,7 @@ use std::future::{Future, pending};
 use std::pin::Pin;
 use std::sync::{Arc, PoisonError};
 use std::task::{Context, Poll};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use runtime::{BackendError, Spec, Usage};
 use tokio::sync::{mpsc, oneshot, watch};
@@ -30,9 +30,11 @@ use crate::home::Home;
 use crate::keeper::Keeper;
 use crate::lifecycle::{Disk, Goal, Recovery, State, Wish};
 use crate::lifetime::Explanation;
+use crate::metrics::{Verb, Verdict};
 use crate::model::{SandboxUpdate, Wait};
+use crate::slow;
 use crate::store::{SandboxChange, SandboxRow};
-use crate::template::{Template, hostname};
+use crate::template::Template;
 
 /// Messages that wait for a driver, at most. A driver never waits itself, save for a commit.
 pub(crate) const INBOX_MAX: usize = 64;
@@ -105,6 +107,7 @@ pub(crate) fn spawn(home: &Arc<Home>, inbox: mpsc::Receiver<Message>, keeper: Ke
         look: None,
         deletes: Vec::new(),
         created: None,
+        began: None,
     };
     let task = home.shared.runtime.spawn(driver.run(birth).instrument(span));
     *home.driver.lock().unwrap_or_else(PoisonError::into_inner) = Some(task.abort_handle());
@@ -121,6 +124,8 @@ struct Driver {
     deletes: Vec<oneshot::Sender<Result<(), EngineError>>>,
     /// Who waits for the beginning.
     created: Option<oneshot::Sender<Result<(), EngineError>>>,
+    /// Since when it is being made, or being deleted.
+    began: Option<Instant>,
 }
 
 /// What goes on beside the inbox.
@@ -209,9 +214,18 @@ impl Driver {
     async fn begin(&mut self, birth: Birth) -> Life {
         match birth {
             Birth::New { row, wait, created } => {
-                if let Err(error) = self.home.shared.store.insert_sandbox(*row).await {
+                self.began = Some(Instant::now());
+                let inserted = self.home.shared.store.insert_sandbox(*row);
+                if let Err(error) = slow::ROW.watch(&self.home.shared.metrics, self.home.id, inserted).await {
                     self.home.shared.directory().remove(self.home.id);
                     self.home.set_state(State::Deleting, None); // Whoever found it meanwhile is told that it is over.
+                    // It may be one that stood ready; that is nobody's now.
+                    if let Err(left) = teardown(&self.home).await {
+                        warn!(
+                            error = chain(&left),
+                            "cannot remove a sandbox that has no row; the sweep tries again"
+                        );
+                    }
                     let _ = created.send(Err(error)); // A caller that left needs no answer.
                     return Life::Over;
                 }
@@ -310,6 +324,7 @@ impl Driver {
             Ok(()) => {
                 info!("sandbox runs");
                 self.keeper.started(self.home.shared.clock.now());
+                self.measure(Verb::Create, Verdict::Ok);
                 self.tell_creator(Ok(()));
                 if !self.keeper.lifetime().rules().is_empty() {
                     self.note_use();
@@ -334,6 +349,7 @@ impl Driver {
             reason = format!("{reason}; cleaning up failed too: {}", chain(&left));
         }
         warn!(reason, "cannot create sandbox");
+        self.measure(Verb::Create, Verdict::Failed);
         self.home.close_commands();
         let state = State::Failed { disk: Disk::Lost };
         if let Err(error) = self.record(state, Goal::Running, Some(reason.clone())).await {
@@ -364,6 +380,13 @@ impl Driver {
         self.judge().await;
     }
 
+    /// How long it was being made, or deleted.
+    fn measure(&mut self, verb: Verb, verdict: Verdict) {
+        if let Some(began) = self.began.take() {
+            self.home.shared.metrics.operation(verb, verdict, began.elapsed());
+        }
+    }
+
     fn tell_creator(&mut self, result: Result<(), EngineError>) {
         if let Some(created) = self.created.take() {
             let _ = created.send(result); // A caller that left needs no answer.
@@ -373,8 +396,8 @@ impl Driver {
     /// Writes a new state, from the one that the sandbox is in, and tells whoever watches.
     async fn record(&self, to: State, goal: Goal, reason: Option<String>) -> Result<(), EngineError> {
         let from = self.home.state();
-        let changed =
-            self.home.shared.store.change_state(self.home.id, from, to, goal, reason.clone()).await?;
+        let changed = self.home.shared.store.change_state(self.home.id, from, to, goal, reason.clone());
+        let changed = slow::ROW.watch(&self.home.shared.metrics, self.home.id, changed).await?;
         if !changed {
             // Nobody else changes this row. If it happens, memory is as good a guess as the row.
             error!(from = from.word(), to = to.word(), "a sandbox's row was not in the state it was left in");
@@ -544,6 +567,7 @@ impl Driver {
             Ok(None) if matches!(self.work, Work::None) => {} // An earlier attempt failed.
             Ok(None) | Err(_) => return true,
         }
+        self.began = Some(Instant::now());
         let state = State::Deleting.word();
         self.tell_creator(Err(EngineError::WrongState { id: self.home.id, state }));
         let commands = self.home.close_commands();
@@ -578,6 +602,7 @@ impl Driver {
         let id = self.home.id;
         if let Err(source) = result {
             warn!(error = chain(&source), "cannot delete sandbox; it will be tried again");
+            self.measure(Verb::Delete, Verdict::Failed);
             self.tell_deleters(Err(EngineError::Delete { id, source }));
             return Life::On;
         }
@@ -588,6 +613,7 @@ impl Driver {
         }
         self.home.shared.directory().remove(id);
         info!("sandbox is gone");
+        self.measure(Verb::Delete, Verdict::Ok);
         self.tell_deleters(Ok(()));
         // Those that came while the last steps were taken have what they want.
         self.inbox.close();
@@ -694,23 +720,25 @@ async fn attempt(
         () = is_cancelled(cancelled) => return Err(BackendError::Gone),
         prepared = within(PREPARE_SECONDS, "prepare the image", backend.prepare(&rootfs)) => prepared?,
     }
-    let name = home.face().name.clone();
-    let spec = Spec { sandbox: home.id, rootfs, limits: home.limits, hostname: hostname(&name) };
+    let spec = Spec { sandbox: home.id, rootfs, limits: home.limits };
     // From here on it runs to its end, so that a teardown that follows knows that nothing is added after it.
     within(LAUNCH_SECONDS, "launch the sandbox", backend.launch(&spec)).await?;
     let (ready, is_ready) = oneshot::channel();
     let mut link = Task::spawn(keep_connected(Arc::clone(home), ready));
     let late = BackendError::Late { doing: "greet init", seconds: READY_SECONDS };
-    tokio::select! {
-        biased;
-        ready = is_ready => match ready {
-            Ok(()) => Ok(link),
-            Err(_) => Err(link_ended(link.await)),
-        },
-        end = &mut link => Err(link_ended(end)),
-        () = is_cancelled(cancelled) => Err(BackendError::Gone),
-        () = tokio::time::sleep(Duration::from_secs(READY_SECONDS)) => Err(late),
-    }
+    let greeted = async {
+        tokio::select! {
+            biased;
+            ready = is_ready => match ready {
+                Ok(()) => Ok(link),
+                Err(_) => Err(link_ended(link.await)),
+            },
+            end = &mut link => Err(link_ended(end)),
+            () = is_cancelled(cancelled) => Err(BackendError::Gone),
+            () = tokio::time::sleep(Duration::from_secs(READY_SECONDS)) => Err(late),
+        }
+    };
+    slow::GREET.watch(&home.shared.metrics, home.id, greeted).await
 }
 
 async fn is_cancelled(cancelled: &mut watch::Receiver<bool>) {

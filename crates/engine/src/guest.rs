@@ -159,6 +159,7 @@ impl Live {
         let taken = hub.take_stdin();
         if !taken.bytes.is_empty() {
             let length = taken.bytes.len();
+            hub.home.shared.metrics.stdin(length);
             out.extend_from_slice(&frame::data_header(hub.handle, Stream::Stdin, taken.offset, length));
             out.extend_from_slice(&taken.bytes);
         }
@@ -467,6 +468,7 @@ pub(crate) async fn keep_connected(home: Arc<Home>, ready: oneshot::Sender<()>) 
             }
             TalkEnd::Violation(violation) => {
                 violations += 1;
+                home.shared.metrics.violated();
                 warn!(sandbox = %home.id, %violation, violations, "init broke the protocol; connecting anew");
                 if violations >= VIOLATIONS_MAX {
                     return LinkEnd::Hostile(violation);
@@ -689,6 +691,7 @@ impl<'a> Talk<'a> {
         if let Some(ready) = self.ready.take() {
             let _ = ready.send(()); // Nobody waits when a sandbox is adopted.
         }
+        self.home.shared.metrics.connected();
         debug!(sandbox = %self.home.id, commands = live.len(), "connected to init");
         Ok(())
     }

@@ -11,6 +11,7 @@ use std::time::{Duration, SystemTime};
 use runtime::Backend;
 use tokio::sync::{Notify, Semaphore, mpsc};
 use tokio::task::AbortHandle;
+use tokio::time::timeout;
 use tracing::warn;
 use wire::guest::{COMMANDS_MAX, Handle, Start};
 use wire::launch::Limits;
@@ -28,6 +29,7 @@ use crate::labels::Labels;
 use crate::lifecycle::State;
 use crate::lifetime::Lifetime;
 use crate::log::LogWriters;
+use crate::metrics::Metrics;
 use crate::model::{Owner, Sandbox, SandboxName, Wait};
 use crate::stats::Disk;
 use crate::store::{SandboxRow, Store, Tally};
@@ -40,12 +42,15 @@ const ENDED_MAX: u64 = 10_000;
 const ENDED_STREAMS_MAX: u64 = 64;
 /// Requests of commands that have not ended, in one sandbox: scripts and environments are held in memory until then.
 const STARTS_BYTES_MAX: usize = 64 * 1024 * 1024;
+/// How long the count of memory kills may take. It is read from a file on the host.
+const OOM_KILLS_WAIT: Duration = Duration::from_secs(5);
 
 /// What all sandboxes share.
 pub(crate) struct Shared {
     pub config: EngineConfig,
     pub backend: Arc<dyn Backend>,
     pub clock: Arc<dyn Clock>,
+    pub metrics: Arc<Metrics>,
     pub store: Store,
     pub logs: LogWriters,
     pub keys: Keys,
@@ -110,8 +115,9 @@ pub(crate) struct Home {
     face: Mutex<Face>,
     changed: Notify,
     table: Mutex<Table>,
-    /// Memory kills that were given as the reason of some command's end.
-    oom_kills: Mutex<u64>,
+    /// Of the sandbox's memory kills, in the order the kernel counts them: all up to this one are spoken for, each of them the
+    /// reason of some command's end or from before the command that the last of them ended.
+    oom_kills_claimed: Mutex<u64>,
 }
 
 /// What others see of it.
@@ -190,7 +196,7 @@ impl Home {
             face: Mutex::new(face),
             changed: Notify::new(),
             table: Mutex::new(table),
-            oom_kills: Mutex::new(row.oom_kills),
+            oom_kills_claimed: Mutex::new(row.oom_kills),
         })
     }
 
@@ -314,6 +320,7 @@ impl Home {
         self: &Arc<Self>,
         id: CommandId,
         request_digest: [u8; 32],
+        oom_kills_before: Option<u64>,
         make: impl FnOnce(Handle) -> Start,
     ) -> Result<Intent, EngineError> {
         if !self.state().takes_commands() {
@@ -340,7 +347,7 @@ impl Home {
         }
         table.starts_bytes += size;
         table.handle_next += 1;
-        let hub = Hub::intended(self, id.clone(), start, request_digest);
+        let hub = Hub::intended(self, id.clone(), start, request_digest, oom_kills_before);
         table.by_id.insert(id, handle);
         table.live.insert(handle, Arc::clone(&hub));
         Ok(Intent::New(hub))
@@ -462,12 +469,37 @@ impl Home {
         table.live.values().cloned().collect()
     }
 
-    /// Whether more processes were killed for want of memory than are accounted for; from now on, these are.
-    pub fn oom_kills_grown_to(&self, count: u64) -> bool {
-        let mut accounted = self.oom_kills.lock().unwrap_or_else(PoisonError::into_inner);
-        let grown = count > *accounted;
-        *accounted = count.max(*accounted);
-        grown
+    // Memory.
+
+    /// How many of its processes were killed for want of memory so far, as the host counts: init cannot be trusted to tell, and
+    /// need not know. `None` if that cannot be told.
+    pub async fn oom_kills(&self) -> Option<u64> {
+        match timeout(OOM_KILLS_WAIT, self.shared.backend.oom_kills(self.id)).await {
+            Ok(Ok(count)) => Some(count),
+            Ok(Err(error)) => {
+                warn!(sandbox = %self.id, error = chain(&error), "cannot tell whether memory ran out");
+                None
+            }
+            Err(_) => {
+                warn!(sandbox = %self.id, "cannot tell in time whether memory ran out");
+                None
+            }
+        }
+    }
+
+    /// Whether memory ran out under something that began when `before` kills had been counted, and has just been killed. If so,
+    /// one kill is spoken for by it, and the number is what the sandbox's row should say.
+    ///
+    /// The kernel counts per sandbox. So of several commands at once, one that is killed by other means may be taken for the one
+    /// whose child ran out of memory in the same time; but each kill is told of once, and never of what began after it.
+    pub async fn claim_oom_kill(&self, before: Option<u64>) -> Option<u64> {
+        let (before, count) = (before?, self.oom_kills().await?);
+        let mut claimed = self.oom_kills_claimed.lock().unwrap_or_else(PoisonError::into_inner);
+        let first = before.max(*claimed) + 1;
+        (first <= count).then(|| {
+            *claimed = first;
+            first
+        })
     }
 }
 

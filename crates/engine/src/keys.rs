@@ -172,6 +172,7 @@ mod tests {
             id: id.into(),
             owner: Owner::default_owner(),
             admin: false,
+            metrics_only: false,
             limits: KeyLimits::default(),
             created_at: SystemTime::UNIX_EPOCH,
         }

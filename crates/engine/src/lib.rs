@@ -23,8 +23,11 @@ pub mod labels;
 pub mod lifecycle;
 pub mod lifetime;
 mod log;
+mod measured;
+mod metrics;
 pub mod model;
 mod recovery;
+mod slow;
 pub mod stats;
 mod store;
 mod sweep;
@@ -35,8 +38,9 @@ mod uses;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use prometheus_client::registry::Registry;
 use runtime::Backend;
 use sha2::{Digest as _, Sha256};
 use tokio::sync::{Semaphore, mpsc, oneshot};
@@ -55,6 +59,8 @@ use crate::keys::{BOOTSTRAP_ID, Keys, random_u64, random_u128};
 use crate::labels::SELECTORS_MAX;
 use crate::lifecycle::Goal;
 use crate::log::LogWriters;
+use crate::measured::Measured;
+use crate::metrics::{Metrics, Verb, Verdict};
 use crate::store::{CommandRow, SandboxRow, Stamps, Store, Tally};
 use crate::template::{CPU_MILLIS_MIN, MEMORY_BYTES_MIN, Template, made_up_name};
 use crate::uses::Use;
@@ -134,8 +140,9 @@ impl Engine {
         }
         let runtime = tokio::runtime::Handle::current();
         let path = config.data_dir.join("shoal.db");
-        let store_runtime = runtime.clone();
-        let store = tokio::task::spawn_blocking(move || Store::open(&path, store_runtime))
+        let metrics = Arc::new(Metrics::default());
+        let (store_runtime, store_metrics) = (runtime.clone(), Arc::clone(&metrics));
+        let store = tokio::task::spawn_blocking(move || Store::open(&path, store_runtime, store_metrics))
             .await
             .map_err(|_| EngineError::Stopping)?
             .map_err(|source| EngineError::Store { doing: "open the database", source })?;
@@ -145,10 +152,12 @@ impl Engine {
         };
         let logs = LogWriters::start(runtime.clone()).map_err(thread)?;
         let keys = Keys::new(store.keys().await?);
+        let backend = Arc::new(Measured { backend, metrics: Arc::clone(&metrics) });
         let shared = Arc::new(Shared {
             config,
             backend,
             clock,
+            metrics,
             store,
             logs,
             keys,
@@ -160,6 +169,8 @@ impl Engine {
         });
         let engine = Self { inner: Arc::new(Inner { shared: Arc::clone(&shared) }) };
         recovery::recover(&shared).await?;
+        let usual = Template::usual();
+        shared.backend.foresee(&usual.rootfs(), &usual.limits);
         let sweeping = shared.runtime.spawn(sweep::keep_swept(Arc::clone(&shared)));
         shared.tasks.lock().unwrap_or_else(PoisonError::into_inner).push(sweeping.abort_handle());
         Ok(engine)
@@ -179,11 +190,22 @@ impl Engine {
         if tokio::task::spawn_blocking(move || shared.halt()).await.is_err() {
             tracing::error!("stopping the engine panicked");
         }
+        self.shared().backend.stop().await;
     }
 
     /// Compares kernel, disk and rows once, as happens at intervals anyway. Tells how many strays were removed.
     pub async fn sweep(&self) -> usize {
         sweep::sweep(self.shared()).await
+    }
+
+    /// Puts what the engine counts into a registry, for whoever shows it.
+    pub fn register_metrics(&self, to: &mut Registry) {
+        self.shared().metrics.register(to);
+    }
+
+    /// Brings those figures up to date that are looked up and not counted. To be called before they are shown.
+    pub fn look_at_metrics(&self) {
+        self.shared().metrics.look(self.shared());
     }
 
     /// Deletes every sandbox of every owner: the end of a private daemon.
@@ -320,7 +342,11 @@ impl Engine {
         };
         let now = shared.clock.now();
         let row = SandboxRow {
-            id: SandboxId::from_random(random_u128()),
+            // One that stands ready brings its id along.
+            id: shared
+                .backend
+                .reserve(&template.rootfs(), &limits)
+                .unwrap_or_else(|| SandboxId::from_random(random_u128())),
             owner: key.owner.clone(),
             name,
             template: template.name.into(),
@@ -432,13 +458,28 @@ impl Engine {
         id: SandboxId,
         spec: CommandSpec,
     ) -> Result<CommandRef, EngineError> {
+        let began = Instant::now();
+        let result = self.run_unmeasured(owner, id, spec).await;
+        self.shared().metrics.operation(Verb::Run, Verdict::of(&result), began.elapsed());
+        result
+    }
+
+    async fn run_unmeasured(
+        &self,
+        owner: &Owner,
+        id: SandboxId,
+        spec: CommandSpec,
+    ) -> Result<CommandRef, EngineError> {
         let home = self.home(owner, id)?;
         let _using = home.begin_use()?;
         let named = spec.id.is_some();
         let command_id = spec.id.clone().unwrap_or_else(|| CommandId::from_random(random_u128()));
         let start = start_of(&home, spec, &command_id)?;
         let request_digest = digest(&start);
-        let intent = home.intend(command_id, request_digest, |handle| Start { handle, ..start })?;
+        // Before init hears of it, so that no kill of its own is among them.
+        let oom_kills = home.oom_kills().await;
+        let intent =
+            home.intend(command_id, request_digest, oom_kills, |handle| Start { handle, ..start })?;
         let hub = match intent {
             Intent::New(hub) => {
                 hub.commit_intent();
@@ -446,7 +487,8 @@ impl Engine {
             }
             Intent::Known(hub) => hub,
         };
-        let hub = match hub.committed().await {
+        let metrics = &self.shared().metrics;
+        let hub = match slow::ROW.watch(metrics, id, hub.committed()).await {
             Ok(()) => hub,
             Err(Refusal::Exists(row)) => self.found(&home, CommandRow::clone(&row)).await?,
             Err(Refusal::NoSandbox) => return Err(home.wrong_state()),
@@ -458,7 +500,7 @@ impl Engine {
         if hub.request_digest != request_digest {
             return Err(EngineError::CommandIdReused { id: hub.id.clone() });
         }
-        hub.started_in_time(named).await?;
+        slow::START.watch(metrics, id, hub.started_in_time(named)).await?;
         Ok(CommandRef { hub })
     }
 
@@ -544,8 +586,8 @@ impl Engine {
     pub async fn create_key(&self, spec: KeySpec) -> Result<(Key, KeySecret), EngineError> {
         loop {
             let (id, secret) = KeySecret::generate();
-            let KeySpec { owner, admin, limits } = spec.clone();
-            let key = Key { id, owner, admin, limits, created_at: now() };
+            let KeySpec { owner, admin, metrics_only, limits } = spec.clone();
+            let key = Key { id, owner, admin, metrics_only, limits, created_at: now() };
             // An id that is taken by chance is made anew.
             if self.shared().store.put_key(key.clone(), secret.hash()).await? {
                 self.shared().keys.put(key.clone(), secret.hash());
@@ -560,6 +602,7 @@ impl Engine {
             id: BOOTSTRAP_ID.into(),
             owner: Owner::default_owner(),
             admin: true,
+            metrics_only: false,
             limits: KeyLimits::default(),
             created_at: now(),
         };

@@ -464,6 +464,8 @@ pub struct Key {
     pub owner: Owner,
     /// Whether it may manage keys.
     pub admin: bool,
+    /// Whether it opens the metrics, and nothing else.
+    pub metrics_only: bool,
     /// What its owner may have at once, when asking with this key.
     pub limits: KeyLimits,
     /// When it was made.
@@ -488,6 +490,8 @@ pub struct KeySpec {
     pub owner: Owner,
     /// Whether it may manage keys.
     pub admin: bool,
+    /// Whether it opens the metrics, and nothing else.
+    pub metrics_only: bool,
     /// What its owner may have at once.
     pub limits: KeyLimits,
 }

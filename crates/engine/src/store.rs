@@ -35,6 +35,7 @@ use crate::error::EngineError;
 use crate::keys::{BOOTSTRAP_ID, KeyHash};
 use crate::lifecycle::{Goal, State};
 use crate::lifetime::Since;
+use crate::metrics::Metrics;
 use crate::model::Key;
 
 /// Changes that wait for the next commit, at most. Whoever comes later waits for room.
@@ -99,7 +100,8 @@ const MIGRATIONS: &[&str] = &[
         memory_bytes_max INTEGER,
         created_at      INTEGER NOT NULL
     ) WITHOUT ROWID;
-",
+    ",
+    "ALTER TABLE commands ADD COLUMN oom_kills_before INTEGER;",
     "
     CREATE TABLE labels (
         sandbox         BLOB NOT NULL REFERENCES sandboxes (id) ON DELETE CASCADE,
@@ -124,6 +126,9 @@ const MIGRATIONS: &[&str] = &[
         cpu             INTEGER,
         PRIMARY KEY (sandbox, since)
     ) WITHOUT ROWID;
+    ",
+    "
+    ALTER TABLE keys ADD COLUMN metrics_only INTEGER NOT NULL DEFAULT FALSE;
 ",
 ];
 
@@ -189,7 +194,11 @@ pub(crate) struct Store {
 
 impl Store {
     /// Opens the database, brings it up to date and starts its threads. Blocks; call it where that is allowed.
-    pub fn open(path: &Path, runtime: tokio::runtime::Handle) -> Result<Self, StoreError> {
+    pub fn open(
+        path: &Path,
+        runtime: tokio::runtime::Handle,
+        metrics: Arc<Metrics>,
+    ) -> Result<Self, StoreError> {
         let open = |source| StoreError::Open { path: path.into(), source };
         // Rows hold environments. SQLite gives its other files the mode of this one.
         let create = fs::OpenOptions::new().append(true).create(true).mode(0o600).open(path);
@@ -214,7 +223,7 @@ impl Store {
                 .map_err(|source| StoreError::Thread { source })
         };
         let threads = vec![
-            spawn("store-write", Box::new(move || write_loop(&writing, changes, &keeper, &log)))?,
+            spawn("store-write", Box::new(move || write_loop(&writing, changes, &keeper, &log, &metrics)))?,
             spawn("store-read", Box::new(move || read_loop(&reading, questions)))?,
         ];
         Ok(Self { writer, reader, runtime, threads: Mutex::new(threads) })
@@ -448,8 +457,9 @@ impl Store {
             // `OR IGNORE` leaves a used id alone; the foreign key is asked about first, since it would be an error.
             let changed = db
                 .prepare_cached(
-                    "INSERT OR IGNORE INTO commands (sandbox, handle, id, request_digest, start, created_at)
-                     SELECT ?1, ?2, ?3, ?4, ?5, ?6
+                    "INSERT OR IGNORE INTO commands (sandbox, handle, id, request_digest, start, created_at,
+                         oom_kills_before)
+                     SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7
                      WHERE EXISTS (SELECT 1 FROM sandboxes WHERE id = ?1 AND state = 'running')",
                 )?
                 .execute(params![
@@ -459,6 +469,7 @@ impl Store {
                     row.request_digest,
                     json(&row.start),
                     micros(row.created_at),
+                    row.oom_kills_before.map(signed),
                 ])?;
             if changed == 1 {
                 return Ok(Inserted::Yes);
@@ -580,7 +591,8 @@ impl Store {
     pub async fn keys(&self) -> Result<Vec<(Key, KeyHash)>, EngineError> {
         self.question("read the keys", |db| {
             db.prepare(
-                "SELECT id, hash, owner, admin, sandboxes_max, cpu_millis_max, memory_bytes_max, created_at FROM keys
+                "SELECT id, hash, owner, admin, sandboxes_max, cpu_millis_max, memory_bytes_max, created_at, metrics_only
+                 FROM keys
                  ORDER BY created_at, id",
             )?
             .query_map([], key_from)?
@@ -594,7 +606,7 @@ impl Store {
         self.change("write the key", move |db| {
             let verb = if key.id == BOOTSTRAP_ID { "REPLACE" } else { "IGNORE" };
             let changed = db.execute(
-                &format!("INSERT OR {verb} INTO keys VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)"),
+                &format!("INSERT OR {verb} INTO keys VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)"),
                 params![
                     key.id,
                     hash.0,
@@ -604,6 +616,7 @@ impl Store {
                     key.limits.cpu_millis.map(signed),
                     key.limits.memory_bytes.map(signed),
                     micros(key.created_at),
+                    key.metrics_only,
                 ],
             )?;
             Ok(changed == 1)
@@ -767,12 +780,14 @@ mod tests {
             request_digest: [handle as u8; 32],
             start: Start::shell(Handle(handle), id, "true"),
             created_at: UNIX_EPOCH,
+            oom_kills_before: Some(u64::from(handle)),
             result: None,
         }
     }
 
     fn open(directory: &tempfile::TempDir) -> Store {
-        Store::open(&directory.path().join("db"), tokio::runtime::Handle::current()).expect("it opens")
+        Store::open(&directory.path().join("db"), tokio::runtime::Handle::current(), Arc::default())
+            .expect("it opens")
     }
 
     async fn insert(store: &Store, row: CommandRow) -> Inserted {
@@ -888,7 +903,7 @@ mod tests {
         let db = Connection::open(&path).expect("it opens");
         db.pragma_update(None, "user_version", 99).expect("written");
         drop(db);
-        let refused = Store::open(&path, tokio::runtime::Handle::current());
+        let refused = Store::open(&path, tokio::runtime::Handle::current(), Arc::default());
         assert!(matches!(refused, Err(StoreError::Newer { found: 99, .. })));
     }
 }

@@ -5,7 +5,7 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tracing::{info, warn};
 use wire::SandboxId;
@@ -14,6 +14,7 @@ use crate::driver::{Message, teardown_id};
 use crate::error::chain;
 use crate::home::Shared;
 use crate::lifecycle::State;
+use crate::slow;
 
 /// Between two sweeps. Strays are rare, so this is about how long a failed cleanup may lie around.
 const INTERVAL: Duration = Duration::from_secs(60);
@@ -30,6 +31,15 @@ pub(crate) async fn keep_swept(shared: Arc<Shared>) {
 
 /// One sweep. Tells how many strays were removed.
 pub(crate) async fn sweep(shared: &Arc<Shared>) -> usize {
+    let began = Instant::now();
+    let removed = sweep_unmeasured(shared).await;
+    let took = began.elapsed();
+    shared.metrics.swept(removed, took);
+    slow::SWEEP.check(&shared.metrics, None, took);
+    removed
+}
+
+async fn sweep_unmeasured(shared: &Arc<Shared>) -> usize {
     // Those that run before the inventory is taken must be in it.
     let running: Vec<SandboxId> = {
         let homes = shared.directory().all();

@@ -25,6 +25,11 @@ impl Template {
         (name == DEFAULT).then_some(&HOST)
     }
 
+    /// The one that is meant when none is named.
+    pub fn usual() -> &'static Self {
+        &HOST
+    }
+
     /// What a backend mounts for it.
     pub fn rootfs(&self) -> Rootfs {
         Rootfs::Host
@@ -75,36 +80,4 @@ pub(crate) fn made_up_name(random: u64) -> SandboxName {
     let fish = FISH[((random >> 4) & 0xf) as usize];
     let text = format!("{kind}-{fish}-{:06x}", (random >> 8) & 0xff_ffff);
     SandboxName::parse(&text).expect("it is short and plain")
-}
-
-/// A host name that every resolver takes: letters, digits and inner dashes, 63 at most.
-pub(crate) fn hostname(name: &SandboxName) -> String {
-    const LENGTH_MAX: usize = 63;
-    let mut host = String::new();
-    for character in name.as_str().chars() {
-        let plain = if character.is_ascii_alphanumeric() { character.to_ascii_lowercase() } else { '-' };
-        if host.len() < LENGTH_MAX && !(plain == '-' && (host.is_empty() || host.ends_with('-'))) {
-            host.push(plain);
-        }
-    }
-    let trimmed = host.trim_end_matches('-');
-    if trimmed.is_empty() { "sandbox".into() } else { trimmed.into() }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_host_name_is_plain_whatever_the_name_was() {
-        #[track_caller]
-        fn check(name: &str, expected: &str) {
-            assert_eq!(hostname(&SandboxName::parse(name).expect("a name")), expected);
-        }
-        check("brisk-eel-00ff00", "brisk-eel-00ff00");
-        check("  My Build #4 ", "my-build-4");
-        check("../../etc", "etc");
-        check("日本", "sandbox");
-        check(&"x-".repeat(60), &"x-".repeat(32)[..63]);
-    }
 }

@@ -25,9 +25,11 @@ use wire::guest::{
 };
 
 use crate::command::ANSWER_SECONDS;
-use crate::error::{EngineError, chain};
+use crate::error::EngineError;
 use crate::guest::Violation;
 use crate::home::Home;
+use crate::metrics::FileMeter;
+use crate::slow;
 use crate::uses::Use;
 
 /// File operations at once in one sandbox. More wait for a moment.
@@ -44,8 +46,6 @@ pub const TAKE_SECONDS: u64 = 60;
 const SEARCH_MARGIN_MS: u64 = 10_000;
 /// Handles of transfers have this bit.
 const HANDLE_BIT: u32 = 1 << 31;
-/// How long the count of memory kills may take. It is read from a file on the host.
-const OOM_SECONDS: u64 = 5;
 const SIGKILL: i32 = 9;
 
 /// Whether a handle is a transfer's.
@@ -90,6 +90,11 @@ impl Transfers {
     /// All that are under way.
     pub fn all(&self) -> Vec<Arc<Transfer>> {
         self.lock().live.values().cloned().collect()
+    }
+
+    /// How many are under way.
+    pub fn count(&self) -> usize {
+        self.lock().live.len()
     }
 
     /// One that init has and nobody here knows: of a daemon that died. It ends as if its caller had left.
@@ -577,13 +582,44 @@ pub(crate) enum Patience {
 pub(crate) struct Running {
     transfer: Arc<Transfer>,
     patience: Patience,
+    /// The sandbox's memory kills when it began, where that is known.
+    oom_kills_before: Option<u64>,
     _using: Use,
+    meter: FileMeter,
 }
 
 impl Drop for Running {
     fn drop(&mut self) {
         self.transfer.abandon();
     }
+}
+
+/// A transfer that nobody has yet: it is ended, unless someone takes it.
+struct Abandoned(Option<Arc<Transfer>>);
+
+impl Abandoned {
+    fn transfer(&self) -> &Transfer {
+        self.0.as_ref().expect("it is taken only once, at the end")
+    }
+
+    fn keep(mut self) -> Arc<Transfer> {
+        self.0.take().expect("it is taken only once, at the end")
+    }
+}
+
+impl Drop for Abandoned {
+    fn drop(&mut self) {
+        if let Some(transfer) = &self.0 {
+            transfer.abandon();
+        }
+    }
+}
+
+/// A transfer that init has.
+struct Begun {
+    transfer: Arc<Transfer>,
+    oom_kills_before: Option<u64>,
+    using: Use,
 }
 
 /// Among which transfers it is counted.
@@ -602,6 +638,22 @@ impl Running {
         patience: Patience,
         place: Place,
     ) -> Result<Self, EngineError> {
+        let meter = FileMeter::start(&home.shared, &op);
+        let id = home.id;
+        let transfer =
+            slow::FILE_START.watch(&home.shared.metrics, id, Self::begin(home, op, user, place)).await;
+        meter.conclude_failed(&transfer);
+        let Begun { transfer, oom_kills_before, using } = transfer?;
+        debug!(sandbox = %id, handle = transfer.handle.0, "file operation started");
+        Ok(Self { transfer, patience, meter, oom_kills_before, _using: using })
+    }
+
+    async fn begin(
+        home: &Arc<Home>,
+        op: FileOp,
+        user: Option<String>,
+        place: Place,
+    ) -> Result<Begun, EngineError> {
         if !home.state().takes_commands() {
             return Err(home.wrong_state());
         }
@@ -622,12 +674,13 @@ impl Running {
         if version < VERSION_WITH_FILES {
             return Err(EngineError::InitTooOld { id: home.id, version });
         }
+        let oom_kills_before = home.oom_kills().await;
         let transfer = home
             .transfers
             .insert(home, |handle| Transfer::new(home, start(handle, Some(op), user), Some(place)))?;
         home.outbox.start_transfer(&transfer);
-        let running = Self { transfer, patience, _using: using };
-        let answered = running.transfer.until(|state| {
+        let begun = Abandoned(Some(transfer));
+        let answered = begun.transfer().until(|state| {
             if state.pid.is_some() || state.ending.is_some() {
                 ControlFlow::Break(())
             } else {
@@ -635,8 +688,7 @@ impl Running {
             }
         });
         timeout_at(deadline, answered).await.map_err(unresponsive)?;
-        debug!(sandbox = %home.id, handle = running.transfer.handle.0, "file operation started");
-        Ok(running)
+        Ok(Begun { transfer: begun.keep(), oom_kills_before, using })
     }
 
     /// Watches over a caller that takes a long stream in its own time.
@@ -657,7 +709,8 @@ impl Running {
     /// The next bytes of stdout; `None` at its end, whatever that is. Cancel-safe.
     pub async fn next(&self) -> Result<Option<Bytes>, EngineError> {
         let next = self.patiently(self.transfer.until(|state| take(state, 0))).await??;
-        if next.is_some() {
+        if let Some(bytes) = &next {
+            self.transfer.home.shared.metrics.file_bytes_out(bytes.len());
             let mut state = self.transfer.lock();
             self.transfer.offer_acks(&mut state);
         }
@@ -682,6 +735,7 @@ impl Running {
             if state.input.closed {
                 return Ok(false);
             }
+            self.transfer.home.shared.metrics.file_bytes_in(fits);
             state.input.accepted += fits as u64;
             state.input.chunks.push_back(bytes.split_to(fits));
             self.transfer.offer_stdin(&mut state);
@@ -698,6 +752,12 @@ impl Running {
 
     /// What came of it, when it is over. What is left of stdout is dropped.
     pub async fn result(&self) -> Result<FileDone, EngineError> {
+        let result = self.result_unmeasured().await;
+        self.meter.conclude(&result);
+        result
+    }
+
+    async fn result_unmeasured(&self) -> Result<FileDone, EngineError> {
         let mut result = Vec::new();
         loop {
             let next = self.transfer.until(|state| {
@@ -745,17 +805,8 @@ impl Running {
     async fn without_result(&self, end: End) -> EngineError {
         let home = &self.transfer.home;
         let killed = end.cause == EndCause::Itself && end.status == ExitStatus::Signal(SIGKILL);
-        if killed {
-            let asked = timeout(Duration::from_secs(OOM_SECONDS), home.shared.backend.oom_kills(home.id));
-            match asked.await {
-                Ok(Ok(count)) if home.oom_kills_grown_to(count) => {
-                    return EngineError::FileOutOfMemory { id: home.id };
-                }
-                Ok(Ok(_)) | Err(_) => {}
-                Ok(Err(error)) => {
-                    warn!(sandbox = %home.id, error = chain(&error), "cannot tell whether memory ran out");
-                }
-            }
+        if killed && home.claim_oom_kill(self.oom_kills_before).await.is_some() {
+            return EngineError::FileOutOfMemory { id: home.id };
         }
         EngineError::FileKilled { id: home.id }
     }

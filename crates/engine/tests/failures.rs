@@ -413,8 +413,11 @@ async fn keys_open_what_they_should_and_survive_a_restart() {
     let world = World::new().await;
     let alice = Owner::parse("alice").expect("an owner");
     let limits = KeyLimits { sandboxes: Some(3), cpu_millis: None, memory_bytes: Some(1 << 40) };
-    let (made, secret) =
-        world.engine.create_key(KeySpec { owner: alice.clone(), admin: false, limits }).await.expect("a key");
+    let (made, secret) = world
+        .engine
+        .create_key(KeySpec { owner: alice.clone(), admin: false, metrics_only: false, limits })
+        .await
+        .expect("a key");
     let bootstrap = KeySecret::parse("operator-chose-this-1").expect("long enough");
     world.engine.set_bootstrap_key(&bootstrap).await.expect("it is set");
     let world = world.crash().await;

@@ -269,6 +269,41 @@ async fn results_say_how_it_ended() {
     assert_eq!(outcome(&world.run(sandbox, "oom").await.ended().await), Outcome::OutOfMemory(kill));
 }
 
+/// The kernel counts per sandbox. What it counted before a command began is not the command's.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_shortage_of_memory_is_not_blamed_on_what_began_after_it() {
+    let world = World::new().await;
+    let sandbox = world.create().await.id;
+    let run = async |world: &World, script: &str| outcome(&world.run(sandbox, script).await.ended().await);
+    assert_eq!(run(&world, "oomchild; oomchild").await, Outcome::Exited(0), "its shell swallowed it");
+    assert_eq!(run(&world, "exit 137").await, Outcome::Exited(137));
+    assert_eq!(run(&world, "signal 9").await, Outcome::Signaled(9));
+    let out_of_memory = Outcome::OutOfMemory(ExitStatus::Signal(9));
+    assert_eq!(run(&world, "oom").await, out_of_memory);
+    assert_eq!(run(&world, "signal 9").await, Outcome::Signaled(9));
+    // At once: each has its own, also over a crash.
+    run(&world, "oomchild").await;
+    for name in ["a", "b"] {
+        world.run_as(sandbox, name, "gate both; oom").await;
+    }
+    world.run_as(sandbox, "c", "gate last; exit 137").await;
+    let world = world.crash().await;
+    world.host.open_gate("both");
+    for name in ["a", "b"] {
+        assert_eq!(outcome(&world.command(sandbox, name).await.ended().await), out_of_memory, "{name}");
+    }
+    let world = world.crash().await;
+    world.host.open_gate("last");
+    assert_eq!(
+        outcome(&world.command(sandbox, "c").await.ended().await),
+        Outcome::Exited(137),
+        "both are told of"
+    );
+    let d = world.run(sandbox, "gate d; exit 137").await;
+    world.host.open_gate("d");
+    assert_eq!(outcome(&d.ended().await), Outcome::Exited(137));
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn one_id_is_one_command() {
     let world = World::new().await;

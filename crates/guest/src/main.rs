@@ -50,7 +50,7 @@ use connection::{Connection, Fault};
 use spawn::{Report, Surroundings};
 use table::Table;
 use timers::{Clock, Deadlines, Due, Schedule};
-use tree::{OomScore, Tree};
+use tree::{Groups, OomScore, Tree};
 use watch::{Happening, Watch, Watched};
 
 /// Reads from the daemon in one go, before everything else has its turn.
@@ -131,6 +131,8 @@ struct Init {
     schedule: Schedule,
     /// Commands whose groups should be looked at once everything else is done.
     groups_to_remove: Vec<Handle>,
+    /// The command that is likely to be asked for next.
+    next_handle: Handle,
     /// There may be more children to reap than one turn takes.
     reap_again: bool,
     /// A connection waits that could not be taken for want of something.
@@ -145,7 +147,7 @@ impl Init {
             |number, what| sys::adopt(number).map_err(|source| InitError::Adopt { number, what, source });
         let listener = adopt(options.listener, "listening socket")?;
         let tree = match options.group {
-            Some(number) => Tree::Groups(adopt(number, "cgroup directory")?),
+            Some(number) => Tree::Groups(Groups::new(adopt(number, "cgroup directory")?)),
             None => Tree::Walk,
         };
         sys::close_on_exec_from(3).map_err(cannot("mark descriptors"))?;
@@ -177,6 +179,7 @@ impl Init {
             waits: std::fs::File::open("/proc/self/schedstat").ok(),
             schedule: Schedule::default(),
             groups_to_remove: Vec::new(),
+            next_handle: Handle(1),
             reap_again: false,
             accept_again: false,
             holds_memory: true,
@@ -206,7 +209,7 @@ impl Init {
             self.table.read_turns(self.clock.now());
             self.strike_deadlines();
             self.flush();
-            self.remove_groups();
+            self.tidy_groups();
         }
     }
 
@@ -437,6 +440,7 @@ impl Init {
             self.table.say(&FromInit::StartFailed { handle, error });
             return;
         }
+        self.next_handle = Handle(start.handle.0.wrapping_add(1));
         let command = match spawn::spawn(start, &self.surroundings) {
             Ok(spawned) => {
                 let now = self.clock.now();
@@ -577,8 +581,8 @@ impl Init {
         self.table.tell(handle);
     }
 
-    /// Removes the groups of commands that are over, off the path on which somebody waits for a result.
-    fn remove_groups(&mut self) {
+    /// Removes the groups of commands that are over, and makes the next one's, off the path on which somebody waits for a result.
+    fn tidy_groups(&mut self) {
         for handle in std::mem::take(&mut self.groups_to_remove) {
             if let Some(command) = self.table.get_mut(handle)
                 && command.reaped
@@ -588,6 +592,7 @@ impl Init {
                 self.table.remove_if_gone(handle);
             }
         }
+        self.surroundings.tree.prepare_ahead(self.next_handle);
     }
 
     // Stdin.

@@ -378,6 +378,10 @@ impl Launch {
     fn execute(&mut self) -> (Stage, Errno) {
         let mut worst = (Stage::Execute, Errno::NOENT);
         for candidate in &self.candidates {
+            // Asking first is cheaper than an execve that fails, and most directories of PATH do not have it.
+            if self.candidates.len() > 1 && !exists(candidate) {
+                continue;
+            }
             if self.named_by_path {
                 self.arguments.replace_first(candidate);
             }
@@ -385,8 +389,6 @@ impl Launch {
             match errno {
                 Errno::NOENT if exists(candidate) => worst = (Stage::Interpreter, errno),
                 Errno::NOENT | Errno::NOTDIR | Errno::NAMETOOLONG | Errno::NODEV | Errno::STALE => {}
-                // A directory of PATH that the user may not look into holds nothing for that user.
-                Errno::ACCESS if self.candidates.len() > 1 && !exists(candidate) => {}
                 Errno::ACCESS => {
                     if worst.1 == Errno::NOENT && worst.0 == Stage::Execute {
                         worst = (Stage::Execute, errno);

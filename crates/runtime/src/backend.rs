@@ -8,7 +8,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use tokio::io::{AsyncRead, AsyncWrite};
 use wire::SandboxId;
-use wire::launch::{Limits, Rootfs};
+use wire::launch::{Limits, Motion, Rootfs};
 
 /// How sandboxes are isolated. Every call may be made again after a crash in its middle.
 #[async_trait]
@@ -26,10 +26,24 @@ pub trait Backend: Send + Sync + 'static {
     /// Ends whatever exists of a sandbox and removes it. Harmless when nothing does.
     async fn teardown(&self, sandbox: SandboxId) -> Result<(), BackendError>;
 
-    /// All sandboxes of this installation of which anything exists.
+    /// Says that sandboxes like this are likely to be asked for, so that some may be made ahead of time.
+    fn foresee(&self, rootfs: &Rootfs, limits: &Limits);
+
+    /// The id of a sandbox like this that stands ready, for whoever launches it next under that id. It must be launched or torn
+    /// down. `None` if none does, and then any id will do.
+    fn reserve(&self, rootfs: &Rootfs, limits: &Limits) -> Option<SandboxId>;
+
+    /// Makes every process of a sandbox stand still, or go on. Returns when that is so; asking twice is harmless.
+    async fn freeze(&self, sandbox: SandboxId, motion: Motion) -> Result<(), BackendError>;
+
+    /// Removes what was made ahead of time and is nobody's yet. Called once, when the daemon ends.
+    async fn stop(&self);
+
+    /// All sandboxes of this installation of which anything exists, save those that it keeps ready.
     async fn inventory(&self) -> Result<Vec<SandboxId>, BackendError>;
 
-    /// How many processes of the sandbox were killed for want of memory since it was made, as the host counts.
+    /// How many processes of the sandbox were killed for want of memory since it was made, as the host counts. Asked before
+    /// every command, so it must be quick.
     async fn oom_kills(&self, sandbox: SandboxId) -> Result<u64, BackendError>;
 
     /// What each of these sandboxes uses, in their order; `None` for one of which nothing runs. Quick: no sandbox is waited for.
@@ -79,6 +93,8 @@ pub struct Machine {
     pub disk_bytes: u64,
     /// What is free there.
     pub disk_available_bytes: u64,
+    /// What all sandboxes of this installation use together; in its processor time, those that are gone have their part.
+    pub sandboxes: Usage,
 }
 
 /// What a backend is asked to make.
@@ -90,8 +106,6 @@ pub struct Spec {
     pub rootfs: Rootfs,
     /// What it may use.
     pub limits: Limits,
-    /// Its host name.
-    pub hostname: String,
 }
 
 /// Bytes to and from init.

@@ -17,7 +17,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{AtFlags, CWD, Dir, Gid, Mode, OFlags, Uid, chownat, mkdirat, openat, unlinkat};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
-use wire::launch::Limits;
+use wire::launch::{Limits, Motion};
 use wire::{InstallationId, SandboxId};
 
 use crate::backend::Usage;
@@ -30,6 +30,10 @@ const DEPTH_MAX: u32 = 1;
 const CPU_PERIOD_US: u64 = 100_000;
 /// How long killed processes may take to go. The kernel needs well below a millisecond each; a machine that swaps needs longer.
 const KILL_DEADLINE: Duration = Duration::from_secs(20);
+/// How long processes may take to stand still. One that waits for a disk does so when that has answered.
+const FREEZE_DEADLINE: Duration = Duration::from_secs(5);
+/// Between two looks at what the kernel says of a group.
+const EVENT_LOOK: Duration = Duration::from_micros(300);
 /// Longer than any file that is read here; the longest is `memory.stat`, of about 2 KiB.
 const FILE_MAX: usize = 16 * 1024;
 /// The share of the machine's process ids that all sandboxes of an installation together may take, in percent.
@@ -141,6 +145,33 @@ fn find_hierarchies(mountinfo: &str) -> Option<Hierarchies> {
     v2.map(|v2| Hierarchies { v2, v1 })
 }
 
+/// Where this machine has what limits are made of, for `doctor`.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Layout {
+    /// Where the v2 hierarchy is mounted.
+    pub v2: Option<String>,
+    /// Each controller and the mount point of the hierarchy that carries it; `None`: none does.
+    pub controllers: Vec<(&'static str, Option<String>)>,
+}
+
+impl Layout {
+    /// From the text of `/proc/self/mountinfo`, and the controllers that the v2 hierarchy says it has.
+    pub fn read(mountinfo: &str, v2_controllers: impl Fn(&str) -> String) -> Self {
+        let found = find_hierarchies(mountinfo);
+        let on_v2 = found.as_ref().map(|found| v2_controllers(&found.v2)).unwrap_or_default();
+        let place = |controller: Controller| {
+            let found = found.as_ref()?;
+            let on_v1 = found.v1.iter().find(|(c, _)| *c == controller).map(|(_, point)| point.clone());
+            let has_v2 = on_v2.split_whitespace().any(|name| name == controller.name());
+            on_v1.or_else(|| has_v2.then(|| found.v2.clone()))
+        };
+        Self {
+            controllers: Controller::ALL.into_iter().map(|c| (c.name(), place(c))).collect(),
+            v2: found.as_ref().map(|found| found.v2.clone()),
+        }
+    }
+}
+
 impl Cgroups {
     /// Opens or makes the groups of an installation.
     pub fn open(installation: InstallationId) -> io::Result<Self> {
@@ -218,7 +249,7 @@ impl Cgroups {
             for init in &inits {
                 wait_for(&PollFd::new(init, PollFlags::IN), deadline)?;
             }
-            wait_until_empty(&group, deadline)?;
+            wait_for_event(&group, says_unpopulated, deadline)?;
             for child in children(&group)? {
                 remove_dir(group.as_fd(), &child, deadline)?;
             }
@@ -229,6 +260,17 @@ impl Cgroups {
             remove_dir(parent.as_fd(), &name, deadline)?;
         }
         Ok(())
+    }
+
+    /// Makes every process of a sandbox stand still, or go on. Returns when that is so.
+    pub fn freeze(&self, sandbox: SandboxId, motion: Motion) -> io::Result<()> {
+        let group = open_dir(self.v2.as_fd(), &sandbox.to_string())?;
+        let (value, is_so): (&str, fn(&[u8]) -> bool) = match motion {
+            Motion::Still => ("1", says_frozen),
+            Motion::Going => ("0", |text| !says_frozen(text)),
+        };
+        write_file(group.as_fd(), "cgroup.freeze", value)?;
+        wait_for_event(&group, is_so, Instant::now() + FREEZE_DEADLINE)
     }
 
     /// Removes the groups of the installation itself, once no sandbox is left.
@@ -281,7 +323,16 @@ impl Cgroups {
 
     /// What a sandbox uses. `None` if it has no groups.
     pub fn usage(&self, sandbox: SandboxId) -> io::Result<Option<Usage>> {
-        match self.read_usage(&sandbox.to_string()) {
+        self.usage_in(&sandbox.to_string())
+    }
+
+    /// What all sandboxes use together.
+    pub fn usage_of_all(&self) -> io::Result<Usage> {
+        Ok(self.usage_in(".")?.unwrap_or_default())
+    }
+
+    fn usage_in(&self, name: &str) -> io::Result<Option<Usage>> {
+        match self.read_usage(name) {
             Ok(usage) => Ok(Some(usage)),
             // Removed just now: its directory, or what the files in it spoke of.
             Err(e) if matches!(e.raw_os_error(), Some(libc::ENOENT | libc::ENODEV)) => Ok(None),
@@ -324,20 +375,41 @@ impl Cgroups {
         })
     }
 
-    /// How many processes of the sandbox the kernel killed for want of memory.
-    pub fn oom_kills(&self, sandbox: SandboxId) -> io::Result<u64> {
-        let holder = self.holder(Controller::Memory);
-        let group = open_dir(holder.as_fd(), &sandbox.to_string())?;
-        let file = if std::ptr::eq(holder, &self.v2) { "memory.events" } else { "memory.oom_control" };
-        let text = read_file(&group, file)?;
-        let line = text.lines().find_map(|line| line.strip_prefix("oom_kill "));
-        line.and_then(|n| n.trim().parse().ok())
-            .ok_or_else(|| io::Error::other(format!("no oom_kill in {file}")))
-    }
-
     /// The hierarchy that carries a controller.
     fn holder(&self, controller: Controller) -> &OwnedFd {
         self.v1.iter().find(|(c, _)| *c == controller).map_or(&self.v2, |(_, group)| group)
+    }
+}
+
+/// Reads how often the kernel ended something for want of memory. Needs no rights, so that the daemon does it itself: it is
+/// asked before every command, and a walker would cost more than the command.
+pub struct OomKills {
+    /// The installation's group that carries memory.
+    groups: OwnedFd,
+    file: &'static str,
+}
+
+impl OomKills {
+    /// Finds the groups of an installation, which the launcher has made.
+    pub fn open(installation: InstallationId) -> io::Result<Self> {
+        let mountinfo = std::fs::read_to_string("/proc/self/mountinfo")?;
+        let missing = || io::Error::new(io::ErrorKind::Unsupported, "no cgroup v2 hierarchy is mounted");
+        let found = find_hierarchies(&mountinfo).ok_or_else(missing)?;
+        let on_v1 = found.v1.iter().find(|(controller, _)| *controller == Controller::Memory);
+        let (point, file) = match on_v1 {
+            Some((_, point)) => (point, "memory.oom_control"),
+            None => (&found.v2, "memory.events"),
+        };
+        let root = open_dir(CWD, point)?;
+        Ok(Self { groups: open_dir(root.as_fd(), &format!("shoal-{installation}"))?, file })
+    }
+
+    /// How many processes of the sandbox were killed since it was made.
+    pub fn of(&self, sandbox: SandboxId) -> io::Result<u64> {
+        let text = read_file(&self.groups, &format!("{sandbox}/{}", self.file))?;
+        let line = text.lines().find_map(|line| line.strip_prefix("oom_kill "));
+        line.and_then(|n| n.trim().parse().ok())
+            .ok_or_else(|| io::Error::other(format!("no oom_kill in {}", self.file)))
     }
 }
 
@@ -351,16 +423,22 @@ fn write_settings(group: &OwnedFd, settings: Vec<Setting>) -> io::Result<()> {
     Ok(())
 }
 
-fn wait_until_empty(group: &OwnedFd, deadline: Instant) -> io::Result<()> {
+/// Waits until what `cgroup.events` says is as it should be. The kernel tells of changes at most every 10 ms, so it is also
+/// looked at unasked.
+fn wait_for_event(group: &OwnedFd, is_so: fn(&[u8]) -> bool, deadline: Instant) -> io::Result<()> {
     let events = openat(group, "cgroup.events", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
     loop {
         // Read first: a change after the read wakes the poll.
         let mut text = [0; 256];
         let length = rustix::io::pread(&events, &mut text, 0)?;
-        if says_unpopulated(&text[..length]) {
+        if is_so(&text[..length]) {
             return Ok(());
         }
-        wait_for(&PollFd::new(&events, PollFlags::PRI), deadline)?;
+        let soon = deadline.min(Instant::now() + EVENT_LOOK);
+        match wait_for(&PollFd::new(&events, PollFlags::PRI), soon) {
+            Err(e) if e.kind() == io::ErrorKind::TimedOut && Instant::now() < deadline => {}
+            other => other?,
+        }
     }
 }
 
@@ -370,7 +448,10 @@ fn wait_for(what: &PollFd<'_>, deadline: Instant) -> io::Result<()> {
         let timeout = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
         match poll(&mut [what.clone()], Some(&timeout)) {
             Ok(0) => {
-                return Err(io::Error::new(io::ErrorKind::TimedOut, "processes that were killed do not go"));
+                return Err(io::Error::new(
+                    io::ErrorKind::TimedOut,
+                    "its processes do not do as they are told",
+                ));
             }
             Ok(_) => return Ok(()),
             Err(Errno::INTR) => {}
@@ -389,6 +470,10 @@ fn processes(group: &OwnedFd) -> io::Result<Vec<OwnedFd>> {
 
 fn is_populated(group: &OwnedFd) -> io::Result<bool> {
     Ok(!says_unpopulated(read_file(group, "cgroup.events")?.as_bytes()))
+}
+
+fn says_frozen(events: &[u8]) -> bool {
+    events.split(|byte| *byte == b'\n').any(|line| line == b"frozen 1")
 }
 
 fn says_unpopulated(events: &[u8]) -> bool {
@@ -520,6 +605,54 @@ mod tests {
         assert!(number_in(stat, "usage").is_err());
         assert!(number_in("usage_usec max\n", "usage_usec").is_err());
         assert_eq!(number("42\n").expect("it is a number"), 42);
+    }
+
+    /// Groups made of plain files, as each version would show them.
+    #[test]
+    fn usage_reads_the_same_from_either_version() {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let sandbox = SandboxId::from_random(7);
+        let make = |hierarchy: &str, files: &[(&str, &str)]| {
+            let group = dir.path().join(hierarchy).join(sandbox.to_string());
+            std::fs::create_dir_all(&group).expect("it can be made");
+            for (name, text) in files {
+                std::fs::write(group.join(name), text).expect("it can be written");
+            }
+            open_dir(CWD, &dir.path().join(hierarchy).to_string_lossy()).expect("it opens")
+        };
+        let common = ("pids.current", "3\n");
+        let v2 = make(
+            "v2",
+            &[
+                ("cpu.stat", "usage_usec 1500000\nnr_throttled 1\nthrottled_usec 2500\n"),
+                ("memory.current", "1000\n"),
+                ("memory.stat", "anon 10\ninactive_file 400\n"),
+                common,
+            ],
+        );
+        let tree = make("unified", &[("cpu.stat", "usage_usec 1500000\nuser_usec 1\n")]);
+        let cpu = make("cpu", &[("cpu.stat", "nr_periods 5\nthrottled_time 2500000\n")]);
+        let memory = make(
+            "memory",
+            &[
+                ("memory.usage_in_bytes", "1000\n"),
+                ("memory.stat", "inactive_file 9\ntotal_inactive_file 400\n"),
+            ],
+        );
+        let pids = make("pids", &[common]);
+        let expected = Usage {
+            cpu_time: Duration::from_millis(1500),
+            throttled_time: Duration::from_micros(2500),
+            memory_bytes: 1000,
+            memory_reclaimable_bytes: 400,
+            pids: 3,
+        };
+        let only_v2 = Cgroups { v2, v1: vec![] };
+        assert_eq!(only_v2.usage(sandbox).expect("it is read"), Some(expected));
+        let v1 = vec![(Controller::Cpu, cpu), (Controller::Memory, memory), (Controller::Pids, pids)];
+        let hybrid = Cgroups { v2: tree, v1 };
+        assert_eq!(hybrid.usage(sandbox).expect("it is read"), Some(expected));
+        assert_eq!(hybrid.usage(SandboxId::from_random(8)).expect("there is none"), None);
     }
 
     #[test]

@@ -243,26 +243,7 @@ impl Walker<'_> {
         let lower = overlay.layers.iter().map(u8::to_string).collect::<Vec<_>>().join(":");
         let upper = format!("{STAGE_WRITABLE}/{}", overlay.upper);
         let work = format!("{upper}-work");
-        // The mounter's own file ids are what the overlay works with later: they must have a place in the writable
-        // layer. Changing them takes capabilities away that copying files up needs; those are taken back.
-        let before = capabilities(None)?;
-        sys::set_file_ids(self.materials.base, self.materials.base);
-        set_capabilities(None, CapabilitySets { effective: before.permitted, ..before })?;
-        // Without `volatile`, unmounting would sync the whole file system beneath. The price is that fsync does nothing.
-        let options =
-            [("lowerdir", lower.as_str()), ("upperdir", &upper), ("workdir", &work), ("redirect_dir", "on")];
-        let context = fsopen("overlay", FsOpenFlags::FSOPEN_CLOEXEC)?;
-        for (key, value) in options {
-            fsconfig_set_string(&context, key, value)?;
-        }
-        fsconfig_set_flag(&context, "volatile")?;
-        fsconfig_create(&context)?;
-        let mounted = fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::MOUNT_ATTR_NODEV)?;
-        sys::set_file_ids(0, 0);
-        set_capabilities(None, before)?;
-        if fstatvfs(&mounted)?.f_flag.contains(StatVfsMountFlags::RDONLY) {
-            return Err(Errno::ROFS.into());
-        }
+        let mounted = mount_overlay(self.materials.base, &lower, &upper, &work)?;
         if overlay.at.is_empty() {
             attach(&mounted, CWD, STAGE_ROOT)?;
             self.root = Some(mounted);
@@ -354,6 +335,30 @@ fn proc_place(proc: &OwnedFd, name: &str, kind: OFlags) -> io::Result<OwnedFd> {
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC | kind;
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
     Ok(openat2(proc, name, flags, Mode::empty(), resolve)?)
+}
+
+/// An overlay for guests with ids from `base` up, not attached anywhere.
+pub(crate) fn mount_overlay(base: u32, lower: &str, upper: &str, work: &str) -> io::Result<OwnedFd> {
+    // The mounter's own file ids are what the overlay works with later: they must have a place in the writable
+    // layer. Changing them takes capabilities away that copying files up needs; those are taken back.
+    let before = capabilities(None)?;
+    sys::set_file_ids(base, base);
+    set_capabilities(None, CapabilitySets { effective: before.permitted, ..before })?;
+    // Without `volatile`, unmounting would sync the whole file system beneath. The price is that fsync does nothing.
+    let options = [("lowerdir", lower), ("upperdir", upper), ("workdir", work), ("redirect_dir", "on")];
+    let context = fsopen("overlay", FsOpenFlags::FSOPEN_CLOEXEC)?;
+    for (key, value) in options {
+        fsconfig_set_string(&context, key, value)?;
+    }
+    fsconfig_set_flag(&context, "volatile")?;
+    fsconfig_create(&context)?;
+    let mounted = fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::MOUNT_ATTR_NODEV)?;
+    sys::set_file_ids(0, 0);
+    set_capabilities(None, before)?;
+    if fstatvfs(&mounted)?.f_flag.contains(StatVfsMountFlags::RDONLY) {
+        return Err(Errno::ROFS.into());
+    }
+    Ok(mounted)
 }
 
 /// A new file system that is not attached anywhere.

@@ -11,6 +11,7 @@
 //! sleep MS    gate NAME       waits for a time; for `FakeHost::open_gate`
 //! exit N      signal N        ends so
 //! oom                         ends as the kernel ends what took too much memory
+//! oomchild                    the kernel ends a child so, which the command swallows
 //! hang                        waits to be killed
 //! missing                     (alone) does not start
 //! ```
@@ -40,7 +41,7 @@ use wire::guest::{
     COMMANDS_MAX, End, EndCause, ExitStatus, FromInit, Handle, OUTPUT_WINDOW, Program, STDIN_WINDOW, Start,
     StartError, Stream, ToInit, VERSION,
 };
-use wire::launch::Rootfs;
+use wire::launch::{Limits, Motion, Rootfs};
 
 use crate::backend::{Backend, BackendError, DiskUsage, GuestStream, Machine, Spec, Usage};
 
@@ -124,6 +125,8 @@ struct HostState {
     disk_bytes: HashMap<SandboxId, u64>,
     /// Steps that fail, how, and how often still.
     failing: HashMap<FakeStep, (FakeFailure, u32)>,
+    /// Sandboxes whose processes stand still.
+    frozen: BTreeSet<SandboxId>,
     /// Teardowns that fail, still.
     teardowns_failing: u32,
     /// Steps that wait for a permit.
@@ -396,6 +399,24 @@ impl Backend for FakeHost {
         Ok(sandboxes.iter().map(|id| lives(id).then(|| usage(id))).collect())
     }
 
+    fn foresee(&self, _: &Rootfs, _: &Limits) {}
+
+    /// Nothing is made ahead: each step of a create is to be seen.
+    fn reserve(&self, _: &Rootfs, _: &Limits) -> Option<SandboxId> {
+        None
+    }
+
+    async fn stop(&self) {}
+
+    async fn freeze(&self, sandbox: SandboxId, motion: Motion) -> Result<(), BackendError> {
+        let mut state = self.state();
+        match motion {
+            Motion::Still => state.frozen.insert(sandbox),
+            Motion::Going => state.frozen.remove(&sandbox),
+        };
+        Ok(())
+    }
+
     async fn disk_usage(&self, sandbox: SandboxId) -> Result<DiskUsage, BackendError> {
         self.step(FakeStep::DiskUsage, "look at its files").await?;
         let bytes = self.state().disk_bytes.get(&sandbox).copied().unwrap_or(0);
@@ -409,6 +430,7 @@ impl Backend for FakeHost {
             memory_available_bytes: 6 << 30,
             disk_bytes: 100 << 30,
             disk_available_bytes: 60 << 30,
+            sandboxes: Usage::default(),
         })
     }
 }
@@ -984,9 +1006,11 @@ impl Runner {
             "gate" => self.gate(rest).await?,
             "exit" => return Ok(Some(ExitStatus::Code(number() as i32))),
             "signal" => return Ok(Some(ExitStatus::Signal(number() as i32))),
-            "oom" => {
+            "oom" | "oomchild" => {
                 *self.host.state().oom_kills.entry(self.sandbox).or_default() += 1;
-                return Ok(Some(ExitStatus::Signal(SIGKILL)));
+                if word == "oom" {
+                    return Ok(Some(ExitStatus::Signal(SIGKILL)));
+                }
             }
             "hang" => self.init.until(self.handle, |_| None).await?,
             unknown => panic!("the fake init does not know the word `{unknown}`"),

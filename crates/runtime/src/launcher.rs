@@ -338,9 +338,9 @@ impl Launcher {
             Ask::Launch(plan) => self.launch(&plan, slot),
             Ask::Teardown { sandbox } => self.teardown(sandbox),
             Ask::Inventory { after } => self.inventory(after),
-            Ask::OomKills { sandbox } => {
-                let count = self.cgroups.oom_kills(sandbox).map_err(refused("read the memory events"))?;
-                Ok(Answer::OomKills { count })
+            Ask::Freeze { sandbox, motion } => {
+                self.cgroups.freeze(sandbox, motion).map_err(refused("freeze or thaw the sandbox"))?;
+                Ok(Answer::Done)
             }
             Ask::DiskUsage { sandbox } => {
                 let DiskUsage { bytes, complete } =
@@ -481,7 +481,7 @@ impl Launcher {
                 std::fs::read_to_string(image.join(file)).is_ok_and(|then| then == now)
             };
             if same("stamp", &stamp) && hidden.as_ref().is_none_or(|hidden| same("hidden", hidden)) {
-                return Ok(Answer::Done);
+                return Ok(Answer::Prepared { generation: current });
             }
         }
         // Two walkers may build at once; each has its own name, and the rename of one of them wins.
@@ -507,7 +507,7 @@ impl Launcher {
         let cleaned = remove_tree(dir, &unfinished).map_err(refused("remove an unfinished image"));
         named.and(cleaned)?;
         self.drop_old_generations(next).map_err(refused("remove old images"))?;
-        Ok(Answer::Done)
+        Ok(Answer::Prepared { generation: next })
     }
 
     fn current_generation(&self) -> io::Result<Option<u64>> {

@@ -2,11 +2,13 @@
 //!
 //! Knows the kernel and nothing of HTTP, rows or owners. Read in this order: [`backend`] is what the engine sees; [`ns`] is
 //! the daemon's half of the backend `ns`, [`launcher`] the privileged half; [`plan`] says what is done to make a
-//! sandbox, [`enter`] does it; the rest are its tools.
+//! sandbox, [`enter`] does it; the rest are its tools. [`doctor`] is apart: whether this
+//! machine has what all of it needs.
 
 pub mod backend;
 pub mod cgroup;
 pub mod disk;
+pub mod doctor;
 pub mod enter;
 #[cfg(feature = "fake")]
 pub mod fake;
@@ -20,6 +22,7 @@ pub mod ranges;
 pub mod remove;
 pub mod seccomp;
 pub mod slot;
+pub mod spares;
 pub mod sys;
 
 pub use backend::{Backend, BackendError, DiskUsage, GuestStream, Machine, Spec, Usage};

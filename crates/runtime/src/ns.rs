@@ -8,7 +8,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
@@ -20,15 +20,16 @@ use tokio::io::unix::AsyncFd;
 use tokio::net::UnixStream;
 use tokio::sync::oneshot;
 use wire::launch::{
-    Answer, Ask, Failure, Found, INVENTORY_PAGE, PACKET_MAX, Plan, Reply, Request, Rootfs, VERSION,
-    from_packet, to_packet,
+    Answer, Ask, Failure, Found, INVENTORY_PAGE, Limits, Motion, PACKET_MAX, Plan, Reply, Request, Rootfs,
+    VERSION, from_packet, to_packet,
 };
 use wire::{InstallationId, SandboxId};
 
 use crate::backend::{Backend, BackendError, DiskUsage, GuestStream, Machine, Spec, Usage};
-use crate::cgroup::Cgroups;
+use crate::cgroup::{Cgroups, OomKills};
 use crate::places::INIT_SOCKET;
 use crate::ranges::{CLAIMS, Claimant, Ranges};
+use crate::spares::{Claim, Made, Shape, Spares};
 use crate::sys;
 
 /// Building the image `host` reads all of `/usr`, from a cold disk if need be.
@@ -43,6 +44,12 @@ const QUICK_DEADLINE: Duration = Duration::from_secs(30);
 const CONNECT_DEADLINE: Duration = Duration::from_secs(5);
 /// Slots kept ready: a burst of this many creates pays nothing for namespaces.
 const SLOTS_READY: usize = 16;
+/// After a create, spares are made again when it has been quiet for this long: its first command comes first.
+const SPARES_QUIET: Duration = Duration::from_millis(4);
+/// After a spare could not be made, the next try waits this long, and twice as long after each further failure,
+const SPARES_BACKOFF_MIN: Duration = Duration::from_secs(1);
+/// up to this.
+const SPARES_BACKOFF_MAX: Duration = Duration::from_secs(60);
 /// For how long no file below `/usr` is taken to have become private without looking at each.
 const IMAGE_TRUSTED_WHOLLY: Duration = Duration::from_secs(60);
 /// For how long the image is taken to be up to date without looking.
@@ -57,6 +64,8 @@ pub struct NsConfig {
     pub installation: InstallationId,
     /// The program that is the launcher when it is run with the arguments `launcher --data-dir DIR --installation ID`.
     pub launcher: PathBuf,
+    /// How many sandboxes to keep ready before anybody has asked for them.
+    pub spares: usize,
 }
 
 /// Namespaces on this machine.
@@ -68,7 +77,34 @@ struct Inner {
     /// The launcher as far as it is alive. Locked only to look or to replace, never while waiting for an answer.
     launcher: tokio::sync::Mutex<Option<Arc<Link>>>,
     ranges: Mutex<Ids>,
+    oom_kills: OomKills,
     image_checked: tokio::sync::Mutex<ImageChecked>,
+    spares: Mutex<Spares>,
+    /// Locked while a spare is being made.
+    making_spare: tokio::sync::Mutex<()>,
+    /// Whether somebody makes spares.
+    refilling: AtomicBool,
+    /// Launches under way that somebody waits for.
+    launches: AtomicUsize,
+    last_taken: Mutex<Instant>,
+    /// Streams to the inits of spares, opened when they were claimed.
+    greeted: Mutex<HashMap<SandboxId, UnixStream>>,
+}
+
+/// Counts itself for as long as it lives.
+struct Counted<'a>(&'a AtomicUsize);
+
+impl<'a> Counted<'a> {
+    fn new(counter: &'a AtomicUsize) -> Self {
+        counter.fetch_add(1, Ordering::Relaxed);
+        Self(counter)
+    }
+}
+
+impl Drop for Counted<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 /// When the image was last compared with the machine.
@@ -76,6 +112,7 @@ struct Inner {
 struct ImageChecked {
     quickly: Option<Instant>,
     thoroughly: Option<Instant>,
+    generation: u64,
 }
 
 /// Who has which ids.
@@ -97,10 +134,19 @@ impl NsBackend {
         let in_use: HashSet<u32> = used.values().copied().collect();
         let ranges =
             Ranges::open(Path::new(CLAIMS), claimant, &in_use).map_err(refused("claim id ranges"))?;
+        let spares = Mutex::new(Spares::new(config.spares));
+        let oom_kills = OomKills::open(config.installation).map_err(refused("find the cgroups"))?;
         let backend = Self(Arc::new(Inner {
             config,
+            spares,
+            making_spare: tokio::sync::Mutex::default(),
+            refilling: AtomicBool::new(false),
+            launches: AtomicUsize::new(0),
+            last_taken: Mutex::new(Instant::now()),
+            greeted: Mutex::default(),
             launcher: tokio::sync::Mutex::new(Some(link)),
             ranges: Mutex::new(Ids { ranges, ready: VecDeque::new(), used }),
+            oom_kills,
             image_checked: tokio::sync::Mutex::new(ImageChecked::default()),
         }));
         backend.keep_slots_ready();
@@ -162,11 +208,151 @@ impl NsBackend {
     fn check_image_thoroughly(&self) {
         let backend = self.clone();
         tokio::spawn(async move {
-            let ask = Ask::PrepareHostImage { thorough: true };
-            if let Err(error) = backend.ask("check the image `host`", ask, IMAGE_DEADLINE).await {
-                tracing::warn!(%error, "the image `host` could not be compared with the machine");
+            let checked = match backend.prepare_host_image(true).await {
+                Ok(generation) => generation,
+                Err(error) => {
+                    tracing::warn!(%error, "the image `host` could not be compared with the machine");
+                    return;
+                }
+            };
+            backend.note_generation(&mut *backend.0.image_checked.lock().await, checked);
+        });
+    }
+
+    async fn prepare_host_image(&self, thorough: bool) -> Result<u64, BackendError> {
+        const DOING: &str = "prepare the image `host`";
+        match self.ask(DOING, Ask::PrepareHostImage { thorough }, IMAGE_DEADLINE).await? {
+            Answer::Prepared { generation } => Ok(generation),
+            other => Err(unexpected(DOING, &other)),
+        }
+    }
+
+    /// Spares of the image before are not to be given out any more.
+    fn note_generation(&self, checked: &mut ImageChecked, generation: u64) {
+        if std::mem::replace(&mut checked.generation, generation) != generation {
+            let outdated = self.spares().outdated();
+            self.remove_spares(outdated);
+            self.refill();
+        }
+    }
+
+    // Spares.
+
+    fn spares(&self) -> std::sync::MutexGuard<'_, Spares> {
+        self.0.spares.lock().expect("nobody panics while holding the spares")
+    }
+
+    fn greeted(&self) -> std::sync::MutexGuard<'_, HashMap<SandboxId, UnixStream>> {
+        self.0.greeted.lock().expect("nobody panics while holding the streams")
+    }
+
+    fn remove_spares(&self, spares: Vec<SandboxId>) {
+        for sandbox in spares {
+            let backend = self.clone();
+            tokio::spawn(async move { backend.remove_spare(sandbox).await });
+        }
+    }
+
+    async fn remove_spare(&self, sandbox: SandboxId) {
+        if let Err(error) = self.teardown(sandbox).await {
+            // It is held no longer, so the next sweep sees a stray.
+            tracing::warn!(%sandbox, %error, "cannot remove a spare; the sweep tries again");
+        }
+    }
+
+    /// Makes spares in the background until there are enough, whenever nobody waits for a launch.
+    fn refill(&self) {
+        if self.0.config.spares == 0 || self.0.refilling.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let inner = Arc::downgrade(&self.0);
+        tokio::spawn(async move {
+            let mut backoff = SPARES_BACKOFF_MIN;
+            let mut pause = SPARES_QUIET;
+            loop {
+                tokio::time::sleep(pause).await;
+                // The backend goes when its daemon lets go of it, not when there are enough spares.
+                let Some(backend) = inner.upgrade().map(Self) else { return };
+                if backend.is_busy() {
+                    pause = SPARES_QUIET;
+                    continue;
+                }
+                match backend.make_spare().await {
+                    Ok(Some(())) => (pause, backoff) = (SPARES_QUIET, SPARES_BACKOFF_MIN),
+                    Ok(None) => {
+                        backend.0.refilling.store(false, Ordering::Release);
+                        // Whoever took one just before that saw this task as still at work.
+                        if backend.spares().lacks() {
+                            backend.refill();
+                        }
+                        return;
+                    }
+                    Err(error) => {
+                        tracing::warn!(%error, "cannot make a sandbox ahead of time; creates take a little longer");
+                        pause = backoff;
+                        backoff = (backoff * 2).min(SPARES_BACKOFF_MAX);
+                    }
+                }
             }
         });
+    }
+
+    fn is_busy(&self) -> bool {
+        let last = *self.0.last_taken.lock().expect("nobody panics while holding an instant");
+        self.0.launches.load(Ordering::Relaxed) > 0 || last.elapsed() < SPARES_QUIET
+    }
+
+    /// Makes one, unless there are enough.
+    async fn make_spare(&self) -> Result<Option<()>, BackendError> {
+        let _making = self.0.making_spare.lock().await;
+        let sandbox = SandboxId::from_random(random_bits()?);
+        // First the image: only then is it known which spares are of today.
+        let Some(rootfs) = self.spares().next_rootfs() else { return Ok(None) };
+        self.prepare(&rootfs).await?;
+        let Some(made) = self.spares().begin(sandbox) else { return Ok(None) };
+        let Made { shape: Shape { rootfs, limits }, .. } = made.clone();
+        let launched = self.make(&Spec { sandbox, rootfs, limits }).await;
+        let wanted = self.spares().made(sandbox, &made);
+        if launched.is_err() || !wanted {
+            self.spares().forget(sandbox);
+            self.remove_spare(sandbox).await;
+        }
+        launched.map(Some)
+    }
+
+    /// Makes a sandbox from nothing.
+    async fn make(&self, spec: &Spec) -> Result<(), BackendError> {
+        let plan = Plan {
+            sandbox: spec.sandbox,
+            base: self.take_range(spec.sandbox)?,
+            rootfs: spec.rootfs.clone(),
+            limits: spec.limits,
+            hostname: hostname(spec.sandbox),
+        };
+        let launched = self.ask("launch a sandbox", Ask::Launch(Box::new(plan)), LAUNCH_DEADLINE).await;
+        self.keep_slots_ready();
+        launched.map(|_| ())
+    }
+
+    /// A stream to an init that listens.
+    async fn open_stream(&self, sandbox: SandboxId) -> Result<UnixStream, BackendError> {
+        let path = self.0.config.data_dir.join("sandboxes").join(sandbox.to_string());
+        let gone =
+            |e: &io::Error| matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused);
+        let connected = async {
+            let dir =
+                rustix::fs::open(&path, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+            // Through the descriptor, since the whole path may be longer than a socket's address holds.
+            UnixStream::connect(format!("/proc/self/fd/{}/{INIT_SOCKET}", dir.as_raw_fd())).await
+        };
+        match tokio::time::timeout(CONNECT_DEADLINE, connected).await {
+            Ok(Ok(stream)) => Ok(stream),
+            Ok(Err(e)) if gone(&e) => Err(BackendError::Gone),
+            Ok(Err(e)) => Err(refused("connect to init")(e)),
+            Err(_) => {
+                Err(BackendError::Late { doing: "connect to init", seconds: CONNECT_DEADLINE.as_secs() })
+            }
+        }
     }
 
     fn take_range(&self, sandbox: SandboxId) -> Result<u32, BackendError> {
@@ -203,9 +389,9 @@ impl Backend for NsBackend {
         let mut checked = self.0.image_checked.lock().await;
         let first = checked.quickly.is_none();
         if checked.quickly.is_none_or(|at| at.elapsed() > IMAGE_TRUSTED) {
-            let ask = Ask::PrepareHostImage { thorough: first };
-            self.ask("prepare the image `host`", ask, IMAGE_DEADLINE).await?;
+            let generation = self.prepare_host_image(first).await?;
             checked.quickly = Some(Instant::now());
+            self.note_generation(&mut checked, generation);
         }
         if first || checked.thoroughly.is_some_and(|at| at.elapsed() > IMAGE_TRUSTED_WHOLLY) {
             checked.thoroughly = Some(Instant::now());
@@ -216,40 +402,69 @@ impl Backend for NsBackend {
         Ok(())
     }
 
+    fn foresee(&self, rootfs: &Rootfs, limits: &Limits) {
+        let shape = Shape { rootfs: rootfs.clone(), limits: *limits };
+        let unwanted = self.spares().foresee(&shape);
+        self.remove_spares(unwanted);
+        self.refill();
+    }
+
+    fn reserve(&self, rootfs: &Rootfs, limits: &Limits) -> Option<SandboxId> {
+        let taken = self.spares().take(&Shape { rootfs: rootfs.clone(), limits: *limits });
+        *self.0.last_taken.lock().expect("nobody panics while holding an instant") = Instant::now();
+        self.foresee(rootfs, limits);
+        taken
+    }
+
+    async fn freeze(&self, sandbox: SandboxId, motion: Motion) -> Result<(), BackendError> {
+        let ask = Ask::Freeze { sandbox, motion };
+        self.ask("freeze or thaw a sandbox", ask, QUICK_DEADLINE).await.map(|_| ())
+    }
+
+    async fn stop(&self) {
+        let ready = self.spares().close();
+        // One that is being made just now is removed by whoever makes it.
+        drop(self.0.making_spare.lock().await);
+        for sandbox in ready {
+            self.remove_spare(sandbox).await;
+        }
+    }
+
     async fn launch(&self, spec: &Spec) -> Result<(), BackendError> {
-        let plan = Plan {
-            sandbox: spec.sandbox,
-            base: self.take_range(spec.sandbox)?,
-            rootfs: spec.rootfs.clone(),
-            limits: spec.limits,
-            hostname: spec.hostname.clone(),
+        let shape = Shape { rootfs: spec.rootfs.clone(), limits: spec.limits };
+        let claim = self.spares().claim(spec.sandbox, &shape);
+        let fit = match claim {
+            Claim::Nothing => true,
+            Claim::Unfit => false,
+            Claim::Ready => match self.open_stream(spec.sandbox).await {
+                Ok(stream) => {
+                    self.greeted().insert(spec.sandbox, stream);
+                    return Ok(());
+                }
+                Err(error) => {
+                    tracing::warn!(sandbox = %spec.sandbox, %error, "a spare has died and is made again");
+                    false
+                }
+            },
         };
-        let launched = self.ask("launch a sandbox", Ask::Launch(Box::new(plan)), LAUNCH_DEADLINE).await;
-        self.keep_slots_ready();
-        launched.map(|_| ())
+        if !fit {
+            self.teardown(spec.sandbox).await?;
+        }
+        let _counted = Counted::new(&self.0.launches);
+        self.make(spec).await
     }
 
     async fn connect(&self, sandbox: SandboxId) -> Result<GuestStream, BackendError> {
-        let path = self.0.config.data_dir.join("sandboxes").join(sandbox.to_string());
-        let gone =
-            |e: &io::Error| matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused);
-        let connected = async {
-            let dir =
-                rustix::fs::open(&path, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
-            // Through the descriptor, since the whole path may be longer than a socket's address holds.
-            UnixStream::connect(format!("/proc/self/fd/{}/{INIT_SOCKET}", dir.as_raw_fd())).await
-        };
-        match tokio::time::timeout(CONNECT_DEADLINE, connected).await {
-            Ok(Ok(stream)) => Ok(Box::new(stream)),
-            Ok(Err(e)) if gone(&e) => Err(BackendError::Gone),
-            Ok(Err(e)) => Err(refused("connect to init")(e)),
-            Err(_) => {
-                Err(BackendError::Late { doing: "connect to init", seconds: CONNECT_DEADLINE.as_secs() })
-            }
+        let greeted = self.greeted().remove(&sandbox);
+        match greeted {
+            Some(stream) => Ok(Box::new(stream)),
+            None => Ok(Box::new(self.open_stream(sandbox).await?)),
         }
     }
 
     async fn teardown(&self, sandbox: SandboxId) -> Result<(), BackendError> {
+        self.spares().forget(sandbox);
+        self.greeted().remove(&sandbox);
         self.ask("remove a sandbox", Ask::Teardown { sandbox }, TEARDOWN_DEADLINE).await?;
         self.put_range_back(sandbox);
         Ok(())
@@ -257,14 +472,14 @@ impl Backend for NsBackend {
 
     async fn inventory(&self) -> Result<Vec<SandboxId>, BackendError> {
         let found = inventory(&*self.link().await?).await?;
-        Ok(found.into_iter().map(|found| found.sandbox).collect())
+        // Asked after the inventory was taken: what was made or taken meanwhile is held, or has a driver.
+        let spares = self.spares();
+        Ok(found.into_iter().map(|found| found.sandbox).filter(|sandbox| !spares.holds(*sandbox)).collect())
     }
 
     async fn oom_kills(&self, sandbox: SandboxId) -> Result<u64, BackendError> {
-        match self.ask("count memory kills", Ask::OomKills { sandbox }, QUICK_DEADLINE).await? {
-            Answer::OomKills { count } => Ok(count),
-            other => Err(unexpected("count memory kills", &other)),
-        }
+        // The kernel makes this file up when it is read: no disk is waited for.
+        self.0.oom_kills.of(sandbox).map_err(refused("count memory kills"))
     }
 
     async fn usage(&self, sandboxes: &[SandboxId]) -> Result<Vec<Option<Usage>>, BackendError> {
@@ -286,8 +501,8 @@ impl Backend for NsBackend {
     }
 
     async fn machine(&self) -> Result<Machine, BackendError> {
-        let data_dir = self.0.config.data_dir.clone();
-        beside(move || machine(&data_dir)).await.map_err(refused("look at the machine"))
+        let config = self.0.config.clone();
+        beside(move || machine(&config)).await.map_err(refused("look at the machine"))
     }
 }
 
@@ -296,7 +511,7 @@ async fn beside<T: Send + 'static>(work: impl FnOnce() -> io::Result<T> + Send +
     tokio::task::spawn_blocking(work).await.unwrap_or_else(|error| Err(io::Error::other(error)))
 }
 
-fn machine(data_dir: &Path) -> io::Result<Machine> {
+fn machine(config: &NsConfig) -> io::Result<Machine> {
     let cpus = std::thread::available_parallelism()?;
     let text = std::fs::read_to_string("/proc/meminfo")?;
     let memory = |word: &str| {
@@ -304,13 +519,14 @@ fn machine(data_dir: &Path) -> io::Result<Machine> {
         let kib = line.and_then(|line| line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok());
         kib.map(|kib| kib * 1024).ok_or_else(|| io::Error::other(format!("no {word} in /proc/meminfo")))
     };
-    let disk = rustix::fs::statvfs(data_dir)?;
+    let disk = rustix::fs::statvfs(&config.data_dir)?;
     Ok(Machine {
         cpus: u32::try_from(cpus.get()).unwrap_or(u32::MAX),
         memory_bytes: memory("MemTotal")?,
         memory_available_bytes: memory("MemAvailable")?,
         disk_bytes: disk.f_blocks.saturating_mul(disk.f_frsize),
         disk_available_bytes: disk.f_bavail.saturating_mul(disk.f_frsize),
+        sandboxes: Cgroups::look(config.installation)?.usage_of_all()?,
     })
 }
 
@@ -319,6 +535,17 @@ pub fn forget_installation(installation: InstallationId) -> Result<(), BackendEr
     Cgroups::remove_installation(installation).map_err(refused("remove the installation's cgroups"))?;
     Ranges::release_all(Path::new(CLAIMS), installation)
         .map_err(refused("release the installation's id ranges"))
+}
+
+/// From the id, so that it is settled before anybody has given the sandbox a name, and stays when that changes.
+fn hostname(sandbox: SandboxId) -> String {
+    format!("sandbox-{:08x}", sandbox.bits() >> 96)
+}
+
+fn random_bits() -> Result<u128, BackendError> {
+    let mut bits = [0; 16];
+    getrandom::fill(&mut bits).map_err(|e| refused("draw random bits")(io::Error::other(e)))?;
+    Ok(u128::from_le_bytes(bits))
 }
 
 async fn inventory(link: &Link) -> Result<Vec<Found>, BackendError> {

@@ -19,11 +19,13 @@ use wire::InstallationId;
 use crate::slot::IDS;
 
 /// Above what distributions hand out to people and to other container runtimes (systemd takes up to 0x6fff_ffff).
-const FIRST: u32 = 0x7000_0000;
+pub(crate) const FIRST: u32 = 0x7000_0000;
 /// Ranges in one claim: enough for most installations, few enough for many of them.
 const BLOCK: u32 = 64;
+/// The first id after all ranges.
+pub(crate) const END: u32 = FIRST + BLOCKS * BLOCK * IDS;
 /// Blocks on a machine. The last id stays below 0xf000_0000, away from the special ones at the end.
-const BLOCKS: u32 = 512;
+pub(crate) const BLOCKS: u32 = 512;
 /// Where claims are.
 pub const CLAIMS: &str = "/run/shoal/ranges";
 

@@ -52,7 +52,8 @@ pub fn make(base: u32) -> Result<Slot, SlotError> {
     Ok(Slot { user: user_namespace(base)?, net })
 }
 
-fn user_namespace(base: u32) -> Result<OwnedFd, SlotError> {
+/// The user namespace alone.
+pub(crate) fn user_namespace(base: u32) -> Result<OwnedFd, SlotError> {
     let (mut ready_in, mut ready_out) = io::pipe().map_err(|e| error("make a pipe", e))?;
     let (mut mapped_in, mut mapped_out) = io::pipe().map_err(|e| error("make a pipe", e))?;
     let holder = match sys::fork_process().map_err(|e| error("fork", e))? {

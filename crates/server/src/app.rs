@@ -22,8 +22,9 @@ use tracing::Instrument;
 
 use crate::auth;
 use crate::config::Config;
-use crate::error::{ApiError, Chain};
+use crate::error::{ApiError, Chain, Code};
 use crate::listen::Place;
+use crate::metrics::Metrics;
 use crate::origin::{Allowed, Refused};
 use crate::routes;
 
@@ -37,6 +38,7 @@ pub struct App {
 
 struct Shared {
     allowed: Allowed,
+    metrics: Metrics,
     stopping: watch::Sender<bool>,
     request_prefix: u32,
     request_serial: AtomicU64,
@@ -54,7 +56,8 @@ impl App {
         // Without randomness at hand two runs of the daemon may share request ids, which harms nobody.
         let request_prefix = getrandom::u32().unwrap_or(std::process::id());
         let stopping = watch::Sender::new(false);
-        let shared = Shared { allowed, stopping, request_prefix, request_serial: AtomicU64::new(0) };
+        let metrics = Metrics::new(&engine);
+        let shared = Shared { allowed, metrics, stopping, request_prefix, request_serial: AtomicU64::new(0) };
         Self { engine, shared: Arc::new(shared) }
     }
 
@@ -75,6 +78,16 @@ impl App {
     /// Whether [`Self::stop`] was called.
     pub fn is_stopping(&self) -> bool {
         *self.shared.stopping.borrow()
+    }
+
+    /// What is counted.
+    pub fn metrics(&self) -> &Metrics {
+        &self.shared.metrics
+    }
+
+    /// Streams and long requests that are open.
+    pub fn streams_open(&self) -> usize {
+        self.shared.stopping.receiver_count()
     }
 
     /// Waits until all streams are closed.
@@ -143,7 +156,12 @@ async fn log(State(app): State<App>, request: Request, next: Next) -> Response {
             .into_response()
     });
     let status = response.status();
-    let micros = began.elapsed().as_micros() as u64;
+    let took = began.elapsed();
+    let micros = took.as_micros() as u64;
+    app.shared.metrics.answered(route.as_deref(), &method, status, took);
+    if let Some(Code(code)) = response.extensions().get::<Code>() {
+        app.shared.metrics.refused(code);
+    }
     let _entered = span.enter();
     match response.extensions().get::<Chain>() {
         Some(Chain(chain)) if status.is_server_error() => {
@@ -191,6 +209,9 @@ async fn check_origin(State(app): State<App>, request: Request, next: Next) -> R
 async fn authenticate(State(app): State<App>, mut request: Request, next: Next) -> Response {
     let key = auth::presented(request.headers()).and_then(|secret| app.engine.authenticate(secret));
     match key {
+        Some(key) if key.metrics_only && request.uri().path() != routes::METRICS => {
+            auth::metrics_only().into_response()
+        }
         Some(key) => {
             request.extensions_mut().insert(key);
             next.run(request).await

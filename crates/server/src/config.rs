@@ -29,6 +29,11 @@ pub const MEMORY_OVERCOMMIT: u64 = 100;
 /// How much of each stream of a command is kept.
 pub const OUTPUT_KEPT_DEFAULT: u64 = 64 << 20;
 
+/// Sandboxes that stand ready before anybody has asked: at a quarter of a mebibyte each, the usual create costs a claim.
+pub const SPARES_DEFAULT: u32 = 4;
+/// More than this would hold memory for a burst that pools are meant for.
+pub const SPARES_MAX: u32 = 64;
+
 /// The settings as written, in a file, in the environment or on the command line. Unknown keys are refused.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -61,6 +66,8 @@ pub struct Settings {
     pub memory_max: Option<String>,
     /// How much of each stream of a command is kept, as `"64Mi"`.
     pub output_kept: Option<String>,
+    /// Sandboxes that stand ready before anybody has asked for them.
+    pub spares: Option<u32>,
 }
 
 impl Settings {
@@ -130,6 +137,8 @@ pub struct Config {
     pub capacity: Capacity,
     /// How many bytes of each stream are kept.
     pub output_kept_max: u64,
+    /// Sandboxes that stand ready before anybody has asked for them.
+    pub spares: u32,
     /// Logs as JSON.
     pub log_json: bool,
 }
@@ -240,6 +249,10 @@ impl Config {
         if connections_max == 0 {
             return Err(ConfigError::NoConnections);
         }
+        let spares = layers.value(|s| s.spares).unwrap_or(SPARES_DEFAULT);
+        if spares > SPARES_MAX {
+            return Err(ConfigError::Spares { number: spares });
+        }
         let log_json = layers.value(|s| s.log_json).unwrap_or(false);
         Ok(Self {
             listen,
@@ -251,6 +264,7 @@ impl Config {
             connections_max,
             capacity,
             output_kept_max,
+            spares,
             log_json,
         })
     }
@@ -336,6 +350,12 @@ pub enum ConfigError {
     /// Nobody could connect.
     #[error("`connections_max` must be more than zero")]
     NoConnections,
+    /// They would hold memory that nobody asked for.
+    #[error("`spares` is at most {SPARES_MAX}, not {number}")]
+    Spares {
+        /// As it was given.
+        number: u32,
+    },
 }
 
 impl ConfigError {
@@ -355,7 +375,8 @@ impl ConfigError {
             | Self::AllowedHost { .. }
             | Self::AllowedOrigin { .. }
             | Self::Quantity { .. }
-            | Self::NoConnections => None,
+            | Self::NoConnections
+            | Self::Spares { .. } => None,
         }
     }
 }

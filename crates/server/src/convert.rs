@@ -14,6 +14,7 @@ use engine::{
     Capacity, Command, CommandSpec, CommandState, Gathered, Key, KeyLimits, KeySpec, Labels, MachineStats,
     Outcome, Owner, Sandbox, SandboxName, SandboxSpec, Span, State, Stats,
 };
+use runtime::Usage;
 use wire::api;
 use wire::files::{Change, Cut, FileKind, FileStat, GrepMatch, WatchEvent};
 use wire::guest::{ExitStatus, Program, StartError, Stream, TerminalSize};
@@ -193,7 +194,7 @@ fn no_nul(field: &'static str, text: &str) -> Result<(), ApiError> {
 
 /// `POST /v1/keys`
 pub fn key_spec(body: api::CreateKey) -> Result<KeySpec, ApiError> {
-    let api::CreateKey { owner, sandboxes_max, cpu_max, memory_max } = body;
+    let api::CreateKey { owner, metrics_only, sandboxes_max, cpu_max, memory_max } = body;
     let cpu_millis = cpu_max
         .map(|text| Cpu::parse(&text).map(|cpu| cpu.millis))
         .transpose()
@@ -208,7 +209,7 @@ pub fn key_spec(body: api::CreateKey) -> Result<KeySpec, ApiError> {
         return Err(ApiError::invalid("memory_max", why));
     }
     let limits = KeyLimits { sandboxes: sandboxes_max, cpu_millis, memory_bytes };
-    Ok(KeySpec { owner: Owner::parse(&owner)?, admin: false, limits })
+    Ok(KeySpec { owner: Owner::parse(&owner)?, admin: false, metrics_only, limits })
 }
 
 /// A sandbox as clients see it.
@@ -249,13 +250,7 @@ pub fn stats(stats: Stats) -> api::SandboxStats {
         name: stats.name,
         state: sandbox_state(stats.state),
         limits: sandbox_limits(&stats.limits),
-        usage: stats.usage.map(|usage| api::SandboxUsage {
-            cpu_seconds: usage.cpu_time.as_secs_f64(),
-            cpu_throttled_seconds: usage.throttled_time.as_secs_f64(),
-            memory_bytes: usage.memory_bytes,
-            memory_reclaimable_bytes: usage.memory_reclaimable_bytes,
-            pids: usage.pids,
-        }),
+        usage: stats.usage.map(usage),
         disk: stats.disk.map(|disk| api::DiskUsage {
             bytes: disk.usage.bytes,
             complete: disk.usage.complete,
@@ -263,6 +258,16 @@ pub fn stats(stats: Stats) -> api::SandboxStats {
         }),
         commands_running: stats.commands_live as u64,
         at: rfc3339(stats.at),
+    }
+}
+
+fn usage(usage: Usage) -> api::SandboxUsage {
+    api::SandboxUsage {
+        cpu_seconds: usage.cpu_time.as_secs_f64(),
+        cpu_throttled_seconds: usage.throttled_time.as_secs_f64(),
+        memory_bytes: usage.memory_bytes,
+        memory_reclaimable_bytes: usage.memory_reclaimable_bytes,
+        pids: usage.pids,
     }
 }
 
@@ -281,6 +286,7 @@ pub fn machine(stats: MachineStats, key: &Key) -> api::MachineStats {
         disk_available_bytes: stats.machine.disk_available_bytes,
         all_sandboxes: key.admin.then(|| api::AllSandboxes {
             states: stats.sandboxes.iter().map(|(state, count)| ((*state).to_owned(), *count)).collect(),
+            usage: usage(stats.machine.sandboxes),
             promised: room(stats.promised),
             capacity: room(stats.capacity),
         }),
@@ -314,6 +320,7 @@ pub fn command(command: Command) -> api::Command {
         argv,
         script,
         request_cut,
+        terminal: command.start.terminal.is_some(),
         result,
         stdout: kept(command.stdout),
         stderr: kept(command.stderr),
@@ -448,6 +455,7 @@ pub fn key(key: Key) -> api::Key {
         id: key.id,
         owner: key.owner.as_str().to_owned(),
         admin: key.admin,
+        metrics_only: key.metrics_only,
         sandboxes_max: key.limits.sandboxes,
         cpu_millis_max: key.limits.cpu_millis,
         memory_bytes_max: key.limits.memory_bytes,

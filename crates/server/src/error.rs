@@ -29,6 +29,10 @@ pub struct ApiError {
 #[derive(Debug, Clone)]
 pub struct Chain(pub String);
 
+/// The code of an answer that is an error: for whoever counts.
+#[derive(Debug, Clone)]
+pub struct Code(pub String);
+
 impl ApiError {
     /// An error without causes.
     pub fn new(status: StatusCode, code: &str, message: impl Into<String>) -> Self {
@@ -93,6 +97,7 @@ impl IntoResponse for ApiError {
         if self.status == StatusCode::UNAUTHORIZED {
             response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
+        response.extensions_mut().insert(Code(self.body.code));
         if let Some(chain) = self.chain {
             response.extensions_mut().insert(chain);
         }

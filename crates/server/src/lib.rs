@@ -21,6 +21,7 @@ pub mod conditions;
 pub mod convert;
 pub mod error;
 pub mod events;
+pub mod metrics;
 pub mod openapi;
 pub mod origin;
 pub mod params;

@@ -3,7 +3,7 @@
 use utoipa::openapi::security::{ApiKey, ApiKeyValue, HttpAuthScheme, HttpBuilder, SecurityScheme};
 use utoipa::{Modify, OpenApi};
 
-use crate::routes::{commands, files, keys, sandboxes, stats, system};
+use crate::routes::{commands, files, keys, metrics, sandboxes, stats, system};
 use crate::{events, stream};
 
 #[derive(OpenApi)]
@@ -49,6 +49,7 @@ use crate::{events, stream};
         files::unpack,
         stats::one,
         stats::all,
+        metrics::metrics,
         keys::create,
         keys::list,
         keys::delete,

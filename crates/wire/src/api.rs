@@ -218,6 +218,9 @@ pub struct Command {
     /// Whether `argv` or `script` is longer than what is shown here.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub request_cut: bool,
+    /// Whether it has a terminal in place of pipes.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub terminal: bool,
     /// How it ended, once it has.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub result: Option<CommandResult>,
@@ -284,7 +287,8 @@ pub enum Outcome {
     IdleTimedOut,
     /// `kill` was asked for.
     Killed,
-    /// The sandbox's memory ran out.
+    /// The sandbox's memory ran out while it ran, and it was killed. The kernel counts this per sandbox: of several commands
+    /// at once, one that was killed by other means may be taken for one whose child ran out of memory at that time.
     OutOfMemory,
     /// It never ran; `message` says why.
     FailedToStart,
@@ -439,6 +443,8 @@ pub struct Health {
 pub struct CreateKey {
     /// Whose sandboxes it opens. Letters, digits, `-`, `_` and `.`.
     pub owner: String,
+    /// Whether it opens `/metrics` and nothing else: for whatever collects them.
+    pub metrics_only: bool,
     /// At most so many sandboxes at once.
     pub sandboxes_max: Option<u32>,
     /// At most so much cpu in all, as `"4"`.
@@ -456,6 +462,9 @@ pub struct Key {
     pub owner: String,
     /// Whether it may manage keys.
     pub admin: bool,
+    /// Whether it opens `/metrics` and nothing else.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub metrics_only: bool,
     /// As in [`CreateKey`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sandboxes_max: Option<u32>,

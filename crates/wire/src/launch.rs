@@ -57,16 +57,27 @@ pub enum Ask {
         /// Only those after this one.
         after: Option<SandboxId>,
     },
-    /// How many processes of the sandbox the kernel has killed for want of memory.
-    OomKills {
+    /// Make every process of a sandbox stand still, or go on.
+    Freeze {
         /// Which one.
         sandbox: SandboxId,
+        /// What they are to do.
+        motion: Motion,
     },
     /// What its writable files take on disk.
     DiskUsage {
         /// Which one.
         sandbox: SandboxId,
     },
+}
+
+/// Whether processes run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Motion {
+    /// They stand still, in memory, and use no processor.
+    Still,
+    /// They go on as if nothing had happened.
+    Going,
 }
 
 /// From the launcher.
@@ -88,6 +99,11 @@ pub enum Answer {
     },
     /// To requests that have nothing to tell.
     Done,
+    /// To `PrepareHostImage`.
+    Prepared {
+        /// Grows whenever the image is built anew.
+        generation: u64,
+    },
     /// To `Launch`: init was executed.
     Launched {
         /// Its process on the host.
@@ -95,11 +111,6 @@ pub enum Answer {
     },
     /// To `Inventory`, [`INVENTORY_PAGE`] at most; a shorter list is the last one.
     Inventory(Vec<Found>),
-    /// To `OomKills`.
-    OomKills {
-        /// Since the sandbox was made.
-        count: u64,
-    },
     /// To `DiskUsage`.
     DiskUsage {
         /// Of all files that were looked at.

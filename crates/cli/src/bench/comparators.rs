@@ -61,14 +61,35 @@ fn oci_run(program: &str, flags: &[&str], image: &Path, rounds: usize) -> anyhow
         let name = format!("{}-{round}", bundle.name);
         quietly(Command::new(program).args(flags).args(["run", "--bundle"]).arg(&bundle.path).arg(name))
     });
-    match times {
-        Ok(times) => Ok(Some(median(times))),
-        Err(error) => {
-            // It is installed and does not work on this machine: worth a line, not the end of the run.
-            eprintln!("left out: {program}: {error:#}");
-            Ok(None)
-        }
+    Ok(or_left_out(program, times))
+}
+
+/// The median; or nothing, if the program is installed and does not work on this machine: worth a line, not the end of the run.
+fn or_left_out(program: &str, times: anyhow::Result<Vec<Duration>>) -> Option<Duration> {
+    times.map(median).inspect_err(|error| eprintln!("left out: {program}: {error:#}")).ok()
+}
+
+/// `podman run` of `/bin/true` over `runc`, on a root filesystem that is a skeleton with the machine's `/usr`.
+pub fn podman_run(scratch: &Path, rounds: usize) -> anyhow::Result<Option<Duration>> {
+    if !installed("podman") || !installed("runc") {
+        return Ok(None);
     }
+    let root = scratch.join("podman-root");
+    for name in ["usr", "proc", "dev", "sys", "etc", "tmp", "run"] {
+        std::fs::create_dir_all(root.join(name)).context("cannot make a root for podman")?;
+    }
+    for name in ["bin", "sbin", "lib", "lib64"] {
+        std::os::unix::fs::symlink(format!("usr/{name}"), root.join(name))
+            .context("cannot make a root for podman")?;
+    }
+    let arguments = ["--runtime", "runc", "--cgroup-manager", "cgroupfs", "run", "--rm"];
+    // Its own limits are more than some machines let root have.
+    let limits = ["--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1024:1024"];
+    let more = ["--network", "none", "--volume", "/usr:/usr:ro", "--rootfs"];
+    let run = || {
+        quietly(Command::new("podman").args(arguments).args(limits).args(more).arg(&root).arg("/bin/true"))
+    };
+    Ok(or_left_out("podman", time_rounds(rounds, run)))
 }
 
 /// `runc exec` of `/bin/true` in a container that runs.

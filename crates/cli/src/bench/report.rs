@@ -1,7 +1,11 @@
-//! The table of a benchmark, for people and for programs.
+//! The table of a benchmark: on a terminal, as JSON, and as a page with a chart.
 
+use std::path::Path;
 use std::time::Duration;
 
+use anyhow::Context;
+
+use super::chart::{self, Bar, Group};
 use crate::print;
 
 /// The middle one.
@@ -17,6 +21,26 @@ pub enum Figure {
     Time(Duration),
     /// An amount of memory.
     Bytes(u64),
+    /// So many bytes in such a time.
+    Throughput(u64, Duration),
+}
+
+impl Figure {
+    /// The time in it, by which it is compared.
+    fn time(self) -> Option<Duration> {
+        match self {
+            Self::Time(time) | Self::Throughput(_, time) => Some(time),
+            Self::Bytes(_) => None,
+        }
+    }
+
+    /// A comparator's time, said as this figure is.
+    fn like(self, time: Duration) -> Self {
+        match self {
+            Self::Throughput(bytes, _) => Self::Throughput(bytes, time),
+            Self::Time(_) | Self::Bytes(_) => Self::Time(time),
+        }
+    }
 }
 
 /// One thing measured, with what it is compared to.
@@ -65,13 +89,33 @@ impl Row {
         }
     }
 
+    /// At most this long, whatever the machine.
+    pub fn budget_time(&mut self, words: &str, most: Duration) {
+        if let Some(time) = self.ours.time() {
+            self.budgets.push(Budget { text: words.into(), met: time <= most });
+        }
+    }
+
     /// Ours over the comparator's.
     fn ratio(&self, comparator: &str) -> Option<f64> {
-        let Figure::Time(ours) = self.ours else { return None };
+        let ours = self.ours.time()?;
         let (_, theirs) = self.comparators.iter().find(|(name, _)| name == comparator)?;
         Some(ours.as_secs_f64() / (*theirs)?.as_secs_f64())
     }
 }
+
+const HEADER: [&str; 4] = ["WHAT", "MEDIAN", "OURS IS", "BUDGET"];
+
+/// How the page begins.
+const PAGE_HEAD: &str = "\
+# Benchmarks
+
+Written by `shoal bench --write docs`, from one run: every comparator was measured beside it, on the same machine, in the same minutes.
+Look at the ratios; the times are this machine's.
+*Floor* is the same kernel work with nothing around it: the same namespaces, overlays and pivot, then `/bin/true`; or, for commands, a plain fork, exec and wait.
+The sandboxes of the first row are [spares](../ARCHITECTURE.md#the-life-of-a-sandbox), which the daemon makes ahead; those of the row with 100 at once are made when they are asked for, all but four.
+
+";
 
 /// All rows.
 pub struct Report(Vec<Row>);
@@ -94,6 +138,10 @@ impl Report {
 
     /// For people.
     pub fn print(&self) -> anyhow::Result<()> {
+        print::table(&HEADER, &self.lines())
+    }
+
+    fn lines(&self) -> Vec<Vec<String>> {
         let mut lines = Vec::new();
         for row in &self.0 {
             let budget =
@@ -102,13 +150,46 @@ impl Report {
             lines.push(vec![row.name.clone(), figure(row.ours), String::new(), budgets]);
             for (name, time) in &row.comparators {
                 let (theirs, ratio) = match time {
-                    Some(time) => (figure(Figure::Time(*time)), row.ratio(name).map(|r| format!("{r:.2}x"))),
+                    Some(time) => (figure(row.ours.like(*time)), row.ratio(name).map(|r| format!("{r:.2}x"))),
                     None => ("not installed".into(), None),
                 };
                 lines.push(vec![format!("  {name}"), theirs, ratio.unwrap_or_default(), String::new()]);
             }
         }
-        print::table(&["WHAT", "MEDIAN", "OURS IS", "BUDGET"], &lines)
+        lines
+    }
+
+    /// As a page and a chart beside it, `benchmarks.md` and `benchmarks.svg`.
+    pub fn write(&self, directory: &Path, machine: &str) -> anyhow::Result<()> {
+        let mut page =
+            format!("{PAGE_HEAD}{machine}\n![Times beside those of other tools](benchmarks.svg)\n\n");
+        let line = |cells: &[String]| format!("| {} |\n", cells.join(" | "));
+        page.push_str(&line(&HEADER.map(str::to_lowercase)));
+        page.push_str("| --- | --- | --- | --- |\n");
+        for cells in self.lines() {
+            // Comparators are indented in the table, which a page would swallow.
+            let cells: Vec<String> = cells.iter().map(|cell| cell.replace("  ", "&nbsp;&nbsp;")).collect();
+            page.push_str(&line(&cells));
+        }
+        let put = |name: &str, text: &str| {
+            let path = directory.join(name);
+            std::fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))
+        };
+        put("benchmarks.md", &page)?;
+        put("benchmarks.svg", &chart::draw(&self.groups()))
+    }
+
+    /// What the chart shows: times, each beside its comparators.
+    fn groups(&self) -> Vec<Group> {
+        let compared = self.0.iter().filter(|row| row.comparators.iter().any(|(_, time)| time.is_some()));
+        let group = |row: &Row| {
+            let ours = row.ours.time().map(|time| Bar { name: "shoal".into(), time, text: figure(row.ours) });
+            let theirs = row.comparators.iter().filter_map(|(name, time)| {
+                time.map(|time| Bar { name: name.clone(), time, text: figure(row.ours.like(time)) })
+            });
+            Group { name: row.name.clone(), bars: ours.into_iter().chain(theirs).collect() }
+        };
+        compared.map(group).collect()
     }
 
     /// For programs.
@@ -131,6 +212,10 @@ fn row_json(row: &Row) -> serde_json::Value {
     match row.ours {
         Figure::Time(time) => json["seconds"] = time.as_secs_f64().into(),
         Figure::Bytes(bytes) => json["bytes"] = bytes.into(),
+        Figure::Throughput(bytes, time) => {
+            json["seconds"] = time.as_secs_f64().into();
+            json["bytes_per_second"] = (bytes as f64 / time.as_secs_f64()).into();
+        }
     }
     json
 }
@@ -139,5 +224,8 @@ fn figure(figure: Figure) -> String {
     match figure {
         Figure::Time(time) => format!("{:.2} ms", time.as_secs_f64() * 1000.0),
         Figure::Bytes(bytes) => format!("{:.0} KiB", bytes as f64 / 1024.0),
+        Figure::Throughput(bytes, time) => {
+            format!("{:.0} MiB/s", bytes as f64 / f64::from(1 << 20) / time.as_secs_f64())
+        }
     }
 }

@@ -7,7 +7,7 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tracing::{debug, error, warn};
+use tracing::{debug, error};
 use wire::guest::{End, EndCause, ExitStatus, OUTPUT_WINDOW, StartError};
 
 use super::{Hub, Phase, STREAMS};
@@ -16,8 +16,6 @@ use crate::guest::Violation;
 use crate::model::Outcome;
 use crate::store::ResultRow;
 
-/// How long the count of memory kills may take. It is read from a file on the host.
-const OOM_SECONDS: u64 = 5;
 /// A result that could not be committed is tried again after so long.
 const RESULT_RETRY: Duration = Duration::from_secs(1);
 /// What is kept of the words init found for a failure.
@@ -112,24 +110,11 @@ impl Hub {
         }
     }
 
-    /// Whether memory ran out is read on the host: init cannot be trusted to tell, and need not know.
+    /// The outcome, and the memory kill that is spoken for by it.
     pub(super) async fn outcome_of_kill(&self, end: End) -> (Outcome, Option<u64>) {
-        let backend = &self.home.shared.backend;
-        let asked = tokio::time::timeout(Duration::from_secs(OOM_SECONDS), backend.oom_kills(self.home.id));
-        match asked.await {
-            Ok(Ok(count)) if self.home.oom_kills_grown_to(count) => {
-                (Outcome::OutOfMemory(end.status), Some(count))
-            }
-            Ok(Ok(_)) => (outcome(end), None),
-            Ok(Err(error)) => {
-                warn!(sandbox = %self.home.id, command = %self.id, error = chain(&error),
-                    "cannot tell whether memory ran out");
-                (outcome(end), None)
-            }
-            Err(_) => {
-                warn!(sandbox = %self.home.id, command = %self.id, "cannot tell in time whether memory ran out");
-                (outcome(end), None)
-            }
+        match self.home.claim_oom_kill(self.oom_kills_before).await {
+            Some(claimed) => (Outcome::OutOfMemory(end.status), Some(claimed)),
+            None => (outcome(end), None),
         }
     }
 
@@ -154,6 +139,8 @@ impl Hub {
 
     pub(super) fn result_committed(self: &Arc<Self>, result: ResultRow) {
         let bytes = (result.stdout.end - result.stdout.start) + (result.stderr.end - result.stderr.start);
+        let took = result.ended_at.duration_since(self.created_at).unwrap_or_default();
+        self.home.shared.metrics.command_ended(&result.outcome, took);
         self.lock().phase = Phase::Ended(Box::new(result));
         self.home.command_ended(self, bytes);
         self.home.outbox.acknowledge_result(self.handle);

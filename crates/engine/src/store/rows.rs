@@ -51,6 +51,8 @@ pub(crate) struct CommandRow {
     pub request_digest: DigestBytes,
     pub start: Start,
     pub created_at: SystemTime,
+    /// The sandbox's memory kills when the command began, where that is known.
+    pub oom_kills_before: Option<u64>,
     pub result: Option<ResultRow>,
 }
 
@@ -146,11 +148,12 @@ pub(super) fn sandbox_from(row: &Row<'_>, now: Moment) -> rusqlite::Result<Sandb
 
 pub(super) const COMMAND_COLUMNS: &str =
     "sandbox, handle, id, request_digest, start, created_at, ended_at, pid, outcome, code,
-    signal, start_error, stdout_start, stdout_end, stderr_start, stderr_end, stdout_bytes, stderr_bytes";
+    signal, start_error, stdout_start, stdout_end, stderr_start, stderr_end, stdout_bytes, stderr_bytes,
+    oom_kills_before";
 /// The same without the output, for lists.
 pub(super) const COMMAND_COLUMNS_LISTED: &str =
     "sandbox, handle, id, request_digest, start, created_at, ended_at, pid, outcome,
-    code, signal, start_error, stdout_start, stdout_end, stderr_start, stderr_end, NULL, NULL";
+    code, signal, start_error, stdout_start, stdout_end, stderr_start, stderr_end, NULL, NULL, oom_kills_before";
 
 pub(super) fn command_from(row: &Row<'_>) -> rusqlite::Result<CommandRow> {
     let result = match row.get::<_, Option<i64>>(6)? {
@@ -171,6 +174,7 @@ pub(super) fn command_from(row: &Row<'_>) -> rusqlite::Result<CommandRow> {
         request_digest: row.get(3)?,
         start: from_json(row, 4)?,
         created_at: time(row, 5)?,
+        oom_kills_before: row.get::<_, Option<i64>>(18)?.map(|count| count as u64),
         result,
     })
 }
@@ -245,6 +249,7 @@ pub(super) fn key_from(row: &Row<'_>) -> rusqlite::Result<(Key, KeyHash)> {
         admin: row.get(3)?,
         limits,
         created_at: time(row, 7)?,
+        metrics_only: row.get(8)?,
     };
     Ok((key, KeyHash(row.get(1)?)))
 }

@@ -5,12 +5,15 @@
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Instant;
 
 use rusqlite::Connection;
 use tokio::sync::mpsc;
 
 use super::StoreError;
 use crate::error::chain;
+use crate::metrics::Metrics;
+use crate::slow;
 
 pub(super) type Answer = Box<dyn FnOnce(Result<(), StoreError>) + Send>;
 /// Is given the open transaction, or why there is none.
@@ -76,6 +79,7 @@ pub(super) fn write_loop(
     mut changes: mpsc::Receiver<Job>,
     keeper: &mpsc::Sender<Job>,
     log: &Path,
+    metrics: &Metrics,
 ) {
     let mut batch = Vec::with_capacity(BATCH_MAX);
     let mut commits = 0;
@@ -91,7 +95,14 @@ pub(super) fn write_loop(
                 None
             }
         });
-        commit(db, acts.collect());
+        let acts: Vec<Act> = acts.collect();
+        let (count, began) = (acts.len(), Instant::now());
+        commit(db, acts);
+        if count > 0 {
+            let took = began.elapsed();
+            metrics.committed(count, took);
+            slow::COMMIT.check(metrics, None, took);
+        }
         if stop {
             return;
         }

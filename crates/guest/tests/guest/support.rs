@@ -146,7 +146,9 @@ impl Guest {
         let entries = fs::read_dir(&group.path).expect("the group is there");
         let names = entries.flatten().filter(|entry| entry.path().is_dir());
         let names = names.map(|entry| entry.file_name().to_string_lossy().into_owned());
-        names.filter(|name| name.starts_with('c')).collect()
+        let mut names: Vec<_> = names.filter(|name| name.starts_with('c')).collect();
+        names.sort();
+        names
     }
 
     pub fn group_path(&self) -> &Path {

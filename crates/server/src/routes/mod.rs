@@ -3,6 +3,7 @@
 pub mod commands;
 pub mod files;
 pub mod keys;
+pub mod metrics;
 pub mod sandboxes;
 pub mod stats;
 pub mod system;
@@ -17,6 +18,9 @@ use tracing::Instrument;
 use crate::app::App;
 use crate::error::ApiError;
 use crate::{events, stream};
+
+/// Where the metrics are: the path that every scraper tries first.
+pub const METRICS: &str = "/metrics";
 
 /// All routes, without the layers around them.
 pub fn all() -> Router<App> {
@@ -58,6 +62,7 @@ pub fn all() -> Router<App> {
         .route(&file("grep"), get(files::grep))
         .route(&file("watch"), get(files::watch))
         .route(&file("tar"), get(files::pack).put(files::unpack))
+        .route(METRICS, get(metrics::metrics))
         .route("/v1/keys", get(keys::list).post(keys::create))
         .route("/v1/keys/{key}", delete(keys::delete))
         .fallback(async || ApiError::no_route())
