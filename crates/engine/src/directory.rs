@@ -290,9 +290,12 @@ impl Directory {
         let candidates = labels.pairs().iter().map(|(key, value)| owned.labels.get(key, value));
         let Some(fewest) = candidates.min_by_key(|places| places.len()) else { return Vec::new() };
         let homes = fewest.iter().filter_map(|place| owned.by_time.get(place));
-        let lives = |home: &&Arc<Home>| match home.face().state {
-            State::Creating | State::Running | State::Paused(_) => home.face().labels.include(labels),
-            State::Deleting | State::Failed { .. } => false,
+        let lives = |home: &&Arc<Home>| {
+            let face = home.face();
+            match face.state {
+                State::Creating | State::Running | State::Paused(_) => face.labels.include(labels),
+                State::Deleting | State::Failed { .. } => false,
+            }
         };
         homes.filter(lives).cloned().collect()
     }
