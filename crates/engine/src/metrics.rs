@@ -406,13 +406,6 @@ impl FileMeter {
         Self { shared, verb: FileVerb::of(op), began: Instant::now(), verdict: OnceLock::new() }
     }
 
-    /// That it did not begin, if so.
-    pub fn conclude_failed<T>(&self, begun: &Result<T, EngineError>) {
-        if begun.is_err() {
-            self.conclude(begun);
-        }
-    }
-
     /// What came of it. The first word counts.
     pub fn conclude<T>(&self, result: &Result<T, EngineError>) {
         self.verdict.get_or_init(|| Verdict::of(result));
