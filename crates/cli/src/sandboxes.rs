@@ -5,6 +5,7 @@ use serde::Serialize;
 
 use crate::args::{Create, Inspect, List, Remove};
 use crate::environment::Environment;
+use crate::progress::Waiting;
 use crate::{find, print, report};
 
 /// `shoal create`
@@ -18,7 +19,9 @@ pub async fn create(arguments: Create, environment: &Environment) -> anyhow::Res
         memory: arguments.spec.memory,
         wait: Some(!arguments.no_wait),
     };
+    let waiting = Waiting::new("creating a sandbox");
     let sandbox = client.create_sandbox(&wish).await?;
+    drop(waiting);
     if arguments.json {
         print::json(&sandbox)?
     } else {
@@ -124,7 +127,9 @@ pub async fn remove(arguments: Remove, environment: &Environment) -> anyhow::Res
             };
             anyhow::Ok(client.delete_sandbox(sandbox).await?)
         };
+        let waiting = Waiting::new("deleting sandboxes");
         let error = removed.await.err();
+        drop(waiting);
         if let Some(error) = &error {
             report::failure(error, environment.colour);
         }
