@@ -105,7 +105,7 @@ pub struct Serve {
     /// Log as JSON
     #[arg(long)]
     pub log_json: bool,
-    /// Sandboxes to keep ready before anybody asks, so that creating one takes a claim; 0 for none [default: 4]
+    /// Sandboxes to keep ready before anybody asks, so that creating one takes a claim; 0 for none [default: 8]
     #[arg(long, value_name = "NUMBER")]
     pub spares: Option<u32>,
     /// The daemon of `shoal run`: lives in this directory while a client holds a lease, and removes it at its end

@@ -8,7 +8,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
@@ -46,8 +46,8 @@ const END_DEADLINE: Duration = Duration::from_secs(20);
 const CONNECT_DEADLINE: Duration = Duration::from_secs(5);
 /// Slots kept ready: a burst of this many creates pays nothing for namespaces.
 const SLOTS_READY: usize = 16;
-/// After a create, spares are made again when it has been quiet for this long: its first command comes first.
-const SPARES_QUIET: Duration = Duration::from_millis(4);
+/// After a create, spares are made again this much later: its first command comes first.
+const SPARES_QUIET: Duration = Duration::from_millis(2);
 /// After a spare could not be made, the next try waits this long, and twice as long after each further failure,
 const SPARES_BACKOFF_MIN: Duration = Duration::from_secs(1);
 /// up to this.
@@ -88,27 +88,9 @@ struct Inner {
     making_spare: tokio::sync::Mutex<()>,
     /// Whether somebody makes spares.
     refilling: AtomicBool,
-    /// Launches under way that somebody waits for.
-    launches: AtomicUsize,
     last_taken: Mutex<Instant>,
     /// Streams to the inits of spares, opened when they were claimed.
     greeted: Mutex<HashMap<SandboxId, UnixStream>>,
-}
-
-/// Counts itself for as long as it lives.
-struct Counted<'a>(&'a AtomicUsize);
-
-impl<'a> Counted<'a> {
-    fn new(counter: &'a AtomicUsize) -> Self {
-        counter.fetch_add(1, Ordering::Relaxed);
-        Self(counter)
-    }
-}
-
-impl Drop for Counted<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
-    }
 }
 
 /// When the image was last compared with the machine.
@@ -145,7 +127,6 @@ impl NsBackend {
             spares,
             making_spare: tokio::sync::Mutex::default(),
             refilling: AtomicBool::new(false),
-            launches: AtomicUsize::new(0),
             last_taken: Mutex::new(Instant::now()),
             greeted: Mutex::default(),
             launcher: tokio::sync::Mutex::new(Some(link)),
@@ -276,7 +257,7 @@ impl NsBackend {
         }
     }
 
-    /// Makes spares in the background until there are enough, whenever nobody waits for a launch.
+    /// Makes spares in the background until there are enough.
     fn refill(&self) {
         if self.0.config.spares == 0 || self.0.refilling.swap(true, Ordering::AcqRel) {
             return;
@@ -289,12 +270,12 @@ impl NsBackend {
                 tokio::time::sleep(pause).await;
                 // The backend goes when its daemon lets go of it, not when there are enough spares.
                 let Some(backend) = inner.upgrade().map(Self) else { return };
-                if backend.is_busy() {
-                    pause = SPARES_QUIET;
+                pause = SPARES_QUIET.saturating_sub(backend.since_last_taken());
+                if !pause.is_zero() {
                     continue;
                 }
                 match backend.make_spare().await {
-                    Ok(Some(())) => (pause, backoff) = (SPARES_QUIET, SPARES_BACKOFF_MIN),
+                    Ok(Some(())) => backoff = SPARES_BACKOFF_MIN,
                     Ok(None) => {
                         backend.0.refilling.store(false, Ordering::Release);
                         // Whoever took one just before that saw this task as still at work.
@@ -313,9 +294,8 @@ impl NsBackend {
         });
     }
 
-    fn is_busy(&self) -> bool {
-        let last = *self.0.last_taken.lock().expect("nobody panics while holding an instant");
-        self.0.launches.load(Ordering::Relaxed) > 0 || last.elapsed() < SPARES_QUIET
+    fn since_last_taken(&self) -> Duration {
+        self.0.last_taken.lock().expect("nobody panics while holding an instant").elapsed()
     }
 
     /// Makes one, unless there are enough.
@@ -466,7 +446,6 @@ impl Backend for NsBackend {
         if !fit {
             self.teardown(spec.sandbox).await?;
         }
-        let _counted = Counted::new(&self.0.launches);
         self.make(spec).await
     }
 
