@@ -7,8 +7,8 @@
 //!
 //! - `console`: lines that begin with `$ ` are typed, one after the other, and what is below each is what it prints, on
 //!   both streams. A line that ends with `\` goes on in the next. `…` stands for anything in its line, and alone on a
-//!   line for any number of lines. A UUID stands for any UUID, and any run of spaces for any other, since columns
-//!   move. A command that is not followed by `$ echo $?` ends with 0. What a command with `&` at its end prints is
+//!   line for any number of lines. A UUID stands for another, the same one for the same on the whole page, also in
+//!   commands. Any run of spaces stands for any other, since columns move. A command that is not followed by `$ echo $?` ends with 0. What a command with `&` at its end prints is
 //!   waited for.
 //! - `sh`: pasted as a whole into the same shell, and every line of it must succeed.
 //! - `python`: a program of its own, run with `python3`, and it must succeed.
@@ -18,6 +18,7 @@
 //! - `text` is a picture.
 //! - `<!-- not run: REASON -->` in the line above keeps an example from being run. These are counted.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -234,49 +235,80 @@ impl Block {
     }
 }
 
-/// Whether `found` is what `expected` says, with the signs that stand for something else.
-pub fn matches(expected: &[String], found: &[String]) -> bool {
-    match expected.split_first() {
-        None => found.is_empty(),
-        Some((first, rest)) if first.trim() == ANYTHING => {
-            (0..=found.len()).any(|skipped| matches(rest, &found[skipped..]))
+/// The ids in a page's examples, and the ids that they stand for this time.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Ids(BTreeMap<String, String>);
+
+impl Ids {
+    /// Whether `found` is what `expected` says, with the signs that stand for something else. Ids that were met for the
+    /// first time are kept.
+    pub fn matches(&mut self, expected: &[String], found: &[String]) -> bool {
+        let expected: Vec<String> = expected.iter().map(|line| plain(line)).collect();
+        let found: Vec<String> = found.iter().map(|line| plain(line)).collect();
+        match self.clone().lines(&expected, &found) {
+            Some(after) => {
+                *self = after;
+                true
+            }
+            None => false,
         }
-        Some((first, rest)) => {
-            let Some((line, more)) = found.split_first() else { return false };
-            line_matches(&plain(first), &plain(line)) && matches(rest, more)
+    }
+
+    /// A command with the ids that are meant.
+    pub fn meant(&self, command: &str) -> String {
+        self.0.iter().fold(command.to_owned(), |text, (written, meant)| text.replace(written, meant))
+    }
+
+    fn lines(self, expected: &[String], found: &[String]) -> Option<Self> {
+        let Some((first, rest)) = expected.split_first() else { return found.is_empty().then_some(self) };
+        if first == ANYTHING {
+            return (0..=found.len()).find_map(|skipped| self.clone().lines(rest, &found[skipped..]));
+        }
+        let (line, more) = found.split_first()?;
+        self.line(first, line)?.lines(rest, more)
+    }
+
+    /// One line, with [`ANYTHING`] in it.
+    fn line(self, expected: &str, found: &str) -> Option<Self> {
+        if let Some(after) = expected.strip_prefix(ANYTHING) {
+            let mut ends = found.char_indices().map(|(index, _)| index).chain([found.len()]);
+            return ends.find_map(|index| self.clone().line(after, &found[index..]));
+        }
+        if let (Some((written, expected)), Some((met, found))) = (leading_uuid(expected), leading_uuid(found))
+        {
+            return self.bind(written, met)?.line(expected, found);
+        }
+        match (expected.chars().next(), found.chars().next()) {
+            (None, None) => Some(self),
+            (Some(one), Some(other)) if one == other => {
+                self.line(&expected[one.len_utf8()..], &found[one.len_utf8()..])
+            }
+            _ => None,
+        }
+    }
+
+    /// The same id stands for the same, and another for another.
+    fn bind(mut self, written: &str, met: &str) -> Option<Self> {
+        let known = self.0.get(written).map(String::as_str);
+        let taken = self.0.values().any(|value| value == met);
+        match known {
+            Some(known) => (known == met).then_some(self),
+            None if taken => None,
+            None => {
+                self.0.insert(written.to_owned(), met.to_owned());
+                Some(self)
+            }
         }
     }
 }
 
-/// One line, with [`ANYTHING`] in it.
-fn line_matches(expected: &str, found: &str) -> bool {
-    match expected.split_once(ANYTHING) {
-        None => expected == found,
-        Some((before, after)) => found.strip_prefix(before).is_some_and(|rest| {
-            rest.char_indices()
-                .map(|(index, _)| index)
-                .chain([rest.len()])
-                .any(|index| line_matches(after, &rest[index..]))
-        }),
-    }
-}
-
-/// A line without what may differ: runs of spaces, and the digits of UUIDs.
+/// A line with runs of spaces made one.
 fn plain(line: &str) -> String {
-    let mut plain: Vec<u8> = Vec::new();
-    for byte in line.trim_end().bytes() {
-        if byte != b' ' || plain.last() != Some(&b' ') {
-            plain.push(byte);
-        }
-    }
-    let mut index = 0;
-    while index + UUID.len() <= plain.len() {
-        if is_uuid(&plain[index..index + UUID.len()]) {
-            plain.splice(index..index + UUID.len(), *b"UUID");
-        }
-        index += 1;
-    }
-    String::from_utf8(plain).expect("whole characters were taken out")
+    line.split(' ').filter(|word| !word.is_empty()).collect::<Vec<_>>().join(" ")
+}
+
+fn leading_uuid(text: &str) -> Option<(&str, &str)> {
+    text.split_at_checked(UUID.len()).filter(|(start, _)| is_uuid(start.as_bytes()))
 }
 
 /// The shape of a UUID.
@@ -323,7 +355,11 @@ mod tests {
 
     #[track_caller]
     fn check(expected: &str, found: &str, holds: bool) {
-        assert_eq!(matches(&lines(expected), &lines(found)), holds, "{expected:?} and {found:?}");
+        assert_eq!(
+            Ids::default().matches(&lines(expected), &lines(found)),
+            holds,
+            "{expected:?} and {found:?}"
+        );
     }
 
     #[test]
@@ -353,6 +389,27 @@ mod tests {
             true,
         );
         check("3f2b8c1e-90ab-4def-8123-456789abcdef", "none", false);
+        let (one, two) = ("00000000-0000-4000-8000-000000000001", "00000000-0000-4000-8000-000000000002");
+        check(
+            "3f2b8c1e-90ab-4def-8123-456789abcdef\n3f2b8c1e-90ab-4def-8123-456789abcdef",
+            &format!("{one}\n{one}"),
+            true,
+        );
+        check(
+            "3f2b8c1e-90ab-4def-8123-456789abcdef\n3f2b8c1e-90ab-4def-8123-456789abcdef",
+            &format!("{one}\n{two}"),
+            false,
+        );
+        check(
+            "3f2b8c1e-90ab-4def-8123-456789abcdef\n4f2b8c1e-90ab-4def-8123-456789abcdef",
+            &format!("{one}\n{one}"),
+            false,
+        );
+        let mut ids = Ids::default();
+        assert!(
+            ids.matches(&lines("…: 3f2b8c1e-90ab-4def-8123-456789abcdef"), &lines(&format!("made: {one}")))
+        );
+        assert_eq!(ids.meant("rm 3f2b8c1e-90ab-4def-8123-456789abcdef"), format!("rm {one}"));
         check("a b", "ab", false);
     }
 

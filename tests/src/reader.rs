@@ -16,7 +16,7 @@ use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{self, Receiver};
 
 use crate::daemon::{Home, binary};
-use crate::page::{Block, Page, Typed, matches};
+use crate::page::{Block, Ids, Page, Typed};
 use crate::wait::{DEADLINE, until_true};
 
 /// What the world is made with.
@@ -26,7 +26,7 @@ const CARGO: &str = r#"#!/bin/bash
 case "$*" in
   "run --release -- "*) shift 3; exec shoal "$@" ;;
   "xtask "*) "$CHORES" --help | grep -q "^  $2 " ;;
-  "install --path "*) grep -q '^\[\[bin\]\]' "$ROOT/$3/Cargo.toml" ;;
+  "install --locked --path "*) grep -q '^\[\[bin\]\]' "$ROOT/$4/Cargo.toml" ;;
   *) echo "cargo: the test of the documents has no stand-in for: cargo $*" >&2; exit 1 ;;
 esac
 "#;
@@ -41,6 +41,7 @@ pub struct Reader {
     shell: ChildStdin,
     answers: Receiver<String>,
     steps: u32,
+    ids: Ids,
 }
 
 impl Reader {
@@ -69,7 +70,8 @@ impl Reader {
                 let _ = send.send(line);
             }
         });
-        let mut reader = Self { page: page.path.clone(), home, child, shell, answers, steps: 0 };
+        let mut reader =
+            Self { page: page.path.clone(), home, child, shell, answers, steps: 0, ids: Ids::default() };
         let starts_one =
             page.blocks().iter().any(|block| block.not_run.is_none() && block.text().contains(SERVE));
         if !starts_one {
@@ -125,23 +127,21 @@ impl Reader {
 
     #[track_caller]
     fn type_in(&mut self, line: usize, typed: &Typed, may_fail: bool) {
-        let file = self.step(&typed.command);
-        let code = self.run(line, "type", &file, &typed.command);
+        let command = self.ids.meant(&typed.command);
+        let file = self.step(&command);
+        let code = self.run(line, "type", &file, &command);
         let printed = || printed(&file).lines().map(str::to_owned).collect::<Vec<_>>();
-        if typed.command.trim_end().ends_with('&') {
-            until_true(&format!("{} prints what the page says", typed.command), || {
-                matches(&typed.expected, &printed())
+        if command.trim_end().ends_with('&') {
+            let ids = &mut self.ids;
+            until_true(&format!("`{command}` prints what the page says"), || {
+                ids.matches(&typed.expected, &printed())
             });
             return;
         }
-        let story = || self.story(line, &typed.command, &file);
-        assert!(may_fail || code == 0, "{}\nand the exit code {code}", story());
-        assert!(
-            matches(&typed.expected, &printed()),
-            "{}\nbut the page says:\n{}",
-            story(),
-            typed.expected.join("\n")
-        );
+        let story = self.story(line, &command, &file);
+        assert!(may_fail || code == 0, "{story}\nand the exit code {code}");
+        let expected = typed.expected.join("\n");
+        assert!(self.ids.matches(&typed.expected, &printed()), "{story}\nbut the page says:\n{expected}");
     }
 
     fn step(&mut self, text: &str) -> PathBuf {

@@ -14,7 +14,7 @@ struct Need {
     package: &'static str,
 }
 
-const NEEDS: [Need; 7] = [
+const NEEDS: [Need; 10] = [
     // Most probes that run inside a sandbox are small Python programs.
     Need { program: "/usr/bin/python3", package: "python3" },
     // Links Rust programs, builds SQLite, and compiles one probe.
@@ -26,6 +26,10 @@ const NEEDS: [Need; 7] = [
         program: "/usr/lib/python3/dist-packages/prometheus_client/openmetrics/parser.py",
         package: "python3-prometheus-client",
     },
+    // The examples in the documents are run in network namespaces, and ask by HTTP.
+    Need { program: "/usr/sbin/ip", package: "iproute2" },
+    Need { program: "/usr/bin/curl", package: "curl" },
+    Need { program: "/usr/bin/jq", package: "jq" },
     // `ps` is what people type first.
     Need { program: "/usr/bin/ps", package: "procps" },
     // A terminal with a person at it, for the tests of `shoal shell`.
