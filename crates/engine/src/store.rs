@@ -23,7 +23,7 @@ use tokio::sync::{mpsc, oneshot};
 use wire::guest::Handle;
 use wire::{CommandId, SandboxId};
 
-use life::{add_life, insert_labels, insert_rules, put_stamp, put_stamps};
+use life::{add_life, insert_labels, insert_rules, put_stamp, put_stamps, put_use};
 use rows::*;
 use threads::{Job, job, read_loop, write_loop};
 
@@ -129,6 +129,10 @@ const MIGRATIONS: &[&str] = &[
     ",
     "
     ALTER TABLE keys ADD COLUMN metrics_only INTEGER NOT NULL DEFAULT FALSE;
+",
+    "
+    -- What the last use was; NULL in rows that are older than this.
+    ALTER TABLE stamps ADD COLUMN kind TEXT;
 ",
 ];
 
@@ -426,9 +430,9 @@ impl Store {
         done: impl FnOnce(Result<(), StoreError>) + Send + 'static,
     ) {
         let change = move |db: &Connection| {
-            put_stamp(db, id, Since::LastUse, &stamps.used, stamps.cpu)?;
+            put_use(db, id, &stamps)?;
             match stamps.started {
-                Some(started) => put_stamp(db, id, Since::Start, &started, None),
+                Some(started) => put_stamp(db, id, Since::Start, &started),
                 None => Ok(()),
             }
         };
@@ -668,7 +672,7 @@ mod tests {
     use super::*;
     use crate::clock::Stamp;
     use crate::labels::Labels;
-    use crate::lifetime::{Action, Lifetime, Rule};
+    use crate::lifetime::{Action, LastUse, Lifetime, Rule};
     use crate::model::{Outcome, Owner, SandboxName, Span};
 
     fn row(id: u128, name: &str) -> SandboxRow {
@@ -749,7 +753,8 @@ mod tests {
         };
         store.change_sandbox(one.id, clash).await.expect_err("the name is taken");
         let (tell, told) = oneshot::channel();
-        let used = Stamps { used: stamps.used.plus(Duration::from_secs(9)), cpu: None, ..stamps };
+        let later = stamps.used.plus(Duration::from_secs(9));
+        let used = Stamps { used: later, last_use: LastUse::Processor, cpu: None, ..stamps };
         store.note_use(one.id, used, move |done| drop(tell.send(done)));
         told.await.expect("it answers").expect("written");
         store.close();
