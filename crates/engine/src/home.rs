@@ -462,6 +462,11 @@ impl Home {
         }
     }
 
+    /// Whether the engine stops.
+    pub fn is_halted(&self) -> bool {
+        self.table().halted
+    }
+
     /// A command by its id, while it has no result.
     pub fn live_by_id(&self, id: &CommandId) -> Option<Arc<Hub>> {
         let table = self.table();
