@@ -108,6 +108,9 @@ pub struct Serve {
     /// Sandboxes to keep ready before anybody asks, so that creating one takes a claim; 0 for none [default: 8]
     #[arg(long, value_name = "NUMBER")]
     pub spares: Option<u32>,
+    /// Send traces to this OpenTelemetry collector, by OTLP over HTTP, as http://127.0.0.1:4318
+    #[arg(long, value_name = "URL")]
+    pub otlp_endpoint: Option<String>,
     /// The daemon of `shoal run`: lives in this directory while a client holds a lease, and removes it at its end
     #[arg(long, value_name = "DIR", hide = true, conflicts_with_all = ["data_dir", "listen", "config", "public_url"])]
     pub private: Option<PathBuf>,

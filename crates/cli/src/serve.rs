@@ -5,6 +5,7 @@ use std::sync::Arc;
 use anyhow::Context;
 use runtime::ns::{NsBackend, NsConfig, forget_installation};
 use server::log::{self, Format};
+use server::traces::Traces;
 use server::{
     Config, ConfigError, Daemon, DataDir, DataDirError, Ended, Layers, Listener, Machine, PrivateDir,
     ServeError, Settings, Start, choose_key,
@@ -31,7 +32,9 @@ pub async fn serve(arguments: Serve, environment: &Environment) -> anyhow::Resul
     let config = Config::check(&layers(arguments, environment, private.as_ref())?, Machine::this())?;
     let format = if config.log_json { Format::Json } else { Format::Human { colour: environment.colour } };
     let filter = environment.log.as_deref().unwrap_or(log::FILTER_DEFAULT);
-    log::start(format, filter).with_context(|| format!("SHOAL_LOG is `{filter}`, which is no filter"))?;
+    let traces = config.otlp_endpoint.as_ref().map(Traces::start).transpose()?;
+    log::start(format, filter, traces.as_ref())
+        .with_context(|| format!("SHOAL_LOG is `{filter}`, which is no filter"))?;
 
     let data_dir = DataDir::open(&config.data_dir)?;
     // The launcher follows no link on its way there, and must know which mount it is on.
@@ -53,7 +56,11 @@ pub async fn serve(arguments: Serve, environment: &Environment) -> anyhow::Resul
     let start = Start { data_dir, backend: Arc::new(backend.clone()), api_key, listener, private };
     let daemon = Daemon::start(&config, start).await?;
     print::line(&format!("shoal is ready at {}", daemon.url()))?;
-    match daemon.serve().await? {
+    let ended = daemon.serve().await;
+    if let Some(traces) = traces {
+        traces.stop().await;
+    }
+    match ended? {
         Ended::Stopped => {}
         Ended::LastLeaseGone(last) => {
             // The launcher has mounts in the directory that is to be removed.
@@ -94,6 +101,7 @@ fn layers(
         insecure_http: arguments.insecure_http.then_some(true),
         log_json: arguments.log_json.then_some(true),
         spares: arguments.spares,
+        otlp_endpoint: arguments.otlp_endpoint,
         ..Settings::default()
     };
     let environment = Settings {

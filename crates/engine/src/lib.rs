@@ -72,6 +72,8 @@ pub use model::*;
 pub use stats::{DiskCount, MachineStats, Stats};
 pub use transfer::{IDLE_SECONDS, TAKE_SECONDS, TRANSFERS_MAX, WATCHES_MAX};
 
+/// The target of spans that are for traces, and not for logs. They cost nothing while nobody listens to it.
+pub const TRACE_TARGET: &str = "shoal_trace";
 /// Items on a page when the caller names no number.
 pub const PAGE_DEFAULT: u32 = 100;
 /// Items on a page at most.
@@ -664,7 +666,10 @@ async fn ask<T>(
 
 async fn delete(home: &Home) -> Result<(), EngineError> {
     let (done, answer) = oneshot::channel();
-    let sent = home.inbox.send_timeout(Message::Delete { done }, home::INBOX_WAIT).await;
+    let sent = home
+        .inbox
+        .send_timeout(Message::Delete { done, cause: tracing::Span::current() }, home::INBOX_WAIT)
+        .await;
     match sent {
         Ok(()) => {}
         Err(mpsc::error::SendTimeoutError::Timeout(_)) => {

@@ -13,6 +13,7 @@ use serde::Deserialize;
 
 use crate::origin::{Host, Origin};
 use crate::quantity::{BadQuantity, Bytes, Cpu};
+use crate::traces::Endpoint;
 
 /// Loopback only, on a port that nothing well known uses.
 pub const LISTEN_DEFAULT: &str = "127.0.0.1:7878";
@@ -68,6 +69,8 @@ pub struct Settings {
     pub output_kept: Option<String>,
     /// Sandboxes that stand ready before anybody has asked for them.
     pub spares: Option<u32>,
+    /// The OpenTelemetry collector that traces go to, as `http://127.0.0.1:4318`.
+    pub otlp_endpoint: Option<String>,
 }
 
 impl Settings {
@@ -139,6 +142,8 @@ pub struct Config {
     pub output_kept_max: u64,
     /// Sandboxes that stand ready before anybody has asked for them.
     pub spares: u32,
+    /// Where traces go.
+    pub otlp_endpoint: Option<Endpoint>,
     /// Logs as JSON.
     pub log_json: bool,
 }
@@ -249,6 +254,10 @@ impl Config {
         if connections_max == 0 {
             return Err(ConfigError::NoConnections);
         }
+        let otlp_endpoint = match layers.value(|s| s.otlp_endpoint.clone()) {
+            Some(text) => Some(Endpoint::parse(&text).ok_or(ConfigError::OtlpEndpoint { text })?),
+            None => None,
+        };
         let spares = layers.value(|s| s.spares).unwrap_or(SPARES_DEFAULT);
         if spares > SPARES_MAX {
             return Err(ConfigError::Spares { number: spares });
@@ -265,6 +274,7 @@ impl Config {
             capacity,
             output_kept_max,
             spares,
+            otlp_endpoint,
             log_json,
         })
     }
@@ -327,6 +337,12 @@ pub enum ConfigError {
         /// As it was given.
         text: String,
     },
+    /// Not a URL that a collector could have.
+    #[error("`otlp_endpoint` is a URL such as http://127.0.0.1:4318, not `{text}`")]
+    OtlpEndpoint {
+        /// As it was given.
+        text: String,
+    },
     /// Not a host name.
     #[error("`allowed_hosts` holds host names such as shoal.example.com, not `{text}`")]
     AllowedHost {
@@ -371,6 +387,7 @@ impl ConfigError {
             | Self::Listen { .. }
             | Self::RelativeDataDir { .. }
             | Self::HalfTls
+            | Self::OtlpEndpoint { .. }
             | Self::PublicUrl { .. }
             | Self::AllowedHost { .. }
             | Self::AllowedOrigin { .. }

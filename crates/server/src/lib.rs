@@ -29,6 +29,7 @@ pub mod params;
 pub mod quantity;
 pub mod routes;
 pub mod stream;
+pub mod traces;
 
 pub use config::{Config, ConfigError, Layers, Machine, Settings};
 pub use data_dir::{DataDir, DataDirError, Listening};
