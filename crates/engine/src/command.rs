@@ -26,6 +26,7 @@ use wire::CommandId;
 use wire::guest::{Handle, STDIN_WINDOW, Start, Stream, ToInit};
 
 use crate::error::{EngineError, StoreError};
+use crate::events::Happened;
 use crate::guest::Violation;
 use crate::home::Home;
 use crate::log::{SHORT_PATIENCE, StreamLog, Writes};
@@ -347,6 +348,7 @@ impl Hub {
             None => state.pid = Some(pid),
         }
         drop(state);
+        self.home.tell(Happened::CommandStarted { command: self.id.clone(), pid });
         self.changed.notify_waiters();
         Ok(())
     }

@@ -22,6 +22,7 @@ use wire::SandboxId;
 
 use crate::command::Hub;
 use crate::error::{EngineError, chain};
+use crate::events::Happened;
 use crate::guest::{LinkEnd, keep_connected};
 use crate::home::Home;
 use crate::lifecycle::{Disk, Goal, Recovery, State, Wish};
@@ -189,6 +190,7 @@ impl Driver {
                     let _ = created.send(Err(error)); // A caller that left needs no answer.
                     return Life::Over;
                 }
+                self.home.tell_state();
                 match wait {
                     Wait::Ready => self.created = Some(created),
                     Wait::No => drop(created.send(Ok(()))),
@@ -392,6 +394,8 @@ impl Driver {
             return Life::On;
         }
         self.home.shared.directory().remove(id);
+        let name = self.home.face().name.clone();
+        self.home.tell(Happened::Deleted { name });
         info!("sandbox is gone");
         self.tell_deleters(Ok(()));
         // Those that came while the last steps were taken have what they want.

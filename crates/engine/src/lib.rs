@@ -5,7 +5,8 @@
 //!
 //! Read in this order: [`lifecycle`] decides, `driver` acts on one sandbox, `guest` talks to its init, `command` is
 //! where a command's streams and watchers meet, `transfer` the same for a file operation, with [`files`] in front of it, `log` and `store` keep what must not be lost, `directory` holds all
-//! sandboxes and their limits, [`stats`] tells what they use, `recovery` and `sweep` mend.
+//! sandboxes and their limits, [`stats`] tells what they use, `events` what happens to them, `recovery` and
+//! `sweep` mend.
 
 #![forbid(unsafe_code)]
 
@@ -13,6 +14,7 @@ mod command;
 mod directory;
 mod driver;
 mod error;
+mod events;
 pub mod files;
 mod guest;
 mod home;
@@ -43,6 +45,7 @@ use wire::{CommandId, SandboxId};
 use crate::command::{Hub, Refusal};
 use crate::directory::{Directory, Place};
 use crate::driver::{Birth, INBOX_MAX, Message};
+use crate::events::Events;
 use crate::home::{Home, Intent, Shared};
 use crate::keys::{BOOTSTRAP_ID, Keys, random_u64, random_u128};
 use crate::lifecycle::Goal;
@@ -51,6 +54,7 @@ use crate::store::{CommandRow, SandboxRow, Store, Tally};
 use crate::template::{CPU_MILLIS_MIN, MEMORY_BYTES_MIN, Template, made_up_name};
 
 pub use command::{ANSWER_SECONDS, CommandRef, Output, STALL_SECONDS, STDIN_SECONDS};
+pub use events::{BadEventId, EVENTS_KEPT_MAX, Event, EventId, Happened, Told, Watcher};
 pub use files::Files;
 pub use model::*;
 pub use stats::{DiskCount, MachineStats, Stats};
@@ -135,6 +139,7 @@ impl Engine {
             adoptions: Semaphore::new(ADOPTIONS_MAX),
             counts: Semaphore::new(stats::COUNTS_MAX),
             tasks: Mutex::default(),
+            events: Arc::new(Events::new()),
         });
         let engine = Self { inner: Arc::new(Inner { shared: Arc::clone(&shared) }) };
         recovery::recover(&shared).await?;
@@ -306,7 +311,10 @@ impl Engine {
             };
             home.shared.directory().free_name(&home, &freed);
             match renamed? {
-                true => Ok(home.describe()),
+                true => {
+                    home.tell_state();
+                    Ok(home.describe())
+                }
                 false => Err(EngineError::SandboxNotFound { id: home.id.to_string() }),
             }
         });
@@ -317,6 +325,19 @@ impl Engine {
     pub async fn delete(&self, owner: &Owner, id: SandboxId) -> Result<(), EngineError> {
         let home = self.home(owner, id)?;
         delete(&home).await
+    }
+
+    /// What happens to an owner's sandboxes from now on, or after an event that was seen before; to all of them or to one.
+    pub fn watch(
+        &self,
+        owner: &Owner,
+        only: Option<SandboxId>,
+        after: Option<EventId>,
+    ) -> Result<Watcher, EngineError> {
+        if let Some(id) = only {
+            self.home(owner, id)?;
+        }
+        Ok(Watcher::new(Arc::clone(&self.shared().events), owner.clone(), only, after))
     }
 
     // Commands.

@@ -9,8 +9,8 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use engine::files::{Found, Made};
 use engine::{
-    Capacity, Command, CommandSpec, CommandState, Gathered, Key, KeyLimits, KeySpec, MachineStats, Outcome,
-    Owner, Sandbox, SandboxName, SandboxSpec, Span, State, Stats,
+    Capacity, Command, CommandSpec, CommandState, Event, Gathered, Happened, Key, KeyLimits, KeySpec,
+    MachineStats, Outcome, Owner, Sandbox, SandboxName, SandboxSpec, Span, State, Stats,
 };
 use wire::api;
 use wire::files::{Change, Cut, FileKind, FileStat, GrepMatch, WatchEvent};
@@ -217,6 +217,32 @@ pub fn sandbox(sandbox: Sandbox) -> api::Sandbox {
         limits: sandbox_limits(&sandbox.limits),
         env: sandbox.env,
         created_at: rfc3339(sandbox.created_at),
+    }
+}
+
+/// Something that happened to a sandbox.
+pub fn sandbox_event(event: &Event) -> api::SandboxEvent {
+    let (at, sandbox_id) = (rfc3339(event.at), event.sandbox);
+    match &event.what {
+        Happened::Sandbox { name, state, reason } => api::SandboxEvent::Sandbox {
+            at,
+            sandbox_id,
+            name: name.as_str().to_owned(),
+            state: sandbox_state(*state),
+            reason: reason.clone(),
+        },
+        Happened::Deleted { name } => {
+            api::SandboxEvent::Deleted { at, sandbox_id, name: name.as_str().to_owned() }
+        }
+        Happened::CommandStarted { command, pid } => {
+            api::SandboxEvent::CommandStarted { at, sandbox_id, command_id: command.clone(), pid: *pid }
+        }
+        Happened::CommandEnded { command, outcome } => api::SandboxEvent::CommandEnded {
+            at,
+            sandbox_id,
+            command_id: command.clone(),
+            result: result(outcome),
+        },
     }
 }
 

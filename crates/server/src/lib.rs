@@ -12,6 +12,7 @@ pub mod lease;
 pub mod listen;
 pub mod log;
 pub mod serve;
+pub mod settings;
 
 pub mod app;
 pub mod auth;

@@ -3,7 +3,7 @@
 use utoipa::openapi::security::{ApiKey, ApiKeyValue, HttpAuthScheme, HttpBuilder, SecurityScheme};
 use utoipa::{Modify, OpenApi};
 
-use crate::routes::{commands, files, keys, sandboxes, stats, system};
+use crate::routes::{self, commands, files, keys, sandboxes, stats, system};
 use crate::{events, stream};
 
 #[derive(OpenApi)]
@@ -20,6 +20,7 @@ use crate::{events, stream};
         sandboxes::get,
         sandboxes::update,
         sandboxes::delete,
+        routes::events::watch,
         commands::run,
         commands::list,
         stream::start,
@@ -55,7 +56,7 @@ use crate::{events, stream};
         system::version,
         system::openapi,
     ),
-    components(schemas(wire::api::CommandWish, wire::api::CommandEvent, wire::api::FileEvent)),
+    components(schemas(wire::api::CommandWish, wire::api::CommandEvent, wire::api::FileEvent, wire::api::SandboxEvent)),
     security(("bearer" = []), ("api_key" = [])),
     modifiers(&KeySpellings),
 )]

@@ -12,6 +12,7 @@ use wire::guest::{End, EndCause, ExitStatus, OUTPUT_WINDOW, StartError};
 
 use super::{Hub, Phase, STREAMS};
 use crate::error::{StoreError, chain};
+use crate::events::Happened;
 use crate::guest::Violation;
 use crate::model::Outcome;
 use crate::store::ResultRow;
@@ -139,8 +140,10 @@ impl Hub {
 
     pub(super) fn result_committed(self: &Arc<Self>, result: ResultRow) {
         let bytes = (result.stdout.end - result.stdout.start) + (result.stderr.end - result.stderr.start);
+        let outcome = result.outcome.clone();
         self.lock().phase = Phase::Ended(Box::new(result));
         self.home.command_ended(self, bytes);
+        self.home.tell(Happened::CommandEnded { command: self.id.clone(), outcome });
         self.home.outbox.acknowledge_result(self.handle);
         self.changed.notify_waiters();
         debug!(sandbox = %self.home.id, command = %self.id, "command ended");
