@@ -26,6 +26,7 @@ use wire::CommandId;
 use wire::guest::{Handle, STDIN_WINDOW, Start, Stream, ToInit};
 
 use crate::error::{EngineError, StoreError};
+use crate::events::Happened;
 use crate::guest::{Violation, chunk_end};
 use crate::home::Home;
 use crate::log::{SHORT_PATIENCE, StreamLog, Writes};
@@ -353,6 +354,7 @@ impl Hub {
         }
         drop(state);
         self.home.backstop.arm(&self.home, &self.start);
+        self.home.tell(Happened::CommandStarted { command: self.id.clone(), pid });
         self.changed.notify_waiters();
         Ok(())
     }

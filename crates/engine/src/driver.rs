@@ -28,6 +28,7 @@ use wire::launch::Processes;
 use crate::TRACE_TARGET;
 use crate::command::Hub;
 use crate::error::{EngineError, StoreError, chain};
+use crate::events::Happened;
 use crate::guest::{LinkEnd, keep_connected};
 use crate::home::Home;
 use crate::keeper::Keeper;
@@ -279,6 +280,7 @@ impl Driver {
                     return Life::Over;
                 }
                 self.home.set_recorded();
+                self.home.tell_state();
                 match wait {
                     Wait::Ready => self.created = Some(created),
                     Wait::No => drop(created.send(Ok(()))),
@@ -521,6 +523,7 @@ impl Driver {
         if let Some(name) = update.name {
             let before = std::mem::replace(&mut home.face().name, name);
             home.shared.directory().free_name(&home, &before);
+            home.tell_state();
         }
         if let Some(labels) = labels {
             home.shared.directory().relabel(&home, labels);
@@ -706,6 +709,8 @@ impl Driver {
             return Life::On;
         }
         self.home.shared.directory().remove(id);
+        let name = self.home.face().name.clone();
+        self.home.tell(Happened::Deleted { name });
         info!("sandbox is gone");
         self.measure(Verb::Delete, Verdict::Ok);
         self.tell_deleters(Ok(()));

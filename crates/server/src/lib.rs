@@ -13,6 +13,7 @@ pub mod listen;
 pub mod log;
 pub mod refusal;
 pub mod serve;
+pub mod settings;
 
 pub mod app;
 pub mod auth;
