@@ -7,8 +7,8 @@ use runtime::ns::{NsBackend, NsConfig, forget_installation};
 use server::log::{self, Format};
 use server::traces::Traces;
 use server::{
-    ConfigError, Daemon, DataDir, DataDirError, Ended, Layers, Listener, PrivateDir, ServeError, Settings, Start,
-    choose_key,
+    ConfigError, Daemon, DataDir, DataDirError, Ended, Layers, Listener, PrivateDir, ServeError, Settings,
+    Start, choose_key,
 };
 
 use crate::args::{DaemonFlags, Serve};

@@ -27,7 +27,7 @@ use wire::guest::{Handle, STDIN_WINDOW, Start, Stream, ToInit};
 
 use crate::error::{EngineError, StoreError};
 use crate::events::Happened;
-use crate::guest::{Violation, chunk_end};
+use crate::guest::Violation;
 use crate::home::Home;
 use crate::log::{SHORT_PATIENCE, StreamLog, Writes};
 use crate::model::{Command, CommandState};
@@ -366,7 +366,7 @@ impl Hub {
         if matches!(state.phase, Phase::Finishing | Phase::Ended(_)) {
             return Ok(()); // Said again on a new connection, while the result is being stored.
         }
-        let end = chunk_end(offset, bytes)?;
+        let end = offset + bytes.len() as u64;
         if end > state.end(log) {
             return Err(Violation::AfterEnd { handle: self.handle });
         }

@@ -57,8 +57,6 @@ pub(crate) enum Violation {
     Frame(#[from] FrameError),
     #[error("init sent bytes at offset {found} where {expected} was next")]
     Gap { expected: u64, found: u64 },
-    #[error("init sent bytes at offset {offset}, which end beyond all numbers")]
-    Endless { offset: u64 },
     #[error("init sent bytes up to {end} with only {acknowledged} acknowledged")]
     BeyondWindow { end: u64, acknowledged: u64 },
     #[error("init sent bytes of command {} after its end", handle.0)]
@@ -87,11 +85,6 @@ pub(crate) enum Violation {
     OutOfTurn,
     #[error("init chose version {version}, which was not offered")]
     BadVersion { version: u32 },
-}
-
-/// Where a piece of a stream ends. Init may name any offset.
-pub(crate) fn chunk_end(offset: u64, bytes: &[u8]) -> Result<u64, Violation> {
-    offset.checked_add(bytes.len() as u64).ok_or(Violation::Endless { offset })
 }
 
 /// Why something was not said.

@@ -26,7 +26,7 @@ use wire::guest::{
 
 use crate::command::ANSWER_SECONDS;
 use crate::error::EngineError;
-use crate::guest::{Violation, chunk_end};
+use crate::guest::Violation;
 use crate::home::Home;
 use crate::metrics::FileMeter;
 use crate::slow;
@@ -342,7 +342,7 @@ impl Transfer {
         let Some(at) = index(stream) else { return Err(Violation::StdinFromInit { handle: self.handle }) };
         let mut state = self.lock();
         let state = &mut *state;
-        let end = chunk_end(offset, bytes)?;
+        let end = offset + bytes.len() as u64;
         let output = &mut state.output[at];
         if state.abandoned {
             // Nobody takes them, and the operation cannot end while they wait.
