@@ -220,7 +220,7 @@ fn path_value(path: &Path) -> Value {
 
 /// As it would be written in a file.
 fn cpu_value(millis: u64) -> Value {
-    json!(if millis % 1000 == 0 { format!("{}", millis / 1000) } else { format!("{millis}m") })
+    json!(if millis.is_multiple_of(1000) { format!("{}", millis / 1000) } else { format!("{millis}m") })
 }
 
 /// As it would be written in a file: in the largest unit that is exact.
