@@ -13,8 +13,11 @@ const NOBODY: &str = "00000000-0000-4000-8000-000000000000";
 #[test]
 fn a_sandbox_is_created_read_listed_renamed_and_deleted() {
     let daemon = Daemon::start();
-    let made =
+    let mut made =
         daemon.post("/v1/sandboxes", &json!({"name": "första", "env": {"COLOUR": "blue"}})).expect(201);
+    // What only the answer to a create says.
+    let created = made.as_object_mut().expect("an object").remove("created");
+    assert_eq!(created, Some(true.into()));
     assert_eq!(made["name"], "första");
     assert_eq!(made["state"], "running");
     assert_eq!(made["template"], "default");

@@ -11,6 +11,7 @@
 #![forbid(unsafe_code)]
 
 pub mod audit;
+pub mod collector;
 pub mod daemon;
 pub mod fuzzed;
 pub mod http;

@@ -11,6 +11,7 @@ mod life;
 mod rows;
 mod threads;
 
+use std::collections::HashSet;
 use std::fs;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
@@ -23,7 +24,7 @@ use tokio::sync::{mpsc, oneshot};
 use wire::guest::Handle;
 use wire::{CommandId, SandboxId};
 
-use life::{add_life, insert_labels, insert_rules, put_stamp, put_stamps};
+use life::{add_life, insert_labels, insert_rules, put_stamp, put_stamps, put_use};
 use rows::*;
 use threads::{Job, job, read_loop, write_loop};
 
@@ -129,6 +130,10 @@ const MIGRATIONS: &[&str] = &[
     ",
     "
     ALTER TABLE keys ADD COLUMN metrics_only INTEGER NOT NULL DEFAULT FALSE;
+",
+    "
+    -- What the last use was; NULL in rows that are older than this.
+    ALTER TABLE stamps ADD COLUMN kind TEXT;
 ",
 ];
 
@@ -426,9 +431,9 @@ impl Store {
         done: impl FnOnce(Result<(), StoreError>) + Send + 'static,
     ) {
         let change = move |db: &Connection| {
-            put_stamp(db, id, Since::LastUse, &stamps.used, stamps.cpu)?;
+            put_use(db, id, &stamps)?;
             match stamps.started {
-                Some(started) => put_stamp(db, id, Since::Start, &started, None),
+                Some(started) => put_stamp(db, id, Since::Start, &started),
                 None => Ok(()),
             }
         };
@@ -521,6 +526,16 @@ impl Store {
             Ok(())
         };
         self.submit(change, done);
+    }
+
+    /// The numbers of all commands of a sandbox.
+    pub async fn handles(&self, sandbox: SandboxId) -> Result<HashSet<Handle>, EngineError> {
+        self.question("read the commands' numbers", move |db| {
+            db.prepare_cached("SELECT handle FROM commands WHERE sandbox = ?1")?
+                .query_map(params![id_bytes(sandbox)], |row| Ok(Handle(row.get(0)?)))?
+                .collect()
+        })
+        .await
     }
 
     /// Drops the ended commands of a sandbox that ended first: `count` of them, and more until `bytes` of output are freed.
@@ -668,7 +683,7 @@ mod tests {
     use super::*;
     use crate::clock::Stamp;
     use crate::labels::Labels;
-    use crate::lifetime::{Action, Lifetime, Rule};
+    use crate::lifetime::{Action, LastUse, Lifetime, Rule};
     use crate::model::{Outcome, Owner, SandboxName, Span};
 
     fn row(id: u128, name: &str) -> SandboxRow {
@@ -749,7 +764,8 @@ mod tests {
         };
         store.change_sandbox(one.id, clash).await.expect_err("the name is taken");
         let (tell, told) = oneshot::channel();
-        let used = Stamps { used: stamps.used.plus(Duration::from_secs(9)), cpu: None, ..stamps };
+        let later = stamps.used.plus(Duration::from_secs(9));
+        let used = Stamps { used: later, last_use: LastUse::Processor, cpu: None, ..stamps };
         store.note_use(one.id, used, move |done| drop(tell.send(done)));
         told.await.expect("it answers").expect("written");
         store.close();
@@ -917,6 +933,16 @@ mod tests {
             .map(|row| row.handle.0)
             .collect();
         assert_eq!(left, [4, 6]);
+        store.close();
+    }
+
+    #[tokio::test]
+    async fn an_answer_that_panics_takes_no_other_with_it() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let store = open(&directory);
+        store.submit(|_| Ok(()), |_| panic!("a bug in whoever waits"));
+        store.insert_sandbox(row(1, "one")).await.expect("the thread goes on");
+        assert_eq!(store.load(NOW).await.expect("it reads").sandboxes.len(), 1);
         store.close();
     }
 
