@@ -617,7 +617,7 @@ fn a_mirror_is_asked_first_and_the_registry_when_it_has_nothing() {
     let both = origin.serve("both", "1", &made);
     let only = origin.serve("only-here", "1", &made);
     let config = format!(
-        "[images]\ninsecure_registries = [\"{0}\"]\n[images.mirrors]\n\"{0}\" = [\"http://{1}\", \"http://127.0.0.1:1\"]\n",
+        "insecure_registries = [\"{0}\"]\nregistry_mirrors = [\"{0}=http://{1}\", \"{0}=http://127.0.0.1:1\"]\n",
         origin.address, mirror.address
     );
     let daemon = daemon_with(config);

@@ -1,10 +1,15 @@
 //! What operators see: what sandboxes use, metrics, traces, warnings.
 
-use std::process::Command;
+use std::io::Write;
+use std::net::{SocketAddr, TcpListener};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
+use rustix::process::Signal;
 use serde_json::{Value, json};
-use shoal_tests::daemon::binary;
-use shoal_tests::{Daemon, until};
+use shoal_tests::collector::{Collector, TraceSpan};
+use shoal_tests::daemon::{binary, send_signal};
+use shoal_tests::{Daemon, Spawn, until};
 
 /// What `shoal stats` and others print, for the daemon's own data directory.
 #[track_caller]
@@ -97,4 +102,166 @@ fn the_command_line_shows_stats_to_people_and_programs() {
         .expect("the program can be started");
     let said = String::from_utf8_lossy(&refused.stderr);
     assert!(!refused.status.success() && said.contains("sandbox `nobody` does not exist"), "{said}");
+}
+
+/// Reads text as Prometheus would, with the parser of its own Python client, and tells how many samples there are.
+#[track_caller]
+fn samples(text: &[u8]) -> u64 {
+    const PROGRAM: &str = "
+import sys
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
+print(sum(len(family.samples) for family in text_string_to_metric_families(sys.stdin.read())))
+";
+    let mut python = Command::new("/usr/bin/python3")
+        .args(["-c", PROGRAM])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("python can be started");
+    python.stdin.take().expect("a pipe").write_all(text).expect("it reads");
+    let output = python.wait_with_output().expect("it ends");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8_lossy(&output.stdout).trim().parse().expect("a number")
+}
+
+#[test]
+fn metrics_are_what_prometheus_reads() {
+    let daemon = Daemon::start();
+    let sandbox = daemon.sandbox();
+    sandbox.sh("echo hello; echo oops >&2; exit 3");
+    sandbox.request("GET", "/files?path=/etc/hostname").send(daemon.address);
+    sandbox
+        .request("GET", "/files?path=/no/such/file")
+        .send(daemon.address)
+        .expect_refusal(404, "file_not_found");
+    let made = shoal(&daemon, &["key", "create", "--owner", "prometheus", "--metrics-only"]);
+    let scraper = made.trim();
+    let scrape = || shoal_tests::Request::new("GET", "/metrics").key(scraper).send(daemon.address);
+    let answer = scrape();
+    assert_eq!(answer.status, 200, "{}", answer.describe());
+    assert_eq!(
+        answer.header("content-type"),
+        Some("application/openmetrics-text; version=1.0.0; charset=utf-8")
+    );
+    assert!(samples(&answer.body) > 100);
+    let text = String::from_utf8(answer.body).expect("it is text");
+    let value = |text: &str, name: &str| -> Option<f64> {
+        text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.parse().ok())
+    };
+    assert_eq!(value(&text, r#"shoal_command_duration_seconds_count{outcome="exited"}"#), Some(1.0));
+    assert_eq!(value(&text, r#"shoal_errors_total{code="file_not_found"}"#), Some(1.0));
+    assert!(value(&text, "shoal_sandboxes_memory_bytes").is_some_and(|bytes| bytes > 0.0), "{text}");
+    assert!(value(&text, "shoal_sandboxes_cpu_seconds_total").is_some_and(|seconds| seconds > 0.0), "{text}");
+    assert!(!text.contains(&sandbox.id), "no label tells of a sandbox");
+
+    let series = |text: &str| text.lines().filter(|line| !line.starts_with('#')).count();
+    // Names of those who ask make no new series, however many they are; routes that do not exist share one.
+    scrape();
+    let before = series(&String::from_utf8(scrape().body).expect("it is text"));
+    daemon.get("/no/such/route-0");
+    let known = series(&String::from_utf8(scrape().body).expect("it is text"));
+    for number in 1..20 {
+        daemon.get(&format!("/no/such/route-{number}"));
+    }
+    let after = series(&String::from_utf8(scrape().body).expect("it is text"));
+    assert_eq!(known, after, "{before} before");
+}
+
+/// A daemon that sends its traces to a collector.
+fn traced(collector: SocketAddr) -> Daemon {
+    let arguments = vec!["--otlp-endpoint".into(), format!("http://{collector}")];
+    Spawn { arguments, ..Spawn::default() }.start()
+}
+
+#[test]
+fn a_trace_goes_on_from_the_callers_own_down_to_the_steps() {
+    const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
+    const CALLER: &str = "00f067aa0ba902b7";
+    let collector = Collector::new();
+    let mut daemon = traced(collector.address);
+    let parent = format!("00-{TRACE}-{CALLER}-01");
+    let made = daemon.request("POST", "/v1/sandboxes").json(&json!({})).header("traceparent", &parent);
+    let made = made.send(daemon.address).expect(201);
+    let sandbox = daemon.sandbox_of(made["id"].as_str().expect("a sandbox has an id"));
+    let run = sandbox.request("POST", "/commands").json(&json!({"argv": ["true"]}));
+    run.header("traceparent", &parent).send(daemon.address).expect(200);
+    let refused = sandbox.request("GET", "/files?path=/no/such").header("traceparent", "00-rubbish-01");
+    refused.send(daemon.address).expect_refusal(404, "file_not_found");
+    sandbox.delete();
+    assert!(daemon.stop(), "what is left is delivered at the end");
+
+    let spans = collector.spans();
+    let find = |name: &str, within: &dyn Fn(&TraceSpan) -> bool| -> TraceSpan {
+        let found = spans.iter().find(|span| span.name == name && within(span));
+        found.unwrap_or_else(|| panic!("no `{name}` in {spans:#?}")).clone()
+    };
+    let ours = |span: &TraceSpan| span.trace == TRACE;
+    let below = |parent: &TraceSpan| {
+        let (trace, id) = (parent.trace.clone(), parent.id.clone());
+        move |span: &TraceSpan| span.trace == trace && span.parent == id
+    };
+    let request = find("POST /v1/sandboxes", &ours);
+    assert_eq!(request.parent, CALLER, "the caller's span is above it");
+    assert!(request.attributes.contains(&("http.response.status_code".into(), "201".into())), "{request:?}");
+    let create = find("create", &below(&request));
+    assert!(create.attributes.contains(&("shoal.sandbox".into(), sandbox.id.clone())), "{create:?}");
+    for step in ["row", "launch", "greet"] {
+        find(step, &below(&create));
+    }
+    let run = find("POST /v1/sandboxes/{sandbox}/commands", &ours);
+    for step in ["row", "start"] {
+        find(step, &below(&run));
+    }
+    let read = find("GET /v1/sandboxes/{sandbox}/files", &|_| true);
+    assert!(read.parent.is_empty() && read.trace != TRACE, "rubbish begins a trace of its own: {read:?}");
+    let delete = find("DELETE /v1/sandboxes/{sandbox}", &|_| true);
+    let delete = find("delete", &below(&delete));
+    find("teardown", &below(&delete));
+    assert!(spans.iter().all(|span| !span.name.contains(&sandbox.id)), "names are templates");
+}
+
+#[test]
+fn a_collector_that_is_not_there_harms_nobody_and_is_said_once() {
+    let gone = TcpListener::bind("127.0.0.1:0").and_then(|it| it.local_addr()).expect("a port that was free");
+    let mut daemon = traced(gone);
+    let sandbox = daemon.sandbox();
+    sandbox.sh("echo hello").ok();
+    until("it is said that traces are not delivered", || {
+        sandbox.sh("true").ok();
+        daemon.logs().contains("traces cannot be delivered").then_some(())
+    });
+    assert!(daemon.stop());
+    assert_eq!(daemon.logs().matches("traces cannot be delivered").count(), 1, "{}", daemon.logs());
+}
+
+#[test]
+fn what_is_slow_is_in_the_log_with_its_step_and_its_sandbox() {
+    let daemon = Daemon::start();
+    let sandbox = daemon.sandbox();
+    sandbox.sh("true").ok();
+    let quick = format!("sandbox={}", sandbox.id);
+    let slow = |daemon: &Daemon| -> Option<String> {
+        let logs = daemon.logs();
+        let mut lines = logs.lines().filter(|line| line.contains(" slow ") && line.contains(&quick));
+        lines.find(|line| line.contains("step=\"start\"")).map(str::to_owned)
+    };
+    assert_eq!(slow(&daemon), None, "what is quick is not mentioned");
+    let init = sandbox.init();
+    send_signal(init, Signal::STOP);
+    std::thread::scope(|scope| {
+        let run = scope.spawn(|| sandbox.run(json!({"argv": ["true"], "id": "late"})).ok());
+        until("the command is asked for", || {
+            let asked = sandbox.request("GET", "/commands/late").send(daemon.address);
+            (asked.status == 200).then_some(())
+        });
+        let asked = Instant::now();
+        until("that was a while ago", || (asked.elapsed() > Duration::from_millis(700)).then_some(()));
+        send_signal(init, Signal::CONT);
+        run.join().expect("it runs all the same");
+    });
+    let line = until("the log has it", || slow(&daemon));
+    assert!(line.contains("WARN") && line.contains("threshold=500"), "{line}");
+    let metrics = String::from_utf8(daemon.get("/metrics").body).expect("it is text");
+    assert!(metrics.contains("shoal_slow_steps_total{step=\"start\"} 1"), "{metrics}");
 }

@@ -26,6 +26,8 @@ pub struct Spawn {
     pub arguments: Vec<String>,
     /// More environment.
     pub environment: Vec<(String, String)>,
+    /// A program with arguments that becomes the daemon in the end, as `unshare`; none, if it is empty.
+    pub through: Vec<String>,
     /// Lines for a config file, where there are any.
     pub config: String,
     /// Sandboxes that it keeps ready. None as a rule, so that an audit tells what somebody made from what was left.
@@ -97,10 +99,24 @@ impl Daemon {
         self.child = Some(child);
     }
 
+    /// As [`Self::start_again`], through another program.
+    #[track_caller]
+    pub fn start_again_through(&mut self, through: &[&str]) {
+        self.spawn.through = through.iter().map(|word| (*word).to_owned()).collect();
+        self.start_again();
+    }
+
     /// The command that starts a daemon on the data directory.
     pub fn command(&self, log: &Path) -> Command {
         let stderr = File::create(log).expect("the test's own directory takes files");
-        let mut command = Command::new(binary());
+        let mut command = match self.spawn.through.split_first() {
+            Some((program, arguments)) => {
+                let mut command = Command::new(program);
+                command.args(arguments).arg(binary());
+                command
+            }
+            None => Command::new(binary()),
+        };
         command.args(["serve", "--listen", "127.0.0.1:0", "--data-dir"]).arg(&self.data_dir);
         command.args(["--spares", &self.spawn.spares.to_string()]);
         if !self.spawn.config.is_empty() {
@@ -113,6 +129,8 @@ impl Daemon {
         for name in ["SHOAL_URL", "SHOAL_DATA_DIR", "SHOAL_PRIVATE_DIR"] {
             command.env_remove(name);
         }
+        // And neither does the configuration file of the machine.
+        command.env("SHOAL_CONFIG", "");
         command.env("SHOAL_API_KEY", &self.key).envs(self.spawn.environment.iter().cloned());
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(stderr);
         command

@@ -223,7 +223,7 @@ impl MadeImage {
     pub fn write_layout(&self, directory: &Path, tag: &str) {
         let blobs = directory.join("blobs/sha256");
         fs::create_dir_all(&blobs).expect("the test's own directory takes directories");
-        let mut write = |name: &str, bytes: &[u8]| {
+        let write = |name: &str, bytes: &[u8]| {
             fs::write(blobs.join(name.strip_prefix("sha256:").unwrap_or(name)), bytes)
                 .expect("it takes files");
         };
@@ -309,7 +309,7 @@ impl Registry {
 
     /// The line of a daemon's configuration that names it.
     pub fn config(&self) -> String {
-        format!("[images]\ninsecure_registries = [\"{}\"]\n", self.name)
+        format!("insecure_registries = [\"{}\"]\n", self.name)
     }
 
     /// Pushes an image, and tells what it is called.
@@ -442,7 +442,7 @@ impl Puppet {
 
     /// The line of a daemon's configuration that names it.
     pub fn config(&self) -> String {
-        format!("[images]\ninsecure_registries = [\"{}\"]\n", self.address)
+        format!("insecure_registries = [\"{}\"]\n", self.address)
     }
 }
 

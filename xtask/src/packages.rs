@@ -7,20 +7,29 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Result, bail};
 
-/// A program that the tests use, and the Debian package that brings it.
+/// A program or a library that the tests use, and the Debian package that brings it.
 struct Need {
     /// Where image `host` looks: it shows `/usr` alone, so a program elsewhere does not count.
     program: &'static str,
     package: &'static str,
 }
 
-const NEEDS: [Need; 11] = [
+const NEEDS: [Need; 15] = [
     // Most probes that run inside a sandbox are small Python programs.
     Need { program: "/usr/bin/python3", package: "python3" },
     // Links Rust programs, builds SQLite, and compiles one probe.
     Need { program: "/usr/bin/cc", package: "gcc" },
     // `unshare`, `setsid` and `mount` are tried from inside.
     Need { program: "/usr/bin/unshare", package: "util-linux" },
+    // Prometheus's own reader of its format judges what `/metrics` says.
+    Need {
+        program: "/usr/lib/python3/dist-packages/prometheus_client/openmetrics/parser.py",
+        package: "python3-prometheus-client",
+    },
+    // The examples in the documents are run in network namespaces, and ask by HTTP.
+    Need { program: "/usr/sbin/ip", package: "iproute2" },
+    Need { program: "/usr/bin/curl", package: "curl" },
+    Need { program: "/usr/bin/jq", package: "jq" },
     // `ps` is what people type first.
     Need { program: "/usr/bin/ps", package: "procps" },
     // A terminal with a person at it, for the tests of `shoal shell`.

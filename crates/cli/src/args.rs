@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser};
 
 use crate::detach::{self, DetachKeys};
+use crate::environment::Color;
 
 pub use image::{AliasAction, Image, ImageAction, ImportImage, PullImage};
 pub use lifetime::{Explain, Label, Lifetime, Rules, Touch};
@@ -26,11 +27,22 @@ Examples:
 Environment:
   SHOAL_URL        the daemon to talk to, with
   SHOAL_API_KEY    its key; without both, the daemon of
-  SHOAL_DATA_DIR   this data directory (/var/lib/shoal) is used, if one runs there
+  SHOAL_DATA_DIR   this data directory is used, if one runs there; without it, that of the configuration
+                   file (/etc/shoal/config.toml), or /var/lib/shoal
   SHOAL_REGISTRY_USERNAME, SHOAL_REGISTRY_PASSWORD
                    for registries, where no flag gives them; else those of Docker's config.json
-  NO_COLOR         no colours")]
+  NO_COLOR         no colours; CLICOLOR=0 and CLICOLOR_FORCE=1 are known too
+
+Exit codes:
+  0      it went well
+  1      it failed; what happened, why and what to do is on stderr
+  2      the command line is wrong
+  125    `run`, `shell` and `attach`: it is Shoal that failed; their other codes are those of what they ran
+  128+n  signal n ended it")]
 pub struct Arguments {
+    /// When to use colours
+    #[arg(long, global = true, value_name = "WHEN", default_value = "auto")]
+    pub color: Color,
     #[command(subcommand)]
     pub subcommand: Subcommand,
 }
@@ -51,10 +63,14 @@ pub enum Subcommand {
     Rm(Remove),
     Cp(Copy),
     Logs(Logs),
+    Watch(Watch),
     Stats(Stats),
     Image(Image),
     Key(Key),
+    Config(Config),
+    Doctor(Doctor),
     Bench(Bench),
+    Completions(Completions),
     #[command(hide = true)]
     BenchFloor(BenchFloor),
     #[command(hide = true)]
@@ -70,9 +86,19 @@ Examples:
   shoal serve --listen 0.0.0.0:7878 --tls-cert cert.pem --tls-key key.pem --public-url https://shoal.example.com
 
 The key is made at the first start and kept in `api.key` in the data directory; SHOAL_API_KEY sets another.
-A flag goes before an environment variable (SHOAL_LISTEN, SHOAL_DATA_DIR, SHOAL_PUBLIC_URL), that before the
-configuration file. SHOAL_LOG says what is logged, as `info,shoal_engine=debug`.")]
+A flag goes before an environment variable (SHOAL_LISTEN and so on), that before the configuration file;
+`shoal config show` prints what is in force. SHOAL_LOG says what is logged, as `info,shoal_engine=debug`.")]
 pub struct Serve {
+    #[command(flatten)]
+    pub flags: DaemonFlags,
+    /// The daemon of `shoal run`: lives in this directory while a client holds a lease, and removes it at its end
+    #[arg(long, value_name = "DIR", hide = true, conflicts_with_all = ["data_dir", "listen", "config", "public_url"])]
+    pub private: Option<PathBuf>,
+}
+
+/// What a daemon can be told on the command line.
+#[derive(Debug, Args)]
+pub struct DaemonFlags {
     /// Address and port [default: 127.0.0.1:7878]
     #[arg(long, value_name = "ADDRESS")]
     pub listen: Option<String>,
@@ -82,7 +108,7 @@ pub struct Serve {
     /// How clients reach the daemon, if not at the address it listens on
     #[arg(long, value_name = "URL")]
     pub public_url: Option<String>,
-    /// A TOML file with settings named as these flags, with underscores
+    /// A TOML file with settings [default: /etc/shoal/config.toml, if it exists]
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
     /// Certificate chain in PEM
@@ -97,12 +123,12 @@ pub struct Serve {
     /// Log as JSON
     #[arg(long)]
     pub log_json: bool,
-    /// Sandboxes to keep ready before anybody asks, so that creating one takes a claim; 0 for none [default: 4]
+    /// Sandboxes to keep ready before anybody asks, so that creating one takes a claim; 0 for none [default: 8]
     #[arg(long, value_name = "NUMBER")]
     pub spares: Option<u32>,
-    /// The daemon of `shoal run`: lives in this directory while a client holds a lease, and removes it at its end
-    #[arg(long, value_name = "DIR", hide = true, conflicts_with_all = ["data_dir", "listen", "config", "public_url"])]
-    pub private: Option<PathBuf>,
+    /// Send traces to this OpenTelemetry collector, by OTLP over HTTP, as http://127.0.0.1:4318
+    #[arg(long, value_name = "URL")]
+    pub otlp_endpoint: Option<String>,
 }
 
 /// Run a command, in a new sandbox that is deleted afterwards, or in one that exists.
@@ -328,6 +354,23 @@ pub struct Copy {
     pub json: bool,
 }
 
+/// Watch what happens to sandboxes and their commands, as it happens.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  shoal watch                      all sandboxes, until Ctrl-C
+  shoal watch work                 one, until it is deleted
+  shoal watch --json | jq -r 'select(.type == \"command_ended\") | .result.exit_code'
+
+How things are comes first, then what changes. A restart of the daemon does not end it.")]
+pub struct Watch {
+    /// The id or name of the one sandbox to watch; all if left out
+    pub sandbox: Option<String>,
+    /// Print one JSON object per event
+    #[arg(long)]
+    pub json: bool,
+}
+
 /// Print what a command has written.
 #[derive(Debug, Args)]
 #[command(after_help = "\
@@ -375,6 +418,7 @@ pub struct Stats {
 
 /// Manage api keys.
 #[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  shoal key create --owner alice\n  shoal key ls")]
 pub struct Key {
     #[command(subcommand)]
     pub action: KeyAction,
@@ -390,12 +434,15 @@ pub enum KeyAction {
 /// Create a key, and print its secret: it is shown this once.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  shoal key create --owner alice\n  shoal key create --owner ci --sandboxes 20 --memory 16Gi"
+    after_help = "Examples:\n  shoal key create --owner alice\n  shoal key create --owner ci --sandboxes 20 --memory 16Gi\n  shoal key create --owner prometheus --metrics-only"
 )]
 pub struct CreateKey {
     /// Whose sandboxes it opens
     #[arg(long)]
     pub owner: String,
+    /// It opens /metrics and nothing else: for Prometheus
+    #[arg(long, conflicts_with_all = ["sandboxes", "cpu", "memory"])]
+    pub metrics_only: bool,
     /// At most so many sandboxes at once
     #[arg(long, value_name = "COUNT")]
     pub sandboxes: Option<u32>,
@@ -412,6 +459,7 @@ pub struct CreateKey {
 
 /// List all keys, without their secrets.
 #[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  shoal key ls\n  shoal key ls --json | jq -r '.[].owner'")]
 pub struct ListKeys {
     /// Print an array of objects
     #[arg(long)]
@@ -420,6 +468,7 @@ pub struct ListKeys {
 
 /// Delete keys. They open nothing from then on.
 #[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  shoal key rm 4f9d2c10a7e3b5d8")]
 pub struct RemoveKey {
     /// Their ids, not their secrets
     #[arg(required = true, value_name = "KEY")]
@@ -427,6 +476,71 @@ pub struct RemoveKey {
     /// Print what was deleted as JSON
     #[arg(long)]
     pub json: bool,
+}
+
+/// Look at what a daemon is told.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  shoal config show\n  shoal config show --config new.toml")]
+pub struct Config {
+    #[command(subcommand)]
+    pub action: ConfigAction,
+}
+
+#[derive(Debug, clap::Subcommand)]
+pub enum ConfigAction {
+    Show(Box<ShowConfig>),
+}
+
+/// Print every setting that `shoal serve` would have with the same flags, and where each value comes from.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  shoal config show
+  shoal config show --config new.toml       look before a restart whether a file is valid
+  shoal config show --json | jq '.[] | select(.source != \"default\")'
+
+It fails, and says why, where `shoal serve` would.")]
+pub struct ShowConfig {
+    #[command(flatten)]
+    pub flags: DaemonFlags,
+    /// Print an array of objects
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Look whether this machine has what Shoal needs: each thing, what it costs to lack it, and how to get it.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  sudo shoal doctor
+  shoal doctor --data-dir /srv/shoal
+  shoal doctor --json | jq '.[] | select(.verdict != \"ok\")'
+
+It needs no daemon, changes nothing, and finds out the most as root.
+
+The exit code is 0 if Shoal works here, also where something is lacking at a cost, and 1 if something is missing.")]
+pub struct Doctor {
+    /// Where a daemon would keep everything [default: /var/lib/shoal]
+    #[arg(long, value_name = "DIR")]
+    pub data_dir: Option<PathBuf>,
+    /// Print an array of objects
+    #[arg(long)]
+    pub json: bool,
+    /// What was found of the machine, before there were threads
+    #[arg(skip)]
+    pub findings: Vec<runtime::doctor::Finding>,
+}
+
+/// Print a script that completes commands and options in a shell.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  shoal completions bash > /etc/bash_completion.d/shoal
+  shoal completions zsh > \"${fpath[1]}/_shoal\"
+  shoal completions fish > ~/.config/fish/completions/shoal.fish")]
+pub struct Completions {
+    /// For which shell
+    pub shell: clap_complete::Shell,
 }
 
 /// Measure what sandboxes cost here, beside what the bare kernel and other tools need, in one run.
@@ -575,6 +689,34 @@ mod tests {
             &["frobnicate"],
         ] {
             assert!(parse(words).is_err(), "{words:?}");
+        }
+    }
+
+    #[test]
+    fn every_subcommand_has_examples() {
+        fn look(command: &clap::Command) {
+            for below in command.get_subcommands() {
+                if below.is_hide_set() || below.get_name() == "help" {
+                    continue;
+                }
+                let after = below.get_after_help().map(ToString::to_string).unwrap_or_default();
+                assert!(after.contains("Examples:\n"), "`{}` has no examples", below.get_name());
+                assert!(below.get_about().is_some(), "`{}` does not say what it does", below.get_name());
+                look(below);
+            }
+        }
+        look(&Arguments::command());
+    }
+
+    #[test]
+    fn completions_know_every_subcommand() {
+        for shell in [clap_complete::Shell::Bash, clap_complete::Shell::Zsh, clap_complete::Shell::Fish] {
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut Arguments::command(), "shoal", &mut script);
+            let script = String::from_utf8(script).expect("a script is text");
+            for word in ["shell", "doctor", "detach-keys", "inspect"] {
+                assert!(script.contains(word), "{shell} does not know {word}");
+            }
         }
     }
 

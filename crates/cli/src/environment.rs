@@ -1,5 +1,7 @@
 //! The environment variables that `shoal` knows, read once.
 
+use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::io::IsTerminal;
 use std::path::PathBuf;
 
@@ -15,10 +17,10 @@ pub struct Environment {
     pub api_key: Option<String>,
     /// `SHOAL_DATA_DIR`: the daemon of this data directory.
     pub data_dir: Option<PathBuf>,
-    /// `SHOAL_LISTEN`, for `serve`.
-    pub listen: Option<String>,
-    /// `SHOAL_PUBLIC_URL`, for `serve`.
-    pub public_url: Option<String>,
+    /// `SHOAL_CONFIG`: the configuration file. Empty: none.
+    pub config: Option<PathBuf>,
+    /// All that begin with `SHOAL_`; settings of a daemon are among them.
+    pub variables: BTreeMap<String, OsString>,
     /// `SHOAL_LOG`: what `serve` logs.
     pub log: Option<String>,
     /// `SHOAL_PRIVATE_DIR`: where `run` keeps its own daemon.
@@ -31,16 +33,58 @@ pub struct Environment {
     pub registry_password: Option<String>,
     /// Docker's credentials: in `DOCKER_CONFIG`, or in `.docker` in `HOME`.
     pub docker_config: Option<PathBuf>,
-    /// Whether stderr may be coloured: it is a terminal, and `NO_COLOR` is not set.
+    /// Whether stderr may be coloured.
     pub colour: bool,
+    /// Whether stdout may be coloured.
+    pub colour_stdout: bool,
+}
+
+/// When colours are wanted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
+pub enum Color {
+    /// On a terminal.
+    #[default]
+    Auto,
+    /// Also into files and pipes.
+    Always,
+    /// Not at all.
+    Never,
+}
+
+/// What is said about colours outside the command line.
+#[derive(Debug, Default)]
+struct ColourWishes {
+    no_color: bool,
+    clicolor_force: bool,
+    clicolor_off: bool,
+    dumb: bool,
+}
+
+impl ColourWishes {
+    /// The command line goes first, then `NO_COLOR`, `CLICOLOR_FORCE` and `CLICOLOR`, then what the stream is.
+    fn resolve(&self, color: Color, is_terminal: bool) -> bool {
+        match color {
+            Color::Always => true,
+            Color::Never => false,
+            Color::Auto if self.no_color => false,
+            Color::Auto if self.clicolor_force => true,
+            Color::Auto => is_terminal && !self.clicolor_off && !self.dumb,
+        }
+    }
 }
 
 impl Environment {
     /// Reads all of them.
-    pub fn read() -> Self {
+    pub fn read(color: Color) -> Self {
         let text = |name: &str| std::env::var(name).ok();
         let given = |name: &str| text(name).filter(|value| !value.is_empty());
         let path = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+        let colours = ColourWishes {
+            no_color: given("NO_COLOR").is_some(),
+            clicolor_force: given("CLICOLOR_FORCE").is_some_and(|value| value != "0"),
+            clicolor_off: given("CLICOLOR").is_some_and(|value| value == "0"),
+            dumb: given("TERM").is_some_and(|value| value == "dumb"),
+        };
         let own_private =
             || PathBuf::from(format!("{PRIVATE_DIR_PREFIX}{}", rustix::process::geteuid().as_raw()));
         Self {
@@ -48,8 +92,11 @@ impl Environment {
             // An empty key is not the same as none: a daemon must not fall back to another key in silence.
             api_key: text("SHOAL_API_KEY"),
             data_dir: path("SHOAL_DATA_DIR"),
-            listen: given("SHOAL_LISTEN"),
-            public_url: given("SHOAL_PUBLIC_URL"),
+            config: std::env::var_os("SHOAL_CONFIG").map(PathBuf::from),
+            variables: std::env::vars_os()
+                .filter_map(|(name, value)| Some((name.into_string().ok()?, value)))
+                .filter(|(name, _)| name.starts_with("SHOAL_"))
+                .collect(),
             log: given("SHOAL_LOG"),
             private_dir: path("SHOAL_PRIVATE_DIR").unwrap_or_else(own_private),
             terminal: ["TERM", "COLORTERM"]
@@ -59,8 +106,27 @@ impl Environment {
             registry_username: given("SHOAL_REGISTRY_USERNAME"),
             registry_password: given("SHOAL_REGISTRY_PASSWORD"),
             docker_config: crate::images::docker_config(path("DOCKER_CONFIG"), path("HOME")),
-            colour: std::io::stderr().is_terminal()
-                && std::env::var_os("NO_COLOR").is_none_or(|v| v.is_empty()),
+            colour: colours.resolve(color, std::io::stderr().is_terminal()),
+            colour_stdout: colours.resolve(color, std::io::stdout().is_terminal()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_strongest_word_on_colours_holds() {
+        let none = ColourWishes::default();
+        assert!(none.resolve(Color::Auto, true) && !none.resolve(Color::Auto, false));
+        let all = ColourWishes { no_color: true, clicolor_force: true, clicolor_off: true, dumb: true };
+        assert!(all.resolve(Color::Always, false), "the command line is the strongest");
+        assert!(!all.resolve(Color::Auto, true), "then NO_COLOR");
+        let forced = ColourWishes { clicolor_force: true, clicolor_off: true, ..ColourWishes::default() };
+        assert!(forced.resolve(Color::Auto, false) && !forced.resolve(Color::Never, true));
+        let off = ColourWishes { clicolor_off: true, ..ColourWishes::default() };
+        let dumb = ColourWishes { dumb: true, ..ColourWishes::default() };
+        assert!(!off.resolve(Color::Auto, true) && !dumb.resolve(Color::Auto, true));
     }
 }

@@ -10,6 +10,7 @@ use crate::{find, print, report};
 pub async fn create(arguments: CreateKey, environment: &Environment) -> anyhow::Result<i32> {
     let wish = api::CreateKey {
         owner: arguments.owner,
+        metrics_only: arguments.metrics_only,
         sandboxes_max: arguments.sandboxes,
         cpu_max: arguments.cpu,
         memory_max: arguments.memory,
@@ -34,10 +35,11 @@ pub async fn list(arguments: ListKeys, environment: &Environment) -> anyhow::Res
     let rows: Vec<Vec<String>> = keys
         .into_iter()
         .map(|key| {
+            let opens = opens(&key).to_owned();
             vec![
                 key.id,
                 key.owner,
-                if key.admin { "yes" } else { "no" }.to_owned(),
+                opens,
                 limit(key.sandboxes_max.map(|count| count.to_string())),
                 limit(key.cpu_millis_max.map(|millis| format!("{millis}m"))),
                 limit(key.memory_bytes_max.map(|bytes| format!("{} MiB", bytes >> 20))),
@@ -45,8 +47,17 @@ pub async fn list(arguments: ListKeys, environment: &Environment) -> anyhow::Res
             ]
         })
         .collect();
-    print::table(&["id", "owner", "admin", "sandboxes", "cpu", "memory", "created"], &rows)?;
+    print::table(&["id", "owner", "opens", "sandboxes", "cpu", "memory", "created"], &rows)?;
     Ok(0)
+}
+
+/// What a key opens, in a word.
+fn opens(key: &api::Key) -> &'static str {
+    match (key.admin, key.metrics_only) {
+        (true, _) => "sandboxes, keys, metrics",
+        (false, true) => "metrics",
+        (false, false) => "sandboxes",
+    }
 }
 
 /// `shoal key rm`: each one, whatever becomes of the others.

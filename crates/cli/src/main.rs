@@ -1,14 +1,16 @@
 //! `shoal`: the command line, the daemon and, hidden, the launcher, in one program.
 //!
 //! Reads the arguments and the environment once, hands them down, and ends the process with the right code. What the
-//! subcommands do is in their modules; all but `serve` and `launcher` are clients and know nothing of the engine.
+//! subcommands do is in their modules; all but `serve`, `launcher` and `doctor` are clients and know nothing of the engine.
 
 #![forbid(unsafe_code)]
 
 mod args;
 mod bench;
+mod config;
 mod copy;
 mod detach;
+mod doctor;
 mod environment;
 mod find;
 mod images;
@@ -31,12 +33,13 @@ mod session;
 mod shell;
 mod stats;
 mod terminal;
+mod watch;
 
 use std::process::exit;
 
-use clap::Parser;
+use clap::{ArgMatches, CommandFactory, FromArgMatches};
 
-use crate::args::{Arguments, KeyAction, Subcommand};
+use crate::args::{Arguments, ConfigAction, KeyAction, Subcommand};
 use crate::environment::Environment;
 
 /// A failure of our own, for all subcommands that run nothing.
@@ -45,14 +48,21 @@ const FAILED: i32 = 1;
 const RUN_FAILED: i32 = 125;
 
 fn main() {
-    let arguments = Arguments::parse();
-    let environment = Environment::read();
+    let matches = Arguments::command().get_matches();
+    let mut arguments = Arguments::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
+    if wants_json(&matches) {
+        report::set_json();
+    }
+    let environment = Environment::read(arguments.color);
+    print::set_colour(environment.colour_stdout);
     // The launcher is one thread, so nothing is started before it is known not to be wanted.
-    match arguments.subcommand {
-        Subcommand::Launcher(config) => exit(end(&environment, FAILED, launcher::run(config).map(|()| 0))),
-        Subcommand::BenchFloor(floor) => {
-            exit(end(&environment, FAILED, bench::run_floor(&floor).map(|()| 0)))
+    match &mut arguments.subcommand {
+        Subcommand::Doctor(doctor) => {
+            let data_dir = doctor.data_dir.clone().unwrap_or_else(|| config::data_dir(&environment));
+            doctor.findings = runtime::doctor::examine(&data_dir);
         }
+        Subcommand::Launcher(config) => exit(end(&environment, FAILED, launcher::run(config).map(|()| 0))),
+        Subcommand::BenchFloor(floor) => exit(end(&environment, FAILED, bench::run_floor(floor).map(|()| 0))),
         _ => {}
     }
     let failed = match &arguments.subcommand {
@@ -70,6 +80,14 @@ fn main() {
             result
         });
     exit(end(&environment, failed, result));
+}
+
+/// Whether `--json` was given, to whichever subcommand.
+fn wants_json(matches: &ArgMatches) -> bool {
+    match matches.subcommand() {
+        Some((_, below)) => matches!(below.try_get_one::<bool>("json"), Ok(Some(true))) || wants_json(below),
+        None => false,
+    }
 }
 
 fn end(environment: &Environment, failed: i32, result: anyhow::Result<i32>) -> i32 {
@@ -95,6 +113,7 @@ async fn dispatch(subcommand: Subcommand, environment: &Environment) -> anyhow::
         Subcommand::Rm(arguments) => sandboxes::remove(arguments, environment).await,
         Subcommand::Cp(arguments) => copy::copy(arguments, environment).await,
         Subcommand::Logs(arguments) => logs::logs(arguments, environment).await,
+        Subcommand::Watch(arguments) => watch::watch(arguments, environment).await,
         Subcommand::Stats(arguments) => stats::stats(arguments, environment).await,
         Subcommand::Image(arguments) => images::image(arguments, environment).await,
         Subcommand::Key(arguments) => match arguments.action {
@@ -102,6 +121,15 @@ async fn dispatch(subcommand: Subcommand, environment: &Environment) -> anyhow::
             KeyAction::Ls(arguments) => keys::list(arguments, environment).await,
             KeyAction::Rm(arguments) => keys::remove(arguments, environment).await,
         },
+        Subcommand::Config(arguments) => match arguments.action {
+            ConfigAction::Show(arguments) => config::show(*arguments, environment),
+        },
+        Subcommand::Doctor(arguments) => doctor::doctor(arguments, environment).await,
+        Subcommand::Completions(arguments) => {
+            let mut script = Vec::new();
+            clap_complete::generate(arguments.shell, &mut Arguments::command(), "shoal", &mut script);
+            print::text(&String::from_utf8_lossy(&script)).map(|()| 0)
+        }
         Subcommand::Bench(arguments) => bench::bench(&arguments).await.map(|()| 0),
         Subcommand::Launcher(_) | Subcommand::BenchFloor(_) => {
             unreachable!("what has one thread is started before the runtime")

@@ -145,7 +145,9 @@ fn machine(machine: &api::MachineStats) -> String {
             all.states.iter().map(|(state, count)| format!("{count} {state}")).collect();
         let states = if states.is_empty() { "none".to_owned() } else { states.join(", ") };
         text.push_str(&format!(
-            "sandboxes of all owners: {states}; they may use {} of {} processors and {} of {} in all\n",
+            "sandboxes of all owners: {states}; they use {} with {} processes, and may use {} of {} processors and {} of {}\n",
+            size(all.usage.memory_bytes),
+            all.usage.pids,
             processors(all.promised.cpu_millis),
             processors(all.capacity.cpu_millis),
             size(all.promised.memory_bytes),

@@ -18,7 +18,7 @@ use wire::SandboxId;
 use wire::api;
 
 use crate::error::ClientError;
-use crate::events::EventStream;
+use crate::sse::{SseReader, next_bytes};
 use crate::transport::{Body, Call, Wait};
 use crate::{Client, Repeat, escape, plain};
 
@@ -297,7 +297,7 @@ impl Files {
         let pairs = [("path", path.as_ref()), ("recursive", truth(recursive))];
         let call = plain(Method::GET, self.target("/watch", &pairs));
         let response = self.client.transport.stream(&call, None).await?;
-        Ok(FileWatch { events: EventStream::new(response.into_body(), self.client.url()) })
+        Ok(FileWatch(SseReader::new(response.into_body(), self.client.url())))
     }
 
     /// A directory, or one file, as a tar stream.
@@ -463,26 +463,20 @@ impl Download {
     }
 }
 
-pub(crate) async fn next_bytes(body: &mut Incoming, url: &str) -> Result<Option<Bytes>, ClientError> {
-    while let Some(frame) = body.frame().await {
-        let frame =
-            frame.map_err(|source| ClientError::Broken { url: url.to_owned(), source: source.into() })?;
-        if let Ok(bytes) = frame.into_data() {
-            return Ok(Some(bytes));
-        }
-    }
-    Ok(None)
-}
-
 /// What happens to files, as it happens.
-pub struct FileWatch {
-    events: EventStream,
-}
+pub struct FileWatch(SseReader);
 
 impl FileWatch {
     /// The next event. `None`: the daemon stops, and the watch may be begun anew.
     pub async fn next(&mut self) -> Result<Option<api::FileEvent>, ClientError> {
-        self.events.next().await
+        loop {
+            // Comments have no data: they only show that the stream lives.
+            let Some(event) = self.0.next().await? else { return Ok(None) };
+            let Some(event) = event else { continue };
+            let told = serde_json::from_slice(&event.data);
+            let strange = |what| ClientError::Strange { url: self.0.url().to_owned(), what };
+            return told.map(Some).map_err(|error| strange(error.to_string()));
+        }
     }
 }
 

@@ -5,15 +5,14 @@ use http::header::{self, HeaderValue};
 use wire::api;
 
 use crate::error::ClientError;
-use crate::events::EventStream;
 use crate::files::Upload;
+use crate::sse::SseReader;
 use crate::transport::{Call, Wait};
 use crate::{Client, Repeat, in_query, json, plain};
 
 /// What happens while an image comes.
 pub struct ImageEvents {
-    events: EventStream,
-    url: String,
+    reader: SseReader,
     over: bool,
 }
 
@@ -23,17 +22,20 @@ impl ImageEvents {
         if self.over {
             return Ok(None);
         }
-        match self.events.next().await? {
-            Some(api::ImageEvent::Failed(body)) => {
-                Err(ClientError::Refused { status: None, body: Box::new(body) })
+        let strange =
+            |reader: &SseReader, what: String| ClientError::Strange { url: reader.url().to_owned(), what };
+        let event = loop {
+            match self.reader.next().await? {
+                Some(Some(event)) => break event,
+                Some(None) => {} // A comment: the stream lives.
+                None => return Err(strange(&self.reader, "it stopped before the image was here".into())),
             }
-            Some(event) => {
+        };
+        match serde_json::from_slice(&event.data).map_err(|error| strange(&self.reader, error.to_string()))? {
+            api::ImageEvent::Failed(body) => Err(ClientError::Refused { status: None, body: Box::new(body) }),
+            event => {
                 self.over = matches!(event, api::ImageEvent::Done { .. });
                 Ok(Some(event))
-            }
-            None => {
-                let what = "it stopped before the image was here".into();
-                Err(ClientError::Strange { url: self.url.clone(), what })
             }
         }
     }
@@ -89,8 +91,7 @@ impl Client {
             body
         });
         let response = self.transport.stream(&call, body).await?;
-        let url = self.url();
-        Ok(ImageEvents { events: EventStream::new(response.into_body(), url.clone()), url, over: false })
+        Ok(ImageEvents { reader: SseReader::new(response.into_body(), self.url()), over: false })
     }
 
     /// All images, newest first.

@@ -21,11 +21,12 @@
 #![forbid(unsafe_code)]
 
 mod error;
-mod events;
 mod files;
 mod images;
+mod sse;
 mod stream;
 mod transport;
+mod watch;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -41,6 +42,7 @@ pub use files::{Download, FileWatch, Files, GrepFiles, Upload, WriteFile};
 pub use images::ImageEvents;
 pub use stream::{CommandStream, Input, InputClosed, Offsets, StreamEvent};
 use transport::{Call, Transport, Wait};
+pub use watch::SandboxWatch;
 pub use wire::api;
 pub use wire::{CommandId, SandboxId};
 
@@ -179,6 +181,11 @@ impl Client {
     pub async fn sandbox_named(&self, name: &str) -> Result<Option<api::Sandbox>, ClientError> {
         let page: api::SandboxPage = self.read(format!("/v1/sandboxes?name={}", in_query(name))).await?;
         Ok(page.sandboxes.into_iter().find(|sandbox| sandbox.name == name))
+    }
+
+    /// What happens to sandboxes and their commands from now on: to all, or to one.
+    pub fn watch(&self, only: Option<SandboxId>) -> SandboxWatch {
+        SandboxWatch::new(self.clone(), only)
     }
 
     /// Changes a sandbox.

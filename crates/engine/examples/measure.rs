@@ -29,6 +29,7 @@ async fn main() {
         id: "measure".into(),
         owner: owner.clone(),
         admin: false,
+        metrics_only: false,
         limits: KeyLimits::default(),
         created_at: std::time::SystemTime::now(),
     };

@@ -131,6 +131,7 @@ impl Stamp {
     }
 
     /// The same, so much later.
+    #[cfg(test)]
     pub fn plus(self, length: Duration) -> Self {
         let length = micros(length);
         Self {

@@ -9,30 +9,35 @@
 //!
 //! A create that fails is torn down and stays as `Failed` with its reason. If the launcher died in the middle of it, it
 //! is torn down and tried once more. If cleaning up fails too, both reasons are kept, and the sweep tries again.
+//! A sandbox that breaks later is `Failed` with its disk; its processes are ended. That, like a delete, is tried until it is done.
 
 use std::future::{Future, pending};
 use std::pin::Pin;
 use std::sync::{Arc, PoisonError};
 use std::task::{Context, Poll};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use runtime::{BackendError, Spec, Usage};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::{JoinError, JoinHandle};
-use tokio::time::timeout;
-use tracing::{Instrument, error, info, info_span, warn};
+use tokio::time::{Sleep, timeout};
+use tracing::{Instrument, Span, debug_span, error, info, info_span, warn};
 use wire::SandboxId;
-use wire::launch::Rootfs;
+use wire::launch::{Processes, Rootfs};
 
+use crate::TRACE_TARGET;
 use crate::command::Hub;
 use crate::error::{EngineError, StoreError, chain};
+use crate::events::Happened;
 use crate::guest::{LinkEnd, keep_connected};
 use crate::home::Home;
 use crate::images::{self, ImageName, PullSpec};
 use crate::keeper::Keeper;
 use crate::lifecycle::{Disk, Goal, Recovery, State, Wish};
 use crate::lifetime::Explanation;
+use crate::metrics::{Verb, Verdict};
 use crate::model::{SandboxUpdate, Wait};
+use crate::slow;
 use crate::store::{SandboxChange, SandboxRow};
 
 /// Messages that wait for a driver, at most. A driver never waits itself, save for a commit.
@@ -51,13 +56,22 @@ const READY_SECONDS: u64 = 20;
 const ADOPT_SECONDS: u64 = 1;
 /// How long a teardown may take. Large trees take a while to remove.
 const TEARDOWN_SECONDS: u64 = 120;
+/// How long the end of a sandbox's processes may take.
+const END_SECONDS: u64 = 60;
+/// Between two attempts at what must succeed in the end, at first and at most.
+const RETRY_MIN: Duration = Duration::from_millis(100);
+const RETRY_MAX: Duration = Duration::from_secs(30);
 /// How long a look at what a sandbox has used may take. It is read from a file on the host.
 const LOOK_SECONDS: u64 = 10;
 
 /// What a driver is told.
 pub(crate) enum Message {
     /// Be gone, and say when.
-    Delete { done: oneshot::Sender<Result<(), EngineError>> },
+    Delete {
+        done: oneshot::Sender<Result<(), EngineError>>,
+        /// For traces: what the caller was doing.
+        cause: Span,
+    },
     /// Change what people say of it. A new name was reserved before.
     Update { update: Box<SandboxUpdate>, done: oneshot::Sender<Result<(), EngineError>> },
     /// Live on.
@@ -106,10 +120,18 @@ pub(crate) fn spawn(home: &Arc<Home>, inbox: mpsc::Receiver<Message>, keeper: Ke
         home: Arc::clone(home),
         inbox,
         work: Work::None,
+        failures: 0,
         keeper,
         look: None,
         deletes: Vec::new(),
         created: None,
+        began: None,
+        trace: match birth {
+            Birth::New { .. } => {
+                debug_span!(target: TRACE_TARGET, "create", shoal.sandbox = %home.id)
+            }
+            Birth::Recovered => Span::none(),
+        },
     };
     let task = home.shared.runtime.spawn(driver.run(birth).instrument(span));
     *home.driver.lock().unwrap_or_else(PoisonError::into_inner) = Some(task.abort_handle());
@@ -119,6 +141,8 @@ struct Driver {
     home: Arc<Home>,
     inbox: mpsc::Receiver<Message>,
     work: Work,
+    /// Of the present work, in a row.
+    failures: u32,
     keeper: Keeper,
     /// What the sandbox has had of the processors is being read.
     look: Option<Task<Result<Usage, BackendError>>>,
@@ -126,14 +150,36 @@ struct Driver {
     deletes: Vec<oneshot::Sender<Result<(), EngineError>>>,
     /// Who waits for the beginning.
     created: Option<oneshot::Sender<Result<(), EngineError>>>,
+    /// Since when it is being made, or being deleted.
+    began: Option<Instant>,
+    /// For traces: of what is being done, while it is.
+    trace: Span,
 }
 
 /// What goes on beside the inbox.
 enum Work {
     None,
-    Making { task: Task<Result<Task<LinkEnd>, BackendError>>, cancel: watch::Sender<bool> },
+    Making {
+        task: Task<Result<Task<LinkEnd>, BackendError>>,
+        cancel: watch::Sender<bool>,
+    },
     Linked(Task<LinkEnd>),
-    Cleaning { task: Task<Result<(), BackendError>>, then: Then },
+    Cleaning {
+        task: Task<Result<(), BackendError>>,
+        then: Then,
+    },
+    /// Until what failed is tried again.
+    Resting {
+        until: Pin<Box<Sleep>>,
+        again: Again,
+    },
+}
+
+/// What is tried again.
+#[derive(Clone, Copy)]
+enum Again {
+    Delete,
+    EndProcesses,
 }
 
 /// What a teardown is for.
@@ -144,6 +190,8 @@ enum Then {
     Gone,
     /// The sweep found something of a failed sandbox.
     Nothing,
+    /// A sandbox that failed had processes.
+    Ended,
 }
 
 /// What came of it.
@@ -151,6 +199,7 @@ enum Finished {
     Made(Result<Task<LinkEnd>, BackendError>),
     Unlinked(LinkEnd),
     Cleaned(Result<(), BackendError>),
+    Rested,
 }
 
 impl Work {
@@ -166,6 +215,10 @@ impl Work {
             })),
             Self::Cleaning { task, .. } => {
                 Finished::Cleaned(task.await.unwrap_or_else(|error| Err(panicked("clean up", error))))
+            }
+            Self::Resting { until, .. } => {
+                until.await;
+                Finished::Rested
             }
         }
     }
@@ -214,7 +267,10 @@ impl Driver {
     async fn begin(&mut self, birth: Birth) -> Life {
         match birth {
             Birth::New { row, wait, created } => {
-                match self.home.shared.store.insert_sandbox(*row).await {
+                self.began = Some(Instant::now());
+                let inserted = self.home.shared.store.insert_sandbox(*row);
+                let inserted = slow::ROW.watch(&self.home.shared.metrics, self.home.id, inserted);
+                match inserted.instrument(self.trace.clone()).await {
                     Ok(image) => {
                         if let Some(image) = image.and_then(|digest| self.home.shared.images.get(digest)) {
                             self.home.set_image(image);
@@ -235,6 +291,7 @@ impl Driver {
                     }
                 }
                 self.home.set_recorded();
+                self.home.tell_state();
                 match wait {
                     Wait::Ready => self.created = Some(created),
                     Wait::No => drop(created.send(Ok(()))),
@@ -247,6 +304,10 @@ impl Driver {
                     Recovery::MakeAgain => self.make(Remains::Perhaps),
                     Recovery::Adopt => self.link(),
                     Recovery::Finish => self.clean(None, self.home.close_commands(), Then::Gone),
+                    // The daemon may have died before it had ended what a broken sandbox still ran.
+                    Recovery::Keep if self.home.state() == (State::Failed { disk: Disk::Whole }) => {
+                        self.end_processes();
+                    }
                     Recovery::Keep => {}
                 }
             }
@@ -256,8 +317,13 @@ impl Driver {
 
     async fn hear(&mut self, message: Message) -> Life {
         match message {
-            Message::Delete { done } => {
+            Message::Delete { done, cause } => {
                 self.deletes.push(done);
+                if self.deletes.len() == 1 {
+                    let id = self.home.id;
+                    self.trace =
+                        debug_span!(target: TRACE_TARGET, parent: &cause, "delete", shoal.sandbox = %id);
+                }
                 self.delete().await; // Whoever asked is told what came of it.
             }
             Message::Update { update, done } => {
@@ -278,7 +344,8 @@ impl Driver {
 
     fn make(&mut self, remains: Remains) {
         let (cancel, cancelled) = watch::channel(false);
-        let task = Task::spawn(make(Arc::clone(&self.home), remains, cancelled));
+        let task =
+            Task::spawn(make(Arc::clone(&self.home), remains, cancelled).instrument(self.trace.clone()));
         self.work = Work::Making { task, cancel };
     }
 
@@ -315,8 +382,22 @@ impl Driver {
                         warn!(error = chain(&error), "cannot remove what is left of a failed sandbox");
                     }
                 }
+                Then::Ended => match result {
+                    Ok(()) => self.failures = 0,
+                    Err(error) => {
+                        warn!(
+                            error = chain(&error),
+                            "cannot end the processes of a failed sandbox; trying again"
+                        );
+                        self.rest(Again::EndProcesses);
+                    }
+                },
             },
-            (Work::None | Work::Making { .. } | Work::Linked(_), Finished::Cleaned(_)) => {
+            (Work::Resting { again, .. }, Finished::Rested) => match again {
+                Again::Delete => self.clean(None, self.home.close_commands(), Then::Gone),
+                Again::EndProcesses => self.end_processes(),
+            },
+            (_, Finished::Cleaned(_) | Finished::Rested) => {
                 unreachable!("what finished is what was under way")
             }
         }
@@ -329,6 +410,7 @@ impl Driver {
             Ok(()) => {
                 info!("sandbox runs");
                 self.keeper.started(self.home.shared.clock.now());
+                self.measure(Verb::Create, Verdict::Ok);
                 self.tell_creator(Ok(()));
                 if !self.keeper.lifetime().rules().is_empty() {
                     self.note_use();
@@ -353,6 +435,7 @@ impl Driver {
             reason = format!("{reason}; cleaning up failed too: {}", chain(&left));
         }
         warn!(reason, "cannot create sandbox");
+        self.measure(Verb::Create, Verdict::Failed);
         self.home.close_commands();
         let state = State::Failed { disk: Disk::Lost };
         if let Err(error) = self.record(state, Goal::Running, Some(reason.clone())).await {
@@ -364,9 +447,9 @@ impl Driver {
         self.judge().await;
     }
 
-    /// A running sandbox lost its init, or the right to be listened to. Its disk is left as it is, and so are processes
-    /// that a hostile init may still have, within their limits: a teardown would take the files of whoever owns it, and
-    /// a delete does that when it is wanted.
+    /// A running sandbox lost its init, or the right to be listened to. Its disk is left as it is: a teardown would take the
+    /// files of whoever owns it, and a delete does that when it is wanted. Its processes are ended, since nobody can reach them
+    /// any more: an init that was taken over may have some, also when it seems to be gone.
     async fn lost(&mut self, end: LinkEnd) {
         let reason = chain(&end);
         warn!(reason, "sandbox failed");
@@ -380,7 +463,32 @@ impl Driver {
         for command in commands {
             command.sandbox_gone();
         }
+        self.end_processes();
         self.judge().await;
+    }
+
+    fn end_processes(&mut self) {
+        let home = Arc::clone(&self.home);
+        let task = Task::spawn(async move {
+            let end = home.shared.backend.end_processes(home.id, Processes::All);
+            within(END_SECONDS, "end the sandbox's processes", end).await
+        });
+        self.work = Work::Cleaning { task, then: Then::Ended };
+    }
+
+    /// Waits a while, longer each time, before what failed is tried again.
+    fn rest(&mut self, again: Again) {
+        let pause = RETRY_MIN.saturating_mul(1 << self.failures.min(16)).min(RETRY_MAX);
+        self.failures += 1;
+        self.work = Work::Resting { until: Box::pin(tokio::time::sleep(pause)), again };
+    }
+
+    /// How long it was being made, or deleted.
+    fn measure(&mut self, verb: Verb, verdict: Verdict) {
+        self.trace = Span::none();
+        if let Some(began) = self.began.take() {
+            self.home.shared.metrics.operation(verb, verdict, began.elapsed());
+        }
     }
 
     fn tell_creator(&mut self, result: Result<(), EngineError>) {
@@ -392,8 +500,9 @@ impl Driver {
     /// Writes a new state, from the one that the sandbox is in, and tells whoever watches.
     async fn record(&self, to: State, goal: Goal, reason: Option<String>) -> Result<(), EngineError> {
         let from = self.home.state();
-        let changed =
-            self.home.shared.store.change_state(self.home.id, from, to, goal, reason.clone()).await?;
+        let changed = self.home.shared.store.change_state(self.home.id, from, to, goal, reason.clone());
+        let changed = slow::ROW.watch(&self.home.shared.metrics, self.home.id, changed);
+        let changed = changed.instrument(self.trace.clone()).await?;
         if !changed {
             // Nobody else changes this row. If it happens, memory is as good a guess as the row.
             error!(from = from.word(), to = to.word(), "a sandbox's row was not in the state it was left in");
@@ -425,6 +534,7 @@ impl Driver {
         if let Some(name) = update.name {
             let before = std::mem::replace(&mut home.face().name, name);
             home.shared.directory().free_name(&home, &before);
+            home.tell_state();
         }
         if let Some(labels) = labels {
             home.shared.directory().relabel(&home, labels);
@@ -560,14 +670,15 @@ impl Driver {
                 self.look = None;
                 self.keeper.plan(State::Deleting, None, self.home.shared.clock.now());
             }
-            Ok(None) if matches!(self.work, Work::None) => {} // An earlier attempt failed.
+            Ok(None) if matches!(self.work, Work::None | Work::Resting { .. }) => {} // An earlier attempt failed.
             Ok(None) | Err(_) => return true,
         }
+        self.began = Some(Instant::now());
         let state = State::Deleting.word();
         self.tell_creator(Err(EngineError::WrongState { id: self.home.id, state }));
         let commands = self.home.close_commands();
         let before = match std::mem::replace(&mut self.work, Work::None) {
-            Work::None => None,
+            Work::None | Work::Resting { .. } => None,
             Work::Making { task, cancel } => {
                 cancel.send_replace(true);
                 Some(Before::Making(task))
@@ -586,9 +697,9 @@ impl Driver {
         let home = Arc::clone(&self.home);
         let logs = match then {
             Then::Gone => Logs::Remove(commands),
-            Then::Failed(_) | Then::Nothing => Logs::Keep,
+            Then::Failed(_) | Then::Nothing | Then::Ended => Logs::Keep,
         };
-        let task = Task::spawn(clean(home, before, logs));
+        let task = Task::spawn(clean(home, before, logs).instrument(self.trace.clone()));
         self.work = Work::Cleaning { task, then };
     }
 
@@ -597,21 +708,27 @@ impl Driver {
         let id = self.home.id;
         if let Err(source) = result {
             warn!(error = chain(&source), "cannot delete sandbox; it will be tried again");
+            self.measure(Verb::Delete, Verdict::Failed);
             self.tell_deleters(Err(EngineError::Delete { id, source }));
+            self.rest(Again::Delete);
             return Life::On;
         }
         if let Err(error) = self.home.shared.store.delete_sandbox(id).await {
             warn!(error = chain(&error), "cannot delete a sandbox's row; it will be tried again");
             self.tell_deleters(Err(error));
+            self.rest(Again::Delete);
             return Life::On;
         }
         self.home.shared.directory().remove(id);
+        let name = self.home.face().name.clone();
+        self.home.tell(Happened::Deleted { name });
         info!("sandbox is gone");
+        self.measure(Verb::Delete, Verdict::Ok);
         self.tell_deleters(Ok(()));
         // Those that came while the last steps were taken have what they want.
         self.inbox.close();
         while let Some(message) = self.inbox.recv().await {
-            if let Message::Delete { done } = message {
+            if let Message::Delete { done, .. } = message {
                 let _ = done.send(Ok(()));
             }
         }
@@ -718,16 +835,19 @@ async fn attempt(
     let (ready, is_ready) = oneshot::channel();
     let mut link = Task::spawn(keep_connected(Arc::clone(home), ready));
     let late = BackendError::Late { doing: "greet init", seconds: READY_SECONDS };
-    tokio::select! {
-        biased;
-        ready = is_ready => match ready {
-            Ok(()) => Ok(link),
-            Err(_) => Err(link_ended(link.await)),
-        },
-        end = &mut link => Err(link_ended(end)),
-        () = is_cancelled(cancelled) => Err(BackendError::Gone),
-        () = tokio::time::sleep(Duration::from_secs(READY_SECONDS)) => Err(late),
-    }
+    let greeted = async {
+        tokio::select! {
+            biased;
+            ready = is_ready => match ready {
+                Ok(()) => Ok(link),
+                Err(_) => Err(link_ended(link.await)),
+            },
+            end = &mut link => Err(link_ended(end)),
+            () = is_cancelled(cancelled) => Err(BackendError::Gone),
+            () = tokio::time::sleep(Duration::from_secs(READY_SECONDS)) => Err(late),
+        }
+    };
+    slow::GREET.watch(&home.shared.metrics, home.id, greeted).await
 }
 
 /// What a backend mounts for a sandbox. Pulls its image if that is not here, and takes it for the sandbox.

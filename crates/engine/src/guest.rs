@@ -40,6 +40,9 @@ const VIOLATIONS_MAX: u32 = 5;
 const FORGIVEN_AFTER: Duration = Duration::from_secs(600);
 /// Requests of callers that wait for init's answer, in one sandbox.
 const REQUESTS_MAX: usize = 1024;
+/// Messages that wait for an init that does not listen, beyond which nobody may ask for more. What need not be asked for, starts and
+/// results, is bounded by the commands.
+const ITEMS_MAX: usize = 4 * COMMANDS_MAX;
 /// Frames are gathered up to about this size before they are written.
 const OUT_TARGET: usize = 128 * 1024;
 /// After so long without traffic, a link gives its read buffer back. A thousand idle sandboxes should cost little.
@@ -76,6 +79,8 @@ pub(crate) enum Violation {
     BadStdinAck { handle: Handle, offset: u64, sent: u64 },
     #[error("init answered a ping that was never sent")]
     UnknownPong,
+    #[error("the engine stops")]
+    NobodyListens,
     #[error("init spoke out of turn")]
     OutOfTurn,
     #[error("init chose version {version}, which was not offered")]
@@ -159,6 +164,7 @@ impl Live {
         let taken = hub.take_stdin();
         if !taken.bytes.is_empty() {
             let length = taken.bytes.len();
+            hub.home.shared.metrics.stdin(length);
             out.extend_from_slice(&frame::data_header(hub.handle, Stream::Stdin, taken.offset, length));
             out.extend_from_slice(&taken.bytes);
         }
@@ -318,9 +324,10 @@ impl Outbox {
         if state.pings.len() >= REQUESTS_MAX {
             // Those whose caller has left no longer count.
             state.pings.retain(|_, waiting| !waiting.is_closed());
-            if state.pings.len() >= REQUESTS_MAX {
-                return Err(Unsaid::TooMany);
-            }
+        }
+        // What a caller that has left wanted said is said all the same, if init ever listens; so that has a bound of its own.
+        if state.pings.len() >= REQUESTS_MAX || state.items.len() >= ITEMS_MAX {
+            return Err(Unsaid::TooMany);
         }
         let (tell, told) = oneshot::channel();
         state.serial += 1;
@@ -467,6 +474,7 @@ pub(crate) async fn keep_connected(home: Arc<Home>, ready: oneshot::Sender<()>) 
             }
             TalkEnd::Violation(violation) => {
                 violations += 1;
+                home.shared.metrics.violated();
                 warn!(sandbox = %home.id, %violation, violations, "init broke the protocol; connecting anew");
                 if violations >= VIOLATIONS_MAX {
                     return LinkEnd::Hostile(violation);
@@ -530,6 +538,13 @@ enum Stage {
     Open,
 }
 
+/// See [`Talk::unwanted`].
+#[derive(Default)]
+struct Unwanted {
+    acks: BTreeMap<Stream, u64>,
+    over: bool,
+}
+
 /// One connection.
 struct Talk<'a> {
     home: &'a Arc<Home>,
@@ -537,6 +552,8 @@ struct Talk<'a> {
     stage: Stage,
     version: u32,
     known: BTreeMap<Handle, (Option<u32>, u64)>,
+    /// What is to be said of commands that have their results, and that init has not forgotten.
+    unwanted: BTreeMap<Handle, Unwanted>,
     /// Encoded and not yet written.
     out: Vec<u8>,
     written: usize,
@@ -544,8 +561,16 @@ struct Talk<'a> {
 
 impl<'a> Talk<'a> {
     fn new(home: &'a Arc<Home>, ready: &'a mut Option<oneshot::Sender<()>>) -> Self {
-        let known = BTreeMap::new();
-        Self { home, ready, stage: Stage::Greeting, version: VERSION_MIN, known, out: Vec::new(), written: 0 }
+        Self {
+            home,
+            ready,
+            stage: Stage::Greeting,
+            version: VERSION_MIN,
+            known: BTreeMap::new(),
+            unwanted: BTreeMap::new(),
+            out: Vec::new(),
+            written: 0,
+        }
     }
 
     async fn run(&mut self, stream: GuestStream) -> TalkEnd {
@@ -569,6 +594,7 @@ impl<'a> Talk<'a> {
                 // A burst should not be held for ever.
                 self.out.shrink_to(OUT_TARGET);
                 if self.stage == Stage::Open {
+                    self.put_unwanted();
                     self.home.outbox.fill(&mut self.out);
                 }
             }
@@ -610,8 +636,13 @@ impl<'a> Talk<'a> {
                     if self.stage != Stage::Open {
                         return Err(Violation::OutOfTurn.into());
                     }
-                    if let Some(live) = self.live(handle)? {
-                        live.receive(stream, offset, bytes)?;
+                    match self.live(handle)? {
+                        Some(live) => live.receive(stream, offset, bytes)?,
+                        // Nobody wants them, and init must get rid of them to come to the end.
+                        None => {
+                            let offset = offset.saturating_add(bytes.len() as u64);
+                            self.unwanted(handle)?.acks.insert(stream, offset);
+                        }
                     }
                 }
             }
@@ -664,8 +695,11 @@ impl<'a> Talk<'a> {
             }
             match self.home.live(*handle)? {
                 Some(hub) => frame::put_message(&hub.resume(*pid, *stdin)?, &mut self.out),
-                // Its result is stored, but init has not heard so.
-                None => frame::put_message(&ToInit::AckResult { handle: *handle }, &mut self.out),
+                // It has its result, and init has not heard so, or has not told of the end: then it does now.
+                None => {
+                    let resume = ToInit::Resume { handle: *handle, stdout: 0, stderr: 0 };
+                    frame::put_message(&resume, &mut self.out);
+                }
             }
         }
         for hub in live.iter().filter(|hub| !known.contains_key(&hub.handle)) {
@@ -684,11 +718,19 @@ impl<'a> Talk<'a> {
         }
         let abandoned = self.home.outbox.lock().abandoned.clone();
         for handle in abandoned {
-            frame::put_message(&ToInit::Kill { handle }, &mut self.out);
+            let is_live = known.contains_key(&handle)
+                || self.home.transfers.live(handle).is_some()
+                || live.iter().any(|hub| hub.handle == handle);
+            if is_live {
+                frame::put_message(&ToInit::Kill { handle }, &mut self.out);
+            } else {
+                self.home.outbox.lock().abandoned.remove(&handle); // Neither side knows it: it has ended.
+            }
         }
         if let Some(ready) = self.ready.take() {
             let _ = ready.send(()); // Nobody waits when a sandbox is adopted.
         }
+        self.home.shared.metrics.connected();
         debug!(sandbox = %self.home.id, commands = live.len(), "connected to init");
         Ok(())
     }
@@ -701,6 +743,33 @@ impl<'a> Talk<'a> {
         Ok(self.home.live(handle)?.map(Live::Command))
     }
 
+    /// The end of something that has its result, or that nobody wants: init may forget it. Said twice, it is harmless.
+    fn let_go_of(&mut self, handle: Handle) -> Result<(), Violation> {
+        self.home.outbox.lock().abandoned.remove(&handle);
+        self.unwanted(handle)?.over = true;
+        Ok(())
+    }
+
+    fn unwanted(&mut self, handle: Handle) -> Result<&mut Unwanted, Violation> {
+        // What is to be said is gathered and not queued, or an init that says much and hears nothing would fill our memory.
+        if self.unwanted.len() >= COMMANDS_MAX && !self.unwanted.contains_key(&handle) {
+            return Err(Violation::TooManyKnown);
+        }
+        Ok(self.unwanted.entry(handle).or_default())
+    }
+
+    fn put_unwanted(&mut self) {
+        for (handle, Unwanted { acks, over }) in std::mem::take(&mut self.unwanted) {
+            if over {
+                frame::put_message(&ToInit::AckResult { handle }, &mut self.out);
+                continue; // It covers everything.
+            }
+            for (stream, offset) in acks {
+                frame::put_message(&ToInit::Ack { handle, stream, offset }, &mut self.out);
+            }
+        }
+    }
+
     fn take_open(&mut self, message: FromInit) -> Result<(), Violation> {
         match message {
             FromInit::Started { handle, pid } => match self.live(handle)? {
@@ -709,7 +778,7 @@ impl<'a> Talk<'a> {
             },
             FromInit::StartFailed { handle, error } => match self.live(handle)? {
                 Some(live) => live.failed_to_start(error),
-                None => Ok(()),
+                None => self.let_go_of(handle),
             },
             FromInit::StdinAck { handle, offset } => match self.live(handle)? {
                 Some(live) => live.stdin_given(offset),
@@ -723,8 +792,7 @@ impl<'a> Talk<'a> {
             }
             FromInit::Ended { handle, end, stdout_end, stderr_end } => match self.live(handle)? {
                 Some(live) => live.ended(end, [stdout_end, stderr_end]),
-                // Said again on a new connection while its result was being stored.
-                None => Ok(()),
+                None => self.let_go_of(handle),
             },
             FromInit::Pong { serial } => self.home.outbox.answered(serial),
             FromInit::Hello { .. }
@@ -751,4 +819,26 @@ async fn read_some(
     decoder.space()[..length].copy_from_slice(&small[..length]);
     decoder.filled(length);
     Ok(length)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// An init that is stopped with its connection open: every caller leaves at its deadline, and others come.
+    #[test]
+    fn what_waits_for_an_init_that_does_not_listen_has_a_bound() {
+        let outbox = Outbox::default();
+        outbox.connect(VERSION);
+        let signal = ToInit::Signal { handle: Handle(1), signal: 1 };
+        let mut refused = 0;
+        for _ in 0..100_000 {
+            // Dropped, as by a caller that has left.
+            refused += u32::from(outbox.ask(Some(signal.clone())).is_err());
+        }
+        assert!(refused > 0);
+        let state = outbox.lock();
+        assert!(state.items.len() <= ITEMS_MAX + 1, "{} messages", state.items.len());
+        assert!(state.pings.len() <= REQUESTS_MAX, "{} callers", state.pings.len());
+    }
 }

@@ -18,11 +18,13 @@ use wire::launch::Limits;
 use wire::{CommandId, SandboxId};
 
 use crate::EngineConfig;
+use crate::backstop::Backstop;
 use crate::clock::Clock;
 use crate::command::Hub;
 use crate::directory::Directory;
 use crate::driver::Message;
 use crate::error::{EngineError, chain};
+use crate::events::{Events, Happened};
 use crate::guest::{Outbox, Violation};
 use crate::images::{Images, StoredImage};
 use crate::keys::Keys;
@@ -30,6 +32,7 @@ use crate::labels::Labels;
 use crate::lifecycle::State;
 use crate::lifetime::Lifetime;
 use crate::log::LogWriters;
+use crate::metrics::Metrics;
 use crate::model::{Owner, Sandbox, SandboxName, Wait};
 use crate::stats::Disk;
 use crate::store::{SandboxRow, Store, Tally};
@@ -50,6 +53,7 @@ pub(crate) struct Shared {
     pub config: EngineConfig,
     pub backend: Arc<dyn Backend>,
     pub clock: Arc<dyn Clock>,
+    pub metrics: Arc<Metrics>,
     pub store: Store,
     pub logs: LogWriters,
     pub keys: Keys,
@@ -62,6 +66,7 @@ pub(crate) struct Shared {
     pub counts: Semaphore,
     /// Tasks to be ended with the engine, besides the drivers.
     pub tasks: Mutex<Vec<AbortHandle>>,
+    pub events: Arc<Events>,
 }
 
 impl Shared {
@@ -88,7 +93,10 @@ impl Shared {
         self.logs.stop();
         self.store.close();
         for home in homes {
-            home.table().live.clear();
+            let mut table = home.table();
+            table.halted = true;
+            table.live.clear();
+            drop(table);
             home.transfers.close();
         }
     }
@@ -111,6 +119,7 @@ pub(crate) struct Home {
     pub request_digest: [u8; 32],
     pub outbox: Outbox,
     pub transfers: Transfers,
+    pub backstop: Arc<Backstop>,
     pub disk: Disk,
     pub uses: Uses,
     /// The driver's.
@@ -141,6 +150,8 @@ pub(crate) struct Face {
 struct Table {
     /// No more commands: the sandbox failed or goes.
     closed: bool,
+    /// The engine stops, and the table says nothing any more.
+    halted: bool,
     handle_next: u32,
     live: BTreeMap<Handle, Arc<Hub>>,
     by_id: HashMap<CommandId, Handle>,
@@ -194,6 +205,7 @@ impl Home {
             request_digest: row.request_digest,
             outbox: Outbox::default(),
             transfers: Transfers::default(),
+            backstop: Arc::default(),
             disk: Disk::default(),
             uses: Uses::default(),
             inbox,
@@ -221,9 +233,15 @@ impl Home {
 
     /// The driver's alone, after the row says so.
     pub fn set_state(&self, state: State, reason: Option<String>) {
+        match state {
+            State::Paused(_) => self.backstop.stand_still(),
+            State::Running => self.backstop.go_on(),
+            State::Creating | State::Deleting | State::Failed { .. } => {}
+        }
         let mut face = self.face();
         (face.state, face.reason) = (state, reason);
         drop(face);
+        self.tell_state();
         self.changed.notify_waiters();
     }
 
@@ -231,6 +249,17 @@ impl Home {
     pub fn set_recorded(&self) {
         self.face().recorded = true;
         self.changed.notify_waiters();
+    }
+
+    /// Tells whoever watches what its state and name are.
+    pub fn tell_state(&self) {
+        let Face { name, state, reason, .. } = self.face().clone();
+        self.tell(Happened::Sandbox { name, state, reason });
+    }
+
+    /// Tells whoever watches what happened to it.
+    pub fn tell(&self, what: Happened) {
+        self.shared.events.publish(&self.owner, self.id, what);
     }
 
     pub fn describe(&self) -> Sandbox {
@@ -395,6 +424,7 @@ impl Home {
 
     /// It has no row.
     pub fn forget_command(&self, hub: &Hub) {
+        self.backstop.disarm(hub.handle);
         let mut table = self.table();
         if table.live.remove(&hub.handle).is_some() {
             table.starts_bytes -= start_size(&hub.start);
@@ -465,6 +495,10 @@ impl Home {
     /// A command by its number: `None` if it has its result, an error if there never was one that init was told of.
     pub fn live(&self, handle: Handle) -> Result<Option<Arc<Hub>>, Violation> {
         let table = self.table();
+        if table.halted {
+            // That it is not in the table does not mean that it has its result: init must not be told so.
+            return Err(Violation::NobodyListens);
+        }
         let hub = table.live.get(&handle).cloned();
         let used = handle.0 < table.handle_next && handle.0 > 0;
         drop(table);
@@ -474,6 +508,11 @@ impl Home {
             // A row that is about to be written is not known to init.
             Some(_) | None => Err(Violation::UnknownHandle { handle }),
         }
+    }
+
+    /// Whether the engine stops.
+    pub fn is_halted(&self) -> bool {
+        self.table().halted
     }
 
     /// A command by its id, while it has no result.

@@ -35,7 +35,10 @@ const RETRY: Duration = Duration::from_secs(10);
 pub(crate) struct Keeper {
     lifetime: Lifetime,
     stamps: Stamps,
-    last_use: LastUse,
+    /// Whether that tells of the last use. It does not where no rule asked for it, and the daemon started since.
+    knows_use: bool,
+    /// By how much the last use may be later than is known.
+    slack: Duration,
     /// What the row says of the last use, and whether it says what the sandbox had had of the processors then.
     stored_use: Stamp,
     stored_cpu: bool,
@@ -58,7 +61,7 @@ struct Look {
 impl Keeper {
     /// Of a sandbox that was just asked for.
     pub fn newborn(lifetime: Lifetime, now: Moment) -> Self {
-        Self::new(lifetime, Stamps::born(Stamp::of(now)), LastUse::Start, now)
+        Self::new(lifetime, Stamps::born(Stamp::of(now)), now)
     }
 
     /// Of a sandbox that rows tell of.
@@ -67,10 +70,11 @@ impl Keeper {
             .then(|| u64::try_from(stamps.used.since_boot_micros).ok())
             .flatten();
         let look = stamps.cpu.zip(at).map(|(cpu, at)| Look { cpu, at: Duration::from_micros(at) });
-        let mut keeper = Self::new(lifetime, stamps, LastUse::Request, now);
+        let mut keeper = Self::new(lifetime, stamps, now);
         keeper.look = look;
-        // The row may be behind.
-        keeper.stamps.used = keeper.stamps.used.plus(2 * keeper.pace());
+        keeper.knows_use = keeper.lifetime.acts();
+        // The row may be behind by a look, and that look may have been late.
+        keeper.slack = 2 * keeper.pace();
         if state == State::Running {
             // The daemon died between the start and the row that tells when it was.
             keeper.stamps.started.get_or_insert(Stamp::of(now));
@@ -79,13 +83,14 @@ impl Keeper {
         keeper
     }
 
-    fn new(lifetime: Lifetime, stamps: Stamps, last_use: LastUse, now: Moment) -> Self {
+    fn new(lifetime: Lifetime, stamps: Stamps, now: Moment) -> Self {
         Self {
             lifetime,
             stored_use: stamps.used,
             stored_cpu: stamps.cpu.is_some(),
             stamps,
-            last_use,
+            knows_use: true,
+            slack: Duration::ZERO,
             began: now.since_boot,
             look: None,
             failed_looks: 0,
@@ -115,7 +120,8 @@ impl Keeper {
 
     /// What the times will be after a touch.
     pub fn stamps_touched(&self, now: Moment) -> Stamps {
-        Stamps { started: Some(Stamp::of(now)), used: Stamp::of(now), ..self.stamps }
+        let now = Stamp::of(now);
+        Stamps { started: Some(now), used: now, last_use: LastUse::Touch, ..self.stamps }
     }
 
     /// Other rules hold from now on. That counts as a touch: a new rule must not find that its time is over already.
@@ -132,11 +138,16 @@ impl Keeper {
     /// Whether the row should hear of the last use.
     pub fn is_unstored(&self) -> bool {
         let news = self.stored_use != self.stamps.used || self.stored_cpu != self.stamps.cpu.is_some();
-        self.lifetime.idle_min().is_some() && news
+        self.lifetime.acts() && news
     }
 
     fn renew_use(&mut self, last_use: LastUse, now: Moment) {
-        (self.stamps.used, self.last_use) = (Stamp::of(now), last_use);
+        self.set_use(last_use, Stamp::of(now));
+    }
+
+    fn set_use(&mut self, last_use: LastUse, used: Stamp) {
+        (self.stamps.used, self.stamps.last_use) = (used, last_use);
+        (self.knows_use, self.slack) = (true, Duration::ZERO);
     }
 
     fn settle(&mut self, now: Moment) {
@@ -159,7 +170,7 @@ impl Keeper {
         let newer =
             used.boot != self.stamps.used.boot || used.since_boot_micros > self.stamps.used.since_boot_micros;
         if newer {
-            (self.stamps.used, self.last_use) = (used, LastUse::Request);
+            self.set_use(LastUse::Request, used);
         }
     }
 
@@ -170,7 +181,8 @@ impl Keeper {
             state,
             uses: uses.open,
             unused: self.stamps.used.age(now),
-            last_use: self.last_use,
+            last_use: self.knows_use.then_some(self.stamps.last_use),
+            slack: self.slack,
             // What never started counts from its creation.
             started: self.stamps.started.map_or(created, |stamp| stamp.age(now)),
             paused: self.stamps.paused.map(|stamp| stamp.age(now)),
@@ -252,7 +264,7 @@ impl Keeper {
     pub fn saw_nothing(&mut self, now: Moment) {
         self.failed_looks += 1;
         if self.failed_looks < FAILED_LOOKS_MAX {
-            self.renew_use(self.last_use, now);
+            self.renew_use(self.stamps.last_use, now);
         }
     }
 }

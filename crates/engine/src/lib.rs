@@ -4,16 +4,18 @@
 //! The public face is [`Engine`]; what goes in and comes out of it is in [`model`].
 //!
 //! Read in this order: [`lifecycle`] and [`lifetime`] decide, `driver` acts on one sandbox, `guest` talks to its init, `command` is
-//! where a command's streams and watchers meet, `transfer` the same for a file operation, with [`files`] in front of it, `log` and `store` keep what must not be lost, `directory` holds all
-//! sandboxes and their limits, [`stats`] tells what they use, `recovery` and `sweep` mend.
+//! where a command's streams and watchers meet, `backstop` ends what init does not, `transfer` the same for a file operation, with [`files`] in front of it, `log` and `store` keep what must not be lost, `directory` holds all
+//! sandboxes and their limits, [`stats`] tells what they use, `events` what happens to them, `recovery` and `sweep` mend.
 
 #![forbid(unsafe_code)]
 
+mod backstop;
 pub mod clock;
 mod command;
 mod directory;
 mod driver;
 mod error;
+mod events;
 pub mod files;
 mod guest;
 mod home;
@@ -24,8 +26,11 @@ pub mod labels;
 pub mod lifecycle;
 pub mod lifetime;
 mod log;
+mod measured;
+mod metrics;
 pub mod model;
 mod recovery;
+mod slow;
 pub mod stats;
 mod store;
 mod sweep;
@@ -36,8 +41,9 @@ mod uses;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use prometheus_client::registry::Registry;
 use runtime::Backend;
 use sha2::{Digest as _, Sha256};
 use tokio::sync::{Semaphore, mpsc, oneshot};
@@ -50,6 +56,7 @@ use crate::clock::{Clock, Stamp, SystemClock};
 use crate::command::{Hub, Refusal};
 use crate::directory::{Directory, Place};
 use crate::driver::{Birth, INBOX_MAX, Message};
+use crate::events::Events;
 use crate::home::{Home, Intent, Shared};
 use crate::images::{Choice, ImageName, ImageRef, ImageSettings, Images, PullSpec};
 use crate::keeper::Keeper;
@@ -57,16 +64,21 @@ use crate::keys::{BOOTSTRAP_ID, Keys, random_u64, random_u128};
 use crate::labels::SELECTORS_MAX;
 use crate::lifecycle::Goal;
 use crate::log::LogWriters;
+use crate::measured::Measured;
+use crate::metrics::{Metrics, Verb, Verdict};
 use crate::store::{CommandRow, SandboxRow, Stamps, Store, Tally};
 use crate::template::{CPU_MILLIS_MIN, MEMORY_BYTES_MIN, Template, WORKSPACE, made_up_name};
 use crate::uses::Use;
 
 pub use command::{ANSWER_SECONDS, CommandRef, Output, STALL_SECONDS, STDIN_SECONDS};
+pub use events::{BadEventId, EVENTS_KEPT_MAX, Event, EventId, Happened, Told, Watcher};
 pub use files::Files;
 pub use model::*;
 pub use stats::{DiskCount, MachineStats, Stats};
 pub use transfer::{IDLE_SECONDS, TAKE_SECONDS, TRANSFERS_MAX, WATCHES_MAX};
 
+/// The target of spans that are for traces, and not for logs. They cost nothing while nobody listens to it.
+pub const TRACE_TARGET: &str = "shoal_trace";
 /// Items on a page when the caller names no number.
 pub const PAGE_DEFAULT: u32 = 100;
 /// Items on a page at most.
@@ -138,8 +150,9 @@ impl Engine {
         }
         let runtime = tokio::runtime::Handle::current();
         let path = config.data_dir.join("shoal.db");
-        let store_runtime = runtime.clone();
-        let store = tokio::task::spawn_blocking(move || Store::open(&path, store_runtime))
+        let metrics = Arc::new(Metrics::default());
+        let (store_runtime, store_metrics) = (runtime.clone(), Arc::clone(&metrics));
+        let store = tokio::task::spawn_blocking(move || Store::open(&path, store_runtime, store_metrics))
             .await
             .map_err(|_| EngineError::Stopping)?
             .map_err(|source| EngineError::Store { doing: "open the database", source })?;
@@ -151,10 +164,12 @@ impl Engine {
         let keys = Keys::new(store.keys().await?);
         let loaded = store.load_images().await?;
         let images = Images::open(&config, &loaded)?;
+        let backend = Arc::new(Measured { backend, metrics: Arc::clone(&metrics) });
         let shared = Arc::new(Shared {
             config,
             backend,
             clock,
+            metrics,
             store,
             logs,
             keys,
@@ -164,6 +179,7 @@ impl Engine {
             adoptions: Semaphore::new(ADOPTIONS_MAX),
             counts: Semaphore::new(stats::COUNTS_MAX),
             tasks: Mutex::default(),
+            events: Arc::new(Events::new()),
         });
         let engine = Self { inner: Arc::new(Inner { shared: Arc::clone(&shared) }) };
         recovery::recover(&shared, loaded.uses).await?;
@@ -196,6 +212,16 @@ impl Engine {
     /// Compares kernel, disk and rows once, as happens at intervals anyway. Tells how many strays were removed.
     pub async fn sweep(&self) -> usize {
         sweep::sweep(self.shared()).await
+    }
+
+    /// Puts what the engine counts into a registry, for whoever shows it.
+    pub fn register_metrics(&self, to: &mut Registry) {
+        self.shared().metrics.register(to);
+    }
+
+    /// Brings those figures up to date that are looked up and not counted. To be called before they are shown.
+    pub fn look_at_metrics(&self) {
+        self.shared().metrics.look(self.shared());
     }
 
     /// Deletes every sandbox of every owner: the end of a private daemon.
@@ -463,11 +489,36 @@ impl Engine {
         delete(&home).await
     }
 
+    /// What happens to an owner's sandboxes from now on, or after an event that was seen before; to all of them or to one.
+    pub fn watch(
+        &self,
+        owner: &Owner,
+        only: Option<SandboxId>,
+        after: Option<EventId>,
+    ) -> Result<Watcher, EngineError> {
+        if let Some(id) = only {
+            self.home(owner, id)?;
+        }
+        Ok(Watcher::new(Arc::clone(&self.shared().events), owner.clone(), only, after))
+    }
+
     // Commands.
 
     /// Starts a command, or finds the one that was started under this id before. Answers once init has started it, or
     /// has said why not, and does not wait for its result.
     pub async fn run(
+        &self,
+        owner: &Owner,
+        id: SandboxId,
+        spec: CommandSpec,
+    ) -> Result<CommandRef, EngineError> {
+        let began = Instant::now();
+        let result = self.run_unmeasured(owner, id, spec).await;
+        self.shared().metrics.operation(Verb::Run, Verdict::of(&result), began.elapsed());
+        result
+    }
+
+    async fn run_unmeasured(
         &self,
         owner: &Owner,
         id: SandboxId,
@@ -490,7 +541,8 @@ impl Engine {
             }
             Intent::Known(hub) => hub,
         };
-        let hub = match hub.committed().await {
+        let metrics = &self.shared().metrics;
+        let hub = match slow::ROW.watch(metrics, id, hub.committed()).await {
             Ok(()) => hub,
             Err(Refusal::Exists(row)) => self.found(&home, CommandRow::clone(&row)).await?,
             Err(Refusal::NoSandbox) => return Err(home.wrong_state()),
@@ -502,7 +554,7 @@ impl Engine {
         if hub.request_digest != request_digest {
             return Err(EngineError::CommandIdReused { id: hub.id.clone() });
         }
-        hub.started_in_time(named).await?;
+        slow::START.watch(metrics, id, hub.started_in_time(named)).await?;
         Ok(CommandRef { hub })
     }
 
@@ -588,8 +640,8 @@ impl Engine {
     pub async fn create_key(&self, spec: KeySpec) -> Result<(Key, KeySecret), EngineError> {
         loop {
             let (id, secret) = KeySecret::generate();
-            let KeySpec { owner, admin, limits } = spec.clone();
-            let key = Key { id, owner, admin, limits, created_at: now() };
+            let KeySpec { owner, admin, metrics_only, limits } = spec.clone();
+            let key = Key { id, owner, admin, metrics_only, limits, created_at: now() };
             // An id that is taken by chance is made anew.
             if self.shared().store.put_key(key.clone(), secret.hash()).await? {
                 self.shared().keys.put(key.clone(), secret.hash());
@@ -604,6 +656,7 @@ impl Engine {
             id: BOOTSTRAP_ID.into(),
             owner: Owner::default_owner(),
             admin: true,
+            metrics_only: false,
             limits: KeyLimits::default(),
             created_at: now(),
         };
@@ -624,6 +677,11 @@ impl Engine {
             true => Ok(()),
             false => Err(EngineError::KeyNotFound { id: id.into() }),
         }
+    }
+
+    /// Tells when a key is deleted.
+    pub fn key_end(&self, key: &Key) -> KeyEnd {
+        self.shared().keys.end_of(key)
     }
 
     /// The key that `presented` is, if it is one. Constant time in the secret; answers from memory, no row is read.
@@ -670,7 +728,10 @@ async fn ask<T>(
 
 async fn delete(home: &Home) -> Result<(), EngineError> {
     let (done, answer) = oneshot::channel();
-    let sent = home.inbox.send_timeout(Message::Delete { done }, home::INBOX_WAIT).await;
+    let sent = home
+        .inbox
+        .send_timeout(Message::Delete { done, cause: tracing::Span::current() }, home::INBOX_WAIT)
+        .await;
     match sent {
         Ok(()) => {}
         Err(mpsc::error::SendTimeoutError::Timeout(_)) => {

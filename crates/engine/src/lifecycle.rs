@@ -89,6 +89,9 @@ pub enum Denied {
 }
 
 impl State {
+    /// What [`Self::word`] may say.
+    pub(crate) const WORDS: [&str; 5] = ["creating", "running", "paused", "deleting", "failed"];
+
     /// The goal that `wish` sets. `Ok(None)` when the wish is already true or under way: asking twice is harmless.
     pub fn goal(self, wish: Wish) -> Result<Option<Goal>, Denied> {
         use State::{Creating, Deleting, Failed, Paused, Running};

@@ -166,6 +166,18 @@ pub enum LastUse {
     Processor,
 }
 
+impl LastUse {
+    /// One word for it, the same in rows.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Start => "start",
+            Self::Request => "request",
+            Self::Touch => "touch",
+            Self::Processor => "processor",
+        }
+    }
+}
+
 /// What is known of a sandbox at one moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Life {
@@ -175,8 +187,10 @@ pub struct Life {
     pub uses: u32,
     /// Since the last use ended.
     pub unused: Age,
-    /// What that was.
-    pub last_use: LastUse,
+    /// What that was. `None`: the daemon started since, and nothing told when the last use was.
+    pub last_use: Option<LastUse>,
+    /// By how much the last use may be later than is known.
+    pub slack: Duration,
     /// Since the start or the last refresh.
     pub started: Age,
     /// Since it was paused.
@@ -206,7 +220,9 @@ pub fn left(rule: &Rule, life: &Life) -> Option<Duration> {
     }
     let age = match rule.since {
         Since::LastUse if life.uses > 0 => return Some(rule.after),
-        Since::LastUse => life.unused,
+        Since::LastUse => {
+            Age { elapsed: life.unused.elapsed.saturating_sub(life.slack), doubt: life.unused.doubt }
+        }
         Since::Start => life.started,
         Since::Paused => life.paused?,
         Since::Creation => life.created,
@@ -234,10 +250,8 @@ pub struct Explanation {
     pub state: State,
     /// Uses under way: requests, open streams, commands that someone waits for.
     pub uses: u32,
-    /// When the last use ended; now, while it is in use.
-    pub last_use_at: SystemTime,
-    /// What it was.
-    pub last_use: LastUse,
+    /// When the last use ended, and what it was; now, while it is in use. `None`: nobody knows.
+    pub last_use: Option<(SystemTime, LastUse)>,
     /// How it ends, if nothing happens until then.
     pub end: Option<End>,
     /// All rules, in their order.
@@ -281,13 +295,15 @@ pub fn explain(lifetime: &Lifetime, life: &Life, reason: Option<&str>, wall: Sys
         let (action, renewal) = (rule.action, rule.since.renewal());
         End { rule: strike.rule, action, at: wall + strike.left, left: strike.left, renewal }
     });
-    let unused = if life.uses > 0 { Duration::ZERO } else { life.unused.elapsed };
+    let last_use = match life.uses {
+        0 => life.last_use.map(|last_use| (wall.checked_sub(life.unused.elapsed).unwrap_or(wall), last_use)),
+        1.. => Some((wall, LastUse::Request)),
+    };
     Explanation {
         sentence: sentence(lifetime, life, end.as_ref(), reason),
         state: life.state,
         uses: life.uses,
-        last_use_at: wall.checked_sub(unused).unwrap_or(wall),
-        last_use: if life.uses > 0 { LastUse::Request } else { life.last_use },
+        last_use,
         rules: rules.collect(),
         end,
     }
@@ -307,13 +323,14 @@ fn sentence(lifetime: &Lifetime, life: &Life, end: Option<&End>, reason: Option<
         }
         State::Running if end.is_none() => "It runs".into(),
         State::Running => {
-            let ago = words(life.unused.elapsed);
+            let ago = ago(life.unused.elapsed);
             match life.last_use {
-                LastUse::Start => format!("It runs and has not been used since its start {ago} ago"),
-                LastUse::Request => format!("It runs and was last used {ago} ago"),
-                LastUse::Touch => format!("It runs and was last touched {ago} ago"),
-                LastUse::Processor => {
-                    format!("It runs and was last used {ago} ago, by a command that works by itself")
+                None => "It runs".into(),
+                Some(LastUse::Start) => format!("It runs and has not been used since its start {ago}"),
+                Some(LastUse::Request) => format!("It runs and was last used {ago}"),
+                Some(LastUse::Touch) => format!("It runs and was last touched {ago}"),
+                Some(LastUse::Processor) => {
+                    format!("It runs and was last used {ago}, by a command that works by itself")
                 }
             }
         }
@@ -365,6 +382,10 @@ fn sentence(lifetime: &Lifetime, life: &Life, end: Option<&End>, reason: Option<
     text
 }
 
+fn ago(length: Duration) -> String {
+    if length < Duration::from_secs(1) { "a moment ago".into() } else { format!("{} ago", words(length)) }
+}
+
 /// A length as people say it: the largest unit, and the next one where it matters.
 fn words(length: Duration) -> String {
     const UNITS: [(u64, &str); 4] = [(86_400, "d"), (3600, "h"), (60, "min"), (1, "s")];
@@ -402,7 +423,8 @@ mod tests {
             state: State::Running,
             uses: 0,
             unused: age(300),
-            last_use: LastUse::Request,
+            last_use: Some(LastUse::Request),
+            slack: Duration::ZERO,
             started: age(3000),
             paused: None,
             created: age(HOUR),
@@ -503,6 +525,15 @@ mod tests {
     }
 
     #[test]
+    fn a_use_that_may_have_been_later_is_taken_for_later() {
+        let slack = Duration::from_secs(120);
+        check(&[delete(Since::LastUse, 600)], Life { slack, ..life() }, Some((0, 420)));
+        check(&[delete(Since::Creation, 2 * HOUR)], Life { slack, ..life() }, Some((0, HOUR)));
+        let fresh = Life { slack: Duration::from_secs(HOUR), ..life() };
+        check(&[delete(Since::LastUse, 600)], fresh, Some((0, 600)));
+    }
+
+    #[test]
     fn nothing_is_done_upon_a_clock_that_is_in_doubt() {
         use Since::*;
         let doubt = |seconds| Age { elapsed: Duration::from_secs(HOUR), doubt: Duration::from_secs(seconds) };
@@ -536,7 +567,7 @@ mod tests {
         says(&[], life(), "It runs and has no lifetime rules, so it lives until it is deleted.");
         says(
             &[delete(LastUse, 600)],
-            Life { last_use: super::LastUse::Processor, ..life() },
+            Life { last_use: Some(super::LastUse::Processor), ..life() },
             "It runs and was last used 5 min ago, by a command that works by itself; it is deleted in 5 min, when \
              nobody has used it for 10 min, unless someone uses or touches it.",
         );
@@ -575,6 +606,17 @@ mod tests {
              Its rule to pause it is kept and does not act: this version cannot pause.",
         );
         says(
+            &[delete(Creation, 86_400)],
+            Life { last_use: None, ..life() },
+            "It runs; it is deleted in 23 h, 1 d after it was created, whatever happens.",
+        );
+        says(
+            &[delete(LastUse, 600)],
+            Life { unused: age(0), last_use: Some(super::LastUse::Touch), ..life() },
+            "It runs and was last touched a moment ago; it is deleted in 10 min, when nobody has used it for 10 min, \
+             unless someone uses or touches it.",
+        );
+        says(
             &[],
             Life { state: State::Creating, ..life() },
             "It is being made; its lifetime rules act once it runs.",
@@ -589,7 +631,8 @@ mod tests {
         let end = explanation.end.expect("it ends");
         assert_eq!((end.rule, end.left, end.renewal), (1, Duration::from_secs(300), Renewal::UseOrTouch));
         assert_eq!(end.at, UNIX_EPOCH + Duration::from_secs(10_300));
-        assert_eq!(explanation.last_use_at, UNIX_EPOCH + Duration::from_secs(9700));
+        let last_use = Some((UNIX_EPOCH + Duration::from_secs(9700), LastUse::Request));
+        assert_eq!(explanation.last_use, last_use);
         assert_eq!(explanation.rules[0].left, None);
         assert_eq!(explanation.rules[1].left, Some(Duration::from_secs(300)));
     }

@@ -12,6 +12,7 @@ mod life;
 mod rows;
 mod threads;
 
+use std::collections::HashSet;
 use std::fs;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
@@ -24,7 +25,7 @@ use tokio::sync::{mpsc, oneshot};
 use wire::guest::Handle;
 use wire::{CommandId, SandboxId};
 
-use life::{add_life, insert_labels, insert_rules, put_stamp, put_stamps};
+use life::{add_life, insert_labels, insert_rules, put_stamp, put_stamps, put_use};
 use rows::*;
 use threads::{Job, job, read_loop, write_loop};
 
@@ -37,6 +38,7 @@ use crate::error::EngineError;
 use crate::keys::{BOOTSTRAP_ID, KeyHash};
 use crate::lifecycle::{Goal, State};
 use crate::lifetime::Since;
+use crate::metrics::Metrics;
 use crate::model::Key;
 
 /// Changes that wait for the next commit, at most. Whoever comes later waits for room.
@@ -127,6 +129,13 @@ const MIGRATIONS: &[&str] = &[
         cpu             INTEGER,
         PRIMARY KEY (sandbox, since)
     ) WITHOUT ROWID;
+    ",
+    "
+    ALTER TABLE keys ADD COLUMN metrics_only INTEGER NOT NULL DEFAULT FALSE;
+",
+    "
+    -- What the last use was; NULL in rows that are older than this.
+    ALTER TABLE stamps ADD COLUMN kind TEXT;
 ",
     images::TABLES,
 ];
@@ -193,7 +202,11 @@ pub(crate) struct Store {
 
 impl Store {
     /// Opens the database, brings it up to date and starts its threads. Blocks; call it where that is allowed.
-    pub fn open(path: &Path, runtime: tokio::runtime::Handle) -> Result<Self, StoreError> {
+    pub fn open(
+        path: &Path,
+        runtime: tokio::runtime::Handle,
+        metrics: Arc<Metrics>,
+    ) -> Result<Self, StoreError> {
         let open = |source| StoreError::Open { path: path.into(), source };
         // Rows hold environments. SQLite gives its other files the mode of this one.
         let create = fs::OpenOptions::new().append(true).create(true).mode(0o600).open(path);
@@ -218,7 +231,7 @@ impl Store {
                 .map_err(|source| StoreError::Thread { source })
         };
         let threads = vec![
-            spawn("store-write", Box::new(move || write_loop(&writing, changes, &keeper, &log)))?,
+            spawn("store-write", Box::new(move || write_loop(&writing, changes, &keeper, &log, &metrics)))?,
             spawn("store-read", Box::new(move || read_loop(&reading, questions)))?,
         ];
         Ok(Self { writer, reader, runtime, threads: Mutex::new(threads) })
@@ -422,9 +435,9 @@ impl Store {
         done: impl FnOnce(Result<(), StoreError>) + Send + 'static,
     ) {
         let change = move |db: &Connection| {
-            put_stamp(db, id, Since::LastUse, &stamps.used, stamps.cpu)?;
+            put_use(db, id, &stamps)?;
             match stamps.started {
-                Some(started) => put_stamp(db, id, Since::Start, &started, None),
+                Some(started) => put_stamp(db, id, Since::Start, &started),
                 None => Ok(()),
             }
         };
@@ -519,6 +532,16 @@ impl Store {
         self.submit(change, done);
     }
 
+    /// The numbers of all commands of a sandbox.
+    pub async fn handles(&self, sandbox: SandboxId) -> Result<HashSet<Handle>, EngineError> {
+        self.question("read the commands' numbers", move |db| {
+            db.prepare_cached("SELECT handle FROM commands WHERE sandbox = ?1")?
+                .query_map(params![id_bytes(sandbox)], |row| Ok(Handle(row.get(0)?)))?
+                .collect()
+        })
+        .await
+    }
+
     /// Drops the ended commands of a sandbox that ended first: `count` of them, and more until `bytes` of output are freed.
     /// Tells which, and how many bytes of output they had.
     pub async fn drop_oldest_commands(
@@ -587,7 +610,8 @@ impl Store {
     pub async fn keys(&self) -> Result<Vec<(Key, KeyHash)>, EngineError> {
         self.question("read the keys", |db| {
             db.prepare(
-                "SELECT id, hash, owner, admin, sandboxes_max, cpu_millis_max, memory_bytes_max, created_at FROM keys
+                "SELECT id, hash, owner, admin, sandboxes_max, cpu_millis_max, memory_bytes_max, created_at, metrics_only
+                 FROM keys
                  ORDER BY created_at, id",
             )?
             .query_map([], key_from)?
@@ -601,7 +625,7 @@ impl Store {
         self.change("write the key", move |db| {
             let verb = if key.id == BOOTSTRAP_ID { "REPLACE" } else { "IGNORE" };
             let changed = db.execute(
-                &format!("INSERT OR {verb} INTO keys VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)"),
+                &format!("INSERT OR {verb} INTO keys VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)"),
                 params![
                     key.id,
                     hash.0,
@@ -611,6 +635,7 @@ impl Store {
                     key.limits.cpu_millis.map(signed),
                     key.limits.memory_bytes.map(signed),
                     micros(key.created_at),
+                    key.metrics_only,
                 ],
             )?;
             Ok(changed == 1)
@@ -662,7 +687,7 @@ mod tests {
     use super::*;
     use crate::clock::Stamp;
     use crate::labels::Labels;
-    use crate::lifetime::{Action, Lifetime, Rule};
+    use crate::lifetime::{Action, LastUse, Lifetime, Rule};
     use crate::model::{Outcome, Owner, SandboxName, Span};
 
     fn row(id: u128, name: &str) -> SandboxRow {
@@ -744,7 +769,8 @@ mod tests {
         };
         store.change_sandbox(one.id, clash).await.expect_err("the name is taken");
         let (tell, told) = oneshot::channel();
-        let used = Stamps { used: stamps.used.plus(Duration::from_secs(9)), cpu: None, ..stamps };
+        let later = stamps.used.plus(Duration::from_secs(9));
+        let used = Stamps { used: later, last_use: LastUse::Processor, cpu: None, ..stamps };
         store.note_use(one.id, used, move |done| drop(tell.send(done)));
         told.await.expect("it answers").expect("written");
         store.close();
@@ -781,7 +807,8 @@ mod tests {
     }
 
     fn open(directory: &tempfile::TempDir) -> Store {
-        Store::open(&directory.path().join("db"), tokio::runtime::Handle::current()).expect("it opens")
+        Store::open(&directory.path().join("db"), tokio::runtime::Handle::current(), Arc::default())
+            .expect("it opens")
     }
 
     async fn insert(store: &Store, row: CommandRow) -> Inserted {
@@ -819,6 +846,7 @@ mod tests {
             Outcome::Exited(-1),
             Outcome::Signaled(9),
             Outcome::TimedOut(ExitStatus::Signal(15)),
+            Outcome::TimedOutUnheard,
             Outcome::IdleTimedOut(ExitStatus::Code(1)),
             Outcome::Killed(ExitStatus::Signal(9)),
             Outcome::OutOfMemory(ExitStatus::Code(137)),
@@ -849,7 +877,8 @@ mod tests {
         let store = open(&directory);
         let loaded = store.load(NOW).await.expect("it reads");
         assert_eq!(loaded.commands.len(), 2);
-        let tally = Tally { handle_max: 17, ended: 8, ended_bytes: 40 };
+        assert_eq!(loaded.commands[1].oom_kills_before, Some(2), "as it was written");
+        let tally = Tally { handle_max: 18, ended: 9, ended_bytes: 45 };
         assert_eq!(loaded.tallies, [(sandbox.id, tally)]);
         let found = &loaded.sandboxes[0];
         assert_eq!((found.state, found.goal, found.oom_kills), (State::Running, Goal::Running, 3));
@@ -869,6 +898,56 @@ mod tests {
         assert!(deleting.await.expect("written"));
         assert!(store.delete_sandbox(sandbox.id).await.expect("written"));
         assert_eq!(store.commands(sandbox.id, None, 100).await.expect("it reads").len(), 0);
+        store.close();
+    }
+
+    /// Those that ended first, whenever they began: a long command that has just ended is not old.
+    #[tokio::test]
+    async fn the_commands_that_ended_first_are_dropped_first() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let store = open(&directory);
+        let sandbox = SandboxRow { state: State::Running, ..row(1, "one") };
+        store.insert_sandbox(sandbox.clone()).await.expect("written");
+        for (handle, ended_at) in
+            [(1, Some(50)), (2, Some(10)), (3, Some(30)), (4, None), (5, Some(30)), (6, Some(5))]
+        {
+            insert(&store, command(sandbox.id, handle, &format!("c{handle}"))).await;
+            let Some(ended_at) = ended_at else { continue };
+            let result = ResultRow {
+                ended_at: UNIX_EPOCH + Duration::from_secs(ended_at),
+                pid: None,
+                outcome: Outcome::Exited(0),
+                stdout: Span { start: 0, end: 100 },
+                stderr: Span::default(),
+                bytes: [None, None],
+            };
+            end(&store, sandbox.id, handle, result).await;
+        }
+        let dropped = async |count, bytes| -> Vec<u32> {
+            let dropped = store.drop_oldest_commands(sandbox.id, count, bytes).await.expect("written");
+            dropped.into_iter().map(|(handle, _)| handle.0).collect()
+        };
+        assert_eq!(dropped(1, 0).await, [2], "the highest number stays, although it ended before");
+        assert_eq!(dropped(0, 101).await, [3, 5], "as many as free so much");
+        assert_eq!(dropped(10, 0).await, [1], "what runs stays");
+        let left: Vec<u32> = store
+            .commands(sandbox.id, None, 10)
+            .await
+            .expect("it reads")
+            .iter()
+            .map(|row| row.handle.0)
+            .collect();
+        assert_eq!(left, [4, 6]);
+        store.close();
+    }
+
+    #[tokio::test]
+    async fn an_answer_that_panics_takes_no_other_with_it() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let store = open(&directory);
+        store.submit(|_| Ok(()), |_| panic!("a bug in whoever waits"));
+        store.insert_sandbox(row(1, "one")).await.expect("the thread goes on");
+        assert_eq!(store.load(NOW).await.expect("it reads").sandboxes.len(), 1);
         store.close();
     }
 
@@ -897,7 +976,7 @@ mod tests {
         let db = Connection::open(&path).expect("it opens");
         db.pragma_update(None, "user_version", 99).expect("written");
         drop(db);
-        let refused = Store::open(&path, tokio::runtime::Handle::current());
+        let refused = Store::open(&path, tokio::runtime::Handle::current(), Arc::default());
         assert!(matches!(refused, Err(StoreError::Newer { found: 99, .. })));
     }
 }

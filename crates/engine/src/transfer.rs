@@ -28,6 +28,8 @@ use crate::command::ANSWER_SECONDS;
 use crate::error::EngineError;
 use crate::guest::Violation;
 use crate::home::Home;
+use crate::metrics::FileMeter;
+use crate::slow;
 use crate::uses::Use;
 
 /// File operations at once in one sandbox. More wait for a moment.
@@ -88,6 +90,11 @@ impl Transfers {
     /// All that are under way.
     pub fn all(&self) -> Vec<Arc<Transfer>> {
         self.lock().live.values().cloned().collect()
+    }
+
+    /// How many are under way.
+    pub fn count(&self) -> usize {
+        self.lock().live.len()
     }
 
     /// One that init has and nobody here knows: of a daemon that died. It ends as if its caller had left.
@@ -578,6 +585,8 @@ pub(crate) struct Running {
     /// The sandbox's memory kills when it began, where that is known.
     oom_kills_before: Option<u64>,
     _using: Use,
+    /// Set once it has begun.
+    meter: Option<FileMeter>,
 }
 
 impl Drop for Running {
@@ -596,6 +605,23 @@ pub(crate) enum Place {
 impl Running {
     /// Starts an operation, and waits until init has it.
     pub async fn start(
+        home: &Arc<Home>,
+        op: FileOp,
+        user: Option<String>,
+        patience: Patience,
+        place: Place,
+    ) -> Result<Self, EngineError> {
+        let meter = FileMeter::start(&home.shared, &op);
+        let begun = Self::begin(home, op, user, patience, place);
+        let mut begun = slow::FILE_START.watch(&home.shared.metrics, home.id, begun).await;
+        match &mut begun {
+            Ok(running) => running.meter = Some(meter),
+            Err(_) => meter.conclude(&begun),
+        }
+        begun
+    }
+
+    async fn begin(
         home: &Arc<Home>,
         op: FileOp,
         user: Option<String>,
@@ -627,7 +653,7 @@ impl Running {
             .transfers
             .insert(home, |handle| Transfer::new(home, start(handle, Some(op), user), Some(place)))?;
         home.outbox.start_transfer(&transfer);
-        let running = Self { transfer, patience, oom_kills_before, _using: using };
+        let running = Self { transfer, patience, oom_kills_before, _using: using, meter: None };
         let answered = running.transfer.until(|state| {
             if state.pid.is_some() || state.ending.is_some() {
                 ControlFlow::Break(())
@@ -658,7 +684,8 @@ impl Running {
     /// The next bytes of stdout; `None` at its end, whatever that is. Cancel-safe.
     pub async fn next(&self) -> Result<Option<Bytes>, EngineError> {
         let next = self.patiently(self.transfer.until(|state| take(state, 0))).await??;
-        if next.is_some() {
+        if let Some(bytes) = &next {
+            self.transfer.home.shared.metrics.file_bytes_out(bytes.len());
             let mut state = self.transfer.lock();
             self.transfer.offer_acks(&mut state);
         }
@@ -683,6 +710,7 @@ impl Running {
             if state.input.closed {
                 return Ok(false);
             }
+            self.transfer.home.shared.metrics.file_bytes_in(fits);
             state.input.accepted += fits as u64;
             state.input.chunks.push_back(bytes.split_to(fits));
             self.transfer.offer_stdin(&mut state);
@@ -699,6 +727,14 @@ impl Running {
 
     /// What came of it, when it is over. What is left of stdout is dropped.
     pub async fn result(&self) -> Result<FileDone, EngineError> {
+        let result = self.result_unmeasured().await;
+        if let Some(meter) = &self.meter {
+            meter.conclude(&result);
+        }
+        result
+    }
+
+    async fn result_unmeasured(&self) -> Result<FileDone, EngineError> {
         let mut result = Vec::new();
         loop {
             let next = self.transfer.until(|state| {

@@ -188,7 +188,7 @@ async fn a_command_that_uses_the_processor_keeps_its_sandbox_alive() {
     }
     assert!(still.lives(id).await);
     let explanation = still.explain(id).await;
-    assert_eq!(explanation.last_use, LastUse::Processor);
+    assert_eq!(explanation.last_use.map(|(_, by)| by), Some(LastUse::Processor));
     assert!(explanation.sentence.contains("works by itself"), "{}", explanation.sentence);
     // Now it only wakes up now and then.
     for _ in 0..7 {
@@ -355,7 +355,7 @@ async fn work_that_went_on_while_the_daemon_was_away_counts() {
     host.set_usage(id, cpu(900.0));
     still.clock.settled().await;
     still.pass(10.0).await;
-    assert_eq!(still.explain(id).await.last_use, LastUse::Processor);
+    assert_eq!(still.explain(id).await.last_use.map(|(_, by)| by), Some(LastUse::Processor));
     still.pass(70.0).await;
     assert!(still.lives(id).await);
     still.clock.advance(10.0);

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use tokio::io::{AsyncRead, AsyncWrite};
-use wire::launch::{LayerFacts, LayerFault, LayerSource, Limits, Motion, Rootfs};
+use wire::launch::{LayerFacts, LayerFault, LayerSource, Limits, Motion, Processes, Rootfs};
 use wire::{Digest, SandboxId};
 
 /// How sandboxes are isolated. Every call may be made again after a crash in its middle.
@@ -26,23 +26,21 @@ pub trait Backend: Send + Sync + 'static {
     /// Ends whatever exists of a sandbox and removes it. Harmless when nothing does.
     async fn teardown(&self, sandbox: SandboxId) -> Result<(), BackendError>;
 
+    /// Ends processes of a sandbox without the help of its init, and keeps its files. Harmless when there are none.
+    async fn end_processes(&self, sandbox: SandboxId, which: Processes) -> Result<(), BackendError>;
+
     /// Says that sandboxes like this are likely to be asked for, so that some may be made ahead of time.
-    fn foresee(&self, rootfs: &Rootfs, limits: &Limits) {
-        let _ = (rootfs, limits);
-    }
+    fn foresee(&self, rootfs: &Rootfs, limits: &Limits);
 
     /// The id of a sandbox like this that stands ready, for whoever launches it next under that id. It must be launched or torn
     /// down. `None` if none does, and then any id will do.
-    fn reserve(&self, rootfs: &Rootfs, limits: &Limits) -> Option<SandboxId> {
-        let _ = (rootfs, limits);
-        None
-    }
+    fn reserve(&self, rootfs: &Rootfs, limits: &Limits) -> Option<SandboxId>;
 
     /// Makes every process of a sandbox stand still, or go on. Returns when that is so; asking twice is harmless.
     async fn freeze(&self, sandbox: SandboxId, motion: Motion) -> Result<(), BackendError>;
 
     /// Removes what was made ahead of time and is nobody's yet. Called once, when the daemon ends.
-    async fn stop(&self) {}
+    async fn stop(&self);
 
     /// All sandboxes of this installation of which anything exists, save those that it keeps ready.
     async fn inventory(&self) -> Result<Vec<SandboxId>, BackendError>;
@@ -111,6 +109,8 @@ pub struct Machine {
     pub disk_bytes: u64,
     /// What is free there.
     pub disk_available_bytes: u64,
+    /// What all sandboxes of this installation use together; in its processor time, those that are gone have their part.
+    pub sandboxes: Usage,
 }
 
 /// A layer to be made.

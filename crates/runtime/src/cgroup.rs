@@ -17,6 +17,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{AtFlags, CWD, Dir, Gid, Mode, OFlags, Uid, chownat, mkdirat, openat, unlinkat};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use wire::guest::Handle;
 use wire::launch::{Limits, Motion};
 use wire::{InstallationId, SandboxId};
 
@@ -262,6 +263,20 @@ impl Cgroups {
         Ok(())
     }
 
+    /// Ends every process of one command. Its group stays: init, if it is well, removes it.
+    pub fn end_command(&self, sandbox: SandboxId, command: Handle) -> io::Result<()> {
+        // The file system of groups has no links, so that a path in it leads nowhere else.
+        let path = format!("{sandbox}/{}", command.group_name());
+        let Some(group) = found(open_dir(self.v2.as_fd(), &path))? else { return Ok(()) };
+        let ended = write_file(group.as_fd(), "cgroup.kill", "1")
+            .and_then(|()| wait_for_event(&group, says_unpopulated, Instant::now() + KILL_DEADLINE));
+        match ended {
+            // Removed just now, when nothing was left in it.
+            Err(e) if matches!(e.raw_os_error(), Some(libc::ENOENT | libc::ENODEV)) => Ok(()),
+            other => other,
+        }
+    }
+
     /// Makes every process of a sandbox stand still, or go on. Returns when that is so.
     pub fn freeze(&self, sandbox: SandboxId, motion: Motion) -> io::Result<()> {
         let group = open_dir(self.v2.as_fd(), &sandbox.to_string())?;
@@ -323,7 +338,16 @@ impl Cgroups {
 
     /// What a sandbox uses. `None` if it has no groups.
     pub fn usage(&self, sandbox: SandboxId) -> io::Result<Option<Usage>> {
-        match self.read_usage(&sandbox.to_string()) {
+        self.usage_in(&sandbox.to_string())
+    }
+
+    /// What all sandboxes use together.
+    pub fn usage_of_all(&self) -> io::Result<Usage> {
+        Ok(self.usage_in(".")?.unwrap_or_default())
+    }
+
+    fn usage_in(&self, name: &str) -> io::Result<Option<Usage>> {
+        match self.read_usage(name) {
             Ok(usage) => Ok(Some(usage)),
             // Removed just now: its directory, or what the files in it spoke of.
             Err(e) if matches!(e.raw_os_error(), Some(libc::ENOENT | libc::ENODEV)) => Ok(None),

@@ -40,7 +40,7 @@ use wire::guest::{
     COMMANDS_MAX, End, EndCause, ExitStatus, FromInit, Handle, OUTPUT_WINDOW, Program, STDIN_WINDOW, Start,
     StartError, Stream, ToInit, VERSION,
 };
-use wire::launch::{LayerFacts, LayerFault, LayerSource, Motion, Rootfs};
+use wire::launch::{LayerFacts, LayerFault, LayerSource, Limits, Motion, Processes, Rootfs};
 use wire::{Digest, SandboxId};
 
 use crate::backend::{Backend, BackendError, DiskUsage, GuestStream, LayerSpec, Machine, Spec, Usage};
@@ -68,6 +68,8 @@ pub enum FakeStep {
     Unpack,
     /// Removing a layer. Not a step of making a sandbox.
     RemoveLayer,
+    /// The end of processes from outside; no part of making a sandbox.
+    End,
     /// Not a step of making one: counting what its files take.
     DiskUsage,
 }
@@ -135,6 +137,8 @@ struct HostState {
     teardowns_failing: u32,
     /// Steps that wait for a permit.
     held: HashMap<FakeStep, Arc<Semaphore>>,
+    /// Inits do not end commands at their timeouts.
+    timeouts_ignored: bool,
     /// What new connections speak, where it is not the newest.
     version: Option<u32>,
     /// Each connection breaks after a random number of bytes up to this.
@@ -196,6 +200,11 @@ impl FakeHost {
     pub fn break_connections(&self, most: Option<u64>, seed: u64) {
         let mut state = self.state();
         (state.break_after, state.random) = (most, seed | 1);
+    }
+
+    /// From now on, no init ends a new command at its timeout.
+    pub fn ignore_timeouts(&self) {
+        self.state().timeouts_ignored = true;
     }
 
     /// From now on, every init is of this version.
@@ -299,6 +308,11 @@ impl FakeHost {
     /// From now on, init claims to know these commands too.
     pub fn claim(&self, sandbox: SandboxId, handles: Vec<u32>) {
         self.init(sandbox).state().claims = handles;
+    }
+
+    /// From now on, init claims to have this much stdin of every command.
+    pub fn claim_stdin(&self, sandbox: SandboxId, taken: u64) {
+        self.init(sandbox).state().stdin_claimed = Some(taken);
     }
 
     /// How often init started a command.
@@ -456,6 +470,26 @@ impl Backend for FakeHost {
         Ok(())
     }
 
+    async fn end_processes(&self, sandbox: SandboxId, which: Processes) -> Result<(), BackendError> {
+        self.step(FakeStep::End, "end processes").await?;
+        let mut state = self.state();
+        match which {
+            Processes::All => {
+                state.things.remove(&(sandbox, FakeThing::Limits));
+                state.things.remove(&(sandbox, FakeThing::Process));
+                if let Some(init) = state.inits.remove(&sandbox) {
+                    init.end();
+                }
+            }
+            Processes::OfCommand(command) => {
+                if let Some(init) = state.inits.get(&sandbox) {
+                    init.change(command, |command| command.signal = Some(SIGKILL));
+                }
+            }
+        }
+        Ok(())
+    }
+
     async fn inventory(&self) -> Result<Vec<SandboxId>, BackendError> {
         let found: BTreeSet<_> = self.state().things.iter().map(|(sandbox, _)| *sandbox).collect();
         Ok(found.into_iter().collect())
@@ -471,6 +505,15 @@ impl Backend for FakeHost {
         let usage = |id: &SandboxId| state.usage.get(id).copied().unwrap_or_default();
         Ok(sandboxes.iter().map(|id| lives(id).then(|| usage(id))).collect())
     }
+
+    fn foresee(&self, _: &Rootfs, _: &Limits) {}
+
+    /// Nothing is made ahead: each step of a create is to be seen.
+    fn reserve(&self, _: &Rootfs, _: &Limits) -> Option<SandboxId> {
+        None
+    }
+
+    async fn stop(&self) {}
 
     async fn freeze(&self, sandbox: SandboxId, motion: Motion) -> Result<(), BackendError> {
         let mut state = self.state();
@@ -494,6 +537,7 @@ impl Backend for FakeHost {
             memory_available_bytes: 6 << 30,
             disk_bytes: 100 << 30,
             disk_available_bytes: 60 << 30,
+            sandboxes: Usage::default(),
         })
     }
 }
@@ -518,6 +562,8 @@ struct InitState {
     says: Vec<u8>,
     says_now: bool,
     claims: Vec<u32>,
+    /// How much stdin it says it has, of any command.
+    stdin_claimed: Option<u64>,
     starts: HashMap<Handle, u32>,
     pid_last: u32,
 }
@@ -777,8 +823,12 @@ impl Connection {
             Incoming::Message(ToInit::Resume { handle, stdout, stderr }) => {
                 self.change(handle, |command| {
                     for (output, offset) in command.output.iter_mut().zip([stdout, stderr]) {
-                        // Of a file operation that a new daemon does not know, it wants what there is, to be rid of it.
-                        let offset = if command.files { offset.max(output.acknowledged) } else { offset };
+                        // Of what the daemon has no more use for, it wants whatever there is, to be rid of it.
+                        let offset = if command.files || offset == 0 {
+                            offset.max(output.acknowledged)
+                        } else {
+                            offset
+                        };
                         assert!(offset >= output.acknowledged, "what was acknowledged is gone");
                         assert!(hostile || offset <= output.end(), "more than was ever there");
                         output.acknowledge(offset);
@@ -808,7 +858,8 @@ impl Connection {
         frame::put_message(&FromInit::Hello { version }, out);
         let Some(mut state) = self.current() else { return };
         for (handle, command) in &state.commands {
-            let known = FromInit::Known { handle: *handle, pid: command.pid, stdin: command.stdin_taken };
+            let stdin = state.stdin_claimed.unwrap_or(command.stdin_taken);
+            let known = FromInit::Known { handle: *handle, pid: command.pid, stdin };
             frame::put_message(&known, out);
         }
         for handle in &state.claims {
@@ -870,7 +921,8 @@ impl Connection {
                 sandbox: self.sandbox,
                 handle,
             };
-            let timeout = start.timeout_ms.map(Duration::from_millis);
+            let ignored = self.host.state().timeouts_ignored;
+            let timeout = start.timeout_ms.filter(|_| !ignored).map(Duration::from_millis);
             tokio::spawn(async move {
                 match operation {
                     Some(operation) => runner.run_files(*operation).await,

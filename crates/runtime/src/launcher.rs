@@ -31,7 +31,8 @@ use rustix::process::{Pid, Signal, WaitOptions, set_parent_process_death_signal,
 use rustix::thread::UnshareFlags;
 use wire::launch::{
     Answer, Ask, Failure, Found, INVENTORY_PAGE, LAYERS_MAX, LAYERS_PAGE, LayerFacts, LayerFault,
-    LayerSource, PACKET_MAX, Plan, Reply, Request, Rootfs, UnpackLayer, VERSION, from_packet, to_packet,
+    LayerSource, PACKET_MAX, Plan, Processes, Reply, Request, Rootfs, UnpackLayer, VERSION, from_packet,
+    to_packet,
 };
 use wire::{Digest, InstallationId, SandboxId};
 
@@ -354,6 +355,13 @@ impl Launcher {
                 layers.retain(|layer| after.is_none_or(|after| *layer > after));
                 layers.truncate(LAYERS_PAGE);
                 Ok(Answer::Layers(layers))
+            }
+            Ask::EndProcesses { sandbox, which } => {
+                let ended = match which {
+                    Processes::All => self.cgroups.remove(sandbox),
+                    Processes::OfCommand(command) => self.cgroups.end_command(sandbox, command),
+                };
+                ended.map(|()| Answer::Done).map_err(refused("end the sandbox's processes"))
             }
             Ask::Freeze { sandbox, motion } => {
                 self.cgroups.freeze(sandbox, motion).map_err(refused("freeze or thaw the sandbox"))?;

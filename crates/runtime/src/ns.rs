@@ -8,7 +8,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
@@ -21,7 +21,7 @@ use tokio::net::UnixStream;
 use tokio::sync::{oneshot, watch};
 use wire::launch::{
     Answer, Ask, Failure, Found, INVENTORY_PAGE, LAYERS_PAGE, LayerFacts, Limits, Motion, PACKET_MAX, Plan,
-    Reply, Request, Rootfs, UnpackLayer, VERSION, from_packet, to_packet,
+    Processes, Reply, Request, Rootfs, UnpackLayer, VERSION, from_packet, to_packet,
 };
 use wire::{Digest, InstallationId, SandboxId};
 
@@ -42,12 +42,14 @@ const TEARDOWN_DEADLINE: Duration = Duration::from_secs(300);
 const UNPACK_DEADLINE: Duration = Duration::from_secs(3600);
 /// Everything else only reads.
 const QUICK_DEADLINE: Duration = Duration::from_secs(30);
+/// The launcher holds nothing that takes time to let go of.
+const END_DEADLINE: Duration = Duration::from_secs(20);
 /// Init's socket listens from before init starts, so only a full queue delays a connection.
 const CONNECT_DEADLINE: Duration = Duration::from_secs(5);
 /// Slots kept ready: a burst of this many creates pays nothing for namespaces.
 const SLOTS_READY: usize = 16;
-/// After a create, spares are made again when it has been quiet for this long: its first command comes first.
-const SPARES_QUIET: Duration = Duration::from_millis(4);
+/// After a create, spares are made again this much later: its first command comes first.
+const SPARES_QUIET: Duration = Duration::from_millis(2);
 /// After a spare could not be made, the next try waits this long, and twice as long after each further failure,
 const SPARES_BACKOFF_MIN: Duration = Duration::from_secs(1);
 /// up to this.
@@ -78,6 +80,8 @@ struct Inner {
     config: NsConfig,
     /// The launcher as far as it is alive. Locked only to look or to replace, never while waiting for an answer.
     launcher: tokio::sync::Mutex<Option<Arc<Link>>>,
+    /// No launcher is started any more.
+    ended: AtomicBool,
     ranges: Mutex<Ids>,
     oom_kills: OomKills,
     image_checked: tokio::sync::Mutex<ImageChecked>,
@@ -86,27 +90,9 @@ struct Inner {
     making_spare: tokio::sync::Mutex<()>,
     /// Whether somebody makes spares.
     refilling: AtomicBool,
-    /// Launches under way that somebody waits for.
-    launches: AtomicUsize,
     last_taken: Mutex<Instant>,
     /// Streams to the inits of spares, opened when they were claimed.
     greeted: Mutex<HashMap<SandboxId, UnixStream>>,
-}
-
-/// Counts itself for as long as it lives.
-struct Counted<'a>(&'a AtomicUsize);
-
-impl<'a> Counted<'a> {
-    fn new(counter: &'a AtomicUsize) -> Self {
-        counter.fetch_add(1, Ordering::Relaxed);
-        Self(counter)
-    }
-}
-
-impl Drop for Counted<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
-    }
 }
 
 /// When the image was last compared with the machine.
@@ -143,10 +129,10 @@ impl NsBackend {
             spares,
             making_spare: tokio::sync::Mutex::default(),
             refilling: AtomicBool::new(false),
-            launches: AtomicUsize::new(0),
             last_taken: Mutex::new(Instant::now()),
             greeted: Mutex::default(),
             launcher: tokio::sync::Mutex::new(Some(link)),
+            ended: AtomicBool::new(false),
             ranges: Mutex::new(Ids { ranges, ready: VecDeque::new(), used }),
             oom_kills,
             image_checked: tokio::sync::Mutex::new(ImageChecked::default()),
@@ -155,13 +141,24 @@ impl NsBackend {
         Ok(backend)
     }
 
-    /// The launcher's process, for tests and for people who look.
-    pub async fn launcher_pid(&self) -> Option<u32> {
-        self.0.launcher.lock().await.as_ref().map(|link| link.pid)
+    /// Ends the launcher, whichever it is by now, and returns when it is dead. No other takes its place.
+    pub async fn end(&self) -> Result<(), BackendError> {
+        self.0.ended.store(true, Ordering::Relaxed);
+        let Some(link) = self.0.launcher.lock().await.take() else { return Ok(()) };
+        link.hang_up();
+        let mut dead = link.dead.clone();
+        let late = |_| BackendError::Late { doing: "end", seconds: END_DEADLINE.as_secs() };
+        // Its sender is dropped when the process was waited for, and says nothing before.
+        let ended = tokio::time::timeout(END_DEADLINE, dead.changed()).await.map_err(late)?;
+        debug_assert!(ended.is_err(), "nothing is ever sent");
+        Ok(())
     }
 
     async fn link(&self) -> Result<Arc<Link>, BackendError> {
         let mut launcher = self.0.launcher.lock().await;
+        if self.0.ended.load(Ordering::Relaxed) {
+            return Err(BackendError::LauncherGone { doing: "anything more" });
+        }
         if let Some(link) = launcher.as_ref().filter(|link| link.is_alive()) {
             return Ok(link.clone());
         }
@@ -262,7 +259,7 @@ impl NsBackend {
         }
     }
 
-    /// Makes spares in the background until there are enough, whenever nobody waits for a launch.
+    /// Makes spares in the background until there are enough.
     fn refill(&self) {
         if self.0.config.spares == 0 || self.0.refilling.swap(true, Ordering::AcqRel) {
             return;
@@ -275,12 +272,12 @@ impl NsBackend {
                 tokio::time::sleep(pause).await;
                 // The backend goes when its daemon lets go of it, not when there are enough spares.
                 let Some(backend) = inner.upgrade().map(Self) else { return };
-                if backend.is_busy() {
-                    pause = SPARES_QUIET;
+                pause = SPARES_QUIET.saturating_sub(backend.since_last_taken());
+                if !pause.is_zero() {
                     continue;
                 }
                 match backend.make_spare().await {
-                    Ok(Some(())) => (pause, backoff) = (SPARES_QUIET, SPARES_BACKOFF_MIN),
+                    Ok(Some(())) => backoff = SPARES_BACKOFF_MIN,
                     Ok(None) => {
                         backend.0.refilling.store(false, Ordering::Release);
                         // Whoever took one just before that saw this task as still at work.
@@ -299,9 +296,8 @@ impl NsBackend {
         });
     }
 
-    fn is_busy(&self) -> bool {
-        let last = *self.0.last_taken.lock().expect("nobody panics while holding an instant");
-        self.0.launches.load(Ordering::Relaxed) > 0 || last.elapsed() < SPARES_QUIET
+    fn since_last_taken(&self) -> Duration {
+        self.0.last_taken.lock().expect("nobody panics while holding an instant").elapsed()
     }
 
     /// Makes one, unless there are enough.
@@ -456,7 +452,6 @@ impl Backend for NsBackend {
         if !fit {
             self.teardown(spec.sandbox).await?;
         }
-        let _counted = Counted::new(&self.0.launches);
         self.make(spec).await
     }
 
@@ -474,6 +469,11 @@ impl Backend for NsBackend {
         self.ask("remove a sandbox", Ask::Teardown { sandbox }, TEARDOWN_DEADLINE).await?;
         self.put_range_back(sandbox);
         Ok(())
+    }
+
+    async fn end_processes(&self, sandbox: SandboxId, which: Processes) -> Result<(), BackendError> {
+        let ask = Ask::EndProcesses { sandbox, which };
+        self.ask("end processes of a sandbox", ask, QUICK_DEADLINE).await.map(|_| ())
     }
 
     async fn inventory(&self) -> Result<Vec<SandboxId>, BackendError> {
@@ -573,8 +573,8 @@ impl Backend for NsBackend {
     }
 
     async fn machine(&self) -> Result<Machine, BackendError> {
-        let data_dir = self.0.config.data_dir.clone();
-        beside(move || machine(&data_dir)).await.map_err(refused("look at the machine"))
+        let config = self.0.config.clone();
+        beside(move || machine(&config)).await.map_err(refused("look at the machine"))
     }
 }
 
@@ -583,7 +583,7 @@ async fn beside<T: Send + 'static>(work: impl FnOnce() -> io::Result<T> + Send +
     tokio::task::spawn_blocking(work).await.unwrap_or_else(|error| Err(io::Error::other(error)))
 }
 
-fn machine(data_dir: &Path) -> io::Result<Machine> {
+fn machine(config: &NsConfig) -> io::Result<Machine> {
     let cpus = std::thread::available_parallelism()?;
     let text = std::fs::read_to_string("/proc/meminfo")?;
     let memory = |word: &str| {
@@ -591,13 +591,14 @@ fn machine(data_dir: &Path) -> io::Result<Machine> {
         let kib = line.and_then(|line| line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok());
         kib.map(|kib| kib * 1024).ok_or_else(|| io::Error::other(format!("no {word} in /proc/meminfo")))
     };
-    let disk = rustix::fs::statvfs(data_dir)?;
+    let disk = rustix::fs::statvfs(&config.data_dir)?;
     Ok(Machine {
         cpus: u32::try_from(cpus.get()).unwrap_or(u32::MAX),
         memory_bytes: memory("MemTotal")?,
         memory_available_bytes: memory("MemAvailable")?,
         disk_bytes: disk.f_blocks.saturating_mul(disk.f_frsize),
         disk_available_bytes: disk.f_bavail.saturating_mul(disk.f_frsize),
+        sandboxes: Cgroups::look(config.installation)?.usage_of_all()?,
     })
 }
 
@@ -639,7 +640,8 @@ async fn inventory(link: &Link) -> Result<Vec<Found>, BackendError> {
 /// One launcher process and the socket to it.
 struct Link {
     socket: AsyncFd<OwnedFd>,
-    pid: u32,
+    /// Ends when the process was waited for.
+    dead: watch::Receiver<()>,
     serial: AtomicU64,
     /// Who waits for which reply. `None` once the launcher is gone.
     waiting: Mutex<Option<HashMap<u64, Waiter>>>,
@@ -668,10 +670,11 @@ impl Link {
             .stderr(Stdio::inherit())
             .spawn()
             .map_err(refused("start the launcher"))?;
-        let replies = watch(ours.try_clone().map_err(refused("share a socket"))?)?;
+        let (dies, is_dead) = watch::channel(());
+        let replies = watched(ours.try_clone().map_err(refused("share a socket"))?)?;
         let link = Arc::new(Self {
-            socket: watch(ours)?,
-            pid: child.id().unwrap_or_default(),
+            socket: watched(ours)?,
+            dead: is_dead,
             serial: AtomicU64::new(0),
             waiting: Mutex::new(Some(HashMap::new())),
         });
@@ -686,6 +689,7 @@ impl Link {
             if let Some(link) = ended.upgrade() {
                 link.give_up();
             }
+            drop(dies);
         });
         let hello = Ask::Hello { version: VERSION, installation: config.installation };
         link.ask("greet the launcher", hello, QUICK_DEADLINE).await?;
@@ -749,15 +753,21 @@ impl Link {
     }
 }
 
-impl Drop for Link {
+impl Link {
     /// Ends the launcher, and the task that reads its replies.
-    fn drop(&mut self) {
+    fn hang_up(&self) {
         // It fails only where the launcher is gone already.
         let _ = rustix::net::shutdown(self.socket.get_ref(), rustix::net::Shutdown::Both);
     }
 }
 
-fn watch(socket: OwnedFd) -> Result<AsyncFd<OwnedFd>, BackendError> {
+impl Drop for Link {
+    fn drop(&mut self) {
+        self.hang_up();
+    }
+}
+
+fn watched(socket: OwnedFd) -> Result<AsyncFd<OwnedFd>, BackendError> {
     sys::watch_descriptor(socket).map_err(refused("watch the launcher's socket"))
 }
 

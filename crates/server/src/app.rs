@@ -15,17 +15,18 @@ use axum::http::request::Parts;
 use axum::http::{HeaderName, HeaderValue, Method, StatusCode};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
-use engine::{Engine, Key};
+use engine::{Engine, Key, KeyEnd};
 use futures_util::FutureExt;
 use tokio::sync::watch;
 use tracing::Instrument;
 
 use crate::auth;
 use crate::config::Config;
-use crate::error::{ApiError, Chain};
+use crate::error::{ApiError, Chain, Code};
 use crate::listen::Place;
+use crate::metrics::Metrics;
 use crate::origin::{Allowed, Refused};
-use crate::routes;
+use crate::{routes, traces};
 
 /// What every handler has at hand. Cheap to clone.
 #[derive(Clone)]
@@ -37,6 +38,7 @@ pub struct App {
 
 struct Shared {
     allowed: Allowed,
+    metrics: Metrics,
     stopping: watch::Sender<bool>,
     request_prefix: u32,
     request_serial: AtomicU64,
@@ -54,7 +56,8 @@ impl App {
         // Without randomness at hand two runs of the daemon may share request ids, which harms nobody.
         let request_prefix = getrandom::u32().unwrap_or(std::process::id());
         let stopping = watch::Sender::new(false);
-        let shared = Shared { allowed, stopping, request_prefix, request_serial: AtomicU64::new(0) };
+        let metrics = Metrics::new(&engine);
+        let shared = Shared { allowed, metrics, stopping, request_prefix, request_serial: AtomicU64::new(0) };
         Self { engine, shared: Arc::new(shared) }
     }
 
@@ -77,25 +80,64 @@ impl App {
         *self.shared.stopping.borrow()
     }
 
+    /// What is counted.
+    pub fn metrics(&self) -> &Metrics {
+        &self.shared.metrics
+    }
+
+    /// Streams and long requests that are open.
+    pub fn streams_open(&self) -> usize {
+        self.shared.stopping.receiver_count()
+    }
+
     /// Waits until all streams are closed.
     pub async fn streams_closed(&self) {
         self.shared.stopping.closed().await;
     }
 
-    /// Held by a long request or stream: says when the daemon stops, and lets it wait for the holder.
-    pub fn stopping(&self) -> Stopping {
-        Stopping(self.shared.stopping.subscribe())
+    /// Held by a long request or stream in the name of a key: says when it must end, and lets the daemon wait for the holder.
+    pub fn stopping(&self, key: &Key) -> Stopping {
+        Stopping { daemon: self.shared.stopping.subscribe(), key: self.engine.key_end(key) }
     }
 }
 
-/// Whether the daemon is on its way out.
-pub struct Stopping(watch::Receiver<bool>);
+/// Whether something long must end.
+pub struct Stopping {
+    daemon: watch::Receiver<bool>,
+    key: KeyEnd,
+}
+
+/// Why something long must end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Halt {
+    /// The daemon is on its way out.
+    Daemon,
+    /// The key in whose name it goes on was deleted.
+    Key,
+}
 
 impl Stopping {
-    /// Returns when the daemon stops. Cancel-safe.
-    pub async fn wait(&mut self) {
-        // The sender lives in the app that the holder also has; were it gone, that would be the end too.
-        let _ = self.0.wait_for(|stopping| *stopping).await;
+    /// Returns when the holder must end. Cancel-safe.
+    pub async fn wait(&mut self) -> Halt {
+        tokio::select! {
+            // The sender lives in the app that the holder also has; were it gone, that would be the end too.
+            _ = self.daemon.wait_for(|stopping| *stopping) => Halt::Daemon,
+            () = self.key.wait() => Halt::Key,
+        }
+    }
+
+    /// The end of the key alone.
+    pub fn key(&self) -> KeyEnd {
+        self.key.clone()
+    }
+}
+
+impl From<Halt> for ApiError {
+    fn from(halt: Halt) -> Self {
+        match halt {
+            Halt::Daemon => Self::stopping(),
+            Halt::Key => auth::refused(),
+        }
     }
 }
 
@@ -134,8 +176,13 @@ async fn log(State(app): State<App>, request: Request, next: Next) -> Response {
         route = route.as_deref().unwrap_or("none"),
         sandbox = tracing::field::Empty,
     );
+    let trace = span.in_scope(|| traces::request_span(method.as_str(), route.as_deref(), request.headers()));
     let began = Instant::now();
-    let answered = AssertUnwindSafe(next.run(request)).catch_unwind().instrument(span.clone()).await;
+    let answered = AssertUnwindSafe(next.run(request))
+        .catch_unwind()
+        .instrument(trace.clone())
+        .instrument(span.clone())
+        .await;
     // What the handler touched was its own, or the engine's, whose tasks fail on their own account.
     let mut response = answered.unwrap_or_else(|_| {
         ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", "the daemon has a bug here")
@@ -143,7 +190,13 @@ async fn log(State(app): State<App>, request: Request, next: Next) -> Response {
             .into_response()
     });
     let status = response.status();
-    let micros = began.elapsed().as_micros() as u64;
+    traces::answered(&trace, status);
+    let took = began.elapsed();
+    let micros = took.as_micros() as u64;
+    app.shared.metrics.answered(route.as_deref(), &method, status, took);
+    if let Some(Code(code)) = response.extensions().get::<Code>() {
+        app.shared.metrics.refused(code);
+    }
     let _entered = span.enter();
     match response.extensions().get::<Chain>() {
         Some(Chain(chain)) if status.is_server_error() => {
@@ -191,6 +244,9 @@ async fn check_origin(State(app): State<App>, request: Request, next: Next) -> R
 async fn authenticate(State(app): State<App>, mut request: Request, next: Next) -> Response {
     let key = auth::presented(request.headers()).and_then(|secret| app.engine.authenticate(secret));
     match key {
+        Some(key) if key.metrics_only && request.uri().path() != routes::METRICS => {
+            auth::metrics_only().into_response()
+        }
         Some(key) => {
             request.extensions_mut().insert(key);
             next.run(request).await

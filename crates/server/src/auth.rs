@@ -53,6 +53,21 @@ pub fn require_admin_to(key: &Key, doing: &str) -> Result<(), ApiError> {
         .hint("use the key that the daemon made at its first start"))
 }
 
+/// Whether a key opens the metrics, which tell of all owners.
+pub fn require_metrics(key: &Key) -> Result<(), ApiError> {
+    if key.admin || key.metrics_only {
+        return Ok(());
+    }
+    Err(ApiError::new(StatusCode::FORBIDDEN, "metrics_not_allowed", "this key does not open the metrics")
+        .hint("make one that does with `shoal key create --owner NAME --metrics-only`"))
+}
+
+/// What a key that opens the metrics alone is told everywhere else.
+pub fn metrics_only() -> ApiError {
+    ApiError::new(StatusCode::FORBIDDEN, "metrics_only", "this key opens `/metrics` and nothing else")
+        .hint("use another key")
+}
+
 #[cfg(test)]
 mod tests {
     use axum::http::HeaderValue;

@@ -15,9 +15,10 @@ use engine::images::{
     PullSpec, StoredLayer, Transport,
 };
 use engine::{
-    Capacity, Command, CommandSpec, CommandState, Gathered, Key, KeyLimits, KeySpec, Labels, MachineStats,
-    Outcome, Owner, Sandbox, SandboxName, SandboxSpec, Span, State, Stats,
+    Capacity, Command, CommandSpec, CommandState, Event, Gathered, Happened, Key, KeyLimits, KeySpec, Labels,
+    MachineStats, Outcome, Owner, Sandbox, SandboxName, SandboxSpec, Span, State, Stats,
 };
+use runtime::Usage;
 use wire::api;
 use wire::files::{Change, Cut, FileKind, FileStat, GrepMatch, WatchEvent};
 use wire::guest::{ExitStatus, Program, StartError, Stream, TerminalSize};
@@ -218,7 +219,7 @@ fn no_nul(field: &'static str, text: &str) -> Result<(), ApiError> {
 
 /// `POST /v1/keys`
 pub fn key_spec(body: api::CreateKey) -> Result<KeySpec, ApiError> {
-    let api::CreateKey { owner, sandboxes_max, cpu_max, memory_max } = body;
+    let api::CreateKey { owner, metrics_only, sandboxes_max, cpu_max, memory_max } = body;
     let cpu_millis = cpu_max
         .map(|text| Cpu::parse(&text).map(|cpu| cpu.millis))
         .transpose()
@@ -233,7 +234,7 @@ pub fn key_spec(body: api::CreateKey) -> Result<KeySpec, ApiError> {
         return Err(ApiError::invalid("memory_max", why));
     }
     let limits = KeyLimits { sandboxes: sandboxes_max, cpu_millis, memory_bytes };
-    Ok(KeySpec { owner: Owner::parse(&owner)?, admin: false, limits })
+    Ok(KeySpec { owner: Owner::parse(&owner)?, admin: false, metrics_only, limits })
 }
 
 /// A sandbox as clients see it.
@@ -252,6 +253,32 @@ pub fn sandbox(sandbox: Sandbox) -> api::Sandbox {
         labels: sandbox.labels.pairs().clone(),
         lifetime: sandbox.lifetime.rules().iter().map(kept_rule).collect(),
         created_at: rfc3339(sandbox.created_at),
+    }
+}
+
+/// Something that happened to a sandbox.
+pub fn sandbox_event(event: &Event) -> api::SandboxEvent {
+    let (at, sandbox_id) = (rfc3339(event.at), event.sandbox);
+    match &event.what {
+        Happened::Sandbox { name, state, reason } => api::SandboxEvent::Sandbox {
+            at,
+            sandbox_id,
+            name: name.as_str().to_owned(),
+            state: sandbox_state(*state),
+            reason: reason.clone(),
+        },
+        Happened::Deleted { name } => {
+            api::SandboxEvent::Deleted { at, sandbox_id, name: name.as_str().to_owned() }
+        }
+        Happened::CommandStarted { command, pid } => {
+            api::SandboxEvent::CommandStarted { at, sandbox_id, command_id: command.clone(), pid: *pid }
+        }
+        Happened::CommandEnded { command, outcome } => api::SandboxEvent::CommandEnded {
+            at,
+            sandbox_id,
+            command_id: command.clone(),
+            result: result(outcome),
+        },
     }
 }
 
@@ -276,13 +303,7 @@ pub fn stats(stats: Stats) -> api::SandboxStats {
         name: stats.name,
         state: sandbox_state(stats.state),
         limits: sandbox_limits(&stats.limits),
-        usage: stats.usage.map(|usage| api::SandboxUsage {
-            cpu_seconds: usage.cpu_time.as_secs_f64(),
-            cpu_throttled_seconds: usage.throttled_time.as_secs_f64(),
-            memory_bytes: usage.memory_bytes,
-            memory_reclaimable_bytes: usage.memory_reclaimable_bytes,
-            pids: usage.pids,
-        }),
+        usage: stats.usage.map(usage),
         disk: stats.disk.map(|disk| api::DiskUsage {
             bytes: disk.usage.bytes,
             complete: disk.usage.complete,
@@ -290,6 +311,16 @@ pub fn stats(stats: Stats) -> api::SandboxStats {
         }),
         commands_running: stats.commands_live as u64,
         at: rfc3339(stats.at),
+    }
+}
+
+fn usage(usage: Usage) -> api::SandboxUsage {
+    api::SandboxUsage {
+        cpu_seconds: usage.cpu_time.as_secs_f64(),
+        cpu_throttled_seconds: usage.throttled_time.as_secs_f64(),
+        memory_bytes: usage.memory_bytes,
+        memory_reclaimable_bytes: usage.memory_reclaimable_bytes,
+        pids: usage.pids,
     }
 }
 
@@ -308,6 +339,7 @@ pub fn machine(stats: MachineStats, key: &Key) -> api::MachineStats {
         disk_available_bytes: stats.machine.disk_available_bytes,
         all_sandboxes: key.admin.then(|| api::AllSandboxes {
             states: stats.sandboxes.iter().map(|(state, count)| ((*state).to_owned(), *count)).collect(),
+            usage: usage(stats.machine.sandboxes),
             promised: room(stats.promised),
             capacity: room(stats.capacity),
         }),
@@ -493,6 +525,11 @@ fn result(outcome: &Outcome) -> api::CommandResult {
         Outcome::TimedOut(status) => {
             of(api::Outcome::TimedOut, Some(*status), Some("its timeout struck".into()))
         }
+        Outcome::TimedOutUnheard => {
+            let why = "its timeout struck; the sandbox did not answer, so it was ended from outside, and what it wrote \
+                       last may be missing";
+            of(api::Outcome::TimedOut, None, Some(why.into()))
+        }
         Outcome::IdleTimedOut(status) => {
             let why = "it was silent for longer than its idle timeout";
             of(api::Outcome::IdleTimedOut, Some(*status), Some(why.into()))
@@ -571,6 +608,7 @@ pub fn key(key: Key) -> api::Key {
         id: key.id,
         owner: key.owner.as_str().to_owned(),
         admin: key.admin,
+        metrics_only: key.metrics_only,
         sandboxes_max: key.limits.sandboxes,
         cpu_millis_max: key.limits.cpu_millis,
         memory_bytes_max: key.limits.memory_bytes,

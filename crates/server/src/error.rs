@@ -31,6 +31,10 @@ pub struct ApiError {
 #[derive(Debug, Clone)]
 pub struct Chain(pub String);
 
+/// The code of an answer that is an error: for whoever counts.
+#[derive(Debug, Clone)]
+pub struct Code(pub String);
+
 impl ApiError {
     /// An error without causes.
     pub fn new(status: StatusCode, code: &str, message: impl Into<String>) -> Self {
@@ -95,6 +99,7 @@ impl IntoResponse for ApiError {
         if self.status == StatusCode::UNAUTHORIZED {
             response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
+        response.extensions_mut().insert(Code(self.body.code));
         if let Some(chain) = self.chain {
             response.extensions_mut().insert(chain);
         }
@@ -286,7 +291,7 @@ fn registry(error: &RegistryError, told: &str) -> ApiError {
             .detail("registry", registry.as_str())
             .hint(
                 "check the name and the network; a registry that speaks plain HTTP must be named in \
-                `images.insecure_registries` of the daemon's configuration, or with --insecure",
+                `insecure_registries` of the daemon's configuration, or with --insecure",
             ),
         Broken { registry, .. } | Late { registry, .. } => {
             say(StatusCode::SERVICE_UNAVAILABLE, "registry_unreachable")

@@ -11,7 +11,9 @@ pub mod data_dir;
 pub mod lease;
 pub mod listen;
 pub mod log;
+pub mod refusal;
 pub mod serve;
+pub mod settings;
 
 pub mod app;
 pub mod auth;
@@ -21,14 +23,17 @@ pub mod conditions;
 pub mod convert;
 pub mod error;
 pub mod events;
+pub mod metrics;
 pub mod openapi;
 pub mod origin;
 pub mod params;
 pub mod quantity;
 pub mod routes;
 pub mod stream;
+pub mod traces;
 
 pub use config::{Config, ConfigError, Layers, Machine, Settings};
 pub use data_dir::{DataDir, DataDirError, Listening};
 pub use lease::PrivateDir;
-pub use serve::{Daemon, Ended, ServeError, Start};
+pub use listen::Listener;
+pub use serve::{Daemon, Ended, ServeError, Start, choose_key};

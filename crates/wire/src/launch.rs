@@ -7,6 +7,7 @@
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use crate::guest::Handle;
 use crate::{Digest, InstallationId, SandboxId};
 
 /// The version of these types. Daemon and launcher are one binary, so there is no range: they agree or they part.
@@ -60,6 +61,13 @@ pub enum Ask {
     Inventory {
         /// Only those after this one.
         after: Option<SandboxId>,
+    },
+    /// End processes of a sandbox and keep its files. Harmless when there are none.
+    EndProcesses {
+        /// Of which one.
+        sandbox: SandboxId,
+        /// Which of them.
+        which: Processes,
     },
     /// Make every process of a sandbox stand still, or go on.
     Freeze {
@@ -181,6 +189,15 @@ pub enum LayerFault {
         /// Why.
         errno: i32,
     },
+}
+
+/// Some of a sandbox's processes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Processes {
+    /// All of them, its init included.
+    All,
+    /// Those of one command.
+    OfCommand(Handle),
 }
 
 /// Whether processes run.

@@ -158,6 +158,7 @@ impl Output {
         let offset = state.readers[&self.reader].at[log];
         let chunk = bytes.split_to(bytes.len().min(CHUNK_MAX));
         self.ahead[log] = bytes;
+        self.hub.home.shared.metrics.read(chunk.len());
         self.move_to(state, log, offset + chunk.len() as u64);
         OutputEvent::Bytes { stream: STREAMS[log], offset, bytes: chunk }
     }

@@ -128,6 +128,7 @@ impl Writes for Hub {
         };
         let segment_max = crate::log::segment_max(self.home.shared.config.output_kept_max);
         let mut refused = None;
+        let began = Instant::now();
         let written = appends.map(|append| match append?.write(&directory, segment_max) {
             Ok(written) => Some(written),
             Err(error) => {
@@ -135,6 +136,7 @@ impl Writes for Hub {
                 None
             }
         });
+        crate::slow::LOG_WRITE.check(&self.home.shared.metrics, Some(self.home.id), began.elapsed());
         let mut state = self.lock();
         for (log, written) in written.into_iter().enumerate() {
             if let Some(written) = written {

@@ -11,7 +11,7 @@ use super::rows::{SandboxRow, id_bytes, sandbox_id, signed, unreadable, unsigned
 use crate::clock::Stamp;
 use crate::error::EngineError;
 use crate::labels::Labels;
-use crate::lifetime::{Action, Lifetime, Rule, Since};
+use crate::lifetime::{Action, LastUse, Lifetime, Rule, Since};
 use crate::model::SandboxName;
 
 /// What the clocks of a lifetime count from. Rows have them for sandboxes with rules.
@@ -20,6 +20,7 @@ pub(crate) struct Stamps {
     pub created: Stamp,
     pub started: Option<Stamp>,
     pub used: Stamp,
+    pub last_use: LastUse,
     pub paused: Option<Stamp>,
     /// What it had had of the processors when it was last looked at.
     pub cpu: Option<Duration>,
@@ -28,7 +29,7 @@ pub(crate) struct Stamps {
 impl Stamps {
     /// Of a sandbox that was just asked for.
     pub fn born(created: Stamp) -> Self {
-        Self { created, started: None, used: created, paused: None, cpu: None }
+        Self { created, started: None, used: created, last_use: LastUse::Start, paused: None, cpu: None }
     }
 }
 
@@ -70,11 +71,11 @@ pub(super) fn insert_rules(db: &Connection, sandbox: SandboxId, lifetime: &Lifet
 
 /// Writes what the clocks of a sandbox count from, in place of what was there.
 pub(super) fn put_stamps(db: &Connection, sandbox: SandboxId, stamps: &Stamps) -> rusqlite::Result<()> {
-    put_stamp(db, sandbox, Since::Creation, &stamps.created, None)?;
-    put_stamp(db, sandbox, Since::LastUse, &stamps.used, stamps.cpu)?;
+    put_stamp(db, sandbox, Since::Creation, &stamps.created)?;
+    put_use(db, sandbox, stamps)?;
     for (since, stamp) in [(Since::Start, stamps.started), (Since::Paused, stamps.paused)] {
         if let Some(stamp) = stamp {
-            put_stamp(db, sandbox, since, &stamp, None)?;
+            put_stamp(db, sandbox, since, &stamp)?;
         }
     }
     Ok(())
@@ -85,12 +86,27 @@ pub(super) fn put_stamp(
     sandbox: SandboxId,
     since: Since,
     stamp: &Stamp,
+) -> rusqlite::Result<()> {
+    put(db, sandbox, since, stamp, None, None)
+}
+
+pub(super) fn put_use(db: &Connection, sandbox: SandboxId, stamps: &Stamps) -> rusqlite::Result<()> {
+    put(db, sandbox, Since::LastUse, &stamps.used, Some(stamps.last_use), stamps.cpu)
+}
+
+fn put(
+    db: &Connection,
+    sandbox: SandboxId,
+    since: Since,
+    stamp: &Stamp,
+    kind: Option<LastUse>,
     cpu: Option<Duration>,
 ) -> rusqlite::Result<()> {
     db.prepare_cached(
-        "INSERT INTO stamps (sandbox, since, wall_at, boot, since_boot, cpu) VALUES (?1, ?2, ?3, ?4, ?5, ?6)
+        "INSERT INTO stamps (sandbox, since, wall_at, boot, since_boot, kind, cpu) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)
          ON CONFLICT (sandbox, since) DO UPDATE
-         SET wall_at = excluded.wall_at, boot = excluded.boot, since_boot = excluded.since_boot, cpu = excluded.cpu",
+         SET wall_at = excluded.wall_at, boot = excluded.boot, since_boot = excluded.since_boot,
+             kind = excluded.kind, cpu = excluded.cpu",
     )?
     .execute(params![
         id_bytes(sandbox),
@@ -98,6 +114,7 @@ pub(super) fn put_stamp(
         stamp.wall_micros,
         stamp.boot.to_be_bytes(),
         stamp.since_boot_micros,
+        kind.map(LastUse::word),
         cpu.map(|cpu| signed(cpu.as_micros() as u64)),
     ])?;
     Ok(())
@@ -129,7 +146,7 @@ pub(super) fn add_life(db: &Connection, sandboxes: &mut [SandboxRow]) -> rusqlit
             });
         }
     }
-    let mut read = db.prepare("SELECT sandbox, since, wall_at, boot, since_boot, cpu FROM stamps")?;
+    let mut read = db.prepare("SELECT sandbox, since, wall_at, boot, since_boot, kind, cpu FROM stamps")?;
     let mut rows = read.query([])?;
     while let Some(row) = rows.next()? {
         let Some(at) = at.get(&sandbox_id(row, 0)?) else { continue };
@@ -142,7 +159,8 @@ pub(super) fn add_life(db: &Connection, sandboxes: &mut [SandboxRow]) -> rusqlit
             Since::Paused => stamps.paused = Some(stamp),
             Since::LastUse => {
                 stamps.used = stamp;
-                stamps.cpu = row.get::<_, Option<i64>>(5)?.map(|cpu| Duration::from_micros(cpu as u64));
+                stamps.last_use = last_use(row, 5)?;
+                stamps.cpu = row.get::<_, Option<i64>>(6)?.map(|cpu| Duration::from_micros(cpu as u64));
             }
         }
     }
@@ -160,6 +178,12 @@ fn since(row: &Row<'_>, column: usize) -> rusqlite::Result<Since> {
     let word = row.get_ref(column)?.as_str()?;
     let all = [Since::LastUse, Since::Start, Since::Paused, Since::Creation];
     all.into_iter().find(|since| since.word() == word).ok_or_else(|| unreadable(column, "clock"))
+}
+
+fn last_use(row: &Row<'_>, column: usize) -> rusqlite::Result<LastUse> {
+    let Some(word) = row.get_ref(column)?.as_str_or_null()? else { return Ok(LastUse::Request) };
+    let all = [LastUse::Start, LastUse::Request, LastUse::Touch, LastUse::Processor];
+    all.into_iter().find(|last_use| last_use.word() == word).ok_or_else(|| unreadable(column, "kind of use"))
 }
 
 fn action(row: &Row<'_>, column: usize) -> rusqlite::Result<Action> {

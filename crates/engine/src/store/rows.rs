@@ -213,6 +213,7 @@ pub(super) fn outcome_words(outcome: &Outcome) -> OutcomeWords {
             let start_error = Some(json(error));
             return OutcomeWords { outcome: "failed_to_start", code: None, signal: None, start_error };
         }
+        Outcome::TimedOutUnheard => ("timed_out", None),
         Outcome::SandboxGone => ("sandbox_gone", None),
     };
     let (code, signal) = match status {
@@ -237,6 +238,7 @@ pub(super) fn outcome_from(row: &Row<'_>) -> rusqlite::Result<Outcome> {
         ("killed", Some(status)) => Outcome::Killed(status),
         ("out_of_memory", Some(status)) => Outcome::OutOfMemory(status),
         ("failed_to_start", None) => Outcome::FailedToStart(from_json(row, 11)?),
+        ("timed_out", None) => Outcome::TimedOutUnheard,
         ("sandbox_gone", None) => Outcome::SandboxGone,
         _ => return Err(unreadable(8, "outcome")),
     })
@@ -254,6 +256,7 @@ pub(super) fn key_from(row: &Row<'_>) -> rusqlite::Result<(Key, KeyHash)> {
         admin: row.get(3)?,
         limits,
         created_at: time(row, 7)?,
+        metrics_only: row.get(8)?,
     };
     Ok((key, KeyHash(row.get(1)?)))
 }

@@ -3,14 +3,18 @@
 //! A job carries what to do and whom to tell. Nobody is told before the commit that covers the change.
 
 use std::fs;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Instant;
 
 use rusqlite::Connection;
 use tokio::sync::mpsc;
 
 use super::StoreError;
 use crate::error::chain;
+use crate::metrics::Metrics;
+use crate::slow;
 
 pub(super) type Answer = Box<dyn FnOnce(Result<(), StoreError>) + Send>;
 /// Is given the open transaction, or why there is none.
@@ -76,6 +80,7 @@ pub(super) fn write_loop(
     mut changes: mpsc::Receiver<Job>,
     keeper: &mpsc::Sender<Job>,
     log: &Path,
+    metrics: &Metrics,
 ) {
     let mut batch = Vec::with_capacity(BATCH_MAX);
     let mut commits = 0;
@@ -91,7 +96,14 @@ pub(super) fn write_loop(
                 None
             }
         });
-        commit(db, acts.collect());
+        let acts: Vec<Act> = acts.collect();
+        let (count, began) = (acts.len(), Instant::now());
+        commit(db, acts);
+        if count > 0 {
+            let took = began.elapsed();
+            metrics.committed(count, took);
+            slow::COMMIT.check(metrics, None, took);
+        }
         if stop {
             return;
         }
@@ -135,10 +147,14 @@ pub(super) fn commit(db: &Connection, acts: Vec<Act>) {
         tracing::error!(%error, "cannot roll back after a failed commit");
     }
     for answer in answers {
-        answer(match &failure {
+        let committed = match &failure {
             None => Ok(()),
             Some(source) => Err(StoreError::Refused { source: Arc::clone(source) }),
-        });
+        };
+        // Whoever is told does more than listen. A bug there must not take the thread from all others.
+        if catch_unwind(AssertUnwindSafe(|| answer(committed))).is_err() {
+            tracing::error!("whoever waited for a change of a row panicked");
+        }
     }
 }
 

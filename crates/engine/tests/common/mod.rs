@@ -94,7 +94,14 @@ pub fn key() -> Key {
 
 pub fn key_of(owner: &str, limits: KeyLimits) -> Key {
     let owner = Owner::parse(owner).expect("an owner");
-    Key { id: "test".into(), owner, admin: false, limits, created_at: std::time::SystemTime::UNIX_EPOCH }
+    Key {
+        id: "test".into(),
+        owner,
+        admin: false,
+        metrics_only: false,
+        limits,
+        created_at: std::time::SystemTime::UNIX_EPOCH,
+    }
 }
 
 pub fn script_of(script: &str) -> CommandSpec {

@@ -67,12 +67,15 @@ fn rule_action(action: Action) -> api::RuleAction {
 
 /// Why a sandbox lives, and when and how it ends.
 pub fn explanation(id: SandboxId, explanation: Explanation) -> api::Explanation {
-    let by = match explanation.last_use {
-        LastUse::Start => api::UsedBy::Start,
-        LastUse::Request => api::UsedBy::Request,
-        LastUse::Touch => api::UsedBy::Touch,
-        LastUse::Processor => api::UsedBy::Processor,
-    };
+    let last_use = explanation.last_use.map(|(at, by)| {
+        let by = match by {
+            LastUse::Start => api::UsedBy::Start,
+            LastUse::Request => api::UsedBy::Request,
+            LastUse::Touch => api::UsedBy::Touch,
+            LastUse::Processor => api::UsedBy::Processor,
+        };
+        api::LastUse { at: rfc3339(at), by }
+    });
     let end = explanation.end.map(|end| api::SandboxEnd {
         action: rule_action(end.action),
         at: rfc3339(end.at),
@@ -94,7 +97,7 @@ pub fn explanation(id: SandboxId, explanation: Explanation) -> api::Explanation 
         sentence: explanation.sentence,
         state: sandbox_state(explanation.state),
         uses: explanation.uses,
-        last_use: api::LastUse { at: rfc3339(explanation.last_use_at), by },
+        last_use,
         end,
         rules: rules.collect(),
     }

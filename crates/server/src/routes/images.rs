@@ -4,6 +4,7 @@
 //! It stops when everyone who waits for it has left.
 
 use std::convert::Infallible;
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Json;
@@ -12,8 +13,8 @@ use axum::http::request::Parts;
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::sse::{Event, KeepAlive};
 use axum::response::{IntoResponse, Response, Sse};
-use engine::images::{Format, Pull};
-use engine::{Engine, EngineError, Owner};
+use engine::images::{Format, Pull, StoredImage};
+use engine::{Engine, EngineError, Key, Owner};
 use futures_util::stream;
 use serde::Deserialize;
 use tokio::io::AsyncWriteExt;
@@ -53,7 +54,7 @@ pub async fn pull(
     }
     let spec = convert::pull_spec(body)?;
     let pull = app.engine.pull(&key, spec);
-    answer(app, key.owner, pull, &headers).await
+    answer(app, &key, pull, &headers).await
 }
 
 /// What is sent.
@@ -107,7 +108,7 @@ pub async fn import(
         _ => ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", "the archive cannot be kept"),
     };
     let mut file = tokio::fs::File::from_std(upload.file.try_clone().map_err(failed)?);
-    let mut stopping = app.stopping();
+    let mut stopping = app.stopping(&key);
     let poured = files::pour(body, &mut stopping, async |mut incoming| {
         let mut length = 0u64;
         while let Some(bytes) = incoming.next().await? {
@@ -122,26 +123,30 @@ pub async fn import(
     poured.await?;
     let pull = app.engine.import(upload, name, format);
     if wants_events(&head.headers) {
-        return Ok(progress(app, key.owner, pull));
+        return Ok(progress(app, &key, pull));
     }
-    let images = pull.finished().await?;
+    let images = finished(&pull, &mut stopping).await?;
     let images = images.iter().filter_map(|image| shown(&app.engine, &key.owner, &image.digest.to_string()));
     Ok(Json(api::ImageList { images: images.collect() }).into_response())
 }
 
-async fn answer(app: App, owner: Owner, pull: Pull, headers: &HeaderMap) -> Result<Response, ApiError> {
+async fn answer(app: App, key: &Key, pull: Pull, headers: &HeaderMap) -> Result<Response, ApiError> {
     if wants_events(headers) {
-        return Ok(progress(app, owner, pull));
+        return Ok(progress(app, key, pull));
     }
-    let mut stopping = app.stopping();
-    let images = tokio::select! {
-        images = pull.finished() => images?,
-        () = stopping.wait() => return Err(ApiError::stopping()),
-    };
+    let images = finished(&pull, &mut app.stopping(key)).await?;
     let digest = images.first().map(|image| image.digest.to_string()).unwrap_or_default();
-    let image = shown(&app.engine, &owner, &digest);
+    let image = shown(&app.engine, &key.owner, &digest);
     let image = image.ok_or_else(|| EngineError::ImageNotFound { name: digest })?;
     Ok(Json(image).into_response())
+}
+
+/// Waits until the images are here, unless the wait must end before.
+async fn finished(pull: &Pull, stopping: &mut Stopping) -> Result<Vec<Arc<StoredImage>>, ApiError> {
+    tokio::select! {
+        images = pull.finished() => Ok(images?),
+        halt = stopping.wait() => Err(halt.into()),
+    }
 }
 
 fn wants_events(headers: &HeaderMap) -> bool {
@@ -154,7 +159,7 @@ fn shown(engine: &Engine, owner: &Owner, digest: &str) -> Option<api::Image> {
 }
 
 /// How far it is, until it is over.
-fn progress(app: App, owner: Owner, pull: Pull) -> Response {
+fn progress(app: App, key: &Key, pull: Pull) -> Response {
     struct Watch {
         engine: Engine,
         owner: Owner,
@@ -163,7 +168,8 @@ fn progress(app: App, owner: Owner, pull: Pull) -> Response {
         stopping: Stopping,
         over: bool,
     }
-    let (progress, stopping) = (pull.progress(), app.stopping());
+    let (progress, stopping) = (pull.progress(), app.stopping(key));
+    let owner = key.owner.clone();
     let watch = Watch { engine: app.engine, owner, pull, progress, stopping, over: false };
     let events = stream::unfold(watch, async |mut watch| {
         if watch.over {
@@ -189,7 +195,7 @@ fn progress(app: App, owner: Owner, pull: Pull) -> Response {
                     }
                 }
             }
-            () = watch.stopping.wait() => return None,
+            _ = watch.stopping.wait() => return None,
             // Waits for news, and then a moment for more of it.
             Ok(()) = watch.progress.changed() => {
                 tokio::select! {

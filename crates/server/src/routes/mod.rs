@@ -1,9 +1,11 @@
 //! The native API under `/v1`. A handler is three thoughts: read, ask the engine once, convert.
 
 pub mod commands;
+pub mod events;
 pub mod files;
 pub mod images;
 pub mod keys;
+pub mod metrics;
 pub mod sandboxes;
 pub mod stats;
 pub mod system;
@@ -17,7 +19,10 @@ use tracing::Instrument;
 
 use crate::app::App;
 use crate::error::ApiError;
-use crate::{events, stream};
+use crate::stream;
+
+/// Where the metrics are: the path that every scraper tries first.
+pub const METRICS: &str = "/metrics";
 
 /// All routes, without the layers around them.
 pub fn all() -> Router<App> {
@@ -30,6 +35,7 @@ pub fn all() -> Router<App> {
         .route("/v1/ready", get(system::ready))
         .route("/v1/version", get(system::version))
         .route("/v1/openapi.json", get(system::openapi))
+        .route("/v1/events", get(events::watch))
         .route("/v1/sandboxes", get(sandboxes::list).post(sandboxes::create))
         .route(
             "/v1/sandboxes/{sandbox}",
@@ -42,7 +48,7 @@ pub fn all() -> Router<App> {
         .route(COMMANDS, get(commands::list).post(commands::run))
         .route(&format!("{COMMANDS}/stream"), get(stream::start))
         .route(&under(""), get(commands::get))
-        .route(&under("/events"), get(events::events))
+        .route(&under("/events"), get(crate::events::events))
         .route(&under("/stream"), get(stream::attach))
         .route(&under("/stdin"), post(commands::write_stdin))
         .route(&under("/stdin/end"), post(commands::end_stdin))
@@ -66,6 +72,7 @@ pub fn all() -> Router<App> {
         .route("/v1/images/{image}", get(images::get).delete(images::remove))
         .route("/v1/image-aliases", get(images::aliases))
         .route("/v1/image-aliases/{alias}", put(images::set_alias).delete(images::delete_alias))
+        .route(METRICS, get(metrics::metrics))
         .route("/v1/keys", get(keys::list).post(keys::create))
         .route("/v1/keys/{key}", delete(keys::delete))
         .fallback(async || ApiError::no_route())

@@ -74,8 +74,9 @@ pub struct Explanation {
     pub state: SandboxState,
     /// Uses under way: requests, open streams, commands that someone waits for.
     pub uses: u32,
-    /// The last use.
-    pub last_use: LastUse,
+    /// The last use. Absent where nobody knows: without a rule that acts, it is not kept over a restart of the daemon.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub last_use: Option<LastUse>,
     /// How it ends if nothing happens until then. Absent while no rule ends it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub end: Option<SandboxEnd>,

@@ -93,6 +93,8 @@ pub struct MachineStats {
 pub struct AllSandboxes {
     /// How many are in which state.
     pub states: BTreeMap<String, u64>,
+    /// What they use together; in its processor time, those that are gone have their part.
+    pub usage: SandboxUsage,
     /// What they may use in all.
     pub promised: Room,
     /// What that may come to.

@@ -1,0 +1,93 @@
+//! A backend with a watch in its hand: every request is timed, for metrics and for the log.
+
+use std::sync::Arc;
+
+use runtime::{Backend, BackendError, DiskUsage, GuestStream, LayerSpec, Machine, Spec, Usage};
+use wire::launch::{LayerFacts, Limits, Motion, Processes, Rootfs};
+use wire::{Digest, SandboxId};
+
+use crate::metrics::Metrics;
+use crate::slow;
+
+/// Asks another backend, and times it.
+pub(crate) struct Measured {
+    pub backend: Arc<dyn Backend>,
+    pub metrics: Arc<Metrics>,
+}
+
+#[async_trait::async_trait]
+impl Backend for Measured {
+    async fn prepare(&self, rootfs: &Rootfs) -> Result<(), BackendError> {
+        slow::PREPARE.request(&self.metrics, None, self.backend.prepare(rootfs)).await
+    }
+
+    async fn launch(&self, spec: &Spec) -> Result<(), BackendError> {
+        slow::LAUNCH.request(&self.metrics, Some(spec.sandbox), self.backend.launch(spec)).await
+    }
+
+    async fn connect(&self, sandbox: SandboxId) -> Result<GuestStream, BackendError> {
+        slow::CONNECT.request(&self.metrics, Some(sandbox), self.backend.connect(sandbox)).await
+    }
+
+    async fn teardown(&self, sandbox: SandboxId) -> Result<(), BackendError> {
+        slow::TEARDOWN.request(&self.metrics, Some(sandbox), self.backend.teardown(sandbox)).await
+    }
+
+    async fn end_processes(&self, sandbox: SandboxId, which: Processes) -> Result<(), BackendError> {
+        slow::END_PROCESSES
+            .request(&self.metrics, Some(sandbox), self.backend.end_processes(sandbox, which))
+            .await
+    }
+
+    fn foresee(&self, rootfs: &Rootfs, limits: &Limits) {
+        self.backend.foresee(rootfs, limits);
+    }
+
+    fn reserve(&self, rootfs: &Rootfs, limits: &Limits) -> Option<SandboxId> {
+        self.backend.reserve(rootfs, limits)
+    }
+
+    async fn stop(&self) {
+        self.backend.stop().await;
+    }
+
+    async fn freeze(&self, sandbox: SandboxId, motion: Motion) -> Result<(), BackendError> {
+        slow::FREEZE.request(&self.metrics, Some(sandbox), self.backend.freeze(sandbox, motion)).await
+    }
+
+    async fn inventory(&self) -> Result<Vec<SandboxId>, BackendError> {
+        slow::INVENTORY.request(&self.metrics, None, self.backend.inventory()).await
+    }
+
+    async fn oom_kills(&self, sandbox: SandboxId) -> Result<u64, BackendError> {
+        slow::OOM_KILLS.request(&self.metrics, Some(sandbox), self.backend.oom_kills(sandbox)).await
+    }
+
+    async fn unpack_layer(
+        &self,
+        layer: &LayerSpec,
+        read: &(dyn Fn(u64) + Send + Sync),
+    ) -> Result<LayerFacts, BackendError> {
+        slow::UNPACK_LAYER.request(&self.metrics, None, self.backend.unpack_layer(layer, read)).await
+    }
+
+    async fn remove_layer(&self, layer: Digest) -> Result<(), BackendError> {
+        slow::REMOVE_LAYER.request(&self.metrics, None, self.backend.remove_layer(layer)).await
+    }
+
+    async fn layers(&self) -> Result<Vec<Digest>, BackendError> {
+        slow::LAYERS.request(&self.metrics, None, self.backend.layers()).await
+    }
+
+    async fn usage(&self, sandboxes: &[SandboxId]) -> Result<Vec<Option<Usage>>, BackendError> {
+        slow::USAGE.request(&self.metrics, None, self.backend.usage(sandboxes)).await
+    }
+
+    async fn disk_usage(&self, sandbox: SandboxId) -> Result<DiskUsage, BackendError> {
+        slow::DISK_USAGE.request(&self.metrics, Some(sandbox), self.backend.disk_usage(sandbox)).await
+    }
+
+    async fn machine(&self) -> Result<Machine, BackendError> {
+        slow::MACHINE.request(&self.metrics, None, self.backend.machine()).await
+    }
+}
