@@ -13,6 +13,7 @@
 //! - `sh`: pasted as a whole into the same shell, and every line of it must succeed.
 //! - `python`: a program of its own, run with `python3`, and it must succeed.
 //! - `json`: must be JSON.
+//! - `toml`: all blocks of a page together are a configuration that `shoal config show` takes.
 //! - A first line that is a comment with a file name and no more, as `# fetch.py`, makes any block a file of that name,
 //!   for later examples to use.
 //! - `text` is a picture.

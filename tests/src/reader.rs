@@ -42,6 +42,8 @@ pub struct Reader {
     answers: Receiver<String>,
     steps: u32,
     ids: Ids,
+    /// Every TOML block, one after the other.
+    settings: String,
 }
 
 impl Reader {
@@ -70,8 +72,16 @@ impl Reader {
                 let _ = send.send(line);
             }
         });
-        let mut reader =
-            Self { page: page.path.clone(), home, child, shell, answers, steps: 0, ids: Ids::default() };
+        let mut reader = Self {
+            page: page.path.clone(),
+            home,
+            child,
+            shell,
+            answers,
+            steps: 0,
+            ids: Ids::default(),
+            settings: String::new(),
+        };
         let starts_one =
             page.blocks().iter().any(|block| block.not_run.is_none() && block.text().contains(SERVE));
         if !starts_one {
@@ -106,11 +116,22 @@ impl Reader {
                     panic!("{}: not JSON: {error}", self.place(block.line));
                 }
             }
+            "toml" => self.settings.push_str(&block.text()),
             "text" => {}
             kind => panic!(
                 "{}: nobody knows how to try a block of kind `{kind}`: see the rules in tests/src/page.rs",
                 self.place(block.line)
             ),
+        }
+    }
+
+    /// Leaves the page, when everything on it was done.
+    #[track_caller]
+    pub fn finish(mut self) {
+        if !self.settings.is_empty() {
+            let file = self.home.join("shoal.toml");
+            fs::write(&file, &self.settings).expect("the test's own directory takes files");
+            self.paste(0, &format!("shoal config show --config '{}'", file.display()));
         }
     }
 

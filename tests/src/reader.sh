@@ -4,15 +4,16 @@
 #
 # Reads lines `how file` from stdin, runs each file in this same shell, and answers with the exit code. `paste` leaves at
 # the first failure, as nobody goes on after one; `type` lets the next file see `$?`.
-set -u
+set -eu
 home=$1
 
 ip link set lo up
-# The page says /var/lib/shoal; the machine's own /var/lib is seen through, and not written to.
+# The page says /var/lib/shoal; the machine's own /var/lib is seen through, and not written to. What is on top has `shoal` as a
+# link, so that ranges of ids are claimed in the name of a directory that daemons outside of this world can see too.
+ln -s "$home/data" "$home/var-lib/shoal"
 mount -t overlay overlay -o "lowerdir=/var/lib,upperdir=$home/var-lib,workdir=$home/var-lib-work" /var/lib
-mkdir -p /var/lib/shoal
-mount --bind "$home/data" /var/lib/shoal
 cd "$home/work"
+set +e
 
 # Kept away from what the examples start, so that nothing of theirs holds the test's pipes open.
 exec 8<&0 9>&1 </dev/null >/dev/null

@@ -46,7 +46,11 @@ fn every_code_is_on_the_page_of_errors_with_its_status() {
     for code in page.keys().filter(|code| !text.contains(&format!("\"{code}\""))) {
         wrong.push(format!("`{code}` is on the page, and nothing answers with it"));
     }
-    assert!(wrong.is_empty(), "docs/reference/errors.md is not what the code says:\n  {}", wrong.join("\n  "));
+    assert!(
+        wrong.is_empty(),
+        "docs/reference/errors.md is not what the code says:\n  {}",
+        wrong.join("\n  ")
+    );
 }
 
 /// Rows are `` | `code` | 400, 409 | means | do | ``.

@@ -41,7 +41,9 @@ pub fn write(description: &Value) -> String {
             route.write(&mut page);
         }
     }
-    page.push_str("\n## Types\n\nFields marked `?` may be left out, or are absent where there is nothing to say.\n");
+    page.push_str(
+        "\n## Types\n\nFields marked `?` may be left out, or are absent where there is nothing to say.\n",
+    );
     let types = description["components"]["schemas"].as_object().expect("there are types");
     for (name, schema) in types {
         write_type(&mut page, name, schema);
@@ -191,7 +193,8 @@ fn fields(schema: &Value) -> (Vec<String>, Vec<Field>) {
         for (name, field) in part["properties"].as_object().unwrap_or(&Map::new()) {
             let optional = if required.iter().any(|one| one == name) { "" } else { "?" };
             // In a choice with `null`, the words are inside.
-            let inside = field["oneOf"].as_array().and_then(|choices| choices.first()?["description"].as_str());
+            let inside =
+                field["oneOf"].as_array().and_then(|choices| choices.first()?["description"].as_str());
             let means = field["description"].as_str().or(inside).unwrap_or("");
             own.push(Field { name: format!("`{name}`{optional}"), kind: kind(field), means: cell(means) });
         }
@@ -213,8 +216,10 @@ fn kind(schema: &Value) -> String {
         return values(schema);
     }
     let types: Vec<&str> = match &schema["type"] {
-        Value::String(one) => vec![one],
-        Value::Array(several) => several.iter().filter_map(Value::as_str).filter(|one| *one != "null").collect(),
+        Value::String(one) => vec![one.as_str()],
+        Value::Array(several) => {
+            several.iter().filter_map(Value::as_str).filter(|one| *one != "null").collect()
+        }
         // Anything: what it is, the text says.
         Value::Null => return "any".into(),
         other => panic!("nobody knows this type: {other}"),
@@ -231,7 +236,11 @@ fn kind(schema: &Value) -> String {
 
 fn values(schema: &Value) -> String {
     let values = schema["enum"].as_array().expect("an enum has values");
-    values.iter().map(|value| format!("`{}`", value.as_str().unwrap_or_default())).collect::<Vec<_>>().join(", ")
+    values
+        .iter()
+        .map(|value| format!("`{}`", value.as_str().unwrap_or_default()))
+        .collect::<Vec<_>>()
+        .join(", ")
 }
 
 /// Text as a paragraph: lines were broken for the source.
