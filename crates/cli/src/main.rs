@@ -5,6 +5,7 @@
 
 #![forbid(unsafe_code)]
 
+mod amount;
 mod args;
 mod bench;
 mod config;

@@ -27,7 +27,10 @@ pub(crate) async fn recover(shared: &Arc<Shared>) -> Result<(), EngineError> {
     for row in loaded.commands {
         commands.entry(row.sandbox).or_default().push(row);
     }
-    info!(sandboxes = loaded.sandboxes.len(), commands = commands.len(), "recovering");
+    // Of a first start there is nothing to tell.
+    if !loaded.sandboxes.is_empty() {
+        info!(sandboxes = loaded.sandboxes.len(), commands = commands.len(), "recovering");
+    }
     let mut found = Vec::new();
     for row in loaded.sandboxes {
         let (inbox, messages) = mpsc::channel(INBOX_MAX);
