@@ -361,5 +361,87 @@ fn a_weak_key_ends_the_start() {
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(said.contains("SHOAL_API_KEY"), "{said}");
         assert!(key.is_empty() || !said.contains(&format!("`{key}`")), "the key is repeated: {said}");
+        is_untouched(&home.join("data"));
     }
+}
+
+/// That nothing was done to the machine for a daemon that did not come to start.
+#[track_caller]
+fn is_untouched(data_dir: &std::path::Path) {
+    let installation = shoal_tests::daemon::installation(data_dir);
+    let scope = shoal_tests::audit::Scope { installation, data_dir: data_dir.into() };
+    assert_eq!((scope.cgroups(), scope.claims()), (Vec::new(), Vec::new()));
+}
+
+#[test]
+fn an_address_that_is_taken_ends_the_start_before_anything_is_done() {
+    let daemon = Daemon::start();
+    let home = shoal_tests::daemon::Home::new();
+    let output = std::process::Command::new(shoal_tests::daemon::binary())
+        .args(["serve", "--listen", &daemon.address.to_string(), "--data-dir"])
+        .arg(home.join("data"))
+        .env("SHOAL_API_KEY", &daemon.key)
+        .stdin(std::process::Stdio::null())
+        .output();
+    let output = output.expect("the program can be started");
+    assert!(!output.status.success());
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("cannot listen") && said.contains("--listen"), "{said}");
+    is_untouched(&home.join("data"));
+}
+
+#[test]
+fn a_deleted_key_loses_its_streams_at_once_and_no_other_does() {
+    use shoal_tests::{Said, until};
+    let daemon = Daemon::start();
+    let made = daemon.post("/v1/keys", &json!({"owner": "default"})).expect(201);
+    let (id, secret) = (made["id"].as_str().expect("an id"), made["secret"].as_str().expect("a secret"));
+    let mine = daemon.sandbox();
+    let theirs = Sandbox { key: secret.into(), ..mine.clone() };
+    let command = mine.spawn(json!({"script": "echo hi; sleep 1000"}));
+    mine.wrote(&command, 3);
+
+    let mut attached = theirs.attach(&command, &Default::default());
+    attached.wait_for("command");
+    let mut started = theirs.stream(json!({"argv": ["cat"], "stdin": true}));
+    started.wait_for("command");
+    let mut silent = theirs.open_socket("/commands/stream").expect("it opens");
+    // One that reads nothing although it is told much.
+    let flood = theirs.stream(json!({"argv": ["yes"]}));
+    let kept = mine.attach(&command, &Default::default());
+    let long = [
+        theirs.events(&command, "").open(daemon.address),
+        theirs.request("GET", "/files/watch?path=/workspace").open(daemon.address),
+    ];
+    let waiting = {
+        let theirs = theirs.clone();
+        std::thread::spawn(move || theirs.post_command(&json!({"argv": ["sleep", "1000"]})))
+    };
+    until("all of them have begun", || {
+        let list = daemon.get(&mine.path("/commands")).json();
+        list["commands"].as_array().filter(|commands| commands.len() == 4).map(|_| ())
+    });
+
+    daemon.delete(&format!("/v1/keys/{id}")).expect(204);
+    for socket in [&mut attached, &mut started, &mut silent] {
+        let code = loop {
+            match socket.hear() {
+                Said::Closed(code) => break code,
+                Said::Event(_) | Said::Output { .. } => {}
+            }
+        };
+        assert_eq!(code, Some(1008));
+    }
+    for stream in long {
+        let mut stream = stream.expect("it was answered");
+        assert_eq!(stream.status, 200);
+        while stream.chunk().expect("it ends well").is_some() {}
+    }
+    waiting.join().expect("no panic").expect_refusal(401, "unauthorized");
+    drop(flood);
+    // Others go on, and so do the commands.
+    let mut kept = kept;
+    kept.say(&json!({"type": "signal", "signal": "TERM"}));
+    kept.wait_for("ended");
+    assert_eq!(mine.ended(&command)["result"]["outcome"], "signaled");
 }

@@ -689,6 +689,36 @@ fn commands_run_without_new_privileges_and_with_few_capabilities() {
     assert!(user.contains("CapEff:\t0000000000000000"), "{user}");
 }
 
+/// At a limit of 1 the kernel writes no core and starts no handler of the host's; at 0 it would start the handler all the same. To
+/// change it seems to work, since programs that hold secrets end when it does not.
+#[test]
+fn cannot_make_the_host_handle_a_core_dump() {
+    let (_daemon, sandbox) = start();
+    let program = format!(
+        "{CALL}
+import resource, subprocess
+limit = lambda: print(resource.getrlimit(resource.RLIMIT_CORE), flush=True)
+limit()
+for wish in [(-1, -1), (0, 1), (0, 0), (4096, 4096)]:
+    resource.setrlimit(resource.RLIMIT_CORE, wish)
+    limit()
+call(302, 0, 4, struct.pack('QQ', 0, 0), 0)
+call(160, 4, struct.pack('QQ', 0, 0))
+limit()
+subprocess.run(['prlimit', '--core=unlimited', '--pid', str(os.getpid())])
+limit()
+"
+    );
+    let limits = sandbox.python(&program).ok();
+    assert_eq!(limits.text().lines().count(), 7);
+    assert!(limits.text().lines().all(|line| line == "(1, 1)"), "{limits:?}");
+    let done =
+        sandbox.sh("cd /workspace; ulimit -c unlimited; python3 -c 'import os; os.abort()'; echo $?; ls -A");
+    assert_eq!(done.text(), "134", "no file is left: {done:?}");
+    assert_eq!(sandbox.sh("cd /workspace; kill -SEGV $$").outcome(), "signaled");
+    assert_eq!(sandbox.sh("ls -A /workspace").ok().text(), "");
+}
+
 #[test]
 fn the_environment_has_no_secrets_and_is_the_guests_own() {
     let (daemon, sandbox) = start();
@@ -899,6 +929,51 @@ fn setuid_programs_give_nothing() {
     sandbox.sh("cp /usr/bin/id /tmp/id; chown root /tmp/id; chmod 4755 /tmp/id").ok();
     let done = sandbox.run(json!({"argv": ["/tmp/id", "-u"], "user": "user", "cwd": "/"})).ok();
     assert_eq!(done.text(), "1000", "no_new_privs makes setuid without effect");
+}
+
+/// Whoever has taken an init over can say what it likes. The test takes its place on the socket.
+#[test]
+fn a_sandbox_whose_init_speaks_noise_loses_its_processes_and_keeps_its_files() {
+    use std::io::{Read, Write};
+    let (mut daemon, sandbox) = start();
+    let other = daemon.sandbox();
+    sandbox.sh("echo precious > /workspace/file").ok();
+    sandbox.spawn(json!({"argv": ["sleep", "1000.375"]}));
+    let directory = daemon.data_dir.join("sandboxes").join(&sandbox.id);
+    daemon.kill();
+    let socket = directory.join("init.sock");
+    fs::remove_file(&socket).expect("init's socket is there");
+    let listener = std::os::unix::net::UnixListener::bind(&socket).expect("the path is not too long");
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let Ok(mut stream) = stream else { return };
+            let _ = stream.write_all(&[0xff; 4096]);
+            let _ = stream.read_to_end(&mut Vec::new());
+        }
+    });
+    daemon.start_again();
+    let (sandbox, other) = (daemon.sandbox_of(&sandbox.id), daemon.sandbox_of(&other.id));
+    until_true("the sandbox has failed", || sandbox.get()["state"] == "failed");
+    let reason = sandbox.get()["reason"].as_str().unwrap_or_default().to_owned();
+    assert!(reason.contains("protocol"), "{reason}");
+    until_true("its processes are gone", || sandbox.processes().is_empty());
+    let kept = walk(&directory).into_iter().find(|path| path.ends_with("workspace/file"));
+    assert_eq!(fs::read_to_string(kept.expect("its files are kept")).expect("it is text"), "precious\n");
+    assert_eq!(other.sh("echo fine").ok().text(), "fine");
+    sandbox.delete();
+    assert!(!directory.exists());
+}
+
+/// Everything below a directory.
+fn walk(path: &Path) -> Vec<std::path::PathBuf> {
+    let entries = fs::read_dir(path).into_iter().flatten().flatten();
+    let below = |entry: fs::DirEntry| {
+        let is_dir = entry.file_type().is_ok_and(|kind| kind.is_dir());
+        let mut all = if is_dir { walk(&entry.path()) } else { Vec::new() };
+        all.push(entry.path());
+        all
+    };
+    entries.flat_map(below).collect()
 }
 
 #[test]

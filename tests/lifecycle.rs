@@ -451,6 +451,27 @@ fn the_openapi_document_names_every_route_that_the_tests_use() {
     }
 }
 
+/// What the daemon answers to these bytes, until it closes.
+fn tell(daemon: &Daemon, bytes: &[u8]) -> String {
+    use std::io::{Read, Write};
+    let mut stream = std::net::TcpStream::connect(daemon.address).expect("the daemon listens");
+    stream.write_all(bytes).expect("the socket is open");
+    let mut answer = Vec::new();
+    let _ = stream.read_to_end(&mut answer);
+    String::from_utf8(answer).expect("answers are text")
+}
+
+/// That a refusal says why, in the shape that all have.
+#[track_caller]
+fn has_words(asked: &[u8], answer: &[u8]) {
+    let answer = String::from_utf8_lossy(answer);
+    if let Some((_, body)) = answer.split_once("\r\n\r\n") {
+        let body: Value =
+            serde_json::from_str(body).unwrap_or_else(|error| panic!("{error}: {asked:?} got {answer}"));
+        assert!(body["code"].is_string() && body["message"].is_string(), "{asked:?} got {answer}");
+    }
+}
+
 #[test]
 fn garbage_on_the_port_does_not_disturb_the_daemon() {
     use std::io::{Read, Write};
@@ -470,6 +491,7 @@ fn garbage_on_the_port_does_not_disturb_the_daemon() {
         let mut answer = Vec::new();
         let _ = stream.read_to_end(&mut answer);
         assert!(!answer.starts_with(b"HTTP/1.1 2") && !answer.starts_with(b"HTTP/1.1 500"), "{bytes:?}");
+        has_words(bytes, &answer);
     }
     let many: String = (0..20_000).map(|n| format!("x-{n}: y\r\n")).collect();
     let mut stream = std::net::TcpStream::connect(daemon.address).expect("the daemon listens");
@@ -477,6 +499,15 @@ fn garbage_on_the_port_does_not_disturb_the_daemon() {
     let mut answer = Vec::new();
     let _ = stream.read_to_end(&mut answer);
     assert!(!answer.starts_with(b"HTTP/1.1 2"), "headers are bounded");
+    let answer = tell(&daemon, b"GET / HTTP/1.1\r\nhost: localhost\r\nbad header\r\n\r\n");
+    assert!(answer.contains("\"code\":\"malformed_request\""), "{answer}");
+    let many: String = (0..100).map(|n| format!("x-{n}: y\r\n")).collect();
+    let answer =
+        tell(&daemon, format!("GET /v1/health HTTP/1.1\r\nhost: localhost\r\n{many}\r\n").as_bytes());
+    assert!(
+        answer.starts_with("HTTP/1.1 431 ") && answer.contains("\"code\":\"headers_too_large\""),
+        "{answer}"
+    );
     daemon.get("/v1/health").expect(200);
 }
 

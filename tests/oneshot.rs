@@ -4,12 +4,12 @@ use std::fs;
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use serde_json::Value;
 use shoal_tests::audit::Scope;
-use shoal_tests::daemon::{Home, binary, installation, send_signal};
+use shoal_tests::daemon::{Home, binary, installation, kill_hard, send_signal};
 use shoal_tests::wait::until_true;
 use shoal_tests::{Audit, Daemon, until};
 
@@ -222,6 +222,79 @@ fn sigterm_and_a_closed_terminal_leave_nothing_either() {
         until("the run has ended", || child.try_wait().expect("a child can be asked"));
         person.expect_nothing(&seen);
     }
+}
+
+/// How long anything of the private daemon stays after the run is over.
+fn lingers(person: &Person, child: &mut Child, seen: &[Scope]) -> Duration {
+    until("the run has ended", || child.try_wait().expect("a child can be asked"));
+    let began = Instant::now();
+    person.expect_nothing(seen);
+    began.elapsed()
+}
+
+#[test]
+fn after_ctrl_c_nothing_stays_for_longer_than_after_a_normal_end() {
+    let normal = {
+        let person = Person::new();
+        let mut child = person.shoal(&["run", "--", "sleep", "0.5"]).spawn().expect("it starts");
+        until("the command runs", || runs_inside(&person, "sleep"));
+        let seen = person.scopes();
+        lingers(&person, &mut child, &seen)
+    };
+    let person = Person::new();
+    let mut child = start_sleep(&person, "1008.5");
+    let seen = person.scopes();
+    send_signal(child.id() as i32, Signal::INT);
+    let interrupted = lingers(&person, &mut child, &seen);
+    assert!(interrupted <= normal * 3 + Duration::from_secs(1), "{interrupted:?}, else {normal:?}");
+}
+
+#[test]
+fn a_private_daemon_holds_nothing_that_its_starter_had_open() {
+    let person = Person::new();
+    let file = person.home.join("open");
+    let run = person.shoal(&["run", "--", "sleep", "1009.5"]);
+    let mut shell = Command::new("sh");
+    shell.args(["-c", "exec 9>\"$0\"; exec \"$@\""]).arg(&file).arg(run.get_program()).args(run.get_args());
+    for (name, value) in run.get_envs() {
+        match value {
+            Some(value) => shell.env(name, value),
+            None => shell.env_remove(name),
+        };
+    }
+    let mut child = shell.stdin(Stdio::null()).spawn().expect("it starts");
+    until("the command runs", || runs_inside(&person, "1009.5"));
+    let seen = person.scopes();
+    let holds = |process: &i32| {
+        let open = fs::read_dir(format!("/proc/{process}/fd")).into_iter().flatten().flatten();
+        open.filter_map(|entry| fs::read_link(entry.path()).ok()).any(|target| target == file)
+    };
+    let run = child.id() as i32;
+    assert!(holds(&run), "the run itself has it");
+    let others: Vec<i32> = seen.iter().flat_map(Scope::processes).filter(|process| *process != run).collect();
+    assert!(others.len() >= 3, "a daemon, a launcher, an init: {others:?}");
+    assert_eq!(others.iter().find(|process| holds(process)), None);
+    send_signal(run, Signal::INT);
+    lingers(&person, &mut child, &seen);
+}
+
+#[test]
+fn a_private_daemon_whose_launcher_was_replaced_leaves_nothing() {
+    let person = Person::new();
+    let mut child = start_sleep(&person, "1010.5");
+    let seen = person.scopes();
+    let is_launcher = |process: &i32| {
+        let line = fs::read(format!("/proc/{process}/cmdline")).unwrap_or_default();
+        line.split(|byte| *byte == 0).nth(1) == Some(b"launcher")
+    };
+    let launchers = || -> Vec<i32> { seen.iter().flat_map(Scope::processes).filter(is_launcher).collect() };
+    let first = launchers();
+    assert_eq!(first.len(), 1, "{first:?}");
+    kill_hard(first[0]);
+    assert_eq!(succeeded(person.run(&["run", "--", "echo", "again"])), "again\n");
+    assert!(launchers().iter().all(|launcher| !first.contains(launcher)));
+    send_signal(child.id() as i32, Signal::INT);
+    lingers(&person, &mut child, &seen);
 }
 
 #[test]

@@ -158,6 +158,44 @@ fn a_restart_adopts_every_sandbox_and_command() {
     }
 }
 
+/// Walkers hold the lock of their launcher. The next one must not begin beside them, or what they still make would be nobody's.
+#[test]
+fn a_launcher_waits_for_what_is_left_of_the_one_before() {
+    let mut daemon = Daemon::start();
+    let sandbox = daemon.sandbox();
+    daemon.kill();
+    until_true("the launcher is gone with its daemon", || daemon.launchers().is_empty());
+    let path = daemon.data_dir.join("launcher.lock");
+    let held = std::fs::File::open(&path).expect("launchers have a lock");
+    until_true("it is free", || {
+        rustix::fs::flock(&held, rustix::fs::FlockOperation::NonBlockingLockExclusive).is_ok()
+    });
+    let cgroups = || -> std::collections::BTreeSet<_> { daemon.scope().cgroups().into_iter().collect() };
+    let before = cgroups();
+    std::thread::scope(|scope| {
+        let starting = scope.spawn(|| daemon.try_start(&daemon.log(99)));
+        until_true("the next launcher wants the lock", || {
+            let wants = |process: &i32| {
+                let open = std::fs::read_dir(format!("/proc/{process}/fd")).into_iter().flatten().flatten();
+                open.filter_map(|entry| std::fs::read_link(entry.path()).ok()).any(|target| target == path)
+            };
+            daemon
+                .scope()
+                .processes()
+                .iter()
+                .any(|process| *process != std::process::id() as i32 && wants(process))
+        });
+        assert!(!starting.is_finished(), "it does not begin beside the one before");
+        assert_eq!(cgroups(), before, "and has done nothing");
+        drop(held);
+        let (mut child, _) = starting.join().expect("no panic").expect("it starts once the lock is free");
+        let _ = child.kill();
+        let _ = child.wait();
+    });
+    daemon.start_again();
+    assert_eq!(daemon.sandbox_of(&sandbox.id).sh("echo adopted").ok().text(), "adopted");
+}
+
 #[test]
 fn a_killed_launcher_is_replaced() {
     let daemon = Daemon::start();

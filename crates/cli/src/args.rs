@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser};
 
 use crate::detach::{self, DetachKeys};
+use crate::environment::Color;
 
 pub use lifetime::{Explain, Label, Lifetime, Rules, Touch};
 
@@ -25,8 +26,18 @@ Environment:
   SHOAL_URL        the daemon to talk to, with
   SHOAL_API_KEY    its key; without both, the daemon of
   SHOAL_DATA_DIR   this data directory (/var/lib/shoal) is used, if one runs there
-  NO_COLOR         no colours")]
+  NO_COLOR         no colours; CLICOLOR=0 and CLICOLOR_FORCE=1 are known too
+
+Exit codes:
+  0      it went well
+  1      it failed; what happened, why and what to do is on stderr
+  2      the command line is wrong
+  125    `run`, `shell` and `attach`: it is Shoal that failed; their other codes are those of what they ran
+  128+n  signal n ended it")]
 pub struct Arguments {
+    /// When to use colours
+    #[arg(long, global = true, value_name = "WHEN", default_value = "auto")]
+    pub color: Color,
     #[command(subcommand)]
     pub subcommand: Subcommand,
 }
@@ -49,7 +60,9 @@ pub enum Subcommand {
     Logs(Logs),
     Stats(Stats),
     Key(Key),
+    Doctor(Doctor),
     Bench(Bench),
+    Completions(Completions),
     #[command(hide = true)]
     BenchFloor(BenchFloor),
     #[command(hide = true)]
@@ -92,7 +105,7 @@ pub struct Serve {
     /// Log as JSON
     #[arg(long)]
     pub log_json: bool,
-    /// Sandboxes to keep ready before anybody asks, so that creating one takes a claim; 0 for none [default: 4]
+    /// Sandboxes to keep ready before anybody asks, so that creating one takes a claim; 0 for none [default: 8]
     #[arg(long, value_name = "NUMBER")]
     pub spares: Option<u32>,
     /// The daemon of `shoal run`: lives in this directory while a client holds a lease, and removes it at its end
@@ -366,6 +379,7 @@ pub struct Stats {
 
 /// Manage api keys.
 #[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  shoal key create --owner alice\n  shoal key ls")]
 pub struct Key {
     #[command(subcommand)]
     pub action: KeyAction,
@@ -406,6 +420,7 @@ pub struct CreateKey {
 
 /// List all keys, without their secrets.
 #[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  shoal key ls\n  shoal key ls --json | jq -r '.[].owner'")]
 pub struct ListKeys {
     /// Print an array of objects
     #[arg(long)]
@@ -414,6 +429,7 @@ pub struct ListKeys {
 
 /// Delete keys. They open nothing from then on.
 #[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  shoal key rm 4f9d2c10a7e3b5d8")]
 pub struct RemoveKey {
     /// Their ids, not their secrets
     #[arg(required = true, value_name = "KEY")]
@@ -421,6 +437,41 @@ pub struct RemoveKey {
     /// Print what was deleted as JSON
     #[arg(long)]
     pub json: bool,
+}
+
+/// Look whether this machine has what Shoal needs: each thing, what it costs to lack it, and how to get it.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  sudo shoal doctor
+  shoal doctor --data-dir /srv/shoal
+  shoal doctor --json | jq '.[] | select(.verdict != \"ok\")'
+
+It needs no daemon, changes nothing, and finds out the most as root.
+
+The exit code is 0 if Shoal works here, also where something is lacking at a cost, and 1 if something is missing.")]
+pub struct Doctor {
+    /// Where a daemon would keep everything [default: /var/lib/shoal]
+    #[arg(long, value_name = "DIR")]
+    pub data_dir: Option<PathBuf>,
+    /// Print an array of objects
+    #[arg(long)]
+    pub json: bool,
+    /// What was found of the machine, before there were threads
+    #[arg(skip)]
+    pub findings: Vec<runtime::doctor::Finding>,
+}
+
+/// Print a script that completes commands and options in a shell.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  shoal completions bash > /etc/bash_completion.d/shoal
+  shoal completions zsh > \"${fpath[1]}/_shoal\"
+  shoal completions fish > ~/.config/fish/completions/shoal.fish")]
+pub struct Completions {
+    /// For which shell
+    pub shell: clap_complete::Shell,
 }
 
 /// Measure what sandboxes cost here, beside what the bare kernel and other tools need, in one run.
@@ -569,6 +620,34 @@ mod tests {
             &["frobnicate"],
         ] {
             assert!(parse(words).is_err(), "{words:?}");
+        }
+    }
+
+    #[test]
+    fn every_subcommand_has_examples() {
+        fn look(command: &clap::Command) {
+            for below in command.get_subcommands() {
+                if below.is_hide_set() || below.get_name() == "help" {
+                    continue;
+                }
+                let after = below.get_after_help().map(ToString::to_string).unwrap_or_default();
+                assert!(after.contains("Examples:\n"), "`{}` has no examples", below.get_name());
+                assert!(below.get_about().is_some(), "`{}` does not say what it does", below.get_name());
+                look(below);
+            }
+        }
+        look(&Arguments::command());
+    }
+
+    #[test]
+    fn completions_know_every_subcommand() {
+        for shell in [clap_complete::Shell::Bash, clap_complete::Shell::Zsh, clap_complete::Shell::Fish] {
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut Arguments::command(), "shoal", &mut script);
+            let script = String::from_utf8(script).expect("a script is text");
+            for word in ["shell", "doctor", "detach-keys", "inspect"] {
+                assert!(script.contains(word), "{shell} does not know {word}");
+            }
         }
     }
 

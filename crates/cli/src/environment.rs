@@ -25,16 +25,58 @@ pub struct Environment {
     pub private_dir: PathBuf,
     /// `TERM` and `COLORTERM`: what terminal we are at, for programs that run at it.
     pub terminal: Vec<(String, String)>,
-    /// Whether stderr may be coloured: it is a terminal, and `NO_COLOR` is not set.
+    /// Whether stderr may be coloured.
     pub colour: bool,
+    /// Whether stdout may be coloured.
+    pub colour_stdout: bool,
+}
+
+/// When colours are wanted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
+pub enum Color {
+    /// On a terminal.
+    #[default]
+    Auto,
+    /// Also into files and pipes.
+    Always,
+    /// Not at all.
+    Never,
+}
+
+/// What is said about colours outside the command line.
+#[derive(Debug, Default)]
+struct ColourWishes {
+    no_color: bool,
+    clicolor_force: bool,
+    clicolor_off: bool,
+    dumb: bool,
+}
+
+impl ColourWishes {
+    /// The command line goes first, then `NO_COLOR`, `CLICOLOR_FORCE` and `CLICOLOR`, then what the stream is.
+    fn resolve(&self, color: Color, is_terminal: bool) -> bool {
+        match color {
+            Color::Always => true,
+            Color::Never => false,
+            Color::Auto if self.no_color => false,
+            Color::Auto if self.clicolor_force => true,
+            Color::Auto => is_terminal && !self.clicolor_off && !self.dumb,
+        }
+    }
 }
 
 impl Environment {
     /// Reads all of them.
-    pub fn read() -> Self {
+    pub fn read(color: Color) -> Self {
         let text = |name: &str| std::env::var(name).ok();
         let given = |name: &str| text(name).filter(|value| !value.is_empty());
         let path = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+        let colours = ColourWishes {
+            no_color: given("NO_COLOR").is_some(),
+            clicolor_force: given("CLICOLOR_FORCE").is_some_and(|value| value != "0"),
+            clicolor_off: given("CLICOLOR").is_some_and(|value| value == "0"),
+            dumb: given("TERM").is_some_and(|value| value == "dumb"),
+        };
         let own_private =
             || PathBuf::from(format!("{PRIVATE_DIR_PREFIX}{}", rustix::process::geteuid().as_raw()));
         Self {
@@ -50,8 +92,27 @@ impl Environment {
                 .into_iter()
                 .filter_map(|name| Some((name.to_owned(), given(name)?)))
                 .collect(),
-            colour: std::io::stderr().is_terminal()
-                && std::env::var_os("NO_COLOR").is_none_or(|v| v.is_empty()),
+            colour: colours.resolve(color, std::io::stderr().is_terminal()),
+            colour_stdout: colours.resolve(color, std::io::stdout().is_terminal()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_strongest_word_on_colours_holds() {
+        let none = ColourWishes::default();
+        assert!(none.resolve(Color::Auto, true) && !none.resolve(Color::Auto, false));
+        let all = ColourWishes { no_color: true, clicolor_force: true, clicolor_off: true, dumb: true };
+        assert!(all.resolve(Color::Always, false), "the command line is the strongest");
+        assert!(!all.resolve(Color::Auto, true), "then NO_COLOR");
+        let forced = ColourWishes { clicolor_force: true, clicolor_off: true, ..ColourWishes::default() };
+        assert!(forced.resolve(Color::Auto, false) && !forced.resolve(Color::Never, true));
+        let off = ColourWishes { clicolor_off: true, ..ColourWishes::default() };
+        let dumb = ColourWishes { dumb: true, ..ColourWishes::default() };
+        assert!(!off.resolve(Color::Auto, true) && !dumb.resolve(Color::Auto, true));
     }
 }

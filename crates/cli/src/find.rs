@@ -75,7 +75,8 @@ async fn follow(directory: PathBuf, mut url: String, client: Client) {
     }
 }
 
-fn data_dir(environment: &Environment) -> PathBuf {
+/// The data directory of the daemon that is meant.
+pub fn data_dir(environment: &Environment) -> PathBuf {
     environment.data_dir.clone().unwrap_or_else(|| DATA_DIR_DEFAULT.into())
 }
 

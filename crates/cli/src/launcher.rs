@@ -5,7 +5,8 @@ use runtime::launcher::LauncherConfig;
 use crate::args::Launcher;
 
 /// Runs until the daemon is gone.
-pub fn run(arguments: Launcher) -> anyhow::Result<()> {
-    let config = LauncherConfig { data_dir: arguments.data_dir, installation: arguments.installation };
+pub fn run(arguments: &Launcher) -> anyhow::Result<()> {
+    let config =
+        LauncherConfig { data_dir: arguments.data_dir.clone(), installation: arguments.installation };
     Ok(runtime::launcher::run(&config)?)
 }

@@ -1,7 +1,7 @@
 //! `shoal`: the command line, the daemon and, hidden, the launcher, in one program.
 //!
 //! Reads the arguments and the environment once, hands them down, and ends the process with the right code. What the
-//! subcommands do is in their modules; all but `serve` and `launcher` are clients and know nothing of the engine.
+//! subcommands do is in their modules; all but `serve`, `launcher` and `doctor` are clients and know nothing of the engine.
 
 #![forbid(unsafe_code)]
 
@@ -9,6 +9,7 @@ mod args;
 mod bench;
 mod copy;
 mod detach;
+mod doctor;
 mod environment;
 mod find;
 mod interrupts;
@@ -32,7 +33,7 @@ mod terminal;
 
 use std::process::exit;
 
-use clap::Parser;
+use clap::{ArgMatches, CommandFactory, FromArgMatches};
 
 use crate::args::{Arguments, KeyAction, Subcommand};
 use crate::environment::Environment;
@@ -43,14 +44,21 @@ const FAILED: i32 = 1;
 const RUN_FAILED: i32 = 125;
 
 fn main() {
-    let arguments = Arguments::parse();
-    let environment = Environment::read();
+    let matches = Arguments::command().get_matches();
+    let mut arguments = Arguments::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
+    if wants_json(&matches) {
+        report::set_json();
+    }
+    let environment = Environment::read(arguments.color);
+    print::set_colour(environment.colour_stdout);
     // The launcher is one thread, so nothing is started before it is known not to be wanted.
-    match arguments.subcommand {
-        Subcommand::Launcher(config) => exit(end(&environment, FAILED, launcher::run(config).map(|()| 0))),
-        Subcommand::BenchFloor(floor) => {
-            exit(end(&environment, FAILED, bench::run_floor(&floor).map(|()| 0)))
+    match &mut arguments.subcommand {
+        Subcommand::Doctor(doctor) => {
+            let data_dir = doctor.data_dir.clone().unwrap_or_else(|| find::data_dir(&environment));
+            doctor.findings = runtime::doctor::examine(&data_dir);
         }
+        Subcommand::Launcher(config) => exit(end(&environment, FAILED, launcher::run(config).map(|()| 0))),
+        Subcommand::BenchFloor(floor) => exit(end(&environment, FAILED, bench::run_floor(floor).map(|()| 0))),
         _ => {}
     }
     let failed = match &arguments.subcommand {
@@ -68,6 +76,14 @@ fn main() {
             result
         });
     exit(end(&environment, failed, result));
+}
+
+/// Whether `--json` was given, to whichever subcommand.
+fn wants_json(matches: &ArgMatches) -> bool {
+    match matches.subcommand() {
+        Some((_, below)) => matches!(below.try_get_one::<bool>("json"), Ok(Some(true))) || wants_json(below),
+        None => false,
+    }
 }
 
 fn end(environment: &Environment, failed: i32, result: anyhow::Result<i32>) -> i32 {
@@ -99,6 +115,12 @@ async fn dispatch(subcommand: Subcommand, environment: &Environment) -> anyhow::
             KeyAction::Ls(arguments) => keys::list(arguments, environment).await,
             KeyAction::Rm(arguments) => keys::remove(arguments, environment).await,
         },
+        Subcommand::Doctor(arguments) => doctor::doctor(arguments, environment).await,
+        Subcommand::Completions(arguments) => {
+            let mut script = Vec::new();
+            clap_complete::generate(arguments.shell, &mut Arguments::command(), "shoal", &mut script);
+            print::text(&String::from_utf8_lossy(&script)).map(|()| 0)
+        }
         Subcommand::Bench(arguments) => bench::bench(&arguments).await.map(|()| 0),
         Subcommand::Launcher(_) | Subcommand::BenchFloor(_) => {
             unreachable!("what has one thread is started before the runtime")

@@ -20,6 +20,7 @@ use tokio::io::AsyncReadExt;
 
 use crate::find::{Listening, read_key};
 use crate::report::hinted;
+use crate::serve::FIRST_OWN_DESCRIPTOR;
 
 /// How long a daemon may take to start; the first start on a cold disk reads much of `/usr`. Also how long another run
 /// may hold the lock, for the same reason.
@@ -195,6 +196,8 @@ impl Directory {
         command.env_clear().envs(std::env::var_os("PATH").map(|path| ("PATH", path)));
         command.envs(std::env::var_os("SHOAL_LOG").map(|filter| ("SHOAL_LOG", filter)));
         command.current_dir("/").stdin(Stdio::null()).stdout(log).stderr(errors);
+        // Nor are descriptors: the daemon outlives this process, and who waits for the end of a pipe would wait for it.
+        runtime::sys::close_on_exec_from(FIRST_OWN_DESCRIPTOR).context("cannot mark descriptors")?;
         command.spawn().context("cannot start a daemon")
     }
 

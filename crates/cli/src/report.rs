@@ -1,8 +1,10 @@
-//! Failures as people read them: what happened, why, and what to do.
+//! Failures: what happened, why, and what to do; in words for people, as JSON where `--json` was asked for.
 
 use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use client::ClientError;
+use serde::Serialize;
 
 use crate::serve;
 
@@ -36,26 +38,61 @@ impl std::error::Error for Hinted {
     }
 }
 
+/// Whether failures are for programs, as `main` has found out.
+static JSON: AtomicBool = AtomicBool::new(false);
+
+/// From now on failures and warnings are JSON, one object per line.
+pub fn set_json() {
+    JSON.store(true, Ordering::Relaxed);
+}
+
+/// A failure for programs.
+#[derive(Serialize)]
+struct Failure {
+    error: String,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    causes: Vec<String>,
+    /// The daemon's stable code, where it was the daemon that refused.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    code: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    hint: Option<String>,
+}
+
 /// Prints a failure to stderr.
 pub fn failure(error: &anyhow::Error, colour: bool) {
-    eprint!("{}", written(error, colour));
+    if JSON.load(Ordering::Relaxed) {
+        eprintln!("{}", serde_json::to_string(&for_programs(error)).expect("it is made of texts"));
+    } else {
+        eprint!("{}", written(error, colour));
+    }
 }
 
 /// Prints something that is no failure but should be known.
 pub fn warning(what: &str, colour: bool) {
-    eprintln!("{}: {what}", painted("warning", "33", colour));
+    if JSON.load(Ordering::Relaxed) {
+        eprintln!("{}", serde_json::json!({ "warning": what }));
+    } else {
+        eprintln!("{}: {what}", painted("warning", "33", colour));
+    }
+}
+
+fn for_programs(error: &anyhow::Error) -> Failure {
+    let code = error.chain().find_map(|cause| cause.downcast_ref::<ClientError>()?.code().map(str::to_owned));
+    Failure { error: error.to_string(), causes: causes(error), code, hint: hint(error) }
+}
+
+/// What lies beneath, without what only repeats: transparent errors have the text of what they carry.
+fn causes(error: &anyhow::Error) -> Vec<String> {
+    let mut texts: Vec<String> = error.chain().map(ToString::to_string).collect();
+    texts.dedup();
+    texts.split_off(1)
 }
 
 fn written(error: &anyhow::Error, colour: bool) -> String {
     let mut text = format!("{}: {error}\n", painted("error", "31", colour));
-    let mut before = error.to_string();
-    for cause in error.chain().skip(1) {
-        let cause = cause.to_string();
-        // Transparent errors repeat the text of what they carry.
-        if cause != before {
-            text.push_str(&format!("  Caused by: {cause}\n"));
-        }
-        before = cause;
+    for cause in causes(error) {
+        text.push_str(&format!("  Caused by: {cause}\n"));
     }
     if let Some(hint) = hint(error) {
         text.push_str(&format!("{}: {hint}\n", painted("hint", "36", colour)));
@@ -90,6 +127,8 @@ mod tests {
             written(&error, false),
             "error: cannot list\n  Caused by: nobody listens\nhint: start it\n"
         );
+        let json = serde_json::to_string(&for_programs(&error)).expect("JSON");
+        assert_eq!(json, r#"{"error":"cannot list","causes":["nobody listens"],"hint":"start it"}"#);
         assert!(written(&error, true).starts_with("\x1b[1;31merror\x1b[0m: cannot list"));
     }
 }

@@ -14,6 +14,7 @@ use crate::environment::Environment;
 use crate::interrupts::Interrupts;
 use crate::pipes::{Pipe, feed_stdin};
 use crate::private::{self, Private};
+use crate::progress::Waiting;
 use crate::report::{self, hinted};
 use crate::session::Left;
 use crate::{find, print, shell, terminal};
@@ -119,6 +120,7 @@ pub async fn run(arguments: Run, environment: &Environment) -> anyhow::Result<i3
     } else {
         in_own_sandbox(client, sandbox, &arguments, &mut interrupts, environment).await
     };
+    let _waiting = Waiting::new("deleting the sandbox");
     // A second signal leaves at once; the daemon carries the deletion on.
     tokio::select! {
         deleted = client.delete_sandbox(sandbox) => if let Err(error) = deleted {
@@ -144,6 +146,7 @@ async fn create(
         memory: arguments.spec.memory.clone(),
         ..Default::default()
     };
+    let _waiting = Waiting::new("creating a sandbox");
     let creating = client.create_sandbox(&wish);
     tokio::pin!(creating);
     let code = tokio::select! {

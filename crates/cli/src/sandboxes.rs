@@ -5,6 +5,7 @@ use serde::Serialize;
 
 use crate::args::{Create, Inspect, List, Remove};
 use crate::environment::Environment;
+use crate::progress::Waiting;
 use crate::{find, print, report};
 
 /// `shoal create`
@@ -21,8 +22,10 @@ pub async fn create(arguments: Create, environment: &Environment) -> anyhow::Res
         lifetime: arguments.rules.list(),
         wait: Some(!arguments.no_wait),
     };
+    let waiting = Waiting::new("creating a sandbox");
     // The same request in both cases; the answer tells the two apart.
     let created = client.get_or_create_sandbox(&wish).await?;
+    drop(waiting);
     if arguments.json {
         print::json(&created)?
     } else {
@@ -145,7 +148,9 @@ pub async fn remove(arguments: Remove, environment: &Environment) -> anyhow::Res
             };
             anyhow::Ok(client.delete_sandbox(sandbox).await?)
         };
+        let waiting = Waiting::new("deleting sandboxes");
         let error = removed.await.err();
+        drop(waiting);
         if let Some(error) = &error {
             report::failure(error, environment.colour);
         }

@@ -1,29 +1,28 @@
 //! `shoal serve`: the daemon. The only subcommand, beside the launcher, that is more than a client.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use runtime::ns::{NsBackend, NsConfig, forget_installation};
 use server::log::{self, Format};
 use server::{
-    Config, ConfigError, Daemon, DataDir, DataDirError, Ended, Layers, Machine, PrivateDir, ServeError,
-    Settings, Start,
+    Config, ConfigError, Daemon, DataDir, DataDirError, Ended, Layers, Listener, Machine, PrivateDir,
+    ServeError, Settings, Start, choose_key,
 };
 
 use crate::args::Serve;
 use crate::environment::Environment;
 use crate::print;
 
-/// How long the launcher may take to end when its daemon does.
-const LAUNCHER_END_MAX: Duration = Duration::from_secs(5);
-/// Between two looks.
-const LAUNCHER_END_STEP: Duration = Duration::from_millis(5);
+/// The first descriptor beyond stdin, stdout and stderr.
+pub const FIRST_OWN_DESCRIPTOR: i32 = 3;
 /// A private daemon listens wherever there is room.
 const PRIVATE_LISTEN: &str = "127.0.0.1:0";
 
 /// `shoal serve`
 pub async fn serve(arguments: Serve, environment: &Environment) -> anyhow::Result<i32> {
+    // What whoever started the daemon had open beside the three that everyone has is no business of the launcher's.
+    runtime::sys::close_on_exec_from(FIRST_OWN_DESCRIPTOR).context("cannot mark descriptors")?;
     let private = arguments.private.as_deref().map(PrivateDir::new);
     if private.is_some() {
         // A session of its own, so that Ctrl-C and the end of the terminal of whoever started it do not reach it.
@@ -39,6 +38,10 @@ pub async fn serve(arguments: Serve, environment: &Environment) -> anyhow::Resul
     let place = std::fs::canonicalize(&config.data_dir)
         .with_context(|| format!("cannot find `{}`", config.data_dir.display()))?;
     let installation = data_dir.installation();
+    // A private daemon's key is nobody's choice.
+    let chosen = environment.api_key.as_deref().filter(|_| private.is_none());
+    let api_key = choose_key(&data_dir, chosen)?;
+    let listener = Listener::bind(&config).await.map_err(ServeError::from)?;
     let backend = NsBackend::start(NsConfig {
         data_dir: place,
         installation,
@@ -47,23 +50,14 @@ pub async fn serve(arguments: Serve, environment: &Environment) -> anyhow::Resul
     })
     .await
     .context("cannot start the launcher")?;
-    let launcher = backend.launcher_pid().await;
-    let start = Start {
-        data_dir,
-        backend: Arc::new(backend),
-        // A private daemon's key is nobody's choice.
-        api_key: environment.api_key.clone().filter(|_| private.is_none()),
-        private,
-    };
+    let start = Start { data_dir, backend: Arc::new(backend.clone()), api_key, listener, private };
     let daemon = Daemon::start(&config, start).await?;
     print::line(&format!("shoal is ready at {}", daemon.url()))?;
     match daemon.serve().await? {
         Ended::Stopped => {}
         Ended::LastLeaseGone(last) => {
-            // The backend went with the daemon, and the launcher ends when it notices.
-            if let Some(launcher) = launcher {
-                wait_for_end(launcher).await;
-            }
+            // The launcher has mounts in the directory that is to be removed.
+            backend.end().await?;
             forget_installation(installation)?;
             last.remove()?;
         }
@@ -109,19 +103,6 @@ fn layers(
         ..Settings::default()
     };
     Ok(Layers { flags, environment, file })
-}
-
-/// Waits until a process is dead, a zombie included.
-async fn wait_for_end(pid: u32) {
-    let deadline = Instant::now() + LAUNCHER_END_MAX;
-    let lives = || {
-        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-        // The state follows the name, which is in brackets and may hold anything.
-        stat.rsplit_once(')').is_some_and(|(_, rest)| !rest.trim_start().starts_with(['Z', 'X']))
-    };
-    while lives() && Instant::now() < deadline {
-        tokio::time::sleep(LAUNCHER_END_STEP).await;
-    }
 }
 
 /// What to do about a failure of the daemon, where there is something.

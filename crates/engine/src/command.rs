@@ -86,6 +86,8 @@ struct HubState {
     /// Someone looks after readers that do not move.
     watched: bool,
     stdin: Stdin,
+    /// The host has ended it at its timeout, because init had not.
+    struck: bool,
     /// A pass of the log writers is under way or queued.
     writing: bool,
     /// Short output waits for the end of the command before it is written.
@@ -211,6 +213,7 @@ impl Hub {
             held_since: None,
             watched: false,
             stdin,
+            struck: false,
             writing: false,
             waiting: false,
             acknowledged,
@@ -347,6 +350,7 @@ impl Hub {
             None => state.pid = Some(pid),
         }
         drop(state);
+        self.home.backstop.arm(&self.home, &self.start);
         self.changed.notify_waiters();
         Ok(())
     }
@@ -411,6 +415,9 @@ impl Hub {
             return Err(Violation::AnotherPid { handle: self.handle });
         }
         state.pid = state.pid.or(pid);
+        if state.pid.is_some() && state.ending.is_none() {
+            self.home.backstop.arm(&self.home, &self.start);
+        }
         let stdin = &mut state.stdin;
         if stdin.unknown {
             // Of what init holds, the command has been given all but a window at least. Init says more in a moment.

@@ -31,10 +31,17 @@ pub(crate) struct Directory {
 struct Owned {
     /// In the order they were asked for.
     by_time: BTreeMap<Place, Arc<Home>>,
-    names: HashMap<SandboxName, SandboxId>,
+    names: HashMap<SandboxName, Named>,
     idempotency_keys: HashMap<String, SandboxId>,
     labels: LabelIndex,
     used: Usage,
+}
+
+/// Whose a name is.
+struct Named {
+    id: SandboxId,
+    /// It is its name, or is about to be: once for each.
+    holds: u32,
 }
 
 /// Which sandboxes have which labels. All rows are in memory, and so is the index to them.
@@ -218,7 +225,7 @@ impl Directory {
         let owned = self.owners.entry(home.owner.clone()).or_default();
         owned.used = owned.used.with(&home.limits);
         owned.by_time.insert(Place::of_home(home), Arc::clone(home));
-        owned.names.insert(home.face().name.clone(), home.id);
+        owned.names.insert(home.face().name.clone(), Named { id: home.id, holds: 1 });
         owned.labels.insert(&home.face().labels, Place::of_home(home));
         if let Some(key) = &home.idempotency_key {
             owned.idempotency_keys.insert(key.clone(), home.id);
@@ -232,7 +239,7 @@ impl Directory {
         let Some(owned) = self.owners.get_mut(&home.owner) else { return };
         owned.used = owned.used.without(&home.limits);
         owned.by_time.remove(&Place::of_home(&home));
-        owned.names.retain(|_, named| *named != id);
+        owned.names.retain(|_, named| named.id != id);
         owned.labels.remove(&home.face().labels, Place::of_home(&home));
         if let Some(key) = &home.idempotency_key {
             owned.idempotency_keys.remove(key);
@@ -245,22 +252,22 @@ impl Directory {
     /// Keeps a name for a sandbox that is being renamed.
     pub fn reserve_name(&mut self, home: &Home, name: &SandboxName) -> Result<(), EngineError> {
         let owned = self.owners.entry(home.owner.clone()).or_default();
-        match owned.names.get(name) {
-            Some(id) if *id != home.id => Err(EngineError::NameTaken { name: name.to_string() }),
-            Some(_) | None => {
-                owned.names.insert(name.clone(), home.id);
-                Ok(())
-            }
+        let named = owned.names.entry(name.clone()).or_insert(Named { id: home.id, holds: 0 });
+        if named.id != home.id {
+            return Err(EngineError::NameTaken { name: name.to_string() });
         }
+        named.holds += 1;
+        Ok(())
     }
 
-    /// Frees a name that is not the sandbox's any more, or did not become it.
+    /// Frees a name that is not the sandbox's any more, or did not become it; unless another rename still holds it.
     pub fn free_name(&mut self, home: &Home, name: &SandboxName) {
-        if let Some(owned) = self.owners.get_mut(&home.owner)
-            && owned.names.get(name) == Some(&home.id)
-            && home.face().name != *name
-        {
-            owned.names.remove(name);
+        let Some(owned) = self.owners.get_mut(&home.owner) else { return };
+        if let Some(named) = owned.names.get_mut(name).filter(|named| named.id == home.id) {
+            named.holds -= 1;
+            if named.holds == 0 {
+                owned.names.remove(name);
+            }
         }
     }
 

@@ -9,6 +9,7 @@
 //!
 //! A create that fails is torn down and stays as `Failed` with its reason. If the launcher died in the middle of it, it
 //! is torn down and tried once more. If cleaning up fails too, both reasons are kept, and the sweep tries again.
+//! A sandbox that breaks later is `Failed` with its disk; its processes are ended. That, like a delete, is tried until it is done.
 
 use std::future::{Future, pending};
 use std::pin::Pin;
@@ -19,9 +20,10 @@ use std::time::{Duration, Instant};
 use runtime::{BackendError, Spec, Usage};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::{JoinError, JoinHandle};
-use tokio::time::timeout;
+use tokio::time::{Sleep, timeout};
 use tracing::{Instrument, error, info, info_span, warn};
 use wire::SandboxId;
+use wire::launch::Processes;
 
 use crate::command::Hub;
 use crate::error::{EngineError, StoreError, chain};
@@ -48,6 +50,11 @@ const READY_SECONDS: u64 = 20;
 const ADOPT_SECONDS: u64 = 1;
 /// How long a teardown may take. Large trees take a while to remove.
 const TEARDOWN_SECONDS: u64 = 120;
+/// How long the end of a sandbox's processes may take.
+const END_SECONDS: u64 = 60;
+/// Between two attempts at what must succeed in the end, at first and at most.
+const RETRY_MIN: Duration = Duration::from_millis(100);
+const RETRY_MAX: Duration = Duration::from_secs(30);
 /// How long a look at what a sandbox has used may take. It is read from a file on the host.
 const LOOK_SECONDS: u64 = 10;
 
@@ -103,6 +110,7 @@ pub(crate) fn spawn(home: &Arc<Home>, inbox: mpsc::Receiver<Message>, keeper: Ke
         home: Arc::clone(home),
         inbox,
         work: Work::None,
+        failures: 0,
         keeper,
         look: None,
         deletes: Vec::new(),
@@ -117,6 +125,8 @@ struct Driver {
     home: Arc<Home>,
     inbox: mpsc::Receiver<Message>,
     work: Work,
+    /// Of the present work, in a row.
+    failures: u32,
     keeper: Keeper,
     /// What the sandbox has had of the processors is being read.
     look: Option<Task<Result<Usage, BackendError>>>,
@@ -131,9 +141,27 @@ struct Driver {
 /// What goes on beside the inbox.
 enum Work {
     None,
-    Making { task: Task<Result<Task<LinkEnd>, BackendError>>, cancel: watch::Sender<bool> },
+    Making {
+        task: Task<Result<Task<LinkEnd>, BackendError>>,
+        cancel: watch::Sender<bool>,
+    },
     Linked(Task<LinkEnd>),
-    Cleaning { task: Task<Result<(), BackendError>>, then: Then },
+    Cleaning {
+        task: Task<Result<(), BackendError>>,
+        then: Then,
+    },
+    /// Until what failed is tried again.
+    Resting {
+        until: Pin<Box<Sleep>>,
+        again: Again,
+    },
+}
+
+/// What is tried again.
+#[derive(Clone, Copy)]
+enum Again {
+    Delete,
+    EndProcesses,
 }
 
 /// What a teardown is for.
@@ -144,6 +172,8 @@ enum Then {
     Gone,
     /// The sweep found something of a failed sandbox.
     Nothing,
+    /// A sandbox that failed had processes.
+    Ended,
 }
 
 /// What came of it.
@@ -151,6 +181,7 @@ enum Finished {
     Made(Result<Task<LinkEnd>, BackendError>),
     Unlinked(LinkEnd),
     Cleaned(Result<(), BackendError>),
+    Rested,
 }
 
 impl Work {
@@ -166,6 +197,10 @@ impl Work {
             })),
             Self::Cleaning { task, .. } => {
                 Finished::Cleaned(task.await.unwrap_or_else(|error| Err(panicked("clean up", error))))
+            }
+            Self::Resting { until, .. } => {
+                until.await;
+                Finished::Rested
             }
         }
     }
@@ -242,6 +277,10 @@ impl Driver {
                     Recovery::MakeAgain => self.make(Remains::Perhaps),
                     Recovery::Adopt => self.link(),
                     Recovery::Finish => self.clean(None, self.home.close_commands(), Then::Gone),
+                    // The daemon may have died before it had ended what a broken sandbox still ran.
+                    Recovery::Keep if self.home.state() == (State::Failed { disk: Disk::Whole }) => {
+                        self.end_processes();
+                    }
                     Recovery::Keep => {}
                 }
             }
@@ -310,8 +349,22 @@ impl Driver {
                         warn!(error = chain(&error), "cannot remove what is left of a failed sandbox");
                     }
                 }
+                Then::Ended => match result {
+                    Ok(()) => self.failures = 0,
+                    Err(error) => {
+                        warn!(
+                            error = chain(&error),
+                            "cannot end the processes of a failed sandbox; trying again"
+                        );
+                        self.rest(Again::EndProcesses);
+                    }
+                },
             },
-            (Work::None | Work::Making { .. } | Work::Linked(_), Finished::Cleaned(_)) => {
+            (Work::Resting { again, .. }, Finished::Rested) => match again {
+                Again::Delete => self.clean(None, self.home.close_commands(), Then::Gone),
+                Again::EndProcesses => self.end_processes(),
+            },
+            (_, Finished::Cleaned(_) | Finished::Rested) => {
                 unreachable!("what finished is what was under way")
             }
         }
@@ -361,9 +414,9 @@ impl Driver {
         self.judge().await;
     }
 
-    /// A running sandbox lost its init, or the right to be listened to. Its disk is left as it is, and so are processes
-    /// that a hostile init may still have, within their limits: a teardown would take the files of whoever owns it, and
-    /// a delete does that when it is wanted.
+    /// A running sandbox lost its init, or the right to be listened to. Its disk is left as it is: a teardown would take the
+    /// files of whoever owns it, and a delete does that when it is wanted. Its processes are ended, since nobody can reach them
+    /// any more: an init that was taken over may have some, also when it seems to be gone.
     async fn lost(&mut self, end: LinkEnd) {
         let reason = chain(&end);
         warn!(reason, "sandbox failed");
@@ -377,7 +430,24 @@ impl Driver {
         for command in commands {
             command.sandbox_gone();
         }
+        self.end_processes();
         self.judge().await;
+    }
+
+    fn end_processes(&mut self) {
+        let home = Arc::clone(&self.home);
+        let task = Task::spawn(async move {
+            let end = home.shared.backend.end_processes(home.id, Processes::All);
+            within(END_SECONDS, "end the sandbox's processes", end).await
+        });
+        self.work = Work::Cleaning { task, then: Then::Ended };
+    }
+
+    /// Waits a while, longer each time, before what failed is tried again.
+    fn rest(&mut self, again: Again) {
+        let pause = RETRY_MIN.saturating_mul(1 << self.failures.min(16)).min(RETRY_MAX);
+        self.failures += 1;
+        self.work = Work::Resting { until: Box::pin(tokio::time::sleep(pause)), again };
     }
 
     /// How long it was being made, or deleted.
@@ -564,7 +634,7 @@ impl Driver {
                 self.look = None;
                 self.keeper.plan(State::Deleting, None, self.home.shared.clock.now());
             }
-            Ok(None) if matches!(self.work, Work::None) => {} // An earlier attempt failed.
+            Ok(None) if matches!(self.work, Work::None | Work::Resting { .. }) => {} // An earlier attempt failed.
             Ok(None) | Err(_) => return true,
         }
         self.began = Some(Instant::now());
@@ -572,7 +642,7 @@ impl Driver {
         self.tell_creator(Err(EngineError::WrongState { id: self.home.id, state }));
         let commands = self.home.close_commands();
         let before = match std::mem::replace(&mut self.work, Work::None) {
-            Work::None => None,
+            Work::None | Work::Resting { .. } => None,
             Work::Making { task, cancel } => {
                 cancel.send_replace(true);
                 Some(Before::Making(task))
@@ -591,7 +661,7 @@ impl Driver {
         let home = Arc::clone(&self.home);
         let logs = match then {
             Then::Gone => Logs::Remove(commands),
-            Then::Failed(_) | Then::Nothing => Logs::Keep,
+            Then::Failed(_) | Then::Nothing | Then::Ended => Logs::Keep,
         };
         let task = Task::spawn(clean(home, before, logs));
         self.work = Work::Cleaning { task, then };
@@ -604,11 +674,13 @@ impl Driver {
             warn!(error = chain(&source), "cannot delete sandbox; it will be tried again");
             self.measure(Verb::Delete, Verdict::Failed);
             self.tell_deleters(Err(EngineError::Delete { id, source }));
+            self.rest(Again::Delete);
             return Life::On;
         }
         if let Err(error) = self.home.shared.store.delete_sandbox(id).await {
             warn!(error = chain(&error), "cannot delete a sandbox's row; it will be tried again");
             self.tell_deleters(Err(error));
+            self.rest(Again::Delete);
             return Life::On;
         }
         self.home.shared.directory().remove(id);

@@ -76,6 +76,8 @@ pub(crate) enum Violation {
     BadStdinAck { handle: Handle, offset: u64, sent: u64 },
     #[error("init answered a ping that was never sent")]
     UnknownPong,
+    #[error("the engine stops")]
+    NobodyListens,
     #[error("init spoke out of turn")]
     OutOfTurn,
     #[error("init chose version {version}, which was not offered")]
@@ -532,6 +534,13 @@ enum Stage {
     Open,
 }
 
+/// See [`Talk::unwanted`].
+#[derive(Default)]
+struct Unwanted {
+    acks: BTreeMap<Stream, u64>,
+    over: bool,
+}
+
 /// One connection.
 struct Talk<'a> {
     home: &'a Arc<Home>,
@@ -539,6 +548,8 @@ struct Talk<'a> {
     stage: Stage,
     version: u32,
     known: BTreeMap<Handle, (Option<u32>, u64)>,
+    /// What is to be said of commands that have their results, and that init has not forgotten.
+    unwanted: BTreeMap<Handle, Unwanted>,
     /// Encoded and not yet written.
     out: Vec<u8>,
     written: usize,
@@ -546,8 +557,16 @@ struct Talk<'a> {
 
 impl<'a> Talk<'a> {
     fn new(home: &'a Arc<Home>, ready: &'a mut Option<oneshot::Sender<()>>) -> Self {
-        let known = BTreeMap::new();
-        Self { home, ready, stage: Stage::Greeting, version: VERSION_MIN, known, out: Vec::new(), written: 0 }
+        Self {
+            home,
+            ready,
+            stage: Stage::Greeting,
+            version: VERSION_MIN,
+            known: BTreeMap::new(),
+            unwanted: BTreeMap::new(),
+            out: Vec::new(),
+            written: 0,
+        }
     }
 
     async fn run(&mut self, stream: GuestStream) -> TalkEnd {
@@ -571,6 +590,7 @@ impl<'a> Talk<'a> {
                 // A burst should not be held for ever.
                 self.out.shrink_to(OUT_TARGET);
                 if self.stage == Stage::Open {
+                    self.put_unwanted();
                     self.home.outbox.fill(&mut self.out);
                 }
             }
@@ -612,8 +632,13 @@ impl<'a> Talk<'a> {
                     if self.stage != Stage::Open {
                         return Err(Violation::OutOfTurn.into());
                     }
-                    if let Some(live) = self.live(handle)? {
-                        live.receive(stream, offset, bytes)?;
+                    match self.live(handle)? {
+                        Some(live) => live.receive(stream, offset, bytes)?,
+                        // Nobody wants them, and init must get rid of them to come to the end.
+                        None => {
+                            let offset = offset.saturating_add(bytes.len() as u64);
+                            self.unwanted(handle)?.acks.insert(stream, offset);
+                        }
                     }
                 }
             }
@@ -666,8 +691,11 @@ impl<'a> Talk<'a> {
             }
             match self.home.live(*handle)? {
                 Some(hub) => frame::put_message(&hub.resume(*pid, *stdin)?, &mut self.out),
-                // Its result is stored, but init has not heard so.
-                None => frame::put_message(&ToInit::AckResult { handle: *handle }, &mut self.out),
+                // It has its result, and init has not heard so, or has not told of the end: then it does now.
+                None => {
+                    let resume = ToInit::Resume { handle: *handle, stdout: 0, stderr: 0 };
+                    frame::put_message(&resume, &mut self.out);
+                }
             }
         }
         for hub in live.iter().filter(|hub| !known.contains_key(&hub.handle)) {
@@ -704,6 +732,32 @@ impl<'a> Talk<'a> {
         Ok(self.home.live(handle)?.map(Live::Command))
     }
 
+    /// The end of something that has its result, or that nobody wants: init may forget it. Said twice, it is harmless.
+    fn let_go_of(&mut self, handle: Handle) -> Result<(), Violation> {
+        self.unwanted(handle)?.over = true;
+        Ok(())
+    }
+
+    fn unwanted(&mut self, handle: Handle) -> Result<&mut Unwanted, Violation> {
+        // What is to be said is gathered and not queued, or an init that says much and hears nothing would fill our memory.
+        if self.unwanted.len() >= COMMANDS_MAX && !self.unwanted.contains_key(&handle) {
+            return Err(Violation::TooManyKnown);
+        }
+        Ok(self.unwanted.entry(handle).or_default())
+    }
+
+    fn put_unwanted(&mut self) {
+        for (handle, Unwanted { acks, over }) in std::mem::take(&mut self.unwanted) {
+            if over {
+                frame::put_message(&ToInit::AckResult { handle }, &mut self.out);
+                continue; // It covers everything.
+            }
+            for (stream, offset) in acks {
+                frame::put_message(&ToInit::Ack { handle, stream, offset }, &mut self.out);
+            }
+        }
+    }
+
     fn take_open(&mut self, message: FromInit) -> Result<(), Violation> {
         match message {
             FromInit::Started { handle, pid } => match self.live(handle)? {
@@ -712,7 +766,7 @@ impl<'a> Talk<'a> {
             },
             FromInit::StartFailed { handle, error } => match self.live(handle)? {
                 Some(live) => live.failed_to_start(error),
-                None => Ok(()),
+                None => self.let_go_of(handle),
             },
             FromInit::StdinAck { handle, offset } => match self.live(handle)? {
                 Some(live) => live.stdin_given(offset),
@@ -726,8 +780,7 @@ impl<'a> Talk<'a> {
             }
             FromInit::Ended { handle, end, stdout_end, stderr_end } => match self.live(handle)? {
                 Some(live) => live.ended(end, [stdout_end, stderr_end]),
-                // Said again on a new connection while its result was being stored.
-                None => Ok(()),
+                None => self.let_go_of(handle),
             },
             FromInit::Pong { serial } => self.home.outbox.answered(serial),
             FromInit::Hello { .. }

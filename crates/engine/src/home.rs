@@ -18,6 +18,7 @@ use wire::launch::Limits;
 use wire::{CommandId, SandboxId};
 
 use crate::EngineConfig;
+use crate::backstop::Backstop;
 use crate::clock::Clock;
 use crate::command::Hub;
 use crate::directory::Directory;
@@ -87,7 +88,10 @@ impl Shared {
         self.logs.stop();
         self.store.close();
         for home in homes {
-            home.table().live.clear();
+            let mut table = home.table();
+            table.halted = true;
+            table.live.clear();
+            drop(table);
             home.transfers.close();
         }
     }
@@ -107,6 +111,7 @@ pub(crate) struct Home {
     pub request_digest: [u8; 32],
     pub outbox: Outbox,
     pub transfers: Transfers,
+    pub backstop: Arc<Backstop>,
     pub disk: Disk,
     pub uses: Uses,
     /// The driver's.
@@ -137,6 +142,8 @@ pub(crate) struct Face {
 struct Table {
     /// No more commands: the sandbox failed or goes.
     closed: bool,
+    /// The engine stops, and the table says nothing any more.
+    halted: bool,
     handle_next: u32,
     live: BTreeMap<Handle, Arc<Hub>>,
     by_id: HashMap<CommandId, Handle>,
@@ -189,6 +196,7 @@ impl Home {
             request_digest: row.request_digest,
             outbox: Outbox::default(),
             transfers: Transfers::default(),
+            backstop: Arc::default(),
             disk: Disk::default(),
             uses: Uses::default(),
             inbox,
@@ -216,6 +224,11 @@ impl Home {
 
     /// The driver's alone, after the row says so.
     pub fn set_state(&self, state: State, reason: Option<String>) {
+        match state {
+            State::Paused(_) => self.backstop.stand_still(),
+            State::Running => self.backstop.go_on(),
+            State::Creating | State::Deleting | State::Failed { .. } => {}
+        }
         let mut face = self.face();
         (face.state, face.reason) = (state, reason);
         drop(face);
@@ -363,6 +376,7 @@ impl Home {
 
     /// It has no row.
     pub fn forget_command(&self, hub: &Hub) {
+        self.backstop.disarm(hub.handle);
         let mut table = self.table();
         if table.live.remove(&hub.handle).is_some() {
             table.starts_bytes -= start_size(&hub.start);
@@ -433,6 +447,10 @@ impl Home {
     /// A command by its number: `None` if it has its result, an error if there never was one that init was told of.
     pub fn live(&self, handle: Handle) -> Result<Option<Arc<Hub>>, Violation> {
         let table = self.table();
+        if table.halted {
+            // That it is not in the table does not mean that it has its result: init must not be told so.
+            return Err(Violation::NobodyListens);
+        }
         let hub = table.live.get(&handle).cloned();
         let used = handle.0 < table.handle_next && handle.0 > 0;
         drop(table);

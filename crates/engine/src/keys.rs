@@ -9,6 +9,7 @@ use std::sync::{PoisonError, RwLock};
 
 use sha2::{Digest as _, Sha256};
 use subtle::ConstantTimeEq;
+use tokio::sync::watch;
 
 use crate::error::EngineError;
 use crate::model::Key;
@@ -109,18 +110,47 @@ impl KeyHash {
 
 /// All keys, in memory.
 pub(crate) struct Keys {
-    by_id: RwLock<HashMap<String, (Key, KeyHash)>>,
+    by_id: RwLock<HashMap<String, Known>>,
+}
+
+struct Known {
+    key: Key,
+    hash: KeyHash,
+    /// Dropped with the key, which those hear who wait for its end.
+    lives: watch::Sender<()>,
+}
+
+/// Tells when a key is deleted. Whoever goes on for long in a key's name holds one.
+#[derive(Debug, Clone)]
+pub struct KeyEnd(Option<watch::Receiver<()>>);
+
+impl KeyEnd {
+    /// Returns when the key is no more, at once if that is so already. Cancel-safe.
+    pub async fn wait(&mut self) {
+        if let Some(lives) = &mut self.0 {
+            // Nothing is ever sent; the error is the end.
+            while lives.changed().await.is_ok() {}
+        }
+    }
 }
 
 impl Keys {
     pub fn new(keys: Vec<(Key, KeyHash)>) -> Self {
-        Self {
-            by_id: RwLock::new(keys.into_iter().map(|(key, hash)| (key.id.clone(), (key, hash))).collect()),
-        }
+        let keys = keys
+            .into_iter()
+            .map(|(key, hash)| (key.id.clone(), Known { key, hash, lives: watch::Sender::new(()) }));
+        Self { by_id: RwLock::new(keys.collect()) }
     }
 
     pub fn put(&self, key: Key, hash: KeyHash) {
-        self.by_id.write().unwrap_or_else(PoisonError::into_inner).insert(key.id.clone(), (key, hash));
+        let known = Known { key, hash, lives: watch::Sender::new(()) };
+        self.by_id.write().unwrap_or_else(PoisonError::into_inner).insert(known.key.id.clone(), known);
+    }
+
+    /// When a key ends. One that has taken the place of another under its id is another.
+    pub fn end_of(&self, key: &Key) -> KeyEnd {
+        let keys = self.by_id.read().unwrap_or_else(PoisonError::into_inner);
+        KeyEnd(keys.get(&key.id).filter(|known| known.key == *key).map(|known| known.lives.subscribe()))
     }
 
     pub fn remove(&self, id: &str) {
@@ -140,8 +170,8 @@ impl Keys {
         candidates
             .iter()
             .filter_map(|id| keys.get(*id))
-            .find(|(_, kept)| kept.is(&hash))
-            .map(|(key, _)| key.clone())
+            .find(|known| known.hash.is(&hash))
+            .map(|known| known.key.clone())
     }
 }
 
@@ -190,6 +220,27 @@ mod tests {
         }
         keys.remove(&id);
         assert_eq!(keys.authenticate(secret.reveal()), None);
+    }
+
+    #[tokio::test]
+    async fn the_end_of_a_key_is_told_to_whoever_waits_for_it_and_to_nobody_else() {
+        let ((id, secret), (other_id, other)) = (KeySecret::generate(), KeySecret::generate());
+        let keys = Keys::new(vec![(key(&id), secret.hash()), (key(&other_id), other.hash())]);
+        let (mut end, mut others) = (keys.end_of(&key(&id)), keys.end_of(&key(&other_id)));
+        let waiting = tokio::spawn(async move { end.wait().await });
+        keys.remove(&id);
+        waiting.await.expect("no panic");
+        keys.end_of(&key(&id)).wait().await;
+        assert!(futures_now(others.wait()).is_none(), "the other key lives");
+    }
+
+    /// What a future gives without waiting.
+    fn futures_now<T>(future: impl Future<Output = T>) -> Option<T> {
+        let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+        match std::pin::pin!(future).poll(&mut context) {
+            std::task::Poll::Ready(value) => Some(value),
+            std::task::Poll::Pending => None,
+        }
     }
 
     #[test]

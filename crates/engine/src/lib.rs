@@ -4,11 +4,12 @@
 //! The public face is [`Engine`]; what goes in and comes out of it is in [`model`].
 //!
 //! Read in this order: [`lifecycle`] and [`lifetime`] decide, `driver` acts on one sandbox, `guest` talks to its init, `command` is
-//! where a command's streams and watchers meet, `transfer` the same for a file operation, with [`files`] in front of it, `log` and `store` keep what must not be lost, `directory` holds all
+//! where a command's streams and watchers meet, `backstop` ends what init does not, `transfer` the same for a file operation, with [`files`] in front of it, `log` and `store` keep what must not be lost, `directory` holds all
 //! sandboxes and their limits, [`stats`] tells what they use, `recovery` and `sweep` mend.
 
 #![forbid(unsafe_code)]
 
+mod backstop;
 pub mod clock;
 mod command;
 mod directory;
@@ -623,6 +624,11 @@ impl Engine {
             true => Ok(()),
             false => Err(EngineError::KeyNotFound { id: id.into() }),
         }
+    }
+
+    /// Tells when a key is deleted.
+    pub fn key_end(&self, key: &Key) -> KeyEnd {
+        self.shared().keys.end_of(key)
     }
 
     /// The key that `presented` is, if it is one. Constant time in the secret; answers from memory, no row is read.

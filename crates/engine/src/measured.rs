@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use runtime::{Backend, BackendError, DiskUsage, GuestStream, Machine, Spec, Usage};
 use wire::SandboxId;
-use wire::launch::{Limits, Motion, Rootfs};
+use wire::launch::{Limits, Motion, Processes, Rootfs};
 
 use crate::metrics::Metrics;
 use crate::slow;
@@ -31,6 +31,12 @@ impl Backend for Measured {
 
     async fn teardown(&self, sandbox: SandboxId) -> Result<(), BackendError> {
         slow::TEARDOWN.request(&self.metrics, Some(sandbox), self.backend.teardown(sandbox)).await
+    }
+
+    async fn end_processes(&self, sandbox: SandboxId, which: Processes) -> Result<(), BackendError> {
+        slow::END_PROCESSES
+            .request(&self.metrics, Some(sandbox), self.backend.end_processes(sandbox, which))
+            .await
     }
 
     fn foresee(&self, rootfs: &Rootfs, limits: &Limits) {

@@ -334,7 +334,7 @@ impl Metrics {
         let outcome = match outcome {
             Outcome::Exited(_) => "exited",
             Outcome::Signaled(_) => "signaled",
-            Outcome::TimedOut(_) => "timed_out",
+            Outcome::TimedOut(_) | Outcome::TimedOutUnheard => "timed_out",
             Outcome::IdleTimedOut(_) => "idle_timed_out",
             Outcome::Killed(_) => "killed",
             Outcome::OutOfMemory(_) => "out_of_memory",
@@ -404,13 +404,6 @@ impl FileMeter {
     pub fn start(shared: &std::sync::Arc<Shared>, op: &FileOp) -> Self {
         let shared = std::sync::Arc::clone(shared);
         Self { shared, verb: FileVerb::of(op), began: Instant::now(), verdict: OnceLock::new() }
-    }
-
-    /// That it did not begin, if so.
-    pub fn conclude_failed<T>(&self, begun: &Result<T, EngineError>) {
-        if begun.is_err() {
-            self.conclude(begun);
-        }
     }
 
     /// What came of it. The first word counts.

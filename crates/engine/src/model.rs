@@ -11,7 +11,7 @@ use wire::launch::Limits;
 use wire::{CommandId, SandboxId};
 
 pub use crate::error::{EngineError, StoreError};
-pub use crate::keys::KeySecret;
+pub use crate::keys::{KeyEnd, KeySecret};
 pub use crate::labels::{LabelChanges, Labels, Selector};
 pub use crate::lifecycle::{Disk, Kept, State};
 pub use crate::lifetime::{Action, Explanation, LastUse, Lifetime, Renewal, Rule, Since};
@@ -306,6 +306,9 @@ pub enum Outcome {
     Signaled(i32),
     /// Its timeout struck. With what the kernel said of the main process.
     TimedOut(ExitStatus),
+    /// Its timeout struck and its sandbox's init did nothing about it, so the host ended it. How it took that was not told, and
+    /// what it wrote last may be missing.
+    TimedOutUnheard,
     /// It was silent for too long.
     IdleTimedOut(ExitStatus),
     /// `kill` was asked for.

@@ -35,6 +35,8 @@ pub(crate) const GREET: Step = step("greet", 500);
 pub(crate) const CONNECT: Step = step("connect", 500);
 /// Kills processes and removes files, of which there may be many.
 pub(crate) const TEARDOWN: Step = step("teardown", 2000);
+/// Kills processes and waits until they are gone.
+pub(crate) const END_PROCESSES: Step = step("end_processes", 1000);
 /// Reads a few directories.
 pub(crate) const INVENTORY: Step = step("inventory", 2000);
 /// Reads one small file.

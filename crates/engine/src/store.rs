@@ -830,6 +830,7 @@ mod tests {
             Outcome::Exited(-1),
             Outcome::Signaled(9),
             Outcome::TimedOut(ExitStatus::Signal(15)),
+            Outcome::TimedOutUnheard,
             Outcome::IdleTimedOut(ExitStatus::Code(1)),
             Outcome::Killed(ExitStatus::Signal(9)),
             Outcome::OutOfMemory(ExitStatus::Code(137)),
@@ -860,7 +861,8 @@ mod tests {
         let store = open(&directory);
         let loaded = store.load(NOW).await.expect("it reads");
         assert_eq!(loaded.commands.len(), 2);
-        let tally = Tally { handle_max: 17, ended: 8, ended_bytes: 40 };
+        assert_eq!(loaded.commands[1].oom_kills_before, Some(2), "as it was written");
+        let tally = Tally { handle_max: 18, ended: 9, ended_bytes: 45 };
         assert_eq!(loaded.tallies, [(sandbox.id, tally)]);
         let found = &loaded.sandboxes[0];
         assert_eq!((found.state, found.goal, found.oom_kills), (State::Running, Goal::Running, 3));
@@ -880,6 +882,46 @@ mod tests {
         assert!(deleting.await.expect("written"));
         assert!(store.delete_sandbox(sandbox.id).await.expect("written"));
         assert_eq!(store.commands(sandbox.id, None, 100).await.expect("it reads").len(), 0);
+        store.close();
+    }
+
+    /// Those that ended first, whenever they began: a long command that has just ended is not old.
+    #[tokio::test]
+    async fn the_commands_that_ended_first_are_dropped_first() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let store = open(&directory);
+        let sandbox = SandboxRow { state: State::Running, ..row(1, "one") };
+        store.insert_sandbox(sandbox.clone()).await.expect("written");
+        for (handle, ended_at) in
+            [(1, Some(50)), (2, Some(10)), (3, Some(30)), (4, None), (5, Some(30)), (6, Some(5))]
+        {
+            insert(&store, command(sandbox.id, handle, &format!("c{handle}"))).await;
+            let Some(ended_at) = ended_at else { continue };
+            let result = ResultRow {
+                ended_at: UNIX_EPOCH + Duration::from_secs(ended_at),
+                pid: None,
+                outcome: Outcome::Exited(0),
+                stdout: Span { start: 0, end: 100 },
+                stderr: Span::default(),
+                bytes: [None, None],
+            };
+            end(&store, sandbox.id, handle, result).await;
+        }
+        let dropped = async |count, bytes| -> Vec<u32> {
+            let dropped = store.drop_oldest_commands(sandbox.id, count, bytes).await.expect("written");
+            dropped.into_iter().map(|(handle, _)| handle.0).collect()
+        };
+        assert_eq!(dropped(1, 0).await, [2], "the highest number stays, although it ended before");
+        assert_eq!(dropped(0, 101).await, [3, 5], "as many as free so much");
+        assert_eq!(dropped(10, 0).await, [1], "what runs stays");
+        let left: Vec<u32> = store
+            .commands(sandbox.id, None, 10)
+            .await
+            .expect("it reads")
+            .iter()
+            .map(|row| row.handle.0)
+            .collect();
+        assert_eq!(left, [4, 6]);
         store.close();
     }
 

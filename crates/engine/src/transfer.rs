@@ -585,41 +585,14 @@ pub(crate) struct Running {
     /// The sandbox's memory kills when it began, where that is known.
     oom_kills_before: Option<u64>,
     _using: Use,
-    meter: FileMeter,
+    /// Set once it has begun.
+    meter: Option<FileMeter>,
 }
 
 impl Drop for Running {
     fn drop(&mut self) {
         self.transfer.abandon();
     }
-}
-
-/// A transfer that nobody has yet: it is ended, unless someone takes it.
-struct Abandoned(Option<Arc<Transfer>>);
-
-impl Abandoned {
-    fn transfer(&self) -> &Transfer {
-        self.0.as_ref().expect("it is taken only once, at the end")
-    }
-
-    fn keep(mut self) -> Arc<Transfer> {
-        self.0.take().expect("it is taken only once, at the end")
-    }
-}
-
-impl Drop for Abandoned {
-    fn drop(&mut self) {
-        if let Some(transfer) = &self.0 {
-            transfer.abandon();
-        }
-    }
-}
-
-/// A transfer that init has.
-struct Begun {
-    transfer: Arc<Transfer>,
-    oom_kills_before: Option<u64>,
-    using: Use,
 }
 
 /// Among which transfers it is counted.
@@ -639,21 +612,22 @@ impl Running {
         place: Place,
     ) -> Result<Self, EngineError> {
         let meter = FileMeter::start(&home.shared, &op);
-        let id = home.id;
-        let transfer =
-            slow::FILE_START.watch(&home.shared.metrics, id, Self::begin(home, op, user, place)).await;
-        meter.conclude_failed(&transfer);
-        let Begun { transfer, oom_kills_before, using } = transfer?;
-        debug!(sandbox = %id, handle = transfer.handle.0, "file operation started");
-        Ok(Self { transfer, patience, meter, oom_kills_before, _using: using })
+        let begun = Self::begin(home, op, user, patience, place);
+        let mut begun = slow::FILE_START.watch(&home.shared.metrics, home.id, begun).await;
+        match &mut begun {
+            Ok(running) => running.meter = Some(meter),
+            Err(_) => meter.conclude(&begun),
+        }
+        begun
     }
 
     async fn begin(
         home: &Arc<Home>,
         op: FileOp,
         user: Option<String>,
+        patience: Patience,
         place: Place,
-    ) -> Result<Begun, EngineError> {
+    ) -> Result<Self, EngineError> {
         if !home.state().takes_commands() {
             return Err(home.wrong_state());
         }
@@ -679,8 +653,8 @@ impl Running {
             .transfers
             .insert(home, |handle| Transfer::new(home, start(handle, Some(op), user), Some(place)))?;
         home.outbox.start_transfer(&transfer);
-        let begun = Abandoned(Some(transfer));
-        let answered = begun.transfer().until(|state| {
+        let running = Self { transfer, patience, oom_kills_before, _using: using, meter: None };
+        let answered = running.transfer.until(|state| {
             if state.pid.is_some() || state.ending.is_some() {
                 ControlFlow::Break(())
             } else {
@@ -688,7 +662,8 @@ impl Running {
             }
         });
         timeout_at(deadline, answered).await.map_err(unresponsive)?;
-        Ok(Begun { transfer: begun.keep(), oom_kills_before, using })
+        debug!(sandbox = %home.id, handle = running.transfer.handle.0, "file operation started");
+        Ok(running)
     }
 
     /// Watches over a caller that takes a long stream in its own time.
@@ -753,7 +728,9 @@ impl Running {
     /// What came of it, when it is over. What is left of stdout is dropped.
     pub async fn result(&self) -> Result<FileDone, EngineError> {
         let result = self.result_unmeasured().await;
-        self.meter.conclude(&result);
+        if let Some(meter) = &self.meter {
+            meter.conclude(&result);
+        }
         result
     }
 

@@ -9,6 +9,7 @@ use engine::*;
 use runtime::fake::{FakeFailure, FakeHost, FakeStep, FakeThing};
 use shoal_engine as engine;
 use wire::SandboxId;
+use wire::guest::ExitStatus;
 
 #[tokio::test(start_paused = true)]
 async fn a_failure_at_any_step_leaves_nothing_behind() {
@@ -68,6 +69,114 @@ async fn a_delete_that_fails_says_so_and_can_be_asked_again() {
     assert_eq!(state, State::Deleting);
     world.engine.delete(&owner(), sandbox.id).await.expect("now it goes");
     assert_eq!(world.host.leftovers(), []);
+}
+
+/// The sweep comes every minute, which is longer than this waits.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_delete_that_fails_is_tried_again_by_itself() {
+    let world = World::new().await;
+    let sandbox = world.create().await;
+    world.host.fail_teardown(3);
+    world.engine.delete(&owner(), sandbox.id).await.expect_err("teardown was made to fail");
+    eventually("it is gone", async || world.engine.get(&owner(), sandbox.id).await.is_err()).await;
+    assert_eq!(world.host.leftovers(), []);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_processes_of_a_broken_sandbox_are_ended_also_if_that_fails_at_first_or_the_daemon_dies() {
+    let world = World::new().await;
+    let left = |world: &World, sandbox| -> Vec<FakeThing> {
+        let left = world.host.leftovers().into_iter().filter(|(id, _)| *id == sandbox);
+        left.map(|(_, thing)| thing).collect()
+    };
+    let breaks = async |world: &World, sandbox| {
+        world.host.say(sandbox, vec![0xff; 64]);
+        eventually("the sandbox has failed", async || {
+            let state = world.engine.get(&owner(), sandbox).await.expect("known").state;
+            state == State::Failed { disk: Disk::Whole }
+        })
+        .await;
+    };
+    world.host.fail(FakeStep::End, FakeFailure::LauncherGone, 3);
+    let first = world.create().await.id;
+    breaks(&world, first).await;
+    eventually("its processes are ended", async || left(&world, first) == [FakeThing::Disk]).await;
+
+    world.host.fail(FakeStep::End, FakeFailure::LauncherGone, u32::MAX);
+    let second = world.create().await.id;
+    breaks(&world, second).await;
+    world.host.fail(FakeStep::End, FakeFailure::LauncherGone, 0);
+    let world = world.crash().await;
+    eventually("its processes are ended", async || left(&world, second) == [FakeThing::Disk]).await;
+    let reason = world.engine.get(&owner(), second).await.expect("the row stays").reason;
+    assert!(reason.is_some_and(|reason| reason.contains("protocol")), "the reason is kept");
+    world.engine.delete_all().await.expect("both go");
+    assert_eq!(world.host.leftovers(), []);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_timeout_that_init_ignores_is_kept_by_the_host() {
+    let world = World::new().await;
+    let sandbox = world.create().await.id;
+    world.host.ignore_timeouts();
+    // The first attempts from outside fail.
+    world.host.fail(FakeStep::End, FakeFailure::LauncherGone, 3);
+    let timed =
+        |seconds| CommandSpec { timeout: Some(Duration::from_secs(seconds)), ..script_of("echo hi; hang") };
+    let untimed = world.run(sandbox, "hang").await;
+    let longer = world.engine.run(&owner(), sandbox, timed(3600)).await.expect("it starts");
+    let command = world.engine.run(&owner(), sandbox, timed(30)).await.expect("it starts");
+    let ended = command.ended().await;
+    assert_eq!(outcome(&ended), Outcome::TimedOut(ExitStatus::Signal(9)));
+    assert_eq!(ended.stdout.end, 3, "init has handed over what it wrote");
+    for other in [&untimed, &longer] {
+        assert!(matches!(other.now().state, CommandState::Running { .. }));
+    }
+    longer.kill().await.expect("init hears");
+    assert!(matches!(outcome(&longer.ended().await), Outcome::Killed(_)));
+    // A new daemon keeps watch over what it finds.
+    let named = CommandSpec { id: Some("found".parse().expect("an id")), ..timed(30) };
+    world.engine.run(&owner(), sandbox, named).await.expect("it starts");
+    let world = world.crash().await;
+    let found = world.command(sandbox, "found").await;
+    assert_eq!(outcome(&found.ended().await), Outcome::TimedOut(ExitStatus::Signal(9)));
+}
+
+async fn check_unheard(restart: bool) {
+    let world = World::new().await;
+    let sandbox = world.create().await.id;
+    let spec = CommandSpec {
+        id: Some("unheard".parse().expect("an id")),
+        timeout: Some(Duration::from_secs(30)),
+        ..script_of("echo heard; gate more; flood 3000000; hang")
+    };
+    let command = world.engine.run(&owner(), sandbox, spec).await.expect("it starts");
+    eventually("the first line is there", async || command.now().stdout.end == 6).await;
+    world.host.silence(sandbox, true);
+    world.host.open_gate("more");
+    let ended = command.ended().await;
+    assert_eq!(outcome(&ended), Outcome::TimedOutUnheard);
+    assert_eq!(ended.stdout.end, 6);
+    // When init goes on, it gets rid of what nobody waits for, and all else works.
+    let world = match restart {
+        true => world.crash().await,
+        false => world,
+    };
+    world.host.silence(sandbox, false);
+    assert_eq!(outcome(&world.run(sandbox, "echo hi").await.ended().await), Outcome::Exited(0));
+    eventually("init has forgotten it", async || world.host.remembered(sandbox) == 0).await;
+    assert_eq!(outcome(&world.command(sandbox, "unheard").await.now()), Outcome::TimedOutUnheard);
+    assert_eq!(world.engine.get(&owner(), sandbox).await.expect("known").state, State::Running);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_timeout_strikes_when_init_is_stopped_and_the_result_says_that_nobody_heard() {
+    check_unheard(false).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_nobody_heard_of_is_let_go_of_by_the_next_daemon_too() {
+    check_unheard(true).await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -205,6 +314,57 @@ async fn names_are_unique_per_owner_and_made_up_where_there_is_none() {
     // Another owner's sandbox looks like none.
     let error = world.engine.get(&other.owner, first.id).await.expect_err("not theirs");
     assert!(matches!(error, EngineError::SandboxNotFound { .. }), "{error:?}");
+}
+
+/// Memory and row must not come apart, or a restart would give a sandbox another name.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn renames_at_once_end_with_the_name_that_the_row_has() {
+    let world = World::new().await;
+    let mut sandboxes = Vec::new();
+    for _ in 0..20 {
+        sandboxes.push(world.create().await.id);
+    }
+    let name = |text: String| SandboxName::parse(&text).expect("a name");
+    let mut renames = Vec::new();
+    for round in 0..20 {
+        for (at, id) in sandboxes.iter().copied().enumerate() {
+            // To names of its own, there and back, and to one that others want too.
+            let wish = name(if round % 5 == 4 { "wanted".into() } else { format!("{at} {}", round % 3) });
+            let engine = world.engine.clone();
+            renames.push(tokio::spawn(async move { engine.rename(&owner(), id, wish).await }));
+        }
+    }
+    for rename in renames {
+        match rename.await.expect("no panic") {
+            Ok(_) | Err(EngineError::NameTaken { .. }) => {}
+            Err(error) => panic!("{error:?}"),
+        }
+    }
+    let names = async |world: &World| -> Vec<SandboxName> {
+        let mut names = Vec::new();
+        for id in &sandboxes {
+            names.push(world.engine.get(&owner(), *id).await.expect("known").name);
+        }
+        names
+    };
+    let before = names(&world).await;
+    for taken in &before {
+        let spec = SandboxSpec { name: Some(taken.clone()), ..SandboxSpec::default() };
+        let refused = world.engine.create(&key(), spec, Wait::Ready).await;
+        assert!(matches!(refused, Err(EngineError::NameTaken { .. })), "`{taken}` is free: {refused:?}");
+    }
+    // All others are free again.
+    for at in 0..sandboxes.len() {
+        for round in 0..3 {
+            let free = name(format!("{at} {round}"));
+            if !before.contains(&free) {
+                let spec = SandboxSpec { name: Some(free), ..SandboxSpec::default() };
+                world.engine.create(&key(), spec, Wait::Ready).await.expect("the name is free");
+            }
+        }
+    }
+    let world = world.crash().await;
+    assert_eq!(names(&world).await, before);
 }
 
 #[tokio::test(flavor = "multi_thread")]

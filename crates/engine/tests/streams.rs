@@ -8,7 +8,7 @@ use bytes::Bytes;
 use common::*;
 use engine::*;
 use proptest::prelude::*;
-use runtime::fake::FakeHost;
+use runtime::fake::{FakeHost, FakeThing};
 use shoal_engine as engine;
 use wire::frame;
 use wire::guest::{End, EndCause, ExitStatus, FromInit, Handle, OUTPUT_WINDOW, Program, StartError, Stream};
@@ -416,8 +416,13 @@ async fn check_hostile(what: &str, hostile: impl Fn(&FakeHost, wire::SandboxId, 
     })
     .await;
     let reason = world.engine.get(&owner(), bad).await.expect("known").reason.expect("a reason");
-    assert!(reason.contains("protocol"), "{what}: {reason}");
+    assert!(reason.contains("protocol") || reason.contains("version"), "{what}: {reason}");
     assert_eq!(outcome(&command.ended().await), Outcome::SandboxGone, "{what}");
+    eventually("nothing of it is left but its disk", async || {
+        let left = world.host.leftovers().into_iter().filter(|(id, _)| *id == bad);
+        left.map(|(_, thing)| thing).eq([FakeThing::Disk])
+    })
+    .await;
     assert_eq!(outcome(&world.run(good, "echo hi").await.ended().await), Outcome::Exited(0), "{what}");
     world.engine.delete(&owner(), bad).await.expect("it goes");
 }
@@ -458,6 +463,10 @@ async fn an_init_that_breaks_the_rules_harms_only_its_sandbox() {
         .await;
     check_hostile("a command named twice", |host, id, handle| host.claim(id, vec![handle.0])).await;
     check_hostile("an unknown command is known", |host, id, _| host.claim(id, vec![50])).await;
+    check_hostile("no common version", |host, id, _| {
+        host.say(id, message(FromInit::NoCommonVersion { version_min: 700, version_max: 701 }));
+    })
+    .await;
     check_hostile("too many", |host, id, _| host.claim(id, (100..100 + 3000).collect())).await;
     check_hostile("more than the window", |host, id, handle| {
         let mut bytes = Vec::new();

@@ -47,7 +47,7 @@ impl Groups {
     }
 
     fn make(&self, handle: Handle) -> Result<OwnedFd, Errno> {
-        let name = group_name(handle);
+        let name = handle.group_name();
         rustix::fs::mkdirat(&self.directory, &name, Mode::from_raw_mode(0o755))?;
         let flags = OFlags::DIRECTORY | OFlags::PATH | OFlags::CLOEXEC;
         rustix::fs::openat(&self.directory, &name, flags, Mode::empty()).inspect_err(|_| {
@@ -56,7 +56,7 @@ impl Groups {
     }
 
     fn remove(&self, handle: Handle) -> bool {
-        match rustix::fs::unlinkat(&self.directory, group_name(handle), AtFlags::REMOVEDIR) {
+        match rustix::fs::unlinkat(&self.directory, handle.group_name(), AtFlags::REMOVEDIR) {
             Ok(()) | Err(Errno::NOENT) => true,
             Err(_) => false,
         }
@@ -156,7 +156,7 @@ impl Tree {
     fn members(&self, root: Root<'_>) -> Vec<i32> {
         if let Self::Groups(groups) = self
             && let Ok(listed) =
-                read_at(&groups.directory, &format!("{}/cgroup.procs", group_name(root.handle)))
+                read_at(&groups.directory, &format!("{}/cgroup.procs", root.handle.group_name()))
         {
             return listed.split(|byte| *byte == b'\n').filter_map(parse_pid).collect();
         }
@@ -164,17 +164,15 @@ impl Tree {
     }
 }
 
-fn group_name(handle: Handle) -> String {
-    format!("c{}", handle.0)
-}
-
 /// Write `cgroup.kill` rather than signal each process: a process that forks can outrun signals, but not its cgroup (Linux 5.14).
 fn kill_group(directory: &OwnedFd, handle: Handle) -> Result<(), Errno> {
-    let path = format!("{}/cgroup.kill", group_name(handle));
+    let path = format!("{}/cgroup.kill", handle.group_name());
     match rustix::fs::openat(directory, path, OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty()) {
         Ok(file) => rustix::io::write(file, b"1").map(drop),
         // The group is gone, and with it everything that was to be killed.
-        Err(Errno::NOENT) if rustix::fs::statat(directory, group_name(handle), AtFlags::empty()).is_err() => {
+        Err(Errno::NOENT)
+            if rustix::fs::statat(directory, handle.group_name(), AtFlags::empty()).is_err() =>
+        {
             Ok(())
         }
         Err(error) => Err(error),

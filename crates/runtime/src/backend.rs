@@ -8,7 +8,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use tokio::io::{AsyncRead, AsyncWrite};
 use wire::SandboxId;
-use wire::launch::{Limits, Motion, Rootfs};
+use wire::launch::{Limits, Motion, Processes, Rootfs};
 
 /// How sandboxes are isolated. Every call may be made again after a crash in its middle.
 #[async_trait]
@@ -25,6 +25,9 @@ pub trait Backend: Send + Sync + 'static {
 
     /// Ends whatever exists of a sandbox and removes it. Harmless when nothing does.
     async fn teardown(&self, sandbox: SandboxId) -> Result<(), BackendError>;
+
+    /// Ends processes of a sandbox without the help of its init, and keeps its files. Harmless when there are none.
+    async fn end_processes(&self, sandbox: SandboxId, which: Processes) -> Result<(), BackendError>;
 
     /// Says that sandboxes like this are likely to be asked for, so that some may be made ahead of time.
     fn foresee(&self, rootfs: &Rootfs, limits: &Limits);

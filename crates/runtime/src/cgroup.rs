@@ -17,6 +17,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{AtFlags, CWD, Dir, Gid, Mode, OFlags, Uid, chownat, mkdirat, openat, unlinkat};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use wire::guest::Handle;
 use wire::launch::{Limits, Motion};
 use wire::{InstallationId, SandboxId};
 
@@ -260,6 +261,20 @@ impl Cgroups {
             remove_dir(parent.as_fd(), &name, deadline)?;
         }
         Ok(())
+    }
+
+    /// Ends every process of one command. Its group stays: init, if it is well, removes it.
+    pub fn end_command(&self, sandbox: SandboxId, command: Handle) -> io::Result<()> {
+        // The file system of groups has no links, so that a path in it leads nowhere else.
+        let path = format!("{sandbox}/{}", command.group_name());
+        let Some(group) = found(open_dir(self.v2.as_fd(), &path))? else { return Ok(()) };
+        let ended = write_file(group.as_fd(), "cgroup.kill", "1")
+            .and_then(|()| wait_for_event(&group, says_unpopulated, Instant::now() + KILL_DEADLINE));
+        match ended {
+            // Removed just now, when nothing was left in it.
+            Err(e) if matches!(e.raw_os_error(), Some(libc::ENOENT | libc::ENODEV)) => Ok(()),
+            other => other,
+        }
     }
 
     /// Makes every process of a sandbox stand still, or go on. Returns when that is so.

@@ -41,7 +41,7 @@ use wire::guest::{
     COMMANDS_MAX, End, EndCause, ExitStatus, FromInit, Handle, OUTPUT_WINDOW, Program, STDIN_WINDOW, Start,
     StartError, Stream, ToInit, VERSION,
 };
-use wire::launch::{Limits, Motion, Rootfs};
+use wire::launch::{Limits, Motion, Processes, Rootfs};
 
 use crate::backend::{Backend, BackendError, DiskUsage, GuestStream, Machine, Spec, Usage};
 
@@ -64,6 +64,8 @@ pub enum FakeStep {
     Connect,
     /// Init's hello.
     Greet,
+    /// The end of processes from outside; no part of making a sandbox.
+    End,
     /// Not a step of making one: counting what its files take.
     DiskUsage,
 }
@@ -131,6 +133,8 @@ struct HostState {
     teardowns_failing: u32,
     /// Steps that wait for a permit.
     held: HashMap<FakeStep, Arc<Semaphore>>,
+    /// Inits do not end commands at their timeouts.
+    timeouts_ignored: bool,
     /// What new connections speak, where it is not the newest.
     version: Option<u32>,
     /// Each connection breaks after a random number of bytes up to this.
@@ -188,6 +192,11 @@ impl FakeHost {
     pub fn break_connections(&self, most: Option<u64>, seed: u64) {
         let mut state = self.state();
         (state.break_after, state.random) = (most, seed | 1);
+    }
+
+    /// From now on, no init ends a new command at its timeout.
+    pub fn ignore_timeouts(&self) {
+        self.state().timeouts_ignored = true;
     }
 
     /// From now on, every init is of this version.
@@ -379,6 +388,26 @@ impl Backend for FakeHost {
         state.things.retain(|(owner, _)| *owner != sandbox);
         if let Some(init) = state.inits.remove(&sandbox) {
             init.end();
+        }
+        Ok(())
+    }
+
+    async fn end_processes(&self, sandbox: SandboxId, which: Processes) -> Result<(), BackendError> {
+        self.step(FakeStep::End, "end processes").await?;
+        let mut state = self.state();
+        match which {
+            Processes::All => {
+                state.things.remove(&(sandbox, FakeThing::Limits));
+                state.things.remove(&(sandbox, FakeThing::Process));
+                if let Some(init) = state.inits.remove(&sandbox) {
+                    init.end();
+                }
+            }
+            Processes::OfCommand(command) => {
+                if let Some(init) = state.inits.get(&sandbox) {
+                    init.change(command, |command| command.signal = Some(SIGKILL));
+                }
+            }
         }
         Ok(())
     }
@@ -714,8 +743,12 @@ impl Connection {
             Incoming::Message(ToInit::Resume { handle, stdout, stderr }) => {
                 self.change(handle, |command| {
                     for (output, offset) in command.output.iter_mut().zip([stdout, stderr]) {
-                        // Of a file operation that a new daemon does not know, it wants what there is, to be rid of it.
-                        let offset = if command.files { offset.max(output.acknowledged) } else { offset };
+                        // Of what the daemon has no more use for, it wants whatever there is, to be rid of it.
+                        let offset = if command.files || offset == 0 {
+                            offset.max(output.acknowledged)
+                        } else {
+                            offset
+                        };
                         assert!(offset >= output.acknowledged, "what was acknowledged is gone");
                         assert!(hostile || offset <= output.end(), "more than was ever there");
                         output.acknowledge(offset);
@@ -807,7 +840,8 @@ impl Connection {
                 sandbox: self.sandbox,
                 handle,
             };
-            let timeout = start.timeout_ms.map(Duration::from_millis);
+            let ignored = self.host.state().timeouts_ignored;
+            let timeout = start.timeout_ms.filter(|_| !ignored).map(Duration::from_millis);
             tokio::spawn(async move {
                 match operation {
                     Some(operation) => runner.run_files(*operation).await,

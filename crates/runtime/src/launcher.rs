@@ -30,8 +30,8 @@ use rustix::net::{
 use rustix::process::{Pid, Signal, WaitOptions, set_parent_process_death_signal, wait};
 use rustix::thread::UnshareFlags;
 use wire::launch::{
-    Answer, Ask, Failure, Found, INVENTORY_PAGE, PACKET_MAX, Plan, Reply, Request, Rootfs, VERSION,
-    from_packet, to_packet,
+    Answer, Ask, Failure, Found, INVENTORY_PAGE, PACKET_MAX, Plan, Processes, Reply, Request, Rootfs,
+    VERSION, from_packet, to_packet,
 };
 use wire::{InstallationId, SandboxId};
 
@@ -338,6 +338,13 @@ impl Launcher {
             Ask::Launch(plan) => self.launch(&plan, slot),
             Ask::Teardown { sandbox } => self.teardown(sandbox),
             Ask::Inventory { after } => self.inventory(after),
+            Ask::EndProcesses { sandbox, which } => {
+                let ended = match which {
+                    Processes::All => self.cgroups.remove(sandbox),
+                    Processes::OfCommand(command) => self.cgroups.end_command(sandbox, command),
+                };
+                ended.map(|()| Answer::Done).map_err(refused("end the sandbox's processes"))
+            }
             Ask::Freeze { sandbox, motion } => {
                 self.cgroups.freeze(sandbox, motion).map_err(refused("freeze or thaw the sandbox"))?;
                 Ok(Answer::Done)

@@ -8,7 +8,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
@@ -18,10 +18,10 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socketpair};
 use tokio::io::unix::AsyncFd;
 use tokio::net::UnixStream;
-use tokio::sync::oneshot;
+use tokio::sync::{oneshot, watch};
 use wire::launch::{
-    Answer, Ask, Failure, Found, INVENTORY_PAGE, Limits, Motion, PACKET_MAX, Plan, Reply, Request, Rootfs,
-    VERSION, from_packet, to_packet,
+    Answer, Ask, Failure, Found, INVENTORY_PAGE, Limits, Motion, PACKET_MAX, Plan, Processes, Reply, Request,
+    Rootfs, VERSION, from_packet, to_packet,
 };
 use wire::{InstallationId, SandboxId};
 
@@ -40,12 +40,14 @@ const LAUNCH_DEADLINE: Duration = Duration::from_secs(30);
 const TEARDOWN_DEADLINE: Duration = Duration::from_secs(300);
 /// Everything else only reads.
 const QUICK_DEADLINE: Duration = Duration::from_secs(30);
+/// The launcher holds nothing that takes time to let go of.
+const END_DEADLINE: Duration = Duration::from_secs(20);
 /// Init's socket listens from before init starts, so only a full queue delays a connection.
 const CONNECT_DEADLINE: Duration = Duration::from_secs(5);
 /// Slots kept ready: a burst of this many creates pays nothing for namespaces.
 const SLOTS_READY: usize = 16;
-/// After a create, spares are made again when it has been quiet for this long: its first command comes first.
-const SPARES_QUIET: Duration = Duration::from_millis(4);
+/// After a create, spares are made again this much later: its first command comes first.
+const SPARES_QUIET: Duration = Duration::from_millis(2);
 /// After a spare could not be made, the next try waits this long, and twice as long after each further failure,
 const SPARES_BACKOFF_MIN: Duration = Duration::from_secs(1);
 /// up to this.
@@ -76,6 +78,8 @@ struct Inner {
     config: NsConfig,
     /// The launcher as far as it is alive. Locked only to look or to replace, never while waiting for an answer.
     launcher: tokio::sync::Mutex<Option<Arc<Link>>>,
+    /// No launcher is started any more.
+    ended: AtomicBool,
     ranges: Mutex<Ids>,
     oom_kills: OomKills,
     image_checked: tokio::sync::Mutex<ImageChecked>,
@@ -84,27 +88,9 @@ struct Inner {
     making_spare: tokio::sync::Mutex<()>,
     /// Whether somebody makes spares.
     refilling: AtomicBool,
-    /// Launches under way that somebody waits for.
-    launches: AtomicUsize,
     last_taken: Mutex<Instant>,
     /// Streams to the inits of spares, opened when they were claimed.
     greeted: Mutex<HashMap<SandboxId, UnixStream>>,
-}
-
-/// Counts itself for as long as it lives.
-struct Counted<'a>(&'a AtomicUsize);
-
-impl<'a> Counted<'a> {
-    fn new(counter: &'a AtomicUsize) -> Self {
-        counter.fetch_add(1, Ordering::Relaxed);
-        Self(counter)
-    }
-}
-
-impl Drop for Counted<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
-    }
 }
 
 /// When the image was last compared with the machine.
@@ -141,10 +127,10 @@ impl NsBackend {
             spares,
             making_spare: tokio::sync::Mutex::default(),
             refilling: AtomicBool::new(false),
-            launches: AtomicUsize::new(0),
             last_taken: Mutex::new(Instant::now()),
             greeted: Mutex::default(),
             launcher: tokio::sync::Mutex::new(Some(link)),
+            ended: AtomicBool::new(false),
             ranges: Mutex::new(Ids { ranges, ready: VecDeque::new(), used }),
             oom_kills,
             image_checked: tokio::sync::Mutex::new(ImageChecked::default()),
@@ -153,13 +139,24 @@ impl NsBackend {
         Ok(backend)
     }
 
-    /// The launcher's process, for tests and for people who look.
-    pub async fn launcher_pid(&self) -> Option<u32> {
-        self.0.launcher.lock().await.as_ref().map(|link| link.pid)
+    /// Ends the launcher, whichever it is by now, and returns when it is dead. No other takes its place.
+    pub async fn end(&self) -> Result<(), BackendError> {
+        self.0.ended.store(true, Ordering::Relaxed);
+        let Some(link) = self.0.launcher.lock().await.take() else { return Ok(()) };
+        link.hang_up();
+        let mut dead = link.dead.clone();
+        let late = |_| BackendError::Late { doing: "end", seconds: END_DEADLINE.as_secs() };
+        // Its sender is dropped when the process was waited for, and says nothing before.
+        let ended = tokio::time::timeout(END_DEADLINE, dead.changed()).await.map_err(late)?;
+        debug_assert!(ended.is_err(), "nothing is ever sent");
+        Ok(())
     }
 
     async fn link(&self) -> Result<Arc<Link>, BackendError> {
         let mut launcher = self.0.launcher.lock().await;
+        if self.0.ended.load(Ordering::Relaxed) {
+            return Err(BackendError::LauncherGone { doing: "anything more" });
+        }
         if let Some(link) = launcher.as_ref().filter(|link| link.is_alive()) {
             return Ok(link.clone());
         }
@@ -260,7 +257,7 @@ impl NsBackend {
         }
     }
 
-    /// Makes spares in the background until there are enough, whenever nobody waits for a launch.
+    /// Makes spares in the background until there are enough.
     fn refill(&self) {
         if self.0.config.spares == 0 || self.0.refilling.swap(true, Ordering::AcqRel) {
             return;
@@ -273,12 +270,12 @@ impl NsBackend {
                 tokio::time::sleep(pause).await;
                 // The backend goes when its daemon lets go of it, not when there are enough spares.
                 let Some(backend) = inner.upgrade().map(Self) else { return };
-                if backend.is_busy() {
-                    pause = SPARES_QUIET;
+                pause = SPARES_QUIET.saturating_sub(backend.since_last_taken());
+                if !pause.is_zero() {
                     continue;
                 }
                 match backend.make_spare().await {
-                    Ok(Some(())) => (pause, backoff) = (SPARES_QUIET, SPARES_BACKOFF_MIN),
+                    Ok(Some(())) => backoff = SPARES_BACKOFF_MIN,
                     Ok(None) => {
                         backend.0.refilling.store(false, Ordering::Release);
                         // Whoever took one just before that saw this task as still at work.
@@ -297,9 +294,8 @@ impl NsBackend {
         });
     }
 
-    fn is_busy(&self) -> bool {
-        let last = *self.0.last_taken.lock().expect("nobody panics while holding an instant");
-        self.0.launches.load(Ordering::Relaxed) > 0 || last.elapsed() < SPARES_QUIET
+    fn since_last_taken(&self) -> Duration {
+        self.0.last_taken.lock().expect("nobody panics while holding an instant").elapsed()
     }
 
     /// Makes one, unless there are enough.
@@ -450,7 +446,6 @@ impl Backend for NsBackend {
         if !fit {
             self.teardown(spec.sandbox).await?;
         }
-        let _counted = Counted::new(&self.0.launches);
         self.make(spec).await
     }
 
@@ -468,6 +463,11 @@ impl Backend for NsBackend {
         self.ask("remove a sandbox", Ask::Teardown { sandbox }, TEARDOWN_DEADLINE).await?;
         self.put_range_back(sandbox);
         Ok(())
+    }
+
+    async fn end_processes(&self, sandbox: SandboxId, which: Processes) -> Result<(), BackendError> {
+        let ask = Ask::EndProcesses { sandbox, which };
+        self.ask("end processes of a sandbox", ask, QUICK_DEADLINE).await.map(|_| ())
     }
 
     async fn inventory(&self) -> Result<Vec<SandboxId>, BackendError> {
@@ -568,7 +568,8 @@ async fn inventory(link: &Link) -> Result<Vec<Found>, BackendError> {
 /// One launcher process and the socket to it.
 struct Link {
     socket: AsyncFd<OwnedFd>,
-    pid: u32,
+    /// Ends when the process was waited for.
+    dead: watch::Receiver<()>,
     serial: AtomicU64,
     /// Who waits for which reply. `None` once the launcher is gone.
     waiting: Mutex<Option<HashMap<u64, Waiter>>>,
@@ -593,10 +594,11 @@ impl Link {
             .stderr(Stdio::inherit())
             .spawn()
             .map_err(refused("start the launcher"))?;
-        let replies = watch(ours.try_clone().map_err(refused("share a socket"))?)?;
+        let (dies, is_dead) = watch::channel(());
+        let replies = watched(ours.try_clone().map_err(refused("share a socket"))?)?;
         let link = Arc::new(Self {
-            socket: watch(ours)?,
-            pid: child.id().unwrap_or_default(),
+            socket: watched(ours)?,
+            dead: is_dead,
             serial: AtomicU64::new(0),
             waiting: Mutex::new(Some(HashMap::new())),
         });
@@ -611,6 +613,7 @@ impl Link {
             if let Some(link) = ended.upgrade() {
                 link.give_up();
             }
+            drop(dies);
         });
         let hello = Ask::Hello { version: VERSION, installation: config.installation };
         link.ask("greet the launcher", hello, QUICK_DEADLINE).await?;
@@ -664,15 +667,21 @@ impl Link {
     }
 }
 
-impl Drop for Link {
+impl Link {
     /// Ends the launcher, and the task that reads its replies.
-    fn drop(&mut self) {
+    fn hang_up(&self) {
         // It fails only where the launcher is gone already.
         let _ = rustix::net::shutdown(self.socket.get_ref(), rustix::net::Shutdown::Both);
     }
 }
 
-fn watch(socket: OwnedFd) -> Result<AsyncFd<OwnedFd>, BackendError> {
+impl Drop for Link {
+    fn drop(&mut self) {
+        self.hang_up();
+    }
+}
+
+fn watched(socket: OwnedFd) -> Result<AsyncFd<OwnedFd>, BackendError> {
     sys::watch_descriptor(socket).map_err(refused("watch the launcher's socket"))
 }
 

@@ -1,13 +1,15 @@
 //! Removes a tree that a guest has filled: names, depth and links are whatever it liked.
 //!
-//! Nothing is followed, no path is longer than one name, and a tree that is nested a million deep needs neither stack nor
-//! descriptors: what lies too deep is moved up first.
+//! Nothing is followed, nothing that is mounted is entered, no path is longer than one name, and a tree that is nested a million
+//! deep needs neither stack nor descriptors: what lies too deep is moved up first.
 
 use std::ffi::{CStr, CString};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, RenameFlags, openat, renameat_with, unlinkat};
+use rustix::fs::{
+    AtFlags, Dir, FileType, Mode, OFlags, RenameFlags, ResolveFlags, openat2, renameat_with, unlinkat,
+};
 use rustix::io::Errno;
 
 /// Directories held open at once. Deeper ones are moved up to the top.
@@ -16,7 +18,8 @@ const DEPTH_MAX: usize = 32;
 /// Names that are read at once.
 const BATCH: usize = 4096;
 
-/// Removes `name` in `parent` and everything below it. Harmless when it does not exist.
+/// Removes `name` in `parent` and everything below it. Harmless when it does not exist. Were a piece of the machine's own tree
+/// mounted beneath, this stops with an error and does not empty it.
 pub fn remove_tree(parent: BorrowedFd<'_>, name: &str) -> io::Result<()> {
     let top = match open_dir(parent, name) {
         Ok(top) => top,
@@ -65,7 +68,7 @@ fn remove_entry(
     if depth + 1 >= DEPTH_MAX {
         return move_up(dir, name, top, moved);
     }
-    match openat(dir, name, DIRECTORY, Mode::empty()) {
+    match open_dir(dir, name) {
         Ok(child) => empty(top, child.as_fd(), depth + 1, moved)?,
         Err(Errno::NOENT) => return Ok(()),
         Err(e) => return Err(e.into()),
@@ -92,8 +95,9 @@ fn move_up(dir: BorrowedFd<'_>, name: &CStr, top: BorrowedFd<'_>, moved: &mut u6
 const DIRECTORY: OFlags =
     OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
-fn open_dir(parent: BorrowedFd<'_>, name: &str) -> Result<OwnedFd, Errno> {
-    openat(parent, name, DIRECTORY, Mode::empty())
+fn open_dir(parent: BorrowedFd<'_>, name: impl rustix::path::Arg) -> Result<OwnedFd, Errno> {
+    let within = ResolveFlags::BENEATH | ResolveFlags::NO_XDEV | ResolveFlags::NO_SYMLINKS;
+    openat2(parent, name, DIRECTORY, Mode::empty(), within)
 }
 
 /// Some names other than `.` and `..`, none when there are none. A batch is read before any of it is removed, since a directory
@@ -116,6 +120,7 @@ fn some_entries(dir: BorrowedFd<'_>) -> io::Result<Vec<(CString, FileType)>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::fs::openat;
     use std::fs;
     use std::os::unix::ffi::OsStrExt;
 

@@ -15,7 +15,7 @@ use axum::http::request::Parts;
 use axum::http::{HeaderName, HeaderValue, Method, StatusCode};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
-use engine::{Engine, Key};
+use engine::{Engine, Key, KeyEnd};
 use futures_util::FutureExt;
 use tokio::sync::watch;
 use tracing::Instrument;
@@ -95,20 +95,49 @@ impl App {
         self.shared.stopping.closed().await;
     }
 
-    /// Held by a long request or stream: says when the daemon stops, and lets it wait for the holder.
-    pub fn stopping(&self) -> Stopping {
-        Stopping(self.shared.stopping.subscribe())
+    /// Held by a long request or stream in the name of a key: says when it must end, and lets the daemon wait for the holder.
+    pub fn stopping(&self, key: &Key) -> Stopping {
+        Stopping { daemon: self.shared.stopping.subscribe(), key: self.engine.key_end(key) }
     }
 }
 
-/// Whether the daemon is on its way out.
-pub struct Stopping(watch::Receiver<bool>);
+/// Whether something long must end.
+pub struct Stopping {
+    daemon: watch::Receiver<bool>,
+    key: KeyEnd,
+}
+
+/// Why something long must end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Halt {
+    /// The daemon is on its way out.
+    Daemon,
+    /// The key in whose name it goes on was deleted.
+    Key,
+}
 
 impl Stopping {
-    /// Returns when the daemon stops. Cancel-safe.
-    pub async fn wait(&mut self) {
-        // The sender lives in the app that the holder also has; were it gone, that would be the end too.
-        let _ = self.0.wait_for(|stopping| *stopping).await;
+    /// Returns when the holder must end. Cancel-safe.
+    pub async fn wait(&mut self) -> Halt {
+        tokio::select! {
+            // The sender lives in the app that the holder also has; were it gone, that would be the end too.
+            _ = self.daemon.wait_for(|stopping| *stopping) => Halt::Daemon,
+            () = self.key.wait() => Halt::Key,
+        }
+    }
+
+    /// The end of the key alone.
+    pub fn key(&self) -> KeyEnd {
+        self.key.clone()
+    }
+}
+
+impl From<Halt> for ApiError {
+    fn from(halt: Halt) -> Self {
+        match halt {
+            Halt::Daemon => Self::stopping(),
+            Halt::Key => auth::refused(),
+        }
     }
 }
 

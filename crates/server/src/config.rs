@@ -30,7 +30,7 @@ pub const MEMORY_OVERCOMMIT: u64 = 100;
 pub const OUTPUT_KEPT_DEFAULT: u64 = 64 << 20;
 
 /// Sandboxes that stand ready before anybody has asked: at a quarter of a mebibyte each, the usual create costs a claim.
-pub const SPARES_DEFAULT: u32 = 4;
+pub const SPARES_DEFAULT: u32 = 8;
 /// More than this would hold memory for a burst that pools are meant for.
 pub const SPARES_MAX: u32 = 64;
 

@@ -377,6 +377,11 @@ fn result(outcome: &Outcome) -> api::CommandResult {
         Outcome::TimedOut(status) => {
             of(api::Outcome::TimedOut, Some(*status), Some("its timeout struck".into()))
         }
+        Outcome::TimedOutUnheard => {
+            let why = "its timeout struck; the sandbox did not answer, so it was ended from outside, and what it wrote \
+                       last may be missing";
+            of(api::Outcome::TimedOut, None, Some(why.into()))
+        }
         Outcome::IdleTimedOut(status) => {
             let why = "it was silent for longer than its idle timeout";
             of(api::Outcome::IdleTimedOut, Some(*status), Some(why.into()))

@@ -34,7 +34,7 @@ pub struct EventParams {
 /// A command's output as server-sent events, from the given offsets on, until its end.
 ///
 /// Each event is a `CommandEvent` in JSON under the name of its `type`. A stream that ends without `ended` was cut
-/// (the daemon stops, or the client was too slow): ask again with the offsets reached.
+/// (the daemon stops, the client was too slow, or its key was deleted): ask again with the offsets reached.
 #[utoipa::path(get, path = "/v1/sandboxes/{sandbox}/commands/{command}/events", tag = "commands", params(
     ("sandbox" = String, Path, description = "The sandbox's id."),
     ("command" = String, Path, description = "The command's id."), EventParams), responses(
@@ -50,7 +50,7 @@ pub async fn events(
     let command = app.engine.command(&key.owner, sandbox, &command).await?;
     let from = Offsets { stdout: params.stdout_offset, stderr: params.stderr_offset };
     let output = command.attach(from);
-    let watcher = Watcher { command, output, stopping: app.stopping(), greeted: false };
+    let watcher = Watcher { command, output, stopping: app.stopping(&key), greeted: false };
     let events = stream::unfold(watcher, async |mut watcher| {
         let event = watcher.next().await?;
         Some((Ok(to_event(&event)), watcher))
@@ -74,7 +74,7 @@ impl Watcher {
         loop {
             let event = tokio::select! {
                 event = self.output.next() => event?,
-                () = self.stopping.wait() => return None,
+                _ = self.stopping.wait() => return None,
             };
             return Some(match event {
                 OutputEvent::Started { .. } => self.now(),

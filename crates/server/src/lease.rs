@@ -14,14 +14,13 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use rustix::fs::{
-    AtFlags, Dir, FileType, FlockOperation, Mode, OFlags, ResolveFlags, flock, openat2, unlinkat,
-};
+use runtime::remove::remove_tree;
+use rustix::fs::{FlockOperation, Mode, OFlags, flock};
 use rustix::io::Errno;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{UnixListener, UnixStream};
@@ -35,8 +34,8 @@ const FIRST_LEASE_MAX: Duration = Duration::from_secs(30);
 const GRANT_MAX: Duration = Duration::from_secs(5);
 /// How long to wait when the process has no descriptor left for another lease.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// Directories inside directories that are removed; more than any path the kernel takes in one piece could have.
-const DEPTH_MAX: usize = 4096;
+/// The name of the data directory in the private one.
+const DATA: &str = "data";
 
 /// Where a private daemon's things are.
 #[derive(Debug, Clone)]
@@ -67,7 +66,7 @@ impl PrivateDir {
 
     /// The daemon's data directory.
     pub fn data(&self) -> PathBuf {
-        self.base.join("data")
+        self.base.join(DATA)
     }
 
     /// Where leases are had.
@@ -221,7 +220,11 @@ impl LastOut {
     pub fn remove(self) -> Result<(), LeaseError> {
         let Self { directory, lock } = self;
         let fail = |path: PathBuf| move |source: io::Error| LeaseError { doing: "remove", path, source };
-        remove_tree(&directory.data()).map_err(fail(directory.data()))?;
+        let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        rustix::fs::open(directory.base(), flags, Mode::empty())
+            .map_err(io::Error::from)
+            .and_then(|base| remove_tree(base.as_fd(), DATA))
+            .map_err(fail(directory.data()))?;
         for path in [directory.log(), directory.lock()] {
             match std::fs::remove_file(&path) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(fail(path)(error)),
@@ -236,68 +239,6 @@ impl LastOut {
         drop(lock);
         removed
     }
-}
-
-/// Removes a directory and what is in it, without following a link and without entering anything that is mounted
-/// there: were a piece of the machine's own tree still mounted beneath, this stops with an error and does not empty it.
-pub fn remove_tree(path: &Path) -> io::Result<()> {
-    let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::RDONLY;
-    let directory = match rustix::fs::open(path, flags, Mode::empty()) {
-        Ok(directory) => directory,
-        Err(Errno::NOENT) => return Ok(()),
-        Err(error) => return Err(error.into()),
-    };
-    empty(directory)?;
-    Ok(rustix::fs::rmdir(path)?)
-}
-
-/// Depth first, by descriptors, with an explicit stack: guests choose how deep their trees are.
-fn empty(top: OwnedFd) -> io::Result<()> {
-    let mut stack = vec![(top, None::<std::ffi::CString>)];
-    while let Some((directory, _)) = stack.last() {
-        let below = empty_of_files(directory)?;
-        match below {
-            Some((child, name)) => {
-                if stack.len() >= DEPTH_MAX {
-                    return Err(Errno::NAMETOOLONG.into());
-                }
-                stack.push((child, Some(name)));
-            }
-            None => {
-                let (_, name) = stack.pop().expect("the loop has just looked at it");
-                if let (Some((parent, _)), Some(name)) = (stack.last(), name) {
-                    unlinkat(parent, &*name, AtFlags::REMOVEDIR)?;
-                }
-            }
-        }
-    }
-    Ok(())
-}
-
-/// Removes all that is not a directory; the first directory it meets is handed back, opened.
-fn empty_of_files(directory: &OwnedFd) -> io::Result<Option<(OwnedFd, std::ffi::CString)>> {
-    let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::RDONLY;
-    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_XDEV | ResolveFlags::NO_SYMLINKS;
-    // A descriptor of its own, so that reading always begins at the start.
-    let reading = openat2(directory.as_fd(), c".", flags, Mode::empty(), resolve)?;
-    for entry in Dir::new(reading)? {
-        let entry = entry?;
-        let name = entry.file_name();
-        if name == c"." || name == c".." {
-            continue;
-        }
-        if entry.file_type() != FileType::Directory {
-            match unlinkat(directory, name, AtFlags::empty()) {
-                Ok(()) => continue,
-                // Some file systems do not say what an entry is.
-                Err(Errno::ISDIR) => {}
-                Err(error) => return Err(error.into()),
-            }
-        }
-        let child = openat2(directory.as_fd(), name, flags, Mode::empty(), resolve)?;
-        return Ok(Some((child, name.to_owned())));
-    }
-    Ok(None)
 }
 
 /// Something with a private daemon's files went wrong.
@@ -375,19 +316,5 @@ mod tests {
         drop(held);
         let file = waiting.await.expect("no panic").expect("it is taken in the end");
         assert!(is_at(&file, &directory.lock()).expect("it can be looked at"));
-    }
-
-    #[test]
-    fn a_tree_is_removed_without_following_links() {
-        let home = tempfile::tempdir().expect("a temporary directory");
-        let (keep, tree) = (home.path().join("keep"), home.path().join("tree"));
-        std::fs::create_dir(&keep).expect("a directory");
-        std::fs::write(keep.join("file"), "x").expect("a file");
-        std::fs::create_dir_all(tree.join("a/b/c")).expect("directories");
-        std::fs::write(tree.join("a/b/file"), "x").expect("a file");
-        std::os::unix::fs::symlink(&keep, tree.join("a/link")).expect("a link");
-        remove_tree(&tree).expect("it can be removed");
-        assert!(!tree.exists() && keep.join("file").exists());
-        remove_tree(&tree).expect("asking twice is harmless");
     }
 }

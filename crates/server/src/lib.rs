@@ -11,6 +11,7 @@ pub mod data_dir;
 pub mod lease;
 pub mod listen;
 pub mod log;
+pub mod refusal;
 pub mod serve;
 
 pub mod app;
@@ -32,4 +33,5 @@ pub mod stream;
 pub use config::{Config, ConfigError, Layers, Machine, Settings};
 pub use data_dir::{DataDir, DataDirError, Listening};
 pub use lease::PrivateDir;
-pub use serve::{Daemon, Ended, ServeError, Start};
+pub use listen::Listener;
+pub use serve::{Daemon, Ended, ServeError, Start, choose_key};

@@ -7,6 +7,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use axum::Router;
@@ -23,6 +24,7 @@ use tokio_rustls::TlsAcceptor;
 
 use crate::app::Arrival;
 use crate::config::{Config, TlsFiles};
+use crate::refusal::Worded;
 
 /// From the first byte, or from the end of the request before, to the end of the headers.
 const HEADERS_TIME_MAX: Duration = Duration::from_secs(30);
@@ -148,7 +150,10 @@ impl Connection {
     ) {
         let router = self.router.layer(axum::Extension(Arrival { local, place: self.place.clone() }));
         let service = TowerToHyperService::new(router);
+        let begun = Arc::new(AtomicBool::new(false));
+        let stream = Worded::new(stream, Arc::clone(&begun));
         let service = hyper::service::service_fn(move |request: hyper::Request<Incoming>| {
+            begun.store(true, Ordering::Relaxed);
             hyper::service::Service::call(&service, request.map(axum::body::Body::new))
         });
         let connection = http1::Builder::new()
@@ -229,4 +234,92 @@ pub enum ListenError {
         /// Why.
         source: rustls::Error,
     },
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
+    use tokio::time::Instant;
+
+    use super::*;
+
+    /// A client on a connection, and the number of connections that may be open beside it.
+    fn connected() -> (DuplexStream, Arc<Semaphore>) {
+        let places = Arc::new(Semaphore::new(1));
+        let place = places.clone().try_acquire_owned().expect("there is one");
+        let (client, ours) = tokio::io::duplex(4096);
+        // For ever, so that it never finishes by itself.
+        let finish = Box::leak(Box::new(watch::Sender::new(false))).subscribe();
+        let router = Router::new().fallback(|| async { "here" });
+        let connection = Connection { router, finish, place: Place(Arc::new(place)) };
+        let local = SocketAddr::from(([127, 0, 0, 1], 1));
+        tokio::spawn(connection.serve(ours, local));
+        (client, places)
+    }
+
+    /// The answer to one request on a connection that stays.
+    async fn answer(client: &mut DuplexStream) -> String {
+        let mut answer = String::new();
+        while !answer.ends_with("here") {
+            let mut byte = [0];
+            client.read_exact(&mut byte).await.expect("it answers");
+            answer.push(byte[0].into());
+        }
+        answer
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_sends_headers_slowly_is_cut_off_however_busily() {
+        let (mut client, places) = connected();
+        let began = Instant::now();
+        client.write_all(b"GET / HTTP/1.1\r\n").await.expect("it listens");
+        // One more header each second would go on for ever.
+        while client.write_all(b"x: y\r\n").await.is_ok() {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            assert!(began.elapsed() < HEADERS_TIME_MAX * 2, "it is still listened to");
+        }
+        assert!(began.elapsed() >= HEADERS_TIME_MAX);
+        // And its place is free again.
+        drop(places.acquire().await.expect("nobody closes it"));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_says_nothing_is_cut_off_also_after_a_request() {
+        for requests in [0, 2] {
+            let (mut client, places) = connected();
+            for _ in 0..requests {
+                client.write_all(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n").await.expect("it listens");
+                assert!(answer(&mut client).await.starts_with("HTTP/1.1 200 "));
+                // Idle for a while, which is allowed.
+                tokio::time::sleep(HEADERS_TIME_MAX / 2).await;
+            }
+            let began = Instant::now();
+            assert_eq!(client.read(&mut [0]).await.expect("it is closed in order"), 0);
+            assert!(began.elapsed() <= HEADERS_TIME_MAX);
+            drop(places.acquire().await.expect("nobody closes it"));
+        }
+    }
+
+    #[tokio::test]
+    async fn more_headers_than_anyone_needs_are_refused_with_words() {
+        let (mut client, _places) = connected();
+        let many: String = (0..=HEADERS_MAX).map(|n| format!("x-{n}: y\r\n")).collect();
+        client.write_all(format!("GET / HTTP/1.1\r\n{many}\r\n").as_bytes()).await.expect("it listens");
+        let mut answer = String::new();
+        client.read_to_string(&mut answer).await.expect("it answers and closes");
+        assert!(answer.starts_with("HTTP/1.1 431 ") && answer.contains("headers_too_large"), "{answer}");
+    }
+
+    #[tokio::test]
+    async fn a_client_that_reads_nothing_is_given_up_by_the_kernel() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let (client, accepted) =
+            tokio::join!(TcpStream::connect(listener.local_addr().expect("it has one")), listener.accept());
+        let ours = accepted.expect("it comes").0;
+        assert!(prepare(&ours).is_some());
+        let milliseconds = rustix::net::sockopt::tcp_user_timeout(&ours).expect("it can be asked");
+        assert_eq!(u128::from(milliseconds), UNREAD_MAX.as_millis());
+        assert!(ours.nodelay().expect("it can be asked"));
+        drop(client);
+    }
 }

@@ -265,14 +265,14 @@ impl Own {
         // The name is in brackets and may hold anything; what follows is proc_pid_stat(5) from its third field on.
         let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
         let field = |number: usize| fields.get(number - 3)?.parse::<f64>().ok();
-        let (user, system, threads, began, pages) =
-            (field(14)?, field(15)?, field(20)?, field(22)?, field(24)?);
+        let (threads, began, pages) = (field(20)?, field(22)?, field(24)?);
+        let cpu = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
         let uptime = std::fs::read_to_string("/proc/uptime").ok()?;
         let uptime: f64 = uptime.split_whitespace().next()?.parse().ok()?;
         let now = SystemTime::now().duration_since(UNIX_EPOCH).ok()?.as_secs_f64();
         let limits = rustix::process::getrlimit(rustix::process::Resource::Nofile);
         Some(Self {
-            cpu_seconds: (user + system) / TICKS_PER_SECOND,
+            cpu_seconds: cpu.tv_sec as f64 + cpu.tv_nsec as f64 / 1e9,
             resident_bytes: pages as i64 * rustix::param::page_size() as i64,
             threads: threads as i64,
             open_fds: std::fs::read_dir("/proc/self/fd").ok()?.count() as i64,

@@ -1,7 +1,7 @@
 //! The daemon from its start to its end.
 //!
-//! Owns the order of both. At the start: the engine adopts what runs, the key is set, the socket is bound, and only then
-//! are local clients told where. At the end: no new connections, streams are closed, short requests finish, the
+//! Owns the order of both. At the start: what the operator said is checked and the socket is bound before anything is done; then
+//! the engine adopts what runs, the key is set, and only then are local clients told where. At the end: no new connections, streams are closed, short requests finish, the
 //! engine stops; sandboxes go on.
 
 use std::sync::Arc;
@@ -26,8 +26,10 @@ pub struct Start {
     pub data_dir: DataDir,
     /// How sandboxes are isolated.
     pub backend: Arc<dyn Backend>,
-    /// A key that the operator chose, in place of the one in the data directory.
-    pub api_key: Option<String>,
+    /// From [`choose_key`].
+    pub api_key: KeySecret,
+    /// Bound before the backend was started: an address that is taken is found out before anything is done to the machine.
+    pub listener: Listener,
     /// Whether the daemon lives only while a client holds a lease.
     pub private: Option<PrivateDir>,
 }
@@ -55,17 +57,16 @@ pub enum Ended {
 impl Daemon {
     /// Starts. When this returns, requests are accepted.
     pub async fn start(config: &Config, start: Start) -> Result<Self, ServeError> {
-        let Start { data_dir, backend, api_key, private } = start;
+        let Start { data_dir, backend, api_key, listener, private } = start;
         // First, so that a signal during a long start ends the daemon cleanly after it.
         let signals = Signals::new()?;
-        let listener = Listener::bind(config).await?;
         let engine_config = EngineConfig {
             data_dir: data_dir.path().into(),
             capacity: config.capacity,
             output_kept_max: config.output_kept_max,
         };
         let engine = Engine::start(engine_config, backend).await.map_err(ServeError::Engine)?;
-        set_key(&engine, &data_dir, api_key).await?;
+        set_key(&engine, &data_dir, &api_key).await?;
         let app = App::new(engine, config);
         let listening = Listening { url: listener.local_url(), pid: std::process::id() };
         data_dir.write_listening(&listening)?;
@@ -116,19 +117,21 @@ impl Daemon {
     }
 }
 
-/// The operator's key, or the one that is kept, or a new one. Kept before it is set, so that a crash in between
-/// leaves no key that nobody knows.
-async fn set_key(engine: &Engine, data_dir: &DataDir, chosen: Option<String>) -> Result<(), ServeError> {
-    let kept = data_dir.read_key()?;
-    let secret = match (chosen, &kept) {
-        (Some(chosen), _) => KeySecret::parse(&chosen).map_err(ServeError::ChosenKey)?,
-        (None, Some(kept)) => KeySecret::parse(kept).map_err(ServeError::KeptKey)?,
-        (None, None) => KeySecret::random(),
-    };
-    if kept.as_deref() != Some(secret.reveal()) {
+/// The operator's key, or the one that is kept, or a new one. One that cannot be used ends the start before anything was done.
+pub fn choose_key(data_dir: &DataDir, chosen: Option<&str>) -> Result<KeySecret, ServeError> {
+    match (chosen, data_dir.read_key()?) {
+        (Some(chosen), _) => KeySecret::parse(chosen).map_err(ServeError::ChosenKey),
+        (None, Some(kept)) => KeySecret::parse(&kept).map_err(ServeError::KeptKey),
+        (None, None) => Ok(KeySecret::random()),
+    }
+}
+
+/// Kept before it is set, so that a crash in between leaves no key that nobody knows.
+async fn set_key(engine: &Engine, data_dir: &DataDir, secret: &KeySecret) -> Result<(), ServeError> {
+    if data_dir.read_key()?.as_deref() != Some(secret.reveal()) {
         data_dir.write_key(secret.reveal())?;
     }
-    engine.set_bootstrap_key(&secret).await.map_err(ServeError::Key)?;
+    engine.set_bootstrap_key(secret).await.map_err(ServeError::Key)?;
     Ok(())
 }
 

@@ -12,7 +12,7 @@
 //! | close code | meaning |
 //! | --- | --- |
 //! | 1000 | the command is over, `ended` was sent before |
-//! | 1008 | the first message was refused; a `refused` event was sent before |
+//! | 1008 | the first message was refused, and a `refused` event was sent before; or the api key was deleted |
 //! | 1012 | the daemon stops, or the client was too slow: connect again with the offsets reached |
 //!
 //! A message that is too long ends the connection without a close.
@@ -38,7 +38,7 @@ use utoipa::IntoParams;
 use wire::SandboxId;
 use wire::api::{CommandEvent, CommandWish};
 
-use crate::app::{App, Arrival, Caller, Stopping};
+use crate::app::{App, Arrival, Caller, Halt, Stopping};
 use crate::body::{COMMAND_BODY_MAX, CommandPath, Query, SandboxPath, parse_json};
 use crate::convert;
 use crate::error::ApiError;
@@ -86,7 +86,7 @@ pub struct StreamParams {
 
 /// Starts a command and streams it. The first message is a `CommandWish` of type `start`.
 ///
-/// Close codes: 1000 the command is over; 1008 the first message was refused; 1012 the daemon stops
+/// Close codes: 1000 the command is over; 1008 the first message was refused, or the api key was deleted; 1012 the daemon stops
 /// or the client was too slow, connect again at the command's own stream with the offsets reached.
 #[utoipa::path(get, path = "/v1/sandboxes/{sandbox}/commands/stream", tag = "commands", params(
     ("sandbox" = String, Path, description = "The sandbox's id."), StreamParams), responses(
@@ -109,10 +109,10 @@ pub async fn start(
     let span = tracing::Span::current();
     let session = move |mut socket: WebSocket| async move {
         let _place = arrival;
-        let mut stopping = app.stopping();
+        let mut stopping = app.stopping(&key);
         let first = tokio::select! {
             first = read_start(&app, &key, sandbox, &mut socket) => first,
-            () = stopping.wait() => Err(Opening::Closed(Some(Close::Restart))),
+            halt = stopping.wait() => Err(Opening::Closed(Some(halt.into()))),
         };
         match first {
             Ok(command) => Session { command, params, stopping }.serve(socket).await,
@@ -148,7 +148,7 @@ pub async fn attach(
 ) -> Result<Response, ApiError> {
     let upgrade = upgrade.map_err(needs_upgrade)?;
     let command = app.engine.command(&key.owner, sandbox, &command).await?;
-    let session = Session { command, params, stopping: app.stopping() };
+    let session = Session { command, params, stopping: app.stopping(&key) };
     let session = move |socket: WebSocket| async move {
         let _place = arrival;
         session.serve(socket).await;
@@ -226,6 +226,17 @@ enum Close {
     Refused,
     /// Come again.
     Restart,
+    /// The key was deleted.
+    NoKey,
+}
+
+impl From<Halt> for Close {
+    fn from(halt: Halt) -> Self {
+        match halt {
+            Halt::Daemon => Self::Restart,
+            Halt::Key => Self::NoKey,
+        }
+    }
 }
 
 impl Session {
@@ -237,6 +248,8 @@ impl Session {
         let (stdin, queued) = stdin_queue();
         let mut heard = Instant::now();
         let (heard_sender, heard_receiver) = tokio::sync::watch::channel(heard);
+
+        let mut key = stopping.key();
 
         let pump = pump_stdin(command.clone(), params.stdin_offset, queued, answers.clone());
         tokio::pin!(pump);
@@ -252,6 +265,8 @@ impl Session {
             tokio::pin!(write, read);
             loop {
                 tokio::select! {
+                    // Here too, and not only where output is written: whoever reads nothing could go on to act for a while.
+                    () = key.wait() => break Some(Close::NoKey),
                     close = &mut write => break close,
                     () = &mut read => break None,
                     () = &mut pump, if pumping => pumping = false,
@@ -260,7 +275,7 @@ impl Session {
         };
         // Reading is over, and with it the queue of stdin has got its last entry: what the client sent before it
         // closed still goes to the command.
-        if pumping && timeout(STDIN_DRAIN_MAX, pump).await.is_err() {
+        if close != Some(Close::NoKey) && pumping && timeout(STDIN_DRAIN_MAX, pump).await.is_err() {
             tracing::debug!("stdin of a client that has gone was not read in time");
         }
         if let Some(close) = close
@@ -277,6 +292,7 @@ async fn close_socket(mut socket: WebSocket, close: Close) {
         Close::Ended => (close_code::NORMAL, "the command is over"),
         Close::Refused => (close_code::POLICY, "the first message was refused"),
         Close::Restart => (close_code::RESTART, "connect again with the offsets reached"),
+        Close::NoKey => (close_code::POLICY, "the api key was deleted"),
     };
     let farewell = async {
         let frame = CloseFrame { code, reason: reason.into() };
@@ -320,7 +336,7 @@ impl Writer<'_> {
         loop {
             tokio::select! {
                 biased;
-                () = stopping.wait() => return Ok(Close::Restart),
+                halt = stopping.wait() => return Ok(halt.into()),
                 Some(answer) = answered.recv() => self.send(answer).await?,
                 _ = pings.tick() => {
                     if self.heard.borrow().elapsed() > SILENCE_MAX {

@@ -4,7 +4,7 @@
 //! daemon                                  init
 //!   Hello{versions} ─────────────────────▶
 //!   ◀───────────── Hello{version}, Known{...} for each command, KnownEnd
-//!   Resume{lengths} for each known command, AckResult for those that are over, Start for those unknown
+//!   Resume{lengths} for each known command, Start for those unknown
 //!   ...
 //!   Start ───────────────────────────────▶
 //!   ◀──────────────────────────── Started{pid}, or StartFailed
@@ -42,6 +42,14 @@ pub const COMMANDS_MAX: usize = 2048;
 /// A command in the talk between daemon and init: a number that the daemon chose, never used twice in a sandbox.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Handle(pub u32);
+
+impl Handle {
+    /// The name of the group that a command's processes are in, below the sandbox's own. Init makes it; the host knows it, so
+    /// that it can end a command without init.
+    pub fn group_name(self) -> String {
+        format!("c{}", self.0)
+    }
+}
 
 /// A stream of a command. With a terminal, all output is on `Stdout`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]

@@ -7,6 +7,7 @@
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use crate::guest::Handle;
 use crate::{InstallationId, SandboxId};
 
 /// The version of these types. Daemon and launcher are one binary, so there is no range: they agree or they part.
@@ -57,6 +58,13 @@ pub enum Ask {
         /// Only those after this one.
         after: Option<SandboxId>,
     },
+    /// End processes of a sandbox and keep its files. Harmless when there are none.
+    EndProcesses {
+        /// Of which one.
+        sandbox: SandboxId,
+        /// Which of them.
+        which: Processes,
+    },
     /// Make every process of a sandbox stand still, or go on.
     Freeze {
         /// Which one.
@@ -69,6 +77,15 @@ pub enum Ask {
         /// Which one.
         sandbox: SandboxId,
     },
+}
+
+/// Some of a sandbox's processes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Processes {
+    /// All of them, its init included.
+    All,
+    /// Those of one command.
+    OfCommand(Handle),
 }
 
 /// Whether processes run.

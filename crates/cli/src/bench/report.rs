@@ -113,7 +113,7 @@ const PAGE_HEAD: &str = "\
 Written by `shoal bench --write docs`, from one run: every comparator was measured beside it, on the same machine, in the same minutes.
 Look at the ratios; the times are this machine's.
 *Floor* is the same kernel work with nothing around it: the same namespaces, overlays and pivot, then `/bin/true`; or, for commands, a plain fork, exec and wait.
-The sandboxes of the first row are [spares](../ARCHITECTURE.md#the-life-of-a-sandbox), which the daemon makes ahead; those of the row with 100 at once are made when they are asked for, all but four.
+The sandboxes of the first row are [spares](../ARCHITECTURE.md#the-life-of-a-sandbox), which the daemon makes ahead; those of the row with 100 at once are made when they are asked for, all but eight.
 
 ";
 

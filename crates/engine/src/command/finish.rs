@@ -33,6 +33,8 @@ pub(super) enum EndingKind {
     Guest(End),
     FailedToStart(StartError),
     SandboxGone,
+    /// The host ended it at its timeout, and init did not say how it ended.
+    Unheard,
 }
 
 impl Hub {
@@ -52,6 +54,13 @@ impl Hub {
         ends: Option<[u64; 2]>,
     ) -> Result<(), Violation> {
         let mut state = self.lock();
+        let what = match what {
+            // The signal was the host's, and the reason the timeout; init knows of neither.
+            EndingKind::Guest(End { status, cause: EndCause::Itself }) if state.struck => {
+                EndingKind::Guest(End { status, cause: EndCause::Timeout })
+            }
+            what => what,
+        };
         if state.ending.is_some() {
             return Ok(()); // Said again on a new connection. The first word counts.
         }
@@ -96,6 +105,7 @@ impl Hub {
         };
         match what {
             EndingKind::SandboxGone => self.commit_result(result(Outcome::SandboxGone), None),
+            EndingKind::Unheard => self.commit_result(result(Outcome::TimedOutUnheard), None),
             EndingKind::FailedToStart(error) => {
                 self.commit_result(result(Outcome::FailedToStart(error)), None)
             }
@@ -139,13 +149,44 @@ impl Hub {
 
     pub(super) fn result_committed(self: &Arc<Self>, result: ResultRow) {
         let bytes = (result.stdout.end - result.stdout.start) + (result.stderr.end - result.stderr.start);
+        // Init may not be told that it can forget what it has not told; when it does, it hears so (`guest`).
+        let told = result.outcome != Outcome::TimedOutUnheard;
         let took = result.ended_at.duration_since(self.created_at).unwrap_or_default();
         self.home.shared.metrics.command_ended(&result.outcome, took);
         self.lock().phase = Phase::Ended(Box::new(result));
         self.home.command_ended(self, bytes);
-        self.home.outbox.acknowledge_result(self.handle);
+        if told {
+            self.home.outbox.acknowledge_result(self.handle);
+        }
         self.changed.notify_waiters();
         debug!(sandbox = %self.home.id, command = %self.id, "command ended");
+    }
+
+    /// The host is about to end it at its timeout. `false`: it has ended already.
+    pub fn strike(&self) -> bool {
+        let mut state = self.lock();
+        state.struck |= state.ending.is_none();
+        state.ending.is_none()
+    }
+
+    /// Waits for its end, whoever tells of it.
+    pub async fn over(&self) {
+        self.until(
+            |state| {
+                if state.ending.is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+            },
+        )
+        .await;
+    }
+
+    /// The host has ended it, and init does not say so. What has come of its output is what there is.
+    pub fn unheard(self: &Arc<Self>) {
+        let mut state = self.lock();
+        let ends = [state.logs[0].received(), state.logs[1].received()];
+        state.ending.get_or_insert(Ending { what: EndingKind::Unheard, ends });
+        drop(state);
+        self.finish_if_due();
+        self.changed.notify_waiters();
     }
 
     /// The sandbox ended under it. Its result is stored as such.

@@ -208,6 +208,7 @@ pub(super) fn outcome_words(outcome: &Outcome) -> OutcomeWords {
             let start_error = Some(json(error));
             return OutcomeWords { outcome: "failed_to_start", code: None, signal: None, start_error };
         }
+        Outcome::TimedOutUnheard => ("timed_out", None),
         Outcome::SandboxGone => ("sandbox_gone", None),
     };
     let (code, signal) = match status {
@@ -232,6 +233,7 @@ pub(super) fn outcome_from(row: &Row<'_>) -> rusqlite::Result<Outcome> {
         ("killed", Some(status)) => Outcome::Killed(status),
         ("out_of_memory", Some(status)) => Outcome::OutOfMemory(status),
         ("failed_to_start", None) => Outcome::FailedToStart(from_json(row, 11)?),
+        ("timed_out", None) => Outcome::TimedOutUnheard,
         ("sandbox_gone", None) => Outcome::SandboxGone,
         _ => return Err(unreadable(8, "outcome")),
     })

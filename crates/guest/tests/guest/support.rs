@@ -44,6 +44,38 @@ pub fn default_init() -> PathBuf {
     std::env::var_os("SHOAL_TEST_INIT").map_or_else(|| env!("CARGO_BIN_EXE_shoal-init").into(), PathBuf::from)
 }
 
+/// Builds init as it goes into sandboxes: static, for size. Cached beside the other builds of this workspace.
+pub fn static_init() -> PathBuf {
+    if let Some(init) = std::env::var_os("SHOAL_TEST_INIT") {
+        return init.into();
+    }
+    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).join("static-init");
+    let built = Command::new(env!("CARGO"))
+        .args([
+            "build",
+            "--quiet",
+            "--offline",
+            "--locked",
+            "--package",
+            "shoal-guest",
+            "--bin",
+            "shoal-init",
+        ])
+        .args(["--profile", "release", "--target", "x86_64-unknown-linux-gnu", "--target-dir"])
+        .arg(&target)
+        .env("CARGO_ENCODED_RUSTFLAGS", "-Ctarget-feature=+crt-static\x1f-Crelocation-model=static")
+        .env("CARGO_PROFILE_RELEASE_OPT_LEVEL", "s")
+        .env("CARGO_PROFILE_RELEASE_LTO", "fat")
+        .env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "1")
+        .env("CARGO_PROFILE_RELEASE_PANIC", "abort")
+        .env("CARGO_PROFILE_RELEASE_STRIP", "symbols")
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .status()
+        .expect("cargo runs this test");
+    assert!(built.success());
+    target.join("x86_64-unknown-linux-gnu/release/shoal-init")
+}
+
 pub fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }

@@ -35,7 +35,7 @@ pub async fn run(
     SandboxPath(id): SandboxPath,
     CommandJson(body): CommandJson<api::RunCommand>,
 ) -> Result<Response, ApiError> {
-    let mut stopping = app.stopping();
+    let mut stopping = app.stopping(&key);
     let wait = body.wait.unwrap_or(true);
     let spec = convert::command_spec(body)?;
     let command = carried_on(async move { app.engine.run(&key.owner, id, spec).await }).await?;
@@ -47,7 +47,7 @@ pub async fn run(
             let output = command.output(ANSWER_OUTPUT_MAX).await?;
             Ok(Json(convert::finished(ended, output)).into_response())
         }
-        () = stopping.wait() => Err(ApiError::stopping().detail("command_id", command.now().id.as_str())),
+        halt = stopping.wait() => Err(ApiError::from(halt).detail("command_id", command.now().id.as_str())),
     }
 }
 

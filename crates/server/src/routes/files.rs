@@ -17,7 +17,7 @@ use base64::Engine as _;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD;
 use bytes::Bytes;
 use engine::files::{MATCHES_MAX, Packing, Reading, Watching};
-use engine::{EngineError, Files};
+use engine::{EngineError, Files, Key};
 use futures_util::stream::{self, Stream};
 use http_body_util::BodyExt;
 use wire::api;
@@ -107,7 +107,7 @@ pub async fn read(
         return answer;
     }
     let status = if partial { StatusCode::PARTIAL_CONTENT } else { StatusCode::OK };
-    let mut answer = (status, body_of(Source::File(Box::new(reading)), &app)).into_response();
+    let mut answer = (status, body_of(Source::File(Box::new(reading)), &app, &caller.0)).into_response();
     describe(answer.headers_mut(), &opened.stat);
     if let Some(length) = opened.length {
         answer.headers_mut().insert(header::CONTENT_LENGTH, length.into());
@@ -196,7 +196,7 @@ pub async fn write(
     let condition = Conditions::read(&head.headers).for_write()?;
     let size = head.headers.get(header::CONTENT_LENGTH).and_then(|v| v.to_str().ok()?.parse().ok());
     let options = WriteOptions { path: path.clone(), mode, parents, size, condition };
-    let mut stopping = app.stopping();
+    let mut stopping = app.stopping(&caller.0);
     let written = pour(body, &mut stopping, async |mut incoming| {
         let mut writing = files.write(options).await?;
         while let Some(bytes) = incoming.next().await? {
@@ -487,7 +487,7 @@ pub async fn watch(
     let path = params.path("path")?;
     let recursive = params.flag("recursive", false)?;
     let watching = files(&app, &caller, id, params)?.watch(&path, recursive).await?;
-    let watcher = Watcher { watching: Some(watching), stopping: app.stopping(), greeted: false };
+    let watcher = Watcher { watching: Some(watching), stopping: app.stopping(&caller.0), greeted: false };
     let events = stream::unfold(watcher, async |mut watcher| {
         let event = watcher.next().await?;
         Some((Ok(to_event(&event)), watcher))
@@ -510,7 +510,7 @@ impl Watcher {
         loop {
             let next = tokio::select! {
                 next = self.watching.as_mut()?.next() => next,
-                () = self.stopping.wait() => return None,
+                _ = self.stopping.wait() => return None,
             };
             match next {
                 Ok(Some(event)) => {
@@ -564,7 +564,7 @@ pub async fn pack(
 ) -> Result<Response, ApiError> {
     let path = params.path("path")?;
     let packing = files(&app, &caller, id, params)?.pack(&path).await?;
-    let mut answer = body_of(Source::Archive(Box::new(packing)), &app).into_response();
+    let mut answer = body_of(Source::Archive(Box::new(packing)), &app, &caller.0).into_response();
     answer.headers_mut().insert(header::CONTENT_TYPE, value("application/x-tar"));
     inert(answer.headers_mut());
     Ok(answer)
@@ -597,7 +597,7 @@ pub async fn unpack(
     let files = files(&app, &caller, id, params)?;
     let (head, body) = request.into_parts();
     check_whole(&head.headers)?;
-    let mut stopping = app.stopping();
+    let mut stopping = app.stopping(&caller.0);
     let made = pour(body, &mut stopping, async |mut incoming| {
         let mut unpacking = files.unpack(&path).await?;
         while let Some(bytes) = incoming.next().await? {
@@ -676,8 +676,8 @@ enum Source {
 }
 
 /// Streams it. An error in the middle cuts the connection, since the status has been sent.
-fn body_of(source: Source, app: &App) -> Body {
-    let stopping = app.stopping();
+fn body_of(source: Source, app: &App, key: &Key) -> Body {
+    let stopping = app.stopping(key);
     let bytes = stream::unfold(Some((source, stopping)), async |state| {
         let (mut source, mut stopping) = state?;
         let next = async {
@@ -688,7 +688,8 @@ fn body_of(source: Source, app: &App) -> Body {
         };
         let next = tokio::select! {
             next = next => next,
-            () = stopping.wait() => Err(EngineError::Stopping),
+            // To the client both are a connection that was cut.
+            _ = stopping.wait() => Err(EngineError::Stopping),
         };
         match next {
             Ok(Some(bytes)) => Some((Ok(bytes), Some((source, stopping)))),
@@ -713,7 +714,7 @@ impl Incoming<'_> {
         loop {
             let frame = tokio::select! {
                 frame = tokio::time::timeout(BODY_IDLE_MAX, self.body.frame()) => frame,
-                () = self.stopping.wait() => return Err(ApiError::stopping()),
+                halt = self.stopping.wait() => return Err(halt.into()),
             };
             match frame {
                 Ok(None) => return Ok(None),
