@@ -534,6 +534,8 @@ impl Driver {
         self.keeper.touched(now);
         self.keeper.stored();
         self.judge().await;
+        // A touch does not renew the clock of creation, which may have struck in this moment.
+        self.check_lives()?;
         Ok(self.explain())
     }
 
