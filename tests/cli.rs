@@ -19,7 +19,7 @@ fn on(daemon: &Daemon, arguments: &[&str]) -> Command {
 /// The command line without a daemon.
 fn alone(arguments: &[&str]) -> Command {
     let mut command = Command::new(binary());
-    command.args(arguments).env("SHOAL_DATA_DIR", "/nonexistent/shoal");
+    command.args(arguments).env("SHOAL_DATA_DIR", "/nonexistent/shoal").env("SHOAL_CONFIG", "");
     for name in ["SHOAL_URL", "SHOAL_API_KEY", "SHOAL_PRIVATE_DIR", "NO_COLOR", "CLICOLOR", "CLICOLOR_FORCE"]
     {
         command.env_remove(name);
@@ -196,4 +196,80 @@ fn logs_follow_through_a_restart_of_the_daemon() {
     let mut errors = String::new();
     child.stderr.take().expect("a pipe").read_to_string(&mut errors).expect("text");
     assert_eq!(errors, "");
+}
+
+#[test]
+fn config_show_says_what_is_in_force_and_who_said_so() {
+    let home = Home::new();
+    let file = home.join("shoal.toml");
+    std::fs::write(&file, "# ours\nspares = 2\noutput_kept = \"1Mi\"\nlisten = \"127.0.0.1:1\"\n")
+        .expect("a file");
+    let file = file.display().to_string();
+    let mut command = alone(&["config", "show", "--json", "--config", &file, "--listen", "127.0.0.1:3"]);
+    command.env_remove("SHOAL_DATA_DIR").env("SHOAL_SPARES", "3").env("SHOAL_LISTEN", "127.0.0.1:2");
+    let shown: Value = serde_json::from_str(&stdout(command)).expect("JSON");
+    let of = |key: &str| {
+        let all = shown.as_array().expect("an array");
+        all.iter().find(|one| one["key"] == key).unwrap_or_else(|| panic!("no {key}: {shown:#}")).clone()
+    };
+    let flag = json!({"key": "listen", "value": "127.0.0.1:3", "source": "flag", "place": "--listen"});
+    assert_eq!(of("listen"), flag);
+    let variable = json!({"key": "spares", "value": 3, "source": "environment", "place": "SHOAL_SPARES"});
+    assert_eq!(of("spares"), variable);
+    let place = format!("{file}, line 3");
+    assert_eq!(
+        of("output_kept"),
+        json!({"key": "output_kept", "value": "1Mi", "source": "file", "place": place})
+    );
+    assert_eq!(of("data_dir"), json!({"key": "data_dir", "value": "/var/lib/shoal", "source": "default"}));
+    let mut command = alone(&["config", "show"]);
+    command.env("SHOAL_CONFIG", &file);
+    let said = stdout(command);
+    assert!(said.contains(&format!("file: {file}")) && said.contains("/nonexistent/shoal"), "{said}");
+}
+
+#[test]
+fn a_wrong_configuration_is_refused_with_its_place() {
+    let home = Home::new();
+    let file = home.join("shoal.toml");
+    let place = file.display().to_string();
+    for (text, words) in [
+        ("\nlistn = \"127.0.0.1:1\"\n", &["`listn` in line 2", "did you mean `listen`?"][..]),
+        ("spares = 1\nlisten = \"here\"\n", &["`listen`", "line 2", "not `here`"]),
+        ("listen = [1]\n", &["line 1", "expected a string"]),
+        ("listen = \n", &["line 1"]),
+    ] {
+        std::fs::write(&file, text).expect("a file");
+        // Both look at it in the same way.
+        for arguments in [&["config", "show", "--config", &place][..], &["serve", "--config", &place]] {
+            let mut command = alone(arguments);
+            command.env("SHOAL_DATA_DIR", home.join("data"));
+            let output = run(command);
+            let said = String::from_utf8_lossy(&output.stderr);
+            assert_eq!(output.status.code(), Some(1), "{arguments:?}: {said}");
+            assert!(said.contains(&place), "{said}");
+            assert!(words.iter().all(|word| said.contains(word)), "{said}");
+        }
+    }
+    assert!(!home.join("data").exists(), "nothing was begun");
+    let mut command = alone(&["config", "show"]);
+    command.env("SHOAL_INSECURE_HTTP", "perhaps");
+    let said = String::from_utf8_lossy(&run(command).stderr).into_owned();
+    assert!(said.contains("SHOAL_INSECURE_HTTP") && said.contains("true or false"), "{said}");
+    let mut command = alone(&["config", "show"]);
+    command.env("SHOAL_LISTN", "127.0.0.1:1");
+    let output = run(command);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && said.contains("did you mean SHOAL_LISTEN?"), "{said}");
+}
+
+#[test]
+fn the_command_line_finds_a_daemon_where_the_file_says() {
+    let daemon = Daemon::start();
+    daemon.sandbox_with(json!({"name": "work"}));
+    let file = daemon.home.join("machine.toml");
+    std::fs::write(&file, format!("data_dir = \"{}\"\n", daemon.data_dir.display())).expect("a file");
+    let mut command = alone(&["ls"]);
+    command.env_remove("SHOAL_DATA_DIR").env("SHOAL_CONFIG", &file);
+    assert!(stdout(command).contains("work"));
 }

@@ -294,7 +294,8 @@ while True:
     sandbox.wrote(&swapper, 3);
     for round in 0..60 {
         let answer = file(&sandbox, "PUT", "/workspace/d/f").body(format!("{round}")).send(sandbox.address);
-        assert!(matches!(answer.status, 200 | 201 | 404 | 409), "{}", answer.describe());
+        // Done or refused, whatever the kernel saw at that instant; never a failure of ours.
+        assert!(matches!(answer.status, 200 | 201 | 400..=499), "{}", answer.describe());
     }
     sandbox.kill(&swapper).expect(204);
     assert!(std::fs::metadata("/tmp/other/f").is_err(), "the host has nothing of it");

@@ -145,7 +145,7 @@ fn a_renewal_that_was_answered_never_loses_to_the_end() {
             move || {
                 let (mut won, mut lost) = (0, 0);
                 for round in 0..6 {
-                    let since = ["start", "last_use"][((number + round) % 2) as usize];
+                    let since = if (number + round).is_multiple_of(2) { "start" } else { "last_use" };
                     let sandbox =
                         daemon.sandbox_with(json!({"lifetime": delete_after(since, LENGTH.as_secs_f64())}));
                     // Ever closer to the end, from one to the next renewal.

@@ -1,11 +1,15 @@
 //! What operators see: what sandboxes use, metrics, traces, warnings.
 
 use std::io::Write;
+use std::net::{SocketAddr, TcpListener};
 use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
+use rustix::process::Signal;
 use serde_json::{Value, json};
-use shoal_tests::daemon::binary;
-use shoal_tests::{Daemon, until};
+use shoal_tests::collector::{Collector, TraceSpan};
+use shoal_tests::daemon::{binary, send_signal};
+use shoal_tests::{Daemon, Spawn, until};
 
 /// What `shoal stats` and others print, for the daemon's own data directory.
 #[track_caller]
@@ -162,4 +166,102 @@ fn metrics_are_what_prometheus_reads() {
     }
     let after = series(&String::from_utf8(scrape().body).expect("it is text"));
     assert_eq!(known, after, "{before} before");
+}
+
+/// A daemon that sends its traces to a collector.
+fn traced(collector: SocketAddr) -> Daemon {
+    let arguments = vec!["--otlp-endpoint".into(), format!("http://{collector}")];
+    Spawn { arguments, ..Spawn::default() }.start()
+}
+
+#[test]
+fn a_trace_goes_on_from_the_callers_own_down_to_the_steps() {
+    const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
+    const CALLER: &str = "00f067aa0ba902b7";
+    let collector = Collector::new();
+    let mut daemon = traced(collector.address);
+    let parent = format!("00-{TRACE}-{CALLER}-01");
+    let made = daemon.request("POST", "/v1/sandboxes").json(&json!({})).header("traceparent", &parent);
+    let made = made.send(daemon.address).expect(201);
+    let sandbox = daemon.sandbox_of(made["id"].as_str().expect("a sandbox has an id"));
+    let run = sandbox.request("POST", "/commands").json(&json!({"argv": ["true"]}));
+    run.header("traceparent", &parent).send(daemon.address).expect(200);
+    let refused = sandbox.request("GET", "/files?path=/no/such").header("traceparent", "00-rubbish-01");
+    refused.send(daemon.address).expect_refusal(404, "file_not_found");
+    sandbox.delete();
+    assert!(daemon.stop(), "what is left is delivered at the end");
+
+    let spans = collector.spans();
+    let find = |name: &str, within: &dyn Fn(&TraceSpan) -> bool| -> TraceSpan {
+        let found = spans.iter().find(|span| span.name == name && within(span));
+        found.unwrap_or_else(|| panic!("no `{name}` in {spans:#?}")).clone()
+    };
+    let ours = |span: &TraceSpan| span.trace == TRACE;
+    let below = |parent: &TraceSpan| {
+        let (trace, id) = (parent.trace.clone(), parent.id.clone());
+        move |span: &TraceSpan| span.trace == trace && span.parent == id
+    };
+    let request = find("POST /v1/sandboxes", &ours);
+    assert_eq!(request.parent, CALLER, "the caller's span is above it");
+    assert!(request.attributes.contains(&("http.response.status_code".into(), "201".into())), "{request:?}");
+    let create = find("create", &below(&request));
+    assert!(create.attributes.contains(&("shoal.sandbox".into(), sandbox.id.clone())), "{create:?}");
+    for step in ["row", "launch", "greet"] {
+        find(step, &below(&create));
+    }
+    let run = find("POST /v1/sandboxes/{sandbox}/commands", &ours);
+    for step in ["row", "start"] {
+        find(step, &below(&run));
+    }
+    let read = find("GET /v1/sandboxes/{sandbox}/files", &|_| true);
+    assert!(read.parent.is_empty() && read.trace != TRACE, "rubbish begins a trace of its own: {read:?}");
+    let delete = find("DELETE /v1/sandboxes/{sandbox}", &|_| true);
+    let delete = find("delete", &below(&delete));
+    find("teardown", &below(&delete));
+    assert!(spans.iter().all(|span| !span.name.contains(&sandbox.id)), "names are templates");
+}
+
+#[test]
+fn a_collector_that_is_not_there_harms_nobody_and_is_said_once() {
+    let gone = TcpListener::bind("127.0.0.1:0").and_then(|it| it.local_addr()).expect("a port that was free");
+    let mut daemon = traced(gone);
+    let sandbox = daemon.sandbox();
+    sandbox.sh("echo hello").ok();
+    until("it is said that traces are not delivered", || {
+        sandbox.sh("true").ok();
+        daemon.logs().contains("traces cannot be delivered").then_some(())
+    });
+    assert!(daemon.stop());
+    assert_eq!(daemon.logs().matches("traces cannot be delivered").count(), 1, "{}", daemon.logs());
+}
+
+#[test]
+fn what_is_slow_is_in_the_log_with_its_step_and_its_sandbox() {
+    let daemon = Daemon::start();
+    let sandbox = daemon.sandbox();
+    sandbox.sh("true").ok();
+    let quick = format!("sandbox={}", sandbox.id);
+    let slow = |daemon: &Daemon| -> Option<String> {
+        let logs = daemon.logs();
+        let mut lines = logs.lines().filter(|line| line.contains(" slow ") && line.contains(&quick));
+        lines.find(|line| line.contains("step=\"start\"")).map(str::to_owned)
+    };
+    assert_eq!(slow(&daemon), None, "what is quick is not mentioned");
+    let init = sandbox.init();
+    send_signal(init, Signal::STOP);
+    std::thread::scope(|scope| {
+        let run = scope.spawn(|| sandbox.run(json!({"argv": ["true"], "id": "late"})).ok());
+        until("the command is asked for", || {
+            let asked = sandbox.request("GET", "/commands/late").send(daemon.address);
+            (asked.status == 200).then_some(())
+        });
+        let asked = Instant::now();
+        until("that was a while ago", || (asked.elapsed() > Duration::from_millis(700)).then_some(()));
+        send_signal(init, Signal::CONT);
+        run.join().expect("it runs all the same");
+    });
+    let line = until("the log has it", || slow(&daemon));
+    assert!(line.contains("WARN") && line.contains("threshold=500"), "{line}");
+    let metrics = String::from_utf8(daemon.get("/metrics").body).expect("it is text");
+    assert!(metrics.contains("shoal_slow_steps_total{step=\"start\"} 1"), "{metrics}");
 }

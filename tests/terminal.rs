@@ -127,7 +127,7 @@ fn a_shell_has_a_prompt_a_size_signals_and_an_exit_code() {
     let desk = Desk::at(&daemon);
     desk.type_line("shoal shell work");
     desk.sees("leaves the shell running");
-    desk.sees("@work:/workspace#");
+    desk.sees(":/workspace#");
     desk.type_line("tty -s && echo size $(stty size) term $TERM login $(shopt login_shell | cut -f2)");
     desk.sees("\nsize 33 101 term tmux-256color login on");
 
@@ -162,7 +162,7 @@ fn a_terminal_that_was_left_goes_on_and_can_be_come_back_to() {
     let sandbox = work(&daemon);
     let desk = Desk::at(&daemon);
     desk.type_line("shoal shell work");
-    desk.sees("@work:/workspace#");
+    desk.sees(":/workspace#");
     desk.type_line("mark=kept; echo earl''ier");
     desk.sees("\nearlier");
     // Alone, the first key is the shell's: here the line before.
@@ -200,7 +200,7 @@ fn a_terminal_outlives_its_daemon() {
     work(&daemon);
     let desk = Desk::at(&daemon);
     desk.type_line("shoal shell work");
-    desk.sees("@work:/workspace#");
+    desk.sees(":/workspace#");
     desk.type_line("shown() { echo shown $1; }; shown before");
     desk.sees("\nshown before");
     daemon.kill();
@@ -245,7 +245,7 @@ fn a_terminal_whose_sandbox_is_deleted_is_restored() {
     let sandbox = work(&daemon);
     let desk = Desk::at(&daemon);
     desk.type_line("shoal shell work");
-    desk.sees("@work:/workspace#");
+    desk.sees(":/workspace#");
     sandbox.delete();
     desk.sees("\nerror: ");
     desk.is_back_with(125, "seven");
@@ -283,7 +283,7 @@ fn two_people_at_one_terminal_both_type() {
     work(&daemon);
     let (first, second) = (Desk::at(&daemon), Desk::at(&daemon));
     first.type_line("shoal shell work");
-    first.sees("@work:/workspace#");
+    first.sees(":/workspace#");
     first.type_line("echo fir''st");
     first.sees("\nfirst");
     second.type_line("shoal attach work");

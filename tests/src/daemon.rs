@@ -119,6 +119,8 @@ impl Daemon {
         for name in ["SHOAL_URL", "SHOAL_DATA_DIR", "SHOAL_PRIVATE_DIR"] {
             command.env_remove(name);
         }
+        // And neither does the configuration file of the machine.
+        command.env("SHOAL_CONFIG", "");
         command.env("SHOAL_API_KEY", &self.key).envs(self.spawn.environment.iter().cloned());
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(stderr);
         command

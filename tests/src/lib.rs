@@ -10,6 +10,7 @@
 #![forbid(unsafe_code)]
 
 pub mod audit;
+pub mod collector;
 pub mod daemon;
 pub mod fuzzed;
 pub mod http;

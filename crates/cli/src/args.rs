@@ -25,7 +25,8 @@ Examples:
 Environment:
   SHOAL_URL        the daemon to talk to, with
   SHOAL_API_KEY    its key; without both, the daemon of
-  SHOAL_DATA_DIR   this data directory (/var/lib/shoal) is used, if one runs there
+  SHOAL_DATA_DIR   this data directory is used, if one runs there; without it, that of the configuration
+                   file (/etc/shoal/config.toml), or /var/lib/shoal
   NO_COLOR         no colours; CLICOLOR=0 and CLICOLOR_FORCE=1 are known too
 
 Exit codes:
@@ -58,8 +59,10 @@ pub enum Subcommand {
     Rm(Remove),
     Cp(Copy),
     Logs(Logs),
+    Watch(Watch),
     Stats(Stats),
     Key(Key),
+    Config(Config),
     Doctor(Doctor),
     Bench(Bench),
     Completions(Completions),
@@ -78,9 +81,19 @@ Examples:
   shoal serve --listen 0.0.0.0:7878 --tls-cert cert.pem --tls-key key.pem --public-url https://shoal.example.com
 
 The key is made at the first start and kept in `api.key` in the data directory; SHOAL_API_KEY sets another.
-A flag goes before an environment variable (SHOAL_LISTEN, SHOAL_DATA_DIR, SHOAL_PUBLIC_URL), that before the
-configuration file. SHOAL_LOG says what is logged, as `info,shoal_engine=debug`.")]
+A flag goes before an environment variable (SHOAL_LISTEN and so on), that before the configuration file;
+`shoal config show` prints what is in force. SHOAL_LOG says what is logged, as `info,shoal_engine=debug`.")]
 pub struct Serve {
+    #[command(flatten)]
+    pub flags: DaemonFlags,
+    /// The daemon of `shoal run`: lives in this directory while a client holds a lease, and removes it at its end
+    #[arg(long, value_name = "DIR", hide = true, conflicts_with_all = ["data_dir", "listen", "config", "public_url"])]
+    pub private: Option<PathBuf>,
+}
+
+/// What a daemon can be told on the command line.
+#[derive(Debug, Args)]
+pub struct DaemonFlags {
     /// Address and port [default: 127.0.0.1:7878]
     #[arg(long, value_name = "ADDRESS")]
     pub listen: Option<String>,
@@ -90,7 +103,7 @@ pub struct Serve {
     /// How clients reach the daemon, if not at the address it listens on
     #[arg(long, value_name = "URL")]
     pub public_url: Option<String>,
-    /// A TOML file with settings named as these flags, with underscores
+    /// A TOML file with settings [default: /etc/shoal/config.toml, if it exists]
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
     /// Certificate chain in PEM
@@ -108,9 +121,9 @@ pub struct Serve {
     /// Sandboxes to keep ready before anybody asks, so that creating one takes a claim; 0 for none [default: 8]
     #[arg(long, value_name = "NUMBER")]
     pub spares: Option<u32>,
-    /// The daemon of `shoal run`: lives in this directory while a client holds a lease, and removes it at its end
-    #[arg(long, value_name = "DIR", hide = true, conflicts_with_all = ["data_dir", "listen", "config", "public_url"])]
-    pub private: Option<PathBuf>,
+    /// Send traces to this OpenTelemetry collector, by OTLP over HTTP, as http://127.0.0.1:4318
+    #[arg(long, value_name = "URL")]
+    pub otlp_endpoint: Option<String>,
 }
 
 /// Run a command, in a new sandbox that is deleted afterwards, or in one that exists.
@@ -332,6 +345,23 @@ pub struct Copy {
     pub json: bool,
 }
 
+/// Watch what happens to sandboxes and their commands, as it happens.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  shoal watch                      all sandboxes, until Ctrl-C
+  shoal watch work                 one, until it is deleted
+  shoal watch --json | jq -r 'select(.type == \"command_ended\") | .result.exit_code'
+
+How things are comes first, then what changes. A restart of the daemon does not end it.")]
+pub struct Watch {
+    /// The id or name of the one sandbox to watch; all if left out
+    pub sandbox: Option<String>,
+    /// Print one JSON object per event
+    #[arg(long)]
+    pub json: bool,
+}
+
 /// Print what a command has written.
 #[derive(Debug, Args)]
 #[command(after_help = "\
@@ -435,6 +465,36 @@ pub struct RemoveKey {
     #[arg(required = true, value_name = "KEY")]
     pub keys: Vec<String>,
     /// Print what was deleted as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Look at what a daemon is told.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  shoal config show\n  shoal config show --config new.toml")]
+pub struct Config {
+    #[command(subcommand)]
+    pub action: ConfigAction,
+}
+
+#[derive(Debug, clap::Subcommand)]
+pub enum ConfigAction {
+    Show(Box<ShowConfig>),
+}
+
+/// Print every setting that `shoal serve` would have with the same flags, and where each value comes from.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  shoal config show
+  shoal config show --config new.toml       look before a restart whether a file is valid
+  shoal config show --json | jq '.[] | select(.source != \"default\")'
+
+It fails, and says why, where `shoal serve` would.")]
+pub struct ShowConfig {
+    #[command(flatten)]
+    pub flags: DaemonFlags,
+    /// Print an array of objects
     #[arg(long)]
     pub json: bool,
 }

@@ -1,5 +1,7 @@
 //! The environment variables that `shoal` knows, read once.
 
+use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::io::IsTerminal;
 use std::path::PathBuf;
 
@@ -15,10 +17,10 @@ pub struct Environment {
     pub api_key: Option<String>,
     /// `SHOAL_DATA_DIR`: the daemon of this data directory.
     pub data_dir: Option<PathBuf>,
-    /// `SHOAL_LISTEN`, for `serve`.
-    pub listen: Option<String>,
-    /// `SHOAL_PUBLIC_URL`, for `serve`.
-    pub public_url: Option<String>,
+    /// `SHOAL_CONFIG`: the configuration file. Empty: none.
+    pub config: Option<PathBuf>,
+    /// All that begin with `SHOAL_`; settings of a daemon are among them.
+    pub variables: BTreeMap<String, OsString>,
     /// `SHOAL_LOG`: what `serve` logs.
     pub log: Option<String>,
     /// `SHOAL_PRIVATE_DIR`: where `run` keeps its own daemon.
@@ -84,8 +86,11 @@ impl Environment {
             // An empty key is not the same as none: a daemon must not fall back to another key in silence.
             api_key: text("SHOAL_API_KEY"),
             data_dir: path("SHOAL_DATA_DIR"),
-            listen: given("SHOAL_LISTEN"),
-            public_url: given("SHOAL_PUBLIC_URL"),
+            config: std::env::var_os("SHOAL_CONFIG").map(PathBuf::from),
+            variables: std::env::vars_os()
+                .filter_map(|(name, value)| Some((name.into_string().ok()?, value)))
+                .filter(|(name, _)| name.starts_with("SHOAL_"))
+                .collect(),
             log: given("SHOAL_LOG"),
             private_dir: path("SHOAL_PRIVATE_DIR").unwrap_or_else(own_private),
             terminal: ["TERM", "COLORTERM"]

@@ -1,6 +1,7 @@
 //! Which daemon a command talks to.
 //!
-//! The one of `SHOAL_URL` and `SHOAL_API_KEY`; else the one that lives in `SHOAL_DATA_DIR` or `/var/lib/shoal`. That
+//! The one of `SHOAL_URL` and `SHOAL_API_KEY`; else the one that lives in `SHOAL_DATA_DIR`, in the directory that the
+//! machine's configuration file names, or in `/var/lib/shoal`. That
 //! it lives is told by its lock: the address in `daemon.json` of a daemon that was killed may be someone else's by now,
 //! and the key is not for them.
 
@@ -15,11 +16,9 @@ use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use serde::Deserialize;
 
+use crate::config;
 use crate::environment::Environment;
 use crate::report::hinted;
-
-/// Where a daemon of the whole machine keeps its things.
-const DATA_DIR_DEFAULT: &str = "/var/lib/shoal";
 
 /// Between two looks at where the daemon listens.
 const FOLLOW_STEP: Duration = Duration::from_millis(500);
@@ -29,7 +28,7 @@ pub fn daemon(environment: &Environment) -> anyhow::Result<Client> {
     if let Some(client) = named_or_living(environment)? {
         return Ok(client);
     }
-    let directory = data_dir(environment);
+    let directory = config::data_dir(environment);
     Err(hinted(
         format!("no daemon is running on `{}`", directory.display()),
         "start one with `shoal serve`, or set SHOAL_URL and SHOAL_API_KEY",
@@ -38,7 +37,7 @@ pub fn daemon(environment: &Environment) -> anyhow::Result<Client> {
 
 /// A daemon that was named or that lives, if there is one.
 pub fn named_or_living(environment: &Environment) -> anyhow::Result<Option<Client>> {
-    let directory = data_dir(environment);
+    let directory = config::data_dir(environment);
     let key = environment.api_key.as_deref().filter(|key| !key.is_empty());
     if let Some(url) = &environment.url {
         let Some(key) = key else {
@@ -73,11 +72,6 @@ async fn follow(directory: PathBuf, mut url: String, client: Client) {
             url = now;
         }
     }
-}
-
-/// The data directory of the daemon that is meant.
-pub fn data_dir(environment: &Environment) -> PathBuf {
-    environment.data_dir.clone().unwrap_or_else(|| DATA_DIR_DEFAULT.into())
 }
 
 /// The key that a daemon keeps for local clients.

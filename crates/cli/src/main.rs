@@ -7,6 +7,7 @@
 
 mod args;
 mod bench;
+mod config;
 mod copy;
 mod detach;
 mod doctor;
@@ -30,12 +31,13 @@ mod session;
 mod shell;
 mod stats;
 mod terminal;
+mod watch;
 
 use std::process::exit;
 
 use clap::{ArgMatches, CommandFactory, FromArgMatches};
 
-use crate::args::{Arguments, KeyAction, Subcommand};
+use crate::args::{Arguments, ConfigAction, KeyAction, Subcommand};
 use crate::environment::Environment;
 
 /// A failure of our own, for all subcommands that run nothing.
@@ -54,7 +56,7 @@ fn main() {
     // The launcher is one thread, so nothing is started before it is known not to be wanted.
     match &mut arguments.subcommand {
         Subcommand::Doctor(doctor) => {
-            let data_dir = doctor.data_dir.clone().unwrap_or_else(|| find::data_dir(&environment));
+            let data_dir = doctor.data_dir.clone().unwrap_or_else(|| config::data_dir(&environment));
             doctor.findings = runtime::doctor::examine(&data_dir);
         }
         Subcommand::Launcher(config) => exit(end(&environment, FAILED, launcher::run(config).map(|()| 0))),
@@ -109,11 +111,15 @@ async fn dispatch(subcommand: Subcommand, environment: &Environment) -> anyhow::
         Subcommand::Rm(arguments) => sandboxes::remove(arguments, environment).await,
         Subcommand::Cp(arguments) => copy::copy(arguments, environment).await,
         Subcommand::Logs(arguments) => logs::logs(arguments, environment).await,
+        Subcommand::Watch(arguments) => watch::watch(arguments, environment).await,
         Subcommand::Stats(arguments) => stats::stats(arguments, environment).await,
         Subcommand::Key(arguments) => match arguments.action {
             KeyAction::Create(arguments) => keys::create(arguments, environment).await,
             KeyAction::Ls(arguments) => keys::list(arguments, environment).await,
             KeyAction::Rm(arguments) => keys::remove(arguments, environment).await,
+        },
+        Subcommand::Config(arguments) => match arguments.action {
+            ConfigAction::Show(arguments) => config::show(*arguments, environment),
         },
         Subcommand::Doctor(arguments) => doctor::doctor(arguments, environment).await,
         Subcommand::Completions(arguments) => {

@@ -92,6 +92,8 @@ fn causes(error: &anyhow::Error) -> Vec<String> {
 fn written(error: &anyhow::Error, colour: bool) -> String {
     let mut text = format!("{}: {error}\n", painted("error", "31", colour));
     for cause in causes(error) {
+        // Some show the line of a file that they are about.
+        let cause = cause.trim_end().replace('\n', "\n    ");
         text.push_str(&format!("  Caused by: {cause}\n"));
     }
     if let Some(hint) = hint(error) {
@@ -102,11 +104,9 @@ fn written(error: &anyhow::Error, colour: bool) -> String {
 
 fn hint(error: &anyhow::Error) -> Option<String> {
     error.chain().find_map(|cause| {
-        let hint = None
-            .or_else(|| cause.downcast_ref::<Hinted>().map(|hinted| hinted.hint.as_str()))
-            .or_else(|| cause.downcast_ref::<ClientError>().and_then(ClientError::hint))
-            .or_else(|| serve::hint(cause));
-        hint.map(str::to_owned)
+        None.or_else(|| cause.downcast_ref::<Hinted>().map(|hinted| hinted.hint.clone()))
+            .or_else(|| cause.downcast_ref::<ClientError>().and_then(ClientError::hint).map(str::to_owned))
+            .or_else(|| serve::hint(cause))
     })
 }
 

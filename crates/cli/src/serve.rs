@@ -5,14 +5,15 @@ use std::sync::Arc;
 use anyhow::Context;
 use runtime::ns::{NsBackend, NsConfig, forget_installation};
 use server::log::{self, Format};
+use server::traces::Traces;
 use server::{
-    Config, ConfigError, Daemon, DataDir, DataDirError, Ended, Layers, Listener, Machine, PrivateDir,
-    ServeError, Settings, Start, choose_key,
+    ConfigError, Daemon, DataDir, DataDirError, Ended, Layers, Listener, PrivateDir, ServeError, Settings,
+    Start, choose_key,
 };
 
-use crate::args::Serve;
+use crate::args::{DaemonFlags, Serve};
 use crate::environment::Environment;
-use crate::print;
+use crate::{config, print};
 
 /// The first descriptor beyond stdin, stdout and stderr.
 pub const FIRST_OWN_DESCRIPTOR: i32 = 3;
@@ -28,10 +29,12 @@ pub async fn serve(arguments: Serve, environment: &Environment) -> anyhow::Resul
         // A session of its own, so that Ctrl-C and the end of the terminal of whoever started it do not reach it.
         rustix::process::setsid().context("cannot leave the session")?;
     }
-    let config = Config::check(&layers(arguments, environment, private.as_ref())?, Machine::this())?;
+    let config = config::checked(&layers(arguments.flags, environment, private.as_ref())?)?;
     let format = if config.log_json { Format::Json } else { Format::Human { colour: environment.colour } };
     let filter = environment.log.as_deref().unwrap_or(log::FILTER_DEFAULT);
-    log::start(format, filter).with_context(|| format!("SHOAL_LOG is `{filter}`, which is no filter"))?;
+    let traces = config.otlp_endpoint.as_ref().map(Traces::start).transpose()?;
+    log::start(format, filter, traces.as_ref())
+        .with_context(|| format!("SHOAL_LOG is `{filter}`, which is no filter"))?;
 
     let data_dir = DataDir::open(&config.data_dir)?;
     // The launcher follows no link on its way there, and must know which mount it is on.
@@ -53,7 +56,11 @@ pub async fn serve(arguments: Serve, environment: &Environment) -> anyhow::Resul
     let start = Start { data_dir, backend: Arc::new(backend.clone()), api_key, listener, private };
     let daemon = Daemon::start(&config, start).await?;
     print::line(&format!("shoal is ready at {}", daemon.url()))?;
-    match daemon.serve().await? {
+    let ended = daemon.serve().await;
+    if let Some(traces) = traces {
+        traces.stop().await;
+    }
+    match ended? {
         Ended::Stopped => {}
         Ended::LastLeaseGone(last) => {
             // The launcher has mounts in the directory that is to be removed.
@@ -66,7 +73,7 @@ pub async fn serve(arguments: Serve, environment: &Environment) -> anyhow::Resul
 }
 
 fn layers(
-    arguments: Serve,
+    arguments: DaemonFlags,
     environment: &Environment,
     private: Option<&PrivateDir>,
 ) -> anyhow::Result<Layers> {
@@ -79,35 +86,14 @@ fn layers(
         };
         return Ok(Layers { flags, ..Layers::default() });
     }
-    let file = arguments.config.as_deref().map(Settings::read).transpose()?.unwrap_or_default();
-    let flags = Settings {
-        listen: arguments.listen,
-        // Relative to where the command was typed; from here on it means one place.
-        data_dir: arguments
-            .data_dir
-            .map(std::path::absolute)
-            .transpose()
-            .context("cannot find --data-dir")?,
-        public_url: arguments.public_url,
-        tls_cert: arguments.tls_cert,
-        tls_key: arguments.tls_key,
-        insecure_http: arguments.insecure_http.then_some(true),
-        log_json: arguments.log_json.then_some(true),
-        spares: arguments.spares,
-        ..Settings::default()
-    };
-    let environment = Settings {
-        listen: environment.listen.clone(),
-        data_dir: environment.data_dir.clone(),
-        public_url: environment.public_url.clone(),
-        ..Settings::default()
-    };
-    Ok(Layers { flags, environment, file })
+    let file = config::file(arguments.config.as_deref(), environment)?;
+    config::layers(arguments, environment, file)
 }
 
 /// What to do about a failure of the daemon, where there is something.
-pub fn hint<'a>(cause: &'a (dyn std::error::Error + 'static)) -> Option<&'a str> {
+pub fn hint(cause: &(dyn std::error::Error + 'static)) -> Option<String> {
     let config = cause.downcast_ref::<ConfigError>().and_then(ConfigError::hint);
-    let data_dir = cause.downcast_ref::<DataDirError>().and_then(DataDirError::hint);
-    config.or(data_dir).or_else(|| cause.downcast_ref::<ServeError>().and_then(ServeError::hint))
+    let data_dir = cause.downcast_ref::<DataDirError>().and_then(DataDirError::hint).map(str::to_owned);
+    let serve = || cause.downcast_ref::<ServeError>().and_then(ServeError::hint).map(str::to_owned);
+    config.or(data_dir).or_else(serve)
 }

@@ -6,7 +6,7 @@
 use std::io;
 use std::path::Path;
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use futures_util::stream;
 use http::header::{self, HeaderValue};
 use http::{Method, StatusCode};
@@ -18,6 +18,7 @@ use wire::SandboxId;
 use wire::api;
 
 use crate::error::ClientError;
+use crate::sse::{SseReader, next_bytes};
 use crate::transport::{Body, Call, Wait};
 use crate::{Client, Repeat, escape, plain};
 
@@ -25,8 +26,6 @@ use crate::{Client, Repeat, escape, plain};
 const PIECES_MAX: usize = 8;
 /// What is gathered into one piece.
 const PIECE: usize = 256 * 1024;
-/// One server-sent event at most: a path of 4 KiB, escaped and in base64.
-const EVENT_MAX: usize = 256 * 1024;
 
 /// The files of one sandbox.
 #[derive(Clone)]
@@ -298,7 +297,7 @@ impl Files {
         let pairs = [("path", path.as_ref()), ("recursive", truth(recursive))];
         let call = plain(Method::GET, self.target("/watch", &pairs));
         let response = self.client.transport.stream(&call, None).await?;
-        Ok(FileWatch { body: response.into_body(), url: self.client.url(), buffer: BytesMut::new() })
+        Ok(FileWatch(SseReader::new(response.into_body(), self.client.url())))
     }
 
     /// A directory, or one file, as a tar stream.
@@ -445,45 +444,19 @@ impl Download {
     }
 }
 
-async fn next_bytes(body: &mut Incoming, url: &str) -> Result<Option<Bytes>, ClientError> {
-    while let Some(frame) = body.frame().await {
-        let frame =
-            frame.map_err(|source| ClientError::Broken { url: url.to_owned(), source: source.into() })?;
-        if let Ok(bytes) = frame.into_data() {
-            return Ok(Some(bytes));
-        }
-    }
-    Ok(None)
-}
-
 /// What happens to files, as it happens.
-pub struct FileWatch {
-    body: Incoming,
-    url: String,
-    buffer: BytesMut,
-}
+pub struct FileWatch(SseReader);
 
 impl FileWatch {
     /// The next event. `None`: the daemon stops, and the watch may be begun anew.
     pub async fn next(&mut self) -> Result<Option<api::FileEvent>, ClientError> {
-        let strange = |url: &str, what: String| ClientError::Strange { url: url.to_owned(), what };
         loop {
-            if let Some(end) = self.buffer.windows(2).position(|two| two == b"\n\n") {
-                let event = self.buffer.split_to(end + 2);
-                let data =
-                    event[..].split(|byte| *byte == b'\n').find_map(|line| line.strip_prefix(b"data:"));
-                // Comments have no data: they only show that the stream lives.
-                let Some(data) = data else { continue };
-                let event = serde_json::from_slice(data.trim_ascii());
-                return event.map(Some).map_err(|error| strange(&self.url, error.to_string()));
-            }
-            if self.buffer.len() > EVENT_MAX {
-                return Err(strange(&self.url, "an event without an end".into()));
-            }
-            match next_bytes(&mut self.body, &self.url).await? {
-                Some(bytes) => self.buffer.extend_from_slice(&bytes),
-                None => return Ok(None),
-            }
+            // Comments have no data: they only show that the stream lives.
+            let Some(event) = self.0.next().await? else { return Ok(None) };
+            let Some(event) = event else { continue };
+            let told = serde_json::from_slice(&event.data);
+            let strange = |what| ClientError::Strange { url: self.0.url().to_owned(), what };
+            return told.map(Some).map_err(|error| strange(error.to_string()));
         }
     }
 }

@@ -22,8 +22,10 @@
 
 mod error;
 mod files;
+mod sse;
 mod stream;
 mod transport;
+mod watch;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -38,6 +40,7 @@ pub use error::{Cause, ClientError};
 pub use files::{Download, FileWatch, Files, GrepFiles, Upload, WriteFile};
 pub use stream::{CommandStream, Input, InputClosed, Offsets, StreamEvent};
 use transport::{Call, Transport, Wait};
+pub use watch::SandboxWatch;
 pub use wire::api;
 pub use wire::{CommandId, SandboxId};
 
@@ -176,6 +179,11 @@ impl Client {
     pub async fn sandbox_named(&self, name: &str) -> Result<Option<api::Sandbox>, ClientError> {
         let page: api::SandboxPage = self.read(format!("/v1/sandboxes?name={}", in_query(name))).await?;
         Ok(page.sandboxes.into_iter().find(|sandbox| sandbox.name == name))
+    }
+
+    /// What happens to sandboxes and their commands from now on: to all, or to one.
+    pub fn watch(&self, only: Option<SandboxId>) -> SandboxWatch {
+        SandboxWatch::new(self.clone(), only)
     }
 
     /// Changes a sandbox.

@@ -164,14 +164,14 @@ async fn strike(home: Arc<Home>, handle: Handle) {
     }
 }
 
-/// `false`: it has ended otherwise.
+/// `false`: it has ended otherwise, or the engine stops, and the next one sees to it.
 async fn end_from_outside(home: &Home, hub: &Hub) -> bool {
     let mut pause = RETRY_MIN;
     loop {
         let ended = home.shared.backend.end_processes(home.id, Processes::OfCommand(hub.handle)).await;
         let Err(error) = ended else { return true };
         warn!(sandbox = %home.id, command = %hub.id, error = chain(&error), "cannot end a command; trying again");
-        if timeout(pause, hub.over()).await.is_ok() {
+        if timeout(pause, hub.over()).await.is_ok() || home.is_halted() {
             return false;
         }
         pause = (pause * 2).min(RETRY_MAX);

@@ -26,6 +26,7 @@ use wire::CommandId;
 use wire::guest::{Handle, STDIN_WINDOW, Start, Stream, ToInit};
 
 use crate::error::{EngineError, StoreError};
+use crate::events::Happened;
 use crate::guest::Violation;
 use crate::home::Home;
 use crate::log::{SHORT_PATIENCE, StreamLog, Writes};
@@ -44,6 +45,8 @@ pub const STALL_SECONDS: u64 = 30;
 pub const ANSWER_SECONDS: u64 = 10;
 /// How long a write to stdin waits for the command to read.
 pub const STDIN_SECONDS: u64 = 30;
+/// More than anyone can have written. What init says of stdin is counted on from, and must not run over.
+const STDIN_LENGTH_MAX: u64 = 1 << 60;
 /// In the order of every array of both.
 const STREAMS: [Stream; 2] = [Stream::Stdout, Stream::Stderr];
 
@@ -351,6 +354,7 @@ impl Hub {
         }
         drop(state);
         self.home.backstop.arm(&self.home, &self.start);
+        self.home.tell(Happened::CommandStarted { command: self.id.clone(), pid });
         self.changed.notify_waiters();
         Ok(())
     }
@@ -362,13 +366,14 @@ impl Hub {
         if matches!(state.phase, Phase::Finishing | Phase::Ended(_)) {
             return Ok(()); // Said again on a new connection, while the result is being stored.
         }
-        if offset + bytes.len() as u64 > state.end(log) {
+        let end = offset + bytes.len() as u64;
+        if end > state.end(log) {
             return Err(Violation::AfterEnd { handle: self.handle });
         }
         state.serial += 1;
         let serial = state.serial;
         let fresh = state.logs[log].receive(offset, bytes, serial)?;
-        state.said[log] = state.said[log].max(offset + bytes.len() as u64);
+        state.said[log] = state.said[log].max(end);
         if !fresh {
             self.queue_ack(&mut state);
             return Ok(());
@@ -419,6 +424,9 @@ impl Hub {
             self.home.backstop.arm(&self.home, &self.start);
         }
         let stdin = &mut state.stdin;
+        if taken > STDIN_LENGTH_MAX {
+            return Err(Violation::BadStdinAck { handle: self.handle, offset: taken, sent: stdin.sent });
+        }
         if stdin.unknown {
             // Of what init holds, the command has been given all but a window at least. Init says more in a moment.
             let given = taken.saturating_sub(STDIN_WINDOW as u64);

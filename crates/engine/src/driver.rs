@@ -21,12 +21,14 @@ use runtime::{BackendError, Spec, Usage};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::{JoinError, JoinHandle};
 use tokio::time::{Sleep, timeout};
-use tracing::{Instrument, error, info, info_span, warn};
+use tracing::{Instrument, Span, debug_span, error, info, info_span, warn};
 use wire::SandboxId;
 use wire::launch::Processes;
 
+use crate::TRACE_TARGET;
 use crate::command::Hub;
 use crate::error::{EngineError, StoreError, chain};
+use crate::events::Happened;
 use crate::guest::{LinkEnd, keep_connected};
 use crate::home::Home;
 use crate::keeper::Keeper;
@@ -61,7 +63,11 @@ const LOOK_SECONDS: u64 = 10;
 /// What a driver is told.
 pub(crate) enum Message {
     /// Be gone, and say when.
-    Delete { done: oneshot::Sender<Result<(), EngineError>> },
+    Delete {
+        done: oneshot::Sender<Result<(), EngineError>>,
+        /// For traces: what the caller was doing.
+        cause: Span,
+    },
     /// Change what people say of it. A new name was reserved before.
     Update { update: Box<SandboxUpdate>, done: oneshot::Sender<Result<(), EngineError>> },
     /// Live on.
@@ -116,6 +122,12 @@ pub(crate) fn spawn(home: &Arc<Home>, inbox: mpsc::Receiver<Message>, keeper: Ke
         deletes: Vec::new(),
         created: None,
         began: None,
+        trace: match birth {
+            Birth::New { .. } => {
+                debug_span!(target: TRACE_TARGET, "create", shoal.sandbox = %home.id)
+            }
+            Birth::Recovered => Span::none(),
+        },
     };
     let task = home.shared.runtime.spawn(driver.run(birth).instrument(span));
     *home.driver.lock().unwrap_or_else(PoisonError::into_inner) = Some(task.abort_handle());
@@ -136,6 +148,8 @@ struct Driver {
     created: Option<oneshot::Sender<Result<(), EngineError>>>,
     /// Since when it is being made, or being deleted.
     began: Option<Instant>,
+    /// For traces: of what is being done, while it is.
+    trace: Span,
 }
 
 /// What goes on beside the inbox.
@@ -251,7 +265,8 @@ impl Driver {
             Birth::New { row, wait, created } => {
                 self.began = Some(Instant::now());
                 let inserted = self.home.shared.store.insert_sandbox(*row);
-                if let Err(error) = slow::ROW.watch(&self.home.shared.metrics, self.home.id, inserted).await {
+                let inserted = slow::ROW.watch(&self.home.shared.metrics, self.home.id, inserted);
+                if let Err(error) = inserted.instrument(self.trace.clone()).await {
                     self.home.shared.directory().remove(self.home.id);
                     self.home.set_state(State::Deleting, None); // Whoever found it meanwhile is told that it is over.
                     // It may be one that stood ready; that is nobody's now.
@@ -265,6 +280,7 @@ impl Driver {
                     return Life::Over;
                 }
                 self.home.set_recorded();
+                self.home.tell_state();
                 match wait {
                     Wait::Ready => self.created = Some(created),
                     Wait::No => drop(created.send(Ok(()))),
@@ -290,8 +306,13 @@ impl Driver {
 
     async fn hear(&mut self, message: Message) -> Life {
         match message {
-            Message::Delete { done } => {
+            Message::Delete { done, cause } => {
                 self.deletes.push(done);
+                if self.deletes.len() == 1 {
+                    let id = self.home.id;
+                    self.trace =
+                        debug_span!(target: TRACE_TARGET, parent: &cause, "delete", shoal.sandbox = %id);
+                }
                 self.delete().await; // Whoever asked is told what came of it.
             }
             Message::Update { update, done } => {
@@ -312,7 +333,8 @@ impl Driver {
 
     fn make(&mut self, remains: Remains) {
         let (cancel, cancelled) = watch::channel(false);
-        let task = Task::spawn(make(Arc::clone(&self.home), remains, cancelled));
+        let task =
+            Task::spawn(make(Arc::clone(&self.home), remains, cancelled).instrument(self.trace.clone()));
         self.work = Work::Making { task, cancel };
     }
 
@@ -452,6 +474,7 @@ impl Driver {
 
     /// How long it was being made, or deleted.
     fn measure(&mut self, verb: Verb, verdict: Verdict) {
+        self.trace = Span::none();
         if let Some(began) = self.began.take() {
             self.home.shared.metrics.operation(verb, verdict, began.elapsed());
         }
@@ -467,7 +490,8 @@ impl Driver {
     async fn record(&self, to: State, goal: Goal, reason: Option<String>) -> Result<(), EngineError> {
         let from = self.home.state();
         let changed = self.home.shared.store.change_state(self.home.id, from, to, goal, reason.clone());
-        let changed = slow::ROW.watch(&self.home.shared.metrics, self.home.id, changed).await?;
+        let changed = slow::ROW.watch(&self.home.shared.metrics, self.home.id, changed);
+        let changed = changed.instrument(self.trace.clone()).await?;
         if !changed {
             // Nobody else changes this row. If it happens, memory is as good a guess as the row.
             error!(from = from.word(), to = to.word(), "a sandbox's row was not in the state it was left in");
@@ -499,6 +523,7 @@ impl Driver {
         if let Some(name) = update.name {
             let before = std::mem::replace(&mut home.face().name, name);
             home.shared.directory().free_name(&home, &before);
+            home.tell_state();
         }
         if let Some(labels) = labels {
             home.shared.directory().relabel(&home, labels);
@@ -665,7 +690,7 @@ impl Driver {
             Then::Gone => Logs::Remove(commands),
             Then::Failed(_) | Then::Nothing | Then::Ended => Logs::Keep,
         };
-        let task = Task::spawn(clean(home, before, logs));
+        let task = Task::spawn(clean(home, before, logs).instrument(self.trace.clone()));
         self.work = Work::Cleaning { task, then };
     }
 
@@ -686,13 +711,15 @@ impl Driver {
             return Life::On;
         }
         self.home.shared.directory().remove(id);
+        let name = self.home.face().name.clone();
+        self.home.tell(Happened::Deleted { name });
         info!("sandbox is gone");
         self.measure(Verb::Delete, Verdict::Ok);
         self.tell_deleters(Ok(()));
         // Those that came while the last steps were taken have what they want.
         self.inbox.close();
         while let Some(message) = self.inbox.recv().await {
-            if let Message::Delete { done } = message {
+            if let Message::Delete { done, .. } = message {
                 let _ = done.send(Ok(()));
             }
         }

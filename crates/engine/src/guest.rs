@@ -40,6 +40,9 @@ const VIOLATIONS_MAX: u32 = 5;
 const FORGIVEN_AFTER: Duration = Duration::from_secs(600);
 /// Requests of callers that wait for init's answer, in one sandbox.
 const REQUESTS_MAX: usize = 1024;
+/// Messages that wait for an init that does not listen, beyond which nobody may ask for more. What need not be asked for, starts and
+/// results, is bounded by the commands.
+const ITEMS_MAX: usize = 4 * COMMANDS_MAX;
 /// Frames are gathered up to about this size before they are written.
 const OUT_TARGET: usize = 128 * 1024;
 /// After so long without traffic, a link gives its read buffer back. A thousand idle sandboxes should cost little.
@@ -321,9 +324,10 @@ impl Outbox {
         if state.pings.len() >= REQUESTS_MAX {
             // Those whose caller has left no longer count.
             state.pings.retain(|_, waiting| !waiting.is_closed());
-            if state.pings.len() >= REQUESTS_MAX {
-                return Err(Unsaid::TooMany);
-            }
+        }
+        // What a caller that has left wanted said is said all the same, if init ever listens; so that has a bound of its own.
+        if state.pings.len() >= REQUESTS_MAX || state.items.len() >= ITEMS_MAX {
+            return Err(Unsaid::TooMany);
         }
         let (tell, told) = oneshot::channel();
         state.serial += 1;
@@ -714,7 +718,14 @@ impl<'a> Talk<'a> {
         }
         let abandoned = self.home.outbox.lock().abandoned.clone();
         for handle in abandoned {
-            frame::put_message(&ToInit::Kill { handle }, &mut self.out);
+            let is_live = known.contains_key(&handle)
+                || self.home.transfers.live(handle).is_some()
+                || live.iter().any(|hub| hub.handle == handle);
+            if is_live {
+                frame::put_message(&ToInit::Kill { handle }, &mut self.out);
+            } else {
+                self.home.outbox.lock().abandoned.remove(&handle); // Neither side knows it: it has ended.
+            }
         }
         if let Some(ready) = self.ready.take() {
             let _ = ready.send(()); // Nobody waits when a sandbox is adopted.
@@ -734,6 +745,7 @@ impl<'a> Talk<'a> {
 
     /// The end of something that has its result, or that nobody wants: init may forget it. Said twice, it is harmless.
     fn let_go_of(&mut self, handle: Handle) -> Result<(), Violation> {
+        self.home.outbox.lock().abandoned.remove(&handle);
         self.unwanted(handle)?.over = true;
         Ok(())
     }
@@ -807,4 +819,26 @@ async fn read_some(
     decoder.space()[..length].copy_from_slice(&small[..length]);
     decoder.filled(length);
     Ok(length)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// An init that is stopped with its connection open: every caller leaves at its deadline, and others come.
+    #[test]
+    fn what_waits_for_an_init_that_does_not_listen_has_a_bound() {
+        let outbox = Outbox::default();
+        outbox.connect(VERSION);
+        let signal = ToInit::Signal { handle: Handle(1), signal: 1 };
+        let mut refused = 0;
+        for _ in 0..100_000 {
+            // Dropped, as by a caller that has left.
+            refused += u32::from(outbox.ask(Some(signal.clone())).is_err());
+        }
+        assert!(refused > 0);
+        let state = outbox.lock();
+        assert!(state.items.len() <= ITEMS_MAX + 1, "{} messages", state.items.len());
+        assert!(state.pings.len() <= REQUESTS_MAX, "{} callers", state.pings.len());
+    }
 }

@@ -24,6 +24,7 @@ use crate::command::Hub;
 use crate::directory::Directory;
 use crate::driver::Message;
 use crate::error::{EngineError, chain};
+use crate::events::{Events, Happened};
 use crate::guest::{Outbox, Violation};
 use crate::keys::Keys;
 use crate::labels::Labels;
@@ -63,6 +64,7 @@ pub(crate) struct Shared {
     pub counts: Semaphore,
     /// Tasks to be ended with the engine, besides the drivers.
     pub tasks: Mutex<Vec<AbortHandle>>,
+    pub events: Arc<Events>,
 }
 
 impl Shared {
@@ -232,6 +234,7 @@ impl Home {
         let mut face = self.face();
         (face.state, face.reason) = (state, reason);
         drop(face);
+        self.tell_state();
         self.changed.notify_waiters();
     }
 
@@ -239,6 +242,17 @@ impl Home {
     pub fn set_recorded(&self) {
         self.face().recorded = true;
         self.changed.notify_waiters();
+    }
+
+    /// Tells whoever watches what its state and name are.
+    pub fn tell_state(&self) {
+        let Face { name, state, reason, .. } = self.face().clone();
+        self.tell(Happened::Sandbox { name, state, reason });
+    }
+
+    /// Tells whoever watches what happened to it.
+    pub fn tell(&self, what: Happened) {
+        self.shared.events.publish(&self.owner, self.id, what);
     }
 
     pub fn describe(&self) -> Sandbox {
@@ -460,6 +474,11 @@ impl Home {
             // A row that is about to be written is not known to init.
             Some(_) | None => Err(Violation::UnknownHandle { handle }),
         }
+    }
+
+    /// Whether the engine stops.
+    pub fn is_halted(&self) -> bool {
+        self.table().halted
     }
 
     /// A command by its id, while it has no result.

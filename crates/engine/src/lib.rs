@@ -5,7 +5,7 @@
 //!
 //! Read in this order: [`lifecycle`] and [`lifetime`] decide, `driver` acts on one sandbox, `guest` talks to its init, `command` is
 //! where a command's streams and watchers meet, `backstop` ends what init does not, `transfer` the same for a file operation, with [`files`] in front of it, `log` and `store` keep what must not be lost, `directory` holds all
-//! sandboxes and their limits, [`stats`] tells what they use, `recovery` and `sweep` mend.
+//! sandboxes and their limits, [`stats`] tells what they use, `events` what happens to them, `recovery` and `sweep` mend.
 
 #![forbid(unsafe_code)]
 
@@ -15,6 +15,7 @@ mod command;
 mod directory;
 mod driver;
 mod error;
+mod events;
 pub mod files;
 mod guest;
 mod home;
@@ -54,6 +55,7 @@ use crate::clock::{Clock, Stamp, SystemClock};
 use crate::command::{Hub, Refusal};
 use crate::directory::{Directory, Place};
 use crate::driver::{Birth, INBOX_MAX, Message};
+use crate::events::Events;
 use crate::home::{Home, Intent, Shared};
 use crate::keeper::Keeper;
 use crate::keys::{BOOTSTRAP_ID, Keys, random_u64, random_u128};
@@ -67,11 +69,14 @@ use crate::template::{CPU_MILLIS_MIN, MEMORY_BYTES_MIN, Template, made_up_name};
 use crate::uses::Use;
 
 pub use command::{ANSWER_SECONDS, CommandRef, Output, STALL_SECONDS, STDIN_SECONDS};
+pub use events::{BadEventId, EVENTS_KEPT_MAX, Event, EventId, Happened, Told, Watcher};
 pub use files::Files;
 pub use model::*;
 pub use stats::{DiskCount, MachineStats, Stats};
 pub use transfer::{IDLE_SECONDS, TAKE_SECONDS, TRANSFERS_MAX, WATCHES_MAX};
 
+/// The target of spans that are for traces, and not for logs. They cost nothing while nobody listens to it.
+pub const TRACE_TARGET: &str = "shoal_trace";
 /// Items on a page when the caller names no number.
 pub const PAGE_DEFAULT: u32 = 100;
 /// Items on a page at most.
@@ -167,6 +172,7 @@ impl Engine {
             adoptions: Semaphore::new(ADOPTIONS_MAX),
             counts: Semaphore::new(stats::COUNTS_MAX),
             tasks: Mutex::default(),
+            events: Arc::new(Events::new()),
         });
         let engine = Self { inner: Arc::new(Inner { shared: Arc::clone(&shared) }) };
         recovery::recover(&shared).await?;
@@ -446,6 +452,19 @@ impl Engine {
         delete(&home).await
     }
 
+    /// What happens to an owner's sandboxes from now on, or after an event that was seen before; to all of them or to one.
+    pub fn watch(
+        &self,
+        owner: &Owner,
+        only: Option<SandboxId>,
+        after: Option<EventId>,
+    ) -> Result<Watcher, EngineError> {
+        if let Some(id) = only {
+            self.home(owner, id)?;
+        }
+        Ok(Watcher::new(Arc::clone(&self.shared().events), owner.clone(), only, after))
+    }
+
     // Commands.
 
     /// Starts a command, or finds the one that was started under this id before. Answers once init has started it, or
@@ -661,7 +680,10 @@ async fn ask<T>(
 
 async fn delete(home: &Home) -> Result<(), EngineError> {
     let (done, answer) = oneshot::channel();
-    let sent = home.inbox.send_timeout(Message::Delete { done }, home::INBOX_WAIT).await;
+    let sent = home
+        .inbox
+        .send_timeout(Message::Delete { done, cause: tracing::Span::current() }, home::INBOX_WAIT)
+        .await;
     match sent {
         Ok(()) => {}
         Err(mpsc::error::SendTimeoutError::Timeout(_)) => {

@@ -11,6 +11,7 @@ use std::collections::VecDeque;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, IoSlice, Seek, SeekFrom, Write};
 use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -512,7 +513,13 @@ impl Queue {
                 }
             };
             drop(ready);
-            match Arc::clone(&log).write_pass() {
+            let passing = Arc::clone(&log);
+            // A bug in one log must not take the thread from all others. What panics is not tried again.
+            let again = catch_unwind(AssertUnwindSafe(|| passing.write_pass())).unwrap_or_else(|_| {
+                tracing::error!("writing a log panicked; its command will get no result");
+                Again::Done
+            });
+            match again {
                 Again::Done => {}
                 Again::Now => self.push(log),
                 Again::Later => {
@@ -562,6 +569,29 @@ mod tests {
     use super::*;
 
     const SEGMENT: u64 = 4096;
+
+    /// A log that does as it is told.
+    struct Scripted(std::sync::mpsc::Sender<()>, bool);
+
+    impl Writes for Scripted {
+        fn write_pass(self: Arc<Self>) -> Again {
+            // Before the panic, so that whoever waits knows that it is on its way.
+            self.0.send(()).expect("the test listens");
+            assert!(!self.1, "a bug in one log");
+            Again::Done
+        }
+    }
+
+    #[tokio::test]
+    async fn a_log_that_panics_takes_no_thread_from_the_others() {
+        let writers = LogWriters::start(tokio::runtime::Handle::current()).expect("threads");
+        let (told, telling) = std::sync::mpsc::channel();
+        for panics in [true; WRITERS * 2].into_iter().chain([false]) {
+            writers.schedule(Arc::new(Scripted(told.clone(), panics)));
+            telling.recv_timeout(Duration::from_secs(20)).expect("a thread takes it");
+        }
+        writers.stop();
+    }
 
     fn pattern(from: u64, length: usize) -> Vec<u8> {
         (from..from + length as u64).map(|at| (at % 251) as u8).collect()

@@ -7,9 +7,11 @@ use std::future::Future;
 use std::time::{Duration, Instant};
 
 use runtime::BackendError;
-use tracing::warn;
+use tracing::field::{Empty, display};
+use tracing::{Instrument, Span, debug_span, warn};
 use wire::SandboxId;
 
+use crate::TRACE_TARGET;
 use crate::metrics::Metrics;
 
 /// A step, and when it is slow.
@@ -76,10 +78,19 @@ impl Step {
         }
     }
 
+    /// For traces.
+    fn span(self, sandbox: Option<SandboxId>) -> Span {
+        let span = debug_span!(target: TRACE_TARGET, "step", otel.name = self.name, shoal.sandbox = Empty);
+        if let Some(id) = sandbox {
+            span.record("shoal.sandbox", display(id));
+        }
+        span
+    }
+
     /// Times `work`.
     pub async fn watch<T>(self, metrics: &Metrics, sandbox: SandboxId, work: impl Future<Output = T>) -> T {
         let began = Instant::now();
-        let done = work.await;
+        let done = work.instrument(self.span(Some(sandbox))).await;
         self.check(metrics, Some(sandbox), began.elapsed());
         done
     }
@@ -92,7 +103,7 @@ impl Step {
         work: impl Future<Output = Result<T, BackendError>>,
     ) -> Result<T, BackendError> {
         let began = Instant::now();
-        let result = work.await;
+        let result = work.instrument(self.span(sandbox)).await;
         let took = began.elapsed();
         metrics.backend(self.name, &result, took);
         self.check(metrics, sandbox, took);

@@ -11,6 +11,7 @@ mod life;
 mod rows;
 mod threads;
 
+use std::collections::HashSet;
 use std::fs;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
@@ -527,6 +528,16 @@ impl Store {
         self.submit(change, done);
     }
 
+    /// The numbers of all commands of a sandbox.
+    pub async fn handles(&self, sandbox: SandboxId) -> Result<HashSet<Handle>, EngineError> {
+        self.question("read the commands' numbers", move |db| {
+            db.prepare_cached("SELECT handle FROM commands WHERE sandbox = ?1")?
+                .query_map(params![id_bytes(sandbox)], |row| Ok(Handle(row.get(0)?)))?
+                .collect()
+        })
+        .await
+    }
+
     /// Drops the ended commands of a sandbox that ended first: `count` of them, and more until `bytes` of output are freed.
     /// Tells which, and how many bytes of output they had.
     pub async fn drop_oldest_commands(
@@ -922,6 +933,16 @@ mod tests {
             .map(|row| row.handle.0)
             .collect();
         assert_eq!(left, [4, 6]);
+        store.close();
+    }
+
+    #[tokio::test]
+    async fn an_answer_that_panics_takes_no_other_with_it() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let store = open(&directory);
+        store.submit(|_| Ok(()), |_| panic!("a bug in whoever waits"));
+        store.insert_sandbox(row(1, "one")).await.expect("the thread goes on");
+        assert_eq!(store.load(NOW).await.expect("it reads").sandboxes.len(), 1);
         store.close();
     }
 

@@ -9,9 +9,10 @@ use std::time::{Duration, Instant};
 
 use tracing::{info, warn};
 use wire::SandboxId;
+use wire::guest::Handle;
 
 use crate::driver::{Message, teardown_id};
-use crate::error::chain;
+use crate::error::{EngineError, StoreError, chain};
 use crate::home::Shared;
 use crate::lifecycle::State;
 use crate::slow;
@@ -23,6 +24,7 @@ const INVENTORY_SECONDS: u64 = 60;
 
 /// Sweeps at once, and then at every interval.
 pub(crate) async fn keep_swept(shared: Arc<Shared>) {
+    remove_dropped_output(&shared).await;
     loop {
         sweep(&shared).await;
         tokio::time::sleep(INTERVAL).await;
@@ -84,6 +86,56 @@ async fn sweep_unmeasured(shared: &Arc<Shared>) -> usize {
     }
     remove_stray_logs(shared).await;
     removed
+}
+
+/// Removes the output of commands that have no row: of those that were dropped when the daemon before died. Only a death leaves
+/// any, so this is done once.
+async fn remove_dropped_output(shared: &Arc<Shared>) {
+    let homes = shared.directory().all();
+    for home in homes {
+        // Before the rows are read: a row is there before its first byte is.
+        let directory = home.directory();
+        let there = match tokio::task::spawn_blocking(move || numbers_in(&directory)).await {
+            Ok(Ok(there)) => there,
+            Ok(Err(error)) => {
+                warn!(sandbox = %home.id, %error, "cannot look for the output of dropped commands");
+                continue;
+            }
+            Err(_) => return,
+        };
+        if there.is_empty() {
+            continue;
+        }
+        let rows = match shared.store.handles(home.id).await {
+            Ok(rows) => rows,
+            Err(EngineError::Store { source: StoreError::Closed, .. }) => return,
+            Err(error) => {
+                warn!(sandbox = %home.id, error = chain(&error), "cannot look for the output of dropped commands");
+                continue;
+            }
+        };
+        for handle in there.into_iter().filter(|handle| !rows.contains(handle)) {
+            let directory = home.command_directory(handle);
+            let removed = tokio::task::spawn_blocking(move || crate::log::remove_directory(&directory)).await;
+            if let Ok(Err(error)) = removed {
+                warn!(sandbox = %home.id, %error, "cannot remove the output of a dropped command");
+            }
+        }
+    }
+}
+
+/// The commands of which there is output. Blocks.
+fn numbers_in(directory: &std::path::Path) -> std::io::Result<Vec<Handle>> {
+    let entries = match std::fs::read_dir(directory) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(error),
+    };
+    let mut numbers = Vec::new();
+    for entry in entries {
+        numbers.extend(entry?.file_name().to_str().and_then(|name| name.parse().ok()).map(Handle));
+    }
+    Ok(numbers)
 }
 
 /// Removes logs of sandboxes that have no row.

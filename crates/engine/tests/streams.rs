@@ -445,6 +445,10 @@ async fn an_init_that_breaks_the_rules_harms_only_its_sandbox() {
     };
     check_hostile("rubbish", |host, id, _| host.say(id, vec![0xff; 64])).await;
     check_hostile("a gap", |host, id, handle| host.say(id, data(handle, Stream::Stdout, 1000, 1))).await;
+    check_hostile("an offset at the end of all numbers", |host, id, handle| {
+        host.say(id, data(handle, Stream::Stdout, u64::MAX - 1, 4));
+    })
+    .await;
     check_hostile("stdin", |host, id, handle| host.say(id, data(handle, Stream::Stdin, 0, 1))).await;
     check_hostile("an unknown command", |host, id, _| host.say(id, ended(Handle(99), 0))).await;
     check_hostile("handle 0", |host, id, _| host.say(id, ended(Handle(0), 0))).await;
@@ -478,6 +482,45 @@ async fn an_init_that_breaks_the_rules_harms_only_its_sandbox() {
         host.say(id, bytes);
     })
     .await;
+}
+
+/// After a restart the daemon must believe init about stdin. There are limits to that.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_init_that_claims_more_stdin_than_there_can_be_is_not_believed() {
+    for taken in [u64::MAX, u64::MAX - 5, 1 << 61] {
+        let world = World::new().await;
+        let sandbox = world.create().await.id;
+        let spec = CommandSpec { id: Some("c".parse().expect("an id")), stdin: true, ..script_of("cat") };
+        world.engine.run(&owner(), sandbox, spec).await.expect("it starts");
+        world.host.claim_stdin(sandbox, taken);
+        let world = world.crash().await;
+        eventually("the sandbox has failed", async || {
+            let state = world.engine.get(&owner(), sandbox).await.expect("known").state;
+            state == State::Failed { disk: Disk::Whole }
+        })
+        .await;
+        let reason = world.engine.get(&owner(), sandbox).await.expect("known").reason.expect("a reason");
+        assert!(reason.contains("protocol"), "{taken}: {reason}");
+    }
+}
+
+/// `kill -9` between the row of an old command and its files.
+#[tokio::test(flavor = "multi_thread")]
+async fn output_of_commands_that_were_dropped_goes_with_the_next_start() {
+    let world = World::new().await;
+    let sandbox = world.create().await.id;
+    let kept = world.run_as(sandbox, "kept", "flood 100000").await.ended().await;
+    let output = world.directory.path().join("output").join(sandbox.to_string());
+    let kept = output.join(kept.start.handle.0.to_string());
+    assert!(kept.is_dir());
+    let dropped = output.join("4000000");
+    std::fs::create_dir(&dropped).expect("a directory");
+    std::fs::write(dropped.join("stdout.0"), "old").expect("a file");
+    let world = world.crash().await;
+    eventually("it is gone", async || !dropped.exists()).await;
+    assert!(kept.is_dir());
+    let read = read_all(world.command(sandbox, "kept").await.attach(Offsets::default()), Offsets::default());
+    assert_eq!(read.await.stdout, pattern(0, 100_000));
 }
 
 #[tokio::test(flavor = "multi_thread")]

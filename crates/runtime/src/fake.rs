@@ -277,6 +277,11 @@ impl FakeHost {
         self.init(sandbox).state().claims = handles;
     }
 
+    /// From now on, init claims to have this much stdin of every command.
+    pub fn claim_stdin(&self, sandbox: SandboxId, taken: u64) {
+        self.init(sandbox).state().stdin_claimed = Some(taken);
+    }
+
     /// How often init started a command.
     pub fn starts(&self, sandbox: SandboxId, handle: Handle) -> u32 {
         self.init(sandbox).state().starts.get(&handle).copied().unwrap_or(0)
@@ -484,6 +489,8 @@ struct InitState {
     says: Vec<u8>,
     says_now: bool,
     claims: Vec<u32>,
+    /// How much stdin it says it has, of any command.
+    stdin_claimed: Option<u64>,
     starts: HashMap<Handle, u32>,
     pid_last: u32,
 }
@@ -778,7 +785,8 @@ impl Connection {
         frame::put_message(&FromInit::Hello { version }, out);
         let Some(mut state) = self.current() else { return };
         for (handle, command) in &state.commands {
-            let known = FromInit::Known { handle: *handle, pid: command.pid, stdin: command.stdin_taken };
+            let stdin = state.stdin_claimed.unwrap_or(command.stdin_taken);
+            let known = FromInit::Known { handle: *handle, pid: command.pid, stdin };
             frame::put_message(&known, out);
         }
         for handle in &state.claims {

@@ -26,7 +26,7 @@ use crate::error::{ApiError, Chain, Code};
 use crate::listen::Place;
 use crate::metrics::Metrics;
 use crate::origin::{Allowed, Refused};
-use crate::routes;
+use crate::{routes, traces};
 
 /// What every handler has at hand. Cheap to clone.
 #[derive(Clone)]
@@ -176,8 +176,13 @@ async fn log(State(app): State<App>, request: Request, next: Next) -> Response {
         route = route.as_deref().unwrap_or("none"),
         sandbox = tracing::field::Empty,
     );
+    let trace = span.in_scope(|| traces::request_span(method.as_str(), route.as_deref(), request.headers()));
     let began = Instant::now();
-    let answered = AssertUnwindSafe(next.run(request)).catch_unwind().instrument(span.clone()).await;
+    let answered = AssertUnwindSafe(next.run(request))
+        .catch_unwind()
+        .instrument(trace.clone())
+        .instrument(span.clone())
+        .await;
     // What the handler touched was its own, or the engine's, whose tasks fail on their own account.
     let mut response = answered.unwrap_or_else(|_| {
         ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", "the daemon has a bug here")
@@ -185,6 +190,7 @@ async fn log(State(app): State<App>, request: Request, next: Next) -> Response {
             .into_response()
     });
     let status = response.status();
+    traces::answered(&trace, status);
     let took = began.elapsed();
     let micros = took.as_micros() as u64;
     app.shared.metrics.answered(route.as_deref(), &method, status, took);

@@ -1,18 +1,21 @@
 //! What the daemon is told: the settings as written, where each came from, and the checked [`Config`].
 //!
 //! All layering is here: a flag goes before the environment, the environment before the file, the file before the
-//! default. Whoever holds a [`Config`] need not check again. Reads the configuration file; the environment and the
-//! command line are read by `main` and handed in.
+//! default. Whoever holds a [`Config`] need not check again. What each setting is called, and how the file and the
+//! environment are read, is in [`crate::settings`].
 
+use std::collections::BTreeMap;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use engine::Capacity;
 use serde::Deserialize;
 
 use crate::origin::{Host, Origin};
 use crate::quantity::{BadQuantity, Bytes, Cpu};
+use crate::settings::File;
+use crate::traces::Endpoint;
 
 /// Loopback only, on a port that nothing well known uses.
 pub const LISTEN_DEFAULT: &str = "127.0.0.1:7878";
@@ -68,15 +71,8 @@ pub struct Settings {
     pub output_kept: Option<String>,
     /// Sandboxes that stand ready before anybody has asked for them.
     pub spares: Option<u32>,
-}
-
-impl Settings {
-    /// The settings of a TOML file.
-    pub fn read(path: &Path) -> Result<Self, ConfigError> {
-        let text = std::fs::read_to_string(path)
-            .map_err(|source| ConfigError::Read { path: path.into(), source })?;
-        toml::from_str(&text).map_err(|source| ConfigError::Parse { path: path.into(), source })
-    }
+    /// The OpenTelemetry collector that traces go to, as `http://127.0.0.1:4318`.
+    pub otlp_endpoint: Option<String>,
 }
 
 /// Where a setting came from, the strongest first.
@@ -101,9 +97,19 @@ pub struct Layers {
     pub environment: Settings,
     /// The configuration file.
     pub file: Settings,
+    /// Where that file is.
+    pub path: PathBuf,
+    /// The line of each of its keys.
+    pub lines: BTreeMap<String, usize>,
 }
 
 impl Layers {
+    /// What was said, the strongest first.
+    pub fn new(flags: Settings, environment: Settings, file: Option<File>) -> Self {
+        let File { path, settings, lines } = file.unwrap_or_default();
+        Self { flags, environment, file: settings, path, lines }
+    }
+
     /// The strongest word on one setting, and whose it is.
     pub fn pick<T>(&self, of: impl Fn(&Settings) -> Option<T>) -> Option<(T, Source)> {
         [(&self.flags, Source::Flag), (&self.environment, Source::Environment), (&self.file, Source::File)]
@@ -139,6 +145,8 @@ pub struct Config {
     pub output_kept_max: u64,
     /// Sandboxes that stand ready before anybody has asked for them.
     pub spares: u32,
+    /// Where traces go.
+    pub otlp_endpoint: Option<Endpoint>,
     /// Logs as JSON.
     pub log_json: bool,
 }
@@ -249,6 +257,10 @@ impl Config {
         if connections_max == 0 {
             return Err(ConfigError::NoConnections);
         }
+        let otlp_endpoint = match layers.value(|s| s.otlp_endpoint.clone()) {
+            Some(text) => Some(Endpoint::parse(&text).ok_or(ConfigError::OtlpEndpoint { text })?),
+            None => None,
+        };
         let spares = layers.value(|s| s.spares).unwrap_or(SPARES_DEFAULT);
         if spares > SPARES_MAX {
             return Err(ConfigError::Spares { number: spares });
@@ -265,6 +277,7 @@ impl Config {
             capacity,
             output_kept_max,
             spares,
+            otlp_endpoint,
             log_json,
         })
     }
@@ -296,7 +309,27 @@ pub enum ConfigError {
         /// Which file.
         path: PathBuf,
         /// Where, and what was expected there.
-        source: toml::de::Error,
+        source: Box<toml::de::Error>,
+    },
+    /// The file says something that means nothing.
+    #[error("configuration file `{}` has an unknown key `{key}` in line {line}", path.display())]
+    UnknownKey {
+        /// Which file.
+        path: PathBuf,
+        /// From 1.
+        line: usize,
+        /// The key.
+        key: String,
+        /// The key that was meant, if one is like it.
+        meant: Option<&'static str>,
+    },
+    /// An environment variable is not what it should be.
+    #[error("the environment variable {name} is not valid: {why}")]
+    Variable {
+        /// Its name.
+        name: String,
+        /// What it should be.
+        why: &'static str,
     },
     /// Not an address and a port.
     #[error("`listen` is an address and a port such as {LISTEN_DEFAULT}, not `{text}`")]
@@ -324,6 +357,12 @@ pub enum ConfigError {
     /// Not a URL with a host.
     #[error("`public_url` is a URL such as https://shoal.example.com, not `{text}`")]
     PublicUrl {
+        /// As it was given.
+        text: String,
+    },
+    /// Not a URL that a collector could have.
+    #[error("`otlp_endpoint` is a URL such as http://127.0.0.1:4318, not `{text}`")]
+    OtlpEndpoint {
         /// As it was given.
         text: String,
     },
@@ -360,29 +399,46 @@ pub enum ConfigError {
 
 impl ConfigError {
     /// What to do about it, where there is something.
-    pub fn hint(&self) -> Option<&'static str> {
+    pub fn hint(&self) -> Option<String> {
         match self {
             Self::Insecure { .. } => Some(
                 "give a certificate with --tls-cert and --tls-key, listen on 127.0.0.1, or say --insecure-http if \
-                 something in front of the daemon encrypts",
+                 something in front of the daemon encrypts"
+                    .into(),
             ),
+            Self::UnknownKey { meant: Some(meant), .. } => Some(format!("did you mean `{meant}`?")),
+            Self::UnknownKey { meant: None, .. } => {
+                Some("`shoal config show` lists all settings, docs/reference/config.md explains them".into())
+            }
+            _ => None,
+        }
+    }
+
+    /// The setting that is to blame, where it is one.
+    pub fn key(&self) -> Option<&'static str> {
+        match self {
+            Self::Listen { .. } | Self::Insecure { .. } => Some("listen"),
+            Self::RelativeDataDir { .. } => Some("data_dir"),
+            Self::PublicUrl { .. } => Some("public_url"),
+            Self::AllowedHost { .. } => Some("allowed_hosts"),
+            Self::AllowedOrigin { .. } => Some("allowed_origins"),
+            Self::Quantity { key, .. } => Some(key),
+            Self::NoConnections => Some("connections_max"),
+            Self::Spares { .. } => Some("spares"),
+            Self::OtlpEndpoint { .. } => Some("otlp_endpoint"),
             Self::Read { .. }
             | Self::Parse { .. }
-            | Self::Listen { .. }
-            | Self::RelativeDataDir { .. }
-            | Self::HalfTls
-            | Self::PublicUrl { .. }
-            | Self::AllowedHost { .. }
-            | Self::AllowedOrigin { .. }
-            | Self::Quantity { .. }
-            | Self::NoConnections
-            | Self::Spares { .. } => None,
+            | Self::UnknownKey { .. }
+            | Self::Variable { .. }
+            | Self::HalfTls => None,
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
 
     const MACHINE: Machine = Machine { cpus: 2, memory_bytes: 1 << 30 };
@@ -429,17 +485,6 @@ mod tests {
         for address in ["127.0.0.1:0", "127.8.9.1:7878", "[::1]:7878", "[::ffff:127.0.0.1]:1"] {
             assert!(flags(listening_on(address)).is_ok(), "{address}");
         }
-    }
-
-    #[test]
-    fn a_misspelt_key_in_the_file_is_refused() {
-        let directory = tempfile::tempdir().expect("a temporary directory");
-        let path = directory.path().join("shoal.toml");
-        std::fs::write(&path, "listn = \"127.0.0.1:1\"\n").expect("a file");
-        let error = Settings::read(&path).expect_err("the key is misspelt");
-        assert!(matches!(error, ConfigError::Parse { .. }), "{error}");
-        std::fs::write(&path, "listen = \"127.0.0.1:1\"\nmemory_max = \"4Gi\"\n").expect("a file");
-        assert_eq!(Settings::read(&path).expect("it is valid").memory_max.as_deref(), Some("4Gi"));
     }
 
     #[test]

@@ -11,8 +11,8 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use engine::files::{Found, Made};
 use engine::{
-    Capacity, Command, CommandSpec, CommandState, Gathered, Key, KeyLimits, KeySpec, Labels, MachineStats,
-    Outcome, Owner, Sandbox, SandboxName, SandboxSpec, Span, State, Stats,
+    Capacity, Command, CommandSpec, CommandState, Event, Gathered, Happened, Key, KeyLimits, KeySpec, Labels,
+    MachineStats, Outcome, Owner, Sandbox, SandboxName, SandboxSpec, Span, State, Stats,
 };
 use runtime::Usage;
 use wire::api;
@@ -226,6 +226,32 @@ pub fn sandbox(sandbox: Sandbox) -> api::Sandbox {
         labels: sandbox.labels.pairs().clone(),
         lifetime: sandbox.lifetime.rules().iter().map(kept_rule).collect(),
         created_at: rfc3339(sandbox.created_at),
+    }
+}
+
+/// Something that happened to a sandbox.
+pub fn sandbox_event(event: &Event) -> api::SandboxEvent {
+    let (at, sandbox_id) = (rfc3339(event.at), event.sandbox);
+    match &event.what {
+        Happened::Sandbox { name, state, reason } => api::SandboxEvent::Sandbox {
+            at,
+            sandbox_id,
+            name: name.as_str().to_owned(),
+            state: sandbox_state(*state),
+            reason: reason.clone(),
+        },
+        Happened::Deleted { name } => {
+            api::SandboxEvent::Deleted { at, sandbox_id, name: name.as_str().to_owned() }
+        }
+        Happened::CommandStarted { command, pid } => {
+            api::SandboxEvent::CommandStarted { at, sandbox_id, command_id: command.clone(), pid: *pid }
+        }
+        Happened::CommandEnded { command, outcome } => api::SandboxEvent::CommandEnded {
+            at,
+            sandbox_id,
+            command_id: command.clone(),
+            result: result(outcome),
+        },
     }
 }
 

@@ -13,6 +13,7 @@ pub mod listen;
 pub mod log;
 pub mod refusal;
 pub mod serve;
+pub mod settings;
 
 pub mod app;
 pub mod auth;
@@ -29,6 +30,7 @@ pub mod params;
 pub mod quantity;
 pub mod routes;
 pub mod stream;
+pub mod traces;
 
 pub use config::{Config, ConfigError, Layers, Machine, Settings};
 pub use data_dir::{DataDir, DataDirError, Listening};

@@ -2,8 +2,12 @@
 
 use std::io::IsTerminal;
 
-use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::ParseError;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
+use tracing_subscriber::{EnvFilter, Layer};
+
+use crate::traces::Traces;
 
 /// What is logged when nobody says otherwise.
 pub const FILTER_DEFAULT: &str = "info";
@@ -20,13 +24,23 @@ pub enum Format {
     Json,
 }
 
-/// Sends logs to stderr from now on. `filter` is in the manner of `info,shoal_engine=debug`.
-pub fn start(format: Format, filter: &str) -> Result<(), ParseError> {
-    let filter = EnvFilter::builder().parse(filter)?;
-    let logs = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
-    match format {
-        Format::Human { colour } => logs.with_ansi(colour && std::io::stderr().is_terminal()).init(),
-        Format::Json => logs.json().flatten_event(true).with_current_span(false).init(),
+/// Sends logs to stderr from now on, and traces to where they go. `filter` is in the manner of `info,shoal_engine=debug`.
+pub fn start(format: Format, filter: &str, traces: Option<&Traces>) -> Result<(), ParseError> {
+    // Spans for traces are not for logs, whatever the filter says.
+    let untraced = format!("{}=off", engine::TRACE_TARGET);
+    let untraced = untraced.parse().expect("a target and a level are a directive");
+    let filter = EnvFilter::builder().parse(filter)?.add_directive(untraced);
+    let logs = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
+    let logs = match format {
+        Format::Human { colour } => logs.with_ansi(colour && std::io::stderr().is_terminal()).boxed(),
+        Format::Json => logs.json().flatten_event(true).with_current_span(false).boxed(),
+    };
+    match traces {
+        // One filter for all, which is quicker than one for each.
+        None => tracing_subscriber::registry().with(logs).with(filter).init(),
+        Some(traces) => {
+            tracing_subscriber::registry().with(logs.with_filter(filter)).with(traces.layer()).init();
+        }
     }
     Ok(())
 }

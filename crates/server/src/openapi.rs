@@ -3,7 +3,7 @@
 use utoipa::openapi::security::{ApiKey, ApiKeyValue, HttpAuthScheme, HttpBuilder, SecurityScheme};
 use utoipa::{Modify, OpenApi};
 
-use crate::routes::{commands, files, keys, metrics, sandboxes, stats, system};
+use crate::routes::{self, commands, files, keys, metrics, sandboxes, stats, system};
 use crate::{events, stream};
 
 #[derive(OpenApi)]
@@ -22,6 +22,7 @@ use crate::{events, stream};
         sandboxes::delete,
         sandboxes::touch,
         sandboxes::explain,
+        routes::events::watch,
         commands::run,
         commands::list,
         stream::start,
@@ -58,7 +59,7 @@ use crate::{events, stream};
         system::version,
         system::openapi,
     ),
-    components(schemas(wire::api::CommandWish, wire::api::CommandEvent, wire::api::FileEvent)),
+    components(schemas(wire::api::CommandWish, wire::api::CommandEvent, wire::api::FileEvent, wire::api::SandboxEvent)),
     security(("bearer" = []), ("api_key" = [])),
     modifiers(&KeySpellings),
 )]

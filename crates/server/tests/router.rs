@@ -127,7 +127,9 @@ async fn every_described_route_exists_and_needs_a_key() {
         } else {
             refused.refused(401, "unauthorized");
         }
-        let answer = world.ask(method.clone(), &path, None).await;
+        // What never ends is asked for a sandbox that does not exist.
+        let target = if path == "/v1/events" { format!("{path}?sandbox=x") } else { path.clone() };
+        let answer = world.ask(method.clone(), &target, None).await;
         assert_ne!(answer.body["code"], "route_not_found", "{method} {path}");
         assert_ne!(answer.body["code"], "method_not_allowed", "{method} {path}");
         assert!(!answer.status.is_server_error(), "{method} {path}: {}", answer.body);

@@ -421,6 +421,67 @@ pub enum CommandWish {
     },
 }
 
+/// What happens to sandboxes and their commands: `GET /v1/events`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub enum SandboxEvent {
+    /// First on every connection: what comes after happens from now on, or after the event that was named.
+    Ready,
+    /// Events were missed: too many came, or the daemon was started anew. What follows happens from now on.
+    Missed,
+    /// A sandbox has a new state or a new name.
+    Sandbox {
+        /// When.
+        at: String,
+        /// Which.
+        #[schema(value_type = String)]
+        sandbox_id: SandboxId,
+        /// Its name.
+        name: String,
+        /// Its state.
+        state: SandboxState,
+        /// Why it failed, while it is `failed`. Long reasons are cut here.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        reason: Option<String>,
+    },
+    /// Nothing of a sandbox is left.
+    Deleted {
+        /// When.
+        at: String,
+        /// Which.
+        #[schema(value_type = String)]
+        sandbox_id: SandboxId,
+        /// The name it had.
+        name: String,
+    },
+    /// A command runs.
+    CommandStarted {
+        /// When.
+        at: String,
+        /// In which sandbox.
+        #[schema(value_type = String)]
+        sandbox_id: SandboxId,
+        /// Which.
+        #[schema(value_type = String)]
+        command_id: CommandId,
+        /// Its process, in the sandbox's own numbers.
+        pid: u32,
+    },
+    /// A command has its result.
+    CommandEnded {
+        /// When.
+        at: String,
+        /// In which sandbox.
+        #[schema(value_type = String)]
+        sandbox_id: SandboxId,
+        /// Which.
+        #[schema(value_type = String)]
+        command_id: CommandId,
+        /// How it ended.
+        result: CommandResult,
+    },
+}
+
 /// `GET /v1/version`
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Version {

@@ -12,6 +12,7 @@ use wire::guest::{End, EndCause, ExitStatus, OUTPUT_WINDOW, StartError};
 
 use super::{Hub, Phase, STREAMS};
 use crate::error::{StoreError, chain};
+use crate::events::Happened;
 use crate::guest::Violation;
 use crate::model::Outcome;
 use crate::store::ResultRow;
@@ -153,8 +154,10 @@ impl Hub {
         let told = result.outcome != Outcome::TimedOutUnheard;
         let took = result.ended_at.duration_since(self.created_at).unwrap_or_default();
         self.home.shared.metrics.command_ended(&result.outcome, took);
+        let outcome = result.outcome.clone();
         self.lock().phase = Phase::Ended(Box::new(result));
         self.home.command_ended(self, bytes);
+        self.home.tell(Happened::CommandEnded { command: self.id.clone(), outcome });
         if told {
             self.home.outbox.acknowledge_result(self.handle);
         }

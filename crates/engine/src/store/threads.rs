@@ -3,6 +3,7 @@
 //! A job carries what to do and whom to tell. Nobody is told before the commit that covers the change.
 
 use std::fs;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
@@ -146,10 +147,14 @@ pub(super) fn commit(db: &Connection, acts: Vec<Act>) {
         tracing::error!(%error, "cannot roll back after a failed commit");
     }
     for answer in answers {
-        answer(match &failure {
+        let committed = match &failure {
             None => Ok(()),
             Some(source) => Err(StoreError::Refused { source: Arc::clone(source) }),
-        });
+        };
+        // Whoever is told does more than listen. A bug there must not take the thread from all others.
+        if catch_unwind(AssertUnwindSafe(|| answer(committed))).is_err() {
+            tracing::error!("whoever waited for a change of a row panicked");
+        }
     }
 }
 

@@ -1,6 +1,7 @@
 //! The native API under `/v1`. A handler is three thoughts: read, ask the engine once, convert.
 
 pub mod commands;
+pub mod events;
 pub mod files;
 pub mod keys;
 pub mod metrics;
@@ -17,7 +18,7 @@ use tracing::Instrument;
 
 use crate::app::App;
 use crate::error::ApiError;
-use crate::{events, stream};
+use crate::stream;
 
 /// Where the metrics are: the path that every scraper tries first.
 pub const METRICS: &str = "/metrics";
@@ -33,6 +34,7 @@ pub fn all() -> Router<App> {
         .route("/v1/ready", get(system::ready))
         .route("/v1/version", get(system::version))
         .route("/v1/openapi.json", get(system::openapi))
+        .route("/v1/events", get(events::watch))
         .route("/v1/sandboxes", get(sandboxes::list).post(sandboxes::create))
         .route(
             "/v1/sandboxes/{sandbox}",
@@ -45,7 +47,7 @@ pub fn all() -> Router<App> {
         .route(COMMANDS, get(commands::list).post(commands::run))
         .route(&format!("{COMMANDS}/stream"), get(stream::start))
         .route(&under(""), get(commands::get))
-        .route(&under("/events"), get(events::events))
+        .route(&under("/events"), get(crate::events::events))
         .route(&under("/stream"), get(stream::attach))
         .route(&under("/stdin"), post(commands::write_stdin))
         .route(&under("/stdin/end"), post(commands::end_stdin))

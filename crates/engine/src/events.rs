@@ -1,0 +1,297 @@
+//! What happens to sandboxes and their commands, for whoever watches.
+//!
+//! The last events are kept in memory, so that a watcher that was cut off can go on where it was; one that comes too late,
+//! or after another start of the daemon, is told that it missed something, and looks for itself. Nothing waits for a
+//! watcher, and events are no record: what must not be lost is in rows.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::str::FromStr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::SystemTime;
+
+use tokio::sync::Notify;
+use wire::{CommandId, SandboxId};
+
+use crate::keys::random_u64;
+use crate::lifecycle::State;
+use crate::model::{Outcome, Owner, SandboxName};
+
+/// Events that are kept. Each has a few hundred bytes, so all of them have a few MiB at most.
+pub const EVENTS_KEPT_MAX: usize = 8192;
+/// What is kept of the reason of a failure.
+const REASON_MAX: usize = 1024;
+
+/// An event's place: which start of the daemon, and which event since.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct EventId {
+    start: u64,
+    serial: u64,
+}
+
+impl fmt::Display for EventId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:016x}-{}", self.start, self.serial)
+    }
+}
+
+/// The text was never an event's id.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("it did not come from an event")]
+pub struct BadEventId;
+
+impl FromStr for EventId {
+    type Err = BadEventId;
+
+    fn from_str(text: &str) -> Result<Self, BadEventId> {
+        let (start, serial) = text.split_once('-').ok_or(BadEventId)?;
+        let start = u64::from_str_radix(start, 16).map_err(|_| BadEventId)?;
+        Ok(Self { start, serial: serial.parse().map_err(|_| BadEventId)? })
+    }
+}
+
+/// Something that happened.
+#[derive(Debug, Clone)]
+pub struct Event {
+    /// Its place.
+    pub id: EventId,
+    /// When.
+    pub at: SystemTime,
+    /// Whose sandbox it is.
+    pub owner: Owner,
+    /// To which sandbox.
+    pub sandbox: SandboxId,
+    /// What.
+    pub what: Happened,
+}
+
+/// What happened.
+#[derive(Debug, Clone)]
+pub enum Happened {
+    /// A sandbox has a new state or a new name.
+    Sandbox {
+        /// Its name.
+        name: SandboxName,
+        /// Its state.
+        state: State,
+        /// Why it failed, if it did.
+        reason: Option<String>,
+    },
+    /// Nothing of a sandbox is left.
+    Deleted {
+        /// The name it had.
+        name: SandboxName,
+    },
+    /// A command runs.
+    CommandStarted {
+        /// Which.
+        command: CommandId,
+        /// Its process, in the sandbox's own numbers.
+        pid: u32,
+    },
+    /// A command has its result.
+    CommandEnded {
+        /// Which.
+        command: CommandId,
+        /// How it ended.
+        outcome: Outcome,
+    },
+}
+
+/// What a watcher is told.
+#[derive(Debug, Clone)]
+pub enum Told {
+    /// Something happened.
+    Event(Arc<Event>),
+    /// Events fell off, or were those of another daemon. What follows comes after this place.
+    Missed(EventId),
+}
+
+/// All events of one engine.
+pub(crate) struct Events {
+    start: u64,
+    kept: Mutex<Kept>,
+    /// Told after each event.
+    more: Notify,
+}
+
+#[derive(Default)]
+struct Kept {
+    /// The serial of the first in `events`, less one.
+    before: u64,
+    events: VecDeque<Arc<Event>>,
+}
+
+impl Kept {
+    fn last(&self) -> u64 {
+        self.before + self.events.len() as u64
+    }
+}
+
+impl Events {
+    pub fn new() -> Self {
+        Self { start: random_u64(), kept: Mutex::default(), more: Notify::new() }
+    }
+
+    fn kept(&self) -> MutexGuard<'_, Kept> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Something happened just now.
+    pub fn publish(&self, owner: &Owner, sandbox: SandboxId, mut what: Happened) {
+        if let Happened::Sandbox { reason: Some(reason), .. } = &mut what {
+            let end = (0..=reason.len().min(REASON_MAX)).rev().find(|at| reason.is_char_boundary(*at));
+            reason.truncate(end.unwrap_or(0));
+        }
+        let (at, owner) = (crate::now(), owner.clone());
+        let mut kept = self.kept();
+        let id = EventId { start: self.start, serial: kept.last() + 1 };
+        kept.events.push_back(Arc::new(Event { id, at, owner, sandbox, what }));
+        if kept.events.len() > EVENTS_KEPT_MAX {
+            kept.events.pop_front();
+            kept.before += 1;
+        }
+        drop(kept);
+        self.more.notify_waiters();
+    }
+}
+
+/// One who watches.
+pub struct Watcher {
+    events: Arc<Events>,
+    owner: Owner,
+    only: Option<SandboxId>,
+    /// The last event that was looked at.
+    at: u64,
+    /// Something before `at` was missed, and that was not told yet.
+    missed: bool,
+}
+
+impl Watcher {
+    pub(crate) fn new(
+        events: Arc<Events>,
+        owner: Owner,
+        only: Option<SandboxId>,
+        after: Option<EventId>,
+    ) -> Self {
+        let last = events.kept().last();
+        let (at, missed) = match after {
+            None => (last, false),
+            Some(id) if id.start == events.start && id.serial <= last => (id.serial, false),
+            Some(_) => (last, true),
+        };
+        Self { events, owner, only, at, missed }
+    }
+
+    /// Where the watcher is: what comes next comes after it.
+    pub fn place(&self) -> EventId {
+        EventId { start: self.events.start, serial: self.at }
+    }
+
+    /// The next thing. Cancel-safe.
+    pub async fn next(&mut self) -> Told {
+        loop {
+            let events = Arc::clone(&self.events);
+            let mut more = std::pin::pin!(events.more.notified());
+            // From here on no event is missed; one before it is seen by the look.
+            more.as_mut().enable();
+            if let Some(told) = self.look() {
+                return told;
+            }
+            more.await;
+        }
+    }
+
+    fn look(&mut self) -> Option<Told> {
+        let events = Arc::clone(&self.events);
+        let kept = events.kept();
+        if self.at < kept.before {
+            (self.at, self.missed) = (kept.before, true);
+        }
+        if std::mem::take(&mut self.missed) {
+            return Some(Told::Missed(self.place()));
+        }
+        while self.at < kept.last() {
+            let event = &kept.events[(self.at - kept.before) as usize];
+            self.at += 1;
+            if event.owner == self.owner && self.only.is_none_or(|only| only == event.sandbox) {
+                return Some(Told::Event(Arc::clone(event)));
+            }
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn owner(name: &str) -> Owner {
+        Owner::parse(name).expect("it is valid")
+    }
+
+    fn started(number: u32) -> Happened {
+        let command = format!("c{number}").parse().expect("an id");
+        Happened::CommandStarted { command, pid: number }
+    }
+
+    async fn pid(watcher: &mut Watcher) -> Option<u32> {
+        match tokio::time::timeout(Duration::from_secs(1), watcher.next()).await {
+            Ok(Told::Event(event)) => match &event.what {
+                Happened::CommandStarted { pid, .. } => Some(*pid),
+                other => panic!("{other:?}"),
+            },
+            Ok(Told::Missed(_)) => panic!("nothing was missed"),
+            Err(_) => None,
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_watcher_sees_its_own_and_goes_on_where_it_was() {
+        let events = Arc::new(Events::new());
+        let (mine, other) = (SandboxId::from_random(1), SandboxId::from_random(2));
+        let watch = |after| Watcher::new(Arc::clone(&events), owner("me"), None, after);
+        let mut watcher = watch(None);
+        let began = watcher.place();
+        events.publish(&owner("me"), mine, started(1));
+        events.publish(&owner("you"), other, started(2));
+        events.publish(&owner("me"), other, started(3));
+        assert_eq!((pid(&mut watcher).await, pid(&mut watcher).await), (Some(1), Some(3)));
+        assert_eq!(pid(&mut watcher).await, None);
+        let mut again = watch(Some(began.to_string().parse().expect("it came from here")));
+        assert_eq!(pid(&mut again).await, Some(1));
+        let mut one = Watcher::new(Arc::clone(&events), owner("me"), Some(other), Some(began));
+        assert_eq!((pid(&mut one).await, pid(&mut one).await), (Some(3), None));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_was_missed_is_told() {
+        let events = Arc::new(Events::new());
+        let sandbox = SandboxId::from_random(1);
+        let mut slow = Watcher::new(Arc::clone(&events), owner("me"), None, None);
+        for number in 0..EVENTS_KEPT_MAX as u32 + 10 {
+            events.publish(&owner("me"), sandbox, started(number));
+        }
+        assert!(matches!(slow.next().await, Told::Missed(_)));
+        assert_eq!(pid(&mut slow).await, Some(10), "then it goes on with the oldest that is kept");
+        let foreign = EventId { start: events.start ^ 1, serial: 3 };
+        let mut late = Watcher::new(Arc::clone(&events), owner("me"), None, Some(foreign));
+        assert!(matches!(late.next().await, Told::Missed(_)));
+        assert_eq!(pid(&mut late).await, None);
+        let future = EventId { start: events.start, serial: u64::MAX };
+        let mut odd = Watcher::new(Arc::clone(&events), owner("me"), None, Some(future));
+        assert!(matches!(odd.next().await, Told::Missed(_)));
+    }
+
+    #[test]
+    fn ids_are_read_as_they_are_written() {
+        let id = EventId { start: 0xab, serial: 7 };
+        assert_eq!(id.to_string(), "00000000000000ab-7");
+        assert_eq!(id.to_string().parse(), Ok(id));
+        for wrong in ["", "7", "-", "x-1", "1-", "1-x", "11111111111111111-1", "1--1"] {
+            assert_eq!(wrong.parse::<EventId>(), Err(BadEventId), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,108 @@
+//! What happens to sandboxes and their commands, as it happens.
+
+use std::convert::Infallible;
+
+use axum::extract::State;
+use axum::http::HeaderMap;
+use axum::response::Sse;
+use axum::response::sse::{Event, KeepAlive};
+use engine::{EventId, Told, Watcher};
+use futures_util::stream::{self, Stream};
+use serde::Deserialize;
+use utoipa::IntoParams;
+use wire::api;
+
+use crate::app::{App, Caller, Stopping};
+use crate::body::Query;
+use crate::convert;
+use crate::error::ApiError;
+use crate::events::HEARTBEAT;
+
+/// What to watch.
+#[derive(Debug, Default, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields, default)]
+#[into_params(parameter_in = Query)]
+pub struct WatchParams {
+    /// The id of the one sandbox to watch; all of the owner's if left out.
+    sandbox: Option<String>,
+    /// As the header `Last-Event-ID`, for clients that cannot set it.
+    last_event_id: Option<String>,
+}
+
+/// What happens to the owner's sandboxes and their commands, as server-sent events, until the caller leaves.
+///
+/// Each event is a `SandboxEvent` in JSON under the name of its `type`, with an id. A stream that was cut goes on after the
+/// event that `Last-Event-ID` names, as long as the daemon still has what followed it in memory; else `missed` comes
+/// first, and the caller should look at the sandboxes themselves.
+#[utoipa::path(get, path = "/v1/events", tag = "sandboxes", params(
+    WatchParams,
+    ("Last-Event-ID" = Option<String>, Header, description = "The id of the last event that was seen."),
+), responses(
+    (status = 200, body = api::SandboxEvent, content_type = "text/event-stream"),
+    (status = 400, body = api::ErrorBody),
+    (status = 404, body = api::ErrorBody),
+))]
+pub async fn watch(
+    State(app): State<App>,
+    Caller(key): Caller,
+    Query(params): Query<WatchParams>,
+    headers: HeaderMap,
+) -> Result<Sse<impl Stream<Item = Result<Event, Infallible>> + use<>>, ApiError> {
+    let only = match &params.sandbox {
+        Some(text) => {
+            Some(text.parse().map_err(|_| ApiError::invalid("sandbox", "it is the id of a sandbox"))?)
+        }
+        None => None,
+    };
+    let header = headers.get("last-event-id").map(|value| value.to_str().unwrap_or_default());
+    let after = match header.or(params.last_event_id.as_deref()) {
+        // Browsers send an empty one where none was seen.
+        None | Some("") => None,
+        Some(text) => {
+            Some(text.parse::<EventId>().map_err(|error| ApiError::invalid("Last-Event-ID", error))?)
+        }
+    };
+    let watcher = app.engine.watch(&key.owner, only, after)?;
+    let session = Session { watcher, stopping: app.stopping(&key), greeted: false };
+    let events = stream::unfold(session, async |mut session| {
+        let event = session.next().await?;
+        Some((Ok(event), session))
+    });
+    Ok(Sse::new(events).keep_alive(KeepAlive::new().interval(HEARTBEAT)))
+}
+
+struct Session {
+    watcher: Watcher,
+    stopping: Stopping,
+    greeted: bool,
+}
+
+impl Session {
+    async fn next(&mut self) -> Option<Event> {
+        if !std::mem::replace(&mut self.greeted, true) {
+            // With an id, so that a stream on which nothing has happened yet can be continued too.
+            return Some(to_event(self.watcher.place(), &api::SandboxEvent::Ready));
+        }
+        let told = tokio::select! {
+            told = self.watcher.next() => told,
+            _ = self.stopping.wait() => return None,
+        };
+        Some(match told {
+            Told::Event(event) => to_event(event.id, &convert::sandbox_event(&event)),
+            Told::Missed(id) => to_event(id, &api::SandboxEvent::Missed),
+        })
+    }
+}
+
+fn to_event(id: EventId, event: &api::SandboxEvent) -> Event {
+    let name = match event {
+        api::SandboxEvent::Ready => "ready",
+        api::SandboxEvent::Missed => "missed",
+        api::SandboxEvent::Sandbox { .. } => "sandbox",
+        api::SandboxEvent::Deleted { .. } => "deleted",
+        api::SandboxEvent::CommandStarted { .. } => "command_started",
+        api::SandboxEvent::CommandEnded { .. } => "command_ended",
+    };
+    let data = serde_json::to_string(event).expect("events are made of types that JSON can write");
+    Event::default().id(id.to_string()).event(name).data(data)
+}

@@ -1,0 +1,192 @@
+//! `GET /v1/events` and `shoal watch`: what happens to sandboxes, as it happens.
+
+use std::io::{BufRead, BufReader};
+use std::net::SocketAddr;
+use std::process::{Command, Stdio};
+use std::sync::mpsc::{self, Receiver};
+
+use rustix::process::Signal;
+use serde_json::{Value, json};
+use shoal_tests::daemon::{binary, send_signal};
+use shoal_tests::http::{ServerEvent, server_events};
+use shoal_tests::{DEADLINE, Daemon, Request, until};
+
+/// A stream of events, read by a thread until it ends.
+struct Stream(Receiver<(String, Value)>);
+
+impl Stream {
+    fn open(address: SocketAddr, request: Request) -> Self {
+        let answer = request.open(address).expect("it answers");
+        assert_eq!((answer.status, answer.header("content-type")), (200, Some("text/event-stream")));
+        let (send, receive) = mpsc::channel();
+        std::thread::spawn(move || {
+            // It ends with the test, or with the daemon.
+            let _ = server_events(answer, |event: ServerEvent| {
+                let _ = send.send((event.id.expect("every event has an id"), event.data));
+            });
+        });
+        Self(receive)
+    }
+
+    #[track_caller]
+    fn next(&self) -> (String, Value) {
+        self.0.recv_timeout(DEADLINE).expect("an event comes")
+    }
+
+    /// The next event, as its type and what matters of it.
+    #[track_caller]
+    fn told(&self) -> String {
+        let (_, event) = self.next();
+        let text = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+        let detail = match event["type"].as_str().expect("a type") {
+            "sandbox" => format!(" {} {}", text(&event["name"]), text(&event["state"])),
+            "deleted" => format!(" {}", text(&event["name"])),
+            "command_started" => format!(" {}", text(&event["command_id"])),
+            "command_ended" => {
+                format!(" {} {}", text(&event["command_id"]), text(&event["result"]["exit_code"]))
+            }
+            _ => String::new(),
+        };
+        assert!(
+            matches!(event["type"].as_str(), Some("ready" | "missed")) || event["at"].is_string(),
+            "{event}"
+        );
+        format!("{}{detail}", text(&event["type"]))
+    }
+}
+
+fn watch(daemon: &Daemon, query: &str) -> Stream {
+    Stream::open(daemon.address, daemon.request("GET", &format!("/v1/events{query}")))
+}
+
+fn watch_after(daemon: &Daemon, id: &str) -> Stream {
+    Stream::open(daemon.address, daemon.request("GET", "/v1/events").header("Last-Event-ID", id))
+}
+
+#[test]
+fn a_life_is_told_from_its_beginning_to_its_end() {
+    let daemon = Daemon::start();
+    let stream = watch(&daemon, "");
+    assert_eq!(stream.told(), "ready");
+    let sandbox = daemon.sandbox_with(json!({"name": "one"}));
+    assert_eq!((stream.told(), stream.told()), ("sandbox one creating".into(), "sandbox one running".into()));
+    let only = watch(&daemon, &format!("?sandbox={}", sandbox.id));
+    assert_eq!(only.told(), "ready");
+    sandbox.run(json!({"id": "c1", "script": "exit 3"}));
+    for stream in [&stream, &only] {
+        assert_eq!(
+            (stream.told(), stream.told()),
+            ("command_started c1".into(), "command_ended c1 3".into())
+        );
+    }
+    let other = daemon.sandbox_with(json!({"name": "two"}));
+    daemon
+        .request("PATCH", &format!("/v1/sandboxes/{}", sandbox.id))
+        .json(&json!({"name": "renamed"}))
+        .send(daemon.address)
+        .expect(200);
+    sandbox.delete();
+    for told in ["sandbox two creating", "sandbox two running"] {
+        assert_eq!(stream.told(), told);
+    }
+    for stream in [&stream, &only] {
+        for told in ["sandbox renamed running", "sandbox renamed deleting", "deleted renamed"] {
+            assert_eq!(stream.told(), told);
+        }
+    }
+    other.delete();
+}
+
+#[test]
+fn a_stream_that_was_cut_goes_on_where_it_was() {
+    let mut daemon = Daemon::start();
+    let sandbox = daemon.sandbox_with(json!({"name": "one"}));
+    let stream = watch(&daemon, "");
+    let (ready, _) = stream.next();
+    sandbox.run(json!({"id": "c1", "argv": ["true"]}));
+    let (started, _) = stream.next();
+    drop(stream);
+    sandbox.run(json!({"id": "c2", "argv": ["true"]}));
+    let again = watch_after(&daemon, &started);
+    for told in ["ready", "command_ended c1 0", "command_started c2", "command_ended c2 0"] {
+        assert_eq!(again.told(), told);
+    }
+    let by_query = watch(&daemon, &format!("?last_event_id={ready}"));
+    assert_eq!((by_query.told(), by_query.told()), ("ready".into(), "command_started c1".into()));
+    // Another start of the daemon has other events, and says so.
+    daemon.crash();
+    let late = watch_after(&daemon, &started);
+    assert_eq!((late.told(), late.told()), ("ready".into(), "missed".into()));
+    daemon.sandbox_of(&sandbox.id).run(json!({"id": "c3", "argv": ["true"]}));
+    assert_eq!(late.told(), "command_started c3");
+}
+
+#[test]
+fn events_are_for_their_owner_and_nonsense_is_refused() {
+    let daemon = Daemon::start();
+    let made = daemon.post("/v1/keys", &json!({"owner": "alice"})).expect(201);
+    let secret = made["secret"].as_str().expect("a secret").to_owned();
+    let mine = watch(&daemon, "");
+    let hers = Stream::open(daemon.address, Request::new("GET", "/v1/events").key(&secret));
+    assert_eq!((mine.told(), hers.told()), ("ready".into(), "ready".into()));
+    let sandbox = daemon.sandbox_with(json!({"name": "mine"}));
+    assert_eq!(mine.told(), "sandbox mine creating");
+    let hers_made = Request::new("POST", "/v1/sandboxes").key(&secret).json(&json!({"name": "hers"}));
+    hers_made.send(daemon.address).expect(201);
+    assert_eq!(hers.told(), "sandbox hers creating");
+    let target = format!("/v1/events?sandbox={}", sandbox.id);
+    Request::new("GET", &target).key(&secret).send(daemon.address).expect_refusal(404, "sandbox_not_found");
+    Request::new("GET", "/v1/events").send(daemon.address).expect_refusal(401, "unauthorized");
+    daemon.get("/v1/events?sandbox=nonsense").expect_refusal(400, "invalid_request");
+    daemon.get("/v1/events?last_event_id=nonsense").expect_refusal(400, "invalid_request");
+    daemon.get("/v1/events?colour=red").expect_refusal(400, "invalid_query");
+}
+
+#[test]
+fn watch_shows_how_things_are_and_then_what_happens() {
+    let mut daemon = Daemon::start();
+    let sandbox = daemon.sandbox_with(json!({"name": "work"}));
+    let data_dir = daemon.data_dir.clone();
+    let start = |arguments: &[&str]| {
+        let mut child = Command::new(binary())
+            .args(arguments)
+            .env("SHOAL_DATA_DIR", &data_dir)
+            .env_remove("SHOAL_URL")
+            .env_remove("SHOAL_API_KEY")
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("it starts");
+        let lines = BufReader::new(child.stdout.take().expect("a pipe")).lines();
+        (child, lines.map(|line| line.expect("text")))
+    };
+    let (mut all, mut all_lines) = start(&["watch"]);
+    let (mut one, mut one_lines) = start(&["watch", "--json", "work"]);
+    let mut json_type = || -> String {
+        let line = one_lines.next().expect("an event comes");
+        serde_json::from_str::<Value>(&line).expect("JSON")["type"].as_str().expect("a type").to_owned()
+    };
+    let now = all_lines.next().expect("how things are");
+    assert!(now.starts_with("now ") && now.ends_with("  work  running"), "{now}");
+    assert_eq!(json_type(), "ready");
+    sandbox.run(json!({"id": "c1", "script": "exit 5"}));
+    let line = all_lines.next().expect("an event comes");
+    assert!(line.contains("  work  command c1 started, pid "), "{line}");
+    let line = all_lines.next().expect("an event comes");
+    assert!(line.ends_with("  work  command c1 exited with 5"), "{line}");
+    assert_eq!((json_type(), json_type()), ("command_started".into(), "command_ended".into()));
+    daemon.crash();
+    let line = all_lines.next().expect("after another start everything is told anew");
+    assert!(line.starts_with("now ") && line.ends_with("  work  running"), "{line}");
+    assert_eq!(json_type(), "missed");
+    daemon.sandbox_of(&sandbox.id).delete();
+    assert!(all_lines.any(|line| line.ends_with("  work  deleted")));
+    assert_eq!((json_type(), json_type()), ("sandbox".into(), "deleted".into()));
+    let status = until("the watch of one ends with it", || one.try_wait().expect("a child can be asked"));
+    assert!(status.success(), "{status}");
+    assert!(all.try_wait().expect("a child can be asked").is_none(), "the watch of all goes on");
+    send_signal(all.id() as i32, Signal::INT);
+    let status = until("Ctrl-C ends it", || all.try_wait().expect("a child can be asked"));
+    assert_eq!(status.code(), Some(130));
+}
