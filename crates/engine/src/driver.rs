@@ -313,7 +313,7 @@ impl Driver {
                     self.trace =
                         debug_span!(target: TRACE_TARGET, parent: &cause, "delete", shoal.sandbox = %id);
                 }
-                self.delete().await; // Whoever asked is told what came of it.
+                self.delete(None).await; // Whoever asked is told what came of it.
             }
             Message::Update { update, done } => {
                 let _ = done.send(self.update(*update).await); // A caller that left needs no answer.
@@ -559,6 +559,8 @@ impl Driver {
         self.keeper.touched(now);
         self.keeper.stored();
         self.judge().await;
+        // A touch does not renew the clock of creation, which may have struck in this moment.
+        self.check_lives()?;
         Ok(self.explain())
     }
 
@@ -617,9 +619,9 @@ impl Driver {
         }
         match strike {
             Some(strike) if over => {
-                let rule = self.keeper.lifetime().rules()[strike.rule];
-                info!(since = rule.since.word(), after = ?rule.after, "the sandbox's time is over");
-                if !self.delete().await {
+                let reason = self.keeper.lifetime().rules()[strike.rule].reason();
+                info!(reason, "the sandbox's time is over");
+                if !self.delete(Some(reason)).await {
                     self.keeper.retry_later(now);
                 }
             }
@@ -642,12 +644,12 @@ impl Driver {
 
     // Deleting.
 
-    /// Begins to delete it, unless that has begun. Tells whether it is under way.
-    async fn delete(&mut self) -> bool {
+    /// Begins to delete it, unless that has begun. Tells whether it is under way. The reason is for those who did not ask for it.
+    async fn delete(&mut self, reason: Option<String>) -> bool {
         match self.home.state().goal(Wish::Delete) {
             Ok(Some(_)) => {
                 self.home.uses.close_if(|_| true);
-                if let Err(error) = self.record(State::Deleting, Goal::Gone, None).await {
+                if let Err(error) = self.record(State::Deleting, Goal::Gone, reason).await {
                     // Nothing was begun. The sandbox is as it was.
                     self.home.uses.reopen();
                     match self.deletes.is_empty() {
