@@ -54,6 +54,8 @@ const ADOPT_SECONDS: u64 = 1;
 const TEARDOWN_SECONDS: u64 = 120;
 /// How long the end of a sandbox's processes may take.
 const END_SECONDS: u64 = 60;
+/// How often a link that panicked is made anew.
+const RELINKS_MAX: u32 = 5;
 /// Between two attempts at what must succeed in the end, at first and at most.
 const RETRY_MIN: Duration = Duration::from_millis(100);
 const RETRY_MAX: Duration = Duration::from_secs(30);
@@ -83,7 +85,10 @@ pub(crate) enum Birth {
     /// Someone asked for it just now.
     New { row: Box<SandboxRow>, wait: Wait, created: oneshot::Sender<Result<(), EngineError>> },
     /// A row told of it.
-    Recovered,
+    Recovered {
+        /// Why the output of its commands cannot be found, where that is so.
+        unreadable: Option<String>,
+    },
 }
 
 /// A task that ends when nobody holds it any more.
@@ -117,6 +122,7 @@ pub(crate) fn spawn(home: &Arc<Home>, inbox: mpsc::Receiver<Message>, keeper: Ke
         inbox,
         work: Work::None,
         failures: 0,
+        relinks: 0,
         keeper,
         look: None,
         deletes: Vec::new(),
@@ -126,7 +132,7 @@ pub(crate) fn spawn(home: &Arc<Home>, inbox: mpsc::Receiver<Message>, keeper: Ke
             Birth::New { .. } => {
                 debug_span!(target: TRACE_TARGET, "create", shoal.sandbox = %home.id)
             }
-            Birth::Recovered => Span::none(),
+            Birth::Recovered { .. } => Span::none(),
         },
     };
     let task = home.shared.runtime.spawn(driver.run(birth).instrument(span));
@@ -139,6 +145,8 @@ struct Driver {
     work: Work,
     /// Of the present work, in a row.
     failures: u32,
+    /// How often the link was made anew after a panic.
+    relinks: u32,
     keeper: Keeper,
     /// What the sandbox has had of the processors is being read.
     look: Option<Task<Result<Usage, BackendError>>>,
@@ -207,7 +215,7 @@ impl Work {
             }
             Self::Linked(task) => Finished::Unlinked(task.await.unwrap_or_else(|error| {
                 error!(%error, "the link to init panicked");
-                LinkEnd::Gone
+                LinkEnd::Bug
             })),
             Self::Cleaning { task, .. } => {
                 Finished::Cleaned(task.await.unwrap_or_else(|error| Err(panicked("clean up", error))))
@@ -287,9 +295,12 @@ impl Driver {
                 }
                 self.make(Remains::Nothing);
             }
-            Birth::Recovered => {
+            Birth::Recovered { unreadable } => {
                 self.home.set_recorded();
                 match self.home.state().recovery() {
+                    Recovery::Adopt if unreadable.is_some() => {
+                        self.lost(LinkEnd::Unreadable(unreadable.unwrap_or_default())).await;
+                    }
                     Recovery::MakeAgain => self.make(Remains::Perhaps),
                     Recovery::Adopt => self.link(),
                     Recovery::Finish => self.clean(None, self.home.close_commands(), Then::Gone),
@@ -440,6 +451,13 @@ impl Driver {
     /// files of whoever owns it, and a delete does that when it is wanted. Its processes are ended, since nobody can reach them
     /// any more: an init that was taken over may have some, also when it seems to be gone.
     async fn lost(&mut self, end: LinkEnd) {
+        if let LinkEnd::Bug = end
+            && self.relinks < RELINKS_MAX
+        {
+            // The bug is ours, and may not show again. Whoever owns the sandbox should not pay for it.
+            self.relinks += 1;
+            return self.link();
+        }
         let reason = chain(&end);
         warn!(reason, "sandbox failed");
         let commands = self.home.close_commands();
@@ -850,9 +868,12 @@ async fn is_cancelled(cancelled: &mut watch::Receiver<bool>) {
 fn link_ended(end: Result<LinkEnd, JoinError>) -> BackendError {
     match end {
         Ok(LinkEnd::Gone) => BackendError::Gone,
-        Ok(end @ (LinkEnd::Hostile(_) | LinkEnd::NoCommonVersion { .. })) => {
-            BackendError::Refused { doing: "talk to init".into(), source: std::io::Error::other(end) }
-        }
+        Ok(
+            end @ (LinkEnd::Hostile(_)
+            | LinkEnd::NoCommonVersion { .. }
+            | LinkEnd::Bug
+            | LinkEnd::Unreadable(_)),
+        ) => BackendError::Refused { doing: "talk to init".into(), source: std::io::Error::other(end) },
         Err(error) => panicked("talk to init", error),
     }
 }
