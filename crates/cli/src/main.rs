@@ -18,6 +18,7 @@ mod keys;
 mod launcher;
 mod lifetime;
 mod logs;
+mod notify;
 mod pipes;
 mod print;
 mod private;
