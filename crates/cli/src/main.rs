@@ -19,6 +19,7 @@ mod keys;
 mod launcher;
 mod lifetime;
 mod logs;
+mod notify;
 mod pipes;
 mod print;
 mod private;
