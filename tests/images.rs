@@ -594,6 +594,132 @@ fn credentials_go_to_the_registry_and_nowhere_else_and_what_they_open_is_private
     second.stop();
 }
 
+/// `ada:secret`, as a Docker configuration has it.
+const ADA: &str = "YWRhOnNlY3JldA==";
+
+#[test]
+fn a_real_registry_that_wants_a_password_gets_it_from_the_request_the_environment_or_the_daemons_file() {
+    let registry = Registry::start_guarded();
+    let made = MadeImage::of(&Layer::busybox().file("x", "x"), json!({}));
+    let name = registry.push_with("team/app:1", &made, &["--dest-creds=ada:secret"]);
+    let daemon = daemon_with(registry.config());
+    pull(&daemon, &name).expect_refusal(400, "registry_denied");
+    let wrong = json!({"reference": name, "username": "ada", "password": "wrong"});
+    daemon.post("/v1/images/pull", &wrong).expect_refusal(400, "registry_denied");
+    let right = json!({"reference": name, "username": "ada", "password": "secret"});
+    assert_eq!(daemon.post("/v1/images/pull", &right).expect(200)["private"], true);
+
+    // By the environment of whoever types.
+    daemon.delete(&format!("/v1/images/{}", in_path(&name))).expect(200);
+    let mut command = command_of(&daemon, &["image", "pull", &name]);
+    command.env("SHOAL_REGISTRY_USERNAME", "ada").env("SHOAL_REGISTRY_PASSWORD", "secret");
+    said(command.output().expect("it runs"));
+    let mut half = command_of(&daemon, &["image", "pull", &name]);
+    let half = half.env("SHOAL_REGISTRY_USERNAME", "ada").output().expect("it runs");
+    assert!(String::from_utf8_lossy(&half.stderr).contains("only one of"), "{half:?}");
+    assert!(!daemon.logs().contains("secret"), "a secret was logged");
+
+    // By the daemon's own, for everyone.
+    let file = registry.path("docker.json");
+    let auths = json!({"auths": {registry.name.clone(): {"auth": ADA}}});
+    fs::write(&file, auths.to_string()).expect("it can be written");
+    let config = format!("{}docker_config = \"{}\"\n", registry.config(), file.display());
+    let second = daemon_with(config);
+    let sandbox = sandbox_of(&second, &name);
+    assert_eq!(sandbox.sh("cat /x").ok().text(), "x");
+    assert_eq!(image(&second, &name).expect(200)["private"], false, "the operator's credentials are for all");
+}
+
+#[test]
+fn manifests_and_layers_of_dockers_own_types_are_the_same_to_us() {
+    let (registry, daemon) = ground();
+    let layers = [Layer::busybox().tar(), Layer::default().file("above", "above").tar()];
+    let layers: Vec<_> = layers.iter().map(|tar| (&tar[..], Packing::Gzip)).collect();
+    let made = MadeImage::new(&layers, json!({"Env": ["FROM=docker"]}));
+    let name = registry.push_with("docker:1", &made, &["--format=v2s2"]);
+    let mut inspect = Command::new("skopeo");
+    inspect.args(["inspect", "--raw", "--tls-verify=false", &format!("docker://{name}")]);
+    let manifest = program(&mut inspect);
+    assert!(manifest.contains("application/vnd.docker.distribution.manifest.v2+json"), "{manifest}");
+    assert!(manifest.contains("application/vnd.docker.image.rootfs.diff.tar.gzip"), "{manifest}");
+    let image = pull(&daemon, &name).expect(200);
+    assert_eq!(image["digest"], digest(manifest.as_bytes()));
+    let said = sandbox_of(&daemon, &name).sh("cat /above; echo $FROM").ok();
+    assert_eq!(said.text(), "abovedocker\n");
+    // The same by its digest alone, which no tag can change.
+    let pinned = format!("{}/docker@{}", registry.name, digest(manifest.as_bytes()));
+    assert_eq!(pull(&daemon, &pinned).expect(200)["digest"], image["digest"]);
+}
+
+#[test]
+fn a_kill_at_any_step_of_a_pull_leaves_what_the_next_one_can_use() {
+    let (puppet, mut daemon) = puppet();
+    const LAYERS: usize = 5;
+    for step in 0..=LAYERS + 2 {
+        let tars: Vec<Vec<u8>> = (0..LAYERS)
+            .map(|number| {
+                let base = if number == 0 { Layer::busybox() } else { Layer::default() };
+                base.file(&format!("of-{step}-{number}"), &"some words ".repeat(20_000)).tar()
+            })
+            .collect();
+        let layers: Vec<_> = tars.iter().map(|tar| (&tar[..], Packing::Plain)).collect();
+        let repository = format!("killed-{step}");
+        let name = puppet.serve(&repository, "1", &MadeImage::new(&layers, json!({})));
+        let (address, key, body) = (daemon.address, daemon.key.clone(), json!({"reference": name}));
+        let pulling = std::thread::spawn(move || {
+            let request = shoal_tests::Request::new("POST", "/v1/images/pull").key(&key).json(&body);
+            request.try_send(address)
+        });
+        // A manifest, a configuration, and then layers: the kill comes with the n-th of these.
+        let part = format!("/v2/{repository}/");
+        until_true("the registry was asked", || puppet.seen(&part).len() >= step.clamp(1, LAYERS + 2));
+        daemon.crash();
+        let _ = pulling.join().expect("it does not panic");
+        pull(&daemon, &name).expect(200);
+        let sandbox = sandbox_of(&daemon, &name);
+        let count = sandbox.sh(&format!("cd / && ls -d of-{step}-* | wc -l; cat of-{step}-* | wc -c")).ok();
+        let numbers: Vec<&str> = count.text().split_whitespace().collect();
+        assert_eq!(numbers, [LAYERS.to_string(), (LAYERS * 220_000).to_string()]);
+        sandbox.delete();
+        daemon.delete(&format!("/v1/images/{}", in_path(&name))).expect(200);
+        expect_nothing_left(&daemon);
+    }
+}
+
+#[test]
+fn a_name_that_is_taken_away_and_pulled_again_at_the_same_time_is_there_or_not_and_never_broken() {
+    let (registry, daemon) = ground();
+    let name = registry.push("torn:1", &MadeImage::of(&Layer::busybox().file("x", "x"), json!({})));
+    let route = format!("/v1/images/{}", in_path(&name));
+    let rounds = 15;
+    let start = Barrier::new(3);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for _ in 0..rounds {
+                start.wait();
+                pull(&daemon, &name).expect(200);
+            }
+        });
+        scope.spawn(|| {
+            for _ in 0..rounds {
+                start.wait();
+                let status = daemon.delete(&format!("{route}?force=true")).status;
+                assert!([200, 404].contains(&status), "{status}");
+            }
+        });
+        for _ in 0..rounds {
+            start.wait();
+            let made = daemon.post("/v1/sandboxes", &json!({"image": name})).expect(201);
+            let sandbox = daemon.sandbox_of(made["id"].as_str().expect("an id"));
+            assert_eq!(sandbox.sh("cat /x").ok().text(), "x");
+            sandbox.delete();
+        }
+    });
+    pull(&daemon, &name).expect(200);
+    daemon.delete(&route).expect(200);
+    expect_nothing_left(&daemon);
+}
+
 #[test]
 fn a_registry_is_spoken_to_in_the_clear_only_if_somebody_named_it() {
     let puppet = Puppet::start();
@@ -773,7 +899,10 @@ fn an_image_goes_when_its_last_name_and_its_last_sandbox_have_gone() {
     let sandbox = sandbox_of(&daemon, &two);
     assert_eq!(entries(&daemon, "layers").len(), 4);
     let route = format!("/v1/images/{}", in_path(&two));
-    assert_eq!(daemon.delete(&route).expect(200)["layers"], 0, "a sandbox uses it");
+    let refused = daemon.delete(&route).expect_refusal(409, "image_in_use");
+    assert_eq!(refused["details"]["sandboxes"], 1);
+    image(&daemon, &two).expect(200);
+    assert_eq!(daemon.delete(&format!("{route}?force=true")).expect(200)["layers"], 0, "a sandbox uses it");
     image(&daemon, &two).expect_refusal(404, "image_not_found");
     assert_eq!(sandbox.sh("cat /own").ok().text(), "own");
     daemon.crash();
@@ -865,11 +994,16 @@ fn progress_is_told_as_events() {
     );
 }
 
-fn shoal(daemon: &Daemon, arguments: &[&str]) -> Output {
+fn command_of(daemon: &Daemon, arguments: &[&str]) -> Command {
     let mut command = Command::new(binary());
     command.args(arguments).env_remove("SHOAL_DATA_DIR").env("HOME", daemon.home.path());
     command.env("SHOAL_URL", format!("http://{}", daemon.address)).env("SHOAL_API_KEY", &daemon.key);
-    command.stdin(Stdio::null()).output().expect("it runs")
+    command.stdin(Stdio::null());
+    command
+}
+
+fn shoal(daemon: &Daemon, arguments: &[&str]) -> Output {
+    command_of(daemon, arguments).output().expect("it runs")
 }
 
 #[track_caller]
@@ -890,6 +1024,10 @@ fn the_command_line_does_all_of_it() {
     let shown = said(shoal(&daemon, &["image", "inspect", "nice:1"]));
     assert!(shown.contains("maker=me") && shown.contains(&digest(&made.manifest)), "{shown}");
     assert_eq!(said(shoal(&daemon, &["run", "--image", "nice:1", "--", "cat", "/x"])), "x");
+    let entrypoint =
+        MadeImage::of(&Layer::busybox(), json!({"Entrypoint": ["/bin/echo"], "Cmd": ["own words"]}));
+    let own = registry.push("cli-own:1", &entrypoint);
+    assert_eq!(said(shoal(&daemon, &["run", "--image", &own])), "own words\n");
     let created = said(shoal(&daemon, &["create", "--image", &name, "--name", "kept"]));
     assert!(said(shoal(&daemon, &["ls"])).contains(created.trim()));
     assert!(said(shoal(&daemon, &["inspect", "kept"])).contains(&name));
@@ -930,6 +1068,37 @@ fn the_command_line_does_all_of_it() {
     said(shoal(&daemon, &["image", "pull", "--insecure", &private]));
     let denied = shoal(&daemon, &["image", "pull", "--insecure", "--anonymous", &private]);
     assert!(String::from_utf8_lossy(&denied.stderr).contains("denies access"), "{denied:?}");
+}
+
+#[test]
+fn a_terminal_shows_a_bar_for_each_layer_and_a_pipe_shows_none() {
+    let (puppet, daemon) = puppet();
+    let tars = [Layer::busybox().tar(), Layer::default().file("y", &"y".repeat(300_000)).tar()];
+    let made = MadeImage::new(&[(&tars[0], Packing::Plain), (&tars[1], Packing::Plain)], json!({}));
+    let name = puppet.serve("bars", "1", &made);
+    // Slow on purpose: each break is followed by a pause.
+    for (blob, bytes) in made.blobs.iter().filter(|(_, bytes)| bytes.len() > 10_000) {
+        let deed = Deed::Cut { bytes: bytes.clone(), after: bytes.len() / 3, times: 2 };
+        puppet.on(&format!("/v2/bars/blobs/{blob}"), deed);
+    }
+    let typed = format!("{} image pull {name}", binary().display());
+    let mut terminal = Command::new("script");
+    terminal.args(["--quiet", "--return", "--command", &typed, "/dev/null"]);
+    for (variable, value) in command_of(&daemon, &[]).get_envs() {
+        match value {
+            Some(value) => terminal.env(variable, value),
+            None => terminal.env_remove(variable),
+        };
+    }
+    let shown = said(terminal.env("TERM", "xterm").stdin(Stdio::null()).output().expect("it runs"));
+    for tar in &tars {
+        assert!(shown.contains(&digest(tar)[7..19]), "{shown:?}");
+    }
+    assert!(shown.contains("is fetched") && shown.contains('━'), "{shown:?}");
+    assert!(shown.contains(&digest(&made.manifest)), "{shown:?}");
+    let quiet = shoal(&daemon, &["image", "pull", &name]);
+    assert!(quiet.stderr.is_empty(), "{quiet:?}");
+    assert_eq!(said(quiet).trim(), digest(&made.manifest));
 }
 
 /// A whole distribution, made by `debootstrap` once and kept for the next run: making it takes minutes.

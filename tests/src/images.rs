@@ -276,15 +276,30 @@ pub struct Registry {
 }
 
 impl Registry {
-    /// Starts one.
+    /// Starts one that everybody may read.
     #[track_caller]
     pub fn start() -> Self {
+        Self::start_with(Home::new(), "")
+    }
+
+    /// Starts one for a user `ada` with the password `secret` alone.
+    #[track_caller]
+    pub fn start_guarded() -> Self {
         let home = Home::new();
+        let users = home.join("htpasswd");
+        fs::write(&users, "ada:$2b$04$iDuHdlJruw2Irq3sB8PILOuB2dejdMCFCLTSCjSjKZdDN6KRN8HqS\n")
+            .expect("the test's own directory takes files");
+        let text = format!("auth:\n  htpasswd: {{realm: test, path: {}}}\n", users.display());
+        Self::start_with(home, &text)
+    }
+
+    #[track_caller]
+    fn start_with(home: Home, more: &str) -> Self {
         let (config, log) = (home.join("config.yml"), home.join("registry.log"));
         let storage = home.join("storage");
         let text = format!(
             "version: 0.1\nlog: {{level: info, formatter: text}}\nstorage:\n  filesystem: {{rootdirectory: {}}}\n\
-             http: {{addr: \"127.0.0.1:0\"}}\n",
+             http: {{addr: \"127.0.0.1:0\"}}\n{more}",
             storage.display()
         );
         fs::write(&config, text).expect("the test's own directory takes files");
@@ -315,10 +330,17 @@ impl Registry {
     /// Pushes an image, and tells what it is called.
     #[track_caller]
     pub fn push(&self, name: &str, image: &MadeImage) -> String {
+        self.push_with(name, image, &[])
+    }
+
+    /// The same, with more arguments for `skopeo copy`.
+    #[track_caller]
+    pub fn push_with(&self, name: &str, image: &MadeImage, arguments: &[&str]) -> String {
         let layout = self.home.join(format!("layout-{}", name.replace(['/', ':'], "-")));
         image.write_layout(&layout, "t");
         let to = format!("{}/{name}", self.name);
-        program(&mut skopeo(&[&format!("oci:{}:t", layout.display()), &format!("docker://{to}")]));
+        let (source, target) = (format!("oci:{}:t", layout.display()), format!("docker://{to}"));
+        program(&mut skopeo(&[arguments, &[&source, &target]].concat()));
         to
     }
 

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::Context;
-use client::{Client, ImageEvents, Upload, api};
+use client::{Client, ImageEvents, InUse, Upload, api};
 use image::{Credentials, DockerConfig, ImageRef};
 use tokio::sync::mpsc;
 
@@ -43,8 +43,9 @@ pub async fn image(arguments: Image, environment: &Environment) -> anyhow::Resul
         ImageAction::Rm(arguments) => {
             let mut all = api::CollectedImages::default();
             let mut failures = 0;
+            let in_use = if arguments.force { InUse::Release } else { InUse::Refuse };
             for image in &arguments.images {
-                match client.remove_image(image).await {
+                match client.remove_image(image, in_use).await {
                     Ok(collected) => {
                         all.images += collected.images;
                         all.layers += collected.layers;
@@ -56,7 +57,9 @@ pub async fn image(arguments: Image, environment: &Environment) -> anyhow::Resul
                     }
                 }
             }
-            collected(all, arguments.json)?;
+            if failures < arguments.images.len() {
+                collected(all, arguments.json)?;
+            }
             Ok(i32::from(failures > 0))
         }
         ImageAction::Gc(arguments) => {

@@ -5,6 +5,7 @@
 
 #![forbid(unsafe_code)]
 
+mod amount;
 mod args;
 mod bench;
 mod config;
@@ -20,6 +21,7 @@ mod launcher;
 mod layers;
 mod lifetime;
 mod logs;
+mod notify;
 mod pipes;
 mod print;
 mod private;

@@ -248,7 +248,8 @@ pub fn concluded(
 /// What was asked for, without how it is streamed.
 pub fn wish(arguments: &Run) -> api::RunCommand {
     api::RunCommand {
-        argv: Some(arguments.command.clone()),
+        // Where nothing is named, the image's own entrypoint runs.
+        argv: Some(arguments.command.clone()).filter(|command| !command.is_empty()),
         env: arguments.env.iter().cloned().collect(),
         cwd: arguments.workdir.clone(),
         user: arguments.user.clone(),

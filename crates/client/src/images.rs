@@ -10,6 +10,15 @@ use crate::sse::SseReader;
 use crate::transport::{Call, Wait};
 use crate::{Client, Repeat, in_query, json, plain};
 
+/// What becomes of the last name of an image that sandboxes were made from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum InUse {
+    /// It stays, and the removal is refused.
+    Refuse,
+    /// It goes. The sandboxes keep what they need.
+    Release,
+}
+
 /// What happens while an image comes.
 pub struct ImageEvents {
     reader: SseReader,
@@ -106,8 +115,12 @@ impl Client {
     }
 
     /// Takes an image's name away, and removes what nobody uses any more.
-    pub async fn remove_image(&self, name: &str) -> Result<api::CollectedImages, ClientError> {
-        let call = plain(Method::DELETE, format!("/v1/images/{}", in_query(name)));
+    pub async fn remove_image(&self, name: &str, in_use: InUse) -> Result<api::CollectedImages, ClientError> {
+        let force = match in_use {
+            InUse::Refuse => "",
+            InUse::Release => "?force=true",
+        };
+        let call = plain(Method::DELETE, format!("/v1/images/{}{force}", in_query(name)));
         self.call(call, Repeat::Never).await
     }
 

@@ -217,6 +217,14 @@ pub enum EngineError {
         /// As it was asked for.
         name: String,
     },
+    /// The image would lose its last name while sandboxes need it.
+    #[error("image `{name}` is used by {sandboxes} {}", if *sandboxes == 1 { "sandbox" } else { "sandboxes" })]
+    ImageInUse {
+        /// As it was asked for.
+        name: String,
+        /// How many were made from it, of all owners.
+        sandboxes: usize,
+    },
     /// No such alias.
     #[error("`{name}` is not an alias")]
     AliasNotFound {

@@ -429,6 +429,12 @@ pub(crate) enum LinkEnd {
         "its first process speaks versions {version_min} to {version_max}, this daemon {VERSION_MIN} to {VERSION}"
     )]
     NoCommonVersion { version_min: u32, version_max: u32 },
+    /// The task panicked.
+    #[error("the daemon has a bug that shows with its first process")]
+    Bug,
+    /// After a restart, what its commands wrote cannot be found: without it, init would be told that it is stored.
+    #[error("the output of its commands cannot be read: {0}")]
+    Unreadable(String),
 }
 
 /// Keeps a sandbox connected until that is over. `ready` is told after the first handshake.

@@ -171,6 +171,15 @@ pub struct Alias {
     pub created_at: SystemTime,
 }
 
+/// What becomes of the name of an image that sandboxes were made from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum InUse {
+    /// The last name stays, and whoever wants to take it is told.
+    Refuse,
+    /// It goes. The sandboxes keep what they need, and the rest follows the last of them.
+    Release,
+}
+
 /// What a collection removed.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Collected {
@@ -263,6 +272,9 @@ pub(crate) struct Images {
     /// Layers that somebody counts on before an image has them.
     pins: Arc<Mutex<HashMap<Digest, usize>>>,
     locks: Mutex<HashMap<Digest, Weak<tokio::sync::Mutex<()>>>>,
+    /// Held from a change of the rows of images, names and aliases until the stock says the same: changes that overtook each other
+    /// on the way there would leave it wrong until the next start.
+    naming: tokio::sync::Mutex<()>,
     downloads: Semaphore,
     unpacks: Semaphore,
 }
@@ -307,6 +319,7 @@ impl Images {
             pulls: Pulls::default(),
             pins: Arc::default(),
             locks: Mutex::default(),
+            naming: tokio::sync::Mutex::default(),
             downloads: Semaphore::new(DOWNLOADS_MAX),
             unpacks: Semaphore::new(UNPACKS_MAX),
         })
@@ -477,23 +490,25 @@ impl crate::Engine {
     }
 
     /// Takes an image's name away, and removes what nobody wants any more. Sandboxes made from it keep what they need.
-    pub async fn remove_image(&self, key: &Key, text: &str) -> Result<Collected, EngineError> {
+    pub async fn remove_image(&self, key: &Key, text: &str, in_use: InUse) -> Result<Collected, EngineError> {
         let shared = self.shared();
         let not_found = || EngineError::ImageNotFound { name: text.to_owned() };
+        let naming = shared.images.naming.lock().await;
         let info = self.image(&key.owner, text)?;
         // An alias stands for the name that it stands for.
         let named = shared.images.choose(text).ok().map(|choice| choice.name.canonical());
         // A name takes away itself; a digest takes away all names.
-        let rows: Vec<NameRow> = {
+        let (rows, names) = {
             let stock = shared.images.stock();
-            let of = stock.names.values().filter(|row| row.image == info.image.digest);
+            let of = || stock.names.values().filter(|row| row.image == info.image.digest);
             let mine =
-                of.filter(|row| row.owner == key.owner.as_str() || (row.owner.is_empty() && key.admin));
+                of().filter(|row| row.owner == key.owner.as_str() || (row.owner.is_empty() && key.admin));
             let mine: Vec<NameRow> = mine.cloned().collect();
-            match named.filter(|name| mine.iter().any(|row| row.name == *name)) {
+            let rows = match named.filter(|name| mine.iter().any(|row| row.name == *name)) {
                 Some(name) => mine.into_iter().filter(|row| row.name == name).collect(),
                 None => mine,
-            }
+            };
+            (rows, of().count())
         };
         if rows.is_empty() && !key.admin {
             return Err(EngineError::AdminOnly { doing: "remove an image that others use" });
@@ -501,10 +516,15 @@ impl crate::Engine {
         if rows.is_empty() && info.sandboxes == 0 {
             return Err(not_found());
         }
+        let sandboxes = sandboxes_of(shared, info.image.digest);
+        if in_use == InUse::Refuse && rows.len() == names && sandboxes > 0 {
+            return Err(EngineError::ImageInUse { name: text.to_owned(), sandboxes });
+        }
         for row in rows {
             shared.store.remove_image_name(row.owner.clone(), row.name.clone()).await?;
             shared.images.stock().names.remove(&(row.name, row.owner));
         }
+        drop(naming);
         collect::collect(shared, Duration::ZERO).await
     }
 
@@ -529,6 +549,7 @@ impl crate::Engine {
             return invalid("it would stand for itself");
         }
         let images = &self.shared().images;
+        let _naming = images.naming.lock().await;
         {
             let stock = images.stock();
             // One step from alias to image: a second one would have to be explained wherever the alias is shown.
@@ -553,6 +574,7 @@ impl crate::Engine {
     /// Ends an alias.
     pub async fn delete_alias(&self, name: &str) -> Result<(), EngineError> {
         let canonical = ImageName::parse(name)?.canonical();
+        let _naming = self.shared().images.naming.lock().await;
         match self.shared().store.delete_alias(canonical.clone()).await? {
             true => {
                 self.shared().images.stock().aliases.remove(&canonical);
@@ -573,6 +595,12 @@ impl crate::Engine {
         let free = blobs.free().map_err(refused)?;
         Ok((blobs.upload().map_err(refused)?, free.saturating_sub(image::blobs::FREE_MIN)))
     }
+}
+
+/// How many sandboxes were made from an image, whosever they are.
+fn sandboxes_of(shared: &Shared, image: Digest) -> usize {
+    let homes = shared.directory().all();
+    homes.iter().filter(|home| home.stored_image().is_some_and(|stored| stored.digest == image)).count()
 }
 
 /// How many of an owner's sandboxes were made from each image.

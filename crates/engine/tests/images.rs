@@ -5,7 +5,7 @@ mod common;
 use std::io::Write;
 
 use common::{World, key, key_of, owner};
-use engine::images::{Format, ImageFault, ImageRef};
+use engine::images::{Format, ImageFault, ImageRef, InUse};
 use engine::{EngineError, KeyLimits, SandboxSpec, Wait};
 use runtime::fake::{FakeFailure, FakeHost, FakeStep};
 use shoal_engine as engine;
@@ -57,7 +57,9 @@ async fn what_a_sandbox_was_made_from_stays_until_it_goes() {
     assert_eq!((sandbox.image.as_str(), sandbox.image_digest), ("one:1", Some(digest)));
     assert_eq!(world.engine.image(&owner(), "one:1").expect("it is here").sandboxes, 1);
     let admin = engine::Key { admin: true, ..key() };
-    let collected = world.engine.remove_image(&admin, "one:1").await.expect("its name goes");
+    let refused = world.engine.remove_image(&admin, "one:1", InUse::Refuse).await;
+    assert!(matches!(refused, Err(EngineError::ImageInUse { sandboxes: 1, .. })), "{refused:?}");
+    let collected = world.engine.remove_image(&admin, "one:1", InUse::Release).await.expect("its name goes");
     assert_eq!((collected.images, collected.layers), (0, 0), "a sandbox has it");
 
     // The reference is a row, so a crash does not lose it.
@@ -155,9 +157,9 @@ async fn everyones_images_are_removed_by_those_who_run_the_machine() {
     import(&world, "one:1", "one").await.expect("it is taken");
     let other = key_of("other", KeyLimits::default());
     assert!(world.engine.image(&other.owner, "one:1").is_ok(), "it is everyone's");
-    let refused = world.engine.remove_image(&other, "one:1").await;
+    let refused = world.engine.remove_image(&other, "one:1", InUse::Refuse).await;
     assert!(matches!(refused, Err(EngineError::AdminOnly { .. })), "{refused:?}");
-    let missing = world.engine.remove_image(&other, "two:1").await;
+    let missing = world.engine.remove_image(&other, "two:1", InUse::Refuse).await;
     assert!(matches!(missing, Err(EngineError::ImageNotFound { .. })));
     let nonsense = world.engine.image(&owner(), "UPPER");
     assert!(matches!(nonsense, Err(EngineError::Invalid { .. })));
@@ -169,7 +171,7 @@ async fn a_host_that_cannot_remove_files_keeps_no_rows_of_them() {
     import(&world, "one:1", "one").await.expect("it is taken");
     world.host.fail(FakeStep::RemoveLayer, FakeFailure::Refused, 2);
     let admin = engine::Key { admin: true, ..key() };
-    world.engine.remove_image(&admin, "one:1").await.expect("its rows go");
+    world.engine.remove_image(&admin, "one:1", InUse::Refuse).await.expect("its rows go");
     assert_eq!(world.host.layers_there().len(), 2, "the files could not");
     let world = world.crash().await;
     until("the next start removes them", || world.host.layers_there().is_empty()).await;

@@ -576,4 +576,38 @@ mod tests {
                 .contains("`allowed_hosts`")
         );
     }
+
+    #[test]
+    fn registries_and_mirrors_are_checked_and_a_docker_configuration_is_read() {
+        let settings = |insecure: &[&str], mirrors: &[&str], docker: Option<&Path>| Settings {
+            insecure_registries: Some(insecure.iter().map(|text| text.to_string()).collect()),
+            registry_mirrors: Some(mirrors.iter().map(|text| text.to_string()).collect()),
+            docker_config: docker.map(Into::into),
+            ..Settings::default()
+        };
+        let mirrors = ["docker.io=https://one.local", "docker.io=http://two.local:5000"];
+        let config = flags(settings(&["registry.local:5000"], &mirrors, None)).expect("it is valid");
+        let registries = config.images.registries;
+        assert!(registries.insecure.contains("registry.local:5000"));
+        assert_eq!(registries.mirrors["docker.io"].len(), 2);
+        for text in ["http://x", "UPPER", "", "a/b"] {
+            let error = flags(settings(&[text], &[], None)).expect_err("no registry");
+            assert_eq!(error.key(), Some("insecure_registries"), "{text}");
+        }
+        for text in
+            ["docker.io", "docker.io=", "docker.io=mirror", "=https://x", "docker.io=ftp://x", "A=https://x"]
+        {
+            let error = flags(settings(&[], &[text], None)).expect_err("no mirror");
+            assert_eq!(error.key(), Some("registry_mirrors"), "{text}");
+        }
+        let home = tempfile::tempdir().expect("a directory");
+        let file = home.path().join("config.json");
+        let error = flags(settings(&[], &[], Some(&file))).expect_err("it is not there");
+        assert!(matches!(error, ConfigError::DockerConfigUnread { .. }), "{error}");
+        std::fs::write(&file, "[]").expect("it can be written");
+        let error = flags(settings(&[], &[], Some(&file))).expect_err("it is something else");
+        assert_eq!(error.key(), Some("docker_config"));
+        std::fs::write(&file, r#"{"auths": {}}"#).expect("it can be written");
+        flags(settings(&[], &[], Some(&file))).expect("it is one");
+    }
 }

@@ -177,6 +177,9 @@ impl From<EngineError> for ApiError {
             InitTooOld { .. } => say(StatusCode::CONFLICT, "sandbox_too_old").hint("create another sandbox"),
             ImageNotFound { .. } => say(StatusCode::NOT_FOUND, "image_not_found")
                 .hint("GET /v1/images lists the images that are here; POST /v1/images/pull gets others"),
+            ImageInUse { sandboxes, .. } => say(StatusCode::CONFLICT, "image_in_use")
+                .hint("delete them, or let the name go all the same with --force (`force=true`): they keep what they need")
+                .detail("sandboxes", sandboxes as u64),
             AliasNotFound { .. } => {
                 say(StatusCode::NOT_FOUND, "alias_not_found").hint("GET /v1/image-aliases lists all aliases")
             }

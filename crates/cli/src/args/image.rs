@@ -107,7 +107,7 @@ pub struct InspectImage {
     pub json: bool,
 }
 
-/// Take names from images, and remove what nobody uses any more. Sandboxes made from them go on.
+/// Take names from images, and remove what nobody uses any more.
 #[derive(Debug, Args)]
 #[command(
     after_help = "Examples:\n  shoal image rm python:3.12\n  shoal image rm 4f53cda1          by digest: all its names"
@@ -116,6 +116,9 @@ pub struct RemoveImage {
     /// Names, or beginnings of digests
     #[arg(value_name = "IMAGE", required = true)]
     pub images: Vec<String>,
+    /// Take the last name too while sandboxes use the image; they go on
+    #[arg(long, short)]
+    pub force: bool,
     /// Print what was removed as JSON
     #[arg(long)]
     pub json: bool,

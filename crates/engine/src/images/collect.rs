@@ -37,6 +37,7 @@ pub(crate) async fn keep_collected(shared: Arc<Shared>) {
 pub(super) async fn collect(shared: &Arc<Shared>, kept: Duration) -> Result<Collected, EngineError> {
     let now = crate::now();
     let before = now.checked_sub(kept).unwrap_or(now);
+    let naming = shared.images.naming.lock().await;
     let images = shared.store.collect_images(before).await?;
     {
         let mut stock = shared.images.stock();
@@ -44,6 +45,7 @@ pub(super) async fn collect(shared: &Arc<Shared>, kept: Duration) -> Result<Coll
             stock.images.remove(image);
         }
     }
+    drop(naming);
     let mut collected = Collected { images: images.len(), ..Collected::default() };
     for layer in shared.store.unused_layers(before).await? {
         let lock = shared.images.lock_of(layer);
@@ -95,6 +97,7 @@ async fn reconcile(shared: &Arc<Shared>) -> Result<(), EngineError> {
             continue;
         }
         warn!(%layer, "the files of a layer are gone; its images have to be pulled again");
+        let _naming = shared.images.naming.lock().await;
         let broken = shared.store.forget_images_of(*layer).await?;
         let mut stock = shared.images.stock();
         stock.names.retain(|_, row| !broken.contains(&row.image));

@@ -372,6 +372,7 @@ async fn name(
         .into_iter()
         .map(|name| NameRow { owner: owner.clone(), name, image: image.digest, named_at: now })
         .collect();
+    let _naming = shared.images.naming.lock().await;
     let Some(facts) = shared.store.put_image(row, rows.clone()).await? else {
         return Err(ImageFault::Removed);
     };

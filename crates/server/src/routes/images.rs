@@ -13,7 +13,7 @@ use axum::http::request::Parts;
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::sse::{Event, KeepAlive};
 use axum::response::{IntoResponse, Response, Sse};
-use engine::images::{Format, Pull, StoredImage};
+use engine::images::{Format, InUse, Pull, StoredImage};
 use engine::{Engine, EngineError, Key, Owner};
 use futures_util::stream;
 use serde::Deserialize;
@@ -262,21 +262,33 @@ pub async fn get(
     Ok(Json(convert::image(app.engine.image(&key.owner, &name)?)))
 }
 
+/// How to remove.
+#[derive(Debug, Default, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields, default)]
+#[into_params(parameter_in = Query)]
+pub struct RemoveParams {
+    /// Take the last name too while sandboxes use the image. They go on; what they need is removed after the last of them.
+    force: bool,
+}
+
 /// Takes an image's name away, or all its names when it is named by its digest, and removes what nobody uses any more.
-///
-/// Sandboxes that were made from it go on; what they need is removed after the last of them.
-#[utoipa::path(delete, path = "/v1/images/{image}", tag = "images",
-    params(("image" = String, Path, description = "A name, a digest or the first 8 digits of it, percent-encoded.")), responses(
+#[utoipa::path(delete, path = "/v1/images/{image}", tag = "images", params(
+    ("image" = String, Path, description = "A name, a digest or the first 8 digits of it, percent-encoded."),
+    RemoveParams,
+), responses(
     (status = 200, body = api::CollectedImages),
     (status = 403, description = "It is everyone's, and the key may not.", body = api::ErrorBody),
     (status = 404, body = api::ErrorBody),
+    (status = 409, description = "Sandboxes use it.", body = api::ErrorBody),
 ))]
 pub async fn remove(
     State(app): State<App>,
     Caller(key): Caller,
     ImagePath(name): ImagePath,
+    Query(params): Query<RemoveParams>,
 ) -> Result<Json<api::CollectedImages>, ApiError> {
-    let collected = carried_on(async move { app.engine.remove_image(&key, &name).await }).await?;
+    let in_use = if params.force { InUse::Release } else { InUse::Refuse };
+    let collected = carried_on(async move { app.engine.remove_image(&key, &name, in_use).await }).await?;
     Ok(Json(convert::collected(collected)))
 }
 
