@@ -80,12 +80,12 @@ fn an_image_runs_with_its_own_environment_user_directory_and_entrypoint() {
     let sandbox = sandbox_of(&daemon, &name);
     let said =
         sandbox.sh("id -u; pwd; echo $GREETING; echo $PATH; echo $HOME; touch here; stat -c %U here").ok();
-    assert_eq!(said.text(), "1000\n/srv\nfrom the image\n/bin\n/home/ada\nada\n");
-    assert_eq!(sandbox.run(json!({})).ok().text(), "entry cmd\n");
+    assert_eq!(said.text(), "1000\n/srv\nfrom the image\n/bin\n/home/ada\nada");
+    assert_eq!(sandbox.run(json!({})).ok().text(), "entry cmd");
     // What a command says goes before what the image says.
     let own = json!({"argv": ["sh", "-c", "id -u; pwd; echo $GREETING"], "user": "root", "cwd": "/etc",
         "env": {"GREETING": "mine"}});
-    assert_eq!(sandbox.run(own).ok().text(), "0\n/etc\nmine\n");
+    assert_eq!(sandbox.run(own).ok().text(), "0\n/etc\nmine");
     let shown = sandbox.get();
     assert_eq!(shown["image"], name.as_str());
     let image = image(&daemon, &name).expect(200);
@@ -179,7 +179,7 @@ fn layers_mean_together_what_they_mean_elsewhere() {
             sandbox.sh("cat /lib/module /hard /linked; stat -c %a /tmp; readlink /lib; ls -A /b /a").ok();
         assert_eq!(
             said.text(),
-            "through the linklinkedlinked1777\nusr/lib\n/a:\nthree\ntwo\n\n/b:\nnewer\n",
+            "through the linklinkedlinked1777\nusr/lib\n/a:\nthree\ntwo\n\n/b:\nnewer",
             "{packing:?}"
         );
         // What a sandbox removes stays removed, and comes back in the next.
@@ -208,7 +208,7 @@ fn owners_modes_and_special_files_are_what_the_layer_says_or_what_a_sandbox_allo
         said,
         "setuid 4755 0 0 regular file\nsetgid 2755 0 50 regular file\nodd 640 65535 65534 regular file\n\
          beyond 644 65534 65534 regular file\nfifo 600 7 8 fifo\nls: device: No such file or directory\n\
-         ls: disk: No such file or directory\n"
+         ls: disk: No such file or directory"
     );
     let image = image(&daemon, &name).expect(200);
     assert_eq!(
@@ -645,7 +645,7 @@ fn manifests_and_layers_of_dockers_own_types_are_the_same_to_us() {
     let image = pull(&daemon, &name).expect(200);
     assert_eq!(image["digest"], digest(manifest.as_bytes()));
     let said = sandbox_of(&daemon, &name).sh("cat /above; echo $FROM").ok();
-    assert_eq!(said.text(), "abovedocker\n");
+    assert_eq!(said.text(), "abovedocker");
     // The same by its digest alone, which no tag can change.
     let pinned = format!("{}/docker@{}", registry.name, digest(manifest.as_bytes()));
     assert_eq!(pull(&daemon, &pinned).expect(200)["digest"], image["digest"]);
@@ -678,7 +678,7 @@ fn a_kill_at_any_step_of_a_pull_leaves_what_the_next_one_can_use() {
         pull(&daemon, &name).expect(200);
         let sandbox = sandbox_of(&daemon, &name);
         let count = sandbox.sh(&format!("cd / && ls -d of-{step}-* | wc -l; cat of-{step}-* | wc -c")).ok();
-        let numbers: Vec<&str> = count.text().split_whitespace().collect();
+        let numbers: Vec<String> = count.text().split_whitespace().map(str::to_owned).collect();
         assert_eq!(numbers, [LAYERS.to_string(), (LAYERS * 220_000).to_string()]);
         sandbox.delete();
         daemon.delete(&format!("/v1/images/{}", in_path(&name))).expect(200);
@@ -801,7 +801,7 @@ fn archives_of_all_kinds_can_be_imported() {
     let images = import("", fs::read(&docker).expect("it was written")).expect(200);
     assert_eq!(images["images"][0]["names"], json!(["saved/app:7"]));
     let said = sandbox_of(&daemon, "saved/app:7").sh("cat /mark; echo $FROM").ok();
-    assert_eq!(said.text(), "markarchive\n");
+    assert_eq!(said.text(), "markarchive");
 
     let oci = registry.path("oci.tar");
     program(&mut skopeo(&[&source, &format!("oci-archive:{}:7", oci.display())]));
@@ -908,7 +908,7 @@ fn an_image_goes_when_its_last_name_and_its_last_sandbox_have_gone() {
     daemon.crash();
     daemon.post("/v1/images/gc", &json!({})).expect(200);
     let sandbox = daemon.sandbox_of(&sandbox.id);
-    assert_eq!(sandbox.sh("cat /own; ls /bin/sh").ok().text(), "own/bin/sh\n");
+    assert_eq!(sandbox.sh("cat /own; ls /bin/sh").ok().text(), "own/bin/sh");
     sandbox.delete();
     let collected = daemon.post("/v1/images/gc", &json!({})).expect(200);
     assert_eq!((&collected["images"], &collected["layers"]), (&json!(1), &json!(2)));
@@ -1143,5 +1143,5 @@ fn a_real_distribution_works_as_people_expect() {
     sandbox.sh("useradd -m bob && su bob -c id && echo ok > /home/bob/x && chown bob: /home/bob/x").ok();
     sandbox.sh("dpkg --force-all -P tzdata >/dev/null 2>&1; dpkg --audit; perl -e 'print 1+1'").ok();
     let suid = sandbox.sh("stat -c '%a %U %G' /usr/bin/passwd /usr/bin/chage /var/mail").ok();
-    assert_eq!(suid.text(), "4755 root root\n2755 root shadow\n2775 root mail\n");
+    assert_eq!(suid.text(), "4755 root root\n2755 root shadow\n2775 root mail");
 }

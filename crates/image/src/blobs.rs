@@ -54,6 +54,8 @@ pub struct Blobs {
 #[derive(Debug)]
 struct Held {
     count: usize,
+    /// Its layer is unpacked: whoever lets go last removes it.
+    over: bool,
     lock: Arc<tokio::sync::Mutex<()>>,
 }
 
@@ -70,6 +72,11 @@ impl Drop for Holding {
         if let Some(entry) = held.get_mut(&self.digest) {
             entry.count -= 1;
             if entry.count == 0 {
+                if entry.over
+                    && let Err(error) = self.blobs.remove_files(self.digest)
+                {
+                    tracing::warn!(digest = %self.digest, %error, "cannot remove a blob; the sweep tries again");
+                }
                 held.remove(&self.digest);
             }
         }
@@ -82,16 +89,11 @@ impl Holding {
         self.digest
     }
 
-    /// Lets go of it, and removes it if nobody else holds it: its layer is unpacked.
-    pub fn remove(self) -> io::Result<()> {
-        // The lock stays held, so that nobody takes hold of it in between.
-        let held = self.blobs.held();
-        let result = match held.get(&self.digest) {
-            Some(Held { count: 1, .. }) => gone(fs::remove_file(self.blobs.path(self.digest))),
-            Some(_) | None => Ok(()),
-        };
-        drop(held);
-        result
+    /// Lets go of it. Its layer is here, or it will never be one: when the last who holds it lets go, it is removed. Blocks.
+    pub fn remove(self) {
+        if let Some(entry) = self.blobs.held().get_mut(&self.digest) {
+            entry.over = true;
+        }
     }
 }
 
@@ -111,6 +113,11 @@ impl Blobs {
         self.directory.join(digest.hex() + PARTIAL)
     }
 
+    fn remove_files(&self, digest: Digest) -> io::Result<()> {
+        gone(fs::remove_file(self.path(digest)))?;
+        gone(fs::remove_file(self.partial(digest)))
+    }
+
     fn held(&self) -> MutexGuard<'_, HashMap<Digest, Held>> {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -118,7 +125,7 @@ impl Blobs {
     /// Keeps a blob from being removed, whether it is there or not.
     pub fn hold(self: &Arc<Self>, digest: Digest) -> Holding {
         let mut held = self.held();
-        held.entry(digest).or_insert_with(|| Held { count: 0, lock: Arc::default() }).count += 1;
+        held.entry(digest).or_insert_with(|| Held { count: 0, over: false, lock: Arc::default() }).count += 1;
         Holding { blobs: Arc::clone(self), digest }
     }
 

@@ -296,6 +296,9 @@ async fn add(
 
     let mut fetches = Vec::new();
     for (number, layer) in image.layers.iter().enumerate() {
+        // Held from before the question: whoever unpacks it just now writes its row before they let go of the blob, so that it is
+        // never fetched twice.
+        let _held = images.blobs.hold(layer.blob);
         let fetch = match shared.store.has_layer(layer.layer).await? {
             true => {
                 step(progress, number, LayerState::Present, layer.size);
@@ -319,16 +322,20 @@ async fn add(
             let spec = LayerSpec { layer: layer.layer, below, from };
             let read = |bytes: u64| step(progress, number, LayerState::Unpacking, bytes);
             read(0);
-            let unpacked = unpack(shared, &spec, &read).await;
+            let written = match unpack(shared, &spec, &read).await {
+                Ok(facts) => {
+                    let row = layer_row(layer.layer, Some(layer), facts);
+                    shared.store.put_layer(row).await.map_err(Into::into)
+                }
+                Err(error) => Err(failed(error)),
+            };
             // Whatever came of it: the layer is here, or this blob will never be one.
-            let removed = tokio::task::spawn_blocking(move || holding.remove()).await;
-            if let Ok(Err(error)) = removed {
-                tracing::warn!(blob = %layer.blob, %error, "cannot remove a blob that was unpacked");
-            }
-            let row = layer_row(layer.layer, Some(layer), unpacked.map_err(failed)?);
-            shared.store.put_layer(row).await?;
+            let_go(holding).await;
+            written?;
             step(progress, number, LayerState::Done, layer.size);
         } else {
+            // Somebody else was faster; what has arrived here is not needed.
+            let_go(images.blobs.hold(layer.blob)).await;
             step(progress, number, LayerState::Present, layer.size);
         }
         stored.push(StoredLayer {
@@ -351,6 +358,12 @@ async fn add(
         stored.push(StoredLayer { layer: finish, blob: None, size: 0, facts: LayerFacts::default() });
     }
     name(shared, image, stored, owner, names).await
+}
+
+/// A blob that is not needed any more. Removing it is work for the disk.
+async fn let_go(holding: Holding) {
+    // It does not panic, and if the engine ends before it, the sweep finds the blob.
+    let _ = tokio::task::spawn_blocking(move || holding.remove()).await;
 }
 
 /// Writes the image and its names, and takes it into the stock.
