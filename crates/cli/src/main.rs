@@ -34,6 +34,7 @@ mod serve;
 mod session;
 mod shell;
 mod stats;
+mod templates;
 mod terminal;
 mod watch;
 
@@ -118,6 +119,7 @@ async fn dispatch(subcommand: Subcommand, environment: &Environment) -> anyhow::
         Subcommand::Watch(arguments) => watch::watch(arguments, environment).await,
         Subcommand::Stats(arguments) => stats::stats(arguments, environment).await,
         Subcommand::Image(arguments) => images::image(arguments, environment).await,
+        Subcommand::Template(arguments) => templates::template(arguments, environment).await,
         Subcommand::Key(arguments) => match arguments.action {
             KeyAction::Create(arguments) => keys::create(arguments, environment).await,
             KeyAction::Ls(arguments) => keys::list(arguments, environment).await,

@@ -25,6 +25,7 @@ mod files;
 mod images;
 mod sse;
 mod stream;
+mod templates;
 mod transport;
 mod watch;
 
@@ -41,6 +42,7 @@ pub use error::{Cause, ClientError};
 pub use files::{Download, FileWatch, Files, GrepFiles, Upload, WriteFile};
 pub use images::{ImageEvents, InUse};
 pub use stream::{CommandStream, Input, InputClosed, Offsets, StreamEvent};
+pub use templates::TemplateEvents;
 use transport::{Call, Transport, Wait};
 pub use watch::SandboxWatch;
 pub use wire::api;

@@ -36,6 +36,7 @@ use crate::metrics::Metrics;
 use crate::model::{Owner, Sandbox, SandboxName, Wait};
 use crate::stats::Disk;
 use crate::store::{SandboxRow, Store, Tally};
+use crate::templates::{Templates, Version};
 use crate::transfer::Transfers;
 use crate::uses::{Use, Uses};
 
@@ -58,6 +59,7 @@ pub(crate) struct Shared {
     pub logs: LogWriters,
     pub keys: Keys,
     pub images: Images,
+    pub templates: Templates,
     pub runtime: tokio::runtime::Handle,
     pub directory: Mutex<Directory>,
     /// Bounds how many sandboxes are adopted at once after a restart.
@@ -87,6 +89,7 @@ impl Shared {
             }
         }
         self.images.halt();
+        self.templates.halt();
         for task in self.tasks.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
             task.abort();
         }
@@ -107,7 +110,10 @@ pub(crate) struct Home {
     pub shared: Arc<Shared>,
     pub id: SandboxId,
     pub owner: Owner,
-    pub template: String,
+    /// What its template was called when it was made.
+    template: String,
+    /// What it was made from; none for what is built in.
+    pub version: Option<Arc<Version>>,
     /// `host`, or a reference in its canonical spelling.
     pub image: String,
     /// What it was asked for as, where that was an alias, and what it is, once it is here.
@@ -173,6 +179,7 @@ impl Home {
     pub fn new(
         shared: Arc<Shared>,
         row: &SandboxRow,
+        version: Option<Arc<Version>>,
         tally: Tally,
         inbox: mpsc::Sender<Message>,
     ) -> Arc<Self> {
@@ -196,6 +203,7 @@ impl Home {
             id: row.id,
             owner: row.owner.clone(),
             template: row.template.clone(),
+            version,
             image: row.image.clone(),
             image_use: Mutex::new((row.image_alias.clone(), None)),
             limits: row.limits,
@@ -270,7 +278,11 @@ impl Home {
             name: face.name,
             state: face.state,
             reason: face.reason,
-            template: self.template.clone(),
+            template: match &self.version {
+                Some(version) => version.head.name().to_string(),
+                None => self.template.clone(),
+            },
+            template_version: self.version.as_ref().map_or(1, |version| version.number),
             image: crate::images::familiar(&self.image),
             image_alias: self.image_alias(),
             image_digest: self.stored_image().map(|image| image.digest),

@@ -88,7 +88,7 @@ impl ImageName {
 }
 
 /// The spelling that people read, of a name from a row.
-pub(crate) fn familiar(canonical: &str) -> String {
+pub fn familiar(canonical: &str) -> String {
     ImageName::parse(canonical).map_or_else(|_| canonical.to_owned(), |name| name.familiar())
 }
 
@@ -517,8 +517,9 @@ impl crate::Engine {
             return Err(not_found());
         }
         let sandboxes = sandboxes_of(shared, info.image.digest);
-        if in_use == InUse::Refuse && rows.len() == names && sandboxes > 0 {
-            return Err(EngineError::ImageInUse { name: text.to_owned(), sandboxes });
+        let templates = shared.templates.holding(info.image.digest);
+        if in_use == InUse::Refuse && rows.len() == names && (sandboxes > 0 || templates > 0) {
+            return Err(EngineError::ImageInUse { name: text.to_owned(), sandboxes, templates });
         }
         for row in rows {
             shared.store.remove_image_name(row.owner.clone(), row.name.clone()).await?;
