@@ -1,5 +1,6 @@
 //! The arguments of all subcommands.
 
+mod build;
 mod image;
 mod lifetime;
 mod template;
@@ -11,6 +12,7 @@ use clap::{Args, Parser};
 use crate::detach::{self, DetachKeys};
 use crate::environment::Color;
 
+pub use build::Build;
 pub use image::{AliasAction, Image, ImageAction, ImportImage, PullImage};
 pub use lifetime::{Explain, Label, Lifetime, Rules, Touch};
 pub use template::{
@@ -71,6 +73,7 @@ pub enum Subcommand {
     Stats(Stats),
     Image(Image),
     Template(Template),
+    Build(Box<Build>),
     Key(Key),
     Config(Config),
     Doctor(Doctor),

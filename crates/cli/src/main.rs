@@ -8,6 +8,7 @@
 mod amount;
 mod args;
 mod bench;
+mod build;
 mod config;
 mod copy;
 mod detach;
@@ -119,6 +120,7 @@ async fn dispatch(subcommand: Subcommand, environment: &Environment) -> anyhow::
         Subcommand::Watch(arguments) => watch::watch(arguments, environment).await,
         Subcommand::Stats(arguments) => stats::stats(arguments, environment).await,
         Subcommand::Image(arguments) => images::image(arguments, environment).await,
+        Subcommand::Build(arguments) => build::build(*arguments, environment).await,
         Subcommand::Template(arguments) => templates::template(arguments, environment).await,
         Subcommand::Key(arguments) => match arguments.action {
             KeyAction::Create(arguments) => keys::create(arguments, environment).await,

@@ -1,10 +1,10 @@
 //! `shoal template`: what sandboxes are made from, and how far it is.
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::Context;
-use client::{Client, api};
+use client::{Client, Upload, api};
 use serde::Deserialize;
 
 use crate::args::{
@@ -15,7 +15,7 @@ use crate::layers::Layers;
 use crate::print::Paint;
 use crate::progress::Waiting;
 use crate::report::hinted;
-use crate::{amount, find, print, report};
+use crate::{amount, build, find, print, report};
 
 /// A longer file is a mistake.
 const FILE_MAX: u64 = 1024 * 1024;
@@ -261,7 +261,85 @@ fn described(template: &api::Template) -> String {
 #[serde(deny_unknown_fields)]
 struct File {
     #[serde(default)]
-    templates: BTreeMap<String, api::TemplateSpec>,
+    templates: BTreeMap<String, Entry>,
+}
+
+/// What a file says of one template: what the API takes, and how its image is built.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct Entry {
+    image: Option<String>,
+    cpu: Option<String>,
+    memory: Option<String>,
+    disk: Option<String>,
+    env: BTreeMap<String, String>,
+    cwd: Option<String>,
+    user: Option<String>,
+    command: Vec<String>,
+    labels: BTreeMap<String, String>,
+    mounts: Vec<api::VolumeMount>,
+    build: Option<Steps>,
+}
+
+/// How an image is built: by a Dockerfile, or by a script over `image`.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct Steps {
+    /// Beside the file, if left out.
+    context: Option<PathBuf>,
+    /// In the context.
+    dockerfile: Option<String>,
+    target: Option<String>,
+    args: BTreeMap<String, String>,
+    script: Option<String>,
+}
+
+impl Entry {
+    fn spec(self) -> (api::TemplateSpec, Option<Steps>) {
+        let Self { image, cpu, memory, disk, env, cwd, user, command, labels, mounts, build } = self;
+        (api::TemplateSpec { image, cpu, memory, disk, env, cwd, user, command, labels, mounts }, build)
+    }
+}
+
+/// Makes one template what the file says.
+async fn apply_one(
+    client: &Client,
+    name: &str,
+    entry: Entry,
+    beside: &Path,
+) -> anyhow::Result<api::Template> {
+    let (mut spec, steps) = entry.spec();
+    let Some(steps) = steps else { return Ok(client.apply_template(name, &spec).await?) };
+    let image = spec.image.take();
+    let mut wish = api::StartBuild {
+        template: name.to_owned(),
+        spec,
+        dockerfile: steps.dockerfile.clone(),
+        target: steps.target,
+        args: steps.args,
+        secrets: BTreeMap::new(),
+    };
+    let context = match (steps.script, image) {
+        (Some(_), None) => {
+            return Err(hinted("`build.script` needs something to run in", "name an `image` beside it"));
+        }
+        (Some(_), Some(_)) if steps.dockerfile.is_some() => {
+            return Err(hinted("`build` has a script and a Dockerfile", "give one of them"));
+        }
+        (Some(script), Some(image)) => {
+            wish.dockerfile = None;
+            Upload::bytes(build::script_context(&image, &script))
+        }
+        (None, Some(_)) => {
+            return Err(hinted("`image` and a Dockerfile say two things", "leave `image` out: FROM says it"));
+        }
+        (None, None) => {
+            let directory = beside.join(steps.context.unwrap_or_default());
+            build::context(&directory, steps.dockerfile.as_deref().unwrap_or("Dockerfile"))?
+        }
+    };
+    build::built(client, &wish, context).await?;
+    Ok(client.template(name).await?)
 }
 
 fn read(path: &Path) -> anyhow::Result<File> {
@@ -286,12 +364,13 @@ async fn apply(client: &Client, arguments: ApplyTemplates, environment: &Environ
     let file = read(&arguments.file)?;
     let mut templates = Vec::new();
     let mut failures = 0;
-    for (name, spec) in file.templates {
-        match client.apply_template(&name, &spec).await {
+    let beside = arguments.file.parent().unwrap_or(Path::new("")).to_owned();
+    for (name, entry) in file.templates {
+        match apply_one(client, &name, entry, &beside).await {
             Ok(template) => templates.push(template),
             Err(error) => {
                 failures += 1;
-                let error = anyhow::Error::from(error).context(format!("cannot apply template `{name}`"));
+                let error = error.context(format!("cannot apply template `{name}`"));
                 report::failure(&error, environment.colour);
             }
         }

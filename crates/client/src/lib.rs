@@ -20,6 +20,7 @@
 
 #![forbid(unsafe_code)]
 
+mod builds;
 mod error;
 mod files;
 mod images;
@@ -38,6 +39,7 @@ use http::{HeaderValue, Method};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+pub use builds::{BuildLog, one_file};
 pub use error::{Cause, ClientError};
 pub use files::{Download, FileWatch, Files, GrepFiles, Upload, WriteFile};
 pub use images::{ImageEvents, InUse};

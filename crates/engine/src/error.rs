@@ -11,7 +11,7 @@ use wire::files::FileError;
 use wire::guest::StartError;
 use wire::{CommandId, SandboxId};
 
-use crate::images::ImageFault;
+use crate::images::{BuildError, ImageFault};
 pub use crate::store::StoreError;
 
 /// Why the engine did not do what it was asked.
@@ -273,6 +273,19 @@ pub enum EngineError {
         name: String,
         /// Why. Shared by all who waited for it.
         source: Arc<ImageFault>,
+    },
+    /// No such build, or it is another owner's.
+    #[error("build `{id}` does not exist")]
+    BuildNotFound {
+        /// As it was asked for.
+        id: String,
+    },
+    /// A build did not begin.
+    #[error("cannot build")]
+    Build {
+        /// Why.
+        #[from]
+        source: BuildError,
     },
     /// What concerns everyone is for keys that may do that.
     #[error("only a key with admin rights may {doing}")]

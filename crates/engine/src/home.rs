@@ -5,6 +5,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
@@ -26,7 +27,7 @@ use crate::driver::Message;
 use crate::error::{EngineError, chain};
 use crate::events::{Events, Happened};
 use crate::guest::{Outbox, Violation};
-use crate::images::{Images, StoredImage};
+use crate::images::{Builds, Images, StoredImage};
 use crate::keys::Keys;
 use crate::labels::Labels;
 use crate::lifecycle::State;
@@ -60,6 +61,7 @@ pub(crate) struct Shared {
     pub keys: Keys,
     pub images: Images,
     pub templates: Templates,
+    pub builds: Builds,
     pub runtime: tokio::runtime::Handle,
     pub directory: Mutex<Directory>,
     /// Bounds how many sandboxes are adopted at once after a restart.
@@ -90,6 +92,7 @@ impl Shared {
         }
         self.images.halt();
         self.templates.halt();
+        self.builds.halt();
         for task in self.tasks.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
             task.abort();
         }
@@ -131,6 +134,8 @@ pub(crate) struct Home {
     /// The driver's.
     pub inbox: mpsc::Sender<Message>,
     pub driver: Mutex<Option<AbortHandle>>,
+    /// Somebody is about to end its processes, and that is no failure.
+    end_expected: AtomicBool,
     face: Mutex<Face>,
     changed: Notify,
     table: Mutex<Table>,
@@ -218,6 +223,7 @@ impl Home {
             uses: Uses::default(),
             inbox,
             driver: Mutex::new(None),
+            end_expected: AtomicBool::new(false),
             face: Mutex::new(face),
             changed: Notify::new(),
             table: Mutex::new(table),
@@ -292,6 +298,16 @@ impl Home {
             lifetime: face.lifetime,
             created_at: self.created_at,
         }
+    }
+
+    /// From now on, the end of its processes is what was meant.
+    pub fn expect_end(&self) {
+        self.end_expected.store(true, Ordering::Relaxed);
+    }
+
+    /// See [`Self::expect_end`].
+    pub fn is_end_expected(&self) -> bool {
+        self.end_expected.load(Ordering::Relaxed)
     }
 
     // The image.

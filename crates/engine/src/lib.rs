@@ -59,7 +59,7 @@ use crate::directory::{Directory, Place};
 use crate::driver::{Birth, INBOX_MAX, Message};
 use crate::events::Events;
 use crate::home::{Home, Intent, Shared};
-use crate::images::{Choice, ImageName, ImageRef, ImageSettings, Images, PullSpec};
+use crate::images::{Builds, Choice, ImageName, ImageRef, ImageSettings, Images, PullSpec};
 use crate::keeper::Keeper;
 use crate::keys::{BOOTSTRAP_ID, Keys, random_u64, random_u128};
 use crate::labels::SELECTORS_MAX;
@@ -168,6 +168,10 @@ impl Engine {
         let keys = Keys::new(store.keys().await?);
         let loaded = store.load_images().await?;
         let images = Images::open(&config, &loaded)?;
+        let builds = Builds::open(&config).map_err(|source| EngineError::Store {
+            doing: "make the directory of builds",
+            source: StoreError::Create { path: config.data_dir.join("builds"), source },
+        })?;
         let (templates, versions) = Templates::open(store.load_templates().await?);
         let backend = Arc::new(Measured { backend, metrics: Arc::clone(&metrics) });
         let shared = Arc::new(Shared {
@@ -180,6 +184,7 @@ impl Engine {
             keys,
             images,
             templates,
+            builds,
             runtime,
             directory: Mutex::new(Directory::default()),
             adoptions: Semaphore::new(ADOPTIONS_MAX),
@@ -189,6 +194,7 @@ impl Engine {
         });
         let engine = Self { inner: Arc::new(Inner { shared: Arc::clone(&shared) }) };
         recovery::recover(&shared, loaded.uses, versions).await?;
+        images::recover_builds(&engine).await?;
         templates::take_up(&shared);
         shared.backend.foresee(&Rootfs::Host, &LIMITS);
         let sweeping = shared.runtime.spawn(sweep::keep_swept(Arc::clone(&shared)));

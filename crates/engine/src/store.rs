@@ -7,6 +7,7 @@
 //!
 //! Process death loses nothing that was answered. Power loss may lose the last moments (`synchronous=NORMAL`).
 
+mod builds;
 mod images;
 mod life;
 mod rows;
@@ -30,6 +31,7 @@ use life::{add_life, insert_labels, insert_rules, put_stamp, put_stamps, put_use
 use rows::*;
 use threads::{Job, job, read_loop, write_loop};
 
+pub(crate) use builds::BuildRow;
 pub(crate) use images::{AliasRow, ImageRow, ImageUseRow, LayerRow, LoadedImages, NameRow};
 pub(crate) use life::{SandboxChange, Stamps};
 pub(crate) use rows::{CommandRow, Inserted, Loaded, ResultRow, SandboxRow, Tally};
@@ -141,6 +143,7 @@ const MIGRATIONS: &[&str] = &[
 ",
     images::TABLES,
     templates::TABLES,
+    builds::TABLES,
 ];
 
 /// What the database said.

@@ -2,6 +2,7 @@
 //!
 //! Everything here is pure. A request that passes is made of checked types and need not be looked at again.
 
+mod builds;
 mod lifetime;
 mod templates;
 
@@ -30,6 +31,7 @@ use crate::conditions;
 use crate::error::ApiError;
 use crate::quantity::{Bytes, Cpu};
 
+pub use builds::{build, build_wish};
 pub use lifetime::{explanation, sandbox_update};
 use lifetime::{kept_rule, lifetime_of};
 pub use templates::{template, template_create, template_progress, template_spec, template_update};

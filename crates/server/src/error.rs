@@ -9,7 +9,7 @@ use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use engine::EngineError;
-use engine::images::{ArchiveError, ImageFault, RegistryError};
+use engine::images::{ArchiveError, BuildError, ImageFault, RegistryError};
 use runtime::BackendError;
 use serde_json::{Map, Value};
 use wire::api::ErrorBody;
@@ -198,6 +198,10 @@ impl From<EngineError> for ApiError {
                 say(StatusCode::NOT_FOUND, "alias_not_found").hint("GET /v1/image-aliases lists all aliases")
             }
             Image { source, .. } => image(&source, &message),
+            BuildNotFound { .. } => {
+                say(StatusCode::NOT_FOUND, "build_not_found").hint("GET /v1/builds lists the builds that are remembered")
+            }
+            Build { source } => build(&source),
             AdminOnly { .. } => say(StatusCode::FORBIDDEN, "admin_required")
                 .hint("use the key that the daemon made at its first start"),
             Stopping => Self::stopping(),
@@ -352,6 +356,21 @@ fn registry(error: &RegistryError, told: &str) -> ApiError {
             .hint("the registry or a mirror does not give what the image says; nothing of it was kept"),
         // A full disk was told apart before.
         DiskFull { .. } | Keep { .. } | Tls { .. } => say(StatusCode::INTERNAL_SERVER_ERROR, "internal"),
+    }
+}
+
+/// Why a build did not begin.
+fn build(error: &BuildError) -> ApiError {
+    match error {
+        BuildError::Dockerfile { source } => {
+            let message = format!("the Dockerfile is not valid: {source}");
+            ApiError::new(StatusCode::BAD_REQUEST, "dockerfile_invalid", message)
+                .detail("line", source.line as u64)
+                .hint(source.hint())
+        }
+        BuildError::Context { .. } | BuildError::Step { .. } => {
+            ApiError::new(StatusCode::BAD_REQUEST, "context_invalid", error.to_string())
+        }
     }
 }
 

@@ -3,7 +3,9 @@
 use utoipa::openapi::security::{ApiKey, ApiKeyValue, HttpAuthScheme, HttpBuilder, SecurityScheme};
 use utoipa::{Modify, OpenApi};
 
-use crate::routes::{self, commands, files, images, keys, metrics, sandboxes, stats, system, templates};
+use crate::routes::{
+    self, builds, commands, files, images, keys, metrics, sandboxes, stats, system, templates,
+};
 use crate::{events, stream};
 
 #[derive(OpenApi)]
@@ -65,6 +67,11 @@ use crate::{events, stream};
         templates::delete,
         templates::prepare,
         templates::watch,
+        builds::create,
+        builds::list,
+        builds::get,
+        builds::delete,
+        builds::log,
         stats::one,
         stats::all,
         metrics::metrics,
@@ -82,6 +89,7 @@ use crate::{events, stream};
         wire::api::FileEvent,
         wire::api::ImageEvent,
         wire::api::SandboxEvent,
+        wire::api::StartBuild,
         wire::api::TemplateEvent
     )),
     security(("bearer" = []), ("api_key" = [])),

@@ -3,6 +3,7 @@
 //! Times are RFC 3339 in UTC. Numbers carry their unit in their name. Unknown fields are refused, so that a
 //! misspelt wish is an error and not a surprise.
 
+mod builds;
 mod files;
 mod images;
 mod lifetime;
@@ -16,6 +17,7 @@ use utoipa::ToSchema;
 
 use crate::{CommandId, SandboxId};
 
+pub use builds::*;
 pub use files::*;
 pub use images::*;
 pub use lifetime::*;

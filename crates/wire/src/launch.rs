@@ -123,6 +123,11 @@ pub enum LayerSource {
         /// Whether everyone may write to `/workspace`, because commands do not run as root by default.
         open_workspace: bool,
     },
+    /// What a sandbox over the layers below has written. Its processes have ended.
+    Sandbox {
+        /// Which.
+        sandbox: SandboxId,
+    },
 }
 
 /// What was found while a layer was unpacked.

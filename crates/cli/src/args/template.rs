@@ -195,6 +195,13 @@ The file:
   env = { PYTHONUNBUFFERED = \"1\" }
   labels = { team = \"ml\" }
 
+  [templates.tools]
+  image = \"debian:12\"
+  build.script = \"mkdir -p /opt/tools && touch /opt/tools/ready\"
+
+  [templates.app]
+  build = { context = \".\", dockerfile = \"Dockerfile\", args = { VERSION = \"3\" } }
+
 What is left out is as if it never was. Templates that the file does not name stay as they are; one that is so already gets no new
 version.")]
 pub struct ApplyTemplates {

@@ -229,6 +229,16 @@ impl Store {
         .await
     }
 
+    /// What came of making a layer, if there is a row. Asked as with [`Self::has_layer`].
+    pub async fn layer_facts(&self, layer: Digest) -> Result<Option<LayerFacts>, EngineError> {
+        self.change("look for the layer's row", move |db| {
+            db.prepare_cached(&format!("SELECT {LAYER_COLUMNS} FROM layers WHERE layer = ?1"))?
+                .query_row([text(layer)], |row| Ok(layer_from(row)?.facts))
+                .optional()
+        })
+        .await
+    }
+
     /// An image with its names. Gives the facts of its layers; `None`: one of them is not there.
     pub async fn put_image(
         &self,

@@ -1,5 +1,6 @@
 //! The native API under `/v1`. A handler is three thoughts: read, ask the engine once, convert.
 
+pub mod builds;
 pub mod commands;
 pub mod events;
 pub mod files;
@@ -80,6 +81,9 @@ pub fn all() -> Router<App> {
         )
         .route("/v1/templates/{template}/prepare", post(templates::prepare))
         .route("/v1/templates/{template}/events", get(templates::watch))
+        .route("/v1/builds", get(builds::list).post(builds::create))
+        .route("/v1/builds/{build}", get(builds::get).delete(builds::delete))
+        .route("/v1/builds/{build}/log", get(builds::log))
         .route(METRICS, get(metrics::metrics))
         .route("/v1/keys", get(keys::list).post(keys::create))
         .route("/v1/keys/{key}", delete(keys::delete))
