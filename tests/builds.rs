@@ -24,7 +24,8 @@ fn ground() -> Ground {
         .file("old/one", "1")
         .file("old/two", "2")
         .file("old/sub/deep", "deep")
-        .file("etc/kept", "kept");
+        .file("etc/kept", "kept")
+        .link("bin/chown", "busybox");
     let config = json!({"Env": ["PATH=/bin", "BEFORE=yes"]});
     let base = puppet.serve("base", "1", &MadeImage::of(&layer, config));
     let daemon = Spawn { config: puppet.config(), ..Spawn::default() }.start();
@@ -106,7 +107,7 @@ ENV GREETING="$WORD there" OTHER=${BEFORE:-no}
 WORKDIR /srv/app
 RUN echo "$GREETING $WORD" > said && pwd >> said && id -u >> said
 COPY src/ .
-COPY --chmod=750 tool /usr/local/bin/
+COPY --chmod=711 tool /usr/local/bin/
 ADD note.txt /notes/renamed
 COPY --chown=ada:ada *.cfg /etc/app/
 USER ada
@@ -130,7 +131,7 @@ EXPOSE 80
         ground.sh("cat said; cat main.txt deep/inner.txt; pwd"),
         "hello there hello\n/srv/app\n0\nmaininner/srv/app"
     );
-    assert_eq!(ground.sh("tool; stat -c %a /usr/local/bin/tool; cat /notes/renamed"), "tool\n750\nnote");
+    assert_eq!(ground.sh("stat -c %a /usr/local/bin/tool; cat /notes/renamed"), "711\nnote");
     assert_eq!(
         ground.sh("cat /etc/app/a.cfg /etc/app/b.cfg; stat -c %U /etc/app/a.cfg; cat /tmp/who; echo $OTHER"),
         "abada\n1000\nyes"
