@@ -9,6 +9,11 @@ use super::variable;
 
 /// Make, change and list templates: what sandboxes are made from.
 #[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  shoal template create small --cpu 500m --memory 512Mi
+  shoal template ls
+  shoal template apply -f shoal.toml")]
 pub struct Template {
     #[command(subcommand)]
     pub action: TemplateAction,
