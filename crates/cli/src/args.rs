@@ -542,9 +542,13 @@ bubblewrap, runc and runsc are measured where they are installed. Needs root.
 
 Examples:
   shoal bench
+  shoal bench --only create,command
   shoal bench --rounds 30 --idle 100 --restart 20 --json
   shoal bench --write docs")]
 pub struct Bench {
+    /// What to measure, separated by commas; left out: everything
+    #[arg(long, value_name = "WHAT", value_delimiter = ',', conflicts_with = "write")]
+    pub only: Vec<BenchPart>,
     /// How often each thing is measured; medians are shown
     #[arg(long, default_value_t = 100)]
     pub rounds: usize,
@@ -563,6 +567,25 @@ pub struct Bench {
     /// Print an array of rows
     #[arg(long)]
     pub json: bool,
+}
+
+/// A part of the benchmark.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum BenchPart {
+    /// From the wish for a sandbox to the result of its first command.
+    Create,
+    /// A command in a running sandbox.
+    Command,
+    /// 100 creates at once.
+    AtOnce,
+    /// Output of commands and files, up and down.
+    Bytes,
+    /// Freezing and thawing.
+    Freeze,
+    /// A daemon that is killed beside many writing commands.
+    Restart,
+    /// What an idle sandbox costs, and the last create of many.
+    Idle,
 }
 
 /// The benchmark's floor, in a process of its own.

@@ -460,6 +460,7 @@ impl Backend for NsBackend {
     async fn teardown(&self, sandbox: SandboxId) -> Result<(), BackendError> {
         self.spares().forget(sandbox);
         self.greeted().remove(&sandbox);
+        self.0.oom_kills.forget(sandbox);
         self.ask("remove a sandbox", Ask::Teardown { sandbox }, TEARDOWN_DEADLINE).await?;
         self.put_range_back(sandbox);
         Ok(())
