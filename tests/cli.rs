@@ -2,12 +2,13 @@
 
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixDatagram;
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Output, Stdio};
 
 use serde_json::{Value, json};
 use shoal_tests::daemon::{Home, binary};
-use shoal_tests::{Daemon, until};
+use shoal_tests::{Daemon, Spawn, until};
 
 /// The command line on the daemon of a data directory.
 fn on(daemon: &Daemon, arguments: &[&str]) -> Command {
@@ -272,4 +273,39 @@ fn the_command_line_finds_a_daemon_where_the_file_says() {
     let mut command = alone(&["ls"]);
     command.env_remove("SHOAL_DATA_DIR").env("SHOAL_CONFIG", &file);
     assert!(stdout(command).contains("work"));
+}
+
+#[test]
+fn a_service_manager_is_told_when_the_daemon_is_ready() {
+    let home = Home::new();
+    let path = home.join("notify");
+    let socket = UnixDatagram::bind(&path).expect("it can be bound");
+    socket.set_read_timeout(Some(shoal_tests::DEADLINE)).expect("it can be set");
+    let environment = vec![("NOTIFY_SOCKET".into(), path.display().to_string())];
+    let daemon = Spawn { environment, ..Spawn::default() }.start();
+    let mut told = [0; 256];
+    let length = socket.recv(&mut told).expect("it says that it is ready");
+    let told = String::from_utf8_lossy(&told[..length]);
+    assert_eq!(told, format!("READY=1\nSTATUS=listening at http://{}", daemon.address));
+}
+
+#[test]
+fn the_unit_is_one_that_systemd_reads() {
+    let home = Home::new();
+    let unit =
+        std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../dist/shoal.service")).expect("text");
+    for line in ["KillMode=process", "Delegate=yes", "Type=notify"] {
+        assert!(unit.lines().any(|known| known == line), "{line}");
+    }
+    // What it starts must exist where it is verified.
+    let unit = unit.replace("/usr/local/bin/shoal", &binary().display().to_string());
+    let path = home.join("shoal.service");
+    std::fs::write(&path, unit).expect("a file");
+    let output = Command::new("systemd-analyze")
+        .arg("verify")
+        .arg(&path)
+        .output()
+        .expect("systemd-analyze is installed: `cargo xtask test` does that");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && said.is_empty(), "{}: {said}", output.status);
 }

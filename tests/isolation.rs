@@ -790,6 +790,13 @@ fn two_sandboxes_have_nothing_in_common() {
 }
 
 #[test]
+fn init_is_called_by_its_name() {
+    let daemon = Daemon::start();
+    let told = daemon.sandbox().sh("ps -o comm= -p 1; ps -o args= -p 1");
+    assert_eq!(told.text(), "shoal-init\nshoal-init");
+}
+
+#[test]
 fn etc_is_cleaned() {
     let (_daemon, sandbox) = start();
     let people: Vec<String> = fs::read_to_string("/etc/passwd")

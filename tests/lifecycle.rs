@@ -398,6 +398,8 @@ fn ids_in_paths_are_checked() {
         assert!(matches!(answer.status, 400 | 404), "{id}: {}", answer.describe());
         assert!(answer.json()["code"].is_string(), "{}", answer.describe());
     }
+    let name = daemon.get("/v1/sandboxes/work");
+    assert!(name.json()["hint"].as_str().is_some_and(|hint| hint.contains("?name=")), "{}", name.describe());
     daemon.get(&format!("/v1/sandboxes/{NOBODY}")).expect_refusal(404, "sandbox_not_found");
     daemon.get(&format!("/v1/sandboxes/{NOBODY}/commands")).expect_refusal(404, "sandbox_not_found");
     daemon

@@ -111,8 +111,8 @@ fn they_go_when_the_daemon_ends_and_stay_out_of_the_way_when_it_is_killed() {
     let before = spares(&daemon);
     daemon.kill();
     daemon.start_again();
+    until_true("those of the daemon before are gone", || spares(&daemon).is_disjoint(&before));
     until_ready(&daemon);
-    assert!(spares(&daemon).is_disjoint(&before), "those of the daemon before are gone");
     assert_eq!(daemon.sandbox_of(&sandbox.id).sh("echo alive").ok().text(), "alive");
     assert!(daemon.stop());
     assert_eq!(on_disk(&daemon), BTreeSet::from([sandbox.id]), "only what somebody asked for is left");

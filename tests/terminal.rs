@@ -230,13 +230,22 @@ fn a_signal_restores_the_terminal_and_hangs_up() {
     let daemon = Daemon::start();
     let sandbox = work(&daemon);
     let desk = Desk::at(&daemon);
-    for (at, signal, code) in [(0, Signal::TERM, 143), (1, Signal::INT, 130), (2, Signal::HUP, 129)] {
+    for (at, signal, code) in [(0, Signal::TERM, 143), (1, Signal::INT, 130)] {
         desk.type_line(&format!("shoal run -t --sandbox work -- less -Ppage-{at} /etc/passwd"));
         desk.sees(&format!("\npage-{at}"));
         send_signal(desk.shoal(), signal);
         desk.is_back_with(code, &format!("signal-{at}"));
         until_true("it was hung up", || !lives(&sandbox, &format!("-Ppage-{at}")));
     }
+    // A window that is closed is no wish to end what runs in it.
+    desk.type_line("shoal run -t --sandbox work -- less -Ppage-2 /etc/passwd");
+    desk.sees("\npage-2");
+    send_signal(desk.shoal(), Signal::HUP);
+    desk.is_back_with(129, "signal-2");
+    desk.type_line("shoal attach work");
+    desk.sees("\npage-2");
+    desk.type_keys(&["q"]);
+    desk.is_back_with(0, "signal-3");
 }
 
 #[test]

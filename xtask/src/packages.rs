@@ -14,7 +14,7 @@ struct Need {
     package: &'static str,
 }
 
-const NEEDS: [Need; 10] = [
+const NEEDS: &[Need] = &[
     // Most probes that run inside a sandbox are small Python programs.
     Need { program: "/usr/bin/python3", package: "python3" },
     // Links Rust programs, builds SQLite, and compiles one probe.
@@ -34,6 +34,8 @@ const NEEDS: [Need; 10] = [
     Need { program: "/usr/bin/ps", package: "procps" },
     // A terminal with a person at it, for the tests of `shoal shell`.
     Need { program: "/usr/bin/tmux", package: "tmux" },
+    // `systemd-analyze` reads the unit; systemd itself need not run.
+    Need { program: "/usr/bin/systemd-analyze", package: "systemd" },
     // A program with a screen of its own, run at such a terminal.
     Need { program: "/usr/bin/less", package: "less" },
 ];

@@ -702,6 +702,68 @@ mod tests {
         look(&Arguments::command());
     }
 
+    /// The words of a line as a shell would read them, up to a pipe, a redirection or the next command.
+    fn words(line: &str) -> Vec<String> {
+        let (mut words, mut word, mut quote) = (Vec::new(), None::<String>, None);
+        for character in line.chars() {
+            match (quote, character) {
+                (Some(open), close) if open == close => quote = None,
+                (None, open @ ('\'' | '"')) => {
+                    quote = Some(open);
+                    word.get_or_insert_default();
+                }
+                (None, '|' | '>' | '<' | ';' | '&' | '#') => break,
+                (None, space) if space.is_whitespace() => words.extend(word.take()),
+                (_, character) => word.get_or_insert_default().push(character),
+            }
+        }
+        words.extend(word);
+        words
+    }
+
+    #[test]
+    fn every_command_in_the_documents_is_one() {
+        let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let mut documents = vec![root.join("README.md")];
+        let mut directories = vec![root.join("docs")];
+        while let Some(directory) = directories.pop() {
+            for entry in std::fs::read_dir(directory).expect("it is there") {
+                let path = entry.expect("readable").path();
+                if path.is_dir() {
+                    directories.push(path);
+                } else if path.extension().is_some_and(|extension| extension == "md") {
+                    documents.push(path);
+                }
+            }
+        }
+        let mut count = 0;
+        for path in documents {
+            let text = std::fs::read_to_string(&path).expect("text");
+            // Every second piece between fences is a block.
+            for block in text.split("```").skip(1).step_by(2) {
+                let (kind, block) = block.split_once('\n').unwrap_or_default();
+                for line in block.replace("\\\n", " ").lines() {
+                    let line = match kind {
+                        "sh" => line.trim(),
+                        "console" => line.strip_prefix("$ ").unwrap_or_default(),
+                        _ => "",
+                    };
+                    let words = words(line);
+                    let Some((program, arguments)) = words.split_first() else { continue };
+                    if program == "shoal" {
+                        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+                        // Help and versions are told by way of an error.
+                        if let Err(error) = parse(&arguments) {
+                            assert_eq!(error.exit_code(), 0, "{}: `{line}`: {error}", path.display());
+                        }
+                        count += 1;
+                    }
+                }
+            }
+        }
+        assert!(count > 10, "the documents have commands: {count}");
+    }
+
     #[test]
     fn completions_know_every_subcommand() {
         for shell in [clap_complete::Shell::Bash, clap_complete::Shell::Zsh, clap_complete::Shell::Fish] {

@@ -25,6 +25,8 @@ pub struct Environment {
     pub log: Option<String>,
     /// `SHOAL_PRIVATE_DIR`: where `run` keeps its own daemon.
     pub private_dir: PathBuf,
+    /// `NOTIFY_SOCKET`: where the service manager listens that has started `serve`.
+    pub notify_socket: Option<OsString>,
     /// `TERM` and `COLORTERM`: what terminal we are at, for programs that run at it.
     pub terminal: Vec<(String, String)>,
     /// Whether stderr may be coloured.
@@ -93,6 +95,7 @@ impl Environment {
                 .collect(),
             log: given("SHOAL_LOG"),
             private_dir: path("SHOAL_PRIVATE_DIR").unwrap_or_else(own_private),
+            notify_socket: std::env::var_os("NOTIFY_SOCKET").filter(|value| !value.is_empty()),
             terminal: ["TERM", "COLORTERM"]
                 .into_iter()
                 .filter_map(|name| Some((name.to_owned(), given(name)?)))

@@ -4,7 +4,7 @@ use client::api;
 
 use crate::args::{CreateKey, ListKeys, RemoveKey};
 use crate::environment::Environment;
-use crate::{find, print, report};
+use crate::{amount, find, print, report};
 
 /// `shoal key create`
 pub async fn create(arguments: CreateKey, environment: &Environment) -> anyhow::Result<i32> {
@@ -41,8 +41,8 @@ pub async fn list(arguments: ListKeys, environment: &Environment) -> anyhow::Res
                 key.owner,
                 opens,
                 limit(key.sandboxes_max.map(|count| count.to_string())),
-                limit(key.cpu_millis_max.map(|millis| format!("{millis}m"))),
-                limit(key.memory_bytes_max.map(|bytes| format!("{} MiB", bytes >> 20))),
+                limit(key.cpu_millis_max.map(amount::cpu)),
+                limit(key.memory_bytes_max.map(amount::memory)),
                 key.created_at,
             ]
         })

@@ -5,6 +5,7 @@
 
 #![forbid(unsafe_code)]
 
+mod amount;
 mod args;
 mod bench;
 mod config;
@@ -18,6 +19,7 @@ mod keys;
 mod launcher;
 mod lifetime;
 mod logs;
+mod notify;
 mod pipes;
 mod print;
 mod private;

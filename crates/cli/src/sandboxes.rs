@@ -6,7 +6,7 @@ use serde::Serialize;
 use crate::args::{Create, Inspect, List, Remove};
 use crate::environment::Environment;
 use crate::progress::Waiting;
-use crate::{find, print, report};
+use crate::{amount, find, print, report};
 
 /// `shoal create`
 pub async fn create(arguments: Create, environment: &Environment) -> anyhow::Result<i32> {
@@ -81,8 +81,8 @@ pub async fn inspect(arguments: Inspect, environment: &Environment) -> anyhow::R
         ("state", word(&sandbox.state)),
         ("template", sandbox.template),
         ("image", sandbox.image),
-        ("cpu", format!("{}m", sandbox.limits.cpu_millis)),
-        ("memory", format!("{} MiB", sandbox.limits.memory_bytes >> 20)),
+        ("cpu", amount::cpu(sandbox.limits.cpu_millis.into())),
+        ("memory", amount::memory(sandbox.limits.memory_bytes)),
         ("processes", sandbox.limits.pids.to_string()),
         ("created", sandbox.created_at),
     ];
@@ -102,21 +102,31 @@ pub async fn inspect(arguments: Inspect, environment: &Environment) -> anyhow::R
 }
 
 fn command_row(command: &api::Command) -> Vec<String> {
-    let exit = command.result.as_ref().and_then(|result| result.exit_code);
     let program = command.argv.as_ref().map(|argv| argv.join(" ")).or_else(|| command.script.clone());
     vec![
         command.id.to_string(),
         word(&command.state),
-        exit.map_or_else(String::new, |code| code.to_string()),
+        command.result.as_ref().map(ending).unwrap_or_default(),
         command.created_at.clone(),
         program.unwrap_or_default(),
     ]
 }
 
+/// How a command ended: its exit code if it exited, else in words, since a number would say less than is known.
+fn ending(result: &api::CommandResult) -> String {
+    match (result.outcome, result.exit_code, result.signal) {
+        (api::Outcome::Exited | api::Outcome::FailedToStart, Some(code), _) => code.to_string(),
+        (api::Outcome::Signaled, _, Some(signal)) => format!("signal {signal}"),
+        (outcome, _, _) => word(&outcome).replace('_', " "),
+    }
+}
+
 /// A rule of a lifetime as `--rule` takes it.
 fn rule_text(rule: &api::KeptRule) -> String {
     let idle = if rule.acts { "" } else { " (kept, does not act in this version)" };
-    format!("{}:{}s:{}{idle}", word(&rule.since), rule.after_seconds, word(&rule.action))
+    let typed = |word: String| word.replace('_', "-");
+    let after = amount::length(rule.after_seconds);
+    format!("{}:{after}:{}{idle}", typed(word(&rule.since)), typed(word(&rule.action)))
 }
 
 /// A state as the API spells it.

@@ -13,7 +13,7 @@ use server::{
 
 use crate::args::{DaemonFlags, Serve};
 use crate::environment::Environment;
-use crate::{config, print};
+use crate::{config, notify, print};
 
 /// The first descriptor beyond stdin, stdout and stderr.
 pub const FIRST_OWN_DESCRIPTOR: i32 = 3;
@@ -63,6 +63,10 @@ pub async fn serve(arguments: Serve, environment: &Environment) -> anyhow::Resul
     let start = Start { data_dir, backend: Arc::new(backend.clone()), api_key, listener, private };
     let daemon = Daemon::start(&config, start).await?;
     print::line(&format!("shoal is ready at {}", daemon.url()))?;
+    if let Some(socket) = &environment.notify_socket {
+        let state = format!("READY=1\nSTATUS=listening at {}", daemon.url());
+        notify::notify(socket, &state).context("cannot tell the service manager that the daemon is ready")?;
+    }
     let ended = daemon.serve().await;
     if let Some(traces) = traces {
         traces.stop().await;

@@ -39,7 +39,7 @@ const AWAY_TOLD_AFTER: Duration = Duration::from_secs(1);
 /// on a terminal that may be gone.
 const FAREWELL_MAX: Duration = Duration::from_secs(1);
 /// 128 and SIGHUP: the terminal has gone.
-const HUNG_UP: i32 = 128 + 1;
+pub const HUNG_UP: i32 = 128 + 1;
 
 /// How a session ended.
 pub enum Left {

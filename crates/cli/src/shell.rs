@@ -9,7 +9,7 @@ use crate::detach::DetachKeys;
 use crate::environment::Environment;
 use crate::interrupts::Interrupts;
 use crate::report::{hinted, hinted_by};
-use crate::session::{Left, REPLAY_MAX, Session};
+use crate::session::{HUNG_UP, Left, REPLAY_MAX, Session};
 use crate::{find, run, terminal};
 
 /// The shell that the sandbox says its user has, as at a login. Init sets SHELL from the sandbox's own list of users.
@@ -129,6 +129,8 @@ impl Place<'_> {
                 say_left_running(sandbox, &command);
                 Ok(0)
             }
+            // Of the window that was closed, and of the connection that was lost: one comes back.
+            Ok(Left::Interrupted(HUNG_UP)) => Ok(HUNG_UP),
             Ok(Left::Interrupted(code)) => {
                 // As the kernel does when a line is hung up: a shell ends and tells its jobs, and what should outlive it
                 // has asked not to hear. If it cannot be told it goes on, and can be come back to.

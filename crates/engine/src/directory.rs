@@ -284,11 +284,17 @@ impl Directory {
         }
     }
 
-    /// An owner's sandboxes that have all of these labels and are neither failed nor going, oldest first.
-    pub fn labelled(&self, owner: &Owner, labels: &Labels) -> Vec<Arc<Home>> {
-        let Some(owned) = self.owners.get(owner) else { return Vec::new() };
+    /// What `take` makes of the first that it takes, among an owner's sandboxes that have all of these labels and are neither
+    /// failed nor going, oldest first.
+    pub fn first_labelled<T>(
+        &self,
+        owner: &Owner,
+        labels: &Labels,
+        take: impl FnMut(&Arc<Home>) -> Option<T>,
+    ) -> Option<T> {
+        let owned = self.owners.get(owner)?;
         let candidates = labels.pairs().iter().map(|(key, value)| owned.labels.get(key, value));
-        let Some(fewest) = candidates.min_by_key(|places| places.len()) else { return Vec::new() };
+        let fewest = candidates.min_by_key(|places| places.len())?;
         let homes = fewest.iter().filter_map(|place| owned.by_time.get(place));
         let lives = |home: &&Arc<Home>| {
             let face = home.face();
@@ -297,7 +303,7 @@ impl Directory {
                 State::Deleting | State::Failed { .. } => false,
             }
         };
-        homes.filter(lives).cloned().collect()
+        homes.filter(lives).find_map(take)
     }
 
     /// An owner's sandboxes before a place, newest first.

@@ -54,6 +54,8 @@ const ADOPT_SECONDS: u64 = 1;
 const TEARDOWN_SECONDS: u64 = 120;
 /// How long the end of a sandbox's processes may take.
 const END_SECONDS: u64 = 60;
+/// How often a link that panicked is made anew.
+const RELINKS_MAX: u32 = 5;
 /// Between two attempts at what must succeed in the end, at first and at most.
 const RETRY_MIN: Duration = Duration::from_millis(100);
 const RETRY_MAX: Duration = Duration::from_secs(30);
@@ -83,7 +85,10 @@ pub(crate) enum Birth {
     /// Someone asked for it just now.
     New { row: Box<SandboxRow>, wait: Wait, created: oneshot::Sender<Result<(), EngineError>> },
     /// A row told of it.
-    Recovered,
+    Recovered {
+        /// Why the output of its commands cannot be found, where that is so.
+        unreadable: Option<String>,
+    },
 }
 
 /// A task that ends when nobody holds it any more.
@@ -117,6 +122,7 @@ pub(crate) fn spawn(home: &Arc<Home>, inbox: mpsc::Receiver<Message>, keeper: Ke
         inbox,
         work: Work::None,
         failures: 0,
+        relinks: 0,
         keeper,
         look: None,
         deletes: Vec::new(),
@@ -126,7 +132,7 @@ pub(crate) fn spawn(home: &Arc<Home>, inbox: mpsc::Receiver<Message>, keeper: Ke
             Birth::New { .. } => {
                 debug_span!(target: TRACE_TARGET, "create", shoal.sandbox = %home.id)
             }
-            Birth::Recovered => Span::none(),
+            Birth::Recovered { .. } => Span::none(),
         },
     };
     let task = home.shared.runtime.spawn(driver.run(birth).instrument(span));
@@ -139,6 +145,8 @@ struct Driver {
     work: Work,
     /// Of the present work, in a row.
     failures: u32,
+    /// How often the link was made anew after a panic.
+    relinks: u32,
     keeper: Keeper,
     /// What the sandbox has had of the processors is being read.
     look: Option<Task<Result<Usage, BackendError>>>,
@@ -207,7 +215,7 @@ impl Work {
             }
             Self::Linked(task) => Finished::Unlinked(task.await.unwrap_or_else(|error| {
                 error!(%error, "the link to init panicked");
-                LinkEnd::Gone
+                LinkEnd::Bug
             })),
             Self::Cleaning { task, .. } => {
                 Finished::Cleaned(task.await.unwrap_or_else(|error| Err(panicked("clean up", error))))
@@ -287,9 +295,12 @@ impl Driver {
                 }
                 self.make(Remains::Nothing);
             }
-            Birth::Recovered => {
+            Birth::Recovered { unreadable } => {
                 self.home.set_recorded();
                 match self.home.state().recovery() {
+                    Recovery::Adopt if unreadable.is_some() => {
+                        self.lost(LinkEnd::Unreadable(unreadable.unwrap_or_default())).await;
+                    }
                     Recovery::MakeAgain => self.make(Remains::Perhaps),
                     Recovery::Adopt => self.link(),
                     Recovery::Finish => self.clean(None, self.home.close_commands(), Then::Gone),
@@ -313,7 +324,7 @@ impl Driver {
                     self.trace =
                         debug_span!(target: TRACE_TARGET, parent: &cause, "delete", shoal.sandbox = %id);
                 }
-                self.delete().await; // Whoever asked is told what came of it.
+                self.delete(None).await; // Whoever asked is told what came of it.
             }
             Message::Update { update, done } => {
                 let _ = done.send(self.update(*update).await); // A caller that left needs no answer.
@@ -443,6 +454,13 @@ impl Driver {
     /// One that speaks no version of ours is shown as failed and left alone, row, commands and all: a daemon that speaks its
     /// version finds it as it was.
     async fn lost(&mut self, end: LinkEnd) {
+        if let LinkEnd::Bug = end
+            && self.relinks < RELINKS_MAX
+        {
+            // The bug is ours, and may not show again. Whoever owns the sandbox should not pay for it.
+            self.relinks += 1;
+            return self.link();
+        }
         let reason = chain(&end);
         if let LinkEnd::NoCommonVersion { theirs } = end {
             warn!(reason, "sandbox cannot be used by this daemon");
@@ -567,6 +585,8 @@ impl Driver {
         self.keeper.touched(now);
         self.keeper.stored();
         self.judge().await;
+        // A touch does not renew the clock of creation, which may have struck in this moment.
+        self.check_lives()?;
         Ok(self.explain())
     }
 
@@ -625,9 +645,9 @@ impl Driver {
         }
         match strike {
             Some(strike) if over => {
-                let rule = self.keeper.lifetime().rules()[strike.rule];
-                info!(since = rule.since.word(), after = ?rule.after, "the sandbox's time is over");
-                if !self.delete().await {
+                let reason = self.keeper.lifetime().rules()[strike.rule].reason();
+                info!(reason, "the sandbox's time is over");
+                if !self.delete(Some(reason)).await {
                     self.keeper.retry_later(now);
                 }
             }
@@ -650,12 +670,12 @@ impl Driver {
 
     // Deleting.
 
-    /// Begins to delete it, unless that has begun. Tells whether it is under way.
-    async fn delete(&mut self) -> bool {
+    /// Begins to delete it, unless that has begun. Tells whether it is under way. The reason is for those who did not ask for it.
+    async fn delete(&mut self, reason: Option<String>) -> bool {
         match self.home.state().goal(Wish::Delete) {
             Ok(Some(_)) => {
                 self.home.uses.close_if(|_| true);
-                if let Err(error) = self.record(State::Deleting, Goal::Gone, None).await {
+                if let Err(error) = self.record(State::Deleting, Goal::Gone, reason).await {
                     // Nothing was begun. The sandbox is as it was.
                     self.home.uses.reopen();
                     match self.deletes.is_empty() {
@@ -856,9 +876,12 @@ async fn is_cancelled(cancelled: &mut watch::Receiver<bool>) {
 fn link_ended(end: Result<LinkEnd, JoinError>) -> BackendError {
     match end {
         Ok(LinkEnd::Gone) => BackendError::Gone,
-        Ok(end @ (LinkEnd::Hostile(_) | LinkEnd::NoCommonVersion { .. })) => {
-            BackendError::Refused { doing: "talk to init".into(), source: std::io::Error::other(end) }
-        }
+        Ok(
+            end @ (LinkEnd::Hostile(_)
+            | LinkEnd::NoCommonVersion { .. }
+            | LinkEnd::Bug
+            | LinkEnd::Unreadable(_)),
+        ) => BackendError::Refused { doing: "talk to init".into(), source: std::io::Error::other(end) },
         Err(error) => panicked("talk to init", error),
     }
 }

@@ -437,6 +437,12 @@ pub(crate) enum LinkEnd {
     #[error("its first process speaks versions {} to {} of the protocol, this daemon {} to {}",
         theirs.min, theirs.max, versions().min, versions().max)]
     NoCommonVersion { theirs: Versions },
+    /// The task panicked.
+    #[error("the daemon has a bug that shows with its first process")]
+    Bug,
+    /// After a restart, what its commands wrote cannot be found: without it, init would be told that it is stored.
+    #[error("the output of its commands cannot be read: {0}")]
+    Unreadable(String),
 }
 
 /// Keeps a sandbox connected until that is over. `ready` is told after the first handshake.

@@ -10,7 +10,7 @@ use crate::error::EngineError;
 pub const LABELS_MAX: usize = 64;
 /// Bytes of a key at most.
 pub const LABEL_KEY_MAX: usize = 128;
-/// Bytes of a value at most: room for a URL, and for a page of sandboxes to stay a page.
+/// Bytes of a value at most: room for a URL. All labels of a sandbox are less than its environment may be.
 pub const LABEL_VALUE_MAX: usize = 1024;
 /// Selectors in one question at most.
 pub const SELECTORS_MAX: usize = 32;

@@ -330,13 +330,10 @@ impl Engine {
                 false => Err(EngineError::IdempotencyKeyReused),
             };
         }
-        if let Some(labels) = find {
-            for home in directory.labelled(&key.owner, labels) {
-                // One whose time is over this moment is as good as gone.
-                if let Some(using) = Use::begin(&home) {
-                    return Ok(Admitted::Found(home, using));
-                }
-            }
+        // One whose time is over this moment is as good as gone, and no use of it can begin.
+        let begin = |home: &Arc<Home>| Use::begin(home).map(|using| Admitted::Found(Arc::clone(home), using));
+        if let Some(found) = find.and_then(|labels| directory.first_labelled(&key.owner, labels, begin)) {
+            return Ok(found);
         }
         directory.check_room(&key.owner, &limits, &key.limits, &shared.config.capacity)?;
         let name = match spec.name {

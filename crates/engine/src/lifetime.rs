@@ -117,6 +117,19 @@ pub struct Rule {
     pub action: Action,
 }
 
+impl Rule {
+    /// Why it ends a sandbox, as it reads after "because".
+    pub fn reason(&self) -> String {
+        let after = words(self.after);
+        match self.since {
+            Since::LastUse => format!("nobody has used it for {after}"),
+            Since::Start => format!("its start or last touch was {after} ago"),
+            Since::Paused => format!("it was paused for {after}"),
+            Since::Creation => format!("its creation was {after} ago"),
+        }
+    }
+}
+
 /// A list of rules, checked.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Lifetime(Vec<Rule>);

@@ -12,7 +12,7 @@ use wire::SandboxId;
 
 use crate::command::Hub;
 use crate::driver::{self, Birth, INBOX_MAX};
-use crate::error::EngineError;
+use crate::error::{EngineError, chain};
 use crate::home::{Home, Shared};
 use crate::keeper::Keeper;
 use crate::lifecycle::State;
@@ -27,8 +27,11 @@ pub(crate) async fn recover(shared: &Arc<Shared>) -> Result<(), EngineError> {
     for row in loaded.commands {
         commands.entry(row.sandbox).or_default().push(row);
     }
-    info!(sandboxes = loaded.sandboxes.len(), commands = commands.len(), "recovering");
-    let mut found = Vec::new();
+    // Of a first start there is nothing to tell.
+    if !loaded.sandboxes.is_empty() {
+        info!(sandboxes = loaded.sandboxes.len(), commands = commands.len(), "recovering");
+    }
+    let mut found: Vec<(Arc<Home>, _, _, _)> = Vec::new();
     for row in loaded.sandboxes {
         let (inbox, messages) = mpsc::channel(INBOX_MAX);
         let home =
@@ -38,26 +41,28 @@ pub(crate) async fn recover(shared: &Arc<Shared>) -> Result<(), EngineError> {
         found.push((home, messages, commands, keeper));
     }
     let ready = tokio::task::spawn_blocking(move || {
-        for (home, _, commands, _) in &mut found {
-            adopt_commands(home, std::mem::take(commands))?;
-        }
-        Ok(found)
+        let adopt = |(home, messages, commands, keeper)| {
+            let unreadable = adopt_commands(&home, commands).err();
+            (home, messages, unreadable, keeper)
+        };
+        found.into_iter().map(adopt).collect::<Vec<_>>()
     });
-    let ready = ready.await.map_err(|_| EngineError::Stopping)??;
-    for (home, messages, _, keeper) in ready {
+    for (home, messages, unreadable, keeper) in ready.await.map_err(|_| EngineError::Stopping)? {
+        let unreadable = unreadable.map(|error| chain(&error));
         shared.directory().insert(&home);
         // A crash may have come between the sandbox's failure and the results of its commands.
         if matches!(home.state(), State::Failed { .. }) {
             home.live_commands().iter().for_each(Hub::sandbox_gone);
         }
-        driver::spawn(&home, messages, keeper, Birth::Recovered);
+        driver::spawn(&home, messages, keeper, Birth::Recovered { unreadable });
     }
     Ok(())
 }
 
 /// Reads what the logs of a sandbox's commands are. Blocks.
 ///
-/// A log that cannot be read stops the start: without the command, init would be told that its result is stored.
+/// A log that cannot be read is the end of its sandbox, and of no other: without the command, init would be told that its result is
+/// stored.
 fn adopt_commands(home: &Arc<Home>, rows: Vec<CommandRow>) -> Result<(), EngineError> {
     for row in rows {
         let id = row.id.clone();

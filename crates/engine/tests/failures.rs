@@ -527,6 +527,52 @@ async fn strays_are_swept_and_sandboxes_are_not() {
     assert_eq!(world.host.leftovers(), []);
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_bug_in_the_link_does_not_cost_the_sandbox() {
+    let world = World::new().await;
+    let sandbox = world.create().await.id;
+    let command = world.run(sandbox, "gate on; echo well").await;
+    world.host.fail(FakeStep::Connect, FakeFailure::Panic, 2);
+    world.host.disconnect(sandbox);
+    world.host.open_gate("on");
+    assert_eq!(outcome(&command.ended().await), Outcome::Exited(0));
+    assert_eq!(world.engine.get(&owner(), sandbox).await.expect("known").state, State::Running);
+    // One that shows every time does.
+    world.host.fail(FakeStep::Connect, FakeFailure::Panic, u32::MAX);
+    world.host.disconnect(sandbox);
+    eventually("the sandbox has failed", async || {
+        let state = world.engine.get(&owner(), sandbox).await.expect("known").state;
+        state == State::Failed { disk: Disk::Whole }
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_log_that_cannot_be_read_fails_its_sandbox_and_no_other() {
+    let world = World::new().await;
+    let (bad, good) = (world.create().await.id, world.create().await.id);
+    for id in [bad, good] {
+        let command = world.run_as(id, "c", "flood 100000; hang").await;
+        eventually("it is stored", async || command.now().stdout.end == 100_000).await;
+    }
+    let handle = world.command(bad, "c").await.now().start.handle.0;
+    let directory = world.directory.path().join("output").join(bad.to_string()).join(handle.to_string());
+    eventually("its log is there", async || directory.is_dir()).await;
+    std::fs::rename(&directory, directory.with_extension("gone")).expect("it moves");
+    std::fs::write(&directory, "no directory").expect("a file");
+    let world = world.crash().await;
+    eventually("the sandbox has failed", async || {
+        let state = world.engine.get(&owner(), bad).await.expect("known").state;
+        state == State::Failed { disk: Disk::Whole }
+    })
+    .await;
+    let reason = world.engine.get(&owner(), bad).await.expect("known").reason.expect("a reason");
+    assert!(reason.contains("output"), "{reason}");
+    assert!(matches!(world.command(good, "c").await.now().state, CommandState::Running { .. }));
+    assert_eq!(outcome(&world.run(good, "echo hi").await.ended().await), Outcome::Exited(0));
+    world.engine.delete(&owner(), bad).await.expect("it goes");
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_stopped_init_harms_nobody_else() {
     let world = World::new().await;

@@ -444,9 +444,13 @@ async fn a_sandbox_that_is_being_made_is_left_alone() {
 async fn an_end_whose_cleanup_fails_is_finished_by_the_sweep() {
     let still = Still::new().await;
     let id = still.create(&[(Since::Creation, 10, DELETE)]).await;
-    still.host.fail_teardown(1);
+    still.host.fail_teardown(4);
     still.clock.advance(10.0);
-    eventually("it is going", async || !still.lives(id).await).await;
+    eventually("it is going, and says why", async || {
+        let found = still.engine.get(&owner(), id).await.expect("its cleanup fails a few times");
+        found.state == State::Deleting && found.reason.as_deref() == Some("its creation was 10 s ago")
+    })
+    .await;
     eventually("the sweep has finished it", async || {
         still.engine.sweep().await;
         still.engine.get(&owner(), id).await.is_err()

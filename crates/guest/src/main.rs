@@ -66,6 +66,9 @@ const RELEASE_AFTER_MS: u64 = 100;
 const ACCEPT_AGAIN_AFTER_MS: u64 = 50;
 
 fn main() -> ExitCode {
+    // The kernel named us after the memory that we were executed from; people look for a name in `ps`. Not having one is
+    // no reason to fail.
+    let _ = rustix::thread::set_name(c"shoal-init");
     sys::prefer_small_memory();
     let result = Options::parse(std::env::args().skip(1)).and_then(Init::set_up).and_then(Init::run);
     let Err(error) = result;

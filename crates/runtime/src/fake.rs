@@ -85,6 +85,8 @@ pub enum FakeFailure {
     LauncherGone,
     /// There is no init, and there will not be one.
     Gone,
+    /// Whoever asked has a bug, and panics.
+    Panic,
 }
 
 /// Something that exists on the fake host.
@@ -324,6 +326,10 @@ impl FakeHost {
                     },
                     FakeFailure::LauncherGone => BackendError::LauncherGone { doing },
                     FakeFailure::Gone => BackendError::Gone,
+                    FakeFailure::Panic => {
+                        drop(state);
+                        panic!("a bug at step {step:?}, as the test wishes");
+                    }
                 })
             }
             Some(_) | None => Ok(()),

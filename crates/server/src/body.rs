@@ -205,6 +205,7 @@ where
             "invalid_id",
             format!("the id in the path is not valid: {why}"),
         )
+        .hint("paths take ids and not names; GET /v1/sandboxes?name=NAME finds the sandbox of a name")
         .detail("field", name)
     };
     let params =

@@ -97,7 +97,7 @@ pub struct Sandbox {
     pub name: String,
     /// Where it is in its life.
     pub state: SandboxState,
-    /// Why it failed, while it is `failed`.
+    /// Why it is `failed`, or `deleting` by a rule of its lifetime.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
     /// What it was made from.
@@ -440,7 +440,7 @@ pub enum SandboxEvent {
         name: String,
         /// Its state.
         state: SandboxState,
-        /// Why it failed, while it is `failed`. Long reasons are cut here.
+        /// Why it is `failed`, or `deleting` by a rule of its lifetime. Long reasons are cut here.
         #[serde(skip_serializing_if = "Option::is_none")]
         reason: Option<String>,
     },

@@ -96,6 +96,7 @@ pub struct ListParams {
     name: Option<String>,
     /// Only sandboxes with such a label: `key=value`, `key!=value` (another value, or none), `key` (any value), `!key` (not
     /// at all). May be given up to 32 times; all must hold.
+    #[param(required = false)]
     label: Vec<String>,
 }
 

@@ -216,7 +216,7 @@ fn kind(schema: &Value) -> String {
         return values(schema);
     }
     let types: Vec<&str> = match &schema["type"] {
-        Value::String(one) => vec![one],
+        Value::String(one) => vec![one.as_str()],
         Value::Array(several) => {
             several.iter().filter_map(Value::as_str).filter(|one| *one != "null").collect()
         }
