@@ -1,11 +1,12 @@
 //! A new program takes over from a running one, with sandboxes alive: of the same age, older, newer, and strangers.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
+use std::process::{Command, Output};
 
 use serde_json::{Value, json};
 use shoal_tests::ages::Age;
-use shoal_tests::daemon::{binary, kill_hard};
-use shoal_tests::{Collected, Daemon, Said, Sandbox, Spawn, until};
+use shoal_tests::daemon::{Home, binary, kill_hard};
+use shoal_tests::{Collected, Daemon, Response, Said, Sandbox, Spawn, until};
 
 /// Prints 0, 1, 2, ... one per line, up to its argument, with a pause now and then: every byte can be foretold.
 const COUNT: &str = "
@@ -13,6 +14,11 @@ import sys, time
 for n in range(int(sys.argv[1])):
     sys.stdout.write(f'{n}\\n')
     if n % 200 == 0: sys.stdout.flush(); time.sleep(0.002)
+";
+/// Has the rows be those of a newer daemon, while one writes to them.
+const SET_VERSION: &str = "
+import sqlite3, sys
+sqlite3.connect(sys.argv[1], timeout=60).execute('pragma user_version = 99')
 ";
 /// Takes long enough for a few upgrades.
 const LINES: u32 = 300_000;
@@ -58,7 +64,7 @@ fn start(program: PathBuf) -> Daemon {
     Spawn { program: Some(program), ..Spawn::default() }.start()
 }
 
-fn file(sandbox: &Sandbox) -> shoal_tests::Response {
+fn read_file(sandbox: &Sandbox) -> Response {
     sandbox.request("GET", "/files?path=/etc/hostname").send(sandbox.address)
 }
 
@@ -85,7 +91,7 @@ fn a_writing_command_runs_through_upgrades_and_no_byte_is_lost_or_doubled() {
         let file = std::fs::read_link(format!("/proc/{}/exe", launchers[0])).expect("it runs");
         assert_eq!(&file, program, "the launcher is the new program's");
         assert_eq!(sandbox.sh("echo old").ok().text(), "old");
-        assert_eq!(file_of(&sandbox), 200);
+        assert_eq!(read_file(&sandbox).status, 200);
         let new = daemon.sandbox();
         assert_eq!(new.sh("echo new").ok().text(), "new");
         new.delete();
@@ -94,23 +100,19 @@ fn a_writing_command_runs_through_upgrades_and_no_byte_is_lost_or_doubled() {
     assert_eq!(sandbox.get()["state"], "running");
 }
 
-fn file_of(sandbox: &Sandbox) -> u16 {
-    file(sandbox).status
-}
-
 #[test]
 fn a_sandbox_of_the_version_before_works_without_what_its_version_lacks() {
-    let home = shoal_tests::daemon::Home::new();
+    let home = Home::new();
     let former = Age { init: Some((1, 1)), ..Age::default() }.program(&home);
     let mut daemon = start(former);
     let sandbox = daemon.sandbox();
-    file(&sandbox).expect_refusal(409, "sandbox_too_old");
+    read_file(&sandbox).expect_refusal(409, "sandbox_too_old");
     let command = count(&sandbox);
     let mut all = Collected::default();
     some(&daemon, &sandbox.id, &command, &mut all);
     daemon.upgrade(&binary());
 
-    let refused = file(&sandbox).expect_refusal(409, "sandbox_too_old");
+    let refused = read_file(&sandbox).expect_refusal(409, "sandbox_too_old");
     assert!(refused["message"].as_str().is_some_and(|text| text.contains("(1)")), "{refused}");
     let echo = sandbox.spawn(json!({"argv": ["cat"], "stdin": true}));
     sandbox.write(&echo, b"through an old init");
@@ -121,12 +123,12 @@ fn a_sandbox_of_the_version_before_works_without_what_its_version_lacks() {
     sandbox.kill(&sleeper).expect(204);
     assert_eq!(sandbox.ended(&sleeper)["result"]["outcome"], "killed");
     is_count(&rest(&daemon, &sandbox.id, &command, all));
-    assert_eq!(file_of(&daemon.sandbox()), 200, "a new sandbox has what the old one lacks");
+    assert_eq!(read_file(&daemon.sandbox()).status, 200, "a new sandbox has what the old one lacks");
 }
 
 #[test]
 fn a_sandbox_that_is_newer_than_the_daemon_is_spoken_to_in_the_daemons_version() {
-    let home = shoal_tests::daemon::Home::new();
+    let home = Home::new();
     let future = Age { version: Some("9.8.7"), init: Some((2, 3)), daemon: Some((1, 3)) }.program(&home);
     let mut daemon = start(future);
     let sandbox = daemon.sandbox();
@@ -134,13 +136,13 @@ fn a_sandbox_that_is_newer_than_the_daemon_is_spoken_to_in_the_daemons_version()
     let mut all = Collected::default();
     some(&daemon, &sandbox.id, &command, &mut all);
     daemon.upgrade(&binary());
-    assert_eq!(file_of(&sandbox), 200);
+    assert_eq!(read_file(&sandbox).status, 200);
     is_count(&rest(&daemon, &sandbox.id, &command, all));
 }
 
 #[test]
 fn a_sandbox_of_no_common_version_is_refused_and_left_as_it_is() {
-    let home = shoal_tests::daemon::Home::new();
+    let home = Home::new();
     let stranger = Age { version: Some("9.8.7"), init: Some((9, 9)), daemon: Some((9, 9)) }.program(&home);
     let mut daemon = start(stranger.clone());
     let sandbox = daemon.sandbox();
@@ -153,7 +155,7 @@ fn a_sandbox_of_no_common_version_is_refused_and_left_as_it_is() {
     let reason = failed["reason"].as_str().expect("a failed sandbox has a reason");
     assert!(reason.contains("versions 9 to 9") && reason.contains("1 to 2"), "{reason}");
     sandbox.post_command(&json!({"argv": ["true"]})).expect_refusal(409, "sandbox_too_new");
-    file(&sandbox).expect_refusal(409, "sandbox_too_new");
+    read_file(&sandbox).expect_refusal(409, "sandbox_too_new");
     assert!(sandbox.processes().len() > 1, "its command is still there");
     let own = daemon.sandbox();
     own.sh("true").ok();
@@ -172,7 +174,7 @@ fn a_sandbox_of_no_common_version_is_refused_and_left_as_it_is() {
 
 #[test]
 fn a_program_that_is_replaced_under_its_daemon_does_not_break_the_launcher() {
-    let home = shoal_tests::daemon::Home::new();
+    let home = Home::new();
     let program = Age { version: Some("1.2.3"), ..Age::default() }.program(&home);
     let daemon = start(program.clone());
     daemon.sandbox().delete();
@@ -192,12 +194,7 @@ fn taking_over_from_nobody_is_a_start_and_without_it_two_daemons_do_not_meet() {
     let mut daemon = Spawn { arguments: vec!["--take-over".into()], ..Spawn::default() }.start();
     let sandbox = daemon.sandbox();
     let pid = daemon.pid();
-    let arguments = ["serve", "--listen", "127.0.0.1:0", "--data-dir"];
-    let refused = std::process::Command::new(binary())
-        .args(arguments)
-        .arg(&daemon.data_dir)
-        .output()
-        .expect("the program can be started");
+    let refused = start_beside(&daemon, &[]);
     let said = String::from_utf8_lossy(&refused.stderr);
     assert!(!refused.status.success() && said.contains(&format!("in use by process {pid}")), "{said}");
     assert!(said.contains("--take-over"), "the hint says how: {said}");
@@ -212,11 +209,38 @@ fn sandbox_state(daemon: &Daemon, sandbox: &Sandbox) -> Value {
     daemon.get(&sandbox.path("")).expect(200)["state"].clone()
 }
 
-/// A path is a path.
+/// Starts another daemon on the data directory, which is to end by itself.
+fn start_beside(daemon: &Daemon, arguments: &[&str]) -> Output {
+    let mut command = Command::new(binary());
+    command.args(["serve", "--listen", "127.0.0.1:0", "--data-dir"]).arg(&daemon.data_dir).args(arguments);
+    command.output().expect("the program can be started")
+}
+
+#[test]
+fn a_program_that_could_not_start_does_not_end_the_daemon_before() {
+    let daemon = Daemon::start();
+    let sandbox = daemon.sandbox();
+    let command = sandbox.spawn(json!({"argv": ["sleep", "1000"]}));
+    let wrong = daemon.home.join("no.pem").display().to_string();
+    let certificate = start_beside(&daemon, &["--take-over", "--tls-cert", &wrong, "--tls-key", &wrong]);
+    // The daemon that runs is of a newer version than the one that wants its place, as far as rows can tell.
+    let database = daemon.data_dir.join("shoal.db");
+    let update = Command::new("python3").arg("-c").arg(SET_VERSION).arg(&database).status();
+    assert!(update.expect("python can be started").success());
+    let rows = start_beside(&daemon, &["--take-over"]);
+    for (refused, expected) in [(certificate, "no.pem"), (rows, "has version 99")] {
+        let said = String::from_utf8_lossy(&refused.stderr);
+        assert!(!refused.status.success() && said.contains(expected), "{said}");
+        assert!(!said.contains("asking the daemon before to end"), "{said}");
+    }
+    sandbox.running(&command);
+    assert_eq!(sandbox.sh("echo on").ok().text(), "on", "the daemon before is still there");
+}
+
 #[test]
 fn programs_of_other_ages_are_the_same_program_with_other_numbers() {
-    let home = shoal_tests::daemon::Home::new();
-    let program: &Path = &Age { version: Some("9.8.7"), init: Some((3, 4)), daemon: None }.program(&home);
-    let output = std::process::Command::new(program).arg("--version").output().expect("it can be started");
+    let home = Home::new();
+    let program = Age { version: Some("9.8.7"), init: Some((3, 4)), daemon: None }.program(&home);
+    let output = Command::new(program).arg("--version").output().expect("it can be started");
     assert_eq!(String::from_utf8_lossy(&output.stdout), "shoal 9.8.7\n");
 }

@@ -41,7 +41,10 @@ pub async fn serve(arguments: Serve, environment: &Environment) -> anyhow::Resul
         .with_context(|| format!("SHOAL_LOG is `{filter}`, which is no filter"))?;
 
     let data_dir = match take_over {
-        true => DataDir::take_over(&config.data_dir)?,
+        true => {
+            server::check(&config)?;
+            DataDir::take_over(&config.data_dir)?
+        }
         false => DataDir::open(&config.data_dir)?,
     };
     // The launcher follows no link on its way there, and must know which mount it is on.

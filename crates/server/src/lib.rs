@@ -36,7 +36,7 @@ pub use config::{Config, ConfigError, Layers, Machine, Settings};
 pub use data_dir::{DataDir, DataDirError, Listening};
 pub use lease::PrivateDir;
 pub use listen::Listener;
-pub use serve::{Daemon, Ended, ServeError, Start, choose_key};
+pub use serve::{Daemon, Ended, ServeError, Start, check, choose_key};
 
 /// The version after its label, as a text that lies in the executable. Nothing but tests ever changes it, in a copy of the
 /// program, to have an upgrade without a second build.
