@@ -78,11 +78,10 @@ impl DataDir {
         let deadline = Instant::now() + patience;
         let mut asked = None;
         loop {
-            let busy = match Self::open(path) {
-                Err(busy @ DataDirError::Busy { .. }) => busy,
+            let (pid, busy) = match Self::open(path) {
+                Err(DataDirError::Busy { path, pid }) => (pid, DataDirError::Busy { path, pid }),
                 result => return result,
             };
-            let DataDirError::Busy { pid, .. } = busy else { unreachable!("it was just matched") };
             let late = Instant::now() > deadline;
             match holder(&path.join("lock"), pid) {
                 Some(holder) if asked != Some(holder) => {
@@ -380,9 +379,24 @@ mod tests {
         assert!(!home.path().join("daemon.json").exists());
     }
 
-    /// A process that holds the lock of a directory, as a daemon would; `on_term` is what it does when it is asked to end.
-    fn other_daemon(path: &Path, on_term: &str) -> std::process::Child {
-        const PROGRAM: &str = "
+    /// A process of a test, which ends with it, also when it fails.
+    struct Other(std::process::Child);
+
+    impl Drop for Other {
+        fn drop(&mut self) {
+            let _ = self.0.kill(); // It may have ended.
+            let _ = self.0.wait();
+        }
+    }
+
+    impl Other {
+        fn start(command: &mut std::process::Command) -> Self {
+            Self(command.spawn().expect("the program can be started"))
+        }
+
+        /// One that holds the lock of a directory, as a daemon would; `on_term` is what it does when it is asked to end.
+        fn daemon(path: &Path, on_term: &str) -> Self {
+            const PROGRAM: &str = "
 import fcntl, os, signal, sys
 signal.signal(signal.SIGTERM, getattr(signal, sys.argv[2]))
 lock = open(sys.argv[1], 'w')
@@ -391,25 +405,26 @@ print(os.getpid(), file=lock, flush=True)
 print(flush=True)
 signal.pause()
 ";
-        let mut child = std::process::Command::new("/usr/bin/python3")
-            .args(["-c", PROGRAM])
-            .arg(path.join("lock"))
-            .arg(on_term)
-            .stdout(std::process::Stdio::piped())
-            .spawn()
-            .expect("python can be started");
-        let mut ready = [0];
-        child.stdout.as_mut().expect("a pipe").read_exact(&mut ready).expect("it holds the lock");
-        child
+            let mut command = std::process::Command::new("python3");
+            command.args(["-c", PROGRAM]).arg(path.join("lock")).arg(on_term);
+            let mut other = Self::start(command.stdout(std::process::Stdio::piped()));
+            let mut ready = [0];
+            other.0.stdout.as_mut().expect("a pipe").read_exact(&mut ready).expect("it holds the lock");
+            other
+        }
+
+        fn lives(&mut self) -> bool {
+            self.0.try_wait().expect("it is ours").is_none()
+        }
     }
 
     #[test]
     fn whoever_takes_over_asks_the_other_to_end_and_waits_for_it() {
         let home = tempfile::tempdir().expect("a temporary directory");
-        let mut other = other_daemon(home.path(), "SIG_DFL");
+        let mut other = Other::daemon(home.path(), "SIG_DFL");
         assert!(matches!(DataDir::open(home.path()), Err(DataDirError::Busy { .. })));
         let taken = DataDir::take_over(home.path()).expect("the other ends");
-        assert!(!other.wait().expect("it is ours").success(), "it ended by the signal");
+        assert!(!other.0.wait().expect("it is ours").success(), "it ended by the signal");
         drop(taken);
         DataDir::take_over(home.path()).expect("from nobody it is taken at once");
     }
@@ -417,26 +432,21 @@ signal.pause()
     #[test]
     fn one_that_does_not_end_keeps_what_it_has() {
         let home = tempfile::tempdir().expect("a temporary directory");
-        let mut other = other_daemon(home.path(), "SIG_IGN");
+        let mut other = Other::daemon(home.path(), "SIG_IGN");
         let refused = DataDir::take_over_within(home.path(), Duration::from_millis(100));
         assert!(matches!(refused, Err(DataDirError::DoesNotEnd { .. })), "{refused:?}");
-        assert!(other.try_wait().expect("it is ours").is_none(), "it was asked, not killed");
-        other.kill().and_then(|()| other.wait()).expect("it is ours");
+        assert!(other.lives(), "it was asked, not killed");
     }
 
     #[test]
     fn a_number_that_is_not_the_holders_is_not_believed() {
         let home = tempfile::tempdir().expect("a temporary directory");
-        let mut other = other_daemon(home.path(), "SIG_DFL");
-        let mut bystander =
-            std::process::Command::new("sleep").arg("1000").spawn().expect("it can be started");
-        fs::write(home.path().join("lock"), format!("{}\n", bystander.id())).expect("it is ours");
+        let mut other = Other::daemon(home.path(), "SIG_DFL");
+        let mut bystander = Other::start(std::process::Command::new("sleep").arg("1000"));
+        fs::write(home.path().join("lock"), format!("{}\n", bystander.0.id())).expect("it is ours");
         let refused = DataDir::take_over_within(home.path(), Duration::from_millis(100));
         assert!(matches!(refused, Err(DataDirError::Busy { .. })), "{refused:?}");
-        for process in [&mut bystander, &mut other] {
-            assert!(process.try_wait().expect("it is ours").is_none(), "nobody was asked to end");
-            process.kill().and_then(|()| process.wait()).expect("it is ours");
-        }
+        assert!(bystander.lives() && other.lives(), "nobody was asked to end");
     }
 
     #[test]
