@@ -94,6 +94,8 @@ pub(crate) enum Violation {
     OutOfTurn,
     #[error("init chose version {version}, which was not offered")]
     BadVersion { version: u32 },
+    #[error("init says that it speaks versions {} to {} alone, which cannot be", theirs.min, theirs.max)]
+    BadParting { theirs: Versions },
 }
 
 /// Why something was not said.
@@ -494,9 +496,7 @@ pub(crate) async fn keep_connected(home: Arc<Home>, ready: oneshot::Sender<()>) 
                     return LinkEnd::Hostile(violation);
                 }
             }
-            TalkEnd::NoCommonVersion { version_min, version_max } => {
-                return LinkEnd::NoCommonVersion { theirs: Versions { min: version_min, max: version_max } };
-            }
+            TalkEnd::NoCommonVersion { theirs } => return LinkEnd::NoCommonVersion { theirs },
         }
         tokio::time::sleep(backoff).await;
         backoff = (backoff * 2).min(BACKOFF_MAX);
@@ -521,7 +521,7 @@ enum TalkEnd {
     Broken(io::Error),
     Late,
     Violation(Violation),
-    NoCommonVersion { version_min: u32, version_max: u32 },
+    NoCommonVersion { theirs: Versions },
 }
 
 impl From<io::Error> for TalkEnd {
@@ -644,7 +644,14 @@ impl<'a> Talk<'a> {
         while let Some(incoming) = decoder.next()? {
             match incoming {
                 Incoming::Message(FromInit::NoCommonVersion { version_min, version_max }) => {
-                    return Err(TalkEnd::NoCommonVersion { version_min, version_max });
+                    let theirs = Versions { min: version_min, max: version_max };
+                    // What is believed here is left running. So it is believed as the first word of an init that this daemon
+                    // has never agreed with, and only where it is true.
+                    let agreed_before = self.stage != Stage::Greeting || self.ready.is_none();
+                    if agreed_before || theirs.meet(versions()) {
+                        return Err(Violation::BadParting { theirs }.into());
+                    }
+                    return Err(TalkEnd::NoCommonVersion { theirs });
                 }
                 Incoming::Message(message) => self.take(message)?,
                 Incoming::Data { handle, stream, offset, bytes } => {

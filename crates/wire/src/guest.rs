@@ -41,6 +41,13 @@ pub struct Versions {
     pub max: u32,
 }
 
+impl Versions {
+    /// Whether some version is in both.
+    pub fn meet(self, other: Self) -> bool {
+        self.min.max(other.min) <= self.max.min(other.max)
+    }
+}
+
 /// How many characters [`speaks`] adds to its label: two numbers of four digits, with a dash between them.
 const RANGE_LENGTH: usize = 9;
 
@@ -424,6 +431,16 @@ pub enum StartError {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn ranges_meet_where_a_version_is_in_both() {
+        let meet = |a: (u32, u32), b: (u32, u32)| {
+            Versions { min: a.0, max: a.1 }.meet(Versions { min: b.0, max: b.1 })
+        };
+        assert!(meet((1, 2), (2, 3)) && meet((2, 3), (1, 2)) && meet((1, 9), (4, 5)));
+        assert!(!meet((1, 2), (3, 4)) && !meet((3, 4), (1, 2)));
+        assert!(!meet((1, 9), (5, 4)), "a range that is none meets nothing");
+    }
 
     #[test]
     fn what_is_spoken_is_what_this_build_says() {
