@@ -13,7 +13,7 @@ pub use lifetime::{Explain, Label, Lifetime, Rules, Touch};
 
 /// Sandboxes for AI agents, on this machine.
 #[derive(Debug, Parser)]
-#[command(name = "shoal", version, max_term_width = 100)]
+#[command(name = "shoal", version = server::version(), max_term_width = 100)]
 #[command(after_help = "\
 Examples:
   shoal run -- python3 -c 'print(2 + 2)'     run one command in a sandbox of its own
@@ -86,6 +86,9 @@ A flag goes before an environment variable (SHOAL_LISTEN and so on), that before
 pub struct Serve {
     #[command(flatten)]
     pub flags: DaemonFlags,
+    /// If another daemon holds the data directory, ask it to end and start in its place: an upgrade. Sandboxes go on
+    #[arg(long, conflicts_with = "private")]
+    pub take_over: bool,
     /// The daemon of `shoal run`: lives in this directory while a client holds a lease, and removes it at its end
     #[arg(long, value_name = "DIR", hide = true, conflicts_with_all = ["data_dir", "listen", "config", "public_url"])]
     pub private: Option<PathBuf>,

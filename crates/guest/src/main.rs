@@ -43,8 +43,8 @@ use rustix::process::{DumpableBehavior, Resource, Rlimit, WaitOptions, WaitStatu
 use rustix::time::ClockId;
 use wire::frame::Incoming;
 use wire::guest::{
-    COMMANDS_MAX, EndCause, ExitStatus, FromInit, Handle, Start, StartError, Stream, ToInit, VERSION,
-    VERSION_MIN,
+    COMMANDS_MAX, EndCause, ExitStatus, FromInit, Handle, Program, Start, StartError, Stream, ToInit,
+    VERSION_WITH_FILES, Versions, speaks, spoken,
 };
 
 use command::{Command, Life};
@@ -56,6 +56,9 @@ use timers::{Clock, Deadlines, Due, Schedule};
 use tree::{Groups, OomScore, Tree};
 use watch::{Happening, Watch, Watched};
 
+/// Which versions of the protocol this init speaks.
+#[used]
+static SPEAKS: [u8; 27] = speaks("shoal-init speaks ");
 /// Reads from the daemon in one go, before everything else has its turn.
 const READS_PER_TURN: usize = 4;
 /// Children reaped in one go, before everything else has its turn.
@@ -332,13 +335,14 @@ impl Init {
         if connection.greeted || connection.parting {
             return Err(Fault::SecondHello);
         }
-        let version = newest.min(VERSION);
-        if version < oldest || version < VERSION_MIN {
-            self.table.say(&FromInit::NoCommonVersion { version_min: VERSION_MIN, version_max: VERSION });
+        let Versions { min: version_min, max: version_max } = spoken(&SPEAKS);
+        let version = newest.min(version_max);
+        if version < oldest || version < version_min {
+            self.table.say(&FromInit::NoCommonVersion { version_min, version_max });
             connection.parting = true;
             return Ok(());
         }
-        connection.greeted = true;
+        (connection.greeted, connection.version) = (true, version);
         self.table.say(&FromInit::Hello { version });
         self.table.introduce_all();
         Ok(())
@@ -349,6 +353,12 @@ impl Init {
     fn heed(&mut self, connection: &mut Connection, message: ToInit) -> Result<(), Fault> {
         match message {
             ToInit::Hello { .. } => return Err(Fault::SecondHello),
+            // What was not agreed on is not spoken: a daemon that says it all the same is as good as one that says rubbish.
+            ToInit::Start(start)
+                if matches!(start.program, Program::Files(_)) && connection.version < VERSION_WITH_FILES =>
+            {
+                return Err(Fault::NotAgreedOn);
+            }
             ToInit::Start(start) => self.start(&start),
             ToInit::StdinEnd { handle, offset } => {
                 if let Some(command) = self.table.get_mut(handle) {

@@ -173,6 +173,11 @@ impl From<EngineError> for ApiError {
                 .hint("its first process may be damaged: create another sandbox"),
             FileStalled => say(StatusCode::REQUEST_TIMEOUT, "download_stalled"),
             InitTooOld { .. } => say(StatusCode::CONFLICT, "sandbox_too_old").hint("create another sandbox"),
+            NoCommonVersion { theirs, ours, .. } => {
+                let code = if theirs.max < ours.min { "sandbox_too_old" } else { "sandbox_too_new" };
+                say(StatusCode::CONFLICT, code)
+                    .hint("a daemon of its version can use it; under this one it can be deleted")
+            }
             Stopping => Self::stopping(),
         };
         api.chain = Some(chain);
