@@ -113,6 +113,21 @@ fn an_image_that_says_nothing_runs_as_root_in_the_workspace() {
 }
 
 #[test]
+fn a_working_directory_that_the_image_lacks_is_made_inside_of_it() {
+    let (registry, daemon) = ground();
+    let layer = Layer::busybox().link("data", "/srv").file("file", "file");
+    for (number, (directory, expected)) in
+        [("/data/app/deep", "/srv/app/deep"), ("/file/below", "/"), ("/../../up", "/")]
+            .into_iter()
+            .enumerate()
+    {
+        let made = MadeImage::of(&layer, json!({"WorkingDir": directory}));
+        let sandbox = sandbox_of(&daemon, &registry.push(&format!("wd:{number}"), &made));
+        assert_eq!(sandbox.sh("pwd -P").ok().text(), expected, "{directory}");
+    }
+}
+
+#[test]
 fn layers_mean_together_what_they_mean_elsewhere() {
     let (registry, daemon) = ground();
     let below = Layer::busybox()

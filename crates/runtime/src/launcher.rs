@@ -545,7 +545,7 @@ impl Launcher {
             LayerSource::Blob { blob, .. } => {
                 Some(self.places.layers.blob(blob).map_err(refused("open a blob"))?)
             }
-            LayerSource::Finish { .. } => None,
+            LayerSource::Finish(_) => None,
         };
         let Slot { user, net } = make_slot(wanted.base)?;
         let below = wanted.below.iter().map(|layer| {

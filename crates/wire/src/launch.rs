@@ -119,10 +119,16 @@ pub enum LayerSource {
         contents: Digest,
     },
     /// What every sandbox needs and an image may lack: places to mount on, name service, `/workspace`.
-    Finish {
-        /// Whether everyone may write to `/workspace`, because commands do not run as root by default.
-        open_workspace: bool,
-    },
+    Finish(Finish),
+}
+
+/// What the uppermost layer of an image depends on.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Finish {
+    /// Whether everyone may write to `/workspace`, because commands do not run as root by default.
+    pub open_workspace: bool,
+    /// Where the image wants its programs to run. Made if it is missing, as it is elsewhere.
+    pub working_directory: Option<String>,
 }
 
 /// What was found while a layer was unpacked.
