@@ -588,7 +588,7 @@ mod tests {
         let mirrors = ["docker.io=https://one.local", "docker.io=http://two.local:5000"];
         let config = flags(settings(&["registry.local:5000"], &mirrors, None)).expect("it is valid");
         let registries = config.images.registries;
-        assert!(registries.insecure.contains("registry.local:5000"));
+        assert_eq!(registries.insecure, ["registry.local:5000"]);
         assert_eq!(registries.mirrors["docker.io"].len(), 2);
         for text in ["http://x", "UPPER", "", "a/b"] {
             let error = flags(settings(&[text], &[], None)).expect_err("no registry");
@@ -604,7 +604,7 @@ mod tests {
         let file = home.path().join("config.json");
         let error = flags(settings(&[], &[], Some(&file))).expect_err("it is not there");
         assert!(matches!(error, ConfigError::DockerConfigUnread { .. }), "{error}");
-        std::fs::write(&file, "[]").expect("it can be written");
+        std::fs::write(&file, r#"{"auths": 5}"#).expect("it can be written");
         let error = flags(settings(&[], &[], Some(&file))).expect_err("it is something else");
         assert_eq!(error.key(), Some("docker_config"));
         std::fs::write(&file, r#"{"auths": {}}"#).expect("it can be written");
