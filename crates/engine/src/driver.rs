@@ -461,6 +461,9 @@ impl Driver {
     /// A running sandbox lost its init, or the right to be listened to. Its disk is left as it is: a teardown would take the
     /// files of whoever owns it, and a delete does that when it is wanted. Its processes are ended, since nobody can reach them
     /// any more: an init that was taken over may have some, also when it seems to be gone.
+    ///
+    /// One that speaks no version of ours is shown as failed and left alone, row, commands and all: a daemon that speaks its
+    /// version finds it as it was.
     async fn lost(&mut self, end: LinkEnd) {
         if let LinkEnd::Bug = end
             && self.relinks < RELINKS_MAX
@@ -470,6 +473,11 @@ impl Driver {
             return self.link();
         }
         let reason = chain(&end);
+        if let LinkEnd::NoCommonVersion { theirs } = end {
+            warn!(reason, "sandbox cannot be used by this daemon");
+            self.home.set_unspoken(theirs, reason);
+            return;
+        }
         warn!(reason, "sandbox failed");
         let commands = self.home.close_commands();
         let state = State::Failed { disk: Disk::Whole };
@@ -517,7 +525,7 @@ impl Driver {
 
     /// Writes a new state, from the one that the sandbox is in, and tells whoever watches.
     async fn record(&self, to: State, goal: Goal, reason: Option<String>) -> Result<(), EngineError> {
-        let from = self.home.state();
+        let from = self.home.state_in_row();
         let changed = self.home.shared.store.change_state(self.home.id, from, to, goal, reason.clone());
         let changed = slow::ROW.watch(&self.home.shared.metrics, self.home.id, changed);
         let changed = changed.instrument(self.trace.clone()).await?;

@@ -11,7 +11,7 @@ use crate::guest::Handle;
 use crate::{Digest, InstallationId, SandboxId};
 
 /// The version of these types. Daemon and launcher are one binary, so there is no range: they agree or they part.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 /// A packet is at most this long.
 pub const PACKET_MAX: usize = 64 * 1024;
 /// Sandboxes named in one answer to [`Ask::Inventory`].
