@@ -113,6 +113,21 @@ fn an_image_that_says_nothing_runs_as_root_in_the_workspace() {
 }
 
 #[test]
+fn a_working_directory_that_the_image_lacks_is_made_inside_of_it() {
+    let (registry, daemon) = ground();
+    let layer = Layer::busybox().link("data", "/srv").file("file", "file");
+    for (number, (directory, expected)) in
+        [("/data/app/deep", "/srv/app/deep"), ("/file/below", "/"), ("/../../up", "/")]
+            .into_iter()
+            .enumerate()
+    {
+        let made = MadeImage::of(&layer, json!({"WorkingDir": directory}));
+        let sandbox = sandbox_of(&daemon, &registry.push(&format!("wd:{number}"), &made));
+        assert_eq!(sandbox.sh("pwd -P").ok().text(), expected, "{directory}");
+    }
+}
+
+#[test]
 fn layers_mean_together_what_they_mean_elsewhere() {
     let (registry, daemon) = ground();
     let below = Layer::busybox()
@@ -691,30 +706,21 @@ fn a_name_that_is_taken_away_and_pulled_again_at_the_same_time_is_there_or_not_a
     let (registry, daemon) = ground();
     let name = registry.push("torn:1", &MadeImage::of(&Layer::busybox().file("x", "x"), json!({})));
     let route = format!("/v1/images/{}", in_path(&name));
-    let rounds = 15;
-    let start = Barrier::new(3);
-    std::thread::scope(|scope| {
-        scope.spawn(|| {
-            for _ in 0..rounds {
-                start.wait();
-                pull(&daemon, &name).expect(200);
-            }
-        });
-        scope.spawn(|| {
-            for _ in 0..rounds {
-                start.wait();
+    for _ in 0..15 {
+        std::thread::scope(|scope| {
+            scope.spawn(|| pull(&daemon, &name).expect(200));
+            scope.spawn(|| {
                 let status = daemon.delete(&format!("{route}?force=true")).status;
                 assert!([200, 404].contains(&status), "{status}");
-            }
+            });
+            scope.spawn(|| {
+                let made = daemon.post("/v1/sandboxes", &json!({"image": name})).expect(201);
+                let sandbox = daemon.sandbox_of(made["id"].as_str().expect("an id"));
+                assert_eq!(sandbox.sh("cat /x").ok().text(), "x");
+                sandbox.delete();
+            });
         });
-        for _ in 0..rounds {
-            start.wait();
-            let made = daemon.post("/v1/sandboxes", &json!({"image": name})).expect(201);
-            let sandbox = daemon.sandbox_of(made["id"].as_str().expect("an id"));
-            assert_eq!(sandbox.sh("cat /x").ok().text(), "x");
-            sandbox.delete();
-        }
-    });
+    }
     pull(&daemon, &name).expect(200);
     daemon.delete(&route).expect(200);
     expect_nothing_left(&daemon);

@@ -34,6 +34,8 @@ pub struct Spawn {
     pub spares: usize,
     /// Puts the data directory on a disk of its own, of so many bytes.
     pub tmpfs_bytes: Option<u64>,
+    /// Another program than that of this build.
+    pub program: Option<PathBuf>,
 }
 
 impl Spawn {
@@ -53,6 +55,7 @@ impl Spawn {
         let (id, secret) = (random_hex(8), random_hex(32));
         let mut daemon = Daemon {
             spawn: self,
+            listen: "127.0.0.1:0".into(),
             key: format!("shoal_{id}_{secret}"),
             address: SocketAddr::from(([127, 0, 0, 1], 0)),
             child: None,
@@ -76,6 +79,7 @@ pub struct Daemon {
     /// A key with admin rights.
     pub key: String,
     spawn: Spawn,
+    listen: String,
     child: Option<Child>,
     starts: u32,
 }
@@ -106,18 +110,33 @@ impl Daemon {
         self.start_again();
     }
 
+    /// Has another program take over while this one runs, at the same address. The one before must end well.
+    #[track_caller]
+    pub fn upgrade(&mut self, program: &Path) {
+        let mut before = self.child.take().expect("the daemon runs");
+        self.spawn.program = Some(program.into());
+        if !self.spawn.arguments.iter().any(|argument| argument == "--take-over") {
+            self.spawn.arguments.push("--take-over".into());
+        }
+        self.listen = self.address.to_string();
+        self.start_again();
+        let ended = before.wait().expect("a child can be waited for");
+        assert!(ended.success(), "the daemon before ended with {ended}");
+    }
+
     /// The command that starts a daemon on the data directory.
     pub fn command(&self, log: &Path) -> Command {
         let stderr = File::create(log).expect("the test's own directory takes files");
+        let daemon = self.spawn.program.clone().unwrap_or_else(binary);
         let mut command = match self.spawn.through.split_first() {
             Some((program, arguments)) => {
                 let mut command = Command::new(program);
-                command.args(arguments).arg(binary());
+                command.args(arguments).arg(daemon);
                 command
             }
-            None => Command::new(binary()),
+            None => Command::new(daemon),
         };
-        command.args(["serve", "--listen", "127.0.0.1:0", "--data-dir"]).arg(&self.data_dir);
+        command.args(["serve", "--listen", &self.listen, "--data-dir"]).arg(&self.data_dir);
         command.args(["--spares", &self.spawn.spares.to_string()]);
         if !self.spawn.config.is_empty() {
             let file = self.home.join("shoal.toml");

@@ -10,6 +10,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod ages;
 pub mod audit;
 pub mod collector;
 pub mod daemon;

@@ -21,7 +21,7 @@ pub use template::{
 
 /// Sandboxes for AI agents, on this machine.
 #[derive(Debug, Parser)]
-#[command(name = "shoal", version, max_term_width = 100)]
+#[command(name = "shoal", version = server::version(), max_term_width = 100)]
 #[command(after_help = "\
 Examples:
   shoal run -- python3 -c 'print(2 + 2)'     run one command in a sandbox of its own
@@ -99,6 +99,9 @@ A flag goes before an environment variable (SHOAL_LISTEN and so on), that before
 pub struct Serve {
     #[command(flatten)]
     pub flags: DaemonFlags,
+    /// If another daemon holds the data directory, ask it to end and start in its place: an upgrade. Sandboxes go on
+    #[arg(long, conflicts_with = "private")]
+    pub take_over: bool,
     /// The daemon of `shoal run`: lives in this directory while a client holds a lease, and removes it at its end
     #[arg(long, value_name = "DIR", hide = true, conflicts_with_all = ["data_dir", "listen", "config", "public_url"])]
     pub private: Option<PathBuf>,
@@ -560,9 +563,13 @@ bubblewrap, runc and runsc are measured where they are installed. Needs root.
 
 Examples:
   shoal bench
+  shoal bench --only create,command
   shoal bench --rounds 30 --idle 100 --restart 20 --json
   shoal bench --write docs")]
 pub struct Bench {
+    /// What to measure, separated by commas; left out: everything
+    #[arg(long, value_name = "WHAT", value_delimiter = ',', conflicts_with = "write")]
+    pub only: Vec<BenchPart>,
     /// How often each thing is measured; medians are shown
     #[arg(long, default_value_t = 100)]
     pub rounds: usize,
@@ -581,6 +588,27 @@ pub struct Bench {
     /// Print an array of rows
     #[arg(long)]
     pub json: bool,
+}
+
+/// A part of the benchmark.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum BenchPart {
+    /// From the wish for a sandbox to the result of its first command.
+    Create,
+    /// A command in a running sandbox.
+    Command,
+    /// 100 creates at once.
+    AtOnce,
+    /// Output of commands and files, up and down.
+    Bytes,
+    /// Freezing and thawing.
+    Freeze,
+    /// Images: pulled, unpacked, and the first create from one.
+    Images,
+    /// A daemon that is killed beside many writing commands.
+    Restart,
+    /// What an idle sandbox costs, and the last create of many.
+    Idle,
 }
 
 /// The benchmark's floor, in a process of its own.

@@ -73,16 +73,17 @@ fn main() {
         Subcommand::Run(_) | Subcommand::Shell(_) | Subcommand::Attach(_) => RUN_FAILED,
         _ => FAILED,
     };
-    let result = tokio::runtime::Builder::new_multi_thread()
-        .enable_all()
-        .build()
-        .map_err(anyhow::Error::from)
-        .and_then(|runtime| {
-            let result = runtime.block_on(dispatch(arguments.subcommand, &environment));
-            // A thread that waits for input would keep the process; nothing it could still do matters.
-            runtime.shutdown_background();
-            result
-        });
+    // A daemon has much to do at once. What asks it waits for one thing after the other, and is quicker without threads to wake.
+    let mut runtime = match &arguments.subcommand {
+        Subcommand::Serve(_) => tokio::runtime::Builder::new_multi_thread(),
+        _ => tokio::runtime::Builder::new_current_thread(),
+    };
+    let result = runtime.enable_all().build().map_err(anyhow::Error::from).and_then(|runtime| {
+        let result = runtime.block_on(dispatch(arguments.subcommand, &environment));
+        // A thread that waits for input would keep the process; nothing it could still do matters.
+        runtime.shutdown_background();
+        result
+    });
     exit(end(&environment, failed, result));
 }
 

@@ -1,6 +1,8 @@
 //! Our own stdin, stdout and stderr, each with a thread, so that a reader who does not read holds up nothing else.
 
+use std::fs::File;
 use std::io::{self, Read, Write};
+use std::os::fd::AsFd;
 
 use bytes::Bytes;
 use client::Input;
@@ -20,12 +22,21 @@ pub struct Pipe {
 impl Pipe {
     /// Our stdout.
     pub fn stdout() -> Self {
-        Self::new(io::stdout())
+        Self::of(io::stdout())
     }
 
     /// Our stderr.
     pub fn stderr() -> Self {
-        Self::new(io::stderr())
+        Self::of(io::stderr())
+    }
+
+    /// The file itself: the streams of the standard library look for the ends of lines in every piece.
+    fn of(stream: impl AsFd + Write + Send + 'static) -> Self {
+        match stream.as_fd().try_clone_to_owned() {
+            Ok(file) => Self::new(File::from(file)),
+            // Out of descriptors.
+            Err(_) => Self::new(stream),
+        }
     }
 
     fn new(mut to: impl Write + Send + 'static) -> Self {

@@ -17,6 +17,9 @@ use crate::{config, notify, print};
 
 /// The first descriptor beyond stdin, stdout and stderr.
 pub const FIRST_OWN_DESCRIPTOR: i32 = 3;
+/// The file that this process was started from, whatever has become of its name: a launcher of another build, put in place for
+/// the next start, would not understand this daemon.
+const OWN_PROGRAM: &str = "/proc/self/exe";
 /// A private daemon listens wherever there is room.
 const PRIVATE_LISTEN: &str = "127.0.0.1:0";
 
@@ -29,14 +32,21 @@ pub async fn serve(arguments: Serve, environment: &Environment) -> anyhow::Resul
         // A session of its own, so that Ctrl-C and the end of the terminal of whoever started it do not reach it.
         rustix::process::setsid().context("cannot leave the session")?;
     }
-    let config = config::checked(&layers(arguments.flags, environment, private.as_ref())?)?;
+    let take_over = arguments.take_over;
+    let config = config::whole(&layers(arguments.flags, environment, private.as_ref())?)?;
     let format = if config.log_json { Format::Json } else { Format::Human { colour: environment.colour } };
     let filter = environment.log.as_deref().unwrap_or(log::FILTER_DEFAULT);
     let traces = config.otlp_endpoint.as_ref().map(Traces::start).transpose()?;
     log::start(format, filter, traces.as_ref())
         .with_context(|| format!("SHOAL_LOG is `{filter}`, which is no filter"))?;
 
-    let data_dir = DataDir::open(&config.data_dir)?;
+    let data_dir = match take_over {
+        true => {
+            server::check(&config)?;
+            DataDir::take_over(&config.data_dir)?
+        }
+        false => DataDir::open(&config.data_dir)?,
+    };
     // The launcher follows no link on its way there, and must know which mount it is on.
     let place = std::fs::canonicalize(&config.data_dir)
         .with_context(|| format!("cannot find `{}`", config.data_dir.display()))?;
@@ -48,7 +58,7 @@ pub async fn serve(arguments: Serve, environment: &Environment) -> anyhow::Resul
     let backend = NsBackend::start(NsConfig {
         data_dir: place,
         installation,
-        launcher: std::env::current_exe().context("cannot find this program")?,
+        launcher: OWN_PROGRAM.into(),
         spares: config.spares as usize,
     })
     .await

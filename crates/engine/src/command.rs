@@ -29,7 +29,7 @@ use crate::error::{EngineError, StoreError};
 use crate::events::Happened;
 use crate::guest::Violation;
 use crate::home::Home;
-use crate::log::{SHORT_PATIENCE, StreamLog, Writes};
+use crate::log::StreamLog;
 use crate::model::{Command, CommandState};
 use crate::store::{CommandRow, Inserted, ResultRow};
 
@@ -93,7 +93,7 @@ struct HubState {
     struck: bool,
     /// A pass of the log writers is under way or queued.
     writing: bool,
-    /// Short output waits for the end of the command before it is written.
+    /// A little output waits for more, or for the end of the command, before it is written.
     waiting: bool,
     /// What init was told of each log.
     acknowledged: [u64; 2],
@@ -379,36 +379,9 @@ impl Hub {
             return Ok(());
         }
         self.home.shared.metrics.received(stream, bytes.len());
-        let short = state.logs.iter().all(StreamLog::is_short);
-        let wait = short && !std::mem::replace(&mut state.waiting, true);
-        let schedule = !short && !std::mem::replace(&mut state.writing, true);
-        drop(state);
         self.changed.notify_waiters();
-        if schedule {
-            self.home.shared.logs.schedule(Arc::clone(self) as Arc<dyn Writes>);
-        }
-        if wait {
-            let hub = Arc::downgrade(self);
-            self.home.shared.runtime.spawn(async move {
-                tokio::time::sleep(SHORT_PATIENCE).await;
-                if let Some(hub) = hub.upgrade() {
-                    hub.write_short();
-                }
-            });
-        }
+        self.store_when_due(state);
         Ok(())
-    }
-
-    /// Short output has waited for the end of its command long enough.
-    fn write_short(self: &Arc<Self>) {
-        let mut state = self.lock();
-        state.waiting = false;
-        let unstored = state.logs.iter().any(|log| !log.is_stored());
-        let over = matches!(state.phase, Phase::Finishing | Phase::Ended(_));
-        if unstored && !over && !std::mem::replace(&mut state.writing, true) {
-            drop(state);
-            self.home.shared.logs.schedule(Arc::clone(self) as Arc<dyn Writes>);
-        }
     }
 
     /// A new connection: init has the command and so much of its stdin. Tells where init should send on from.

@@ -44,8 +44,8 @@ use crate::store::{SandboxChange, SandboxRow};
 pub(crate) const INBOX_MAX: usize = 64;
 /// How long an image may take to arrive.
 const PULL_SECONDS: u64 = 3600;
-/// How often an image that is removed as soon as it is here is pulled again for one sandbox.
-const TAKES_MAX: usize = 3;
+/// How often an image is looked for, and pulled where it is not: others may remove it as soon as it is here.
+const TAKES_MAX: usize = 4;
 /// How long an image may take to be made ready.
 const PREPARE_SECONDS: u64 = 300;
 /// How long the backend may take to make a sandbox.
@@ -461,6 +461,9 @@ impl Driver {
     /// A running sandbox lost its init, or the right to be listened to. Its disk is left as it is: a teardown would take the
     /// files of whoever owns it, and a delete does that when it is wanted. Its processes are ended, since nobody can reach them
     /// any more: an init that was taken over may have some, also when it seems to be gone.
+    ///
+    /// One that speaks no version of ours is shown as failed and left alone, row, commands and all: a daemon that speaks its
+    /// version finds it as it was.
     async fn lost(&mut self, end: LinkEnd) {
         if let LinkEnd::Bug = end
             && self.relinks < RELINKS_MAX
@@ -470,6 +473,11 @@ impl Driver {
             return self.link();
         }
         let reason = chain(&end);
+        if let LinkEnd::NoCommonVersion { theirs } = end {
+            warn!(reason, "sandbox cannot be used by this daemon");
+            self.home.set_unspoken(theirs, reason);
+            return;
+        }
         match self.home.is_end_expected() {
             true => debug!(reason, "the processes of a sandbox were ended"),
             false => warn!(reason, "sandbox failed"),
@@ -520,7 +528,7 @@ impl Driver {
 
     /// Writes a new state, from the one that the sandbox is in, and tells whoever watches.
     async fn record(&self, to: State, goal: Goal, reason: Option<String>) -> Result<(), EngineError> {
-        let from = self.home.state();
+        let from = self.home.state_in_row();
         let changed = self.home.shared.store.change_state(self.home.id, from, to, goal, reason.clone());
         let changed = slow::ROW.watch(&self.home.shared.metrics, self.home.id, changed);
         let changed = changed.instrument(self.trace.clone()).await?;
@@ -882,24 +890,18 @@ async fn rootfs_of(home: &Arc<Home>) -> Result<Rootfs, BackendError> {
         doing: format!("get the image `{}`", images::familiar(&home.image)),
         source: std::io::Error::other(chain(&error)),
     };
-    let store = &home.shared.store;
+    if let Some(image) = home.stored_image() {
+        return Ok(image.rootfs());
+    }
+    let name = ImageName::parse(&home.image).map_err(refused)?;
     for _ in 0..TAKES_MAX {
-        if let Some(image) = home.stored_image() {
+        if let Some(image) = images::take(home).await.map_err(refused)? {
+            home.set_image(Arc::clone(&image));
             return Ok(image.rootfs());
         }
-        let name = ImageName::parse(&home.image).map_err(refused)?;
-        if let ImageName::Reference(reference) = name
-            && home.shared.images.find(&home.owner, &home.image).is_none()
-        {
-            images::pull(&home.shared, &home.owner, PullSpec::new(reference))
-                .finished()
-                .await
-                .map_err(refused)?;
-        }
-        let owner = home.owner.to_string();
-        let taken = store.take_image(home.id, owner, home.image.clone()).await.map_err(refused)?;
-        if let Some(image) = taken.and_then(|digest| home.shared.images.get(digest)) {
-            home.set_image(image);
+        if let ImageName::Reference(reference) = name.clone() {
+            let pull = images::pull(&home.shared, &home.owner, PullSpec::new(reference));
+            pull.finished().await.map_err(refused)?;
         }
     }
     Err(refused(EngineError::ImageNotFound { name: images::familiar(&home.image) }))

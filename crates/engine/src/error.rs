@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use runtime::BackendError;
 use wire::files::FileError;
-use wire::guest::StartError;
+use wire::guest::{StartError, Versions};
 use wire::{CommandId, SandboxId};
 
 use crate::images::{BuildError, ImageFault};
@@ -298,6 +298,17 @@ pub enum EngineError {
     Clock {
         /// Why.
         source: io::Error,
+    },
+    /// The sandbox's init and this daemon have no version of their protocol in common.
+    #[error("sandbox `{id}` speaks versions {} to {} of the protocol, this daemon {} to {}",
+        theirs.min, theirs.max, ours.min, ours.max)]
+    NoCommonVersion {
+        /// Which sandbox.
+        id: SandboxId,
+        /// What its init speaks.
+        theirs: Versions,
+        /// What this daemon speaks.
+        ours: Versions,
     },
     /// The daemon is going down; sandboxes stay.
     #[error("the engine is stopping")]

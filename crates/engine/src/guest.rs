@@ -19,13 +19,22 @@ use tokio::time::{Instant, sleep_until, timeout};
 use tracing::{debug, warn};
 use wire::frame::{self, Decoder, FrameError, Incoming, MESSAGE_FROM_INIT_MAX};
 use wire::guest::{
-    COMMANDS_MAX, End, FromInit, Handle, Start, StartError, Stream, ToInit, VERSION, VERSION_MIN,
+    COMMANDS_MAX, End, FromInit, Handle, Start, StartError, Stream, ToInit, Versions, speaks, spoken,
 };
 
 use crate::command::Hub;
 use crate::error::chain;
 use crate::home::Home;
 use crate::transfer::{Transfer, is_transfer};
+
+/// Which versions of the protocol this daemon speaks.
+#[used]
+static SPEAKS: [u8; 29] = speaks("shoal-daemon speaks ");
+
+/// Which versions of the protocol this daemon speaks.
+pub(crate) fn versions() -> Versions {
+    spoken(&SPEAKS)
+}
 
 /// How long a connection attempt may take.
 const CONNECT_SECONDS: u64 = 10;
@@ -85,6 +94,8 @@ pub(crate) enum Violation {
     OutOfTurn,
     #[error("init chose version {version}, which was not offered")]
     BadVersion { version: u32 },
+    #[error("init says that it speaks versions {} to {} alone, which cannot be", theirs.min, theirs.max)]
+    BadParting { theirs: Versions },
 }
 
 /// Why something was not said.
@@ -425,10 +436,9 @@ pub(crate) enum LinkEnd {
     #[error("its first process breaks the protocol: {0}")]
     Hostile(Violation),
     /// It is of another age.
-    #[error(
-        "its first process speaks versions {version_min} to {version_max}, this daemon {VERSION_MIN} to {VERSION}"
-    )]
-    NoCommonVersion { version_min: u32, version_max: u32 },
+    #[error("its first process speaks versions {} to {} of the protocol, this daemon {} to {}",
+        theirs.min, theirs.max, versions().min, versions().max)]
+    NoCommonVersion { theirs: Versions },
     /// The task panicked.
     #[error("the daemon has a bug that shows with its first process")]
     Bug,
@@ -486,9 +496,7 @@ pub(crate) async fn keep_connected(home: Arc<Home>, ready: oneshot::Sender<()>) 
                     return LinkEnd::Hostile(violation);
                 }
             }
-            TalkEnd::NoCommonVersion { version_min, version_max } => {
-                return LinkEnd::NoCommonVersion { version_min, version_max };
-            }
+            TalkEnd::NoCommonVersion { theirs } => return LinkEnd::NoCommonVersion { theirs },
         }
         tokio::time::sleep(backoff).await;
         backoff = (backoff * 2).min(BACKOFF_MAX);
@@ -513,7 +521,7 @@ enum TalkEnd {
     Broken(io::Error),
     Late,
     Violation(Violation),
-    NoCommonVersion { version_min: u32, version_max: u32 },
+    NoCommonVersion { theirs: Versions },
 }
 
 impl From<io::Error> for TalkEnd {
@@ -571,7 +579,7 @@ impl<'a> Talk<'a> {
             home,
             ready,
             stage: Stage::Greeting,
-            version: VERSION_MIN,
+            version: versions().min,
             known: BTreeMap::new(),
             unwanted: BTreeMap::new(),
             out: Vec::new(),
@@ -591,7 +599,8 @@ impl<'a> Talk<'a> {
         let mut active = Instant::now();
         let deadline = active + Duration::from_secs(HANDSHAKE_SECONDS);
         let mut idle = std::pin::pin!(sleep_until(active + IDLE_AFTER));
-        let hello = ToInit::Hello { version_min: VERSION_MIN, version_max: VERSION };
+        let Versions { min: version_min, max: version_max } = versions();
+        let hello = ToInit::Hello { version_min, version_max };
         frame::put_message(&hello, &mut self.out);
         loop {
             if self.written == self.out.len() {
@@ -635,7 +644,14 @@ impl<'a> Talk<'a> {
         while let Some(incoming) = decoder.next()? {
             match incoming {
                 Incoming::Message(FromInit::NoCommonVersion { version_min, version_max }) => {
-                    return Err(TalkEnd::NoCommonVersion { version_min, version_max });
+                    let theirs = Versions { min: version_min, max: version_max };
+                    // What is believed here is left running. So it is believed as the first word of an init that this daemon
+                    // has never agreed with, and only where it is true.
+                    let agreed_before = self.stage != Stage::Greeting || self.ready.is_none();
+                    if agreed_before || theirs.meet(versions()) {
+                        return Err(Violation::BadParting { theirs }.into());
+                    }
+                    return Err(TalkEnd::NoCommonVersion { theirs });
                 }
                 Incoming::Message(message) => self.take(message)?,
                 Incoming::Data { handle, stream, offset, bytes } => {
@@ -659,7 +675,7 @@ impl<'a> Talk<'a> {
     fn take(&mut self, message: FromInit) -> Result<(), Violation> {
         match (self.stage, message) {
             (Stage::Greeting, FromInit::Hello { version }) => {
-                if !(VERSION_MIN..=VERSION).contains(&version) {
+                if !(versions().min..=versions().max).contains(&version) {
                     return Err(Violation::BadVersion { version });
                 }
                 (self.stage, self.version) = (Stage::Listing, version);
@@ -835,7 +851,7 @@ mod tests {
     #[test]
     fn what_waits_for_an_init_that_does_not_listen_has_a_bound() {
         let outbox = Outbox::default();
-        outbox.connect(VERSION);
+        outbox.connect(versions().max);
         let signal = ToInit::Signal { handle: Handle(1), signal: 1 };
         let mut refused = 0;
         for _ in 0..100_000 {

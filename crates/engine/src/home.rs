@@ -14,7 +14,7 @@ use tokio::sync::{Notify, Semaphore, mpsc};
 use tokio::task::AbortHandle;
 use tokio::time::timeout;
 use tracing::warn;
-use wire::guest::{COMMANDS_MAX, Handle, Start};
+use wire::guest::{COMMANDS_MAX, Handle, Start, Versions};
 use wire::launch::Limits;
 use wire::{CommandId, SandboxId};
 
@@ -26,11 +26,11 @@ use crate::directory::Directory;
 use crate::driver::Message;
 use crate::error::{EngineError, chain};
 use crate::events::{Events, Happened};
-use crate::guest::{Outbox, Violation};
+use crate::guest::{Outbox, Violation, versions};
 use crate::images::{Builds, Images, StoredImage};
 use crate::keys::Keys;
 use crate::labels::Labels;
-use crate::lifecycle::State;
+use crate::lifecycle::{Disk as DiskState, State};
 use crate::lifetime::Lifetime;
 use crate::log::LogWriters;
 use crate::metrics::Metrics;
@@ -150,6 +150,8 @@ pub(crate) struct Face {
     pub name: SandboxName,
     pub state: State,
     pub reason: Option<String>,
+    /// What its init speaks, where this daemon speaks none of it.
+    pub unspoken: Option<Versions>,
     pub labels: Labels,
     pub lifetime: Lifetime,
     /// Its row is written: what is said of it holds after a crash.
@@ -192,6 +194,7 @@ impl Home {
             name: row.name.clone(),
             state: row.state,
             reason: row.reason.clone(),
+            unspoken: None,
             labels: row.labels.clone(),
             lifetime: row.lifetime.clone(),
             recorded: false,
@@ -245,6 +248,22 @@ impl Home {
         self.face().state
     }
 
+    /// Its init speaks nothing that this daemon does. The row is left as it is, for a daemon that does.
+    pub fn set_unspoken(&self, theirs: Versions, reason: String) {
+        let mut face = self.face();
+        (face.state, face.reason) = (State::Failed { disk: DiskState::Whole }, Some(reason));
+        face.unspoken = Some(theirs);
+        drop(face);
+        self.tell_state();
+        self.changed.notify_waiters();
+    }
+
+    /// What its row says: what is shown, save where that is about this daemon alone.
+    pub fn state_in_row(&self) -> State {
+        let face = self.face();
+        if face.unspoken.is_some() { State::Running } else { face.state }
+    }
+
     /// The driver's alone, after the row says so.
     pub fn set_state(&self, state: State, reason: Option<String>) {
         match state {
@@ -253,7 +272,7 @@ impl Home {
             State::Creating | State::Deleting | State::Failed { .. } => {}
         }
         let mut face = self.face();
-        (face.state, face.reason) = (state, reason);
+        (face.state, face.reason, face.unspoken) = (state, reason, None);
         drop(face);
         self.tell_state();
         self.changed.notify_waiters();
@@ -382,6 +401,9 @@ impl Home {
     /// Why it does not take commands.
     pub fn wrong_state(&self) -> EngineError {
         let face = self.face();
+        if let Some(theirs) = face.unspoken {
+            return EngineError::NoCommonVersion { id: self.id, theirs, ours: versions() };
+        }
         match face.state {
             State::Failed { .. } => {
                 let reason = face.reason.clone().unwrap_or_else(|| "the reason was not recorded".into());

@@ -31,7 +31,7 @@ pub use image::{BadImage, BadReference, Credentials, DockerConfig, ImageRef, Pla
 pub use pull::{LayerProgress, LayerState, Pull, PullProgress, PullSpec};
 
 use crate::error::{EngineError, StoreError};
-use crate::home::Shared;
+use crate::home::{Home, Shared};
 use crate::model::{Key, Owner};
 use crate::store::{AliasRow, ImageRow, LayerRow, LoadedImages, NameRow};
 
@@ -408,6 +408,15 @@ impl Images {
             sandboxes,
         })
     }
+}
+
+/// Takes the image that a sandbox's owner means by its name for the sandbox, if it is here.
+pub(crate) async fn take(home: &Home) -> Result<Option<Arc<StoredImage>>, EngineError> {
+    let shared = &home.shared;
+    // So that what rows say now is what the stock says.
+    let _naming = shared.images.naming.lock().await;
+    let taken = shared.store.take_image(home.id, home.owner.to_string(), home.image.clone()).await?;
+    Ok(taken.and_then(|digest| shared.images.get(digest)))
 }
 
 /// See [`Images::pin`].

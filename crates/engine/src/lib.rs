@@ -40,7 +40,7 @@ mod transfer;
 mod uses;
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -83,6 +83,8 @@ pub use transfer::{IDLE_SECONDS, TAKE_SECONDS, TRANSFERS_MAX, WATCHES_MAX};
 
 /// The target of spans that are for traces, and not for logs. They cost nothing while nobody listens to it.
 pub const TRACE_TARGET: &str = "shoal_trace";
+/// The file with all rows, in the data directory.
+const DATABASE: &str = "shoal.db";
 /// Items on a page when the caller names no number.
 pub const PAGE_DEFAULT: u32 = 100;
 /// Items on a page at most.
@@ -135,6 +137,13 @@ impl Drop for Inner {
 }
 
 impl Engine {
+    /// Whether an engine of this build could start on the rows that are in a data directory, if there are any: they may be a newer
+    /// one's. Changes nothing, and needs no lock. Blocks.
+    pub fn check(data_dir: &Path) -> Result<(), EngineError> {
+        Store::check(&data_dir.join(DATABASE))
+            .map_err(|source| EngineError::Store { doing: "open the database", source })
+    }
+
     /// Opens the store, adopts what runs, finishes or undoes what a crash interrupted.
     /// Returns when rows are read; connecting to sandboxes goes on behind it.
     pub async fn start(config: EngineConfig, backend: Arc<dyn Backend>) -> Result<Self, EngineError> {
@@ -153,7 +162,7 @@ impl Engine {
             return Err(EngineError::Invalid { what: "output_kept_max", why });
         }
         let runtime = tokio::runtime::Handle::current();
-        let path = config.data_dir.join("shoal.db");
+        let path = config.data_dir.join(DATABASE);
         let metrics = Arc::new(Metrics::default());
         let (store_runtime, store_metrics) = (runtime.clone(), Arc::clone(&metrics));
         let store = tokio::task::spawn_blocking(move || Store::open(&path, store_runtime, store_metrics))

@@ -41,9 +41,12 @@ const TAIL_READ_MAX: usize = 1024 * 1024;
 const CHUNK_JOIN_MAX: usize = 512;
 /// A stream that is no longer than this when its command ends is kept in the row and costs no file.
 pub(crate) const SHORT_MAX: usize = 4 * 1024;
-/// Short output is not written to a file before it is this old: most commands are over by then. Until it is stored,
-/// init keeps it.
-pub(crate) const SHORT_PATIENCE: Duration = Duration::from_millis(200);
+/// So much is written at once...
+pub(crate) const WRITE_MIN: u64 = 256 * 1024;
+const _: () =
+    assert!(WRITE_MIN <= OUTPUT_WINDOW as u64 / 4, "init should not come to wait for what we wait for");
+/// ... and less only when it is this old: most commands are over by then. Until it is stored, init keeps it.
+pub(crate) const PATIENCE: Duration = Duration::from_millis(200);
 const _: () = assert!(SHORT_MAX <= TAIL_ALONE_MAX, "what is in memory alone is never trimmed");
 /// Read from a file at once.
 const READ_MAX: u64 = 256 * 1024;
@@ -208,6 +211,11 @@ impl StreamLog {
 
     pub fn is_stored(&self) -> bool {
         self.stored == self.received
+    }
+
+    /// How much is not on disk yet.
+    pub fn unstored_bytes(&self) -> u64 {
+        self.received - self.stored
     }
 
     /// Whether it could go into the row as it is.

@@ -22,7 +22,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use rusqlite::{Connection, params};
+use rusqlite::{Connection, OpenFlags, params};
 use tokio::sync::{mpsc, oneshot};
 use wire::guest::Handle;
 use wire::{CommandId, SandboxId};
@@ -207,6 +207,18 @@ pub(crate) struct Store {
 }
 
 impl Store {
+    /// Whether [`Self::open`] would know the database, where there is one. Changes nothing, also while another daemon writes.
+    /// Blocks.
+    pub fn check(path: &Path) -> Result<(), StoreError> {
+        if !path.exists() {
+            return Ok(());
+        }
+        let open = |source| StoreError::Open { path: path.into(), source };
+        let db = Connection::open_with_flags(path, OpenFlags::SQLITE_OPEN_READ_ONLY).map_err(open)?;
+        db.busy_timeout(BUSY_WAIT).map_err(open)?;
+        known_version(path, &db).map(drop)
+    }
+
     /// Opens the database, brings it up to date and starts its threads. Blocks; call it where that is allowed.
     pub fn open(
         path: &Path,
@@ -670,13 +682,20 @@ fn prepare(db: &Connection) -> rusqlite::Result<()> {
     db.pragma_update(None, "temp_store", "MEMORY")
 }
 
-fn migrate(path: &Path, db: &mut Connection) -> Result<(), StoreError> {
+/// The version of a database, unless this build does not know it.
+fn known_version(path: &Path, db: &Connection) -> Result<u32, StoreError> {
     let open = |source| StoreError::Open { path: path.into(), source };
     let found: u32 = db.pragma_query_value(None, "user_version", |row| row.get(0)).map_err(open)?;
     let known = MIGRATIONS.len() as u32;
     if found > known {
         return Err(StoreError::Newer { path: path.into(), found, known });
     }
+    Ok(found)
+}
+
+fn migrate(path: &Path, db: &mut Connection) -> Result<(), StoreError> {
+    let open = |source| StoreError::Open { path: path.into(), source };
+    let found = known_version(path, db)?;
     for (version, sql) in (1u32..).zip(MIGRATIONS).skip(found as usize) {
         let step = db.transaction().map_err(open)?;
         step.execute_batch(sql).map_err(open)?;
@@ -983,11 +1002,17 @@ mod tests {
     #[tokio::test]
     async fn a_database_of_a_newer_version_is_refused() {
         let directory = tempfile::tempdir().expect("a directory");
-        open(&directory).close();
         let path = directory.path().join("db");
+        Store::check(&path).expect("none yet");
+        assert!(!path.exists(), "a look makes nothing");
+        let store = open(&directory);
+        Store::check(&path).expect("our own, while it is written to");
+        store.close();
         let db = Connection::open(&path).expect("it opens");
         db.pragma_update(None, "user_version", 99).expect("written");
         drop(db);
+        let refused = Store::check(&path);
+        assert!(matches!(refused, Err(StoreError::Newer { found: 99, .. })), "{refused:?}");
         let refused = Store::open(&path, tokio::runtime::Handle::current(), Arc::default());
         assert!(matches!(refused, Err(StoreError::Newer { found: 99, .. })));
     }

@@ -9,6 +9,7 @@ use runtime::fake::FakeHost;
 use shoal_engine as engine;
 use wire::SandboxId;
 use wire::files::{ByteRange, Condition, FileErrorKind, Links, WriteOptions};
+use wire::guest::Versions;
 
 fn files(world: &World, sandbox: SandboxId) -> Files {
     world.engine.files(&owner(), sandbox, None).expect("the sandbox is there")
@@ -136,7 +137,7 @@ async fn the_next_daemon_ends_what_it_does_not_know() {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_init_of_the_version_before_is_not_asked() {
     let host = FakeHost::new();
-    host.speak(1);
+    host.speak(Versions { min: 1, max: 1 });
     let world = World::on(host).await;
     let sandbox = world.create().await.id;
     let refused = files(&world, sandbox).stat(b"/flood/1", Links::Keep).await;

@@ -471,6 +471,10 @@ async fn an_init_that_breaks_the_rules_harms_only_its_sandbox() {
         host.say(id, message(FromInit::NoCommonVersion { version_min: 700, version_max: 701 }));
     })
     .await;
+    check_hostile("no common version, where there is one", |host, id, _| {
+        host.say(id, message(FromInit::NoCommonVersion { version_min: 1, version_max: 2 }));
+    })
+    .await;
     check_hostile("too many", |host, id, _| host.claim(id, (100..100 + 3000).collect())).await;
     check_hostile("more than the window", |host, id, handle| {
         let mut bytes = Vec::new();

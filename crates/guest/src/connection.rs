@@ -33,6 +33,8 @@ pub enum Fault {
     SecondHello,
     #[error("no version in common")]
     NoCommonVersion,
+    #[error("something that the version agreed on does not know")]
+    NotAgreedOn,
     #[error("bytes of command {} for {stream:?}, which is not the daemon's to write", handle.0)]
     WrongStream { handle: Handle, stream: Stream },
     #[error("an acknowledgement of {offset} bytes of command {}, of which {sent} were sent", handle.0)]
@@ -59,6 +61,8 @@ pub struct Connection {
     decoder: Decoder<ToInit>,
     /// The hello was answered.
     pub greeted: bool,
+    /// What was agreed on, once it was.
+    pub version: u32,
     /// Nothing more is said after what is in the outbox.
     pub parting: bool,
     readable: bool,
@@ -74,6 +78,7 @@ impl Connection {
             socket,
             decoder: Decoder::new(MESSAGE_TO_INIT_MAX),
             greeted: false,
+            version: 0,
             parting: false,
             readable: true,
             writable: true,

@@ -13,13 +13,14 @@
 //! sandbox's own cgroup, in which every command gets a child.
 //!
 //! Read in this order: this file is the loop and what messages mean; `command` is one command's life, `table` all of them and
-//! whose turn it is; `streams` windows and pipes; `connection` the daemon's socket; `spawn` the way to a running program, with
+//! whose turn it is; `streams` windows and pipes, `pace` how often they are looked at; `connection` the daemon's socket; `spawn` the way to a running program, with
 //! `users`; `files` what a child does to files in place of a program; `tree` its processes; `timers` its deadlines; `watch` the
 //! kernel's watch; `sys` everything unsafe.
 
 mod command;
 mod connection;
 mod files;
+mod pace;
 mod spawn;
 mod streams;
 mod sys;
@@ -33,6 +34,7 @@ use std::convert::Infallible;
 use std::io;
 use std::os::fd::{OwnedFd, RawFd};
 use std::process::ExitCode;
+use std::time::Duration;
 
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
@@ -41,18 +43,22 @@ use rustix::process::{DumpableBehavior, Resource, Rlimit, WaitOptions, WaitStatu
 use rustix::time::ClockId;
 use wire::frame::Incoming;
 use wire::guest::{
-    COMMANDS_MAX, EndCause, ExitStatus, FromInit, Handle, Start, StartError, Stream, ToInit, VERSION,
-    VERSION_MIN,
+    COMMANDS_MAX, EndCause, ExitStatus, FromInit, Handle, Program, Start, StartError, Stream, ToInit,
+    VERSION_WITH_FILES, Versions, speaks, spoken,
 };
 
 use command::{Command, Life};
 use connection::{Connection, Fault};
+use pace::Pace;
 use spawn::{Report, Surroundings};
 use table::Table;
 use timers::{Clock, Deadlines, Due, Schedule};
 use tree::{Groups, OomScore, Tree};
 use watch::{Happening, Watch, Watched};
 
+/// Which versions of the protocol this init speaks.
+#[used]
+static SPEAKS: [u8; 27] = speaks("shoal-init speaks ");
 /// Reads from the daemon in one go, before everything else has its turn.
 const READS_PER_TURN: usize = 4;
 /// Children reaped in one go, before everything else has its turn.
@@ -128,6 +134,7 @@ struct Init {
     surroundings: Surroundings,
     connection: Option<Connection>,
     table: Table,
+    pace: Pace,
     clock: Clock,
     /// Where the kernel counts how long init waits for the processor, where it does.
     waits: Option<std::fs::File>,
@@ -178,7 +185,8 @@ impl Init {
             surroundings: Surroundings { tree, null, descriptors, signals, oom_score },
             connection: None,
             table: Table::default(),
-            clock: Clock::new(monotonic_ms()),
+            pace: Pace::default(),
+            clock: Clock::new(to_ms(monotonic())),
             waits: std::fs::File::open("/proc/self/schedstat").ok(),
             schedule: Schedule::default(),
             groups_to_remove: Vec::new(),
@@ -192,9 +200,11 @@ impl Init {
     fn run(mut self) -> Result<Infallible, InitError> {
         loop {
             let timeout = self.timeout_ms();
+            let asleep = monotonic();
             let happenings = self.watch.wait(timeout).map_err(cannot("wait"))?;
+            let awake = monotonic();
             // Whether the loop was ticking during that wait decides whether a gap in it means anything.
-            self.clock.look(monotonic_ms(), !self.schedule.is_empty(), || waited_ms(self.waits.as_ref()));
+            self.clock.look(to_ms(awake), !self.schedule.is_empty(), || waited_ms(self.waits.as_ref()));
             if happenings.is_empty() && timeout != Some(0) {
                 self.release_memory();
             }
@@ -209,10 +219,13 @@ impl Init {
                 self.accept();
             }
             self.listen_to_daemon();
-            self.table.read_turns(self.clock.now());
+            let gained = self.table.read_turns(self.clock.now());
             self.strike_deadlines();
             self.flush();
             self.tidy_groups();
+            if self.pace.turn(awake.saturating_sub(asleep), gained) && self.timeout_ms() != Some(0) {
+                std::thread::sleep(pace::NAP);
+            }
         }
     }
 
@@ -322,13 +335,14 @@ impl Init {
         if connection.greeted || connection.parting {
             return Err(Fault::SecondHello);
         }
-        let version = newest.min(VERSION);
-        if version < oldest || version < VERSION_MIN {
-            self.table.say(&FromInit::NoCommonVersion { version_min: VERSION_MIN, version_max: VERSION });
+        let Versions { min: version_min, max: version_max } = spoken(&SPEAKS);
+        let version = newest.min(version_max);
+        if version < oldest || version < version_min {
+            self.table.say(&FromInit::NoCommonVersion { version_min, version_max });
             connection.parting = true;
             return Ok(());
         }
-        connection.greeted = true;
+        (connection.greeted, connection.version) = (true, version);
         self.table.say(&FromInit::Hello { version });
         self.table.introduce_all();
         Ok(())
@@ -339,6 +353,12 @@ impl Init {
     fn heed(&mut self, connection: &mut Connection, message: ToInit) -> Result<(), Fault> {
         match message {
             ToInit::Hello { .. } => return Err(Fault::SecondHello),
+            // What was not agreed on is not spoken: a daemon that says it all the same is as good as one that says rubbish.
+            ToInit::Start(start)
+                if matches!(start.program, Program::Files(_)) && connection.version < VERSION_WITH_FILES =>
+            {
+                return Err(Fault::NotAgreedOn);
+            }
             ToInit::Start(start) => self.start(&start),
             ToInit::StdinEnd { handle, offset } => {
                 if let Some(command) = self.table.get_mut(handle) {
@@ -714,9 +734,13 @@ fn raise_descriptor_limit() -> Rlimit {
     limit
 }
 
-fn monotonic_ms() -> u64 {
+fn monotonic() -> Duration {
     let now = rustix::time::clock_gettime(ClockId::Monotonic);
-    now.tv_sec as u64 * 1_000 + now.tv_nsec as u64 / 1_000_000
+    Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
+}
+
+fn to_ms(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]

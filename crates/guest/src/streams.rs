@@ -20,8 +20,10 @@ use crate::sys;
 
 /// Chunks kept for reuse while streams are busy, for all commands together.
 const POOL_CHUNKS_MAX: usize = 32;
-/// Reads that filled a whole chunk before a pipe is made larger. A pipe costs memory of the kernel, so it must earn it.
-const FULL_READS_BEFORE_GROWING: u8 = 8;
+/// Large reads before a pipe is made larger. A pipe costs memory of the kernel, so it must earn it.
+const LARGE_READS_BEFORE_GROWING: u8 = 8;
+/// What a large read is: a quarter of what a pipe holds at first.
+const LARGE_READ_MIN: usize = 16 * 1024;
 /// How large a busy pipe is made: the most that the kernel gives without privilege.
 const BUSY_PIPE_SIZE: usize = 1024 * 1024;
 /// What a terminal can hold between a write to it and our read, and a margin: the kernel's own buffers end at 64 KiB and a line.
@@ -187,7 +189,7 @@ pub struct Output {
     readable: bool,
     hung_up: bool,
     tail: Tail,
-    full_reads: u8,
+    large_reads: u8,
 }
 
 impl Output {
@@ -203,7 +205,7 @@ impl Output {
             readable: false,
             hung_up: false,
             tail: Tail::Open,
-            full_reads: 0,
+            large_reads: 0,
         }
     }
 
@@ -299,7 +301,7 @@ impl Output {
             }
             Tail::Open | Tail::Over => {}
         }
-        if length == CHUNK_MAX {
+        if length >= LARGE_READ_MIN {
             self.grow_pipe();
         }
         length
@@ -333,8 +335,8 @@ impl Output {
     }
 
     fn grow_pipe(&mut self) {
-        self.full_reads = self.full_reads.saturating_add(1);
-        if self.full_reads == FULL_READS_BEFORE_GROWING
+        self.large_reads = self.large_reads.saturating_add(1);
+        if self.large_reads == LARGE_READS_BEFORE_GROWING
             && let Some(from) = &self.from
         {
             // The kernel may refuse, when the guest's users have taken their share: then the pipe stays as it is.

@@ -149,9 +149,10 @@ impl Table {
     }
 
     /// Gives each stream that waits one turn of reading.
-    pub fn read_turns(&mut self, now: u64) {
+    pub fn read_turns(&mut self, now: u64) -> usize {
+        let mut gained = 0;
         for _ in 0..self.to_read.len() {
-            let Some((handle, stream)) = self.to_read.pop_front() else { return };
+            let Some((handle, stream)) = self.to_read.pop_front() else { break };
             let Some(command) = self.commands.get_mut(&handle) else { continue };
             let Some(output) = command.output_mut(stream) else { continue };
             output.waits_to_read = false;
@@ -160,6 +161,7 @@ impl Table {
                 output.waits_to_read = true;
                 self.to_read.push_back((handle, stream));
             }
+            gained += turn.gained;
             if turn.gained > 0 {
                 command.deadlines.heard(now);
                 self.want_send(handle, stream);
@@ -167,6 +169,7 @@ impl Table {
             self.tell(handle);
             self.remove_if_gone(handle);
         }
+        gained
     }
 
     /// The daemon has stored a stream up to `offset`, which was sent to it.

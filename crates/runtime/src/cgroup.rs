@@ -9,8 +9,11 @@
 //! Which controller is where is found out once, at the launcher's start. A limit that no hierarchy can
 //! enforce is an error, never silence. v2 is always needed: only `cgroup.kill` ends a tree that forks.
 
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -402,9 +405,14 @@ pub struct OomKills {
     /// The installation's group that carries memory.
     groups: OwnedFd,
     file: &'static str,
+    /// The files of sandboxes that were asked for lately: opening one takes longer than reading it.
+    open: Mutex<HashMap<SandboxId, OwnedFd>>,
 }
 
 impl OomKills {
+    /// Files that are kept open. Beyond it all are closed, and those in use are soon open again.
+    const OPEN_MAX: usize = 256;
+
     /// Finds the groups of an installation, which the launcher has made.
     pub fn open(installation: InstallationId) -> io::Result<Self> {
         let mountinfo = std::fs::read_to_string("/proc/self/mountinfo")?;
@@ -416,15 +424,37 @@ impl OomKills {
             None => (&found.v2, "memory.events"),
         };
         let root = open_dir(CWD, point)?;
-        Ok(Self { groups: open_dir(root.as_fd(), &format!("shoal-{installation}"))?, file })
+        Ok(Self {
+            groups: open_dir(root.as_fd(), &format!("shoal-{installation}"))?,
+            file,
+            open: Mutex::default(),
+        })
     }
 
     /// How many processes of the sandbox were killed since it was made.
     pub fn of(&self, sandbox: SandboxId) -> io::Result<u64> {
-        let text = read_file(&self.groups, &format!("{sandbox}/{}", self.file))?;
-        let line = text.lines().find_map(|line| line.strip_prefix("oom_kill "));
-        line.and_then(|n| n.trim().parse().ok())
+        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        if !open.contains_key(&sandbox) && open.len() >= Self::OPEN_MAX {
+            open.clear();
+        }
+        let file = match open.entry(sandbox) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(place) => {
+                let name = format!("{sandbox}/{}", self.file);
+                place.insert(openat(&self.groups, name, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?)
+            }
+        };
+        let mut text = [0; 1024];
+        let length = rustix::io::pread(&*file, &mut text, 0)?;
+        let line =
+            text[..length].split(|byte| *byte == b'\n').find_map(|line| line.strip_prefix(b"oom_kill "));
+        line.and_then(|number| std::str::from_utf8(number).ok()?.trim().parse().ok())
             .ok_or_else(|| io::Error::other(format!("no oom_kill in {}", self.file)))
+    }
+
+    /// A sandbox is about to be removed. (Its id never comes again, so what is open for it would only be in the way.)
+    pub fn forget(&self, sandbox: SandboxId) {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner).remove(&sandbox);
     }
 }
 

@@ -219,10 +219,7 @@ impl Walker<'_> {
                 let options = [("mode", "1777"), ("size", &bytes.to_string())];
                 let flags = MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NODEV;
                 let mounted = mount("tmpfs", &options, flags)?;
-                attach_onto(&mounted, &self.place("dev/shm")?)?;
-                // System V segments go with the last process that has them attached, for the same reason. The setting is
-                // that of the ipc namespace, which is the sandbox's own by now.
-                Ok(std::fs::write("/proc/sys/kernel/shm_rmid_forced", "1")?)
+                attach_onto(&mounted, &self.place("dev/shm")?)
             }
             Step::ChangeRoot => {
                 fchdir(self.root()?)?;
@@ -274,6 +271,9 @@ impl Walker<'_> {
             | MountAttrFlags::MOUNT_ATTR_NODEV
             | MountAttrFlags::MOUNT_ATTR_NOEXEC;
         let proc = mount("proc", &[], flags)?;
+        // System V segments go with the last process that has them attached, as all shared memory should. The setting is that of
+        // the ipc namespace, which is the sandbox's own by now.
+        write_setting(&proc, "kernel/shm_rmid_forced", "1")?;
         attach_onto(&proc, &self.place("proc")?)?;
         let read_only = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
         let sys = open_tree(&proc, "sys", read_only)?;
@@ -401,6 +401,18 @@ pub fn mount(kind: &str, options: &[(&str, &str)], flags: MountAttrFlags) -> io:
     }
     fsconfig_create(&context)?;
     Ok(fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, flags)?)
+}
+
+/// Changes a setting of the kernel, seen through an open `/proc`.
+pub(crate) fn write_setting(proc: &OwnedFd, name: &str, value: &str) -> io::Result<()> {
+    let file = openat(
+        proc,
+        format!("sys/{name}"),
+        OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC,
+        Mode::empty(),
+    )?;
+    let written = rustix::io::write(&file, value.as_bytes())?;
+    if written == value.len() { Ok(()) } else { Err(io::ErrorKind::WriteZero.into()) }
 }
 
 /// Attaches an unattached tree at a name.

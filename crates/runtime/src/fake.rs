@@ -38,7 +38,7 @@ use wire::files::{
 use wire::frame::{self, CHUNK_MAX, Decoder, Incoming, MESSAGE_TO_INIT_MAX};
 use wire::guest::{
     COMMANDS_MAX, End, EndCause, ExitStatus, FromInit, Handle, OUTPUT_WINDOW, Program, STDIN_WINDOW, Start,
-    StartError, Stream, ToInit, VERSION,
+    StartError, Stream, ToInit, VERSION, VERSION_MIN, Versions,
 };
 use wire::launch::{LayerFacts, LayerFault, LayerSource, Limits, Motion, Processes, Rootfs};
 use wire::{Digest, SandboxId};
@@ -142,7 +142,7 @@ struct HostState {
     /// Inits do not end commands at their timeouts.
     timeouts_ignored: bool,
     /// What new connections speak, where it is not the newest.
-    version: Option<u32>,
+    versions: Option<Versions>,
     /// Each connection breaks after a random number of bytes up to this.
     break_after: Option<u64>,
     random: u64,
@@ -209,9 +209,9 @@ impl FakeHost {
         self.state().timeouts_ignored = true;
     }
 
-    /// From now on, every init is of this version.
-    pub fn speak(&self, version: u32) {
-        self.state().version = Some(version);
+    /// From now on, every init speaks these versions.
+    pub fn speak(&self, versions: Versions) {
+        self.state().versions = Some(versions);
     }
 
     /// Says what a sandbox uses from now on.
@@ -793,8 +793,14 @@ impl Connection {
         let hostile = !self.init.state().says.is_empty();
         match incoming {
             Incoming::Message(ToInit::Hello { version_min, version_max }) => {
-                let version = self.host.state().version.unwrap_or(VERSION);
-                assert!((version_min..=version_max).contains(&version), "the daemon speaks our version");
+                let own = Versions { min: VERSION_MIN, max: VERSION };
+                let own = self.host.state().versions.unwrap_or(own);
+                let version = version_max.min(own.max);
+                if version < version_min || version < own.min {
+                    let (version_min, version_max) = (own.min, own.max);
+                    frame::put_message(&FromInit::NoCommonVersion { version_min, version_max }, out);
+                    return;
+                }
                 self.greet(version, out);
                 *greeted = true;
             }

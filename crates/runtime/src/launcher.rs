@@ -545,7 +545,7 @@ impl Launcher {
             LayerSource::Blob { blob, .. } => {
                 Some(self.places.layers.blob(blob).map_err(refused("open a blob"))?)
             }
-            LayerSource::Finish { .. } | LayerSource::Sandbox { .. } => None,
+            LayerSource::Finish(_) | LayerSource::Sandbox { .. } => None,
         };
         let Slot { user, net } = make_slot(wanted.base)?;
         let upper = match wanted.from {
@@ -554,7 +554,7 @@ impl Launcher {
                 let upper = idmapped(writable.as_fd(), plan::UPPER, READ_ONLY, &user);
                 Some(upper.map_err(refused("map the ids of a sandbox's files"))?)
             }
-            LayerSource::Blob { .. } | LayerSource::Finish { .. } => None,
+            LayerSource::Blob { .. } | LayerSource::Finish(_) => None,
         };
         let below = wanted.below.iter().map(|layer| {
             let layers = self.places.layers.layers();

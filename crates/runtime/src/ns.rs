@@ -466,6 +466,7 @@ impl Backend for NsBackend {
     async fn teardown(&self, sandbox: SandboxId) -> Result<(), BackendError> {
         self.spares().forget(sandbox);
         self.greeted().remove(&sandbox);
+        self.0.oom_kills.forget(sandbox);
         self.ask("remove a sandbox", Ask::Teardown { sandbox }, TEARDOWN_DEADLINE).await?;
         self.put_range_back(sandbox);
         Ok(())
@@ -660,6 +661,7 @@ impl Link {
                 .map_err(|e| refused("make a socket pair")(e.into()))?;
         rustix::io::ioctl_fionbio(&ours, true).map_err(|e| refused("prepare a socket")(e.into()))?;
         let mut child = tokio::process::Command::new(&config.launcher)
+            .arg0("shoal")
             .arg("launcher")
             .arg("--data-dir")
             .arg(&config.data_dir)
@@ -692,8 +694,15 @@ impl Link {
             drop(dies);
         });
         let hello = Ask::Hello { version: VERSION, installation: config.installation };
-        link.ask("greet the launcher", hello, QUICK_DEADLINE).await?;
-        Ok(link)
+        match link.ask("greet the launcher", hello, QUICK_DEADLINE).await? {
+            Answer::Hello { version: VERSION } => Ok(link),
+            Answer::Hello { version } => {
+                let source =
+                    io::Error::other(format!("it speaks version {version} and this daemon {VERSION}"));
+                Err(refused("use the launcher")(source))
+            }
+            other => Err(unexpected("greet the launcher", &other)),
+        }
     }
 
     /// Says to everyone who waits that the launcher is gone, by dropping their senders.

@@ -152,7 +152,7 @@ fn lock_in_and_unpack(materials: Materials<'_>, from: &LayerSource) -> io::Resul
             let mut reading = Reading { blob: &mut blob, report: &mut report, read: 0, told: 0 };
             layer::unpack(&mut reading, length, *contents, top.as_fd(), below, &layer::Limits::default())
         }
-        LayerSource::Finish { open_workspace } => layer::finish(top.as_fd(), below, *open_workspace),
+        LayerSource::Finish(wanted) => layer::finish(top.as_fd(), below, wanted),
         LayerSource::Sandbox { .. } => {
             let upper = directory(&layer_name(0))?;
             let merged =

@@ -156,8 +156,10 @@ pub struct Config {
     pub otlp_endpoint: Option<Endpoint>,
     /// Logs as JSON.
     pub log_json: bool,
-    /// How images come here.
+    /// How images come here, without what is in `docker_config` until [`Self::read_files`].
     pub images: ImageSettings,
+    /// A file of Docker's with credentials for registries.
+    pub docker_config: Option<PathBuf>,
 }
 
 /// PEM files.
@@ -276,6 +278,7 @@ impl Config {
         }
         let log_json = layers.value(|s| s.log_json).unwrap_or(false);
         let images = ImageSettings { registries: registries(layers)? };
+        let docker_config = layers.value(|s| s.docker_config.clone());
         Ok(Self {
             listen,
             data_dir,
@@ -290,7 +293,19 @@ impl Config {
             otlp_endpoint,
             log_json,
             images,
+            docker_config,
         })
+    }
+
+    /// Reads the file that is a part of the configuration. A daemon needs it; whoever only looks at settings does not.
+    pub fn read_files(mut self) -> Result<Self, ConfigError> {
+        if let Some(path) = self.docker_config.clone() {
+            let unread = |source| ConfigError::DockerConfigUnread { path: path.clone(), source };
+            let text = std::fs::read(&path).map_err(unread)?;
+            self.images.registries.docker_config =
+                DockerConfig::parse(&text).map_err(|source| ConfigError::DockerConfig { path, source })?;
+        }
+        Ok(self)
     }
 }
 
@@ -307,15 +322,7 @@ fn registries(layers: &Layers) -> Result<RegistrySettings, ConfigError> {
         let (registry, mirror) = parsed.ok_or(ConfigError::Mirror { text })?;
         mirrors.entry(registry).or_default().push(mirror);
     }
-    let docker_config = match layers.value(|s| s.docker_config.clone()) {
-        None => DockerConfig::default(),
-        Some(path) => {
-            let unread = |source| ConfigError::DockerConfigUnread { path: path.clone(), source };
-            let text = std::fs::read(&path).map_err(unread)?;
-            DockerConfig::parse(&text).map_err(|source| ConfigError::DockerConfig { path, source })?
-        }
-    };
-    Ok(RegistrySettings { insecure: insecure.into_iter().collect(), mirrors, docker_config })
+    Ok(RegistrySettings { insecure, mirrors, docker_config: DockerConfig::default() })
 }
 
 fn quantity<T>(key: &'static str, parsed: Result<T, BadQuantity>) -> Result<T, ConfigError> {
@@ -588,7 +595,7 @@ mod tests {
         let mirrors = ["docker.io=https://one.local", "docker.io=http://two.local:5000"];
         let config = flags(settings(&["registry.local:5000"], &mirrors, None)).expect("it is valid");
         let registries = config.images.registries;
-        assert!(registries.insecure.contains("registry.local:5000"));
+        assert_eq!(registries.insecure, ["registry.local:5000"]);
         assert_eq!(registries.mirrors["docker.io"].len(), 2);
         for text in ["http://x", "UPPER", "", "a/b"] {
             let error = flags(settings(&[text], &[], None)).expect_err("no registry");
@@ -602,12 +609,15 @@ mod tests {
         }
         let home = tempfile::tempdir().expect("a directory");
         let file = home.path().join("config.json");
-        let error = flags(settings(&[], &[], Some(&file))).expect_err("it is not there");
+        let error =
+            flags(settings(&[], &[], Some(&file))).and_then(Config::read_files).expect_err("it is not there");
         assert!(matches!(error, ConfigError::DockerConfigUnread { .. }), "{error}");
-        std::fs::write(&file, "[]").expect("it can be written");
-        let error = flags(settings(&[], &[], Some(&file))).expect_err("it is something else");
+        std::fs::write(&file, r#"{"auths": 5}"#).expect("it can be written");
+        let error = flags(settings(&[], &[], Some(&file)))
+            .and_then(Config::read_files)
+            .expect_err("it is something else");
         assert_eq!(error.key(), Some("docker_config"));
         std::fs::write(&file, r#"{"auths": {}}"#).expect("it can be written");
-        flags(settings(&[], &[], Some(&file))).expect("it is one");
+        flags(settings(&[], &[], Some(&file))).and_then(Config::read_files).expect("it is one");
     }
 }

@@ -24,6 +24,8 @@ use wire::InstallationId;
 const LOCK_WAIT_MAX: Duration = Duration::from_millis(500);
 /// Between two looks.
 const LOCK_WAIT_STEP: Duration = Duration::from_millis(20);
+/// How long a daemon may take to end when another takes over: it lets requests finish for five seconds.
+const TAKE_OVER_MAX: Duration = Duration::from_secs(30);
 /// Longer than any of the small files.
 const SMALL_FILE_MAX: u64 = 4096;
 
@@ -65,6 +67,37 @@ impl DataDir {
         remove_if_there(&path.join("daemon.json")).map_err(at("remove", &path.join("daemon.json")))?;
         let installation = installation(path)?;
         Ok(Self { path: path.into(), installation, _lock: lock })
+    }
+
+    /// The same, and if another daemon has it, asks that to end first and waits until it has. Blocks.
+    pub fn take_over(path: &Path) -> Result<Self, DataDirError> {
+        Self::take_over_within(path, TAKE_OVER_MAX)
+    }
+
+    fn take_over_within(path: &Path, patience: Duration) -> Result<Self, DataDirError> {
+        let deadline = Instant::now() + patience;
+        let mut asked = None;
+        loop {
+            let (pid, busy) = match Self::open(path) {
+                Err(DataDirError::Busy { path, pid }) => (pid, DataDirError::Busy { path, pid }),
+                result => return result,
+            };
+            let late = Instant::now() > deadline;
+            match holder(&path.join("lock"), pid) {
+                Some(holder) if asked != Some(holder) => {
+                    tracing::info!(pid = holder.as_raw_nonzero().get(), "asking the daemon before to end");
+                    ask_to_end(holder).map_err(|source| DataDirError::CannotAsk { pid, source })?;
+                    asked = Some(holder);
+                }
+                Some(_) if late => {
+                    let seconds = patience.as_secs();
+                    return Err(DataDirError::DoesNotEnd { path: path.into(), pid, seconds });
+                }
+                None if late => return Err(busy),
+                // Not yet, or a client that looks whether a daemon lives, or one that has just ended.
+                Some(_) | None => {}
+            }
+        }
     }
 
     /// Where it is.
@@ -146,6 +179,32 @@ fn take_lock(directory: &Path) -> Result<File, DataDirError> {
     Ok(file)
 }
 
+/// The process that is named in a lock, if the kernel says that it holds it: the number alone may be another process's by now.
+fn holder(lock: &Path, named: Pid) -> Option<rustix::process::Pid> {
+    let named = rustix::process::Pid::from_raw(i32::try_from(named.0?).ok()?)?;
+    let number = fs::metadata(lock).ok()?.ino();
+    // proc_locks(5): `1: FLOCK  ADVISORY  WRITE 4711 fe:01:1234 0 EOF`. Some file systems tell another device there than stat(2),
+    // so the file is known by its number.
+    let (process, suffix) = (named.as_raw_nonzero().to_string(), format!(":{number}"));
+    let locks = fs::read_to_string("/proc/locks").ok()?;
+    let holds = locks.lines().map(|line| line.split_whitespace().collect::<Vec<_>>()).any(|words| {
+        matches!(*words, [_, "FLOCK", _, "WRITE", pid, place, ..] if pid == process && place.ends_with(&suffix))
+    });
+    holds.then_some(named)
+}
+
+/// Through a descriptor, which stays the process's own when it ends and its number is given away.
+fn ask_to_end(process: rustix::process::Pid) -> io::Result<()> {
+    use rustix::process::{PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+    let sent = pidfd_open(process, PidfdFlags::empty())
+        .and_then(|process| pidfd_send_signal(&process, Signal::TERM));
+    match sent {
+        // It has ended by itself.
+        Ok(()) | Err(Errno::SRCH) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}
+
 fn installation(directory: &Path) -> Result<InstallationId, DataDirError> {
     let path = directory.join("installation");
     match read_small(&path) {
@@ -209,6 +268,24 @@ pub enum DataDirError {
         /// Who uses it.
         pid: Pid,
     },
+    /// The kernel does not let us ask.
+    #[error("cannot ask {pid}, which uses the data directory, to end")]
+    CannotAsk {
+        /// Who uses it.
+        pid: Pid,
+        /// Why not.
+        source: io::Error,
+    },
+    /// It was asked, and is still there.
+    #[error("{pid}, which uses data directory `{}`, was asked to end and has not within {seconds} s", path.display())]
+    DoesNotEnd {
+        /// The directory.
+        path: PathBuf,
+        /// Who uses it.
+        pid: Pid,
+        /// How long it had.
+        seconds: u64,
+    },
     /// Its owner could read keys and change programs that run as us.
     #[error("data directory `{}` belongs to user {owner} and not to the user that runs the daemon", path.display())]
     Foreign {
@@ -245,7 +322,13 @@ impl DataDirError {
     /// What to do about it, where there is something.
     pub fn hint(&self) -> Option<&'static str> {
         match self {
-            Self::Busy { .. } => Some("stop the other daemon first, or give this one another --data-dir"),
+            Self::Busy { .. } => Some(
+                "stop the other daemon first, take over from it with --take-over, or give this one another --data-dir",
+            ),
+            Self::CannotAsk { .. } => Some("stop the other daemon as the user that runs it"),
+            Self::DoesNotEnd { .. } => {
+                Some("its log says what it waits for; `kill -9` ends it too, and no sandbox is lost by it")
+            }
             Self::Foreign { .. } => Some("run the daemon as its owner, or give it another --data-dir"),
             Self::BadInstallation { .. } | Self::NoRandomness { .. } | Self::Io { .. } => None,
         }
@@ -294,6 +377,76 @@ mod tests {
         drop(directory);
         let _again = DataDir::open(home.path()).expect("it opens");
         assert!(!home.path().join("daemon.json").exists());
+    }
+
+    /// A process of a test, which ends with it, also when it fails.
+    struct Other(std::process::Child);
+
+    impl Drop for Other {
+        fn drop(&mut self) {
+            let _ = self.0.kill(); // It may have ended.
+            let _ = self.0.wait();
+        }
+    }
+
+    impl Other {
+        fn start(command: &mut std::process::Command) -> Self {
+            Self(command.spawn().expect("the program can be started"))
+        }
+
+        /// One that holds the lock of a directory, as a daemon would; `on_term` is what it does when it is asked to end.
+        fn daemon(path: &Path, on_term: &str) -> Self {
+            const PROGRAM: &str = "
+import fcntl, os, signal, sys
+signal.signal(signal.SIGTERM, getattr(signal, sys.argv[2]))
+lock = open(sys.argv[1], 'w')
+fcntl.flock(lock, fcntl.LOCK_EX)
+print(os.getpid(), file=lock, flush=True)
+print(flush=True)
+signal.pause()
+";
+            let mut command = std::process::Command::new("python3");
+            command.args(["-c", PROGRAM]).arg(path.join("lock")).arg(on_term);
+            let mut other = Self::start(command.stdout(std::process::Stdio::piped()));
+            let mut ready = [0];
+            other.0.stdout.as_mut().expect("a pipe").read_exact(&mut ready).expect("it holds the lock");
+            other
+        }
+
+        fn lives(&mut self) -> bool {
+            self.0.try_wait().expect("it is ours").is_none()
+        }
+    }
+
+    #[test]
+    fn whoever_takes_over_asks_the_other_to_end_and_waits_for_it() {
+        let home = tempfile::tempdir().expect("a temporary directory");
+        let mut other = Other::daemon(home.path(), "SIG_DFL");
+        assert!(matches!(DataDir::open(home.path()), Err(DataDirError::Busy { .. })));
+        let taken = DataDir::take_over(home.path()).expect("the other ends");
+        assert!(!other.0.wait().expect("it is ours").success(), "it ended by the signal");
+        drop(taken);
+        DataDir::take_over(home.path()).expect("from nobody it is taken at once");
+    }
+
+    #[test]
+    fn one_that_does_not_end_keeps_what_it_has() {
+        let home = tempfile::tempdir().expect("a temporary directory");
+        let mut other = Other::daemon(home.path(), "SIG_IGN");
+        let refused = DataDir::take_over_within(home.path(), Duration::from_millis(100));
+        assert!(matches!(refused, Err(DataDirError::DoesNotEnd { .. })), "{refused:?}");
+        assert!(other.lives(), "it was asked, not killed");
+    }
+
+    #[test]
+    fn a_number_that_is_not_the_holders_is_not_believed() {
+        let home = tempfile::tempdir().expect("a temporary directory");
+        let mut other = Other::daemon(home.path(), "SIG_DFL");
+        let mut bystander = Other::start(std::process::Command::new("sleep").arg("1000"));
+        fs::write(home.path().join("lock"), format!("{}\n", bystander.0.id())).expect("it is ours");
+        let refused = DataDir::take_over_within(home.path(), Duration::from_millis(100));
+        assert!(matches!(refused, Err(DataDirError::Busy { .. })), "{refused:?}");
+        assert!(bystander.lives() && other.lives(), "nobody was asked to end");
     }
 
     #[test]

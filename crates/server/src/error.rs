@@ -204,6 +204,11 @@ impl From<EngineError> for ApiError {
             Build { source } => build(&source),
             AdminOnly { .. } => say(StatusCode::FORBIDDEN, "admin_required")
                 .hint("use the key that the daemon made at its first start"),
+            NoCommonVersion { theirs, ours, .. } => {
+                let code = if theirs.max < ours.min { "sandbox_too_old" } else { "sandbox_too_new" };
+                say(StatusCode::CONFLICT, code)
+                    .hint("a daemon of its version can use it; under this one it can be deleted")
+            }
             Stopping => Self::stopping(),
         };
         api.chain = Some(chain);

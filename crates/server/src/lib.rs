@@ -36,4 +36,15 @@ pub use config::{Config, ConfigError, Layers, Machine, Settings};
 pub use data_dir::{DataDir, DataDirError, Listening};
 pub use lease::PrivateDir;
 pub use listen::Listener;
-pub use serve::{Daemon, Ended, ServeError, Start, choose_key};
+pub use serve::{Daemon, Ended, ServeError, Start, check, choose_key};
+
+/// The version after its label, as a text that lies in the executable. Nothing but tests ever changes it, in a copy of the
+/// program, to have an upgrade without a second build.
+#[used]
+static VERSION: &str = concat!("shoal version ", env!("CARGO_PKG_VERSION"));
+
+/// The version of this program.
+pub fn version() -> &'static str {
+    let text: &'static str = std::hint::black_box(VERSION);
+    text.rsplit(' ').next().unwrap_or(text)
+}

@@ -48,6 +48,11 @@ pub struct Listener {
 }
 
 impl Listener {
+    /// Whether the certificate can be used, where there is one. What [`Self::bind`] may find out beyond that is the address.
+    pub fn check(config: &Config) -> Result<(), ListenError> {
+        config.tls.as_ref().map(acceptor).transpose().map(drop)
+    }
+
     /// Binds, and reads the certificate where there is one.
     pub async fn bind(config: &Config) -> Result<Self, ListenError> {
         let tls = config.tls.as_ref().map(acceptor).transpose()?;

@@ -99,7 +99,7 @@ impl Metrics {
         );
         own.register("errors", "Refusals and failures, by the code in their body", errors.clone());
         own.register("streams_open", "Streams and long requests that are open", streams.clone());
-        own.register("build", "What runs", Info::new(vec![("version", env!("CARGO_PKG_VERSION"))]));
+        own.register("build", "What runs", Info::new(vec![("version", crate::version())]));
         own.register_collector(Box::new(MachineFigures(Arc::clone(&machine))));
         Self { registry, requests, durations, errors, streams, machine, meters: RwLock::default() }
     }

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use engine::{Engine, EngineConfig, EngineError, KeySecret};
+use engine::{Engine, EngineConfig, EngineError, KeySecret, StoreError};
 use runtime::Backend;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
@@ -32,6 +32,12 @@ pub struct Start {
     pub listener: Listener,
     /// Whether the daemon lives only while a client holds a lease.
     pub private: Option<PrivateDir>,
+}
+
+/// Finds out what would keep a daemon from starting, before another is asked to make room for it.
+pub fn check(config: &Config) -> Result<(), ServeError> {
+    Listener::check(config)?;
+    Engine::check(&config.data_dir).map_err(ServeError::Engine)
 }
 
 /// A daemon that accepts requests.
@@ -198,6 +204,9 @@ impl ServeError {
             Self::KeptKey(_) => Some("remove the file; the daemon makes another at its next start"),
 
             Self::Listen(ListenError::Bind { .. }) => Some("choose another address with --listen"),
+            Self::Engine(EngineError::Store { source: StoreError::Newer { .. }, .. }) => Some(
+                "start the newer program again, or put back the copy of `shoal.db` that was made before it ran",
+            ),
             Self::Listen(_)
             | Self::Lease(_)
             | Self::Engine(_)

@@ -122,7 +122,7 @@ mod inner {
                 .with_timeout(DELIVERY_MAX)
                 .build()
                 .map_err(TracesError::Exporter)?;
-            let version = KeyValue::new("service.version", env!("CARGO_PKG_VERSION"));
+            let version = KeyValue::new("service.version", crate::version());
             let resource = Resource::builder().with_service_name("shoal").with_attribute(version).build();
             let provider =
                 SdkTracerProvider::builder().with_resource(resource).with_batch_exporter(exporter).build();

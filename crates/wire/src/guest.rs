@@ -32,6 +32,54 @@ pub const VERSION_MIN: u32 = 1;
 /// The oldest version that knows [`Program::Files`].
 pub const VERSION_WITH_FILES: u32 = 2;
 
+/// Versions from one to another, both included.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Versions {
+    /// The oldest.
+    pub min: u32,
+    /// The newest.
+    pub max: u32,
+}
+
+impl Versions {
+    /// Whether some version is in both.
+    pub fn meet(self, other: Self) -> bool {
+        self.min.max(other.min) <= self.max.min(other.max)
+    }
+}
+
+/// How many characters [`speaks`] adds to its label: two numbers of four digits, with a dash between them.
+const RANGE_LENGTH: usize = 9;
+
+/// What a program speaks, as a text that lies in its executable: the label, then `0001-0002`. Nothing but tests ever changes it,
+/// in a copy of the program, to have one of another age without building it.
+pub const fn speaks<const LENGTH: usize>(label: &str) -> [u8; LENGTH] {
+    let label = label.as_bytes();
+    assert!(LENGTH == label.len() + RANGE_LENGTH, "the length is that of the label and the range");
+    let mut text = [b'-'; LENGTH];
+    let mut at = 0;
+    while at < label.len() {
+        text[at] = label[at];
+        at += 1;
+    }
+    let (mut min, mut max, mut digit) = (VERSION_MIN, VERSION, 4);
+    while digit > 0 {
+        digit -= 1;
+        text[label.len() + digit] = b'0' + (min % 10) as u8;
+        text[label.len() + 5 + digit] = b'0' + (max % 10) as u8;
+        (min, max) = (min / 10, max / 10);
+    }
+    text
+}
+
+/// The range in a text of [`speaks`]. Read at run time, whatever a compiler may think it knows of the text.
+pub fn spoken(text: &'static [u8]) -> Versions {
+    let text = std::hint::black_box(text);
+    let number = |digits: &[u8]| digits.iter().fold(0, |number, digit| number * 10 + u32::from(digit - b'0'));
+    let range = &text[text.len() - RANGE_LENGTH..];
+    Versions { min: number(&range[..4]), max: number(&range[5..]) }
+}
+
 /// How much output of one stream init holds for the daemon. When it is full, the writing process blocks.
 pub const OUTPUT_WINDOW: usize = 1024 * 1024;
 /// How much stdin of one command may be under way to it, unacknowledged.
@@ -378,4 +426,27 @@ pub enum StartError {
         /// Which resource, in the kernel's words.
         reason: String,
     },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_meet_where_a_version_is_in_both() {
+        let meet = |a: (u32, u32), b: (u32, u32)| {
+            Versions { min: a.0, max: a.1 }.meet(Versions { min: b.0, max: b.1 })
+        };
+        assert!(meet((1, 2), (2, 3)) && meet((2, 3), (1, 2)) && meet((1, 9), (4, 5)));
+        assert!(!meet((1, 2), (3, 4)) && !meet((3, 4), (1, 2)));
+        assert!(!meet((1, 9), (5, 4)), "a range that is none meets nothing");
+    }
+
+    #[test]
+    fn what_is_spoken_is_what_this_build_says() {
+        static TEXT: [u8; 22] = speaks("a test speaks");
+        assert_eq!(TEXT, *b"a test speaks0001-0002");
+        assert_eq!(spoken(&TEXT), Versions { min: VERSION_MIN, max: VERSION });
+        assert_eq!(spoken(b"x0012-3456"), Versions { min: 12, max: 3456 });
+    }
 }

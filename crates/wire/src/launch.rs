@@ -11,7 +11,7 @@ use crate::guest::Handle;
 use crate::{Digest, InstallationId, SandboxId};
 
 /// The version of these types. Daemon and launcher are one binary, so there is no range: they agree or they part.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 /// A packet is at most this long.
 pub const PACKET_MAX: usize = 64 * 1024;
 /// Sandboxes named in one answer to [`Ask::Inventory`].
@@ -119,15 +119,21 @@ pub enum LayerSource {
         contents: Digest,
     },
     /// What every sandbox needs and an image may lack: places to mount on, name service, `/workspace`.
-    Finish {
-        /// Whether everyone may write to `/workspace`, because commands do not run as root by default.
-        open_workspace: bool,
-    },
+    Finish(Finish),
     /// What a sandbox over the layers below has written. Its processes have ended.
     Sandbox {
         /// Which.
         sandbox: SandboxId,
     },
+}
+
+/// What the uppermost layer of an image depends on.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Finish {
+    /// Whether everyone may write to `/workspace`, because commands do not run as root by default.
+    pub open_workspace: bool,
+    /// Where the image wants its programs to run. Made if it is missing, as it is elsewhere.
+    pub working_directory: Option<String>,
 }
 
 /// What was found while a layer was unpacked.

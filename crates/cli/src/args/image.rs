@@ -6,6 +6,12 @@ use clap::Args;
 
 /// Pull, import, list and remove images.
 #[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  shoal image pull python:3.12
+  shoal image ls
+  shoal run --image python:3.12 -- python3 -V
+  shoal image rm python:3.12")]
 pub struct Image {
     #[command(subcommand)]
     pub action: ImageAction,
@@ -126,6 +132,7 @@ pub struct RemoveImage {
 
 /// Remove images without a name and a sandbox, and layers without an image.
 #[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  shoal image gc")]
 pub struct CollectImages {
     /// Print what was removed as JSON
     #[arg(long)]
@@ -134,6 +141,7 @@ pub struct CollectImages {
 
 /// Let one name stand for another.
 #[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  shoal image alias set ubuntu:24.04 host\n  shoal image alias ls")]
 pub struct Alias {
     #[command(subcommand)]
     pub action: AliasAction,
@@ -160,6 +168,9 @@ pub struct SetAlias {
 
 /// List aliases, by name.
 #[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  shoal image alias ls\n  shoal image alias ls --json | jq -r '.[].target'"
+)]
 pub struct ListAliases {
     /// Print an array of objects
     #[arg(long)]
@@ -168,6 +179,7 @@ pub struct ListAliases {
 
 /// End aliases.
 #[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  shoal image alias rm ubuntu:24.04")]
 pub struct RemoveAlias {
     /// What people ask for
     #[arg(value_name = "NAME", required = true)]

@@ -14,6 +14,7 @@ use super::{Hub, Phase, STREAMS};
 use crate::error::{StoreError, chain};
 use crate::events::Happened;
 use crate::guest::Violation;
+use crate::log::StreamLog;
 use crate::model::Outcome;
 use crate::store::ResultRow;
 
@@ -85,10 +86,12 @@ impl Hub {
     pub(super) fn finish_if_due(self: &Arc<Self>) {
         let mut state = self.lock();
         let Some(ending) = &state.ending else { return };
-        let stored = (0..STREAMS.len())
-            .all(|log| state.logs[log].is_kept() && state.logs[log].received() >= ending.ends[log]);
-        if !stored || state.writing || !matches!(state.phase, Phase::Committed) {
+        let complete = (0..STREAMS.len()).all(|log| state.logs[log].received() >= ending.ends[log]);
+        if !complete || state.writing || !matches!(state.phase, Phase::Committed) {
             return;
+        }
+        if !state.logs.iter().all(StreamLog::is_kept) {
+            return self.store_when_due(state);
         }
         let what = ending.what.clone();
         let spans = [state.logs[0].span(), state.logs[1].span()];

@@ -11,7 +11,32 @@ use tokio::time::Instant;
 use tracing::{error, warn};
 
 use super::{Hub, HubState, Phase, STALL_SECONDS, STREAMS};
-use crate::log::{Again, Retired, Writes};
+use crate::log::{Again, PATIENCE, Retired, StreamLog, WRITE_MIN, Writes};
+
+/// When output that is not stored is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Due {
+    /// There is none.
+    Never,
+    /// After [`PATIENCE`], or when there is more.
+    Soon,
+    Now,
+}
+
+impl HubState {
+    pub(super) fn due(&self) -> Due {
+        if self.logs.iter().all(StreamLog::is_stored) {
+            return Due::Never;
+        }
+        // At the end of a command, only what fits into its row need not be written.
+        let last = self.ending.is_some() && !self.logs.iter().all(StreamLog::is_kept);
+        if last || self.logs.iter().any(|log| log.unstored_bytes() >= WRITE_MIN) {
+            Due::Now
+        } else {
+            Due::Soon
+        }
+    }
+}
 
 impl Hub {
     /// Lets the front fall off, frees memory, and grants acknowledgements unless a reader holds things up.
@@ -49,6 +74,46 @@ impl Hub {
         }
         self.queue_ack(state);
         files
+    }
+
+    /// Has output written when there is enough of it, or when it has waited long enough.
+    pub(super) fn store_when_due(self: &Arc<Self>, mut state: MutexGuard<'_, HubState>) {
+        match state.due() {
+            Due::Never => {}
+            Due::Now => {
+                if !std::mem::replace(&mut state.writing, true) {
+                    drop(state);
+                    self.home.shared.logs.schedule(Arc::clone(self) as Arc<dyn Writes>);
+                }
+            }
+            Due::Soon => {
+                if !std::mem::replace(&mut state.waiting, true) {
+                    drop(state);
+                    self.store_after_patience();
+                }
+            }
+        }
+    }
+
+    fn store_after_patience(self: &Arc<Self>) {
+        let hub = Arc::downgrade(self);
+        self.home.shared.runtime.spawn(async move {
+            tokio::time::sleep(PATIENCE).await;
+            if let Some(hub) = hub.upgrade() {
+                hub.store_rest();
+            }
+        });
+    }
+
+    /// A little output has waited for more long enough.
+    fn store_rest(self: &Arc<Self>) {
+        let mut state = self.lock();
+        state.waiting = false;
+        let over = matches!(state.phase, Phase::Finishing | Phase::Ended(_));
+        if state.due() != Due::Never && !over && !std::mem::replace(&mut state.writing, true) {
+            drop(state);
+            self.home.shared.logs.schedule(Arc::clone(self) as Arc<dyn Writes>);
+        }
     }
 
     /// Puts the command into the link's list if init may forget more than it was told.
@@ -144,10 +209,14 @@ impl Writes for Hub {
             }
         }
         let files = self.settle(&mut state, &directory);
-        let more = state.logs.iter().any(|log| !log.is_stored());
+        let due = state.due();
         let reported = std::mem::replace(&mut state.disk_refused, refused.is_some());
-        state.writing = more;
+        state.writing = due == Due::Now || refused.is_some();
+        let wait = !state.writing && due == Due::Soon && !std::mem::replace(&mut state.waiting, true);
         drop(state);
+        if wait {
+            self.store_after_patience();
+        }
         for file in files {
             if let Err(error) = std::fs::remove_file(&file) {
                 warn!(sandbox = %self.home.id, command = %self.id, file = %file.display(), %error,
@@ -164,7 +233,7 @@ impl Writes for Hub {
                 }
                 Again::Later
             }
-            None if more => Again::Now,
+            None if due == Due::Now => Again::Now,
             None => Again::Done,
         }
     }

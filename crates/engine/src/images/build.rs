@@ -31,7 +31,7 @@ use tokio::task::AbortHandle;
 use tracing::{Instrument, info, info_span, warn};
 use wire::files::{Condition, FileErrorKind, Links, WriteOptions};
 use wire::guest::Program as Run;
-use wire::launch::{LayerFacts, LayerSource, Processes};
+use wire::launch::{Finish, LayerFacts, LayerSource, Processes};
 use wire::{BuildId, SandboxId};
 
 use super::pull::{self, PullSpec};
@@ -882,11 +882,11 @@ impl Builder {
 
     /// The layer that every image has, over another.
     async fn finish(&self, below: Option<Digest>) -> Result<StoredLayer, ImageFault> {
-        let layer = finish_digest(below, false);
+        let layer = finish_digest(below, &Finish::default());
         let spec = LayerSpec {
             layer,
             below: below.into_iter().collect(),
-            from: LayerSource::Finish { open_workspace: false },
+            from: LayerSource::Finish(Finish::default()),
         };
         let facts = self.have(&spec).await?;
         Ok(StoredLayer { layer, blob: None, size: 0, facts })

@@ -16,7 +16,7 @@ use runtime::{BackendError, LayerSpec};
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
 use tracing::{Instrument, info, info_span};
-use wire::launch::{LayerFacts, LayerSource};
+use wire::launch::{Finish, LayerFacts, LayerSource};
 
 use super::{Format, ImageFault, StoredImage, StoredLayer, Transport, collect, familiar};
 use crate::driver::Task;
@@ -24,6 +24,9 @@ use crate::error::{EngineError, chain};
 use crate::home::Shared;
 use crate::model::{Key, Owner};
 use crate::store::{ImageRow, LayerRow, NameRow};
+
+/// The longest path that the kernel takes. What is longer cannot be made.
+const WORKING_DIRECTORY_MAX: usize = 4096;
 
 /// What is to be pulled, and how.
 #[derive(Debug, Clone)]
@@ -283,8 +286,12 @@ async fn add(
     progress: &Arc<watch::Sender<PullProgress>>,
 ) -> Result<Arc<StoredImage>, ImageFault> {
     let images = &shared.images;
-    let open_workspace = image.config.has_plain_user();
-    let finish = finish_digest(image.layers.last().map(|layer| layer.layer), open_workspace);
+    let working_directory = image.config.working_directory.clone();
+    let last = Finish {
+        open_workspace: image.config.has_plain_user(),
+        working_directory: working_directory.filter(|path| path.len() <= WORKING_DIRECTORY_MAX),
+    };
+    let finish = finish_digest(image.layers.last().map(|layer| layer.layer), &last);
     let _pins = images.pin(image.layers.iter().map(|layer| layer.layer).chain([finish]));
     let waiting = |layer: &LayerBlob| LayerProgress {
         digest: layer.blob,
@@ -350,7 +357,7 @@ async fn add(
         let _alone = lock.lock().await;
         if !shared.store.has_layer(finish).await? {
             let below = stored.iter().rev().map(|layer| layer.layer).collect();
-            let spec = LayerSpec { layer: finish, below, from: LayerSource::Finish { open_workspace } };
+            let spec = LayerSpec { layer: finish, below, from: LayerSource::Finish(last) };
             let failed = |source| ImageFault::Layer { number: count, count, source };
             let facts = unpack(shared, &spec, &|_| ()).await.map_err(failed)?;
             shared.store.put_layer(layer_row(finish, None, facts)).await?;

@@ -10,13 +10,13 @@ use std::os::fd::BorrowedFd;
 use rustix::fs::{AtFlags, Mode, fchmod, statat};
 use rustix::io::Errno;
 use wire::Digest;
-use wire::launch::{LayerFacts, LayerFault};
+use wire::launch::{Finish, LayerFacts, LayerFault};
 
 use super::unpack::{Below, Layer, Limits, kernel, names, new_file};
 use crate::hash::digest_of;
 
 /// Counts up when the lists below change, so that images are finished anew.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 /// Mounted on, so each is a directory, whatever the image has.
 const PLACES: [(&str, u32); 3] = [("dev", 0o755), ("proc", 0o555), ("sys", 0o555)];
@@ -33,13 +33,14 @@ const FILES: [(&str, &str); 3] = [
 ];
 
 /// What the finishing layer over `below` is called.
-pub fn finish_digest(below: Option<Digest>, open_workspace: bool) -> Digest {
+pub fn finish_digest(below: Option<Digest>, wanted: &Finish) -> Digest {
     let below = below.map(|below| below.to_string()).unwrap_or_default();
-    digest_of(format!("shoal finish {VERSION} {below} {open_workspace}").as_bytes())
+    let Finish { open_workspace, working_directory } = wanted;
+    digest_of(format!("shoal finish {VERSION} {below} {open_workspace} {working_directory:?}").as_bytes())
 }
 
 /// Makes the finishing layer in the empty directory `top`.
-pub fn finish(top: BorrowedFd<'_>, below: Below<'_>, open_workspace: bool) -> Result<LayerFacts, LayerFault> {
+pub fn finish(top: BorrowedFd<'_>, below: Below<'_>, wanted: &Finish) -> Result<LayerFacts, LayerFault> {
     let limits = Limits::default();
     let mut layer = Layer::new(top, below, &limits)?;
     let exists = |name: &CStr| match below.map(|below| statat(below, name, AtFlags::SYMLINK_NOFOLLOW)) {
@@ -61,7 +62,7 @@ pub fn finish(top: BorrowedFd<'_>, below: Below<'_>, open_workspace: bool) -> Re
         }
         let root = layer.place(Vec::new())?;
         let directory = layer.make_directory(&root, &single)?;
-        let mode = if name == WORKSPACE && open_workspace { 0o777 } else { mode };
+        let mode = if name == WORKSPACE && wanted.open_workspace { 0o777 } else { mode };
         fchmod(&directory, Mode::from_raw_mode(mode))
             .map_err(|e| kernel("set the mode of", name.as_bytes(), e))?;
     }
@@ -79,6 +80,13 @@ pub fn finish(top: BorrowedFd<'_>, below: Below<'_>, open_workspace: bool) -> Re
         let file = new_file(&place, &name).map_err(failed("create"))?;
         rustix::io::write(&file, text.as_bytes()).map_err(failed("write"))?;
         fchmod(&file, Mode::from_raw_mode(0o644)).map_err(failed("set the mode of"))?;
+    }
+    if let Some(path) = &wanted.working_directory {
+        // One that cannot be made, because something else is there, is told when a command runs in it.
+        match names(path.as_bytes()).and_then(|names| layer.place(names)) {
+            Ok(_) | Err(LayerFault::Name { .. }) => {}
+            Err(fault) => return Err(fault),
+        }
     }
     layer.finish()
 }

@@ -8,7 +8,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
 
 use proptest::prelude::*;
-use wire::launch::{LayerFacts, LayerFault};
+use wire::launch::{Finish, LayerFacts, LayerFault};
 
 use super::{Limits, finish, unpack};
 use crate::hash::digest_of;
@@ -543,7 +543,17 @@ fn finishing_adds_what_is_missing_and_replaces_what_cannot_be_mounted_on() {
         symlink("/var/tmp", below.join("tmp")).expect("linked");
     });
     let open = |name: &str| fs::File::open(ground.dir.path().join(name)).expect("it opens");
-    finish(open("top").as_fd(), Some(open("below").as_fd()), true).expect("it is finished");
+    let wanted = Finish { open_workspace: true, working_directory: Some("/tmp/../srv/../tmp/app".into()) };
+    finish(open("top").as_fd(), Some(open("below").as_fd()), &wanted).expect("what leads up is left out");
+    let again = Ground::over(|below| symlink("/srv", below.join("app")).expect("linked"));
+    let open_again = |name: &str| fs::File::open(again.dir.path().join(name)).expect("it opens");
+    let wanted = Finish { open_workspace: false, working_directory: Some("/app/deep".into()) };
+    finish(open_again("top").as_fd(), Some(open_again("below").as_fd()), &wanted).expect("it is finished");
+    assert_eq!(
+        again.tree().get("srv/deep").map(String::as_str),
+        Some("755"),
+        "links lead where they lead inside"
+    );
     let tree = ground.tree();
     let names: Vec<(&str, &str)> =
         tree.iter().filter(|(path, _)| !path.contains('/')).map(|(a, b)| (a.as_str(), b.as_str())).collect();

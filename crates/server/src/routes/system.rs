@@ -33,7 +33,7 @@ pub async fn ready(State(app): State<App>) -> Result<Json<Health>, ApiError> {
 /// What is running here.
 #[utoipa::path(get, path = "/v1/version", tag = "system", responses((status = 200, body = Version)))]
 pub async fn version() -> Json<Version> {
-    Json(Version { version: env!("CARGO_PKG_VERSION").into(), api: API_VERSION.into() })
+    Json(Version { version: crate::version().into(), api: API_VERSION.into() })
 }
 
 /// This description.

@@ -1,0 +1,52 @@
+//! How often a flood of output is looked at.
+//!
+//! A program that writes small pieces as fast as it can would wake the loop for every piece, the loop the daemon, and the daemon
+//! the client: more time would go into waking than into moving bytes. Once that shows, the loop naps for a moment between two
+//! looks, and what was written meanwhile goes on as one piece. A program that writes now and then is never kept waiting.
+
+use std::time::Duration;
+
+/// How long a nap is. Far below what a person or an agent notices, long enough for a pipe to fill.
+pub const NAP: Duration = Duration::from_micros(100);
+/// Output that came so soon after the loop had begun to wait belongs to a flood.
+const SOON: Duration = Duration::from_micros(100);
+/// Less than this at once is a conversation, in which every answer counts.
+const PIECE_MIN: usize = 1024;
+/// Pieces in a row before it is called a flood.
+const PIECES_BEFORE_NAPPING: u8 = 16;
+
+/// Counts pieces that came too fast.
+#[derive(Debug, Default)]
+pub struct Pace {
+    pieces: u8,
+}
+
+impl Pace {
+    /// Takes note of a turn that began after waiting for `waited` and read `gained` bytes of output. Says whether to nap before the
+    /// next, when all there was has been read.
+    pub fn turn(&mut self, waited: Duration, gained: usize) -> bool {
+        if gained >= PIECE_MIN && waited <= SOON {
+            self.pieces = self.pieces.saturating_add(1);
+        } else {
+            self.pieces = 0;
+        }
+        self.pieces >= PIECES_BEFORE_NAPPING
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_flood_is_told_from_a_conversation() {
+        let mut pace = Pace::default();
+        let flood = |pace: &mut Pace| (0..1000).filter(|_| pace.turn(Duration::ZERO, 8192)).count();
+        assert_eq!(flood(&mut pace), 1000 - usize::from(PIECES_BEFORE_NAPPING - 1));
+        assert!(!pace.turn(SOON * 2, 8192), "it paused");
+        assert!(flood(&mut pace) > 0);
+        assert!(!pace.turn(Duration::ZERO, 80), "a line");
+        assert!((0..1000).all(|_| !pace.turn(SOON * 2, 8192)), "steady, but slow");
+        assert!((0..1000).all(|_| !pace.turn(Duration::ZERO, 80)), "fast, but small");
+    }
+}
