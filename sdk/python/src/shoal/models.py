@@ -494,6 +494,9 @@ def decode(kind: type[T], data: Any) -> T:
     return typing.cast(T, value)
 
 
+_TEXTS = (str, str | None)
+
+
 @functools.cache
 def _fields(kind: Any) -> list[tuple[str, Any]]:
     hints = typing.get_type_hints(kind)
@@ -523,7 +526,8 @@ def _decode_dataclass(kind: Any, data: Any) -> Any:
         raise ValueError(f"{kind.__name__} is not an object")
     values: dict[str, Any] = {}
     for name, hint in _fields(kind):
-        encoded = data.get(f"{name}_base64")
+        # Only text has a twin in base64; `stdout_base64` of a command that was waited for is not its `stdout`.
+        encoded = data.get(f"{name}_base64") if hint in _TEXTS else None
         if encoded is not None:
             values[name] = base64.b64decode(encoded).decode("utf-8", "surrogateescape")
         elif data.get(name) is not None:
