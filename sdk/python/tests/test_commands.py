@@ -10,7 +10,7 @@ import sys
 import threading
 
 import pytest
-from conftest import Daemon, wait_until
+from harness import Daemon, wait_until
 
 from shoal import (
     AsyncSandbox,

@@ -12,7 +12,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from conftest import Daemon, wait_until
+from harness import Daemon, wait_until
 
 from shoal import (
     AsyncSandboxClient,

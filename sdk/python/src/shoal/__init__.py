@@ -17,6 +17,7 @@ from ._sync.command import CommandHandle
 from ._sync.files import FileEvents, Files
 from ._sync.sandbox import Sandbox, SandboxEvents
 from .errors import (
+    AnswerTimeoutError,
     CommandTimeoutError,
     QuotaExceededError,
     ResourceAlreadyExistsError,
@@ -62,6 +63,7 @@ from .models import (
 __version__ = "0.1.0"
 
 __all__ = [
+    "AnswerTimeoutError",
     "AsyncCommandHandle",
     "AsyncFileEvents",
     "AsyncFiles",

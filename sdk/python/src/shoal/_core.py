@@ -43,9 +43,9 @@ PAUSE_SECONDS_MIN = 0.02
 PAUSE_SECONDS_MAX = 1.0
 #: The daemon shows every 15 s that a stream lives; one that is silent for longer than this is dead.
 SILENCE_SECONDS_MAX = 60.0
-#: How long a command may run while one request waits for it. Longer ones are followed as a stream, whose silence is
-#: noticed and which proxies do not cut.
-WAIT_IN_REQUEST_SECONDS_MAX = 120.0
+#: How long one request waits for a command. Then another does, by the command's id: a connection that died in silence is
+#: noticed so.
+WAIT_SECONDS_MAX = 100.0
 #: What the daemon needs on top of a command's timeout to end its processes and to answer.
 ANSWER_GRACE_SECONDS = 30.0
 #: How long cleaning up may take after the caller was interrupted.
@@ -239,7 +239,7 @@ def refused(
         return SandboxOperationError(message, operation="sandbox", error_type=code, **more)
     if code in _OWN_FAULT:
         return SandboxAPIError(message, **more)
-    if status in (400, 413, 414, 415, 421, 431) and "path" not in details:
+    if status in (400, 413, 414, 415, 421, 431):
         return ValidationError(message, field=details.get("field"), **more)
     if "path" in details or status in (403, 408, 409, 412, 416, 507):
         return SandboxOperationError(message, operation="file", error_type=code, **more)

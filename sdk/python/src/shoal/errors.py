@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 __all__ = [
+    "AnswerTimeoutError",
     "CommandTimeoutError",
     "QuotaExceededError",
     "ResourceAlreadyExistsError",
@@ -70,6 +71,10 @@ class SandboxAuthenticationError(SandboxClientError):
 
 class SandboxConnectionError(SandboxClientError):
     """The daemon cannot be reached, or could not be reached again in time."""
+
+
+class AnswerTimeoutError(SandboxConnectionError):
+    """The daemon was reached and did not answer in time."""
 
 
 class SandboxServerReloadError(SandboxConnectionError):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Literal, overload
@@ -11,7 +13,7 @@ from .._core import (
     ANSWER_GRACE_SECONDS,
     CLEANUP_SECONDS_MAX,
     PAGE_ENTRIES,
-    WAIT_IN_REQUEST_SECONDS_MAX,
+    WAIT_SECONDS_MAX,
     OutputState,
     answer_bytes,
     decoded,
@@ -21,7 +23,7 @@ from .._core import (
     query,
     run_wish,
 )
-from ..errors import ResourceNotFoundError, SandboxClientError
+from ..errors import AnswerTimeoutError, ResourceNotFoundError, SandboxClientError
 from ..models import (
     STATUS_OF_STATE,
     Command,
@@ -249,7 +251,7 @@ class AsyncSandbox:
         if not wait:
             return await self._start(body, timeout)
         try:
-            if on_stdout is None and on_stderr is None and 0 < timeout <= WAIT_IN_REQUEST_SECONDS_MAX:
+            if on_stdout is None and on_stderr is None:
                 return await self._run_in_request(body, timeout)
             handle = await self._start(body, timeout)
             async with handle:
@@ -271,9 +273,17 @@ class AsyncSandbox:
         return AsyncCommandHandle(self._transport, command, timeout=timeout, started_here=True)
 
     async def _run_in_request(self, body: dict[str, Any], timeout: float) -> ExecutionResult:
-        answer = await self._transport.call(
-            "POST", self._path("/commands"), json=body, read_seconds=timeout + ANSWER_GRACE_SECONDS
-        )
+        deadline = time.monotonic() + timeout + ANSWER_GRACE_SECONDS if timeout else math.inf
+        while True:
+            try:
+                answer = await self._transport.call(
+                    "POST", self._path("/commands"), json=body, read_seconds=WAIT_SECONDS_MAX
+                )
+                break
+            except AnswerTimeoutError:
+                # It still runs. The same request again finds it by its id, and goes on waiting.
+                if time.monotonic() > deadline:
+                    raise
         said = answer.json()
         command: Command = decoded(Command, said)
         if said.get("stdout_cut") or said.get("stderr_cut"):

@@ -21,7 +21,7 @@ from .._core import (
     refusal,
 )
 from .._find import Endpoint
-from ..errors import SandboxClientError, SandboxConnectionError, SandboxServerReloadError
+from ..errors import AnswerTimeoutError, SandboxClientError, SandboxConnectionError, SandboxServerReloadError
 
 Body = bytes | AsyncIterable[bytes]
 
@@ -123,7 +123,7 @@ class AsyncTransport:
                 f"`{url}` is not the URL of a daemon", hint="give it as http://127.0.0.1:7878"
             )
         if isinstance(error, httpx.TimeoutException):
-            return SandboxConnectionError(f"the daemon at {url} did not answer in time")
+            return AnswerTimeoutError(f"the daemon at {url} did not answer in time")
         return SandboxConnectionError(f"the connection to the daemon at {url} broke: {error or type(error).__name__}")
 
     async def open(self, method: str, path: str, *, headers: Mapping[str, str] | None = None) -> httpx.Response:

@@ -22,7 +22,7 @@ from .._core import (
     refusal,
 )
 from .._find import Endpoint
-from ..errors import SandboxClientError, SandboxConnectionError, SandboxServerReloadError
+from ..errors import AnswerTimeoutError, SandboxClientError, SandboxConnectionError, SandboxServerReloadError
 
 Body = bytes | Iterable[bytes]
 
@@ -124,7 +124,7 @@ class Transport:
                 f"`{url}` is not the URL of a daemon", hint="give it as http://127.0.0.1:7878"
             )
         if isinstance(error, httpx.TimeoutException):
-            return SandboxConnectionError(f"the daemon at {url} did not answer in time")
+            return AnswerTimeoutError(f"the daemon at {url} did not answer in time")
         return SandboxConnectionError(f"the connection to the daemon at {url} broke: {error or type(error).__name__}")
 
     def open(self, method: str, path: str, *, headers: Mapping[str, str] | None = None) -> httpx.Response:
