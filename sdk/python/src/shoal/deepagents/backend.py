@@ -25,6 +25,7 @@ from .._async.transport import AsyncTransport
 from .._sync.sandbox import Sandbox
 from ..errors import CommandTimeoutError, ResourceNotFoundError, SandboxClientError
 from ..models import ExecutionResult, FileInfo
+from ._threads import off_loop
 
 #: How long a command may run unless the agent says otherwise, as with other Deep Agents sandboxes.
 TIMEOUT_DEFAULT_SECONDS = 1800
@@ -107,7 +108,9 @@ class ShoalSandbox(BaseSandbox):
         """Runs a command; stdout and stderr come together, in the order in which they were written."""
         seconds = self._default_timeout if timeout is None else timeout
         try:
-            return _executed(self._sandbox.run(_merged(command), timeout=seconds, cwd=self._working_dir))
+            return _executed(
+                off_loop(self._sandbox.run, _merged(command), timeout=seconds, cwd=self._working_dir, wait=True)
+            )
         except CommandTimeoutError as error:
             return _timed_out(error, seconds)
 
@@ -130,7 +133,7 @@ class ShoalSandbox(BaseSandbox):
         if not path.startswith("/"):
             return FileUploadResponse(path=path, error="invalid_path")
         try:
-            self._sandbox.files.write(path, content)
+            off_loop(self._sandbox.files.write, path, content)
         except SandboxClientError as error:
             return FileUploadResponse(path=path, error=_file_error(error))
         return FileUploadResponse(path=path)
@@ -159,7 +162,7 @@ class ShoalSandbox(BaseSandbox):
         if not path.startswith("/"):
             return FileDownloadResponse(path=path, error="invalid_path")
         try:
-            return FileDownloadResponse(path=path, content=self._sandbox.files.read(path))
+            return FileDownloadResponse(path=path, content=off_loop(self._sandbox.files.read, path))
         except SandboxClientError as error:
             return FileDownloadResponse(path=path, error=_file_error(error))
 
@@ -186,7 +189,7 @@ class ShoalSandbox(BaseSandbox):
             # The helper takes the working directory for granted.
             return super().ls(path)
         try:
-            return _listed(path, self._sandbox.files.list(path))
+            return _listed(path, off_loop(self._sandbox.files.list, path))
         except SandboxClientError as error:
             if error.code not in LS_ERRORS:
                 return super().ls(path)

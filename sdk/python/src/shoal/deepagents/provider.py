@@ -19,11 +19,13 @@ from deepagents_code.integrations.sandbox_provider import (
     SandboxProviderMetadata,
 )
 
-from .._find import DATA_DIR_DEFAULT
+from .._find import DATA_DIR_DEFAULT, Endpoint
+from .._guard import Guard
 from .._sync.client import SandboxClient
 from .._sync.sandbox import Sandbox
 from ..errors import ResourceNotFoundError, SandboxClientError
 from ..models import LifetimeRule
+from ._threads import off_loop
 from .backend import TIMEOUT_DEFAULT_SECONDS, ShoalSandbox
 
 WORKING_DIR_DEFAULT = "/workspace"
@@ -33,6 +35,7 @@ TTL_DEFAULT_SECONDS = 3600
 HARD_TTL_DEFAULT_SECONDS = 2_592_000
 
 _lock = threading.Lock()
+_guards: dict[Endpoint, Guard] = {}
 _clients: dict[tuple[str | None, str | None, str | None], SandboxClient] = {}
 
 
@@ -90,29 +93,55 @@ class ShoalProvider(SandboxProvider):
             raise ValueError(
                 f"the sandbox provider `shoal` has no parameter {', '.join(f'`{name}`' for name in unknown)}"
             )
-        client = self._client(may_start=sandbox_id is None)
         if sandbox_id is not None:
-            sandbox = _attached(client, sandbox_id)
+            sandbox = off_loop(self._attach, sandbox_id, working_dir)
         else:
             rules = []
             if sandbox_ttl_sec:
                 rules.append(LifetimeRule("last_use", sandbox_ttl_sec, "pause_drop_memory", accept_inactive=True))
             if sandbox_hard_ttl_sec:
                 rules.append(LifetimeRule.hard_ttl(sandbox_hard_ttl_sec))
-            try:
-                sandbox = client.create_sandbox(
-                    template, labels=labels, lifetime=rules, env=env, cpu=cpu, memory=memory
-                )
-            except SandboxClientError as error:
-                raise SandboxError(str(error)) from error
-        if working_dir != WORKING_DIR_DEFAULT:
-            sandbox.files.mkdir(working_dir)
+            sandbox = off_loop(
+                self._create,
+                working_dir,
+                template_name=template,
+                labels=labels,
+                lifetime=rules,
+                env=env,
+                cpu=cpu,
+                memory=memory,
+            )
         return ShoalSandbox(sandbox, working_dir=working_dir, default_timeout=command_timeout_sec)
 
     def delete(self, *, sandbox_id: str, **_: Any) -> None:
         """Deletes a sandbox. One that is gone already is no error."""
+        off_loop(self._delete, sandbox_id)
+
+    def _create(self, working_dir: str, **wish: Any) -> Sandbox:
         try:
-            self._client(may_start=False).delete_sandbox(sandbox_id)
+            sandbox = self._client(may_start=True).create_sandbox(**wish)
+            # Deep Agents Code ends its server with a signal, after which nothing of its own clean-up is done.
+            _guard_of(sandbox).own(sandbox.id)
+            _prepare(sandbox, working_dir)
+            return sandbox
+        except SandboxClientError as error:
+            raise SandboxError(str(error)) from error
+
+    def _attach(self, sandbox_id: str, working_dir: str) -> Sandbox:
+        try:
+            sandbox = self._client(may_start=False).get_sandbox(sandbox_id)
+            _prepare(sandbox, working_dir)
+            return sandbox
+        except ResourceNotFoundError as error:
+            raise SandboxNotFoundError(str(error)) from error
+        except SandboxClientError as error:
+            raise SandboxError(str(error)) from error
+
+    def _delete(self, sandbox_id: str) -> None:
+        try:
+            sandbox = self._client(may_start=False).get_sandbox(sandbox_id)
+            sandbox.delete()
+            _guard_of(sandbox).free(sandbox.id)
         except ResourceNotFoundError:
             pass
         except SandboxClientError as error:
@@ -135,13 +164,15 @@ class ShoalProvider(SandboxProvider):
             return _clients[where]
 
 
-def _attached(client: SandboxClient, sandbox_id: str) -> Sandbox:
-    try:
-        return client.get_sandbox(sandbox_id)
-    except ResourceNotFoundError as error:
-        raise SandboxNotFoundError(str(error)) from error
-    except SandboxClientError as error:
-        raise SandboxError(str(error)) from error
+def _guard_of(sandbox: Sandbox) -> Guard:
+    endpoint = sandbox._transport.endpoint
+    with _lock:
+        return _guards.setdefault(endpoint, Guard(endpoint))
+
+
+def _prepare(sandbox: Sandbox, working_dir: str) -> None:
+    if working_dir != WORKING_DIR_DEFAULT:
+        sandbox.files.mkdir(working_dir)
 
 
 def _resolved(name: str) -> str | None:
