@@ -263,8 +263,11 @@ def test_a_sandbox_that_is_gone_ends_its_stream(client: SandboxClient) -> None:
 
 
 def test_ctrl_c_ends_the_command(daemon: Daemon, sb: Sandbox) -> None:
+    # Where the tests run in the background of a shell, Ctrl-C is ignored unless the program says otherwise.
     program = f"""
+import signal
 from shoal import SandboxClient
+signal.signal(signal.SIGINT, signal.default_int_handler)
 SandboxClient().get_sandbox({sb.name!r}).run("sleep 3600", timeout=TIMEOUT, on_stdout=CALLBACK)
 """
     environment = {**os.environ, "SHOAL_URL": daemon.url, "SHOAL_API_KEY": daemon.key}

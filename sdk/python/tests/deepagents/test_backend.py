@@ -128,7 +128,7 @@ def test_an_agent_writes_a_program_sees_it_fail_and_mends_it(backend: ShoalSandb
 
     for invoke in ("invoke", "ainvoke"):
         agent = create_deep_agent(model=ScriptedModel(), backend=backend)
-        wish = {"messages": [{"role": "user", "content": "print the tenth Fibonacci number"}]}
+        wish: Any = {"messages": [{"role": "user", "content": "print the tenth Fibonacci number"}]}
         state = agent.invoke(wish) if invoke == "invoke" else asyncio.run(agent.ainvoke(wish))
         said = [message.text for message in state["messages"] if message.type == "tool"]
         assert len(said) == len(SESSION)

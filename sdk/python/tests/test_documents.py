@@ -1,0 +1,25 @@
+"""Every example in the documents of the SDK runs, and prints what the page says."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+from documents import programs
+from harness import Daemon
+
+EXAMPLES = [
+    pytest.param(program, printed, id=f"{page}-{number}")
+    for page in ("sdk/python/README.md", "docs/guides/python.md")
+    for number, (program, printed) in enumerate(programs(page), 1)
+]
+
+
+@pytest.mark.parametrize(("program", "printed"), EXAMPLES)
+def test_an_example_prints_what_the_page_says(program: str, printed: str | None, daemon: Daemon) -> None:
+    environment = {**os.environ, "SHOAL_URL": daemon.url, "SHOAL_API_KEY": daemon.key}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=90)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == (printed or "")
