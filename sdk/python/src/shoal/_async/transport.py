@@ -23,6 +23,9 @@ from .._core import (
 from .._find import Endpoint
 from ..errors import AnswerTimeoutError, SandboxClientError, SandboxConnectionError, SandboxServerReloadError
 
+#: As many as there are streams and calls at once: a bound would make a call wait for ever behind streams that are open.
+CONNECTIONS = httpx.Limits(max_connections=None, max_keepalive_connections=32, keepalive_expiry=5.0)
+
 Body = bytes | AsyncIterable[bytes]
 
 
@@ -36,7 +39,9 @@ class AsyncTransport:
         self._reached = False
         headers = {"Authorization": f"Bearer {endpoint.key}"}
         # Proxies of the environment are for the way out, and a daemon is ours; a redirect would carry the key away.
-        self._http = httpx.AsyncClient(headers=headers, trust_env=False, timeout=self._times(timeout))
+        self._http = httpx.AsyncClient(
+            headers=headers, trust_env=False, timeout=self._times(timeout), limits=CONNECTIONS
+        )
 
     def _times(self, read: float | None) -> httpx.Timeout:
         return httpx.Timeout(read, connect=CONNECT_SECONDS_MAX, pool=None)
