@@ -123,6 +123,44 @@ def test_write_does_what_the_helper_does(client: SandboxClient) -> None:
     assert seen[0] == seen[1]
 
 
+FILES: dict[str, bytes] = {
+    "empty.txt": b"",
+    "one.txt": b"one",
+    "two.py": b"one\ntwo\n",
+    "crlf.txt": b"one\r\ntwo\r\n\r\nfour",
+    "cr.txt": b"one\rtwo\r\rthree",
+    "mixed.md": "\ufeffgrüße\n\n\x00\x0b\x0c \u2028 x\n\n".encode(),
+    "invalid.txt": b"one\n\xff\n",
+    "invalid-later.txt": b"line\n" * 5000 + b"\xff\n",
+    "long.log": b"".join(b"line %d\n" % n for n in range(5000)),
+    "wide.json": b"x" * 300_000 + b"\ny\n",
+    "large.csv": b"0123456789\n" * 120_000,
+    "picture.png": bytes(range(256)),
+    "unknown.kind": b"text\n",
+    "Makefile": b"all:\n",
+}
+#: Each page costs a start of Python in the sandbox, so most files are asked for two.
+PAGED = {"two.py", "crlf.txt", "mixed.md", "long.log"}
+PAGES = [(0, 2000), (1, 1), (0, 3), (3, 100), (4999, 10), (5000, 10), (-1, 2), (0, 0), (0, -1)]
+
+
+def test_read_is_what_the_helper_gives(backend: ShoalSandbox) -> None:
+    backend.upload_files([(f"/workspace/{name}", content) for name, content in FILES.items()])
+    backend.execute("mkdir dir.txt; ln -s one.txt link.txt; mkfifo fifo.txt")
+
+    async def compare() -> None:
+        for name in [*FILES, "none.txt", "dir.txt", "link.txt", "fifo.txt"]:
+            for offset, limit in PAGES if name in PAGED else PAGES[:2]:
+                path = f"/workspace/{name}"
+                helper = await BaseSandbox.aread(backend, path, offset, limit)
+                assert await backend.aread(path, offset, limit) == helper, (name, offset, limit)
+                same = await asyncio.to_thread(backend.read, path, offset, limit)
+                assert same == helper, (name, offset, limit)
+
+    asyncio.run(compare())
+    assert backend.read("one.txt") == BaseSandbox.read(backend, "one.txt")
+
+
 def test_an_agent_writes_a_program_sees_it_fail_and_mends_it(backend: ShoalSandbox) -> None:
     from scripted_model import SESSION, ScriptedModel
 

@@ -1,7 +1,8 @@
 """A sandbox as Deep Agents sees it. Translates, and keeps no state.
 
 ``BaseSandbox`` does most of its work by running Python in the sandbox. What the native API does in one call with the
-same result is overridden here (``ls``, ``write``, ``delete``); the rest is left to the installed version.
+same result is overridden here (``ls``, ``write``, and ``read`` of ordinary text files); the rest is left to the installed
+version.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from deepagents.backends.protocol import (
     FileDownloadResponse,
     FileUploadResponse,
     LsResult,
+    ReadResult,
     WriteResult,
 )
 from deepagents.backends.sandbox import BaseSandbox
@@ -25,6 +27,7 @@ from .._async.transport import AsyncTransport
 from .._sync.sandbox import Sandbox
 from ..errors import CommandTimeoutError, ResourceNotFoundError, SandboxClientError
 from ..models import ExecutionResult, FileInfo
+from ._pages import WHOLE_FILE_BYTES_MAX, is_plain, page
 from ._threads import off_loop
 
 #: How long a command may run unless the agent says otherwise, as with other Deep Agents sandboxes.
@@ -205,6 +208,31 @@ class ShoalSandbox(BaseSandbox):
             if error.code not in LS_ERRORS:
                 return await super().als(path)
             return LsResult(entries=None, error=f"Path '{path}': {LS_ERRORS[error.code]}")
+
+    def read(self, file_path: str, offset: int = 0, limit: int = 2000) -> ReadResult:
+        """Lines of a text file, or a whole binary one."""
+        if is_plain(file_path, offset, limit):
+            try:
+                raw = off_loop(self._sandbox.files.read, file_path, length=WHOLE_FILE_BYTES_MAX + 1)
+                found = page(raw, offset, limit)
+            except SandboxClientError:
+                # The helper says what is wrong with it, in its own words.
+                found = None
+            if found is not None:
+                return found
+        return super().read(file_path, offset, limit)
+
+    async def aread(self, file_path: str, offset: int = 0, limit: int = 2000) -> ReadResult:
+        """As ``read``, without a thread."""
+        if is_plain(file_path, offset, limit):
+            try:
+                raw = await self._async().files.read(file_path, length=WHOLE_FILE_BYTES_MAX + 1)
+                found = page(raw, offset, limit)
+            except SandboxClientError:
+                found = None
+            if found is not None:
+                return found
+        return await super().aread(file_path, offset, limit)
 
     def write(self, file_path: str, content: str) -> WriteResult:
         """Writes a text file. A write makes the directories that lead to it, so nothing needs to be looked at first."""
