@@ -27,12 +27,13 @@ macro_rules! pages {
 }
 
 pages! {
-    the_readme: "README.md", 1 not run;
+    the_readme: "README.md", 2 not run;
     the_page_on_lifecycle: "docs/concepts/lifecycle.md", 0 not run;
     the_start: "docs/start.md", 0 not run;
     the_guide_to_commands: "docs/guides/commands.md", 0 not run;
     the_guide_to_files: "docs/guides/files.md", 0 not run;
     the_guide_to_deep_agents: "docs/guides/deepagents.md", 3 not run;
+    the_guide_to_images: "docs/guides/images.md", 1 not run;
     the_guide_to_http: "docs/guides/http.md", 0 not run;
     the_guide_to_lifetimes: "docs/guides/lifetimes.md", 0 not run;
     the_guide_to_limits: "docs/guides/limits.md", 0 not run;

@@ -97,3 +97,13 @@ fn what_a_file_operation_says_is_read_or_refused() {
 fn tar_streams_are_read_or_refused() {
     feed(fuzzed::tar_stream);
 }
+
+#[test]
+fn what_is_said_of_images_is_read_or_refused() {
+    feed(fuzzed::image_documents);
+}
+
+#[test]
+fn layers_are_read_or_refused() {
+    feed(fuzzed::layer_stream);
+}

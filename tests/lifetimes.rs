@@ -332,7 +332,7 @@ fn a_person_labels_finds_renews_and_asks() {
     let again: Value = serde_json::from_str(&again).expect("JSON");
     assert_eq!((&again["id"], &again["created"]), (&json!(id), &json!(false)));
     assert!(says(&daemon, &["touch", "work"]).starts_with("It runs and was last touched a moment ago"));
-    assert!(says(&daemon, &["inspect", "work"]).contains("last_use:1800s:delete"));
+    assert!(says(&daemon, &["inspect", "work"]).contains("last-use:30m:delete"));
     let sentence = says(&daemon, &["lifetime", "work", "--rule", "start:5m:delete"]);
     assert!(sentence.contains("5 min after its start or last touch"), "{sentence}");
     let explained: Value =

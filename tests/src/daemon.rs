@@ -2,6 +2,7 @@
 //!
 //! When it goes out of scope, also by a panic, everything that carries its installation is ended and removed.
 
+use std::ffi::CString;
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
@@ -31,6 +32,8 @@ pub struct Spawn {
     pub config: String,
     /// Sandboxes that it keeps ready. None as a rule, so that an audit tells what somebody made from what was left.
     pub spares: usize,
+    /// Puts the data directory on a disk of its own, of so many bytes.
+    pub tmpfs_bytes: Option<u64>,
     /// Another program than that of this build.
     pub program: Option<PathBuf>,
 }
@@ -42,6 +45,13 @@ impl Spawn {
         assert!(rustix::process::geteuid().is_root(), "the black-box tests need root");
         let home = Home::new();
         let data_dir = home.join("data");
+        if let Some(bytes) = self.tmpfs_bytes {
+            fs::create_dir(&data_dir).expect("the test's own directory takes directories");
+            let options = CString::new(format!("size={bytes},mode=0700")).expect("digits have no NUL");
+            let flags = rustix::mount::MountFlags::empty();
+            rustix::mount::mount("tmpfs", &data_dir, "tmpfs", flags, Some(options.as_c_str()))
+                .expect("the tests run as root");
+        }
         let (id, secret) = (random_hex(8), random_hex(32));
         let mut daemon = Daemon {
             spawn: self,
@@ -399,7 +409,9 @@ impl Drop for Home {
 fn remove_home(home: &Path) {
     // A daemon that a test started has `data`, a private one that `shoal run` started `private/data`.
     for data_dir in [home.join("data"), home.join("private/data")] {
-        Scope { installation: installation(&data_dir), data_dir }.remove();
+        Scope { installation: installation(&data_dir), data_dir: data_dir.clone() }.remove();
+        // Where it was a disk of its own. If it was not, that is refused.
+        let _ = rustix::mount::unmount(&data_dir, rustix::mount::UnmountFlags::DETACH);
     }
     if std::env::var_os("SHOAL_TEST_KEEP").is_none() {
         let _ = fs::remove_dir_all(home);

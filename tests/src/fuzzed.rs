@@ -40,6 +40,8 @@ pub fn api_bodies(bytes: &[u8]) {
     body::<wire::api::SignalCommand>(bytes);
     body::<wire::api::CommandWish>(bytes);
     body::<wire::api::CreateKey>(bytes);
+    body::<wire::api::PullImage>(bytes);
+    body::<wire::api::SetImageAlias>(bytes);
     if let Ok(text) = std::str::from_utf8(bytes) {
         id::<wire::SandboxId>(text);
         id::<wire::CommandId>(text);
@@ -70,6 +72,39 @@ pub fn tar_stream(bytes: &[u8]) {
             read += length;
         }
         assert!(read <= bytes.len(), "more was read than there is");
+    }
+}
+
+/// What registries and archives say of images, and what people call them.
+pub fn image_documents(bytes: &[u8]) {
+    let _ = image::manifest::Document::parse(bytes);
+    let _ = image::ImageConfig::parse(bytes);
+    let _ = image::DockerConfig::parse(bytes);
+    if let Ok(text) = std::str::from_utf8(bytes)
+        && let Ok(reference) = image::ImageRef::parse(text)
+    {
+        assert_eq!(
+            image::ImageRef::parse(&reference.to_string()),
+            Ok(reference.clone()),
+            "two canonical spellings"
+        );
+        assert_eq!(
+            image::ImageRef::parse(&reference.familiar()),
+            Ok(reference),
+            "a short spelling of another"
+        );
+    }
+}
+
+/// A layer, compressed or not: read to its end or refused, within bounds.
+pub fn layer_stream(bytes: &[u8]) {
+    const LONGEST: u64 = 1 << 20;
+    let Ok(stream) = image::layer::decompressed(bytes) else { return };
+    let mut entries = archive::Entries::new(std::io::Read::take(stream, LONGEST));
+    while let Ok(Some(entry)) = entries.next_entry() {
+        assert!(!entry.path.contains(&0) && !entry.link.contains(&0), "a name with a NUL");
+        let mut contents = [0; 100];
+        while let Ok(1..) = entries.read_contents(&mut contents) {}
     }
 }
 

@@ -2,9 +2,9 @@
 //!
 //! Nothing here uses Shoal's own client or types, so that no shared mistake hides. Read in this order: [`daemon`]
 //! starts one and cleans up after it, [`sandbox`] is what tests do with it, [`http`] and [`socket`] are how they
-//! talk, [`audit`] is what is left on the machine, [`wait`] is how they wait. [`page`] and
-//! [`reader`] are for the documents, whose examples are run. [`fuzzed`] is apart: the functions that read foreign bytes,
-//! as fuzzers call them.
+//! talk, [`images`] is what they make sandboxes from, [`audit`] is what is left on the machine, [`wait`] is how they
+//! wait. [`page`] and [`reader`] are for the documents, whose examples are run. [`fuzzed`] is apart: the functions that
+//! read foreign bytes, as fuzzers call them.
 //!
 //! The tests need root and a kernel with the features that Shoal needs. Without them they fail; they never skip.
 
@@ -16,6 +16,7 @@ pub mod collector;
 pub mod daemon;
 pub mod fuzzed;
 pub mod http;
+pub mod images;
 pub mod page;
 pub mod reader;
 pub mod sandbox;

@@ -38,6 +38,15 @@ const NEEDS: &[Need] = &[
     Need { program: "/usr/bin/systemd-analyze", package: "systemd" },
     // A program with a screen of its own, run at such a terminal.
     Need { program: "/usr/bin/less", package: "less" },
+    // Images are pulled from a real registry on loopback.
+    Need { program: "/usr/bin/docker-registry", package: "docker-registry" },
+    // They are pushed there, and saved as archives, by the tools that people use.
+    Need { program: "/usr/bin/skopeo", package: "skopeo" },
+    Need { program: "/usr/bin/umoci", package: "umoci" },
+    // One of them is a whole distribution,
+    Need { program: "/usr/sbin/debootstrap", package: "debootstrap" },
+    // and the others are one static program.
+    Need { program: "/bin/busybox", package: "busybox-static" },
 ];
 
 /// Installs what is missing, and says what.

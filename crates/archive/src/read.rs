@@ -8,6 +8,8 @@ use crate::unpack::UnpackError;
 
 /// What may stand in front of an entry: a long name, a long link, pax records. Longer ones are refused.
 const EXTENSION_MAX: u64 = 64 * 1024;
+/// How the key of an extended attribute begins, in the spelling that everybody writes.
+const ATTRIBUTE: &[u8] = b"SCHILY.xattr.";
 /// What is read at once of what nobody wants.
 const SKIP: usize = 64 * 1024;
 
@@ -26,6 +28,21 @@ pub struct Entry {
     pub modified: i64,
     /// Where a link leads, as the stream has it.
     pub link: Vec<u8>,
+    /// Whose it is, by number.
+    pub uid: u64,
+    /// As with `uid`.
+    pub gid: u64,
+    /// Extended attributes, as names and values. Nothing about them was checked.
+    pub attributes: Vec<(Vec<u8>, Vec<u8>)>,
+}
+
+impl Entry {
+    /// A directory with nothing special about it.
+    pub(crate) fn directory(path: Vec<u8>) -> Self {
+        let (uid, gid, size, modified) = (0, 0, 0, 0);
+        let (link, attributes) = (Vec::new(), Vec::new());
+        Self { path, kind: EntryKind::Directory, mode: 0o755, size, modified, link, uid, gid, attributes }
+    }
 }
 
 /// What an entry is.
@@ -39,7 +56,9 @@ pub enum EntryKind {
     Symlink,
     /// Another name for an entry that came before.
     HardLink,
-    /// A device, a FIFO, or something that only its maker knows.
+    /// A FIFO.
+    Fifo,
+    /// A device, or something that only its maker knows.
     Other,
 }
 
@@ -51,6 +70,7 @@ pub struct Entries<R> {
     left: u64,
     padding: u64,
     count: u64,
+    count_max: u64,
     over: bool,
 }
 
@@ -61,12 +81,30 @@ struct Front {
     link: Option<Vec<u8>>,
     size: Option<u64>,
     modified: Option<i64>,
+    uid: Option<u64>,
+    gid: Option<u64>,
+    attributes: Vec<(Vec<u8>, Vec<u8>)>,
 }
 
 impl<R: Read> Entries<R> {
     /// A stream from its beginning.
     pub fn new(from: R) -> Self {
-        Self { from, left: 0, padding: 0, count: 0, over: false }
+        Self::with_limit(from, ENTRIES_MAX)
+    }
+
+    /// The same, with another limit than [`ENTRIES_MAX`]. What stands in front of an entry is counted too.
+    pub fn with_limit(from: R, count_max: u64) -> Self {
+        Self { from, left: 0, padding: 0, count: 0, count_max, over: false }
+    }
+
+    /// Where the stream comes from. What is read from it there is missing here.
+    pub fn get_mut(&mut self) -> &mut R {
+        &mut self.from
+    }
+
+    /// The stream, when all of it was read.
+    pub fn into_inner(self) -> R {
+        self.from
     }
 
     /// The next entry; what was not read of the one before is passed over. `None`: that was all, and the stream is at its end.
@@ -88,8 +126,8 @@ impl<R: Read> Entries<R> {
                 break;
             };
             self.count += 1;
-            if self.count > ENTRIES_MAX {
-                return Err(UnpackError::TooMany);
+            if self.count > self.count_max {
+                return Err(UnpackError::TooMany { limit: self.count_max });
             }
             self.left = header.size;
             self.padding = (BLOCK as u64 - header.size % BLOCK as u64) % BLOCK as u64;
@@ -115,6 +153,7 @@ impl<R: Read> Entries<R> {
             b'1' => EntryKind::HardLink,
             b'2' => EntryKind::Symlink,
             b'5' => EntryKind::Directory,
+            b'6' => EntryKind::Fifo,
             _ => EntryKind::Other,
         };
         let size = front.size.unwrap_or(header.size);
@@ -124,7 +163,9 @@ impl<R: Read> Entries<R> {
             return Err(UnpackError::Header { why: "a name in it contains a NUL byte" });
         }
         let modified = front.modified.unwrap_or(header.modified);
-        Ok(Entry { path, kind, mode: header.mode, size, modified, link })
+        let (uid, gid) = (front.uid.unwrap_or(header.uid), front.gid.unwrap_or(header.gid));
+        let attributes = front.attributes;
+        Ok(Entry { path, kind, mode: header.mode, size, modified, link, uid, gid, attributes })
     }
 
     /// Contents of the present entry. 0: no more.
@@ -218,6 +259,11 @@ impl Front {
                 b"mtime" => {
                     let whole = value.split(|byte| *byte == b'.').next().unwrap_or_default();
                     self.modified = text_number(whole);
+                }
+                b"uid" => self.uid = text_number(value),
+                b"gid" => self.gid = text_number(value),
+                key if key.starts_with(ATTRIBUTE) => {
+                    self.attributes.push((key[ATTRIBUTE.len()..].to_vec(), value.to_vec()));
                 }
                 key if key.starts_with(b"GNU.sparse.") => {
                     return Err(UnpackError::Unsupported { what: "a sparse file" });

@@ -16,8 +16,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, Timespec, Timestamps};
 use rustix::io::Errno;
 
+use crate::DEPTH_MAX;
 use crate::read::{Entries, Entry, EntryKind};
-use crate::{DEPTH_MAX, ENTRIES_MAX};
 
 /// What is moved at once.
 const BUFFER: usize = 256 * 1024;
@@ -90,9 +90,12 @@ pub enum UnpackError {
         /// As the stream has it.
         path: Vec<u8>,
     },
-    /// More than [`ENTRIES_MAX`].
-    #[error("the archive has more than {ENTRIES_MAX} entries")]
-    TooMany,
+    /// More than are taken.
+    #[error("the archive has more than {limit} entries")]
+    TooMany {
+        /// How many are taken.
+        limit: u64,
+    },
     /// The kernel refused.
     #[error("cannot create `{}`", String::from_utf8_lossy(path))]
     Create {
@@ -132,7 +135,7 @@ impl Unpacking<'_> {
         contents: &mut Entries<&mut dyn Read>,
         buffer: &mut [u8],
     ) -> Result<(), UnpackError> {
-        if entry.kind == EntryKind::Other {
+        if matches!(entry.kind, EntryKind::Fifo | EntryKind::Other) {
             self.unpacked.skipped += 1;
             return Ok(());
         }
@@ -175,7 +178,7 @@ impl Unpacking<'_> {
                 })?;
             }
             EntryKind::HardLink => self.hard_link(&parent, &name, entry)?,
-            EntryKind::Other => unreachable!("it was left out above"),
+            EntryKind::Fifo | EntryKind::Other => unreachable!("it was left out above"),
         }
         self.unpacked.entries += 1;
         Ok(())
@@ -262,8 +265,7 @@ impl Unpacking<'_> {
     fn finish(mut self) -> Result<Unpacked, UnpackError> {
         while let Some((names, mode)) = self.later.pop() {
             let path: Vec<u8> = names.iter().map(|name| name.to_bytes()).collect::<Vec<_>>().join(&b'/');
-            let entry =
-                Entry { path, kind: EntryKind::Directory, mode, size: 0, modified: 0, link: Vec::new() };
+            let entry = Entry { mode, ..Entry::directory(path) };
             let (name, parents) = names.split_last().expect("the top is not among them");
             let parent = self.descend(parents, &entry, Missing::Refuse)?;
             let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;

@@ -247,7 +247,7 @@ fn a_million_entries_and_one_are_too_many() {
         }
     }
     let refused = unpack(&mut Endless(block, 0), &directory(&world.top()), Links::Any);
-    assert!(matches!(refused, Err(UnpackError::TooMany)), "{refused:?}");
+    assert!(matches!(refused, Err(UnpackError::TooMany { .. })), "{refused:?}");
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! The arguments of all subcommands.
 
+mod image;
 mod lifetime;
 
 use std::path::PathBuf;
@@ -9,6 +10,7 @@ use clap::{Args, Parser};
 use crate::detach::{self, DetachKeys};
 use crate::environment::Color;
 
+pub use image::{AliasAction, Image, ImageAction, ImportImage, PullImage};
 pub use lifetime::{Explain, Label, Lifetime, Rules, Touch};
 
 /// Sandboxes for AI agents, on this machine.
@@ -27,6 +29,8 @@ Environment:
   SHOAL_API_KEY    its key; without both, the daemon of
   SHOAL_DATA_DIR   this data directory is used, if one runs there; without it, that of the configuration
                    file (/etc/shoal/config.toml), or /var/lib/shoal
+  SHOAL_REGISTRY_USERNAME, SHOAL_REGISTRY_PASSWORD
+                   for registries, where no flag gives them; else those of Docker's config.json
   NO_COLOR         no colours; CLICOLOR=0 and CLICOLOR_FORCE=1 are known too
 
 Exit codes:
@@ -61,6 +65,7 @@ pub enum Subcommand {
     Logs(Logs),
     Watch(Watch),
     Stats(Stats),
+    Image(Image),
     Key(Key),
     Config(Config),
     Doctor(Doctor),
@@ -138,6 +143,7 @@ Examples:
   shoal run -e WORD=hi --timeout 10 -- sh -c 'echo $WORD'
   shoal run --sandbox 3f2b8c1e-90ab-4def-8123-456789abcdef -- ls -l
   shoal run -t -- python3
+  shoal run --image python:3.12 -- python3 -V
 
 Without a daemon to talk to, one is started for the time of the run. Stdin is piped through unless it is a terminal.
 Ctrl-C ends the command; a second one leaves at once. With -t every key goes to the command, Ctrl-C too, and
@@ -147,7 +153,7 @@ The exit code is the command's own, 128 + n if signal n ended it, 124 after a ti
 executed, 127 if it was not found, and 125 if it is Shoal that failed.")]
 pub struct Run {
     /// The id or name of a sandbox that exists
-    #[arg(long, value_name = "SANDBOX", conflicts_with_all = ["template", "cpu", "memory"])]
+    #[arg(long, value_name = "SANDBOX", conflicts_with_all = ["template", "image", "cpu", "memory"])]
     pub sandbox: Option<String>,
     /// Set an environment variable; may be repeated
     #[arg(short, long = "env", value_name = "NAME=VALUE", value_parser = variable)]
@@ -174,8 +180,8 @@ pub struct Run {
     /// Say where one is and how to leave; for `shoal shell`
     #[arg(skip)]
     pub greeting: bool,
-    /// The program and its arguments
-    #[arg(required = true, trailing_var_arg = true, value_name = "COMMAND")]
+    /// The program and its arguments; without them, what the image says
+    #[arg(required_unless_present_any = ["image", "sandbox"], trailing_var_arg = true, value_name = "COMMAND")]
     pub command: Vec<String>,
 }
 
@@ -242,6 +248,9 @@ pub struct Spec {
     /// What it is made from [default: default]
     #[arg(long)]
     pub template: Option<String>,
+    /// An image such as python:3.12, pulled if it is not here [default: the template's]
+    #[arg(long, value_name = "IMAGE")]
+    pub image: Option<String>,
     /// Processors, as 2, 1.5 or 500m
     #[arg(long)]
     pub cpu: Option<String>,
@@ -256,6 +265,7 @@ pub struct Spec {
 Examples:
   shoal create
   shoal create --name work --cpu 500m --memory 512Mi -e LANG=C
+  shoal create --image python:3.12
   shoal create --idle 30m --hard-ttl 1d                   deleted when unused for 30 minutes, or after a day
   shoal create --get-or-create --label thread=42          the sandbox of this thread, whoever asks first")]
 pub struct Create {
@@ -585,6 +595,8 @@ pub enum BenchPart {
     Bytes,
     /// Freezing and thawing.
     Freeze,
+    /// Images: pulled, unpacked, and the first create from one.
+    Images,
     /// A daemon that is killed beside many writing commands.
     Restart,
     /// What an idle sandbox costs, and the last create of many.

@@ -7,6 +7,7 @@
 mod chart;
 mod comparators;
 mod floor;
+mod images;
 mod report;
 mod streams;
 mod survival;
@@ -74,6 +75,10 @@ pub async fn bench(arguments: &Bench) -> anyhow::Result<()> {
     if wanted(BenchPart::Freeze) {
         progress("freeze and thaw");
         report.add_all(survival::freeze(&scratch.0, rounds).await?);
+    }
+    if wanted(BenchPart::Images) && !arguments.without_comparators {
+        progress("images");
+        report.add_all(images::rows(client, &scratch.0).await?);
     }
     if wanted(BenchPart::Restart) {
         progress("restart");

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use serde::Serialize;
 use serde_json::Value;
-use server::config::{DATA_DIR_DEFAULT, Source};
+use server::config::{ConfigError, DATA_DIR_DEFAULT, Source};
 use server::settings::{self, FILE_DEFAULT, File};
 use server::{Config, Layers, Machine, Settings};
 
@@ -112,13 +112,20 @@ pub fn layers(flags: DaemonFlags, environment: &Environment, file: Option<File>)
 
 /// The checked configuration. An error says where the wrong value was said.
 pub fn checked(layers: &Layers) -> anyhow::Result<Config> {
-    Config::check(layers, Machine::this()).map_err(|error| {
-        match error.key().and_then(|key| Some((key, settings::said_at(layers, key)?))) {
-            Some((key, place)) => {
-                anyhow::Error::new(error).context(format!("cannot use the setting `{key}` from {place}"))
-            }
-            None => error.into(),
+    blamed(layers, Config::check(layers, Machine::this()))
+}
+
+/// The same for a daemon, with what is in the files that it names.
+pub fn whole(layers: &Layers) -> anyhow::Result<Config> {
+    blamed(layers, checked(layers)?.read_files())
+}
+
+fn blamed(layers: &Layers, config: Result<Config, ConfigError>) -> anyhow::Result<Config> {
+    config.map_err(|error| match error.key().and_then(|key| Some((key, settings::said_at(layers, key)?))) {
+        Some((key, place)) => {
+            anyhow::Error::new(error).context(format!("cannot use the setting `{key}` from {place}"))
         }
+        None => error.into(),
     })
 }
 

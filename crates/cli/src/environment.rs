@@ -29,6 +29,12 @@ pub struct Environment {
     pub notify_socket: Option<OsString>,
     /// `TERM` and `COLORTERM`: what terminal we are at, for programs that run at it.
     pub terminal: Vec<(String, String)>,
+    /// `SHOAL_REGISTRY_USERNAME`, for registries of images.
+    pub registry_username: Option<String>,
+    /// `SHOAL_REGISTRY_PASSWORD`, with it.
+    pub registry_password: Option<String>,
+    /// Docker's credentials: in `DOCKER_CONFIG`, or in `.docker` in `HOME`.
+    pub docker_config: Option<PathBuf>,
     /// Whether stderr may be coloured.
     pub colour: bool,
     /// Whether stdout may be coloured.
@@ -100,6 +106,9 @@ impl Environment {
                 .into_iter()
                 .filter_map(|name| Some((name.to_owned(), given(name)?)))
                 .collect(),
+            registry_username: given("SHOAL_REGISTRY_USERNAME"),
+            registry_password: given("SHOAL_REGISTRY_PASSWORD"),
+            docker_config: crate::images::docker_config(path("DOCKER_CONFIG"), path("HOME")),
             colour: colours.resolve(color, std::io::stderr().is_terminal()),
             colour_stdout: colours.resolve(color, std::io::stdout().is_terminal()),
         }

@@ -14,9 +14,11 @@ mod detach;
 mod doctor;
 mod environment;
 mod find;
+mod images;
 mod interrupts;
 mod keys;
 mod launcher;
+mod layers;
 mod lifetime;
 mod logs;
 mod notify;
@@ -116,6 +118,7 @@ async fn dispatch(subcommand: Subcommand, environment: &Environment) -> anyhow::
         Subcommand::Logs(arguments) => logs::logs(arguments, environment).await,
         Subcommand::Watch(arguments) => watch::watch(arguments, environment).await,
         Subcommand::Stats(arguments) => stats::stats(arguments, environment).await,
+        Subcommand::Image(arguments) => images::image(arguments, environment).await,
         Subcommand::Key(arguments) => match arguments.action {
             KeyAction::Create(arguments) => keys::create(arguments, environment).await,
             KeyAction::Ls(arguments) => keys::list(arguments, environment).await,

@@ -17,7 +17,7 @@ use crate::private::{self, Private};
 use crate::progress::Waiting;
 use crate::report::{self, hinted};
 use crate::session::Left;
-use crate::{find, print, shell, terminal};
+use crate::{find, images, print, shell, terminal};
 
 /// After a timeout, as with timeout(1).
 const TIMED_OUT: i32 = 124;
@@ -95,7 +95,7 @@ pub async fn run(arguments: Run, environment: &Environment) -> anyhow::Result<i3
         }
         return in_sandbox(client, sandbox.id, &arguments, &mut interrupts, environment).await;
     }
-    let sandbox = match create(client, &arguments, &mut interrupts).await? {
+    let sandbox = match create(client, &arguments, &mut interrupts, environment).await? {
         Ok(sandbox) => sandbox,
         Err(code) => return Ok(code),
     };
@@ -139,9 +139,17 @@ async fn create(
     client: &Client,
     arguments: &Run,
     interrupts: &mut Interrupts,
+    environment: &Environment,
 ) -> anyhow::Result<Result<SandboxId, i32>> {
+    if let Some(image) = &arguments.spec.image {
+        tokio::select! {
+            had = images::have(client, image, environment) => had?,
+            code = interrupts.next() => return Ok(Err(code)),
+        }
+    }
     let wish = api::CreateSandbox {
         template: arguments.spec.template.clone(),
+        image: arguments.spec.image.clone(),
         cpu: arguments.spec.cpu.clone(),
         memory: arguments.spec.memory.clone(),
         ..Default::default()
@@ -240,7 +248,8 @@ pub fn concluded(
 /// What was asked for, without how it is streamed.
 pub fn wish(arguments: &Run) -> api::RunCommand {
     api::RunCommand {
-        argv: Some(arguments.command.clone()),
+        // Where nothing is named, the image's own entrypoint runs.
+        argv: Some(arguments.command.clone()).filter(|command| !command.is_empty()),
         env: arguments.env.iter().cloned().collect(),
         cwd: arguments.workdir.clone(),
         user: arguments.user.clone(),

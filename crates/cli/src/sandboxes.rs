@@ -6,12 +6,16 @@ use serde::Serialize;
 use crate::args::{Create, Inspect, List, Remove};
 use crate::environment::Environment;
 use crate::progress::Waiting;
-use crate::{amount, find, print, report};
+use crate::{amount, find, images, print, report};
 
 /// `shoal create`
 pub async fn create(arguments: Create, environment: &Environment) -> anyhow::Result<i32> {
     let client = find::daemon(environment)?;
+    if let (Some(image), false) = (&arguments.spec.image, arguments.no_wait) {
+        images::have(&client, image, environment).await?;
+    }
     let wish = api::CreateSandbox {
+        image: arguments.spec.image,
         name: arguments.name,
         template: arguments.spec.template,
         env: arguments.env.into_iter().collect(),
@@ -42,9 +46,11 @@ pub async fn list(arguments: List, environment: &Environment) -> anyhow::Result<
         return Ok(0);
     }
     let labelled = sandboxes.iter().any(|sandbox| !sandbox.labels.is_empty());
+    let imaged = sandboxes.iter().any(|sandbox| sandbox.image != "host" || sandbox.image_alias.is_some());
     let rows: Vec<Vec<String>> = sandboxes
         .into_iter()
         .map(|sandbox| {
+            let image = image_text(&sandbox);
             let mut row = vec![
                 sandbox.id.to_string(),
                 sandbox.name,
@@ -52,6 +58,9 @@ pub async fn list(arguments: List, environment: &Environment) -> anyhow::Result<
                 sandbox.template,
                 sandbox.created_at,
             ];
+            if imaged {
+                row.push(image);
+            }
             if labelled {
                 let pairs: Vec<_> =
                     sandbox.labels.iter().map(|(key, value)| format!("{key}={value}")).collect();
@@ -61,9 +70,18 @@ pub async fn list(arguments: List, environment: &Environment) -> anyhow::Result<
         })
         .collect();
     let mut header = vec!["id", "name", "state", "template", "created"];
+    header.extend(imaged.then_some("image"));
     header.extend(labelled.then_some("labels"));
     print::table(&header, &rows)?;
     Ok(0)
+}
+
+/// The image of a sandbox, with the alias that it was asked for as.
+fn image_text(sandbox: &api::Sandbox) -> String {
+    match &sandbox.image_alias {
+        Some(alias) => format!("{alias} (is {})", sandbox.image),
+        None => sandbox.image.clone(),
+    }
 }
 
 /// `shoal inspect`
@@ -75,17 +93,19 @@ pub async fn inspect(arguments: Inspect, environment: &Environment) -> anyhow::R
         return Ok(0);
     }
     let commands = client.commands(sandbox.id).await?;
+    let image = image_text(&sandbox);
     let mut facts = vec![
         ("id", sandbox.id.to_string()),
         ("name", sandbox.name),
         ("state", word(&sandbox.state)),
         ("template", sandbox.template),
-        ("image", sandbox.image),
+        ("image", image),
         ("cpu", amount::cpu(sandbox.limits.cpu_millis.into())),
         ("memory", amount::memory(sandbox.limits.memory_bytes)),
         ("processes", sandbox.limits.pids.to_string()),
         ("created", sandbox.created_at),
     ];
+    facts.extend(sandbox.image_digest.map(|digest| ("digest", digest)));
     facts.extend(sandbox.reason.map(|reason| ("reason", reason)));
     facts.extend(sandbox.labels.into_iter().map(|(key, value)| ("label", format!("{key}={value}"))));
     facts.extend(sandbox.lifetime.iter().map(|rule| ("lifetime", rule_text(rule))));

@@ -33,7 +33,7 @@ pub async fn serve(arguments: Serve, environment: &Environment) -> anyhow::Resul
         rustix::process::setsid().context("cannot leave the session")?;
     }
     let take_over = arguments.take_over;
-    let config = config::checked(&layers(arguments.flags, environment, private.as_ref())?)?;
+    let config = config::whole(&layers(arguments.flags, environment, private.as_ref())?)?;
     let format = if config.log_json { Format::Json } else { Format::Human { colour: environment.colour } };
     let filter = environment.log.as_deref().unwrap_or(log::FILTER_DEFAULT);
     let traces = config.otlp_endpoint.as_ref().map(Traces::start).transpose()?;

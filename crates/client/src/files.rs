@@ -402,6 +402,25 @@ impl Upload {
         Self { size: Some(bytes.len() as u64), body: crate::transport::whole(bytes) }
     }
 
+    /// A directory of this machine as a tar stream, with the numbers of its owners. `seen` is told of bytes on their way.
+    pub fn directory(from: &Path, seen: impl Fn(u64) + Send + 'static) -> Result<Self, ClientError> {
+        let local = |source: io::Error| ClientError::Local { path: from.to_owned(), source };
+        let top = std::fs::File::open(from).map_err(local)?;
+        let (pieces, body) = mpsc::channel(PIECES_MAX);
+        tokio::task::spawn_blocking(move || {
+            let mut out = io::BufWriter::with_capacity(PIECE, Pieces { pieces, seen });
+            if let Err(error) = archive::pack_directory(top.into(), &mut out) {
+                // The stream is of no use, and must not look as if it were whole.
+                let _ = out.get_ref().pieces.blocking_send(Err(io::Error::other(error.to_string())));
+            }
+        });
+        Ok(Self::pieces(body, None))
+    }
+
+    pub(crate) fn into_parts(self) -> (Option<u64>, Body) {
+        (self.size, self.body)
+    }
+
     /// Piece by piece. An error, or a size that does not come true, makes the upload fail as a whole.
     pub fn pieces(pieces: mpsc::Receiver<io::Result<Bytes>>, size: Option<u64>) -> Self {
         let frames = stream::unfold(pieces, async |mut pieces| {

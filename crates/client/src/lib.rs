@@ -22,6 +22,7 @@
 
 mod error;
 mod files;
+mod images;
 mod sse;
 mod stream;
 mod transport;
@@ -38,6 +39,7 @@ use serde::de::DeserializeOwned;
 
 pub use error::{Cause, ClientError};
 pub use files::{Download, FileWatch, Files, GrepFiles, Upload, WriteFile};
+pub use images::{ImageEvents, InUse};
 pub use stream::{CommandStream, Input, InputClosed, Offsets, StreamEvent};
 use transport::{Call, Transport, Wait};
 pub use watch::SandboxWatch;

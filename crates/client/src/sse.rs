@@ -6,8 +6,8 @@ use hyper::body::Incoming;
 
 use crate::error::ClientError;
 
-/// One event at most: a path of 4 KiB, escaped and in base64, is among the longest.
-const EVENT_MAX: usize = 256 * 1024;
+/// One event at most: among the longest are those that describe all images of an archive.
+const EVENT_MAX: usize = 8 << 20;
 
 /// One event.
 pub(crate) struct Sse {

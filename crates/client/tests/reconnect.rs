@@ -32,6 +32,7 @@ async fn daemon() -> (SocketAddr, tempfile::TempDir) {
         data_dir: home.path().into(),
         capacity: config.capacity,
         output_kept_max: config.output_kept_max,
+        images: Default::default(),
     };
     let engine = Engine::start(engine_config, Arc::new(FakeHost::new())).await.expect("the engine starts");
     let secret = KeySecret::parse(KEY).expect("it is long enough");

@@ -23,7 +23,7 @@ use tokio::task::{JoinError, JoinHandle};
 use tokio::time::{Sleep, timeout};
 use tracing::{Instrument, Span, debug_span, error, info, info_span, warn};
 use wire::SandboxId;
-use wire::launch::Processes;
+use wire::launch::{Processes, Rootfs};
 
 use crate::TRACE_TARGET;
 use crate::command::Hub;
@@ -31,6 +31,7 @@ use crate::error::{EngineError, StoreError, chain};
 use crate::events::Happened;
 use crate::guest::{LinkEnd, keep_connected};
 use crate::home::Home;
+use crate::images::{self, ImageName, PullSpec};
 use crate::keeper::Keeper;
 use crate::lifecycle::{Disk, Goal, Recovery, State, Wish};
 use crate::lifetime::Explanation;
@@ -38,10 +39,13 @@ use crate::metrics::{Verb, Verdict};
 use crate::model::{SandboxUpdate, Wait};
 use crate::slow;
 use crate::store::{SandboxChange, SandboxRow};
-use crate::template::Template;
 
 /// Messages that wait for a driver, at most. A driver never waits itself, save for a commit.
 pub(crate) const INBOX_MAX: usize = 64;
+/// How long an image may take to arrive.
+const PULL_SECONDS: u64 = 3600;
+/// How often an image is looked for, and pulled where it is not: others may remove it as soon as it is here.
+const TAKES_MAX: usize = 4;
 /// How long an image may take to be made ready.
 const PREPARE_SECONDS: u64 = 300;
 /// How long the backend may take to make a sandbox.
@@ -274,18 +278,25 @@ impl Driver {
                 self.began = Some(Instant::now());
                 let inserted = self.home.shared.store.insert_sandbox(*row);
                 let inserted = slow::ROW.watch(&self.home.shared.metrics, self.home.id, inserted);
-                if let Err(error) = inserted.instrument(self.trace.clone()).await {
-                    self.home.shared.directory().remove(self.home.id);
-                    self.home.set_state(State::Deleting, None); // Whoever found it meanwhile is told that it is over.
-                    // It may be one that stood ready; that is nobody's now.
-                    if let Err(left) = teardown(&self.home).await {
-                        warn!(
-                            error = chain(&left),
-                            "cannot remove a sandbox that has no row; the sweep tries again"
-                        );
+                match inserted.instrument(self.trace.clone()).await {
+                    Ok(image) => {
+                        if let Some(image) = image.and_then(|digest| self.home.shared.images.get(digest)) {
+                            self.home.set_image(image);
+                        }
                     }
-                    let _ = created.send(Err(error)); // A caller that left needs no answer.
-                    return Life::Over;
+                    Err(error) => {
+                        self.home.shared.directory().remove(self.home.id);
+                        self.home.set_state(State::Deleting, None); // Whoever found it meanwhile is told that it is over.
+                        // It may be one that stood ready; that is nobody's now.
+                        if let Err(left) = teardown(&self.home).await {
+                            warn!(
+                                error = chain(&left),
+                                "cannot remove a sandbox that has no row; the sweep tries again"
+                            );
+                        }
+                        let _ = created.send(Err(error)); // A caller that left needs no answer.
+                        return Life::Over;
+                    }
                 }
                 self.home.set_recorded();
                 self.home.tell_state();
@@ -836,14 +847,13 @@ async fn attempt(
     home: &Arc<Home>,
     cancelled: &mut watch::Receiver<bool>,
 ) -> Result<Task<LinkEnd>, BackendError> {
-    let template = Template::find(&home.template).ok_or_else(|| BackendError::Refused {
-        doing: format!("find template `{}`", home.template),
-        source: std::io::ErrorKind::NotFound.into(),
-    })?;
     let backend = &home.shared.backend;
-    let rootfs = template.rootfs();
-    tokio::select! {
+    let rootfs = tokio::select! {
         // Nothing exists yet, so this may simply stop.
+        () = is_cancelled(cancelled) => return Err(BackendError::Gone),
+        rootfs = within(PULL_SECONDS, "pull the image", rootfs_of(home)) => rootfs?,
+    };
+    tokio::select! {
         () = is_cancelled(cancelled) => return Err(BackendError::Gone),
         prepared = within(PREPARE_SECONDS, "prepare the image", backend.prepare(&rootfs)) => prepared?,
     }
@@ -866,6 +876,32 @@ async fn attempt(
         }
     };
     slow::GREET.watch(&home.shared.metrics, home.id, greeted).await
+}
+
+/// What a backend mounts for a sandbox. Pulls its image if that is not here, and takes it for the sandbox.
+async fn rootfs_of(home: &Arc<Home>) -> Result<Rootfs, BackendError> {
+    if home.image == images::HOST {
+        return Ok(Rootfs::Host);
+    }
+    let refused = |error: EngineError| BackendError::Refused {
+        doing: format!("get the image `{}`", images::familiar(&home.image)),
+        source: std::io::Error::other(chain(&error)),
+    };
+    if let Some(image) = home.stored_image() {
+        return Ok(image.rootfs());
+    }
+    let name = ImageName::parse(&home.image).map_err(refused)?;
+    for _ in 0..TAKES_MAX {
+        if let Some(image) = images::take(home).await.map_err(refused)? {
+            home.set_image(Arc::clone(&image));
+            return Ok(image.rootfs());
+        }
+        if let ImageName::Reference(reference) = name.clone() {
+            let pull = images::pull(&home.shared, &home.owner, PullSpec::new(reference));
+            pull.finished().await.map_err(refused)?;
+        }
+    }
+    Err(refused(EngineError::ImageNotFound { name: images::familiar(&home.image) }))
 }
 
 async fn is_cancelled(cancelled: &mut watch::Receiver<bool>) {

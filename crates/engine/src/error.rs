@@ -4,11 +4,14 @@ use std::error::Error;
 use std::fmt::Write;
 use std::io;
 
+use std::sync::Arc;
+
 use runtime::BackendError;
 use wire::files::FileError;
 use wire::guest::{StartError, Versions};
 use wire::{CommandId, SandboxId};
 
+use crate::images::ImageFault;
 pub use crate::store::StoreError;
 
 /// Why the engine did not do what it was asked.
@@ -207,6 +210,42 @@ pub enum EngineError {
         id: SandboxId,
         /// What its init speaks.
         version: u32,
+    },
+    /// No such image here, or it is another owner's: the two look the same on purpose.
+    #[error("image `{name}` is not here")]
+    ImageNotFound {
+        /// As it was asked for.
+        name: String,
+    },
+    /// The image would lose its last name while sandboxes need it.
+    #[error("image `{name}` is used by {sandboxes} {}", if *sandboxes == 1 { "sandbox" } else { "sandboxes" })]
+    ImageInUse {
+        /// As it was asked for.
+        name: String,
+        /// How many were made from it, of all owners.
+        sandboxes: usize,
+    },
+    /// No such alias.
+    #[error("`{name}` is not an alias")]
+    AliasNotFound {
+        /// As it was asked for.
+        name: String,
+    },
+    /// An image did not come here.
+    #[error("cannot {doing} image `{name}`")]
+    Image {
+        /// `pull` or `import`.
+        doing: &'static str,
+        /// As people read it.
+        name: String,
+        /// Why. Shared by all who waited for it.
+        source: Arc<ImageFault>,
+    },
+    /// What concerns everyone is for keys that may do that.
+    #[error("only a key with admin rights may {doing}")]
+    AdminOnly {
+        /// As it reads after "may".
+        doing: &'static str,
     },
     /// The kernel did not say which boot this is.
     #[error("cannot read the machine's clock")]

@@ -26,6 +26,7 @@ use crate::driver::Message;
 use crate::error::{EngineError, chain};
 use crate::events::{Events, Happened};
 use crate::guest::{Outbox, Violation, versions};
+use crate::images::{Images, StoredImage};
 use crate::keys::Keys;
 use crate::labels::Labels;
 use crate::lifecycle::{Disk as DiskState, State};
@@ -56,6 +57,7 @@ pub(crate) struct Shared {
     pub store: Store,
     pub logs: LogWriters,
     pub keys: Keys,
+    pub images: Images,
     pub runtime: tokio::runtime::Handle,
     pub directory: Mutex<Directory>,
     /// Bounds how many sandboxes are adopted at once after a restart.
@@ -84,6 +86,7 @@ impl Shared {
                 driver.abort();
             }
         }
+        self.images.halt();
         for task in self.tasks.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
             task.abort();
         }
@@ -105,7 +108,10 @@ pub(crate) struct Home {
     pub id: SandboxId,
     pub owner: Owner,
     pub template: String,
+    /// `host`, or a reference in its canonical spelling.
     pub image: String,
+    /// What it was asked for as, where that was an alias, and what it is, once it is here.
+    image_use: Mutex<(Option<String>, Option<Arc<StoredImage>>)>,
     pub limits: Limits,
     pub env: BTreeMap<String, String>,
     pub created_at: SystemTime,
@@ -194,6 +200,7 @@ impl Home {
             owner: row.owner.clone(),
             template: row.template.clone(),
             image: row.image.clone(),
+            image_use: Mutex::new((row.image_alias.clone(), None)),
             limits: row.limits,
             env: row.env.clone(),
             created_at: row.created_at,
@@ -283,13 +290,40 @@ impl Home {
             state: face.state,
             reason: face.reason,
             template: self.template.clone(),
-            image: self.image.clone(),
+            image: crate::images::familiar(&self.image),
+            image_alias: self.image_alias(),
+            image_digest: self.stored_image().map(|image| image.digest),
             limits: self.limits,
             env: self.env.clone(),
             labels: face.labels,
             lifetime: face.lifetime,
             created_at: self.created_at,
         }
+    }
+
+    // The image.
+
+    fn image_use(&self) -> MutexGuard<'_, (Option<String>, Option<Arc<StoredImage>>)> {
+        self.image_use.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn image_alias(&self) -> Option<String> {
+        self.image_use().0.clone()
+    }
+
+    /// What it was made from; none for the machine itself, and while the image is on its way.
+    pub fn stored_image(&self) -> Option<Arc<StoredImage>> {
+        self.image_use().1.clone()
+    }
+
+    /// Its row has the image.
+    pub fn set_image(&self, image: Arc<StoredImage>) {
+        self.image_use().1 = Some(image);
+    }
+
+    /// A row says what it was asked for as.
+    pub fn set_image_alias(&self, alias: Option<String>) {
+        self.image_use().0 = alias;
     }
 
     /// Waits until it is no longer being made.

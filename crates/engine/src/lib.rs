@@ -19,6 +19,7 @@ mod events;
 pub mod files;
 mod guest;
 mod home;
+pub mod images;
 mod keeper;
 pub mod keys;
 pub mod labels;
@@ -48,7 +49,7 @@ use sha2::{Digest as _, Sha256};
 use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio::task::JoinSet;
 use wire::guest::{Cwd, Handle, Program, Start};
-use wire::launch::Limits;
+use wire::launch::{Limits, Rootfs};
 use wire::{CommandId, SandboxId};
 
 use crate::clock::{Clock, Stamp, SystemClock};
@@ -57,6 +58,7 @@ use crate::directory::{Directory, Place};
 use crate::driver::{Birth, INBOX_MAX, Message};
 use crate::events::Events;
 use crate::home::{Home, Intent, Shared};
+use crate::images::{Choice, ImageName, ImageRef, ImageSettings, Images, PullSpec};
 use crate::keeper::Keeper;
 use crate::keys::{BOOTSTRAP_ID, Keys, random_u64, random_u128};
 use crate::labels::SELECTORS_MAX;
@@ -65,7 +67,7 @@ use crate::log::LogWriters;
 use crate::measured::Measured;
 use crate::metrics::{Metrics, Verb, Verdict};
 use crate::store::{CommandRow, SandboxRow, Stamps, Store, Tally};
-use crate::template::{CPU_MILLIS_MIN, MEMORY_BYTES_MIN, Template, made_up_name};
+use crate::template::{CPU_MILLIS_MIN, MEMORY_BYTES_MIN, Template, WORKSPACE, made_up_name};
 use crate::uses::Use;
 
 pub use command::{ANSWER_SECONDS, CommandRef, Output, STALL_SECONDS, STDIN_SECONDS};
@@ -109,6 +111,8 @@ pub struct EngineConfig {
     pub capacity: Capacity,
     /// How many bytes of each stream are kept; 64 KiB at least.
     pub output_kept_max: u64,
+    /// How images come here.
+    pub images: ImageSettings,
 }
 
 /// All sandboxes of one data directory. Cheap to clone. Dropping the last clone ends its tasks as a crash would;
@@ -167,6 +171,8 @@ impl Engine {
         };
         let logs = LogWriters::start(runtime.clone()).map_err(thread)?;
         let keys = Keys::new(store.keys().await?);
+        let loaded = store.load_images().await?;
+        let images = Images::open(&config, &loaded)?;
         let backend = Arc::new(Measured { backend, metrics: Arc::clone(&metrics) });
         let shared = Arc::new(Shared {
             config,
@@ -176,6 +182,7 @@ impl Engine {
             store,
             logs,
             keys,
+            images,
             runtime,
             directory: Mutex::new(Directory::default()),
             adoptions: Semaphore::new(ADOPTIONS_MAX),
@@ -184,11 +191,13 @@ impl Engine {
             events: Arc::new(Events::new()),
         });
         let engine = Self { inner: Arc::new(Inner { shared: Arc::clone(&shared) }) };
-        recovery::recover(&shared).await?;
+        recovery::recover(&shared, loaded.uses).await?;
         let usual = Template::usual();
-        shared.backend.foresee(&usual.rootfs(), &usual.limits);
+        shared.backend.foresee(&Rootfs::Host, &usual.limits);
         let sweeping = shared.runtime.spawn(sweep::keep_swept(Arc::clone(&shared)));
-        shared.tasks.lock().unwrap_or_else(PoisonError::into_inner).push(sweeping.abort_handle());
+        let collecting = shared.runtime.spawn(images::keep_collected(Arc::clone(&shared)));
+        let tasks = [sweeping.abort_handle(), collecting.abort_handle()];
+        shared.tasks.lock().unwrap_or_else(PoisonError::into_inner).extend(tasks);
         Ok(engine)
     }
 
@@ -279,9 +288,11 @@ impl Engine {
         let limits = limits_of(template, &spec)?;
         check_env(&spec.env, SANDBOX_ENV_BYTES_MAX)?;
         check_idempotency_key(spec.idempotency_key.as_deref())?;
+        let choice = self.shared().images.choose(spec.image.as_deref().unwrap_or(template.image))?;
         let request_digest = digest(&(
             spec.name.as_ref().map(SandboxName::as_str),
             &spec.template,
+            &spec.image,
             &spec.env,
             spec.cpu_millis,
             spec.memory_bytes,
@@ -293,10 +304,27 @@ impl Engine {
                 .collect::<Vec<_>>(),
             find.as_ref().map(Labels::pairs),
         ));
+        // A caller who waits is told of an image that does not come before there is a sandbox that failed. For one who does not, the
+        // driver pulls; and so it does for an image that is removed as soon as it is here.
+        let mut pull = if wait == Wait::Ready { Lacking::Tell } else { Lacking::Pull };
         let mut attempts = FIND_ATTEMPTS;
         loop {
             attempts -= 1;
-            match self.admit(key, find.as_ref(), spec.clone(), template, limits, request_digest, wait)? {
+            match self.admit(
+                key,
+                find.as_ref(),
+                spec.clone(),
+                template,
+                choice.clone(),
+                pull,
+                limits,
+                request_digest,
+                wait,
+            )? {
+                Admitted::Lacks(reference) => {
+                    self.pull(key, PullSpec::new(reference)).finished().await?;
+                    (pull, attempts) = (Lacking::Pull, FIND_ATTEMPTS);
+                }
                 Admitted::New(home, created) => {
                     // The driver answers also when this future is dropped: what was begun is finished.
                     created.await.map_err(|_| EngineError::Stopping)??;
@@ -325,6 +353,8 @@ impl Engine {
         find: Option<&Labels>,
         spec: SandboxSpec,
         template: &Template,
+        choice: Choice,
+        lacking: Lacking,
         limits: Limits,
         request_digest: [u8; 32],
         wait: Wait,
@@ -353,17 +383,21 @@ impl Engine {
                 .find(|name| directory.name_is_free(&key.owner, name))
                 .ok_or_else(|| EngineError::Full { what: "no free name was found".into() })?,
         };
+        let rootfs = shared.images.rootfs(&key.owner, &choice.name);
+        if let (None, Lacking::Tell, ImageName::Reference(reference)) = (&rootfs, lacking, &choice.name) {
+            return Ok(Admitted::Lacks(reference.clone()));
+        }
         let now = shared.clock.now();
         let row = SandboxRow {
             // One that stands ready brings its id along.
-            id: shared
-                .backend
-                .reserve(&template.rootfs(), &limits)
+            id: rootfs
+                .and_then(|rootfs| shared.backend.reserve(&rootfs, &limits))
                 .unwrap_or_else(|| SandboxId::from_random(random_u128())),
             owner: key.owner.clone(),
             name,
             template: template.name.into(),
-            image: template.image.into(),
+            image: choice.name.canonical(),
+            image_alias: choice.alias,
             limits,
             env: spec.env,
             state: State::Creating,
@@ -662,7 +696,18 @@ impl Engine {
     }
 }
 
+/// What becomes of a create whose image is not here.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Lacking {
+    /// Nothing yet: it is told, and asked again.
+    Tell,
+    /// The driver pulls it.
+    Pull,
+}
+
 enum Admitted {
+    /// This image is needed first.
+    Lacks(ImageRef),
     New(Arc<Home>, oneshot::Receiver<Result<(), EngineError>>),
     /// The idempotency key was used before.
     Known(Arc<Home>),
@@ -736,7 +781,7 @@ fn in_micros(time: SystemTime) -> SystemTime {
     UNIX_EPOCH + Duration::from_micros(u64::try_from(since.as_micros()).unwrap_or(u64::MAX))
 }
 
-fn digest(request: &impl serde::Serialize) -> [u8; 32] {
+pub(crate) fn digest(request: &impl serde::Serialize) -> [u8; 32] {
     let text = serde_json::to_vec(request).expect("requests are made of types that JSON can write");
     Sha256::digest(&text).into()
 }
@@ -795,10 +840,17 @@ fn check_env(env: &BTreeMap<String, String>, bytes_max: usize) -> Result<(), Eng
     Ok(())
 }
 
-/// What init is told, save for the handle. Environment: the template's, the sandbox's, the command's; the later wins.
-fn start_of(home: &Home, spec: CommandSpec, id: &CommandId) -> Result<Start, EngineError> {
+/// What init is told, save for the handle. Environment: the template's, the image's, the sandbox's, the command's; the later wins.
+fn start_of(home: &Home, mut spec: CommandSpec, id: &CommandId) -> Result<Start, EngineError> {
     let invalid = |what, why: &str| Err(EngineError::Invalid { what, why: why.into() });
     check_env(&spec.env, COMMAND_BYTES_MAX)?;
+    let image = home.stored_image();
+    let config = image.as_ref().map(|image| &image.config);
+    if let (Program::Argv(argv), Some(config)) = (&mut spec.program, config)
+        && argv.is_empty()
+    {
+        argv.extend(config.entrypoint.iter().chain(&config.command).cloned());
+    }
     match &spec.program {
         Program::Argv(argv) if argv.first().is_none_or(String::is_empty) => {
             return invalid("argv", "it names no program");
@@ -817,7 +869,10 @@ fn start_of(home: &Home, spec: CommandSpec, id: &CommandId) -> Result<Start, Eng
         Some(path) if !path.starts_with('/') => return invalid("cwd", "it is not an absolute path"),
         Some(path) if path.contains('\0') => return invalid("cwd", "it contains a NUL byte"),
         Some(path) => Cwd::Named(path),
-        None => template.map_or(Cwd::Default("/".into()), Template::cwd),
+        None => {
+            let own = config.and_then(|config| config.working_directory.as_deref());
+            Cwd::Default(own.filter(|path| *path != "/").unwrap_or(WORKSPACE).into())
+        }
     };
     match spec.user.as_deref() {
         Some(user) if user.is_empty() || user.contains('\0') => {
@@ -828,6 +883,7 @@ fn start_of(home: &Home, spec: CommandSpec, id: &CommandId) -> Result<Start, Eng
     let mut env: BTreeMap<String, String> = BTreeMap::new();
     let defaults = template.map_or(&[][..], |template| template.env);
     env.extend(defaults.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())));
+    env.extend(config.into_iter().flat_map(|config| config.env.iter().cloned()));
     if spec.terminal.is_some() {
         env.insert("TERM".into(), "xterm-256color".into());
     }
@@ -845,7 +901,7 @@ fn start_of(home: &Home, spec: CommandSpec, id: &CommandId) -> Result<Start, Eng
         program: spec.program,
         env: env.into_iter().collect(),
         cwd,
-        user: spec.user,
+        user: spec.user.or_else(|| config.and_then(|config| config.user.clone())),
         stdin: spec.stdin,
         terminal: spec.terminal,
         timeout_ms: milliseconds(spec.timeout),

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use runtime::{Backend, BackendError, DiskUsage, GuestStream, Machine, Spec, Usage};
-use wire::SandboxId;
-use wire::launch::{Limits, Motion, Processes, Rootfs};
+use runtime::{Backend, BackendError, DiskUsage, GuestStream, LayerSpec, Machine, Spec, Usage};
+use wire::launch::{LayerFacts, Limits, Motion, Processes, Rootfs};
+use wire::{Digest, SandboxId};
 
 use crate::metrics::Metrics;
 use crate::slow;
@@ -61,6 +61,22 @@ impl Backend for Measured {
 
     async fn oom_kills(&self, sandbox: SandboxId) -> Result<u64, BackendError> {
         slow::OOM_KILLS.request(&self.metrics, Some(sandbox), self.backend.oom_kills(sandbox)).await
+    }
+
+    async fn unpack_layer(
+        &self,
+        layer: &LayerSpec,
+        read: &(dyn Fn(u64) + Send + Sync),
+    ) -> Result<LayerFacts, BackendError> {
+        slow::UNPACK_LAYER.request(&self.metrics, None, self.backend.unpack_layer(layer, read)).await
+    }
+
+    async fn remove_layer(&self, layer: Digest) -> Result<(), BackendError> {
+        slow::REMOVE_LAYER.request(&self.metrics, None, self.backend.remove_layer(layer)).await
+    }
+
+    async fn layers(&self) -> Result<Vec<Digest>, BackendError> {
+        slow::LAYERS.request(&self.metrics, None, self.backend.layers()).await
     }
 
     async fn usage(&self, sandboxes: &[SandboxId]) -> Result<Vec<Option<Usage>>, BackendError> {

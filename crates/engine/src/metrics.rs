@@ -324,6 +324,7 @@ impl Metrics {
             Err(BackendError::Refused { .. }) => "refused",
             Err(BackendError::LauncherGone { .. }) => "launcher_gone",
             Err(BackendError::Late { .. }) => "late",
+            Err(BackendError::Layer { .. }) => "layer",
             Err(BackendError::Gone) => "gone",
             Err(BackendError::Full { .. }) => "full",
         };

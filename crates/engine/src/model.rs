@@ -92,6 +92,8 @@ pub struct SandboxSpec {
     pub name: Option<SandboxName>,
     /// `default` is the only template so far.
     pub template: String,
+    /// `host`, a reference or an alias; the template's where there is none.
+    pub image: Option<String>,
     /// Added to the template's environment for every command.
     pub env: BTreeMap<String, String>,
     /// The template's where there is none.
@@ -111,6 +113,7 @@ impl Default for SandboxSpec {
         Self {
             name: None,
             template: crate::template::DEFAULT.into(),
+            image: None,
             env: BTreeMap::new(),
             cpu_millis: None,
             memory_bytes: None,
@@ -172,8 +175,12 @@ pub struct Sandbox {
     pub reason: Option<String>,
     /// What it was made from.
     pub template: String,
-    /// The template's image.
+    /// The image that it was made from, as people read it.
     pub image: String,
+    /// What was asked for, where that was an alias of it.
+    pub image_alias: Option<String>,
+    /// Just which one, where it is not the machine itself.
+    pub image_digest: Option<image::Digest>,
     /// What it may use.
     pub limits: Limits,
     /// Added to the environment of every command.
@@ -222,13 +229,13 @@ pub struct Page<T> {
 pub struct CommandSpec {
     /// Starting is idempotent on it. Made up where there is none.
     pub id: Option<CommandId>,
-    /// What to run.
+    /// What to run. An empty argv is what the image runs by itself.
     pub program: Program,
     /// Added to the sandbox's environment.
     pub env: BTreeMap<String, String>,
-    /// An absolute path that exists; the template's where there is none.
+    /// An absolute path that exists; the template's or the image's where there is none.
     pub cwd: Option<String>,
-    /// Root where there is none.
+    /// The image's where there is none, and root where that names none.
     pub user: Option<String>,
     /// Whether stdin will be written to. If not, it is at its end from the start.
     pub stdin: bool,

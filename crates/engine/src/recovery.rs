@@ -16,10 +16,11 @@ use crate::error::{EngineError, chain};
 use crate::home::{Home, Shared};
 use crate::keeper::Keeper;
 use crate::lifecycle::State;
-use crate::store::{CommandRow, Tally};
+use crate::store::{CommandRow, ImageUseRow, Tally};
 
 /// Takes every row's sandbox into the directory and starts its driver.
-pub(crate) async fn recover(shared: &Arc<Shared>) -> Result<(), EngineError> {
+pub(crate) async fn recover(shared: &Arc<Shared>, uses: Vec<ImageUseRow>) -> Result<(), EngineError> {
+    let mut uses: HashMap<SandboxId, ImageUseRow> = uses.into_iter().map(|row| (row.sandbox, row)).collect();
     let now = shared.clock.now();
     let loaded = shared.store.load(now).await?;
     let tallies: HashMap<SandboxId, Tally> = loaded.tallies.into_iter().collect();
@@ -36,6 +37,12 @@ pub(crate) async fn recover(shared: &Arc<Shared>) -> Result<(), EngineError> {
         let (inbox, messages) = mpsc::channel(INBOX_MAX);
         let home =
             Home::new(Arc::clone(shared), &row, tallies.get(&row.id).copied().unwrap_or_default(), inbox);
+        if let Some(used) = uses.remove(&row.id) {
+            home.set_image_alias(used.alias);
+            if let Some(image) = used.image.and_then(|digest| shared.images.get(digest)) {
+                home.set_image(image);
+            }
+        }
         let commands = commands.remove(&row.id).unwrap_or_default();
         let keeper = Keeper::recovered(row.lifetime, row.stamps, row.state, now);
         found.push((home, messages, commands, keeper));

@@ -43,6 +43,12 @@ pub(crate) const END_PROCESSES: Step = step("end_processes", 1000);
 pub(crate) const INVENTORY: Step = step("inventory", 2000);
 /// Reads one small file.
 pub(crate) const OOM_KILLS: Step = step("oom_kills", 500);
+/// Reads and writes what may be gigabytes; half a minute is some of them.
+pub(crate) const UNPACK_LAYER: Step = step("unpack_layer", 30_000);
+/// Removes files, of which there may be many.
+pub(crate) const REMOVE_LAYER: Step = step("remove_layer", 10_000);
+/// Reads one directory.
+pub(crate) const LAYERS: Step = step("layers", 2000);
 /// Waits until every process stands still.
 pub(crate) const FREEZE: Step = step("freeze", 500);
 /// Reads some small files for each sandbox.

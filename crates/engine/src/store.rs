@@ -7,6 +7,7 @@
 //!
 //! Process death loses nothing that was answered. Power loss may lose the last moments (`synchronous=NORMAL`).
 
+mod images;
 mod life;
 mod rows;
 mod threads;
@@ -28,6 +29,7 @@ use life::{add_life, insert_labels, insert_rules, put_stamp, put_stamps, put_use
 use rows::*;
 use threads::{Job, job, read_loop, write_loop};
 
+pub(crate) use images::{AliasRow, ImageRow, ImageUseRow, LayerRow, LoadedImages, NameRow};
 pub(crate) use life::{SandboxChange, Stamps};
 pub(crate) use rows::{CommandRow, Inserted, Loaded, ResultRow, SandboxRow, Tally};
 
@@ -135,6 +137,7 @@ const MIGRATIONS: &[&str] = &[
     -- What the last use was; NULL in rows that are older than this.
     ALTER TABLE stamps ADD COLUMN kind TEXT;
 ",
+    images::TABLES,
 ];
 
 /// What the database said.
@@ -346,7 +349,8 @@ impl Store {
     }
 
     /// A new sandbox. The caller has checked that name and idempotency key are free; the table checks again.
-    pub async fn insert_sandbox(&self, row: SandboxRow) -> Result<(), EngineError> {
+    /// Gives the image that it is made from, if that is here; then it cannot go before the sandbox does.
+    pub async fn insert_sandbox(&self, row: SandboxRow) -> Result<Option<image::Digest>, EngineError> {
         self.change("write the sandbox's row", move |db| {
             let (state, detail) = state_words(row.state);
             db.prepare_cached(
@@ -378,7 +382,7 @@ impl Store {
                 insert_rules(db, row.id, &row.lifetime)?;
                 put_stamps(db, row.id, &row.stamps)?;
             }
-            Ok(())
+            images::insert_use(db, row.id, row.owner.as_str(), &row.image, row.image_alias.as_deref())
         })
         .await
     }
@@ -712,6 +716,7 @@ mod tests {
             name: SandboxName::parse(name).expect("a name"),
             template: "default".into(),
             image: "host".into(),
+            image_alias: None,
             limits: Limits { cpu_millis: 1, memory_bytes: u64::MAX / 2, pids: 3 },
             env: [("A".to_owned(), "ü\n".to_owned())].into(),
             state: State::Creating,

@@ -1,9 +1,11 @@
 //! What sandboxes are made from. There is one template so far, built in; nothing here is kept in rows.
 
-use wire::guest::Cwd;
-use wire::launch::{Limits, Rootfs};
+use wire::launch::Limits;
 
 use crate::model::SandboxName;
+
+/// Where a command runs that named no place, in an image that names none.
+pub(crate) const WORKSPACE: &str = "/workspace";
 
 /// The name of the built-in template.
 pub const DEFAULT: &str = "default";
@@ -14,7 +16,6 @@ pub(crate) struct Template {
     pub name: &'static str,
     pub image: &'static str,
     pub limits: Limits,
-    pub cwd: &'static str,
     /// In order. Init adds `HOME`, `USER`, `LOGNAME` and `SHELL` of the user, so they are not set here.
     pub env: &'static [(&'static str, &'static str)],
 }
@@ -28,16 +29,6 @@ impl Template {
     /// The one that is meant when none is named.
     pub fn usual() -> &'static Self {
         &HOST
-    }
-
-    /// What a backend mounts for it.
-    pub fn rootfs(&self) -> Rootfs {
-        Rootfs::Host
-    }
-
-    /// Where a command runs that named no place.
-    pub fn cwd(&self) -> Cwd {
-        Cwd::Default(self.cwd.into())
     }
 }
 
@@ -53,7 +44,6 @@ const HOST: Template = Template {
         // A parallel build or a browser stays below it; a fork bomb does not exhaust a `pid_max` of 32,768.
         pids: 1024,
     },
-    cwd: "/workspace",
     env: &[
         ("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"),
         // Programs fall back to ASCII without it; this locale exists in every C library.

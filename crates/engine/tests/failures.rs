@@ -446,7 +446,12 @@ async fn restart(
     output_kept_max: u64,
     capacity: Capacity,
 ) -> Engine {
-    let config = EngineConfig { data_dir: directory.path().into(), capacity, output_kept_max };
+    let config = EngineConfig {
+        data_dir: directory.path().into(),
+        capacity,
+        output_kept_max,
+        images: Default::default(),
+    };
     Engine::start(config, std::sync::Arc::new(host.clone())).await.expect("the engine starts")
 }
 

@@ -31,8 +31,12 @@ impl Still {
     }
 
     async fn start(clock: &StillClock, host: &FakeHost, directory: &TempDir) -> Engine {
-        let config =
-            EngineConfig { data_dir: directory.path().into(), capacity: roomy(), output_kept_max: KEPT };
+        let config = EngineConfig {
+            data_dir: directory.path().into(),
+            capacity: roomy(),
+            output_kept_max: KEPT,
+            images: Default::default(),
+        };
         let started = Engine::start_at(config, Arc::new(host.clone()), Arc::new(clock.clone())).await;
         started.expect("the engine starts")
     }

@@ -7,7 +7,7 @@
 use std::time::Duration;
 
 /// How long a nap is. Far below what a person or an agent notices, long enough for a pipe to fill.
-pub const NAP: Duration = Duration::from_micros(250);
+pub const NAP: Duration = Duration::from_micros(100);
 /// Output that came so soon after the loop had begun to wait belongs to a flood.
 const SOON: Duration = Duration::from_micros(100);
 /// Less than this at once is a conversation, in which every answer counts.

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use tokio::io::{AsyncRead, AsyncWrite};
-use wire::SandboxId;
-use wire::launch::{Limits, Motion, Processes, Rootfs};
+use wire::launch::{LayerFacts, LayerFault, LayerSource, Limits, Motion, Processes, Rootfs};
+use wire::{Digest, SandboxId};
 
 /// How sandboxes are isolated. Every call may be made again after a crash in its middle.
 #[async_trait]
@@ -48,6 +48,19 @@ pub trait Backend: Send + Sync + 'static {
     /// How many processes of the sandbox were killed for want of memory since it was made, as the host counts. Asked before
     /// every command, so it must be quick.
     async fn oom_kills(&self, sandbox: SandboxId) -> Result<u64, BackendError>;
+
+    /// Makes a layer, unless it is there. `read` hears how much of the blob was read.
+    async fn unpack_layer(
+        &self,
+        layer: &LayerSpec,
+        read: &(dyn Fn(u64) + Send + Sync),
+    ) -> Result<LayerFacts, BackendError>;
+
+    /// Removes a layer that no sandbox uses. Harmless when there is none.
+    async fn remove_layer(&self, layer: Digest) -> Result<(), BackendError>;
+
+    /// All layers that are there.
+    async fn layers(&self) -> Result<Vec<Digest>, BackendError>;
 
     /// What each of these sandboxes uses, in their order; `None` for one of which nothing runs. Quick: no sandbox is waited for.
     async fn usage(&self, sandboxes: &[SandboxId]) -> Result<Vec<Option<Usage>>, BackendError>;
@@ -100,6 +113,17 @@ pub struct Machine {
     pub sandboxes: Usage,
 }
 
+/// A layer to be made.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LayerSpec {
+    /// What it will be called.
+    pub layer: Digest,
+    /// What it lies on, the uppermost first.
+    pub below: Vec<Digest>,
+    /// Where its contents come from.
+    pub from: LayerSource,
+}
+
 /// What a backend is asked to make.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Spec {
@@ -143,6 +167,14 @@ pub enum BackendError {
         doing: &'static str,
         /// The deadline.
         seconds: u64,
+    },
+    /// The layer is not what it should be.
+    #[error("cannot unpack layer {layer}")]
+    Layer {
+        /// Which one.
+        layer: Digest,
+        /// What is wrong with it.
+        source: Box<LayerFault>,
     },
     /// There is no init, and there will not be one again.
     #[error("the sandbox has ended")]

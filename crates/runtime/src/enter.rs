@@ -44,7 +44,37 @@ pub const STAGE_EMPTY_FILE: &str = "empty-file";
 /// An empty directory in the staging directory, to cover others with.
 pub const STAGE_EMPTY_DIRECTORY: &str = "empty-directory";
 /// Layers that the staging directory has names for.
-pub const STAGE_LAYERS: u8 = 128;
+pub const STAGE_LAYERS: u8 = wire::launch::LAYERS_MAX as u8;
+
+/// What fsconfig(2) takes as one text.
+const OPTION_MAX: usize = 255;
+
+/// The staging directory's own name for a layer. Short, since all of an overlay's layers should fit into one option; made of letters and
+/// digits, since guests read it in `/proc/mounts`.
+pub fn layer_name(number: u8) -> String {
+    // Without `w`, which is `STAGE_WRITABLE`.
+    const LETTERS: &[u8; 61] = b"0123456789abcdefghijklmnopqrstuvxyzABCDEFGHIJKLMNOPQRSTUVWXYZ";
+    assert!(number < STAGE_LAYERS, "a plan has at most as many layers as there are names");
+    let letter = |number: usize| char::from(LETTERS[number % LETTERS.len()]);
+    match usize::from(number) {
+        short @ 0..61 => letter(short).into(),
+        long => format!("{}{}", letter(long / LETTERS.len()), letter(long)),
+    }
+}
+
+/// The layers of an overlay, the uppermost first, in the way of its option.
+pub fn lower_layers(layers: &[u8]) -> String {
+    layers.iter().map(|number| layer_name(*number)).collect::<Vec<_>>().join(":")
+}
+
+/// Tells an overlay in the making what lies below. More than about a hundred layers do not fit into one option; for these there is
+/// another one (Linux 6.7).
+pub fn set_lower_layers(context: &OwnedFd, lower: &str) -> io::Result<()> {
+    if lower.len() <= OPTION_MAX {
+        return Ok(fsconfig_set_string(context, "lowerdir", lower)?);
+    }
+    Ok(lower.split(':').try_for_each(|layer| fsconfig_set_string(context, "lowerdir+", layer))?)
+}
 
 /// Init finds its listening socket here.
 const LISTENER: i32 = 3;
@@ -167,13 +197,10 @@ impl Walker<'_> {
             Step::JoinNetwork => {
                 Ok(move_into_link_name_space(self.materials.net.as_fd(), Some(LinkNameSpaceType::Network))?)
             }
-            Step::Stage(tree) => {
-                let name = match tree {
-                    Tree::Layer(number) => number.to_string(),
-                    Tree::Writable => STAGE_WRITABLE.into(),
-                };
-                attach(self.tree(*tree)?, CWD, &name)
-            }
+            Step::Stage(tree) => match tree {
+                Tree::Layer(number) => attach(self.tree(*tree)?, CWD, layer_name(*number)),
+                Tree::Writable => attach(self.tree(*tree)?, CWD, STAGE_WRITABLE),
+            },
             Step::Overlay(overlay) => self.overlay(overlay),
             Step::Attach(shared, at) => {
                 let place = self.place(at)?;
@@ -192,10 +219,7 @@ impl Walker<'_> {
                 let options = [("mode", "1777"), ("size", &bytes.to_string())];
                 let flags = MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NODEV;
                 let mounted = mount("tmpfs", &options, flags)?;
-                attach_onto(&mounted, &self.place("dev/shm")?)?;
-                // System V segments go with the last process that has them attached, for the same reason. The setting is
-                // that of the ipc namespace, which is the sandbox's own by now.
-                Ok(std::fs::write("/proc/sys/kernel/shm_rmid_forced", "1")?)
+                attach_onto(&mounted, &self.place("dev/shm")?)
             }
             Step::ChangeRoot => {
                 fchdir(self.root()?)?;
@@ -219,18 +243,7 @@ impl Walker<'_> {
                 for (resource, most) in RESOURCES {
                     setrlimit(resource, Rlimit { current: Some(most), maximum: Some(most) })?;
                 }
-                for capability in CapabilitySet::all().iter().filter(|c| !KEPT.contains(*c)) {
-                    match remove_capability_from_bounding_set(capability) {
-                        // The kernel does not know the newest ones.
-                        Ok(()) | Err(Errno::INVAL) => {}
-                        Err(e) => return Err(e.into()),
-                    }
-                }
-                clear_ambient_capability_set()?;
-                let sets =
-                    CapabilitySets { effective: KEPT, permitted: KEPT, inheritable: CapabilitySet::empty() };
-                set_capabilities(None, sets)?;
-                Ok(set_no_new_privs(true)?)
+                drop_privileges(KEPT)
             }
             Step::Filter => self.materials.filters.apply().map_err(io::Error::other),
             Step::Execute => self.execute(),
@@ -240,7 +253,7 @@ impl Walker<'_> {
     fn overlay(&mut self, overlay: &Overlay) -> io::Result<()> {
         // Layers are named relative to the staging directory, where this process stands: short, and free of characters
         // that the option's own syntax would need escaped.
-        let lower = overlay.layers.iter().map(u8::to_string).collect::<Vec<_>>().join(":");
+        let lower = lower_layers(&overlay.layers);
         let upper = format!("{STAGE_WRITABLE}/{}", overlay.upper);
         let work = format!("{upper}-work");
         let mounted = mount_overlay(self.materials.base, &lower, &upper, &work)?;
@@ -258,6 +271,9 @@ impl Walker<'_> {
             | MountAttrFlags::MOUNT_ATTR_NODEV
             | MountAttrFlags::MOUNT_ATTR_NOEXEC;
         let proc = mount("proc", &[], flags)?;
+        // System V segments go with the last process that has them attached, as all shared memory should. The setting is that of
+        // the ipc namespace, which is the sandbox's own by now.
+        write_setting(&proc, "kernel/shm_rmid_forced", "1")?;
         attach_onto(&proc, &self.place("proc")?)?;
         let read_only = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
         let sys = open_tree(&proc, "sys", read_only)?;
@@ -337,6 +353,21 @@ fn proc_place(proc: &OwnedFd, name: &str, kind: OFlags) -> io::Result<OwnedFd> {
     Ok(openat2(proc, name, flags, Mode::empty(), resolve)?)
 }
 
+/// Keeps these capabilities at most, for good, and sets no_new_privs.
+pub fn drop_privileges(kept: CapabilitySet) -> io::Result<()> {
+    for capability in CapabilitySet::all().iter().filter(|c| !kept.contains(*c)) {
+        match remove_capability_from_bounding_set(capability) {
+            // The kernel does not know the newest ones.
+            Ok(()) | Err(Errno::INVAL) => {}
+            Err(e) => return Err(e.into()),
+        }
+    }
+    clear_ambient_capability_set()?;
+    let sets = CapabilitySets { effective: kept, permitted: kept, inheritable: CapabilitySet::empty() };
+    set_capabilities(None, sets)?;
+    Ok(set_no_new_privs(true)?)
+}
+
 /// An overlay for guests with ids from `base` up, not attached anywhere.
 pub(crate) fn mount_overlay(base: u32, lower: &str, upper: &str, work: &str) -> io::Result<OwnedFd> {
     // The mounter's own file ids are what the overlay works with later: they must have a place in the writable
@@ -345,8 +376,9 @@ pub(crate) fn mount_overlay(base: u32, lower: &str, upper: &str, work: &str) -> 
     sys::set_file_ids(base, base);
     set_capabilities(None, CapabilitySets { effective: before.permitted, ..before })?;
     // Without `volatile`, unmounting would sync the whole file system beneath. The price is that fsync does nothing.
-    let options = [("lowerdir", lower), ("upperdir", upper), ("workdir", work), ("redirect_dir", "on")];
+    let options = [("upperdir", upper), ("workdir", work), ("redirect_dir", "on")];
     let context = fsopen("overlay", FsOpenFlags::FSOPEN_CLOEXEC)?;
+    set_lower_layers(&context, lower)?;
     for (key, value) in options {
         fsconfig_set_string(&context, key, value)?;
     }
@@ -371,8 +403,20 @@ pub fn mount(kind: &str, options: &[(&str, &str)], flags: MountAttrFlags) -> io:
     Ok(fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, flags)?)
 }
 
+/// Changes a setting of the kernel, seen through an open `/proc`.
+pub(crate) fn write_setting(proc: &OwnedFd, name: &str, value: &str) -> io::Result<()> {
+    let file = openat(
+        proc,
+        format!("sys/{name}"),
+        OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC,
+        Mode::empty(),
+    )?;
+    let written = rustix::io::write(&file, value.as_bytes())?;
+    if written == value.len() { Ok(()) } else { Err(io::ErrorKind::WriteZero.into()) }
+}
+
 /// Attaches an unattached tree at a name.
-pub fn attach(tree: &OwnedFd, dir: BorrowedFd<'_>, name: &str) -> io::Result<()> {
+pub fn attach(tree: &OwnedFd, dir: BorrowedFd<'_>, name: impl rustix::path::Arg) -> io::Result<()> {
     Ok(move_mount(tree, "", dir, name, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?)
 }
 
@@ -394,4 +438,22 @@ pub fn cut_out(dir: BorrowedFd<'_>, path: &str, recursive: bool) -> io::Result<O
         flags |= OpenTreeFlags::AT_RECURSIVE;
     }
     Ok(open_tree(dir, path, flags)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_layer_has_a_name_of_its_own_that_is_nothing_elses() {
+        let mut names: Vec<String> = (0..STAGE_LAYERS).map(layer_name).collect();
+        names.extend(
+            [STAGE_ROOT, STAGE_WRITABLE, STAGE_EMPTY_FILE, STAGE_EMPTY_DIRECTORY, "dev", "sys"]
+                .map(String::from),
+        );
+        let count = names.len();
+        names.sort();
+        names.dedup();
+        assert_eq!(names.len(), count);
+    }
 }

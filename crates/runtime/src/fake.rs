@@ -31,7 +31,6 @@ use std::time::Duration;
 use async_trait::async_trait;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 use tokio::sync::{Notify, Semaphore};
-use wire::SandboxId;
 use wire::files::{
     COMMIT, FileDone, FileError, FileErrorKind, FileKind, FileOp, FileStat, Opened, Timestamp, put_record,
     result_bytes,
@@ -41,9 +40,10 @@ use wire::guest::{
     COMMANDS_MAX, End, EndCause, ExitStatus, FromInit, Handle, OUTPUT_WINDOW, Program, STDIN_WINDOW, Start,
     StartError, Stream, ToInit, VERSION, VERSION_MIN, Versions,
 };
-use wire::launch::{Limits, Motion, Processes, Rootfs};
+use wire::launch::{LayerFacts, LayerFault, LayerSource, Limits, Motion, Processes, Rootfs};
+use wire::{Digest, SandboxId};
 
-use crate::backend::{Backend, BackendError, DiskUsage, GuestStream, Machine, Spec, Usage};
+use crate::backend::{Backend, BackendError, DiskUsage, GuestStream, LayerSpec, Machine, Spec, Usage};
 
 /// What the pipe between daemon and init holds, as a socket's buffer would.
 const PIPE_BYTES: usize = 256 * 1024;
@@ -64,6 +64,10 @@ pub enum FakeStep {
     Connect,
     /// Init's hello.
     Greet,
+    /// Unpacking a layer. Not a step of making a sandbox.
+    Unpack,
+    /// Removing a layer. Not a step of making a sandbox.
+    RemoveLayer,
     /// The end of processes from outside; no part of making a sandbox.
     End,
     /// Not a step of making one: counting what its files take.
@@ -143,6 +147,10 @@ struct HostState {
     break_after: Option<u64>,
     random: u64,
     launches: u64,
+    layers: BTreeSet<Digest>,
+    /// Layers whose contents are not what they should be.
+    bad_layers: BTreeSet<Digest>,
+    unpacked: u64,
 }
 
 #[derive(Default)]
@@ -230,6 +238,31 @@ impl FakeHost {
     /// Something that nobody knows of.
     pub fn plant(&self, sandbox: SandboxId, thing: FakeThing) {
         self.state().things.insert((sandbox, thing));
+    }
+
+    /// The layers that are there.
+    pub fn layers_there(&self) -> Vec<Digest> {
+        self.state().layers.iter().copied().collect()
+    }
+
+    /// Something that looks like a layer, and that nobody knows of.
+    pub fn plant_layer(&self, layer: Digest) {
+        self.state().layers.insert(layer);
+    }
+
+    /// Takes a layer away behind everyone's back.
+    pub fn lose_layer(&self, layer: Digest) {
+        self.state().layers.remove(&layer);
+    }
+
+    /// From now on, a layer of these contents cannot be unpacked.
+    pub fn spoil_layer(&self, contents: Digest) {
+        self.state().bad_layers.insert(contents);
+    }
+
+    /// How often a layer was unpacked.
+    pub fn unpacked(&self) -> u64 {
+        self.state().unpacked
     }
 
     /// How often a sandbox was launched.
@@ -343,9 +376,49 @@ impl Backend for FakeHost {
         self.step(FakeStep::Prepare, "prepare the image").await
     }
 
+    async fn unpack_layer(
+        &self,
+        wanted: &LayerSpec,
+        read: &(dyn Fn(u64) + Send + Sync),
+    ) -> Result<LayerFacts, BackendError> {
+        self.step(FakeStep::Unpack, "unpack a layer").await?;
+        read(1);
+        let mut state = self.state();
+        if let LayerSource::Blob { contents, .. } = wanted.from
+            && state.bad_layers.contains(&contents)
+        {
+            let source = Box::new(LayerFault::Damaged { why: "it was spoilt".into() });
+            return Err(BackendError::Layer { layer: wanted.layer, source });
+        }
+        if let Some(missing) = wanted.below.iter().find(|below| !state.layers.contains(below)) {
+            let source = io::Error::from(io::ErrorKind::NotFound);
+            return Err(BackendError::Refused { doing: format!("find layer {missing}"), source });
+        }
+        if state.layers.insert(wanted.layer) {
+            state.unpacked += 1;
+        }
+        Ok(LayerFacts { entries: 1, bytes: 1, ..LayerFacts::default() })
+    }
+
+    async fn remove_layer(&self, layer: Digest) -> Result<(), BackendError> {
+        self.step(FakeStep::RemoveLayer, "remove a layer").await?;
+        self.state().layers.remove(&layer);
+        Ok(())
+    }
+
+    async fn layers(&self) -> Result<Vec<Digest>, BackendError> {
+        Ok(self.layers_there())
+    }
+
     async fn launch(&self, spec: &Spec) -> Result<(), BackendError> {
         let id = spec.sandbox;
         self.state().launches += 1;
+        if let Rootfs::Layers(layers) = &spec.rootfs
+            && let Some(missing) = layers.iter().find(|layer| !self.state().layers.contains(layer))
+        {
+            let source = io::Error::from(io::ErrorKind::NotFound);
+            return Err(BackendError::Refused { doing: format!("find layer {missing}"), source });
+        }
         // The thing is there even when its step fails: half-made is the interesting case.
         self.state().things.insert((id, FakeThing::Disk));
         self.step(FakeStep::Disk, "make the disk").await?;

@@ -101,7 +101,7 @@ fn enter(image: &Path, dir: &Path) -> io::Result<()> {
     mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)?;
     let text = |path: &Path| path.to_string_lossy().into_owned();
     let root = overlay(&text(&image.join("root")), dir, "root")?;
-    attach(&root, CWD, &text(&dir.join("new")))?;
+    attach(&root, CWD, text(&dir.join("new")))?;
     let usr = overlay(&format!("{}:{USR}", text(&image.join("usr"))), dir, "usr")?;
     attach_at(&root, &usr, "usr")?;
     attach_at(&root, &mount("proc", &[], MountAttrFlags::MOUNT_ATTR_NOSUID)?, "proc")?;

@@ -13,7 +13,7 @@
 
 use std::collections::HashMap;
 use std::io::{self, Read, Write};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 
 use rustix::event::{PollFd, PollFlags, poll};
@@ -30,10 +30,11 @@ use rustix::net::{
 use rustix::process::{Pid, Signal, WaitOptions, set_parent_process_death_signal, wait};
 use rustix::thread::UnshareFlags;
 use wire::launch::{
-    Answer, Ask, Failure, Found, INVENTORY_PAGE, PACKET_MAX, Plan, Processes, Reply, Request, Rootfs,
-    VERSION, from_packet, to_packet,
+    Answer, Ask, Failure, Found, INVENTORY_PAGE, LAYERS_MAX, LAYERS_PAGE, LayerFacts, LayerFault,
+    LayerSource, PACKET_MAX, Plan, Processes, Reply, Request, Rootfs, UnpackLayer, VERSION, from_packet,
+    to_packet,
 };
-use wire::{InstallationId, SandboxId};
+use wire::{Digest, InstallationId, SandboxId};
 
 use crate::backend::DiskUsage;
 use crate::cgroup::Cgroups;
@@ -45,6 +46,7 @@ use crate::remove::remove_tree;
 use crate::seccomp::Filters;
 use crate::slot::{self, Slot};
 use crate::sys::{self, CloneOptions, Cloned};
+use crate::unpacker;
 
 /// Init, built by this crate's build script.
 static INIT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/shoal-init"));
@@ -115,6 +117,10 @@ struct Walker {
 const LOCK_DEADLINE: std::time::Duration = std::time::Duration::from_secs(20);
 /// Between two tries.
 const LOCK_STEP: std::time::Duration = std::time::Duration::from_millis(1);
+/// How layers are shown: to be read, and nothing else.
+const READ_ONLY: u64 = libc::MOUNT_ATTR_RDONLY | libc::MOUNT_ATTR_NODEV | libc::MOUNT_ATTR_NOSUID;
+/// Between two words about how far a layer is.
+const PROGRESS_STEP: std::time::Duration = std::time::Duration::from_millis(100);
 /// Begins the name of an image that is being built.
 const UNFINISHED: &str = "unfinished-";
 
@@ -137,6 +143,7 @@ impl Launcher {
         let lock = lock(&config.data_dir).map_err(fatal("take over from the launcher before"))?;
         let places = Places::open(&config.data_dir).map_err(fatal("open the data directory"))?;
         remove_unfinished_images(&places).map_err(fatal("remove unfinished images"))?;
+        places.layers.sweep().map_err(fatal("remove unfinished layers"))?;
         let cgroups = Cgroups::open(config.installation).map_err(fatal("prepare cgroups"))?;
         let filters = Filters::compile().map_err(|e| fatal("compile filters")(io::Error::other(e)))?;
         let init = embedded_init().map_err(fatal("prepare init"))?;
@@ -247,7 +254,7 @@ impl Launcher {
                 if bound.is_err() || rustix::process::getppid() != self.pid {
                     sys::exit_now(UNANSWERED);
                 }
-                let result = self.walk(request.ask, slot);
+                let result = self.walk(request.serial, request.ask, slot);
                 let code = if self.reply(request.serial, result).is_ok() { ANSWERED } else { UNANSWERED };
                 sys::exit_now(code);
             }
@@ -330,7 +337,7 @@ impl Launcher {
 
 /// What a walker does: one request, in a process of its own.
 impl Launcher {
-    fn walk(&mut self, ask: Ask, slot: Option<Slot>) -> Result<Answer, Failure> {
+    fn walk(&mut self, serial: u64, ask: Ask, slot: Option<Slot>) -> Result<Answer, Failure> {
         match ask {
             Ask::Hello { .. } => Ok(Answer::Hello { version: VERSION }),
             Ask::PrepareHostImage { thorough } => self.prepare_host_image(thorough),
@@ -338,6 +345,17 @@ impl Launcher {
             Ask::Launch(plan) => self.launch(&plan, slot),
             Ask::Teardown { sandbox } => self.teardown(sandbox),
             Ask::Inventory { after } => self.inventory(after),
+            Ask::UnpackLayer(wanted) => self.unpack_layer(serial, &wanted).map(Answer::Unpacked),
+            Ask::RemoveLayer { layer } => {
+                self.places.layers.remove(layer).map_err(refused("remove a layer"))?;
+                Ok(Answer::Done)
+            }
+            Ask::Layers { after } => {
+                let mut layers = self.places.layers.list().map_err(refused("list layers"))?;
+                layers.retain(|layer| after.is_none_or(|after| *layer > after));
+                layers.truncate(LAYERS_PAGE);
+                Ok(Answer::Layers(layers))
+            }
             Ask::EndProcesses { sandbox, which } => {
                 let ended = match which {
                     Processes::All => self.cgroups.remove(sandbox),
@@ -374,9 +392,14 @@ impl Launcher {
             Some(slot) => slot,
             None => make_slot(plan.base)?,
         };
-        let generation = self.current_generation().map_err(refused("find the image `host`"))?;
-        let generation = generation
-            .ok_or_else(|| Failure { doing: "find the image `host`".into(), errno: libc::ENOENT })?;
+        let generation = match plan.rootfs {
+            Rootfs::Host => self
+                .current_generation()
+                .map_err(refused("find the image `host`"))?
+                .ok_or_else(|| Failure { doing: "find the image `host`".into(), errno: libc::ENOENT })?,
+            // Generations begin with 1.
+            Rootfs::Layers(_) => 0,
+        };
         let overlays = plan::overlays(&plan.rootfs);
         let place = self
             .places
@@ -387,9 +410,10 @@ impl Launcher {
             self.cgroups.make(plan.sandbox, plan.base, &plan.limits).map_err(refused("make the cgroups"))?;
 
         let mut trees = HashMap::new();
-        for (number, layer) in self.layers(&plan.rootfs, generation).into_iter().enumerate() {
-            let read_only = libc::MOUNT_ATTR_RDONLY | libc::MOUNT_ATTR_NODEV | libc::MOUNT_ATTR_NOSUID;
-            let tree = idmapped(CWD, &layer, read_only, &user).map_err(refused("map the ids of a layer"))?;
+        let (directory, layers) = self.layers(&plan.rootfs, generation)?;
+        for (number, layer) in layers.into_iter().enumerate() {
+            let tree =
+                idmapped(directory, &layer, READ_ONLY, &user).map_err(refused("map the ids of a layer"))?;
             trees.insert(Tree::Layer(number as u8), tree);
         }
         let flags = libc::MOUNT_ATTR_NODEV | libc::MOUNT_ATTR_NOSUID;
@@ -466,14 +490,97 @@ impl Launcher {
         Ok(Answer::Inventory(found))
     }
 
-    /// The layers of a root filesystem, in the numbering of `plan::overlays`.
-    fn layers(&self, rootfs: &Rootfs, generation: u64) -> Vec<String> {
-        match rootfs {
+    /// The layers of a root filesystem, in the numbering of `plan::overlays`, and what their paths are relative to.
+    fn layers(&self, rootfs: &Rootfs, generation: u64) -> Result<(BorrowedFd<'_>, Vec<String>), Failure> {
+        Ok(match rootfs {
             Rootfs::Host => {
                 let image = self.places.host_images().1.join(generation.to_string());
                 let below = |name: &str| image.join(name).to_string_lossy().into_owned();
-                vec![below("root"), below("usr"), host_image::USR.into()]
+                (CWD, vec![below("root"), below("usr"), host_image::USR.into()])
             }
+            Rootfs::Layers(layers) => {
+                if layers.is_empty() || layers.len() > LAYERS_MAX {
+                    let doing = format!("mount an image of {} layers", layers.len());
+                    return Err(Failure { doing, errno: libc::EINVAL });
+                }
+                (self.places.layers.layers(), layers.iter().map(Digest::hex).collect())
+            }
+        })
+    }
+
+    /// Makes a layer, in a process that can reach nothing else. See `unpacker`.
+    fn unpack_layer(
+        &self,
+        serial: u64,
+        wanted: &UnpackLayer,
+    ) -> Result<Result<LayerFacts, LayerFault>, Failure> {
+        if self.places.layers.has(wanted.layer).map_err(refused("look for a layer"))? {
+            return Ok(Ok(LayerFacts::default()));
+        }
+        let unfinished = self.places.layers.begin().map_err(refused("make a directory for a layer"))?;
+        let result = self.run_unpacker(serial, wanted, unfinished.directory.as_fd());
+        match result {
+            Ok(Ok(facts)) => {
+                unfinished.finish(wanted.layer).map_err(refused("write a layer to disk"))?;
+                Ok(Ok(facts))
+            }
+            other => {
+                unfinished.discard().map_err(refused("remove an unfinished layer"))?;
+                other
+            }
+        }
+    }
+
+    fn run_unpacker(
+        &self,
+        serial: u64,
+        wanted: &UnpackLayer,
+        top: BorrowedFd<'_>,
+    ) -> Result<Result<LayerFacts, LayerFault>, Failure> {
+        if wanted.below.len() >= LAYERS_MAX {
+            let doing = format!("unpack a layer over {} others", wanted.below.len());
+            return Err(Failure { doing, errno: libc::EINVAL });
+        }
+        let blob = match wanted.from {
+            LayerSource::Blob { blob, .. } => {
+                Some(self.places.layers.blob(blob).map_err(refused("open a blob"))?)
+            }
+            LayerSource::Finish(_) => None,
+        };
+        let Slot { user, net } = make_slot(wanted.base)?;
+        let below = wanted.below.iter().map(|layer| {
+            let layers = self.places.layers.layers();
+            idmapped(layers, &layer.hex(), READ_ONLY, &user).map_err(refused("map the ids of a layer"))
+        });
+        let below = below.collect::<Result<_, _>>()?;
+        let flags = libc::MOUNT_ATTR_NODEV | libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NOEXEC;
+        let top = idmapped(top, "", flags, &user).map_err(refused("map the ids of a new layer"))?;
+        let (mut listening, report) = io::pipe().map_err(refused("make a pipe"))?;
+        let flags = libc::CLONE_NEWNS | libc::CLONE_NEWPID | libc::CLONE_NEWIPC | libc::CLONE_NEWUTS;
+        let pid = match sys::clone_process(&CloneOptions { flags, cgroup: None }).map_err(refused("clone"))? {
+            Cloned::Child => {
+                let filters = &self.filters;
+                let materials = unpacker::Materials { top, below, user, net, filters, blob, report };
+                unpacker::run(materials, &wanted.from)
+            }
+            Cloned::Parent { pid } => Pid::from_raw(pid as i32).expect("a child has a positive pid"),
+        };
+        drop((report, blob));
+        let mut told: Option<std::time::Instant> = None;
+        let done = unpacker::listen(&mut listening, |bytes| {
+            // Whatever the process says, the daemon hears of it a few times a second.
+            if told.is_some_and(|told| told.elapsed() < PROGRESS_STEP) {
+                return Ok(());
+            }
+            told = Some(std::time::Instant::now());
+            self.reply(serial, Ok(Answer::Unpacking { bytes }))
+        });
+        // It has said its last word, whatever it does now.
+        let _ = rustix::process::kill_process(pid, Signal::KILL);
+        rustix::process::waitpid(Some(pid), WaitOptions::empty()).map_err(refused("wait"))?;
+        match done.map_err(refused("hear of a layer"))? {
+            Some(done) => Ok(done),
+            None => Err(Failure { doing: "unpack a layer: the process that read it died".into(), errno: 0 }),
         }
     }
 
@@ -680,10 +787,12 @@ fn make_stage(places: &Places, shared: [(Shared, OwnedFd); 2]) -> io::Result<()>
         | MountAttrFlags::MOUNT_ATTR_NOEXEC
         | MountAttrFlags::MOUNT_ATTR_NODEV;
     let stage = enter::mount("tmpfs", &[("mode", "0755"), ("size", "256k")], flags)?;
-    let layers: Vec<String> = (0..enter::STAGE_LAYERS).map(|n| n.to_string()).collect();
+    for number in 0..enter::STAGE_LAYERS {
+        mkdirat(&stage, enter::layer_name(number), Mode::from_raw_mode(0o555))?;
+    }
     let fixed = [enter::STAGE_ROOT, enter::STAGE_WRITABLE, enter::STAGE_EMPTY_DIRECTORY];
     let shared_names = shared.iter().map(|(shared, _)| enter::stage_name(*shared));
-    for name in layers.iter().map(String::as_str).chain(fixed).chain(shared_names) {
+    for name in fixed.into_iter().chain(shared_names) {
         mkdirat(&stage, name, Mode::from_raw_mode(0o555))?;
     }
     let create = OFlags::WRONLY | OFlags::CREATE | OFlags::CLOEXEC;

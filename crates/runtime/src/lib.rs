@@ -15,6 +15,7 @@ pub mod fake;
 pub mod floor;
 pub mod host_image;
 pub mod launcher;
+pub mod layer_store;
 pub mod ns;
 pub mod places;
 pub mod plan;
@@ -24,5 +25,6 @@ pub mod seccomp;
 pub mod slot;
 pub mod spares;
 pub mod sys;
+pub mod unpacker;
 
-pub use backend::{Backend, BackendError, DiskUsage, GuestStream, Machine, Spec, Usage};
+pub use backend::{Backend, BackendError, DiskUsage, GuestStream, LayerSpec, Machine, Spec, Usage};

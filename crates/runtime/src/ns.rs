@@ -20,12 +20,12 @@ use tokio::io::unix::AsyncFd;
 use tokio::net::UnixStream;
 use tokio::sync::{oneshot, watch};
 use wire::launch::{
-    Answer, Ask, Failure, Found, INVENTORY_PAGE, Limits, Motion, PACKET_MAX, Plan, Processes, Reply, Request,
-    Rootfs, VERSION, from_packet, to_packet,
+    Answer, Ask, Failure, Found, INVENTORY_PAGE, LAYERS_PAGE, LayerFacts, Limits, Motion, PACKET_MAX, Plan,
+    Processes, Reply, Request, Rootfs, UnpackLayer, VERSION, from_packet, to_packet,
 };
-use wire::{InstallationId, SandboxId};
+use wire::{Digest, InstallationId, SandboxId};
 
-use crate::backend::{Backend, BackendError, DiskUsage, GuestStream, Machine, Spec, Usage};
+use crate::backend::{Backend, BackendError, DiskUsage, GuestStream, LayerSpec, Machine, Spec, Usage};
 use crate::cgroup::{Cgroups, OomKills};
 use crate::places::INIT_SOCKET;
 use crate::ranges::{CLAIMS, Claimant, Ranges};
@@ -38,6 +38,8 @@ const IMAGE_DEADLINE: Duration = Duration::from_secs(300);
 const LAUNCH_DEADLINE: Duration = Duration::from_secs(30);
 /// A teardown removes files, of which there may be millions.
 const TEARDOWN_DEADLINE: Duration = Duration::from_secs(300);
+/// Unpacking reads and writes gigabytes.
+const UNPACK_DEADLINE: Duration = Duration::from_secs(3600);
 /// Everything else only reads.
 const QUICK_DEADLINE: Duration = Duration::from_secs(30);
 /// The launcher holds nothing that takes time to let go of.
@@ -380,7 +382,11 @@ impl NsBackend {
 #[async_trait]
 impl Backend for NsBackend {
     async fn prepare(&self, rootfs: &Rootfs) -> Result<(), BackendError> {
-        let Rootfs::Host = rootfs;
+        match rootfs {
+            Rootfs::Host => {}
+            // Layers are unpacked before anybody can ask for a sandbox of them.
+            Rootfs::Layers(_) => return Ok(()),
+        }
         // One caller looks, the others wait for what it finds.
         let mut checked = self.0.image_checked.lock().await;
         let first = checked.quickly.is_none();
@@ -501,6 +507,72 @@ impl Backend for NsBackend {
         }
     }
 
+    async fn unpack_layer(
+        &self,
+        wanted: &LayerSpec,
+        read: &(dyn Fn(u64) + Send + Sync),
+    ) -> Result<LayerFacts, BackendError> {
+        let doing = "unpack a layer";
+        let LayerSpec { layer, below, from } = wanted.clone();
+        let base = self.ids().ranges.take().map_err(refused("claim an id range"))?;
+        let base = base.ok_or(BackendError::Full { what: "id ranges" })?;
+        let ask = Ask::UnpackLayer(Box::new(UnpackLayer { layer, below, from, base }));
+        let (tell, mut told) = watch::channel(0);
+        let backend = self.clone();
+        // A task of its own: if the caller leaves, the process goes on for a while, and nobody else may get its ids.
+        let mut asking = tokio::spawn(async move {
+            let answer = match backend.link().await {
+                Ok(link) => link.ask_and_hear(doing, ask, UNPACK_DEADLINE, Some(tell)).await,
+                Err(error) => Err(error),
+            };
+            // Without an answer the process may still live; the next start of the daemon takes the range back.
+            if !matches!(&answer, Err(BackendError::LauncherGone { .. } | BackendError::Late { .. })) {
+                backend.ids().ranges.put_back(base);
+            }
+            answer
+        });
+        let answer = loop {
+            tokio::select! {
+                Ok(()) = told.changed() => read(*told.borrow_and_update()),
+                answer = &mut asking => break answer,
+            }
+        };
+        let answer = answer.map_err(|error| refused(doing)(io::Error::other(error)))?;
+        match answer? {
+            Answer::Unpacked(Ok(facts)) => Ok(facts),
+            Answer::Unpacked(Err(fault)) => Err(BackendError::Layer { layer, source: Box::new(fault) }),
+            other => Err(unexpected(doing, &other)),
+        }
+    }
+
+    async fn remove_layer(&self, layer: Digest) -> Result<(), BackendError> {
+        // One that is being made from it would be made from nothing.
+        let _none_is_made = self.0.making_spare.lock().await;
+        let spares = self.spares().without(layer);
+        for spare in spares {
+            self.remove_spare(spare).await;
+        }
+        self.ask("remove a layer", Ask::RemoveLayer { layer }, TEARDOWN_DEADLINE).await?;
+        Ok(())
+    }
+
+    async fn layers(&self) -> Result<Vec<Digest>, BackendError> {
+        let mut all: Vec<Digest> = Vec::new();
+        loop {
+            let after = all.last().copied();
+            match self.ask("list layers", Ask::Layers { after }, QUICK_DEADLINE).await? {
+                Answer::Layers(page) => {
+                    let last = page.len() < LAYERS_PAGE;
+                    all.extend(page);
+                    if last {
+                        return Ok(all);
+                    }
+                }
+                other => return Err(unexpected("list layers", &other)),
+            }
+        }
+    }
+
     async fn machine(&self) -> Result<Machine, BackendError> {
         let config = self.0.config.clone();
         beside(move || machine(&config)).await.map_err(refused("look at the machine"))
@@ -576,7 +648,11 @@ struct Link {
     waiting: Mutex<Option<HashMap<u64, Waiter>>>,
 }
 
-type Waiter = oneshot::Sender<Result<Answer, Failure>>;
+struct Waiter {
+    answer: oneshot::Sender<Result<Answer, Failure>>,
+    /// Who hears how far it is.
+    progress: Option<watch::Sender<u64>>,
+}
 
 impl Link {
     async fn open(config: &NsConfig) -> Result<Arc<Self>, BackendError> {
@@ -639,10 +715,20 @@ impl Link {
     }
 
     async fn ask(&self, doing: &'static str, ask: Ask, deadline: Duration) -> Result<Answer, BackendError> {
+        self.ask_and_hear(doing, ask, deadline, None).await
+    }
+
+    async fn ask_and_hear(
+        &self,
+        doing: &'static str,
+        ask: Ask,
+        deadline: Duration,
+        progress: Option<watch::Sender<u64>>,
+    ) -> Result<Answer, BackendError> {
         let serial = self.serial.fetch_add(1, Ordering::Relaxed);
         let (answer, answered) = oneshot::channel();
         match self.waiting.lock().expect("nobody panics while holding it").as_mut() {
-            Some(waiting) => waiting.insert(serial, answer),
+            Some(waiting) => waiting.insert(serial, Waiter { answer, progress }),
             None => return Err(BackendError::LauncherGone { doing }),
         };
         let packet = to_packet(&Request { serial, ask });
@@ -716,11 +802,19 @@ async fn read_replies(socket: AsyncFd<OwnedFd>, link: Weak<Link>) {
         let gone = match received {
             Ok(None) => false,
             Ok(Some(length)) => match from_packet::<Reply>(&packet[..length]) {
+                Some(Reply { serial, result: Ok(Answer::Unpacking { bytes }) }) => {
+                    let waiting = link.waiting.lock().expect("nobody panics while holding it");
+                    let waiter = waiting.as_ref().and_then(|waiting| waiting.get(&serial));
+                    if let Some(progress) = waiter.and_then(|waiter| waiter.progress.as_ref()) {
+                        progress.send_replace(bytes);
+                    }
+                    false
+                }
                 Some(Reply { serial, result }) => {
                     let mut waiting = link.waiting.lock().expect("nobody panics while holding it");
                     if let Some(waiter) = waiting.as_mut().and_then(|waiting| waiting.remove(&serial)) {
                         // Whoever asked may have stopped waiting.
-                        let _ = waiter.send(result);
+                        let _ = waiter.answer.send(result);
                     }
                     false
                 }

@@ -4,6 +4,7 @@
 //! <data>/
 //!   stage/                  empty; the launcher's private staging area is mounted over it
 //!   images/host/<n>/        generations of the image `host`, see `host_image`
+//!   images/layers/          layers of all other images, see `layer_store`
 //!   sandboxes/<id>/         0700; the attribute `trusted.shoal` holds the first host id of its range and the generation
 //!     init.sock             where init listens
 //!     fs/{root,usr}[-work]  the writable layers, with guest ids
@@ -23,11 +24,12 @@ use wire::SandboxId;
 
 use crate::backend::DiskUsage;
 use crate::disk;
+use crate::layer_store::LayerStore;
 use crate::plan::Overlay;
 use crate::remove::remove_tree;
 
 /// A directory that must be one and must not be a link.
-const DIRECTORY: OFlags =
+pub(crate) const DIRECTORY: OFlags =
     OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 /// Connections that may wait for init. The daemon makes one at a time.
 const BACKLOG: i32 = 8;
@@ -41,6 +43,8 @@ pub struct Places {
     path: PathBuf,
     sandboxes: OwnedFd,
     host_images: OwnedFd,
+    /// The layers of all other images.
+    pub layers: LayerStore,
 }
 
 impl Places {
@@ -54,7 +58,8 @@ impl Places {
             spread_out(parent.as_fd());
         }
         make_and_open(data.as_fd(), "stage")?;
-        Ok(Self { path: path.to_owned(), sandboxes, host_images })
+        let layers = LayerStore::open(images.as_fd())?;
+        Ok(Self { path: path.to_owned(), sandboxes, host_images, layers })
     }
 
     /// Over which the launcher mounts its staging area.
@@ -167,7 +172,7 @@ pub fn socket_address(dir: BorrowedFd<'_>) -> io::Result<SocketAddrUnix> {
     Ok(SocketAddrUnix::new(format!("/proc/self/fd/{}/{INIT_SOCKET}", dir.as_raw_fd()))?)
 }
 
-fn make_and_open(parent: BorrowedFd<'_>, name: &str) -> io::Result<OwnedFd> {
+pub(crate) fn make_and_open(parent: BorrowedFd<'_>, name: &str) -> io::Result<OwnedFd> {
     match mkdirat(parent, name, Mode::RWXU) {
         Ok(()) | Err(Errno::EXIST) => {}
         Err(e) => return Err(e.into()),

@@ -107,6 +107,10 @@ pub fn overlays(rootfs: &Rootfs) -> Vec<Overlay> {
             Overlay { layers: vec![0], upper: "root", at: "" },
             Overlay { layers: vec![1, 2], upper: "usr", at: "usr" },
         ],
+        Rootfs::Layers(layers) => {
+            let layers = (0..layers.len() as u8).collect();
+            vec![Overlay { layers, upper: "root", at: "" }]
+        }
     }
 }
 

@@ -9,9 +9,11 @@ use std::io::{self, Read, Write};
 use std::os::fd::OwnedFd;
 
 use rustix::fs::{CWD, Mode, OFlags, openat};
+use rustix::mount::MountAttrFlags;
 use rustix::process::{Pid, WaitOptions, waitpid};
 use rustix::thread::{UnshareFlags, set_thread_groups, set_thread_res_gid, set_thread_res_uid};
 
+use crate::enter;
 use crate::sys::{self, Cloned};
 
 /// How many ids a sandbox has, from 0 up, as on a machine of its own.
@@ -40,27 +42,34 @@ const NAMESPACE_LIMITS: [&str; 7] = [
 pub fn make(base: u32) -> Result<Slot, SlotError> {
     sys::unshare(UnshareFlags::NEWNET).map_err(|e| error("make a network namespace", e))?;
     sys::loopback_up().map_err(|e| error("bring loopback up", e))?;
+    let settings = Settings::open().map_err(|e| error("see the kernel's settings", e))?;
     // Guest root does not own the namespace, so it has no right to low ports or to ping there; give both to everyone in it.
     for (file, value) in [
-        ("/proc/sys/net/ipv4/ip_unprivileged_port_start", "0".to_owned()),
-        ("/proc/sys/net/ipv4/ping_group_range", format!("{base} {}", base + IDS - 1)),
+        ("net/ipv4/ip_unprivileged_port_start", "0".to_owned()),
+        ("net/ipv4/ping_group_range", format!("{base} {}", base + IDS - 1)),
     ] {
-        std::fs::write(file, value)
+        settings
+            .write(file, &value)
             .map_err(|e| error("open low ports and ping in the network namespace", e))?;
     }
     let net = open("/proc/self/ns/net").map_err(|e| error("open the network namespace", e))?;
-    Ok(Slot { user: user_namespace(base)?, net })
+    Ok(Slot { user: make_user_namespace(base, &settings)?, net })
 }
 
 /// The user namespace alone.
 pub(crate) fn user_namespace(base: u32) -> Result<OwnedFd, SlotError> {
+    let settings = Settings::open().map_err(|e| error("see the kernel's settings", e))?;
+    make_user_namespace(base, &settings)
+}
+
+fn make_user_namespace(base: u32, settings: &Settings) -> Result<OwnedFd, SlotError> {
     let (mut ready_in, mut ready_out) = io::pipe().map_err(|e| error("make a pipe", e))?;
     let (mut mapped_in, mut mapped_out) = io::pipe().map_err(|e| error("make a pipe", e))?;
     let holder = match sys::fork_process().map_err(|e| error("fork", e))? {
         Cloned::Parent { pid } => Pid::from_raw(pid as i32).expect("a child has a positive pid"),
         Cloned::Child => {
             drop((ready_in, mapped_out));
-            sys::exit_now(match hold(base, &mut ready_out, &mut mapped_in) {
+            sys::exit_now(match hold(base, settings, &mut ready_out, &mut mapped_in) {
                 Ok(()) => 0,
                 Err(e) => e.raw_os_error().unwrap_or(libc::EIO),
             })
@@ -88,7 +97,7 @@ pub(crate) fn user_namespace(base: u32) -> Result<OwnedFd, SlotError> {
 }
 
 /// In the child: becomes the range's first id, makes the namespace, and sets its limits once ids are mapped.
-fn hold(base: u32, ready: &mut impl Write, mapped: &mut impl Read) -> io::Result<()> {
+fn hold(base: u32, settings: &Settings, ready: &mut impl Write, mapped: &mut impl Read) -> io::Result<()> {
     let (uid, gid) = (rustix::process::Uid::from_raw(base), rustix::process::Gid::from_raw(base));
     set_thread_groups(&[])?;
     set_thread_res_gid(gid, gid, gid)?;
@@ -97,9 +106,26 @@ fn hold(base: u32, ready: &mut impl Write, mapped: &mut impl Read) -> io::Result
     ready.write_all(&[1])?;
     mapped.read_exact(&mut [0])?;
     for limit in NAMESPACE_LIMITS {
-        std::fs::write(format!("/proc/sys/user/{limit}"), "0")?;
+        settings.write(&format!("user/{limit}"), "0")?;
     }
     Ok(())
+}
+
+/// The kernel's settings, seen through a `/proc` of their own. In one that is shared, the settings of all namespaces hang in one
+/// list for each name, and every look-up would walk past those of all other sandboxes.
+struct Settings {
+    proc: OwnedFd,
+}
+
+impl Settings {
+    fn open() -> io::Result<Self> {
+        Ok(Self { proc: enter::mount("proc", &[], MountAttrFlags::MOUNT_ATTR_NOSUID)? })
+    }
+
+    /// Changes a setting of the namespaces that the caller is in.
+    fn write(&self, name: &str, value: &str) -> io::Result<()> {
+        enter::write_setting(&self.proc, name, value)
+    }
 }
 
 fn open(path: &str) -> io::Result<OwnedFd> {

@@ -7,8 +7,8 @@
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
-use wire::SandboxId;
 use wire::launch::{Limits, Rootfs};
+use wire::{Digest, SandboxId};
 
 /// What two sandboxes have in common that can stand in for each other before their first command.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -102,6 +102,18 @@ impl Spares {
     pub fn outdated(&mut self) -> Vec<SandboxId> {
         self.edition += 1;
         self.ready.drain(..).collect()
+    }
+
+    /// A layer is to be removed. Returns the spares that are made from it, and makes no more of them.
+    pub fn without(&mut self, layer: Digest) -> Vec<SandboxId> {
+        let uses = |shape: &Shape| matches!(&shape.rootfs, Rootfs::Layers(layers) if layers.contains(&layer));
+        match self.shape.as_ref().is_some_and(uses) {
+            true => {
+                self.shape = None;
+                self.outdated()
+            }
+            false => Vec::new(),
+        }
     }
 
     /// What the next one is to be made from, if there are too few.
@@ -236,6 +248,20 @@ mod tests {
         assert_eq!(spares.claim(id(1), &shape(1)), Claim::Unfit);
         assert!(!spares.made(id(3), &begun));
         assert!(spares.begin(id(4)).is_some());
+    }
+
+    #[test]
+    fn a_layer_that_goes_takes_the_spares_that_are_made_from_it_along() {
+        let layer = Digest::from_bytes([7; 32]);
+        let layered = Shape { rootfs: Rootfs::Layers(vec![layer]), ..shape(1) };
+        let mut spares = Spares::new(1);
+        spares.foresee(&layered);
+        let made = spares.begin(id(1)).expect("there is none");
+        assert!(spares.made(id(1), &made));
+        assert_eq!(spares.without(Digest::from_bytes([8; 32])), []);
+        assert_eq!(spares.without(layer), [id(1)]);
+        assert_eq!(spares.begin(id(2)), None, "its image is gone");
+        assert_eq!(two_ready().without(layer), []);
     }
 
     #[test]

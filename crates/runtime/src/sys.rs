@@ -161,6 +161,36 @@ pub fn close_on_exec_from(first: RawFd) -> io::Result<()> {
     check(result)
 }
 
+/// Closes every descriptor but three: `null` becomes 0, 1 and 2, the others get the numbers `first_at` and `second_at`, which
+/// must be 3 and 4. For a process that goes on without executing anything, and shall hold nothing of what it inherited.
+pub fn close_all_but(
+    null: OwnedFd,
+    first: OwnedFd,
+    second: OwnedFd,
+    first_at: RawFd,
+    second_at: RawFd,
+) -> io::Result<(OwnedFd, std::fs::File)> {
+    assert_eq!((first_at, second_at), (3, 4), "nothing lies between the standard descriptors and these");
+    let given = [&null, &first, &second];
+    assert!(given.iter().all(|fd| fd.as_raw_fd() > second_at), "none is overwritten before it is copied");
+    for standard in 0..=2 {
+        inherit_as(null.as_fd(), standard)?;
+    }
+    inherit_as(first.as_fd(), first_at)?;
+    inherit_as(second.as_fd(), second_at)?;
+    // Closed below; their owners must not do so again.
+    for fd in [null, first, second] {
+        std::mem::forget(fd);
+    }
+    // SAFETY: integers only. Every `OwnedFd` of this process whose number is 5 or more dangles after this: the caller ends by
+    // `exit_now`, which drops none of them, and uses none but the two that are returned here, which nobody else owns.
+    unsafe {
+        let last = c_uint::MAX;
+        check(libc::syscall(libc::SYS_close_range, (second_at + 1) as c_uint, last, 0 as c_uint))?;
+        Ok((OwnedFd::from_raw_fd(first_at), OwnedFd::from_raw_fd(second_at).into()))
+    }
+}
+
 /// Makes `from` also known as descriptor `to`, which the program after exec inherits.
 pub fn inherit_as(from: BorrowedFd<'_>, to: RawFd) -> io::Result<()> {
     // SAFETY: integers only. Called just before exec on the low numbers that the new program expects: whatever `OwnedFd` had

@@ -41,10 +41,15 @@ pub fn refused() -> ApiError {
 
 /// Whether a key may manage keys.
 pub fn require_admin(key: &Key) -> Result<(), ApiError> {
+    require_admin_to(key, "manage keys")
+}
+
+/// Whether a key may do what concerns everyone.
+pub fn require_admin_to(key: &Key, doing: &str) -> Result<(), ApiError> {
     if key.admin {
         return Ok(());
     }
-    Err(ApiError::new(StatusCode::FORBIDDEN, "admin_required", "this key may not manage keys")
+    Err(ApiError::new(StatusCode::FORBIDDEN, "admin_required", format!("this key may not {doing}"))
         .hint("use the key that the daemon made at its first start"))
 }
 

@@ -194,6 +194,15 @@ impl<S: Send + Sync> FromRequestParts<S> for KeyPath {
     }
 }
 
+/// Any text in a path, decoded.
+pub async fn text_in_path<S: Send + Sync>(
+    parts: &mut Parts,
+    state: &S,
+    name: &'static str,
+) -> Result<String, ApiError> {
+    checked::<String, S>(parts, state, name).await
+}
+
 async fn checked<T, S>(parts: &mut Parts, state: &S, name: &'static str) -> Result<T, ApiError>
 where
     T: FromStr<Err: std::fmt::Display>,

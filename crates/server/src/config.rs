@@ -10,6 +10,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 
 use engine::Capacity;
+use engine::images::{BadDockerConfig, DockerConfig, ImageSettings, Mirror, RegistrySettings, is_registry};
 use serde::Deserialize;
 
 use crate::origin::{Host, Origin};
@@ -73,6 +74,12 @@ pub struct Settings {
     pub spares: Option<u32>,
     /// The OpenTelemetry collector that traces go to, as `http://127.0.0.1:4318`.
     pub otlp_endpoint: Option<String>,
+    /// Registries that are spoken to in the clear, as `host` or `host:port`.
+    pub insecure_registries: Option<Vec<String>>,
+    /// Who is asked before a registry, as `docker.io=https://mirror.local`.
+    pub registry_mirrors: Option<Vec<String>>,
+    /// A Docker `config.json` with credentials for registries.
+    pub docker_config: Option<PathBuf>,
 }
 
 /// Where a setting came from, the strongest first.
@@ -149,6 +156,10 @@ pub struct Config {
     pub otlp_endpoint: Option<Endpoint>,
     /// Logs as JSON.
     pub log_json: bool,
+    /// How images come here, without what is in `docker_config` until [`Self::read_files`].
+    pub images: ImageSettings,
+    /// A file of Docker's with credentials for registries.
+    pub docker_config: Option<PathBuf>,
 }
 
 /// PEM files.
@@ -266,6 +277,8 @@ impl Config {
             return Err(ConfigError::Spares { number: spares });
         }
         let log_json = layers.value(|s| s.log_json).unwrap_or(false);
+        let images = ImageSettings { registries: registries(layers)? };
+        let docker_config = layers.value(|s| s.docker_config.clone());
         Ok(Self {
             listen,
             data_dir,
@@ -279,8 +292,37 @@ impl Config {
             spares,
             otlp_endpoint,
             log_json,
+            images,
+            docker_config,
         })
     }
+
+    /// Reads the file that is a part of the configuration. A daemon needs it; whoever only looks at settings does not.
+    pub fn read_files(mut self) -> Result<Self, ConfigError> {
+        if let Some(path) = self.docker_config.clone() {
+            let unread = |source| ConfigError::DockerConfigUnread { path: path.clone(), source };
+            let text = std::fs::read(&path).map_err(unread)?;
+            self.images.registries.docker_config =
+                DockerConfig::parse(&text).map_err(|source| ConfigError::DockerConfig { path, source })?;
+        }
+        Ok(self)
+    }
+}
+
+fn registries(layers: &Layers) -> Result<RegistrySettings, ConfigError> {
+    let insecure = layers.value(|s| s.insecure_registries.clone()).unwrap_or_default();
+    if let Some(text) = insecure.iter().find(|text| !is_registry(text)) {
+        return Err(ConfigError::Registry { text: text.clone() });
+    }
+    let mut mirrors: BTreeMap<String, Vec<Mirror>> = BTreeMap::new();
+    for text in layers.value(|s| s.registry_mirrors.clone()).unwrap_or_default() {
+        let parsed = text.split_once('=').and_then(|(registry, url)| {
+            is_registry(registry).then_some((registry.to_owned(), Mirror::parse(url)?))
+        });
+        let (registry, mirror) = parsed.ok_or(ConfigError::Mirror { text })?;
+        mirrors.entry(registry).or_default().push(mirror);
+    }
+    Ok(RegistrySettings { insecure, mirrors, docker_config: DockerConfig::default() })
 }
 
 fn quantity<T>(key: &'static str, parsed: Result<T, BadQuantity>) -> Result<T, ConfigError> {
@@ -346,6 +388,36 @@ pub enum ConfigError {
     /// Only one of the two files.
     #[error("TLS needs both `tls_cert` and `tls_key`")]
     HalfTls,
+    /// Not a host, or not one in lower case.
+    #[error("`insecure_registries` holds hosts such as registry.local:5000, not `{text}`")]
+    Registry {
+        /// As it was given.
+        text: String,
+    },
+    /// Not a registry and the URL of another.
+    #[error(
+        "`registry_mirrors` holds a registry and a URL each, such as docker.io=https://mirror.local, not `{text}`"
+    )]
+    Mirror {
+        /// As it was given.
+        text: String,
+    },
+    /// Docker's configuration cannot be read.
+    #[error("cannot read Docker's configuration `{}`", path.display())]
+    DockerConfigUnread {
+        /// Which file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// Not a Docker configuration.
+    #[error("Docker's configuration `{}` cannot be used", path.display())]
+    DockerConfig {
+        /// Which file.
+        path: PathBuf,
+        /// Why.
+        source: BadDockerConfig,
+    },
     /// Keys would cross the network in the clear.
     #[error(
         "refusing to listen on {listen} without TLS: api keys and output would cross the network in the clear"
@@ -426,6 +498,9 @@ impl ConfigError {
             Self::NoConnections => Some("connections_max"),
             Self::Spares { .. } => Some("spares"),
             Self::OtlpEndpoint { .. } => Some("otlp_endpoint"),
+            Self::Registry { .. } => Some("insecure_registries"),
+            Self::Mirror { .. } => Some("registry_mirrors"),
+            Self::DockerConfigUnread { .. } | Self::DockerConfig { .. } => Some("docker_config"),
             Self::Read { .. }
             | Self::Parse { .. }
             | Self::UnknownKey { .. }
@@ -507,5 +582,42 @@ mod tests {
             wrong(Settings { allowed_hosts: Some(vec!["a/b".into()]), ..Settings::default() })
                 .contains("`allowed_hosts`")
         );
+    }
+
+    #[test]
+    fn registries_and_mirrors_are_checked_and_a_docker_configuration_is_read() {
+        let settings = |insecure: &[&str], mirrors: &[&str], docker: Option<&Path>| Settings {
+            insecure_registries: Some(insecure.iter().map(|text| text.to_string()).collect()),
+            registry_mirrors: Some(mirrors.iter().map(|text| text.to_string()).collect()),
+            docker_config: docker.map(Into::into),
+            ..Settings::default()
+        };
+        let mirrors = ["docker.io=https://one.local", "docker.io=http://two.local:5000"];
+        let config = flags(settings(&["registry.local:5000"], &mirrors, None)).expect("it is valid");
+        let registries = config.images.registries;
+        assert_eq!(registries.insecure, ["registry.local:5000"]);
+        assert_eq!(registries.mirrors["docker.io"].len(), 2);
+        for text in ["http://x", "UPPER", "", "a/b"] {
+            let error = flags(settings(&[text], &[], None)).expect_err("no registry");
+            assert_eq!(error.key(), Some("insecure_registries"), "{text}");
+        }
+        for text in
+            ["docker.io", "docker.io=", "docker.io=mirror", "=https://x", "docker.io=ftp://x", "A=https://x"]
+        {
+            let error = flags(settings(&[], &[text], None)).expect_err("no mirror");
+            assert_eq!(error.key(), Some("registry_mirrors"), "{text}");
+        }
+        let home = tempfile::tempdir().expect("a directory");
+        let file = home.path().join("config.json");
+        let error =
+            flags(settings(&[], &[], Some(&file))).and_then(Config::read_files).expect_err("it is not there");
+        assert!(matches!(error, ConfigError::DockerConfigUnread { .. }), "{error}");
+        std::fs::write(&file, r#"{"auths": 5}"#).expect("it can be written");
+        let error = flags(settings(&[], &[], Some(&file)))
+            .and_then(Config::read_files)
+            .expect_err("it is something else");
+        assert_eq!(error.key(), Some("docker_config"));
+        std::fs::write(&file, r#"{"auths": {}}"#).expect("it can be written");
+        flags(settings(&[], &[], Some(&file))).and_then(Config::read_files).expect("it is one");
     }
 }

@@ -10,6 +10,10 @@ use std::time::{Duration, SystemTime};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use engine::files::{Found, Made};
+use engine::images::{
+    Alias, Collected, Credentials, ImageInfo, ImageRef, LayerProgress, LayerState, Platform, PullProgress,
+    PullSpec, StoredLayer, Transport,
+};
 use engine::{
     Capacity, Command, CommandSpec, CommandState, Event, Gathered, Happened, Key, KeyLimits, KeySpec, Labels,
     MachineStats, Outcome, Owner, Sandbox, SandboxName, SandboxSpec, Span, State, Stats,
@@ -55,8 +59,18 @@ pub fn sandbox_spec(
     body: api::CreateSandbox,
     idempotency_key: Option<String>,
 ) -> Result<(SandboxSpec, Option<Labels>), ApiError> {
-    let api::CreateSandbox { name, template, env, cpu, memory, labels, match_labels, lifetime, wait: _ } =
-        body;
+    let api::CreateSandbox {
+        name,
+        template,
+        image,
+        env,
+        cpu,
+        memory,
+        labels,
+        match_labels,
+        lifetime,
+        wait: _,
+    } = body;
     let name = name.as_deref().map(SandboxName::parse).transpose()?;
     check_env(&env)?;
     let cpu =
@@ -78,8 +92,17 @@ pub fn sandbox_spec(
     let labels = Labels::new(labels)?;
     let find = match_labels.map(Labels::new).transpose()?;
     let lifetime = lifetime_of(lifetime)?;
-    let spec =
-        SandboxSpec { name, template, env, cpu_millis, memory_bytes, labels, lifetime, idempotency_key };
+    let spec = SandboxSpec {
+        name,
+        template,
+        image,
+        env,
+        cpu_millis,
+        memory_bytes,
+        labels,
+        lifetime,
+        idempotency_key,
+    };
     Ok((spec, find))
 }
 
@@ -124,7 +147,9 @@ pub fn command_spec(body: api::RunCommand) -> Result<CommandSpec, ApiError> {
             }
             Program::Shell { script }
         }
-        (Some(_), Some(_)) | (None, None) => {
+        // What the image runs by itself; the engine refuses it where there is nothing.
+        (None, None) => Program::Argv(Vec::new()),
+        (Some(_), Some(_)) => {
             return Err(ApiError::invalid("argv", "give either `argv` or `script`"));
         }
     };
@@ -221,6 +246,8 @@ pub fn sandbox(sandbox: Sandbox) -> api::Sandbox {
         reason: sandbox.reason,
         template: sandbox.template,
         image: sandbox.image,
+        image_alias: sandbox.image_alias,
+        image_digest: sandbox.image_digest.map(|digest| digest.to_string()),
         limits: sandbox_limits(&sandbox.limits),
         env: sandbox.env,
         labels: sandbox.labels.pairs().clone(),
@@ -317,6 +344,101 @@ pub fn machine(stats: MachineStats, key: &Key) -> api::MachineStats {
             capacity: room(stats.capacity),
         }),
     }
+}
+
+/// A reference to an image.
+pub fn reference(text: &str) -> Result<ImageRef, ApiError> {
+    ImageRef::parse(text).map_err(|error| ApiError::invalid("reference", error))
+}
+
+/// `POST /v1/images/pull`
+pub fn pull_spec(body: api::PullImage) -> Result<PullSpec, ApiError> {
+    let api::PullImage { reference: text, platform, username, password, identity_token, insecure } = body;
+    let platform = match platform {
+        None => Platform::this(),
+        Some(text) => Platform::parse(&text).ok_or_else(|| {
+            ApiError::invalid("platform", "it is such as `linux/amd64` or `linux/arm64/v8`")
+        })?,
+    };
+    let credentials = match (username, password, identity_token) {
+        (None, None, None) => Credentials::Anonymous,
+        (Some(username), Some(password), None) => {
+            Credentials::basic(&username, &password).ok_or_else(|| {
+                ApiError::invalid("username", "it or the password cannot be sent to a registry")
+            })?
+        }
+        (None, None, Some(token)) if !token.is_empty() => Credentials::Identity { token },
+        _ => {
+            let why = "give `username` and `password`, or `identity_token`, or none of them";
+            return Err(ApiError::invalid("username", why));
+        }
+    };
+    let transport = if insecure { Transport::Clear } else { Transport::Encrypted };
+    Ok(PullSpec { reference: reference(&text)?, platform, credentials, transport })
+}
+
+/// An image as clients see it.
+pub fn image(info: ImageInfo) -> api::Image {
+    let image = &info.image;
+    let config = &image.config;
+    let layer = |layer: &StoredLayer| api::ImageLayer {
+        digest: layer.blob.map(|digest| digest.to_string()),
+        size_bytes: layer.size,
+        unpacked_bytes: layer.facts.bytes,
+        entries: layer.facts.entries,
+        devices_skipped: layer.facts.devices_skipped,
+        owners_changed: layer.facts.owners_changed,
+        attributes_dropped: layer.facts.attributes_dropped,
+    };
+    api::Image {
+        digest: image.digest.to_string(),
+        names: info.names,
+        aliases: info.aliases,
+        private: info.owner.is_some(),
+        platform: config.platform().map_or_else(|| "unknown".into(), |platform| platform.to_string()),
+        size_bytes: image.size(),
+        unpacked_bytes: image.unpacked(),
+        created_at: rfc3339(image.created_at),
+        sandboxes: info.sandboxes as u64,
+        config: api::ImageConfig {
+            env: config.env.iter().cloned().collect(),
+            user: config.user.clone(),
+            working_directory: config.working_directory.clone(),
+            entrypoint: config.entrypoint.clone(),
+            command: config.command.clone(),
+            labels: config.labels.clone(),
+        },
+        layers: image.layers.iter().map(layer).collect(),
+    }
+}
+
+/// How far a pull is.
+pub fn pull_progress(progress: &PullProgress) -> api::ImageEvent {
+    let layer = |layer: &LayerProgress| api::LayerProgress {
+        digest: layer.digest.to_string(),
+        state: match layer.state {
+            LayerState::Waiting => api::LayerState::Waiting,
+            LayerState::Fetching => api::LayerState::Fetching,
+            LayerState::Fetched => api::LayerState::Fetched,
+            LayerState::Unpacking => api::LayerState::Unpacking,
+            LayerState::Done => api::LayerState::Done,
+            LayerState::Present => api::LayerState::Present,
+        },
+        bytes: layer.bytes,
+        total_bytes: layer.total,
+    };
+    api::ImageEvent::Progress { layers: progress.layers.iter().map(layer).collect() }
+}
+
+/// What a collection removed.
+pub fn collected(collected: Collected) -> api::CollectedImages {
+    let Collected { images, layers, bytes } = collected;
+    api::CollectedImages { images: images as u64, layers: layers as u64, bytes }
+}
+
+/// An alias as clients see it.
+pub fn image_alias(alias: Alias) -> api::ImageAlias {
+    api::ImageAlias { name: alias.name, target: alias.target, created_at: rfc3339(alias.created_at) }
 }
 
 /// A command as clients see it.
@@ -634,7 +756,6 @@ mod tests {
             ..argv(&["a"])
         };
         for (body, field) in [
-            (api::RunCommand::default(), "argv"),
             (api::RunCommand { id: Some("stream".parse().expect("an id")), ..argv(&["a"]) }, "id"),
             (api::RunCommand { script: Some("true".into()), ..argv(&["true"]) }, "argv"),
             (argv(&[]), "argv"),

@@ -9,11 +9,13 @@ use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use engine::EngineError;
+use engine::images::{ArchiveError, ImageFault, RegistryError};
 use runtime::BackendError;
 use serde_json::{Map, Value};
 use wire::api::ErrorBody;
 use wire::files::{FileError, FileErrorKind};
 use wire::guest::StartError;
+use wire::launch::LayerFault;
 
 use crate::convert;
 
@@ -173,6 +175,17 @@ impl From<EngineError> for ApiError {
                 .hint("its first process may be damaged: create another sandbox"),
             FileStalled => say(StatusCode::REQUEST_TIMEOUT, "download_stalled"),
             InitTooOld { .. } => say(StatusCode::CONFLICT, "sandbox_too_old").hint("create another sandbox"),
+            ImageNotFound { .. } => say(StatusCode::NOT_FOUND, "image_not_found")
+                .hint("GET /v1/images lists the images that are here; POST /v1/images/pull gets others"),
+            ImageInUse { sandboxes, .. } => say(StatusCode::CONFLICT, "image_in_use")
+                .hint("delete them, or let the name go all the same with --force (`force=true`): they keep what they need")
+                .detail("sandboxes", sandboxes as u64),
+            AliasNotFound { .. } => {
+                say(StatusCode::NOT_FOUND, "alias_not_found").hint("GET /v1/image-aliases lists all aliases")
+            }
+            Image { source, .. } => image(&source, &message),
+            AdminOnly { .. } => say(StatusCode::FORBIDDEN, "admin_required")
+                .hint("use the key that the daemon made at its first start"),
             NoCommonVersion { theirs, ours, .. } => {
                 let code = if theirs.max < ours.min { "sandbox_too_old" } else { "sandbox_too_new" };
                 say(StatusCode::CONFLICT, code)
@@ -248,8 +261,120 @@ fn backend(error: &BackendError, message: &str, code: &'static str) -> ApiError 
         BackendError::LauncherGone { .. } | BackendError::Late { .. } => {
             say(StatusCode::SERVICE_UNAVAILABLE, code).hint("try again")
         }
+        BackendError::Layer { source, .. } => layer(source, message),
         BackendError::Refused { .. } | BackendError::Gone => say(StatusCode::INTERNAL_SERVER_ERROR, code)
             .hint("the daemon's log has the cause under this answer's x-request-id"),
+    }
+}
+
+/// Why an image did not come. The causes are told too: they are about the image and its registry, and the caller can act on them.
+fn image(fault: &ImageFault, message: &str) -> ApiError {
+    let told = format!("{message}: {}", chain_of(fault));
+    let say = |status, code| ApiError::new(status, code, told.as_str());
+    match fault {
+        fault if fault.is_disk_full() => disk_full(&told),
+        ImageFault::Registry(error) => registry(error, &told),
+        ImageFault::Archive(error) => archive(error, &told),
+        ImageFault::Layer { source: BackendError::Layer { source, .. }, .. } => layer(source, &told),
+        ImageFault::Layer { source, .. } => backend(source, message, "unpack_failed"),
+        ImageFault::Removed => say(StatusCode::SERVICE_UNAVAILABLE, "image_removed").hint("try again"),
+        ImageFault::Stopping => ApiError::stopping(),
+        ImageFault::Store(_) | ImageFault::Keep { .. } => {
+            ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", message)
+                .hint("the daemon's log has the cause under this answer's x-request-id")
+        }
+    }
+}
+
+fn disk_full(told: &str) -> ApiError {
+    ApiError::new(StatusCode::INSUFFICIENT_STORAGE, "disk_full", told)
+        .hint("`shoal image gc` and `shoal image rm` free what is not needed")
+}
+
+fn registry(error: &RegistryError, told: &str) -> ApiError {
+    use RegistryError::*;
+    let say = |status, code| ApiError::new(status, code, told);
+    match error {
+        Unreachable { registry, .. } => say(StatusCode::SERVICE_UNAVAILABLE, "registry_unreachable")
+            .detail("registry", registry.as_str())
+            .hint(
+                "check the name and the network; a registry that speaks plain HTTP must be named in \
+                `insecure_registries` of the daemon's configuration, or with --insecure",
+            ),
+        Broken { registry, .. } | Late { registry, .. } => {
+            say(StatusCode::SERVICE_UNAVAILABLE, "registry_unreachable")
+                .detail("registry", registry.as_str())
+                .hint("try again; what has arrived is kept for an hour")
+        }
+        Busy { registry } => say(StatusCode::SERVICE_UNAVAILABLE, "registry_busy")
+            .detail("registry", registry.as_str())
+            .hint("try again later, or with credentials: many registries give more to those they know"),
+        Denied { registry, anonymous, helper, .. } => {
+            let hint = match (helper, anonymous) {
+                (Some(helper), _) => format!(
+                    "the Docker configuration leaves these credentials to the program `{helper}`, which Shoal does not \
+                     run: give a user name and a password"
+                ),
+                (None, true) => {
+                    "give a user name and a password if the image is private; registries also answer so \
+                     when there is no such image"
+                        .into()
+                }
+                (None, false) => {
+                    "check the user name and the password, and that they may read this image".into()
+                }
+            };
+            say(StatusCode::BAD_REQUEST, "registry_denied").detail("registry", registry.as_str()).hint(hint)
+        }
+        NotFound { .. } => say(StatusCode::NOT_FOUND, "image_not_found").hint("check the name and the tag"),
+        Strange { registry, status, .. } => say(StatusCode::BAD_GATEWAY, "registry_failed")
+            .detail("registry", registry.as_str())
+            .detail("status", *status),
+        Insecure { registry, .. } => say(StatusCode::BAD_REQUEST, "registry_insecure")
+            .detail("registry", registry.as_str())
+            .hint("nothing is fetched in the clear from a registry that was not named as insecure"),
+        BadImage { source, .. } => match source.as_ref() {
+            engine::images::BadImage::WrongPlatform { .. } => {
+                say(StatusCode::BAD_REQUEST, "wrong_platform").hint("choose another image or tag")
+            }
+            _ => say(StatusCode::BAD_REQUEST, "image_invalid"),
+        },
+        TooLong { .. } | Corrupt { .. } | WrongSize { .. } => say(StatusCode::BAD_REQUEST, "image_invalid")
+            .hint("the registry or a mirror does not give what the image says; nothing of it was kept"),
+        // A full disk was told apart before.
+        DiskFull { .. } | Keep { .. } | Tls { .. } => say(StatusCode::INTERNAL_SERVER_ERROR, "internal"),
+    }
+}
+
+fn archive(error: &ArchiveError, told: &str) -> ApiError {
+    use ArchiveError::*;
+    let say = |status, code| ApiError::new(status, code, told);
+    match error {
+        // As above.
+        Io { .. } | DiskFull { .. } => say(StatusCode::INTERNAL_SERVER_ERROR, "internal"),
+        NoName => say(StatusCode::BAD_REQUEST, "name_needed").hint("give `name`"),
+        ManyImages { .. } => say(StatusCode::BAD_REQUEST, "image_invalid").hint("leave `name` out"),
+        BadImage { source } if matches!(**source, engine::images::BadImage::WrongPlatform { .. }) => {
+            say(StatusCode::BAD_REQUEST, "wrong_platform")
+        }
+        Damaged { .. }
+        | Unsupported { .. }
+        | OtherFormat { .. }
+        | Missing { .. }
+        | BadImage { .. }
+        | Corrupt { .. } => say(StatusCode::BAD_REQUEST, "image_invalid"),
+    }
+}
+
+/// What is wrong with a layer. A full disk was told apart before.
+fn layer(fault: &LayerFault, told: &str) -> ApiError {
+    match fault {
+        LayerFault::Kernel { .. } => ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "unpack_failed", told),
+        LayerFault::TooLarge { .. } => ApiError::new(StatusCode::BAD_REQUEST, "image_too_large", told),
+        LayerFault::Digest { .. }
+        | LayerFault::Damaged { .. }
+        | LayerFault::Name { .. }
+        | LayerFault::Unsupported { .. } => ApiError::new(StatusCode::BAD_REQUEST, "image_invalid", told),
     }
 }
 

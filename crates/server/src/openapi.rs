@@ -3,7 +3,7 @@
 use utoipa::openapi::security::{ApiKey, ApiKeyValue, HttpAuthScheme, HttpBuilder, SecurityScheme};
 use utoipa::{Modify, OpenApi};
 
-use crate::routes::{self, commands, files, keys, metrics, sandboxes, stats, system};
+use crate::routes::{self, commands, files, images, keys, metrics, sandboxes, stats, system};
 use crate::{events, stream};
 
 #[derive(OpenApi)]
@@ -48,6 +48,15 @@ use crate::{events, stream};
         files::watch,
         files::pack,
         files::unpack,
+        images::pull,
+        images::import,
+        images::list,
+        images::get,
+        images::remove,
+        images::collect,
+        images::aliases,
+        images::set_alias,
+        images::delete_alias,
         stats::one,
         stats::all,
         metrics::metrics,
@@ -59,7 +68,13 @@ use crate::{events, stream};
         system::version,
         system::openapi,
     ),
-    components(schemas(wire::api::CommandWish, wire::api::CommandEvent, wire::api::FileEvent, wire::api::SandboxEvent)),
+    components(schemas(
+        wire::api::CommandWish,
+        wire::api::CommandEvent,
+        wire::api::FileEvent,
+        wire::api::ImageEvent,
+        wire::api::SandboxEvent
+    )),
     security(("bearer" = []), ("api_key" = [])),
     modifiers(&KeySpellings),
 )]

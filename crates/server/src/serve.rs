@@ -70,6 +70,7 @@ impl Daemon {
             data_dir: data_dir.path().into(),
             capacity: config.capacity,
             output_kept_max: config.output_kept_max,
+            images: config.images.clone(),
         };
         let engine = Engine::start(engine_config, backend).await.map_err(ServeError::Engine)?;
         set_key(&engine, &data_dir, &api_key).await?;

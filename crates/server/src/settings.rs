@@ -207,6 +207,36 @@ pub const KEYS: &[Key] = &[
         unsaid: |_| Value::Null,
         set: |s, text| set(&mut s.otlp_endpoint, text.to_owned()),
     },
+    Key {
+        name: "insecure_registries",
+        about: "Registries of images that are spoken to without TLS. In the environment, separated by commas.",
+        default: "none",
+        example: "insecure_registries = [\"registry.local:5000\"]",
+        flag: None,
+        said: |s| s.insecure_registries.clone().map(Value::from),
+        unsaid: |_| json!([]),
+        set: |s, text| set(&mut s.insecure_registries, list(text)),
+    },
+    Key {
+        name: "registry_mirrors",
+        about: "Who is asked for an image before its registry is, each after the registry; several for one are asked in order. In the environment, separated by commas.",
+        default: "none",
+        example: "registry_mirrors = [\"docker.io=https://mirror.local\"]",
+        flag: None,
+        said: |s| s.registry_mirrors.clone().map(Value::from),
+        unsaid: |_| json!([]),
+        set: |s, text| set(&mut s.registry_mirrors, list(text)),
+    },
+    Key {
+        name: "docker_config",
+        about: "A `config.json` of Docker or Podman, whose credentials are used for every caller's pulls that bring none.",
+        default: "none",
+        example: "docker_config = \"/root/.docker/config.json\"",
+        flag: None,
+        said: |s| s.docker_config.as_deref().map(path_value),
+        unsaid: |_| Value::Null,
+        set: |s, text| set(&mut s.docker_config, text.into()),
+    },
 ];
 
 fn set<T>(field: &mut Option<T>, value: T) -> Result<(), &'static str> {

@@ -31,6 +31,7 @@ impl World {
             data_dir: home.path().into(),
             capacity: config.capacity,
             output_kept_max: config.output_kept_max,
+            images: config.images.clone(),
         };
         let engine =
             Engine::start(engine_config, Arc::new(FakeHost::new())).await.expect("the engine starts");

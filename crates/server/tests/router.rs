@@ -56,6 +56,7 @@ impl World {
                 data_dir: home.path().into(),
                 capacity: config.capacity,
                 output_kept_max: config.output_kept_max,
+                images: Default::default(),
             },
             Arc::new(host.clone()),
         )

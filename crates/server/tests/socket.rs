@@ -42,6 +42,7 @@ impl World {
             data_dir: home.path().into(),
             capacity: config.capacity,
             output_kept_max: config.output_kept_max,
+            images: Default::default(),
         };
         let engine =
             Engine::start(engine_config, Arc::new(FakeHost::new())).await.expect("the engine starts");

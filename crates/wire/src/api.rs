@@ -4,6 +4,7 @@
 //! misspelt wish is an error and not a surprise.
 
 mod files;
+mod images;
 mod lifetime;
 mod stats;
 
@@ -15,6 +16,7 @@ use utoipa::ToSchema;
 use crate::{CommandId, SandboxId};
 
 pub use files::*;
+pub use images::*;
 pub use lifetime::*;
 pub use stats::*;
 
@@ -42,6 +44,8 @@ pub struct CreateSandbox {
     pub name: Option<String>,
     /// The template's name; `default` if left out.
     pub template: Option<String>,
+    /// `host`, a reference such as `python:3.12`, or an alias; the template's if left out. It is pulled if it is not here.
+    pub image: Option<String>,
     /// Added to the template's environment for every command.
     pub env: BTreeMap<String, String>,
     /// Processors, as `"500m"` or `"2"`; the template's if left out.
@@ -102,8 +106,14 @@ pub struct Sandbox {
     pub reason: Option<String>,
     /// What it was made from.
     pub template: String,
-    /// The template's image.
+    /// The image that it was made from.
     pub image: String,
+    /// What was asked for, where that is an alias of it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub image_alias: Option<String>,
+    /// Just which image, once it is known; not there for `host`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub image_digest: Option<String>,
     /// What it may use.
     pub limits: SandboxLimits,
     /// Added to the environment of every command.
@@ -156,7 +166,7 @@ pub struct SandboxPage {
 }
 
 /// `POST /v1/sandboxes/{id}/commands`, and the first message of a command's WebSocket.
-/// Exactly one of `argv` and `script` is given.
+/// One of `argv` and `script` is given at most; without either, the image's own entrypoint runs.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct RunCommand {
@@ -169,9 +179,9 @@ pub struct RunCommand {
     pub script: Option<String>,
     /// Added to the sandbox's environment.
     pub env: BTreeMap<String, String>,
-    /// An absolute path that exists; the template's if left out.
+    /// An absolute path that exists; the image's if left out, or `/workspace`.
     pub cwd: Option<String>,
-    /// A name or number in the sandbox, optionally with `:group`; root if left out.
+    /// A name or number in the sandbox, optionally with `:group`; the image's if left out, or root.
     pub user: Option<String>,
     /// Whether stdin will be written to. If not, it is at its end from the start.
     pub stdin: bool,

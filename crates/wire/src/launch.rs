@@ -8,14 +8,18 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::guest::Handle;
-use crate::{InstallationId, SandboxId};
+use crate::{Digest, InstallationId, SandboxId};
 
 /// The version of these types. Daemon and launcher are one binary, so there is no range: they agree or they part.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 /// A packet is at most this long.
 pub const PACKET_MAX: usize = 64 * 1024;
 /// Sandboxes named in one answer to [`Ask::Inventory`].
 pub const INVENTORY_PAGE: usize = 512;
+/// Layers named in one answer to [`Ask::Layers`].
+pub const LAYERS_PAGE: usize = 1024;
+/// Layers below a sandbox's own writable one: as many as other systems take, and one of ours on top.
+pub const LAYERS_MAX: usize = 128;
 
 /// From the daemon.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -77,6 +81,120 @@ pub enum Ask {
         /// Which one.
         sandbox: SandboxId,
     },
+    /// Unpack a layer. Harmless when it is there already.
+    UnpackLayer(Box<UnpackLayer>),
+    /// Remove a layer that nobody uses. Harmless when it is not there.
+    RemoveLayer {
+        /// Which one.
+        layer: Digest,
+    },
+    /// Which layers there are, in the order of their names.
+    Layers {
+        /// Only those after this one.
+        after: Option<Digest>,
+    },
+}
+
+/// A layer to be made, and from what.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UnpackLayer {
+    /// What it will be called: it stands for its contents and for all that lies below it.
+    pub layer: Digest,
+    /// What lies below it, the uppermost first: what its entries refer to may be there.
+    pub below: Vec<Digest>,
+    /// Where its contents come from.
+    pub from: LayerSource,
+    /// The first host id of a range for the process that reads it.
+    pub base: u32,
+}
+
+/// Where a layer's contents come from.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum LayerSource {
+    /// A tar stream, compressed or not.
+    Blob {
+        /// Of the bytes as they are: the name of a file among the blobs.
+        blob: Digest,
+        /// Of the tar stream in it.
+        contents: Digest,
+    },
+    /// What every sandbox needs and an image may lack: places to mount on, name service, `/workspace`.
+    Finish(Finish),
+}
+
+/// What the uppermost layer of an image depends on.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Finish {
+    /// Whether everyone may write to `/workspace`, because commands do not run as root by default.
+    pub open_workspace: bool,
+    /// Where the image wants its programs to run. Made if it is missing, as it is elsewhere.
+    pub working_directory: Option<String>,
+}
+
+/// What was found while a layer was unpacked.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LayerFacts {
+    /// Files, links and directories.
+    pub entries: u64,
+    /// What the files hold.
+    pub bytes: u64,
+    /// Device nodes, which no sandbox gets.
+    pub devices_skipped: u64,
+    /// Entries whose owner is beyond 65,535 and is now `nobody`.
+    pub owners_changed: u64,
+    /// Extended attributes that a sandbox may not have, or that the file system did not take.
+    pub attributes_dropped: u64,
+}
+
+/// Why a layer cannot be unpacked. All of it is about the layer, save for [`LayerFault::Kernel`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+pub enum LayerFault {
+    /// Its contents are not what the image says.
+    #[error("its contents have the digest {found}, the image says {expected}")]
+    Digest {
+        /// What the image says.
+        expected: Digest,
+        /// What there is.
+        found: Digest,
+    },
+    /// It is not a tar stream, or not whole.
+    #[error("it is damaged: {why}")]
+    Damaged {
+        /// What is wrong.
+        why: String,
+    },
+    /// A name that leads out of the layer, or nowhere.
+    #[error("the name `{path}` is refused: {why}")]
+    Name {
+        /// As the layer has it.
+        path: String,
+        /// What is wrong.
+        why: String,
+    },
+    /// A bomb, or something as large as one.
+    #[error("it is too large: more than {limit} {what}")]
+    TooLarge {
+        /// Of what.
+        what: String,
+        /// How much there may be.
+        limit: u64,
+    },
+    /// Something that is not unpacked by rule.
+    #[error("it has {what}, which is not supported")]
+    Unsupported {
+        /// What.
+        what: String,
+    },
+    /// The kernel refused.
+    #[error("cannot {doing} `{path}`: {}", std::io::Error::from_raw_os_error(*errno))]
+    Kernel {
+        /// As it reads after "cannot".
+        doing: String,
+        /// In the layer.
+        path: String,
+        /// Why.
+        errno: i32,
+    },
 }
 
 /// Some of a sandbox's processes.
@@ -135,6 +253,15 @@ pub enum Answer {
         /// Whether these are all that there are.
         complete: bool,
     },
+    /// To `UnpackLayer`, any number of times before its answer.
+    Unpacking {
+        /// How much of the blob was read.
+        bytes: u64,
+    },
+    /// To `UnpackLayer`.
+    Unpacked(Result<LayerFacts, LayerFault>),
+    /// To `Layers`, [`LAYERS_PAGE`] at most; a shorter list is the last one.
+    Layers(Vec<Digest>),
 }
 
 /// Something of a sandbox that exists on the host.
@@ -178,6 +305,8 @@ pub struct Plan {
 pub enum Rootfs {
     /// The machine's own `/usr` with a cleaned `/etc`, under a private writable layer.
     Host,
+    /// Layers that were unpacked before, the uppermost first, under a private writable layer.
+    Layers(Vec<Digest>),
 }
 
 /// What a sandbox may use.

@@ -1,16 +1,18 @@
 //! What crosses between the processes of Shoal. Types and their encodings; no logic, no I/O.
 //!
-//! Read in this order: [`id`] names things, [`frame`], [`guest`] and [`files`] are spoken between daemon and init,
+//! Read in this order: [`id`] and [`digest`] name things, [`frame`], [`guest`] and [`files`] are spoken between daemon and init,
 //! [`launch`] between daemon and launcher, `api` between clients and the daemon.
 
 #![forbid(unsafe_code)]
 
 #[cfg(feature = "api")]
 pub mod api;
+pub mod digest;
 pub mod files;
 pub mod frame;
 pub mod guest;
 pub mod id;
 pub mod launch;
 
+pub use digest::Digest;
 pub use id::{CommandId, InstallationId, SandboxId};

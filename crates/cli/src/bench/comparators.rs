@@ -115,12 +115,12 @@ pub fn runc_exec(image: &Path, rounds: usize) -> anyhow::Result<Option<Duration>
     Ok(Some(median(times?)))
 }
 
-fn installed(program: &str) -> bool {
+pub fn installed(program: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path).any(|dir| dir.join(program).is_file())
 }
 
-fn quietly(command: &mut Command) -> anyhow::Result<()> {
+pub fn quietly(command: &mut Command) -> anyhow::Result<()> {
     let output = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn();
     let output = output
         .and_then(|child| child.wait_with_output())

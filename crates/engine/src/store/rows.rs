@@ -27,7 +27,10 @@ pub(crate) struct SandboxRow {
     pub owner: Owner,
     pub name: SandboxName,
     pub template: String,
+    /// `host`, or a reference in its canonical spelling.
     pub image: String,
+    /// What it was asked for as, if that was an alias.
+    pub image_alias: Option<String>,
     pub limits: Limits,
     pub env: BTreeMap<String, String>,
     pub state: State,
@@ -131,6 +134,8 @@ pub(super) fn sandbox_from(row: &Row<'_>, now: Moment) -> rusqlite::Result<Sandb
         name: SandboxName::parse(row.get_ref(2)?.as_str()?).map_err(|_| unreadable(2, "name"))?,
         template: row.get(3)?,
         image: row.get(4)?,
+        // In a table of its own, read apart.
+        image_alias: None,
         limits,
         env: from_json(row, 8)?,
         state,

@@ -75,7 +75,12 @@ impl World {
 }
 
 async fn start(directory: &TempDir, host: &FakeHost, output_kept_max: u64, capacity: Capacity) -> Engine {
-    let config = EngineConfig { data_dir: directory.path().into(), capacity, output_kept_max };
+    let config = EngineConfig {
+        data_dir: directory.path().into(),
+        capacity,
+        output_kept_max,
+        images: Default::default(),
+    };
     Engine::start(config, Arc::new(host.clone())).await.expect("the engine starts")
 }
 

@@ -70,7 +70,7 @@ fn unpack_error(error: UnpackError, root: &[u8]) -> FileError {
         | UnpackError::Unsupported { .. }
         | UnpackError::ThroughLink { .. }
         | UnpackError::InTheWay { .. }
-        | UnpackError::TooMany => failure(FileErrorKind::InvalidArchive, root, &detail),
+        | UnpackError::TooMany { .. } => failure(FileErrorKind::InvalidArchive, root, &detail),
     }
 }
 

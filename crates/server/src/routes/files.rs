@@ -704,13 +704,13 @@ fn body_of(source: Source, app: &App, key: &Key) -> Body {
 }
 
 /// A body on its way in.
-struct Incoming<'a> {
+pub(super) struct Incoming<'a> {
     body: &'a mut Body,
     stopping: &'a mut Stopping,
 }
 
 impl Incoming<'_> {
-    async fn next(&mut self) -> Result<Option<Bytes>, ApiError> {
+    pub(super) async fn next(&mut self) -> Result<Option<Bytes>, ApiError> {
         loop {
             let frame = tokio::select! {
                 frame = tokio::time::timeout(BODY_IDLE_MAX, self.body.frame()) => frame,
@@ -743,7 +743,7 @@ impl Incoming<'_> {
 }
 
 /// Pours a body into `take`. If that refuses it, some of the rest is read, so that the refusal is heard.
-async fn pour<T>(
+pub(super) async fn pour<T>(
     mut body: Body,
     stopping: &mut Stopping,
     take: impl AsyncFnOnce(Incoming<'_>) -> Result<T, ApiError>,

@@ -3,6 +3,7 @@
 pub mod commands;
 pub mod events;
 pub mod files;
+pub mod images;
 pub mod keys;
 pub mod metrics;
 pub mod sandboxes;
@@ -13,7 +14,7 @@ use std::future::Future;
 
 use axum::Router;
 use axum::http::StatusCode;
-use axum::routing::{delete, get, post};
+use axum::routing::{delete, get, post, put};
 use tracing::Instrument;
 
 use crate::app::App;
@@ -64,6 +65,13 @@ pub fn all() -> Router<App> {
         .route(&file("grep"), get(files::grep))
         .route(&file("watch"), get(files::watch))
         .route(&file("tar"), get(files::pack).put(files::unpack))
+        .route("/v1/images", get(images::list))
+        .route("/v1/images/pull", post(images::pull))
+        .route("/v1/images/import", post(images::import))
+        .route("/v1/images/gc", post(images::collect))
+        .route("/v1/images/{image}", get(images::get).delete(images::remove))
+        .route("/v1/image-aliases", get(images::aliases))
+        .route("/v1/image-aliases/{alias}", put(images::set_alias).delete(images::delete_alias))
         .route(METRICS, get(metrics::metrics))
         .route("/v1/keys", get(keys::list).post(keys::create))
         .route("/v1/keys/{key}", delete(keys::delete))

@@ -8,10 +8,11 @@ use std::fmt::Write;
 use serde_json::{Map, Value};
 
 /// The subjects, in the order in which people need them.
-const SUBJECTS: [(&str, &str); 6] = [
+const SUBJECTS: [(&str, &str); 7] = [
     ("sandboxes", "Sandboxes"),
     ("commands", "Commands"),
     ("files", "Files"),
+    ("images", "Images"),
     ("stats", "Stats and metrics"),
     ("keys", "Keys"),
     ("system", "The daemon"),

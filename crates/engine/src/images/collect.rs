@@ -1,0 +1,117 @@
+//! Removes what nobody wants: images, then their layers, then blobs.
+//!
+//! A layer's row goes first and its files after it, both under the layer's lock, so that a pull that wants it again finds either
+//! both or neither. What a crash leaves between the two has no row, and is removed at the next start.
+
+use std::collections::HashSet;
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
+
+use image::Digest;
+use runtime::BackendError;
+use tracing::{info, warn};
+
+use super::Collected;
+use crate::error::{EngineError, chain};
+use crate::home::Shared;
+
+/// Between two collections that nobody asked for.
+const INTERVAL: Duration = Duration::from_secs(600);
+/// How old something must be for these: a pull that failed is often tried again.
+const KEPT: Duration = Duration::from_secs(3600);
+
+/// Compares rows and files once, then collects now and then.
+pub(crate) async fn keep_collected(shared: Arc<Shared>) {
+    if let Err(error) = reconcile(&shared).await {
+        warn!(error = chain(&error), "cannot compare layers with their rows");
+    }
+    loop {
+        if let Err(error) = collect(&shared, KEPT).await {
+            warn!(error = chain(&error), "cannot collect unused images; trying again later");
+        }
+        tokio::time::sleep(INTERVAL).await;
+    }
+}
+
+/// One collection of what is older than `kept`.
+pub(super) async fn collect(shared: &Arc<Shared>, kept: Duration) -> Result<Collected, EngineError> {
+    let now = crate::now();
+    let before = now.checked_sub(kept).unwrap_or(now);
+    let naming = shared.images.naming.lock().await;
+    let images = shared.store.collect_images(before).await?;
+    {
+        let mut stock = shared.images.stock();
+        for image in &images {
+            stock.images.remove(image);
+        }
+    }
+    drop(naming);
+    let mut collected = Collected { images: images.len(), ..Collected::default() };
+    for layer in shared.store.unused_layers(before).await? {
+        let lock = shared.images.lock_of(layer);
+        // Whoever holds it unpacks it just now.
+        let Ok(_alone) = lock.try_lock() else { continue };
+        let pins = Arc::clone(&shared.images.pins);
+        // Asked in the change itself: a pull pins a layer before it asks whether there is one.
+        let is_pinned = move || pins.lock().unwrap_or_else(PoisonError::into_inner).contains_key(&layer);
+        if let Some(bytes) = shared.store.remove_layer(layer, is_pinned).await? {
+            collected.layers += 1;
+            collected.bytes += bytes;
+            remove_files(shared, layer).await;
+        }
+    }
+    let blobs = Arc::clone(&shared.images.blobs);
+    match tokio::task::spawn_blocking(move || blobs.sweep(kept)).await {
+        Ok(Ok(_)) => {}
+        Ok(Err(error)) => warn!(%error, "cannot sweep the blobs"),
+        Err(error) => warn!(%error, "cannot sweep the blobs"),
+    }
+    if collected != Collected::default() {
+        let Collected { images, layers, bytes } = collected;
+        info!(images, layers, bytes, "removed what nobody uses");
+    }
+    Ok(collected)
+}
+
+/// Files without a row have no meaning; rows without files are worse, and are forgotten.
+async fn reconcile(shared: &Arc<Shared>) -> Result<(), EngineError> {
+    let files: HashSet<Digest> = match shared.backend.layers().await {
+        Ok(layers) => layers.into_iter().collect(),
+        Err(error) => {
+            warn!(error = chain(&error), "cannot list layers; the next start tries again");
+            return Ok(());
+        }
+    };
+    let rows: HashSet<Digest> = shared.store.layers().await?.into_iter().collect();
+    for layer in files.difference(&rows) {
+        let lock = shared.images.lock_of(*layer);
+        let Ok(_alone) = lock.try_lock() else { continue };
+        if !shared.store.has_layer(*layer).await? {
+            info!(%layer, "removing a layer that has no row");
+            remove_files(shared, *layer).await;
+        }
+    }
+    for layer in rows.difference(&files) {
+        // It may have been removed since the rows were read.
+        if !shared.store.has_layer(*layer).await? {
+            continue;
+        }
+        warn!(%layer, "the files of a layer are gone; its images have to be pulled again");
+        let _naming = shared.images.naming.lock().await;
+        let broken = shared.store.forget_images_of(*layer).await?;
+        let mut stock = shared.images.stock();
+        stock.names.retain(|_, row| !broken.contains(&row.image));
+    }
+    Ok(())
+}
+
+/// If this fails, the files have no row, and the next start tries again.
+async fn remove_files(shared: &Arc<Shared>, layer: Digest) {
+    let removed = match shared.backend.remove_layer(layer).await {
+        Err(BackendError::LauncherGone { .. }) => shared.backend.remove_layer(layer).await,
+        result => result,
+    };
+    if let Err(error) = removed {
+        warn!(%layer, error = chain(&error), "cannot remove a layer's files; the next start tries again");
+    }
+}

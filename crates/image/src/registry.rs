@@ -1,0 +1,915 @@
+//! Where images are pulled from: any registry that speaks the distribution protocol, and its mirrors.
+//!
+//! One [`Registry`] is the talk about one image. It asks mirrors first and the registry itself last; credentials of the caller go
+//! to the registry alone, and never to where it redirects. Plain HTTP is spoken only with registries and mirrors that somebody
+//! named as such. Every wait, size and count of tries is bounded; what arrives is compared with its digest.
+//!
+//! Written on `hyper`, which the workspace has anyway: a client crate would bring a second HTTP stack and TLS setup, and offers
+//! neither resuming nor mirrors.
+
+use std::collections::BTreeMap;
+use std::error::Error;
+use std::io;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use bytes::Bytes;
+use http::header::{self, HeaderMap, HeaderValue};
+use http::uri::{Authority, Scheme};
+use http::{Method, Request, Response, StatusCode, Uri};
+use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
+use hyper::body::Incoming;
+use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
+use hyper_util::client::legacy;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::{TokioExecutor, TokioTimer};
+use serde::Deserialize;
+use tokio::time::timeout;
+use wire::Digest;
+
+use crate::credentials::{Credentials, DockerConfig};
+use crate::hash::digest_of;
+use crate::manifest::{ACCEPT, BadImage, DOCUMENT_MAX, Document, INDEX_DEPTH_MAX, Image, Platform, choose};
+use crate::reference::{ImageRef, REGISTRY_DEFAULT, is_host};
+
+/// How long a connection may take to come about.
+const CONNECT_MAX: Duration = Duration::from_secs(10);
+/// How long a registry may take until it begins to answer.
+const ANSWER_SECONDS: u64 = 60;
+/// How long a registry may be silent in the middle of an answer.
+pub(crate) const SILENCE_SECONDS: u64 = 30;
+/// How often a question is asked before its failure is believed.
+const TRIES_MAX: u32 = 4;
+/// Before the second try; doubled for each one after.
+const RETRY_FIRST: Duration = Duration::from_millis(200);
+/// Between two tries at most, also when the registry asks for more.
+const RETRY_MAX: Duration = Duration::from_secs(10);
+/// From one place to another for one answer.
+const REDIRECTS_MAX: usize = 5;
+/// An answer about a token, or an error's words.
+const SHORT_MAX: usize = 64 * 1024;
+/// A connection that was not used for so long is let go.
+const IDLE_MAX: Duration = Duration::from_secs(30);
+/// Where the API of the default registry really is.
+const DEFAULT_HOST: &str = "registry-1.docker.io";
+
+/// What an operator says of registries.
+#[derive(Debug, Clone, Default)]
+pub struct RegistrySettings {
+    /// Registries that are spoken to in the clear, as `host` or `host:port`.
+    pub insecure: Vec<String>,
+    /// Who is asked first, by registry.
+    pub mirrors: BTreeMap<String, Vec<Mirror>>,
+    /// The daemon's own credentials.
+    pub docker_config: DockerConfig,
+}
+
+/// Another place with a registry's images.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Mirror(Base);
+
+impl Mirror {
+    /// `https://host:port`, or `http://…` where it is to be in the clear.
+    pub fn parse(text: &str) -> Option<Self> {
+        let (scheme, host) = text.trim_end_matches('/').split_once("://")?;
+        let scheme = match scheme {
+            "https" => Scheme::HTTPS,
+            "http" => Scheme::HTTP,
+            _ => return None,
+        };
+        let authority = host.to_ascii_lowercase();
+        is_host(&authority).then(|| Some(Self(Base { scheme, authority: authority.parse().ok()? })))?
+    }
+}
+
+/// Whether a text names a registry.
+pub fn is_registry(text: &str) -> bool {
+    is_host(text) && text == text.to_ascii_lowercase()
+}
+
+/// Where requests go.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Base {
+    scheme: Scheme,
+    authority: Authority,
+}
+
+impl Base {
+    fn is_clear(&self) -> bool {
+        self.scheme == Scheme::HTTP
+    }
+
+    fn of(uri: &Uri) -> Option<Self> {
+        Some(Self { scheme: uri.scheme()?.clone(), authority: uri.authority()?.clone() })
+    }
+}
+
+/// Why an image cannot be had.
+#[derive(Debug, thiserror::Error)]
+pub enum RegistryError {
+    /// No connection.
+    #[error("registry `{registry}` cannot be reached")]
+    Unreachable {
+        /// Which one.
+        registry: String,
+        /// Why.
+        source: Box<dyn Error + Send + Sync>,
+    },
+    /// It answered, and broke off.
+    #[error("the connection to registry `{registry}` broke")]
+    Broken {
+        /// Which one.
+        registry: String,
+        /// Why.
+        source: Box<dyn Error + Send + Sync>,
+    },
+    /// It is silent.
+    #[error("registry `{registry}` did not answer within {seconds} s")]
+    Late {
+        /// Which one.
+        registry: String,
+        /// How long was waited.
+        seconds: u64,
+    },
+    /// It wants to know who asks, or knows and says no.
+    #[error("registry `{registry}` denies access to `{repository}`")]
+    Denied {
+        /// Which one.
+        registry: String,
+        /// What was asked for.
+        repository: String,
+        /// Whether we said who we are.
+        anonymous: bool,
+        /// A program that has credentials, and is not run.
+        helper: Option<String>,
+    },
+    /// There is no such image.
+    #[error("image `{reference}` does not exist in its registry")]
+    NotFound {
+        /// As it was asked for.
+        reference: ImageRef,
+    },
+    /// Too many questions.
+    #[error("registry `{registry}` asks to come back later")]
+    Busy {
+        /// Which one.
+        registry: String,
+    },
+    /// An answer that says neither yes nor no.
+    #[error("registry `{registry}` answered with status {status}{said}")]
+    Strange {
+        /// Which one.
+        registry: String,
+        /// What it said.
+        status: u16,
+        /// The words with it, after a colon.
+        said: String,
+    },
+    /// It would have us speak in the clear.
+    #[error("registry `{registry}` leads to `{to}`, which is not encrypted")]
+    Insecure {
+        /// Which one.
+        registry: String,
+        /// Where it leads.
+        to: String,
+    },
+    /// More than an answer may have.
+    #[error("registry `{registry}` sent more than {limit} bytes for {what}")]
+    TooLong {
+        /// Which one.
+        registry: String,
+        /// What for.
+        what: String,
+        /// How much it may be.
+        limit: u64,
+    },
+    /// Not the bytes that were asked for.
+    #[error("what came for {expected} has the digest {found}")]
+    Corrupt {
+        /// What was asked for.
+        expected: Digest,
+        /// What came.
+        found: Digest,
+    },
+    /// Not as many bytes as the image says.
+    #[error("{digest} has {found} bytes, the image says {expected}")]
+    WrongSize {
+        /// Of which blob.
+        digest: Digest,
+        /// What the image says.
+        expected: u64,
+        /// What came.
+        found: u64,
+    },
+    /// Documents that make no image.
+    #[error("image `{reference}` cannot be used")]
+    BadImage {
+        /// As it was asked for.
+        reference: ImageRef,
+        /// Why.
+        source: Box<BadImage>,
+    },
+    /// There is no room for it.
+    #[error("{needed} bytes are needed and {free} are free")]
+    DiskFull {
+        /// For this blob.
+        needed: u64,
+        /// On the disk.
+        free: u64,
+    },
+    /// The blob could not be kept.
+    #[error("cannot keep {digest}")]
+    Keep {
+        /// Which blob.
+        digest: Digest,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// Without certificates there is no TLS.
+    #[error("cannot set up TLS")]
+    Tls {
+        /// Why.
+        source: Box<dyn Error + Send + Sync>,
+    },
+}
+
+impl RegistryError {
+    /// Whether asking again may help.
+    pub(crate) fn may_pass(&self) -> bool {
+        match self {
+            Self::Unreachable { .. } | Self::Broken { .. } | Self::Late { .. } | Self::Busy { .. } => true,
+            Self::Strange { status, .. } => *status >= 500,
+            Self::Denied { .. }
+            | Self::NotFound { .. }
+            | Self::Insecure { .. }
+            | Self::TooLong { .. }
+            | Self::Corrupt { .. }
+            | Self::WrongSize { .. }
+            | Self::BadImage { .. }
+            | Self::DiskFull { .. }
+            | Self::Keep { .. }
+            | Self::Tls { .. } => false,
+        }
+    }
+}
+
+type Client = legacy::Client<HttpsConnector<HttpConnector>, Full<Bytes>>;
+
+/// All registries, with what the operator says of them. Shared by all pulls, so that connections are.
+pub struct Registries {
+    settings: RegistrySettings,
+    client: OnceLock<Client>,
+}
+
+impl std::fmt::Debug for Registries {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Registries").field("settings", &self.settings).finish_non_exhaustive()
+    }
+}
+
+impl Registries {
+    /// Ready; connects to nobody yet, and reads the machine's certificates when it first has to.
+    pub fn new(settings: RegistrySettings) -> Self {
+        Self { settings, client: OnceLock::new() }
+    }
+
+    fn client(&self) -> Result<&Client, RegistryError> {
+        if let Some(client) = self.client.get() {
+            return Ok(client);
+        }
+        let tls = |source: Box<dyn Error + Send + Sync>| RegistryError::Tls { source };
+        let mut roots = rustls::RootCertStore::empty();
+        // Certificates that cannot be read are passed over: those that can may be enough, and if not, connecting says so.
+        let _ = roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+        let config =
+            rustls::ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
+                .with_safe_default_protocol_versions()
+                .map_err(|error| tls(error.into()))?
+                .with_root_certificates(roots)
+                .with_no_client_auth();
+        let mut tcp = HttpConnector::new();
+        tcp.enforce_http(false);
+        tcp.set_nodelay(true);
+        tcp.set_connect_timeout(Some(CONNECT_MAX));
+        let connector = HttpsConnectorBuilder::new()
+            .with_tls_config(config)
+            .https_or_http()
+            .enable_http1()
+            .wrap_connector(tcp);
+        let client = legacy::Client::builder(TokioExecutor::new())
+            .pool_idle_timeout(IDLE_MAX)
+            .pool_timer(TokioTimer::new())
+            .build(connector);
+        Ok(self.client.get_or_init(|| client))
+    }
+}
+
+/// Whether a registry that nobody named may be spoken to in the clear.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Transport {
+    /// Encrypted, unless the operator's settings name the registry.
+    Encrypted,
+    /// In the clear: the caller named it just now.
+    Clear,
+}
+
+/// The talk about one image.
+#[derive(Debug)]
+pub struct Registry {
+    shared: Arc<Registries>,
+    reference: ImageRef,
+    /// Mirrors, then the registry itself.
+    endpoints: Vec<Endpoint>,
+}
+
+#[derive(Debug)]
+struct Endpoint {
+    base: Base,
+    /// As people write it.
+    name: String,
+    credentials: Credentials,
+    helper: Option<String>,
+    /// What the registry wants to see with each request. Waited for, so that many layers ask for one token.
+    authorization: tokio::sync::Mutex<Option<HeaderValue>>,
+}
+
+/// A blob that is on its way.
+pub(crate) struct BlobStream {
+    pub body: Incoming,
+    /// The offset of the first byte: what was asked for, or 0 where the registry cannot do that.
+    pub from: u64,
+    pub registry: String,
+}
+
+/// What is asked, in the words of the protocol.
+struct Question<'a> {
+    /// After `/v2/<repository>/`.
+    path: &'a str,
+    headers: HeaderMap,
+}
+
+impl Registry {
+    /// Begins. Nothing is sent yet. Credentials that are not given are looked up.
+    pub fn new(
+        shared: &Arc<Registries>,
+        reference: ImageRef,
+        credentials: Credentials,
+        transport: Transport,
+    ) -> Self {
+        let settings = &shared.settings;
+        let found = |registry: &str| {
+            let helper = settings.docker_config.helper_for(registry).map(str::to_owned);
+            (settings.docker_config.find(registry), helper)
+        };
+        let endpoint = |base: Base, name: &str, credentials: Credentials, helper: Option<String>| Endpoint {
+            base,
+            name: name.to_owned(),
+            credentials,
+            helper,
+            authorization: tokio::sync::Mutex::new(None),
+        };
+        let registry = reference.registry();
+        let mut endpoints = Vec::new();
+        for Mirror(base) in settings.mirrors.get(registry).into_iter().flatten() {
+            let (credentials, helper) = found(base.authority.as_str());
+            endpoints.push(endpoint(base.clone(), base.authority.as_str(), credentials, helper));
+        }
+        let clear = transport == Transport::Clear || settings.insecure.iter().any(|named| named == registry);
+        let host = if registry == REGISTRY_DEFAULT { DEFAULT_HOST } else { registry };
+        let authority: Authority = host.parse().expect("a reference names a host");
+        let scheme = if clear { Scheme::HTTP } else { Scheme::HTTPS };
+        let (credentials, helper) = match credentials {
+            Credentials::Anonymous => found(registry),
+            given => (given, None),
+        };
+        endpoints.push(endpoint(Base { scheme, authority }, registry, credentials, helper));
+        Self { shared: Arc::clone(shared), reference, endpoints }
+    }
+
+    /// What it is about.
+    pub fn reference(&self) -> &ImageRef {
+        &self.reference
+    }
+
+    /// Whether the registry itself is told who asks.
+    pub fn is_anonymous(&self) -> bool {
+        self.endpoints.last().is_none_or(|origin| origin.credentials.is_anonymous())
+    }
+
+    /// Finds the image for a platform: through indexes, to its manifest and its configuration.
+    pub async fn image(&self, platform: &Platform) -> Result<Image, RegistryError> {
+        let bad = |source| {
+            let source = Box::new(source);
+            RegistryError::BadImage { reference: self.reference.clone(), source }
+        };
+        let mut wanted = self.reference.wanted();
+        for _ in 0..=INDEX_DEPTH_MAX {
+            let bytes = self.document(&wanted).await?;
+            match Document::parse(&bytes).map_err(bad)? {
+                Document::Index(index) => {
+                    wanted = choose(&index, platform).map_err(bad)?.digest.to_string();
+                }
+                Document::Manifest { config, layers } => {
+                    let config = self.short_blob(config.digest, config.size).await?;
+                    return Image::new(digest_of(&bytes), &layers, &config, platform).map_err(bad);
+                }
+            }
+        }
+        let why = "its indexes are inside one another without end".into();
+        Err(bad(BadImage::Nonsense { what: "index", why }))
+    }
+
+    /// A manifest or an index, by tag or digest.
+    async fn document(&self, wanted: &str) -> Result<Bytes, RegistryError> {
+        let path = format!("manifests/{wanted}");
+        let mut headers = HeaderMap::new();
+        headers.insert(header::ACCEPT, HeaderValue::from_static(ACCEPT));
+        let question = Question { path: &path, headers };
+        let bytes = self.ask_all(&question, async |endpoint, response| {
+            short_body(&endpoint.name, response, DOCUMENT_MAX, "a manifest").await
+        });
+        let bytes = bytes.await?;
+        match wanted.parse::<Digest>() {
+            Ok(expected) if expected != digest_of(&bytes) => {
+                Err(RegistryError::Corrupt { expected, found: digest_of(&bytes) })
+            }
+            Ok(_) | Err(_) => Ok(bytes),
+        }
+    }
+
+    /// A blob that is read at once.
+    async fn short_blob(&self, digest: Digest, size: u64) -> Result<Bytes, RegistryError> {
+        let path = format!("blobs/{digest}");
+        let question = Question { path: &path, headers: HeaderMap::new() };
+        let bytes = self.ask_all(&question, async |endpoint, response| {
+            short_body(&endpoint.name, response, DOCUMENT_MAX, "a configuration").await
+        });
+        let bytes = bytes.await?;
+        if bytes.len() as u64 != size {
+            let found = bytes.len() as u64;
+            return Err(RegistryError::WrongSize { digest, expected: size, found });
+        }
+        match digest_of(&bytes) {
+            found if found == digest => Ok(bytes),
+            found => Err(RegistryError::Corrupt { expected: digest, found }),
+        }
+    }
+
+    /// Begins to fetch a blob, from an offset on where the registry can do that. Asks once; whoever reads the stream asks again
+    /// when it breaks.
+    pub(crate) async fn blob(&self, digest: Digest, from: u64) -> Result<BlobStream, RegistryError> {
+        let path = format!("blobs/{digest}");
+        let mut headers = HeaderMap::new();
+        if from > 0 {
+            let range = format!("bytes={from}-");
+            headers
+                .insert(header::RANGE, HeaderValue::from_str(&range).expect("digits are fit for a header"));
+        }
+        let question = Question { path: &path, headers };
+        let mut last = None;
+        for endpoint in &self.endpoints {
+            match self.ask(endpoint, &question).await {
+                Ok(response) => {
+                    let from = match response.status() {
+                        StatusCode::PARTIAL_CONTENT => range_start(response.headers()).unwrap_or(u64::MAX),
+                        _ => 0,
+                    };
+                    return Ok(BlobStream {
+                        body: response.into_body(),
+                        from,
+                        registry: endpoint.name.clone(),
+                    });
+                }
+                Err(error) => last = Some(self.passed_over(endpoint, error)),
+            }
+        }
+        Err(last.unwrap_or_else(|| self.not_found()))
+    }
+
+    fn not_found(&self) -> RegistryError {
+        RegistryError::NotFound { reference: self.reference.clone() }
+    }
+
+    fn passed_over(&self, endpoint: &Endpoint, error: RegistryError) -> RegistryError {
+        tracing::debug!(endpoint = endpoint.name, image = %self.reference, %error, "a registry did not give what was asked for");
+        error
+    }
+
+    /// Asks mirrors and the registry until one has an answer; each as often as makes sense.
+    async fn ask_all<T>(
+        &self,
+        question: &Question<'_>,
+        read: impl AsyncFn(&Endpoint, Response<Incoming>) -> Result<T, RegistryError>,
+    ) -> Result<T, RegistryError> {
+        let mut last = None;
+        for (number, endpoint) in self.endpoints.iter().enumerate() {
+            let tries = if number + 1 == self.endpoints.len() { TRIES_MAX } else { 1 };
+            let mut wait = RETRY_FIRST;
+            for attempt in 1..=tries {
+                let result = match self.ask(endpoint, question).await {
+                    Ok(response) => read(endpoint, response).await,
+                    Err(error) => Err(error),
+                };
+                match result {
+                    Ok(answer) => return Ok(answer),
+                    Err(error) if error.may_pass() && attempt < tries => {
+                        self.passed_over(endpoint, error);
+                        tokio::time::sleep(wait).await;
+                        wait = (wait * 2).min(RETRY_MAX);
+                    }
+                    Err(error) => {
+                        last = Some(self.passed_over(endpoint, error));
+                        break;
+                    }
+                }
+            }
+        }
+        Err(last.unwrap_or_else(|| self.not_found()))
+    }
+
+    /// Asks one place once, says who we are where that is wanted, and follows where it leads. Gives only answers that mean yes.
+    async fn ask(
+        &self,
+        endpoint: &Endpoint,
+        question: &Question<'_>,
+    ) -> Result<Response<Incoming>, RegistryError> {
+        let target = format!("/v2/{}/{}", self.reference.repository(), question.path);
+        let mut authorization = endpoint.authorization.lock().await.clone();
+        for attempt in 0..2 {
+            let response = self.follow(endpoint, &target, &question.headers, authorization.as_ref()).await?;
+            match response.status() {
+                StatusCode::OK | StatusCode::PARTIAL_CONTENT => return Ok(response),
+                StatusCode::UNAUTHORIZED if attempt == 0 => {
+                    let renewed = self.authorize(endpoint, response.headers(), authorization).await?;
+                    authorization = Some(renewed);
+                }
+                StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => return Err(self.denied(endpoint)),
+                StatusCode::NOT_FOUND => return Err(self.not_found()),
+                StatusCode::TOO_MANY_REQUESTS => {
+                    return Err(RegistryError::Busy { registry: endpoint.name.clone() });
+                }
+                status => return Err(strange(endpoint, status, response).await),
+            }
+        }
+        Err(self.denied(endpoint))
+    }
+
+    fn denied(&self, endpoint: &Endpoint) -> RegistryError {
+        RegistryError::Denied {
+            registry: endpoint.name.clone(),
+            repository: self.reference.repository().to_owned(),
+            anonymous: endpoint.credentials.is_anonymous(),
+            helper: endpoint.helper.clone(),
+        }
+    }
+
+    async fn follow(
+        &self,
+        endpoint: &Endpoint,
+        target: &str,
+        headers: &HeaderMap,
+        authorization: Option<&HeaderValue>,
+    ) -> Result<Response<Incoming>, RegistryError> {
+        let mut base = endpoint.base.clone();
+        let mut target = target.to_owned();
+        for _ in 0..=REDIRECTS_MAX {
+            let mut headers = headers.clone();
+            // Wherever a registry leads, it leads with a link that needs no more proof.
+            if base == endpoint.base
+                && let Some(authorization) = authorization
+            {
+                headers.insert(header::AUTHORIZATION, authorization.clone());
+            }
+            let response = self.send(endpoint, &base, &target, Method::GET, headers, Bytes::new()).await?;
+            if !response.status().is_redirection() {
+                return Ok(response);
+            }
+            let (next, path) = location(&response, &base).ok_or_else(|| RegistryError::Strange {
+                registry: endpoint.name.clone(),
+                status: response.status().as_u16(),
+                said: ": it leads nowhere".into(),
+            })?;
+            if next.is_clear() && !endpoint.base.is_clear() {
+                let to = next.authority.to_string();
+                return Err(RegistryError::Insecure { registry: endpoint.name.clone(), to });
+            }
+            (base, target) = (next, path);
+        }
+        let said = ": it leads on and on".into();
+        Err(RegistryError::Strange { registry: endpoint.name.clone(), status: 302, said })
+    }
+
+    async fn send(
+        &self,
+        endpoint: &Endpoint,
+        base: &Base,
+        target: &str,
+        method: Method,
+        headers: HeaderMap,
+        body: Bytes,
+    ) -> Result<Response<Incoming>, RegistryError> {
+        let registry = || endpoint.name.clone();
+        let broken =
+            |source: Box<dyn Error + Send + Sync>| RegistryError::Broken { registry: registry(), source };
+        let uri = Uri::builder()
+            .scheme(base.scheme.clone())
+            .authority(base.authority.clone())
+            .path_and_query(target)
+            .build()
+            .map_err(|error| broken(error.into()))?;
+        let mut request = Request::builder().method(method).uri(uri);
+        if let Some(all) = request.headers_mut() {
+            *all = headers;
+            let agent = HeaderValue::from_static(concat!("shoal/", env!("CARGO_PKG_VERSION")));
+            all.insert(header::USER_AGENT, agent);
+        }
+        let request = request.body(Full::new(body)).map_err(|error| broken(error.into()))?;
+        let answer = timeout(Duration::from_secs(ANSWER_SECONDS), self.shared.client()?.request(request));
+        match answer.await {
+            Err(_) => Err(RegistryError::Late { registry: registry(), seconds: ANSWER_SECONDS }),
+            Ok(Ok(response)) => Ok(response),
+            Ok(Err(error)) if error.is_connect() => {
+                Err(RegistryError::Unreachable { registry: registry(), source: error.into() })
+            }
+            Ok(Err(error)) => Err(broken(error.into())),
+        }
+    }
+
+    /// Gets what the registry asks to see, as its challenge says. `before` is what it has just refused.
+    async fn authorize(
+        &self,
+        endpoint: &Endpoint,
+        headers: &HeaderMap,
+        before: Option<HeaderValue>,
+    ) -> Result<HeaderValue, RegistryError> {
+        let mut kept = endpoint.authorization.lock().await;
+        // Another layer has renewed it while this one waited.
+        if let Some(newer) = kept.as_ref().filter(|newer| Some(*newer) != before.as_ref()) {
+            return Ok(newer.clone());
+        }
+        let challenges = headers.get_all(header::WWW_AUTHENTICATE);
+        let challenges: Vec<Challenge> =
+            challenges.iter().filter_map(|value| value.to_str().ok()).flat_map(challenges_in).collect();
+        let of = |scheme: &str| challenges.iter().find(|challenge| challenge.scheme == scheme);
+        let text = match (of("bearer"), of("basic"), &endpoint.credentials) {
+            (Some(_), _, Credentials::Bearer { token }) => format!("Bearer {token}"),
+            (Some(bearer), ..) => format!("Bearer {}", self.token(endpoint, bearer).await?),
+            (None, Some(_), Credentials::Basic { username, password }) => basic(username, password),
+            (None, _, _) => return Err(self.denied(endpoint)),
+        };
+        let mut value = HeaderValue::from_str(&text).map_err(|_| self.denied(endpoint))?;
+        value.set_sensitive(true);
+        *kept = Some(value.clone());
+        Ok(value)
+    }
+
+    /// A token for reading the repository, from where the challenge says.
+    async fn token(&self, endpoint: &Endpoint, challenge: &Challenge) -> Result<String, RegistryError> {
+        let strange = |said: &str| RegistryError::Strange {
+            registry: endpoint.name.clone(),
+            status: 401,
+            said: format!(": {said}"),
+        };
+        let realm = challenge.parameter("realm").ok_or_else(|| strange("it names no place for tokens"))?;
+        let realm: Uri = realm.parse().map_err(|_| strange("its place for tokens is not a URL"))?;
+        let base = Base::of(&realm).ok_or_else(|| strange("its place for tokens is not a URL"))?;
+        if base.is_clear() && !endpoint.base.is_clear() {
+            let to = base.authority.to_string();
+            return Err(RegistryError::Insecure { registry: endpoint.name.clone(), to });
+        }
+        let scope = format!("repository:{}:pull", self.reference.repository());
+        let mut query = format!("scope={}", escaped(&scope));
+        if let Some(service) = challenge.parameter("service") {
+            query = format!("service={}&{query}", escaped(service));
+        }
+        let mut headers = HeaderMap::new();
+        let (method, target, body) = match &endpoint.credentials {
+            Credentials::Identity { token } => {
+                let form = "application/x-www-form-urlencoded";
+                headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(form));
+                let grant = "grant_type=refresh_token&client_id=shoal";
+                let body = format!("{grant}&{query}&refresh_token={}", escaped(token));
+                (Method::POST, realm.path().to_owned(), Bytes::from(body))
+            }
+            credentials => {
+                if let Credentials::Basic { username, password } = credentials {
+                    let value = HeaderValue::from_str(&basic(username, password));
+                    let mut value = value.map_err(|_| self.denied(endpoint))?;
+                    value.set_sensitive(true);
+                    headers.insert(header::AUTHORIZATION, value);
+                }
+                let before = realm.query().map(|query| format!("{query}&")).unwrap_or_default();
+                (Method::GET, format!("{}?{before}{query}", realm.path()), Bytes::new())
+            }
+        };
+        let response = self.send(endpoint, &base, &target, method, headers, body).await?;
+        match response.status() {
+            StatusCode::OK => {}
+            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => return Err(self.denied(endpoint)),
+            StatusCode::TOO_MANY_REQUESTS => {
+                return Err(RegistryError::Busy { registry: endpoint.name.clone() });
+            }
+            status => return Err(self::strange(endpoint, status, response).await),
+        }
+        let body = short_body(&endpoint.name, response, SHORT_MAX, "a token").await?;
+        #[derive(Deserialize)]
+        struct Answer {
+            token: Option<String>,
+            access_token: Option<String>,
+        }
+        let answer: Answer =
+            serde_json::from_slice(&body).map_err(|_| strange("its token does not parse"))?;
+        answer.token.or(answer.access_token).ok_or_else(|| strange("it gave no token"))
+    }
+}
+
+fn basic(username: &str, password: &str) -> String {
+    format!("Basic {}", STANDARD.encode(format!("{username}:{password}")))
+}
+
+/// Where an answer leads.
+fn location(response: &Response<Incoming>, base: &Base) -> Option<(Base, String)> {
+    let text = response.headers().get(header::LOCATION)?.to_str().ok()?;
+    if text.starts_with('/') && !text.starts_with("//") {
+        return Some((base.clone(), text.to_owned()));
+    }
+    let uri: Uri = text.parse().ok()?;
+    let scheme = uri.scheme()?;
+    if *scheme != Scheme::HTTP && *scheme != Scheme::HTTPS {
+        return None;
+    }
+    let target = uri.path_and_query().map_or("/", |target| target.as_str()).to_owned();
+    Some((Base::of(&uri)?, target))
+}
+
+/// Where the bytes of a part begin.
+fn range_start(headers: &HeaderMap) -> Option<u64> {
+    let text = headers.get(header::CONTENT_RANGE)?.to_str().ok()?;
+    text.strip_prefix("bytes ")?.split('-').next()?.parse().ok()
+}
+
+async fn strange(endpoint: &Endpoint, status: StatusCode, response: Response<Incoming>) -> RegistryError {
+    #[derive(Deserialize)]
+    struct Said {
+        errors: Vec<SaidError>,
+    }
+    #[derive(Deserialize)]
+    struct SaidError {
+        #[serde(default)]
+        message: String,
+    }
+    // The words are a help and no more: without them the status has to do.
+    let body = short_body(&endpoint.name, response, SHORT_MAX, "an error").await.unwrap_or_default();
+    let said = serde_json::from_slice::<Said>(&body).ok().and_then(|said| said.errors.into_iter().next());
+    let said = said.map(|said| {
+        format!(": {}", said.message.escape_debug().to_string().chars().take(200).collect::<String>())
+    });
+    RegistryError::Strange {
+        registry: endpoint.name.clone(),
+        status: status.as_u16(),
+        said: said.unwrap_or_default(),
+    }
+}
+
+async fn short_body(
+    registry: &str,
+    response: Response<Incoming>,
+    limit: usize,
+    what: &str,
+) -> Result<Bytes, RegistryError> {
+    let body = Limited::new(response.into_body(), limit).collect();
+    match timeout(Duration::from_secs(SILENCE_SECONDS), body).await {
+        Err(_) => Err(RegistryError::Late { registry: registry.into(), seconds: SILENCE_SECONDS }),
+        Ok(Ok(body)) => Ok(body.to_bytes()),
+        Ok(Err(error)) if error.is::<LengthLimitError>() => {
+            Err(RegistryError::TooLong { registry: registry.into(), what: what.into(), limit: limit as u64 })
+        }
+        Ok(Err(source)) => Err(RegistryError::Broken { registry: registry.into(), source }),
+    }
+}
+
+/// One way to prove who asks.
+#[derive(Debug, PartialEq, Eq)]
+struct Challenge {
+    /// In lower case.
+    scheme: String,
+    parameters: Vec<(String, String)>,
+}
+
+impl Challenge {
+    fn parameter(&self, name: &str) -> Option<&str> {
+        self.parameters.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str())
+    }
+}
+
+/// The challenges of one `WWW-Authenticate` header: `Bearer realm="…",service="…", Basic realm="…"`.
+fn challenges_in(text: &str) -> Vec<Challenge> {
+    let mut challenges: Vec<Challenge> = Vec::new();
+    let mut rest = text.trim_start();
+    while !rest.is_empty() {
+        let end = rest.find([' ', '=', ',']).unwrap_or(rest.len());
+        let (word, after) = rest.split_at(end);
+        rest = after.trim_start_matches(' ');
+        if let Some(after) = rest.strip_prefix('=') {
+            let after = after.trim_start_matches(' ');
+            let (value, after) = quoted(after);
+            if let Some(challenge) = challenges.last_mut() {
+                challenge.parameters.push((word.to_ascii_lowercase(), value));
+            }
+            rest = after;
+        } else if !word.is_empty() {
+            challenges.push(Challenge { scheme: word.to_ascii_lowercase(), parameters: Vec::new() });
+        }
+        rest = rest.trim_start_matches([' ', ',']);
+    }
+    challenges
+}
+
+/// A value with or without quotes, and what follows it.
+fn quoted(text: &str) -> (String, &str) {
+    let Some(inner) = text.strip_prefix('"') else {
+        let end = text.find([',', ' ']).unwrap_or(text.len());
+        return (text[..end].to_owned(), &text[end..]);
+    };
+    let mut value = String::new();
+    let mut characters = inner.char_indices();
+    while let Some((at, character)) = characters.next() {
+        match character {
+            '"' => return (value, &inner[at + 1..]),
+            '\\' => value.extend(characters.next().map(|(_, escaped)| escaped)),
+            other => value.push(other),
+        }
+    }
+    (value, "")
+}
+
+/// A text as part of a query.
+fn escaped(text: &str) -> String {
+    let mut query = String::new();
+    for byte in text.bytes() {
+        match byte {
+            b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' | b'/' | b':' => {
+                query.push(byte.into())
+            }
+            other => query += &format!("%{other:02X}"),
+        }
+    }
+    query
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn challenges_are_read_as_they_are_written() {
+        let challenges = challenges_in(
+            r#"Bearer realm="https://a.b/t?x=1",service="s \"q\"" , scope=x,Basic realm="r, s""#,
+        );
+        assert_eq!(challenges.len(), 2);
+        assert_eq!(challenges[0].scheme, "bearer");
+        assert_eq!(challenges[0].parameter("realm"), Some("https://a.b/t?x=1"));
+        assert_eq!(challenges[0].parameter("service"), Some(r#"s "q""#));
+        assert_eq!(challenges[0].parameter("scope"), Some("x"));
+        assert_eq!(
+            (challenges[1].scheme.as_str(), challenges[1].parameter("realm")),
+            ("basic", Some("r, s"))
+        );
+        assert_eq!(challenges_in("Basic").len(), 1);
+        assert_eq!(challenges_in(""), []);
+    }
+
+    proptest! {
+        #[test]
+        fn no_challenge_panics(text in "\\PC{0,60}") {
+            let _ = challenges_in(&text);
+        }
+    }
+
+    #[test]
+    fn mirrors_are_urls_of_hosts() {
+        for good in ["https://mirror.local", "http://127.0.0.1:5000/", "https://[::1]:5000"] {
+            assert!(Mirror::parse(good).is_some(), "{good}");
+        }
+        for bad in [
+            "",
+            "mirror.local",
+            "ftp://a.b",
+            "https://a.b/path",
+            "https://a b",
+            "https://user@a.b",
+            "https://",
+        ] {
+            assert!(Mirror::parse(bad).is_none(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn queries_are_escaped() {
+        assert_eq!(escaped("repository:a/b:pull&x=ü"), "repository:a/b:pull%26x%3D%C3%BC");
+    }
+}

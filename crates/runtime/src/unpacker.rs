@@ -1,0 +1,211 @@
+//! The process that unpacks one layer: it reads what strangers wrote, so it can reach nothing.
+//!
+//! A walker clones it for one layer. Before it reads the first byte it stands in namespaces of its own whose root is the launcher's
+//! empty staging area, with the new layer mounted writable and the layers below mounted read-only, both through idmapped mounts.
+//! It is root of a user namespace over a range of ids that nobody else has: so it can give files to guest ids,
+//! which is what unpacking needs, and is nobody on the host. It has no network, no descriptor but the blob and a
+//! pipe, no way to start a program, and limits on memory. Had a layer taken it over, it could write into the layer
+//! that it wrote anyway.
+//!
+//! Why not in the daemon: giving files away needs root there, and the daemon should be able to do without. Why not in the walker
+//! itself: that is the host's root.
+
+use std::fs::File;
+use std::io::{self, PipeReader, PipeWriter, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::panic::AssertUnwindSafe;
+
+use image::layer;
+use rustix::fs::{CWD, Mode, OFlags, openat};
+use rustix::mount::{
+    FsMountFlags, FsOpenFlags, MountAttrFlags, UnmountFlags, fsconfig_create, fsmount, fsopen, unmount,
+};
+use rustix::process::{
+    Gid, Resource, Rlimit, Signal, Uid, chdir, pivot_root, set_parent_process_death_signal, setrlimit,
+};
+use rustix::thread::{
+    CapabilitySet, LinkNameSpaceType, move_into_link_name_space, set_thread_groups, set_thread_res_gid,
+    set_thread_res_uid,
+};
+use serde::{Deserialize, Serialize};
+use wire::launch::{LayerFacts, LayerFault, LayerSource, from_packet, to_packet};
+
+use crate::enter::{
+    STAGE_ROOT, STAGE_WRITABLE, attach, drop_privileges, layer_name, lower_layers, set_lower_layers,
+};
+use crate::seccomp::Filters;
+use crate::sys;
+
+/// What giving files to guests needs, within the ids that the process has.
+const KEPT: CapabilitySet = CapabilitySet::CHOWN
+    .union(CapabilitySet::DAC_OVERRIDE)
+    .union(CapabilitySet::FOWNER)
+    .union(CapabilitySet::FSETID)
+    .union(CapabilitySet::SETFCAP);
+/// Address space: a zstd window is 128 MiB at most, and the rest of a stream passes through small buffers.
+/// Descriptors: two for each directory on the way to an entry. Processes: none. Core dumps: as in `enter`.
+const RESOURCES: [(Resource, u64); 4] =
+    [(Resource::As, 1 << 30), (Resource::Nofile, 2048), (Resource::Nproc, 0), (Resource::Core, 1)];
+/// After how much more of the blob its reader says so.
+const STEP_BYTES: u64 = 4 << 20;
+/// A message of the process, at most. It may be taken over, so this is not believed but enforced.
+const MESSAGE_MAX: usize = 16 * 1024;
+
+/// Numbers of the two descriptors that it keeps.
+const BLOB: i32 = 3;
+const REPORT: i32 = 4;
+
+/// What it needs, opened by the walker.
+pub struct Materials<'a> {
+    /// The new layer, writable, through an idmapped mount.
+    pub top: OwnedFd,
+    /// The layers below, the uppermost first, read-only, through idmapped mounts.
+    pub below: Vec<OwnedFd>,
+    /// The user namespace.
+    pub user: OwnedFd,
+    /// A network namespace with nothing in it.
+    pub net: OwnedFd,
+    /// The compiled filters.
+    pub filters: &'a Filters,
+    /// What is read, where it is a blob.
+    pub blob: Option<File>,
+    /// Where messages go.
+    pub report: PipeWriter,
+}
+
+#[derive(Serialize, Deserialize)]
+enum Message {
+    Read(u64),
+    Done(Result<LayerFacts, LayerFault>),
+}
+
+/// In the new process: locks itself in, unpacks, reports, ends.
+pub fn run(materials: Materials<'_>, from: &LayerSource) -> ! {
+    // A parser that panics is a layer that is refused; nothing of the launcher's may run after it.
+    let result = std::panic::catch_unwind(AssertUnwindSafe(|| lock_in_and_unpack(materials, from)));
+    sys::exit_now(if matches!(result, Ok(Ok(()))) { 0 } else { 1 })
+}
+
+fn lock_in_and_unpack(materials: Materials<'_>, from: &LayerSource) -> io::Result<()> {
+    let Materials { top, below, user, net, filters, blob, report } = materials;
+    move_into_link_name_space(net.as_fd(), Some(LinkNameSpaceType::Network))?;
+    attach(&top, CWD, STAGE_WRITABLE)?;
+    let has_below = !below.is_empty();
+    match below.as_slice() {
+        [] => {}
+        [only] => attach(only, CWD, STAGE_ROOT)?,
+        many => {
+            for (number, tree) in many.iter().enumerate() {
+                attach(tree, CWD, layer_name(number as u8))?;
+            }
+            let context = fsopen("overlay", FsOpenFlags::FSOPEN_CLOEXEC)?;
+            let numbers: Vec<u8> = (0..many.len() as u8).collect();
+            set_lower_layers(&context, &lower_layers(&numbers))?;
+            fsconfig_create(&context)?;
+            let flags = MountAttrFlags::MOUNT_ATTR_NODEV
+                | MountAttrFlags::MOUNT_ATTR_NOSUID
+                | MountAttrFlags::MOUNT_ATTR_NOEXEC
+                | MountAttrFlags::MOUNT_ATTR_RDONLY;
+            let mounted = fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, flags)?;
+            attach(&mounted, CWD, STAGE_ROOT)?;
+        }
+    }
+    // The launcher stands in its staging area, and so does whoever it clones: that becomes the root.
+    pivot_root(".", ".")?;
+    unmount(".", UnmountFlags::DETACH)?;
+    chdir("/")?;
+
+    move_into_link_name_space(user.as_fd(), Some(LinkNameSpaceType::User))?;
+    set_thread_groups(&[])?;
+    set_thread_res_gid(Gid::ROOT, Gid::ROOT, Gid::ROOT)?;
+    set_thread_res_uid(Uid::ROOT, Uid::ROOT, Uid::ROOT)?;
+    // After the ids, whose change would clear it. Should the walker have died before, the pipe is closed at its other end.
+    set_parent_process_death_signal(Some(Signal::KILL))?;
+    for (resource, most) in RESOURCES {
+        setrlimit(resource, Rlimit { current: Some(most), maximum: Some(most) })?;
+    }
+    drop_privileges(KEPT)?;
+    filters.apply().map_err(io::Error::other)?;
+
+    // All else that the launcher had open goes before the first foreign byte is read.
+    let null = openat(CWD, "dev/null", OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
+    let keep = |fd: BorrowedFd<'_>| sys::duplicate_above(fd, REPORT + 1);
+    let blob = blob.map(|blob| keep(blob.as_fd())).transpose()?;
+    let (null, report) = (keep(null.as_fd())?, keep(report.as_fd())?);
+    let (blob, mut report) =
+        sys::close_all_but(null, blob.unwrap_or(report.try_clone()?), report, BLOB, REPORT)?;
+    let mut blob = File::from(blob);
+
+    let directory = |name: &str| {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        openat(CWD, name, flags, Mode::empty())
+    };
+    let top = directory(STAGE_WRITABLE)?;
+    let below = has_below.then(|| directory(STAGE_ROOT)).transpose()?;
+    let below = below.as_ref().map(AsFd::as_fd);
+    let done = match from {
+        LayerSource::Blob { contents, .. } => {
+            let length = blob.metadata()?.len();
+            let mut reading = Reading { blob: &mut blob, report: &mut report, read: 0, told: 0 };
+            layer::unpack(&mut reading, length, *contents, top.as_fd(), below, &layer::Limits::default())
+        }
+        LayerSource::Finish(wanted) => layer::finish(top.as_fd(), below, wanted),
+    };
+    tell(&mut report, &Message::Done(done))
+}
+
+/// Tells how much was read.
+struct Reading<'a> {
+    blob: &'a mut File,
+    report: &'a mut File,
+    read: u64,
+    told: u64,
+}
+
+impl Read for Reading<'_> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let length = self.blob.read(into)?;
+        self.read += length as u64;
+        if self.read - self.told >= STEP_BYTES {
+            self.told = self.read;
+            tell(self.report, &Message::Read(self.read))?;
+        }
+        Ok(length)
+    }
+}
+
+fn tell(report: &mut File, message: &Message) -> io::Result<()> {
+    let packet = to_packet(message);
+    report.write_all(&(packet.len() as u32).to_le_bytes())?;
+    report.write_all(&packet)
+}
+
+/// In the walker: what came of it. `None`: it ended without a word.
+pub fn listen(
+    report: &mut PipeReader,
+    mut read: impl FnMut(u64) -> io::Result<()>,
+) -> io::Result<Option<Result<LayerFacts, LayerFault>>> {
+    loop {
+        let mut length = [0; 4];
+        match report.read_exact(&mut length) {
+            Ok(()) => {}
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),
+            Err(error) => return Err(error),
+        }
+        let length = u32::from_le_bytes(length) as usize;
+        if length > MESSAGE_MAX {
+            return Ok(None);
+        }
+        let mut packet = vec![0; length];
+        match report.read_exact(&mut packet) {
+            Ok(()) => {}
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),
+            Err(error) => return Err(error),
+        }
+        match from_packet(&packet) {
+            Some(Message::Read(bytes)) => read(bytes)?,
+            Some(Message::Done(done)) => return Ok(Some(done)),
+            None => return Ok(None),
+        }
+    }
+}
