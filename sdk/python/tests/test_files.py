@@ -34,6 +34,16 @@ def test_text_bytes_and_open_files_are_written_and_read(sb: Sandbox) -> None:
     assert sb.read("/workspace/empty") == b""
 
 
+def test_a_write_may_depend_on_what_is_there(sb: Sandbox) -> None:
+    first = sb.files.write("/workspace/shared", "one")
+    second = sb.files.write("/workspace/shared", "two", if_match=first.etag)
+    with pytest.raises(SandboxOperationError) as late:
+        sb.files.write("/workspace/shared", "three", if_match=first.etag)
+    assert late.value.code == "condition_failed"
+    assert sb.files.stat("/workspace/shared").etag == second.etag
+    assert sb.read("/workspace/shared") == b"two"
+
+
 def test_what_cannot_be_read_says_why(sb: Sandbox) -> None:
     with pytest.raises(ResourceNotFoundError) as missing:
         sb.read("/workspace/none")

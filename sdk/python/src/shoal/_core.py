@@ -20,6 +20,7 @@ from .errors import (
     QuotaExceededError,
     ResourceAlreadyExistsError,
     ResourceCreationError,
+    ResourceInUseError,
     ResourceNameConflictError,
     ResourceNotFoundError,
     SandboxAPIError,
@@ -193,13 +194,6 @@ def refusal(status: int, body: bytes, url: str) -> SandboxClientError:
     return refused(code, message, said.get("hint"), said.get("details"), status)
 
 
-_NOT_FOUND = {
-    "sandbox_not_found": "sandbox",
-    "template_not_found": "template",
-    "command_not_found": "command",
-    "file_not_found": "file",
-    "key_not_found": "key",
-}
 _AUTHENTICATION = {"unauthorized", "admin_required", "metrics_only", "metrics_not_allowed", "origin_not_allowed"}
 _NOT_READY = {"wrong_state", "sandbox_failed", "sandbox_too_new", "sandbox_too_old"}
 _COMMAND = {"command_ended", "no_terminal", "stdin_closed", "stdin_stalled", "stdin_overflow"}
@@ -213,8 +207,10 @@ def refused(
     """The exception for one of the daemon's codes."""
     details = details or {}
     more: dict[str, Any] = {"hint": hint, "code": code, "status_code": status, "details": details}
-    if code in _NOT_FOUND:
-        return ResourceNotFoundError(message, resource_type=_NOT_FOUND[code], **more)
+    if code.endswith("_not_found") and code not in _OWN_FAULT:
+        return ResourceNotFoundError(message, resource_type=code.removesuffix("_not_found"), **more)
+    if code.endswith("_in_use"):
+        return ResourceInUseError(message, resource_type=code.removesuffix("_in_use"), **more)
     if code in _AUTHENTICATION:
         return SandboxAuthenticationError(message, **more)
     if code in _NOT_READY:

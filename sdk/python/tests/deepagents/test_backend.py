@@ -161,6 +161,51 @@ def test_read_is_what_the_helper_gives(backend: ShoalSandbox) -> None:
     assert backend.read("one.txt") == BaseSandbox.read(backend, "one.txt")
 
 
+EDITS: list[tuple[str, str, str, bool]] = [
+    ("/workspace/a.py", "one", "1", False),
+    ("/workspace/a.py", "two", "2", False),
+    ("/workspace/a.py", "two", "2", True),
+    ("/workspace/a.py", "none", "", False),
+    ("/workspace/a.py", "", "x", False),
+    ("/workspace/a.py", "aa", "a", True),
+    ("/workspace/crlf.txt", "one\ntwo", "1\n2", False),
+    ("/workspace/crlf.txt", "four\r\n", "4\n", False),
+    ("/workspace/invalid.txt", "one", "1", False),
+    ("/workspace/link.txt", "x", "y", False),
+    ("/workspace/hard", "x", "y", False),
+    ("/workspace/none.txt", "x", "y", False),
+    ("/workspace", "x", "y", False),
+    ("a.py", "three", "3", False),
+    ("/workspace/large", "b", "c" * 60_000, False),
+]
+
+
+def test_edit_does_what_the_helper_does(client: SandboxClient) -> None:
+    seen = []
+
+    async def awaited(backend: ShoalSandbox, *edit: Any) -> Any:
+        return await backend.aedit(*edit)
+
+    for way in (BaseSandbox.edit, ShoalSandbox.edit, lambda *edit: asyncio.run(awaited(*edit))):
+        with client.sandbox() as sandbox:
+            backend = ShoalSandbox(sandbox)
+            backend.upload_files(
+                [
+                    ("/workspace/a.py", b"one\ntwo\ntwo\nthree\naaaaa\n"),
+                    ("/workspace/crlf.txt", b"one\r\ntwo\r\nthree\r\nfour\r\n"),
+                    ("/workspace/invalid.txt", b"one\xff"),
+                    ("/workspace/target.txt", b"x\n"),
+                    ("/workspace/hard", b"x\n"),
+                    ("/workspace/large", b"a" * 300_000 + b"b"),
+                ]
+            )
+            backend.execute("ln -s target.txt link.txt; ln hard second; chmod 640 a.py; chown 5:6 a.py")
+            results = [way(backend, *edit) for edit in EDITS]
+            tree = backend.execute("find . -type f -printf '%p %m %U %G %n ' -exec sha256sum {} \\; | sort").output
+            seen.append(([(result.path, result.error, result.occurrences) for result in results], tree))
+    assert seen[0] == seen[1] == seen[2]
+
+
 def test_an_agent_writes_a_program_sees_it_fail_and_mends_it(backend: ShoalSandbox) -> None:
     from scripted_model import SESSION, ScriptedModel
 

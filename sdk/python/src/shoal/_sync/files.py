@@ -64,6 +64,7 @@ class Files:
         *,
         mode: str | None = None,
         parents: bool = True,
+        if_match: str | None = None,
         user: str | None = None,
     ) -> FileInfo:
         """Writes a file: text, bytes, or all that an open file has left.
@@ -75,13 +76,18 @@ class Files:
             content: What.
             mode: Permissions in octal, as ``"0755"``.
             parents: Whether missing directories are made.
+            if_match: Write only if the file that is there has this ``etag``; else ``SandboxOperationError`` with the code
+                ``condition_failed``.
             user: As which user of the sandbox.
         """
         target = self._path("", path=path, mode=mode, parents=None if parents else False, user=user)
         headers = {"Content-Type": "application/octet-stream"}
+        if if_match is not None:
+            headers["If-Match"] = if_match
         if isinstance(content, str | bytes | bytearray | memoryview):
             raw = content.encode() if isinstance(content, str) else bytes(content)
-            answer = self._transport.call("PUT", target, content=raw, headers=headers)
+            # Once it is written, it does not match any more.
+            answer = self._transport.call("PUT", target, content=raw, headers=headers, repeat=if_match is None)
         else:
             # What was read from a file cannot be read again, so this is tried once.
             answer = self._transport.call("PUT", target, content=_pieces(content), headers=headers, repeat=False)

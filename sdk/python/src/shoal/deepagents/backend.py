@@ -1,7 +1,8 @@
 """A sandbox as Deep Agents sees it. Translates, and keeps no state.
 
 ``BaseSandbox`` does most of its work by running Python in the sandbox. What the native API does in one call with the
-same result is overridden here (``ls``, ``write``, and ``read`` of ordinary text files); the rest is left to the installed
+same result, or in few, is overridden here (``ls``, ``write``, and ``read`` and ``edit`` of ordinary text files); the rest is
+left to the installed
 version.
 """
 
@@ -13,6 +14,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 
 from deepagents.backends.protocol import (
+    EditResult,
     ExecuteResponse,
     FileDownloadResponse,
     FileUploadResponse,
@@ -27,7 +29,7 @@ from .._async.transport import AsyncTransport
 from .._sync.sandbox import Sandbox
 from ..errors import CommandTimeoutError, ResourceNotFoundError, SandboxClientError
 from ..models import ExecutionResult, FileInfo
-from ._pages import WHOLE_FILE_BYTES_MAX, is_plain, page
+from ._pages import WHOLE_FILE_BYTES_MAX, edited, is_plain, page
 from ._threads import off_loop
 
 #: How long a command may run unless the agent says otherwise, as with other Deep Agents sandboxes.
@@ -246,6 +248,56 @@ class ShoalSandbox(BaseSandbox):
             return await super().awrite(file_path, content)
         (response,) = await self.aupload_files([(file_path, content.encode())])
         return _written(response)
+
+    def edit(self, file_path: str, old_string: str, new_string: str, replace_all: bool = False) -> EditResult:
+        """Replaces text in a file."""
+        if old_string and file_path.startswith("/"):
+            try:
+                found = off_loop(self._edit, file_path, old_string, new_string, replace_all)
+            except SandboxClientError:
+                # The helper says what is wrong, in its own words; or someone wrote in between, and it looks again.
+                found = None
+            if found is not None:
+                return found
+        return super().edit(file_path, old_string, new_string, replace_all)
+
+    def _edit(self, path: str, old: str, new: str, replace_all: bool) -> EditResult | None:
+        files = self._sandbox.files
+        info = files.stat(path)
+        if not _is_editable(info):
+            return None
+        done = edited(files.read(path), old, new, replace_all)
+        if done is None:
+            return None
+        files.write(path, done[0], if_match=info.etag)
+        return EditResult(path=path, occurrences=done[1])
+
+    async def aedit(self, file_path: str, old_string: str, new_string: str, replace_all: bool = False) -> EditResult:
+        """As ``edit``, without a thread."""
+        if old_string and file_path.startswith("/"):
+            try:
+                found = await self._aedit(file_path, old_string, new_string, replace_all)
+            except SandboxClientError:
+                found = None
+            if found is not None:
+                return found
+        return await super().aedit(file_path, old_string, new_string, replace_all)
+
+    async def _aedit(self, path: str, old: str, new: str, replace_all: bool) -> EditResult | None:
+        files = self._async().files
+        info = await files.stat(path)
+        if not _is_editable(info):
+            return None
+        done = edited(await files.read(path), old, new, replace_all)
+        if done is None:
+            return None
+        await files.write(path, done[0], if_match=info.etag)
+        return EditResult(path=path, occurrences=done[1])
+
+
+def _is_editable(info: FileInfo) -> bool:
+    # A file with a second name keeps it only if it is written in place, as the helper does.
+    return info.is_file and info.links == 1 and info.size <= WHOLE_FILE_BYTES_MAX
 
 
 def _merged(command: str) -> str:
