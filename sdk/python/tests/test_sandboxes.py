@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import io
 import os
 import signal
 import subprocess
 import sys
+import tarfile
 import threading
 from pathlib import Path
 
@@ -19,6 +21,7 @@ from shoal import (
     LifetimeRule,
     QuotaExceededError,
     ResourceCreationError,
+    ResourceInUseError,
     ResourceNameConflictError,
     ResourceNotFoundError,
     Sandbox,
@@ -171,6 +174,34 @@ def test_keys_and_quotas(client: SandboxClient, daemon: Daemon) -> None:
     client.delete_key(key.id)
     with SandboxClient(daemon.url, key.secret) as guest, pytest.raises(SandboxAuthenticationError):
         guest.list_sandboxes()
+
+
+def test_images_are_imported_found_and_deleted(client: SandboxClient) -> None:
+    archive = io.BytesIO()
+    with tarfile.open(fileobj=archive, mode="w") as tar:
+        for name in ("bin", "usr"):
+            entry = tarfile.TarInfo(name)
+            entry.type = tarfile.DIRTYPE
+            tar.addfile(entry)
+        entry = tarfile.TarInfo("marker")
+        entry.size = 5
+        tar.addfile(entry, io.BytesIO(b"hello"))
+    archive.seek(0)
+    (made,) = client.import_image(archive, name="team/tiny:1")
+    assert any("team/tiny" in name for name in made.names)
+    assert made.digest in [image.digest for image in client.list_images()]
+    assert client.get_image("team/tiny:1").digest == made.digest
+    with client.sandbox(image="team/tiny:1") as sb:
+        assert sb.read("/marker") == b"hello"
+        with pytest.raises(ResourceInUseError) as used:
+            client.delete_image("team/tiny:1")
+        assert used.value.resource_type == "image"
+    client.delete_image("team/tiny:1")
+    with pytest.raises(ResourceNotFoundError) as gone:
+        client.get_image("team/tiny:1")
+    assert gone.value.resource_type == "image"
+    with client.sandbox(image="host") as sb:
+        assert sb.info.image == "host"
 
 
 def test_wrong_requests_say_what_is_wrong(client: SandboxClient) -> None:

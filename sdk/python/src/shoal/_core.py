@@ -128,6 +128,7 @@ def selectors(labels: Mapping[str, str] | Sequence[str] | None) -> list[tuple[st
 def create_wish(
     *,
     template_name: str | None,
+    image: str | None,
     name: str | None,
     labels: Mapping[str, str] | None,
     match_labels: Mapping[str, str] | None,
@@ -140,6 +141,7 @@ def create_wish(
     """The body of a create."""
     wish = {
         "template": template_name,
+        "image": image,
         "name": name,
         "labels": dict(labels) if labels else None,
         "match_labels": dict(match_labels) if match_labels is not None else None,

@@ -29,6 +29,8 @@ __all__ = [
     "FilesMade",
     "FoundFiles",
     "FoundLines",
+    "Image",
+    "ImageConfig",
     "Kept",
     "Key",
     "LastUse",
@@ -454,6 +456,38 @@ class FileEvent:
     path: str | None = None
     change: str | None = None
     directory: bool | None = None
+
+
+@dataclass(frozen=True)
+class ImageConfig:
+    """How an image's programs run."""
+
+    command: list[str] = field(default_factory=list)
+    entrypoint: list[str] = field(default_factory=list)
+    env: dict[str, str] = field(default_factory=dict)
+    labels: dict[str, str] = field(default_factory=dict)
+    user: str | None = None
+    working_directory: str | None = None
+
+
+@dataclass(frozen=True)
+class Image:
+    """An image that the daemon has."""
+
+    digest: str
+    names: list[str]
+    platform: str
+    config: ImageConfig
+    #: What was fetched for it.
+    size_bytes: int
+    #: What its files hold.
+    unpacked_bytes: int
+    created_at: datetime
+    #: Whether only this key's owner sees it.
+    private: bool = False
+    #: How many of the owner's sandboxes were made from it.
+    sandboxes: int = 0
+    aliases: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

@@ -89,7 +89,7 @@ class AsyncFiles:
             answer = await self._transport.call("PUT", target, content=raw, headers=headers, repeat=if_match is None)
         else:
             # What was read from a file cannot be read again, so this is tried once.
-            answer = await self._transport.call("PUT", target, content=_pieces(content), headers=headers, repeat=False)
+            answer = await self._transport.call("PUT", target, content=pieces(content), headers=headers, repeat=False)
         info: FileInfo = decoded(FileInfo, answer.json())
         return info
 
@@ -257,7 +257,7 @@ class AsyncFiles:
             answer = await self._transport.call(
                 "PUT",
                 target,
-                content=_pieces(file),
+                content=pieces(file),
                 headers={"Content-Type": type_},
                 repeat=False,
                 read_seconds=None,
@@ -310,7 +310,8 @@ def _make_directory(path: Path) -> None:
     path.mkdir(parents=True, exist_ok=True)
 
 
-async def _pieces(file: IO[bytes]) -> AsyncIterable[bytes]:
+async def pieces(file: IO[bytes]) -> AsyncIterable[bytes]:
+    """What an open file has left."""
     while piece := await _seam.aoffload(file.read, FILE_PIECE_BYTES):
         yield piece
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Any
+from typing import IO, Any
 
 from .. import _seam
 from .._core import (
@@ -33,6 +33,7 @@ from ..errors import (
 from ..models import (
     STATUS_OF_STATE,
     CreatedKey,
+    Image,
     Key,
     LifetimeRule,
     MachineStats,
@@ -41,11 +42,14 @@ from ..models import (
     SandboxStats,
     Version,
 )
+from .files import pieces
 from .sandbox import Sandbox, SandboxEvents
 from .transport import Transport
 
 #: How long a sandbox may take to be made.
 CREATE_SECONDS_MAX = 120.0
+#: How long an image may take to come, on a slow line.
+PULL_SECONDS_MAX = 1800.0
 
 
 class SandboxClient:
@@ -125,6 +129,7 @@ class SandboxClient:
         self,
         template_name: str | None = None,
         *,
+        image: str | None = None,
         name: str | None = None,
         labels: Mapping[str, str] | None = None,
         lifetime: Sequence[LifetimeRule] | None = None,
@@ -136,6 +141,7 @@ class SandboxClient:
         """A new sandbox that is deleted at the end of a ``with`` block. The arguments are those of ``create_sandbox``."""
         sandbox = self.create_sandbox(
             template_name,
+            image=image,
             name=name,
             labels=labels,
             lifetime=lifetime,
@@ -151,6 +157,7 @@ class SandboxClient:
         self,
         template_name: str | None = None,
         *,
+        image: str | None = None,
         name: str | None = None,
         wait_for_ready: bool = True,
         labels: Mapping[str, str] | None = None,
@@ -164,6 +171,8 @@ class SandboxClient:
 
         Args:
             template_name: What to make it from; the template ``default`` if left out.
+            image: ``host``, a reference such as ``python:3.12``, or an alias, in place of the template's. It is pulled if
+                it is not there, so give it time with ``timeout``.
             name: Free text up to 255 bytes, unique among the owner's sandboxes; generated if left out.
             wait_for_ready: Whether to wait until it runs; if not, ``wait_for_sandbox`` does.
             labels: Free text to find it by.
@@ -182,6 +191,7 @@ class SandboxClient:
         """
         body = create_wish(
             template_name=template_name,
+            image=image,
             name=name,
             labels=labels,
             match_labels=None,
@@ -198,6 +208,7 @@ class SandboxClient:
         labels: Mapping[str, str],
         template_name: str | None = None,
         *,
+        image: str | None = None,
         name: str | None = None,
         more_labels: Mapping[str, str] | None = None,
         lifetime: Sequence[LifetimeRule] | None = None,
@@ -222,6 +233,7 @@ class SandboxClient:
         """
         body = create_wish(
             template_name=template_name,
+            image=image,
             name=name,
             labels=more_labels,
             match_labels=labels,
@@ -383,6 +395,76 @@ class SandboxClient:
             if cursor is None:
                 machine: MachineStats = decoded(MachineStats, page["machine"])
                 return machine, rows
+
+    # --- Images
+
+    def pull_image(
+        self,
+        reference: str,
+        *,
+        username: str | None = None,
+        password: str | None = None,
+        platform: str | None = None,
+        insecure: bool = False,
+        timeout: float = PULL_SECONDS_MAX,
+    ) -> Image:
+        """Pulls an image from its registry, also when one of that name is there: a tag may mean something else today.
+
+        Args:
+            reference: Such as ``python:3.12`` or ``registry.local:5000/team/app:1``.
+            username: For the registry; what is pulled so is seen by this key's owner alone.
+            password: With ``username``.
+            platform: Such as ``linux/arm64``; the daemon's machine's if left out.
+            insecure: Speak plain HTTP with the registry; needs a key with admin rights.
+            timeout: How many seconds it may take.
+        """
+        wish = {
+            "reference": reference,
+            "username": username,
+            "password": password,
+            "platform": platform,
+            "insecure": insecure or None,
+        }
+        body = {key: value for key, value in wish.items() if value is not None}
+        answer = self._transport.call("POST", "/images/pull", json=body, read_seconds=timeout)
+        image: Image = decoded(Image, answer.json())
+        return image
+
+    def import_image(self, file: IO[bytes], *, name: str | None = None, format: str | None = None) -> list[Image]:
+        """Takes the images of an archive: of OCI or Docker, or a root file system as a tar stream, compressed or not.
+
+        Args:
+            file: The archive, open for reading bytes.
+            name: What to call the image; needed where the archive does not say.
+            format: ``oci``, ``docker`` or ``rootfs``; what it looks like if left out.
+        """
+        answer = self._transport.call(
+            "POST",
+            query("/images/import", {"name": name, "format": format}),
+            content=pieces(file),
+            headers={"Content-Type": "application/octet-stream"},
+            repeat=False,
+            read_seconds=None,
+        )
+        return [decoded(Image, entry) for entry in answer.json()["images"]]
+
+    def list_images(self) -> list[Image]:
+        """The images that this key's owner may use, newest first. ``host`` is not among them."""
+        answer = self._transport.call("GET", "/images")
+        return [decoded(Image, entry) for entry in answer.json()["images"]]
+
+    def get_image(self, name: str) -> Image:
+        """An image, by a name or its digest."""
+        image: Image = decoded(Image, (self._transport.call("GET", f"/images/{in_path(name)}")).json())
+        return image
+
+    def delete_image(self, name: str, *, force: bool = False) -> None:
+        """Takes an image's name away, or all its names when it is named by its digest, and removes what nobody uses.
+
+        Raises:
+            ResourceInUseError: Sandboxes use it. With ``force`` they go on, and what they need is removed after them.
+        """
+        self._transport.call("DELETE", query(f"/images/{in_path(name)}", {"force": force or None}))
 
     # --- Templates, volumes and pools belong here, named as in the LangSmith SDK: `create_template` and so on.
 

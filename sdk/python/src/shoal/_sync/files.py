@@ -90,7 +90,7 @@ class Files:
             answer = self._transport.call("PUT", target, content=raw, headers=headers, repeat=if_match is None)
         else:
             # What was read from a file cannot be read again, so this is tried once.
-            answer = self._transport.call("PUT", target, content=_pieces(content), headers=headers, repeat=False)
+            answer = self._transport.call("PUT", target, content=pieces(content), headers=headers, repeat=False)
         info: FileInfo = decoded(FileInfo, answer.json())
         return info
 
@@ -258,7 +258,7 @@ class Files:
             answer = self._transport.call(
                 "PUT",
                 target,
-                content=_pieces(file),
+                content=pieces(file),
                 headers={"Content-Type": type_},
                 repeat=False,
                 read_seconds=None,
@@ -311,7 +311,8 @@ def _make_directory(path: Path) -> None:
     path.mkdir(parents=True, exist_ok=True)
 
 
-def _pieces(file: IO[bytes]) -> Iterable[bytes]:
+def pieces(file: IO[bytes]) -> Iterable[bytes]:
+    """What an open file has left."""
     while piece := _seam.offload(file.read, FILE_PIECE_BYTES):
         yield piece
 

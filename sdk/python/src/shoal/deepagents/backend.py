@@ -2,8 +2,7 @@
 
 ``BaseSandbox`` does most of its work by running Python in the sandbox. What the native API does in one call with the
 same result, or in few, is overridden here (``ls``, ``write``, and ``read`` and ``edit`` of ordinary text files); the rest is
-left to the installed
-version.
+left to the installed version.
 """
 
 from __future__ import annotations
