@@ -45,6 +45,10 @@ def test_environment_directory_and_user(sb: Sandbox) -> None:
 def test_a_program_that_does_not_exist_is_a_result(sb: Sandbox) -> None:
     result = sb.run(["no-such-program"])
     assert (result.exit_code, result.outcome) == (127, "failed_to_start")
+    assert "no-such-program" in repr(result)
+    with pytest.raises(SandboxOperationError) as caught:
+        sb.run("true", user="nobody-of-this-name")
+    assert caught.value.error_type == "failed_to_start", "there is no honest number for it"
 
 
 def test_output_longer_than_an_answer_is_whole(sb: Sandbox) -> None:

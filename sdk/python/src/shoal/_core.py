@@ -365,9 +365,9 @@ def finished(
         )
     exit_code = result.exit_code
     if exit_code is None:
-        if result.outcome == "exited":
+        if result.outcome not in ("killed", "out_of_memory"):
             raise SandboxOperationError(
-                result.message or "nobody heard how the command ended", operation="command", error_type="unknown_end"
+                result.message or "nobody heard how the command ended", operation="command", error_type=result.outcome
             )
         # A tree that was killed has no honest number; 137 is what a shell says of a process that SIGKILL ended.
         exit_code = 128 + (result.signal or 9)

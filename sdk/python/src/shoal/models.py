@@ -215,6 +215,8 @@ class ExecutionResult:
         parts = [f"exit_code={self.exit_code}"]
         if self.outcome != "exited":
             parts.append(f"outcome={self.outcome!r}")
+        if self.message:
+            parts.append(f"message={self.message!r}")
         for name, text in (("stdout", self.stdout), ("stderr", self.stderr)):
             if text:
                 parts.append(f"{name}={text!r}" if len(text) <= 80 else f"{name}={text[:77]!r}... {len(text)} chars")

@@ -48,6 +48,13 @@ def test_every_call_is_a_fresh_shell_in_the_working_directory(backend: ShoalSand
     assert backend.execute("echo $PWD $A").output == "/workspace\n"
 
 
+def test_a_command_that_cannot_start_is_an_answer(backend: ShoalSandbox) -> None:
+    backend.execute("rm -r /workspace")
+    done = backend.execute("true")
+    assert done.exit_code not in (0, None) and "/workspace" in done.output
+    assert asyncio.run(backend.aexecute("true")) == done
+
+
 def test_bytes_survive_and_long_commands_work(backend: ShoalSandbox) -> None:
     assert backend.execute(r"printf 'a\000b\377'").output == "a\x00b\ufffd"
     text = "ü" * 100_000

@@ -26,7 +26,7 @@ from deepagents.backends.sandbox import BaseSandbox
 from .._async.sandbox import AsyncSandbox
 from .._async.transport import AsyncTransport
 from .._sync.sandbox import Sandbox
-from ..errors import CommandTimeoutError, ResourceNotFoundError, SandboxClientError
+from ..errors import CommandTimeoutError, ResourceNotFoundError, SandboxClientError, SandboxOperationError
 from ..models import ExecutionResult, FileInfo
 from ._pages import WHOLE_FILE_BYTES_MAX, edited, is_plain, page
 from ._threads import off_loop
@@ -39,6 +39,8 @@ OUTPUT_BYTES_MAX = 10 << 20
 TRANSFERS_MAX = 8
 #: The exit code of a command that was ended by its timeout, as `timeout(1)` has it.
 TIMED_OUT = 124
+#: The exit code of a command that could not be started, as a shell has it.
+NOT_EXECUTED = 126
 
 #: The daemon's codes that Deep Agents has words for.
 FILE_ERRORS = {
@@ -117,6 +119,8 @@ class ShoalSandbox(BaseSandbox):
             )
         except CommandTimeoutError as error:
             return _timed_out(error, seconds)
+        except SandboxOperationError as error:
+            return _not_executed(error)
 
     async def aexecute(self, command: str, *, timeout: int | None = None) -> ExecuteResponse:
         """As ``execute``, without a thread."""
@@ -126,6 +130,8 @@ class ShoalSandbox(BaseSandbox):
             return _executed(result)
         except CommandTimeoutError as error:
             return _timed_out(error, seconds)
+        except SandboxOperationError as error:
+            return _not_executed(error)
 
     # --- Files in and out
 
@@ -321,6 +327,11 @@ def _timed_out(error: CommandTimeoutError, seconds: float) -> ExecuteResponse:
         exit_code=TIMED_OUT,
         truncated=False,
     )
+
+
+def _not_executed(error: SandboxOperationError) -> ExecuteResponse:
+    # The agent may have removed the working directory, and can make it again.
+    return ExecuteResponse(output=f"Error: {error.message}", exit_code=NOT_EXECUTED, truncated=False)
 
 
 def _file_error(error: SandboxClientError) -> str:
