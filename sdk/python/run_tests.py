@@ -57,8 +57,8 @@ ENVIRONMENTS = (
         "sdk",
         ("httpx==0.28.1", "pytest==9.2.0", "pytest-asyncio==1.4.1.post1", "mypy==2.4.1", "ruff==0.17.4"),
         (
-            ("{python}", "-m", "ruff", "check", "--no-cache", "."),
-            ("{python}", "-m", "ruff", "format", "--no-cache", "--check", "."),
+            ("{python}", "-m", "ruff", "check", "--no-cache", ".", "../../examples/python"),
+            ("{python}", "-m", "ruff", "format", "--no-cache", "--check", ".", "../../examples/python"),
             (*MYPY, "--exclude", "/deepagents/"),
             PYTEST,
         ),
