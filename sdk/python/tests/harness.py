@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from shoal import AsyncSandboxClient, SandboxClient
-from shoal._local import find_binary
+from shoal._local import find_binary, remove_leftover
 
 
 class Daemon:
@@ -31,7 +31,7 @@ class Daemon:
     def start(self, listen: str = "127.0.0.1:0") -> None:
         """Starts it, and waits until it says that it is ready."""
         environment = {**os.environ, "SHOAL_API_KEY": self.key}
-        log = (self.directory / "log").open("a")
+        log = (self.directory / "daemon.log").open("a")
         with log:
             self._process = subprocess.Popen(
                 [find_binary(None), "serve", "--data-dir", str(self.directory / "data"), "--listen", listen],
@@ -46,7 +46,7 @@ class Daemon:
             if "ready at " in line:
                 self.url = line.rsplit(" ", 1)[1].strip()
                 return
-        raise RuntimeError(f"the daemon did not start:\n{(self.directory / 'log').read_text()}")
+        raise RuntimeError(f"the daemon did not start:\n{(self.directory / 'daemon.log').read_text()}")
 
     @property
     def address(self) -> str:
@@ -72,14 +72,10 @@ class Daemon:
                 process.stdout.close()
 
     def remove(self) -> None:
-        """Deletes every sandbox, and ends."""
-        if self._process is None or self._process.poll() is not None:
-            self._process = None
-            self.start()
-        with SandboxClient(self.url, self.key) as client:
-            for sandbox in client.list_sandboxes():
-                sandbox.delete()
+        """Ends it, and has a private daemon adopt and remove all that it made, what it kept ready included."""
         self._end(signal.SIGTERM)
+        remove_leftover(find_binary(None), self.directory)
+        wait_until(lambda: not self.directory.exists(), 60)
 
     def client(self) -> SandboxClient:
         """A client of it."""
@@ -93,12 +89,11 @@ class Daemon:
 def a_daemon() -> Iterator[Daemon]:
     """A daemon, and nothing of it afterwards."""
     # Sockets have short names, so this is not in pytest's own deep directories.
-    with tempfile.TemporaryDirectory(prefix="shoal-sdk-", dir="/var/tmp") as directory:
-        daemon = Daemon(Path(directory))
-        try:
-            yield daemon
-        finally:
-            daemon.remove()
+    daemon = Daemon(Path(tempfile.mkdtemp(prefix="shoal-sdk-", dir="/var/tmp")))
+    try:
+        yield daemon
+    finally:
+        daemon.remove()
 
 
 def wait_until(holds: object, seconds: float = 30.0) -> None:

@@ -259,10 +259,11 @@ def _remove_leftovers(program: str, own: Path) -> None:
             about = base.lstat()
             ours = stat.S_ISDIR(about.st_mode) and about.st_uid == os.geteuid() and about.st_mode & 0o077 == 0
             if base != own and ours and (base / "lock").exists():
-                _remove_leftover(program, base)
+                remove_leftover(program, base)
 
 
-def _remove_leftover(program: str, base: Path) -> None:
+def remove_leftover(program: str, base: Path) -> None:
+    """Has a daemon adopt and remove what is in a directory, unless someone lives there."""
     with _open_lock(base / "lock") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
