@@ -16,7 +16,8 @@ mod pack;
 mod read;
 mod unpack;
 
-pub use pack::{PackError, Packed, pack_directory, pack_file};
+pub use header::BLOCK;
+pub use pack::{PackError, Packed, entry_header, pack_directory, pack_directory_if, pack_file};
 pub use read::{Entries, Entry, EntryKind};
 pub use unpack::{Links, UnpackError, Unpacked, unpack};
 

@@ -9,6 +9,7 @@ use rustix::io::Errno;
 
 use crate::DEPTH_MAX;
 use crate::header::{BLOCK, Header};
+use crate::read::{Entry, EntryKind};
 
 /// What is read of a file at once.
 const BUFFER: usize = 256 * 1024;
@@ -62,9 +63,38 @@ pub struct Packed {
 
 /// Everything in a directory, under names relative to it.
 pub fn pack_directory(top: OwnedFd, to: &mut dyn Write) -> Result<Packed, PackError> {
+    pack_directory_if(top, to, &|_| true)
+}
+
+/// What is wanted of a directory, by its path below the top. Of a directory that is not wanted, nothing is.
+pub fn pack_directory_if(
+    top: OwnedFd,
+    to: &mut dyn Write,
+    wanted: &dyn Fn(&[u8]) -> bool,
+) -> Result<Packed, PackError> {
     let mut packing = Packing::new(to);
-    packing.directory(top)?;
+    packing.directory(top, wanted)?;
     packing.finish()
+}
+
+/// What stands in front of an entry's contents. Behind them come zeroes up to a multiple of [`crate::BLOCK`].
+pub fn entry_header(entry: &Entry) -> Vec<u8> {
+    let kind = match entry.kind {
+        EntryKind::File => b'0',
+        EntryKind::HardLink => b'1',
+        EntryKind::Symlink => b'2',
+        EntryKind::Directory => b'5',
+        EntryKind::Fifo | EntryKind::Other => b'6',
+    };
+    let mut out = Vec::new();
+    let mut packing = Packing::new(&mut out);
+    // A vector takes whatever is written to it.
+    let name = packing.fitting(entry.path.clone(), b'L').unwrap_or_default();
+    let link = packing.fitting(entry.link.clone(), b'K').unwrap_or_default();
+    let Entry { mode, uid, gid, size, modified, .. } = *entry;
+    let header = Header { name, mode: mode & 0o7777, uid, gid, size, modified, kind, link };
+    out.extend_from_slice(&header.to_block());
+    out
 }
 
 /// One file, under a name.
@@ -87,7 +117,7 @@ impl<'a> Packing<'a> {
         Self { to, buffer: vec![0; BUFFER], packed: Packed::default() }
     }
 
-    fn directory(&mut self, top: OwnedFd) -> Result<(), PackError> {
+    fn directory(&mut self, top: OwnedFd, wanted: &dyn Fn(&[u8]) -> bool) -> Result<(), PackError> {
         let mut path: Vec<u8> = Vec::new();
         let read = |path: &[u8], source| PackError::Read { path: path.to_vec(), source };
         let first = Dir::new(top).map_err(|errno| read(b"", errno))?;
@@ -109,6 +139,9 @@ impl<'a> Packing<'a> {
                 path.push(b'/');
             }
             path.extend_from_slice(name.to_bytes());
+            if !wanted(&path) {
+                continue;
+            }
             let parent = directory.fd().map_err(|errno| read(&path, errno))?;
             match self.entry(parent, name, &path) {
                 Ok(None) => {}

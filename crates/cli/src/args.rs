@@ -1,7 +1,9 @@
 //! The arguments of all subcommands.
 
+mod build;
 mod image;
 mod lifetime;
+mod template;
 
 use std::path::PathBuf;
 
@@ -10,8 +12,12 @@ use clap::{Args, Parser};
 use crate::detach::{self, DetachKeys};
 use crate::environment::Color;
 
+pub use build::Build;
 pub use image::{AliasAction, Image, ImageAction, ImportImage, PullImage};
 pub use lifetime::{Explain, Label, Lifetime, Rules, Touch};
+pub use template::{
+    ApplyTemplates, CreateTemplate, PrepareTemplate, Template, TemplateAction, UpdateTemplate,
+};
 
 /// Sandboxes for AI agents, on this machine.
 #[derive(Debug, Parser)]
@@ -66,6 +72,8 @@ pub enum Subcommand {
     Watch(Watch),
     Stats(Stats),
     Image(Image),
+    Template(Template),
+    Build(Box<Build>),
     Key(Key),
     Config(Config),
     Doctor(Doctor),
@@ -180,8 +188,8 @@ pub struct Run {
     /// Say where one is and how to leave; for `shoal shell`
     #[arg(skip)]
     pub greeting: bool,
-    /// The program and its arguments; without them, what the image says
-    #[arg(required_unless_present_any = ["image", "sandbox"], trailing_var_arg = true, value_name = "COMMAND")]
+    /// The program and its arguments; without them, what the template or the image says
+    #[arg(required_unless_present_any = ["image", "sandbox", "template"], trailing_var_arg = true, value_name = "COMMAND")]
     pub command: Vec<String>,
 }
 

@@ -76,6 +76,11 @@ impl ColourWishes {
 }
 
 impl Environment {
+    /// A variable that the command line names.
+    pub fn variable(&self, name: &str) -> Option<std::ffi::OsString> {
+        std::env::var_os(name)
+    }
+
     /// Reads all of them.
     pub fn read(color: Color) -> Self {
         let text = |name: &str| std::env::var(name).ok();

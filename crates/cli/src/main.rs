@@ -8,6 +8,7 @@
 mod amount;
 mod args;
 mod bench;
+mod build;
 mod config;
 mod copy;
 mod detach;
@@ -34,6 +35,7 @@ mod serve;
 mod session;
 mod shell;
 mod stats;
+mod templates;
 mod terminal;
 mod watch;
 
@@ -119,6 +121,8 @@ async fn dispatch(subcommand: Subcommand, environment: &Environment) -> anyhow::
         Subcommand::Watch(arguments) => watch::watch(arguments, environment).await,
         Subcommand::Stats(arguments) => stats::stats(arguments, environment).await,
         Subcommand::Image(arguments) => images::image(arguments, environment).await,
+        Subcommand::Build(arguments) => build::build(*arguments, environment).await,
+        Subcommand::Template(arguments) => templates::template(arguments, environment).await,
         Subcommand::Key(arguments) => match arguments.action {
             KeyAction::Create(arguments) => keys::create(arguments, environment).await,
             KeyAction::Ls(arguments) => keys::list(arguments, environment).await,

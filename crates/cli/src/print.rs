@@ -180,8 +180,8 @@ fn paint_of(header: &str, cell: &str) -> Option<Paint> {
         return None;
     }
     match cell {
-        "running" => Some(Paint::Green),
-        "creating" | "starting" | "deleting" => Some(Paint::Yellow),
+        "running" | "ready" => Some(Paint::Green),
+        "creating" | "starting" | "deleting" | "preparing" => Some(Paint::Yellow),
         "failed" => Some(Paint::Red),
         "paused" | "ended" => Some(Paint::Dim),
         _ => None,

@@ -94,11 +94,16 @@ pub async fn inspect(arguments: Inspect, environment: &Environment) -> anyhow::R
     }
     let commands = client.commands(sandbox.id).await?;
     let image = image_text(&sandbox);
+    let template = match sandbox.template.as_str() {
+        // What is built in has no versions.
+        "default" => sandbox.template,
+        _ => format!("{}, version {}", sandbox.template, sandbox.template_version),
+    };
     let mut facts = vec![
         ("id", sandbox.id.to_string()),
         ("name", sandbox.name),
         ("state", word(&sandbox.state)),
-        ("template", sandbox.template),
+        ("template", template),
         ("image", image),
         ("cpu", amount::cpu(sandbox.limits.cpu_millis.into())),
         ("memory", amount::memory(sandbox.limits.memory_bytes)),

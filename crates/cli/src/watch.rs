@@ -81,6 +81,11 @@ impl View {
                 let name = self.names.get(&sandbox_id).cloned().unwrap_or_default();
                 self.line(&at, sandbox_id, &name, &format!("command {command_id} {}", ending(&result)))
             }
+            api::SandboxEvent::Template { at, name, version, state, reason } => {
+                let reason = reason.map(|reason| format!(": {reason}")).unwrap_or_default();
+                template_line(&at, &name, &format!("version {version} {}{reason}", word(&state)))
+            }
+            api::SandboxEvent::TemplateDeleted { at, name } => template_line(&at, &name, "deleted"),
         })
     }
 
@@ -105,6 +110,11 @@ impl View {
         let time = at.get(11..19).unwrap_or("now");
         format!("{time:8}  {id}  {}  {what}\n", print::harmless(name))
     }
+}
+
+fn template_line(at: &str, name: &str, what: &str) -> String {
+    let time = at.get(11..19).unwrap_or("now");
+    format!("{time:8}  template  {}  {}\n", print::harmless(name), print::harmless(what))
 }
 
 fn painted(what: &str, state: api::SandboxState) -> String {

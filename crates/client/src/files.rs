@@ -404,12 +404,21 @@ impl Upload {
 
     /// A directory of this machine as a tar stream, with the numbers of its owners. `seen` is told of bytes on their way.
     pub fn directory(from: &Path, seen: impl Fn(u64) + Send + 'static) -> Result<Self, ClientError> {
+        Self::directory_if(from, |_| true, seen)
+    }
+
+    /// What is wanted of a directory, by the path below it. Of a directory that is not wanted, nothing is.
+    pub fn directory_if(
+        from: &Path,
+        wanted: impl Fn(&[u8]) -> bool + Send + 'static,
+        seen: impl Fn(u64) + Send + 'static,
+    ) -> Result<Self, ClientError> {
         let local = |source: io::Error| ClientError::Local { path: from.to_owned(), source };
         let top = std::fs::File::open(from).map_err(local)?;
         let (pieces, body) = mpsc::channel(PIECES_MAX);
         tokio::task::spawn_blocking(move || {
             let mut out = io::BufWriter::with_capacity(PIECE, Pieces { pieces, seen });
-            if let Err(error) = archive::pack_directory(top.into(), &mut out) {
+            if let Err(error) = archive::pack_directory_if(top.into(), &mut out, &wanted) {
                 // The stream is of no use, and must not look as if it were whole.
                 let _ = out.get_ref().pieces.blocking_send(Err(io::Error::other(error.to_string())));
             }

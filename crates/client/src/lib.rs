@@ -20,11 +20,13 @@
 
 #![forbid(unsafe_code)]
 
+mod builds;
 mod error;
 mod files;
 mod images;
 mod sse;
 mod stream;
+mod templates;
 mod transport;
 mod watch;
 
@@ -37,10 +39,12 @@ use http::{HeaderValue, Method};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+pub use builds::{BuildLog, one_file};
 pub use error::{Cause, ClientError};
 pub use files::{Download, FileWatch, Files, GrepFiles, Upload, WriteFile};
 pub use images::{ImageEvents, InUse};
 pub use stream::{CommandStream, Input, InputClosed, Offsets, StreamEvent};
+pub use templates::TemplateEvents;
 use transport::{Call, Transport, Wait};
 pub use watch::SandboxWatch;
 pub use wire::api;

@@ -21,7 +21,7 @@ use runtime::{BackendError, Spec, Usage};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::{JoinError, JoinHandle};
 use tokio::time::{Sleep, timeout};
-use tracing::{Instrument, Span, debug_span, error, info, info_span, warn};
+use tracing::{Instrument, Span, debug, debug_span, error, info, info_span, warn};
 use wire::SandboxId;
 use wire::launch::{Processes, Rootfs};
 
@@ -478,7 +478,10 @@ impl Driver {
             self.home.set_unspoken(theirs, reason);
             return;
         }
-        warn!(reason, "sandbox failed");
+        match self.home.is_end_expected() {
+            true => debug!(reason, "the processes of a sandbox were ended"),
+            false => warn!(reason, "sandbox failed"),
+        }
         let commands = self.home.close_commands();
         let state = State::Failed { disk: Disk::Whole };
         if let Err(error) = self.record(state, Goal::Running, Some(reason.clone())).await {

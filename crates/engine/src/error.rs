@@ -11,7 +11,7 @@ use wire::files::FileError;
 use wire::guest::{StartError, Versions};
 use wire::{CommandId, SandboxId};
 
-use crate::images::ImageFault;
+use crate::images::{BuildError, ImageFault};
 pub use crate::store::StoreError;
 
 /// Why the engine did not do what it was asked.
@@ -34,6 +34,37 @@ pub enum EngineError {
     TemplateNotFound {
         /// As it was asked for.
         name: String,
+    },
+    /// Names are unique among an owner's templates.
+    #[error("a template named `{name}` exists already")]
+    TemplateNameTaken {
+        /// The name.
+        name: String,
+    },
+    /// The template was used for sandboxes that exist.
+    #[error("template `{name}` is used by {}", users(*sandboxes, 0))]
+    TemplateInUse {
+        /// As it was asked for.
+        name: String,
+        /// How many were made from it.
+        sandboxes: usize,
+    },
+    /// The template could not be prepared.
+    #[error("template `{name}` could not be prepared: {reason}")]
+    TemplateFailed {
+        /// Its name.
+        name: String,
+        /// Why.
+        reason: String,
+    },
+    /// The built-in template cannot be changed.
+    #[error("the template `default` is built in")]
+    TemplateBuiltIn,
+    /// A template names a volume, and there are none yet.
+    #[error("volume `{volume}` cannot be mounted: this version has no volumes")]
+    VolumesUnsupported {
+        /// Its name.
+        volume: String,
     },
     /// No such key.
     #[error("key `{id}` does not exist")]
@@ -217,13 +248,15 @@ pub enum EngineError {
         /// As it was asked for.
         name: String,
     },
-    /// The image would lose its last name while sandboxes need it.
-    #[error("image `{name}` is used by {sandboxes} {}", if *sandboxes == 1 { "sandbox" } else { "sandboxes" })]
+    /// The image would lose its last name while sandboxes or templates need it.
+    #[error("image `{name}` is used by {}", users(*sandboxes, *templates))]
     ImageInUse {
         /// As it was asked for.
         name: String,
         /// How many were made from it, of all owners.
         sandboxes: usize,
+        /// How many hold it, of all owners.
+        templates: usize,
     },
     /// No such alias.
     #[error("`{name}` is not an alias")]
@@ -240,6 +273,19 @@ pub enum EngineError {
         name: String,
         /// Why. Shared by all who waited for it.
         source: Arc<ImageFault>,
+    },
+    /// No such build, or it is another owner's.
+    #[error("build `{id}` does not exist")]
+    BuildNotFound {
+        /// As it was asked for.
+        id: String,
+    },
+    /// A build did not begin.
+    #[error("cannot build")]
+    Build {
+        /// Why.
+        #[from]
+        source: BuildError,
     },
     /// What concerns everyone is for keys that may do that.
     #[error("only a key with admin rights may {doing}")]
@@ -267,6 +313,17 @@ pub enum EngineError {
     /// The daemon is going down; sandboxes stay.
     #[error("the engine is stopping")]
     Stopping,
+}
+
+/// So many of each, as far as there are any.
+fn users(sandboxes: usize, templates: usize) -> String {
+    let some = |count: usize, one: &str, many: &str| match count {
+        0 => None,
+        1 => Some(format!("1 {one}")),
+        count => Some(format!("{count} {many}")),
+    };
+    let both = [some(sandboxes, "sandbox", "sandboxes"), some(templates, "template", "templates")];
+    both.into_iter().flatten().collect::<Vec<_>>().join(" and ")
 }
 
 /// An error with its causes, in one line.

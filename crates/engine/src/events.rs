@@ -1,4 +1,4 @@
-//! What happens to sandboxes and their commands, for whoever watches.
+//! What happens to sandboxes, their commands and templates, for whoever watches.
 //!
 //! The last events are kept in memory, so that a watcher that was cut off can go on where it was; one that comes too late,
 //! or after another start of the daemon, is told that it missed something, and looks for itself. Nothing waits for a
@@ -16,6 +16,7 @@ use wire::{CommandId, SandboxId};
 use crate::keys::random_u64;
 use crate::lifecycle::State;
 use crate::model::{Outcome, Owner, SandboxName};
+use crate::templates::{Preparation, TemplateName};
 
 /// Events that are kept. Each has a few hundred bytes, so all of them have a few MiB at most.
 pub const EVENTS_KEPT_MAX: usize = 8192;
@@ -57,12 +58,30 @@ pub struct Event {
     pub id: EventId,
     /// When.
     pub at: SystemTime,
-    /// Whose sandbox it is.
+    /// Whose sandbox or template it is.
     pub owner: Owner,
-    /// To which sandbox.
-    pub sandbox: SandboxId,
-    /// What.
-    pub what: Happened,
+    /// To what, and what.
+    pub about: About,
+}
+
+/// What something happened to.
+#[derive(Debug, Clone)]
+pub enum About {
+    /// A sandbox.
+    Sandbox(SandboxId, Happened),
+    /// A template.
+    Template(TemplateHappened),
+}
+
+/// What happened to a template.
+#[derive(Debug, Clone)]
+pub struct TemplateHappened {
+    /// What it is called.
+    pub name: TemplateName,
+    /// Its newest version.
+    pub version: u32,
+    /// How that is; none when the template is gone.
+    pub preparation: Option<Preparation>,
 }
 
 /// What happened.
@@ -137,16 +156,27 @@ impl Events {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Something happened just now.
+    /// Something happened to a sandbox just now.
     pub fn publish(&self, owner: &Owner, sandbox: SandboxId, mut what: Happened) {
         if let Happened::Sandbox { reason: Some(reason), .. } = &mut what {
-            let end = (0..=reason.len().min(REASON_MAX)).rev().find(|at| reason.is_char_boundary(*at));
-            reason.truncate(end.unwrap_or(0));
+            cut(reason);
         }
+        self.keep(owner, About::Sandbox(sandbox, what));
+    }
+
+    /// Something happened to a template just now.
+    pub fn publish_template(&self, owner: &Owner, mut what: TemplateHappened) {
+        if let Some(Preparation::Failed { reason }) = &mut what.preparation {
+            cut(reason);
+        }
+        self.keep(owner, About::Template(what));
+    }
+
+    fn keep(&self, owner: &Owner, about: About) {
         let (at, owner) = (crate::now(), owner.clone());
         let mut kept = self.kept();
         let id = EventId { start: self.start, serial: kept.last() + 1 };
-        kept.events.push_back(Arc::new(Event { id, at, owner, sandbox, what }));
+        kept.events.push_back(Arc::new(Event { id, at, owner, about }));
         if kept.events.len() > EVENTS_KEPT_MAX {
             kept.events.pop_front();
             kept.before += 1;
@@ -154,6 +184,11 @@ impl Events {
         drop(kept);
         self.more.notify_waiters();
     }
+}
+
+fn cut(reason: &mut String) {
+    let end = (0..=reason.len().min(REASON_MAX)).rev().find(|at| reason.is_char_boundary(*at));
+    reason.truncate(end.unwrap_or(0));
 }
 
 /// One who watches.
@@ -214,7 +249,8 @@ impl Watcher {
         while self.at < kept.last() {
             let event = &kept.events[(self.at - kept.before) as usize];
             self.at += 1;
-            if event.owner == self.owner && self.only.is_none_or(|only| only == event.sandbox) {
+            let meant = |only| matches!(event.about, About::Sandbox(sandbox, _) if sandbox == only);
+            if event.owner == self.owner && self.only.is_none_or(meant) {
                 return Some(Told::Event(Arc::clone(event)));
             }
         }
@@ -239,8 +275,8 @@ mod tests {
 
     async fn pid(watcher: &mut Watcher) -> Option<u32> {
         match tokio::time::timeout(Duration::from_secs(1), watcher.next()).await {
-            Ok(Told::Event(event)) => match &event.what {
-                Happened::CommandStarted { pid, .. } => Some(*pid),
+            Ok(Told::Event(event)) => match &event.about {
+                About::Sandbox(_, Happened::CommandStarted { pid, .. }) => Some(*pid),
                 other => panic!("{other:?}"),
             },
             Ok(Told::Missed(_)) => panic!("nothing was missed"),

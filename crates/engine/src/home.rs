@@ -5,6 +5,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
@@ -26,7 +27,7 @@ use crate::driver::Message;
 use crate::error::{EngineError, chain};
 use crate::events::{Events, Happened};
 use crate::guest::{Outbox, Violation, versions};
-use crate::images::{Images, StoredImage};
+use crate::images::{Builds, Images, StoredImage};
 use crate::keys::Keys;
 use crate::labels::Labels;
 use crate::lifecycle::{Disk as DiskState, State};
@@ -36,6 +37,7 @@ use crate::metrics::Metrics;
 use crate::model::{Owner, Sandbox, SandboxName, Wait};
 use crate::stats::Disk;
 use crate::store::{SandboxRow, Store, Tally};
+use crate::templates::{Templates, Version};
 use crate::transfer::Transfers;
 use crate::uses::{Use, Uses};
 
@@ -58,6 +60,8 @@ pub(crate) struct Shared {
     pub logs: LogWriters,
     pub keys: Keys,
     pub images: Images,
+    pub templates: Templates,
+    pub builds: Builds,
     pub runtime: tokio::runtime::Handle,
     pub directory: Mutex<Directory>,
     /// Bounds how many sandboxes are adopted at once after a restart.
@@ -87,6 +91,8 @@ impl Shared {
             }
         }
         self.images.halt();
+        self.templates.halt();
+        self.builds.halt();
         for task in self.tasks.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
             task.abort();
         }
@@ -107,7 +113,10 @@ pub(crate) struct Home {
     pub shared: Arc<Shared>,
     pub id: SandboxId,
     pub owner: Owner,
-    pub template: String,
+    /// What its template was called when it was made.
+    template: String,
+    /// What it was made from; none for what is built in.
+    pub version: Option<Arc<Version>>,
     /// `host`, or a reference in its canonical spelling.
     pub image: String,
     /// What it was asked for as, where that was an alias, and what it is, once it is here.
@@ -125,6 +134,8 @@ pub(crate) struct Home {
     /// The driver's.
     pub inbox: mpsc::Sender<Message>,
     pub driver: Mutex<Option<AbortHandle>>,
+    /// Somebody is about to end its processes, and that is no failure.
+    end_expected: AtomicBool,
     face: Mutex<Face>,
     changed: Notify,
     table: Mutex<Table>,
@@ -175,6 +186,7 @@ impl Home {
     pub fn new(
         shared: Arc<Shared>,
         row: &SandboxRow,
+        version: Option<Arc<Version>>,
         tally: Tally,
         inbox: mpsc::Sender<Message>,
     ) -> Arc<Self> {
@@ -199,6 +211,7 @@ impl Home {
             id: row.id,
             owner: row.owner.clone(),
             template: row.template.clone(),
+            version,
             image: row.image.clone(),
             image_use: Mutex::new((row.image_alias.clone(), None)),
             limits: row.limits,
@@ -213,6 +226,7 @@ impl Home {
             uses: Uses::default(),
             inbox,
             driver: Mutex::new(None),
+            end_expected: AtomicBool::new(false),
             face: Mutex::new(face),
             changed: Notify::new(),
             table: Mutex::new(table),
@@ -289,7 +303,11 @@ impl Home {
             name: face.name,
             state: face.state,
             reason: face.reason,
-            template: self.template.clone(),
+            template: match &self.version {
+                Some(version) => version.head.name().to_string(),
+                None => self.template.clone(),
+            },
+            template_version: self.version.as_ref().map_or(1, |version| version.number),
             image: crate::images::familiar(&self.image),
             image_alias: self.image_alias(),
             image_digest: self.stored_image().map(|image| image.digest),
@@ -299,6 +317,16 @@ impl Home {
             lifetime: face.lifetime,
             created_at: self.created_at,
         }
+    }
+
+    /// From now on, the end of its processes is what was meant.
+    pub fn expect_end(&self) {
+        self.end_expected.store(true, Ordering::Relaxed);
+    }
+
+    /// See [`Self::expect_end`].
+    pub fn is_end_expected(&self) -> bool {
+        self.end_expected.load(Ordering::Relaxed)
     }
 
     // The image.

@@ -7,6 +7,7 @@
 //! Images belong to everyone on the machine, save for those that were pulled with credentials of a caller: these are seen by that
 //! caller's owner alone.
 
+mod build;
 mod collect;
 mod pull;
 
@@ -20,9 +21,11 @@ use runtime::BackendError;
 use tokio::sync::Semaphore;
 use wire::launch::{LayerFacts, LayerFault, Rootfs};
 
+pub use build::{BuildError, BuildInfo, BuildLog, BuildSpec, BuildState, hint as build_hint};
 pub use image::archive_file::{ArchiveError, Format};
 pub use image::blobs::Upload;
 pub use image::credentials::BadDockerConfig;
+pub use image::dockerfile::DockerfileError;
 pub use image::registry::{Mirror, RegistrySettings, Transport, is_registry};
 pub use image::{BadImage, BadReference, Credentials, DockerConfig, ImageRef, Platform, RegistryError};
 pub use pull::{LayerProgress, LayerState, Pull, PullProgress, PullSpec};
@@ -32,6 +35,7 @@ use crate::home::{Home, Shared};
 use crate::model::{Key, Owner};
 use crate::store::{AliasRow, ImageRow, LayerRow, LoadedImages, NameRow};
 
+pub(crate) use build::{Builds, recover as recover_builds};
 pub(crate) use collect::keep_collected;
 pub(crate) use pull::{Pulls, pull};
 
@@ -88,7 +92,7 @@ impl ImageName {
 }
 
 /// The spelling that people read, of a name from a row.
-pub(crate) fn familiar(canonical: &str) -> String {
+pub fn familiar(canonical: &str) -> String {
     ImageName::parse(canonical).map_or_else(|_| canonical.to_owned(), |name| name.familiar())
 }
 
@@ -526,8 +530,9 @@ impl crate::Engine {
             return Err(not_found());
         }
         let sandboxes = sandboxes_of(shared, info.image.digest);
-        if in_use == InUse::Refuse && rows.len() == names && sandboxes > 0 {
-            return Err(EngineError::ImageInUse { name: text.to_owned(), sandboxes });
+        let templates = shared.templates.holding(info.image.digest);
+        if in_use == InUse::Refuse && rows.len() == names && (sandboxes > 0 || templates > 0) {
+            return Err(EngineError::ImageInUse { name: text.to_owned(), sandboxes, templates });
         }
         for row in rows {
             shared.store.remove_image_name(row.owner.clone(), row.name.clone()).await?;

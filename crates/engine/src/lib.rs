@@ -35,6 +35,7 @@ pub mod stats;
 mod store;
 mod sweep;
 pub mod template;
+pub mod templates;
 mod transfer;
 mod uses;
 
@@ -58,7 +59,7 @@ use crate::directory::{Directory, Place};
 use crate::driver::{Birth, INBOX_MAX, Message};
 use crate::events::Events;
 use crate::home::{Home, Intent, Shared};
-use crate::images::{Choice, ImageName, ImageRef, ImageSettings, Images, PullSpec};
+use crate::images::{Builds, Choice, ImageName, ImageRef, ImageSettings, Images, PullSpec};
 use crate::keeper::Keeper;
 use crate::keys::{BOOTSTRAP_ID, Keys, random_u64, random_u128};
 use crate::labels::SELECTORS_MAX;
@@ -67,11 +68,14 @@ use crate::log::LogWriters;
 use crate::measured::Measured;
 use crate::metrics::{Metrics, Verb, Verdict};
 use crate::store::{CommandRow, SandboxRow, Stamps, Store, Tally};
-use crate::template::{CPU_MILLIS_MIN, MEMORY_BYTES_MIN, Template, WORKSPACE, made_up_name};
+use crate::template::{LIMITS, WORKSPACE, made_up_name};
+use crate::templates::{Preparation, Source, Templates, Version};
 use crate::uses::Use;
 
 pub use command::{ANSWER_SECONDS, CommandRef, Output, STALL_SECONDS, STDIN_SECONDS};
-pub use events::{BadEventId, EVENTS_KEPT_MAX, Event, EventId, Happened, Told, Watcher};
+pub use events::{
+    About, BadEventId, EVENTS_KEPT_MAX, Event, EventId, Happened, TemplateHappened, Told, Watcher,
+};
 pub use files::Files;
 pub use model::*;
 pub use stats::{DiskCount, MachineStats, Stats};
@@ -173,6 +177,11 @@ impl Engine {
         let keys = Keys::new(store.keys().await?);
         let loaded = store.load_images().await?;
         let images = Images::open(&config, &loaded)?;
+        let builds = Builds::open(&config).map_err(|source| EngineError::Store {
+            doing: "make the directory of builds",
+            source: StoreError::Create { path: config.data_dir.join("builds"), source },
+        })?;
+        let (templates, versions) = Templates::open(store.load_templates().await?);
         let backend = Arc::new(Measured { backend, metrics: Arc::clone(&metrics) });
         let shared = Arc::new(Shared {
             config,
@@ -183,6 +192,8 @@ impl Engine {
             logs,
             keys,
             images,
+            templates,
+            builds,
             runtime,
             directory: Mutex::new(Directory::default()),
             adoptions: Semaphore::new(ADOPTIONS_MAX),
@@ -191,9 +202,10 @@ impl Engine {
             events: Arc::new(Events::new()),
         });
         let engine = Self { inner: Arc::new(Inner { shared: Arc::clone(&shared) }) };
-        recovery::recover(&shared, loaded.uses).await?;
-        let usual = Template::usual();
-        shared.backend.foresee(&Rootfs::Host, &usual.limits);
+        recovery::recover(&shared, loaded.uses, versions).await?;
+        images::recover_builds(&engine).await?;
+        templates::take_up(&shared);
+        shared.backend.foresee(&Rootfs::Host, &LIMITS);
         let sweeping = shared.runtime.spawn(sweep::keep_swept(Arc::clone(&shared)));
         let collecting = shared.runtime.spawn(images::keep_collected(Arc::clone(&shared)));
         let tasks = [sweeping.abort_handle(), collecting.abort_handle()];
@@ -283,12 +295,8 @@ impl Engine {
         spec: SandboxSpec,
         wait: Wait,
     ) -> Result<(Sandbox, Origin), EngineError> {
-        let template = Template::find(&spec.template)
-            .ok_or_else(|| EngineError::TemplateNotFound { name: spec.template.clone() })?;
-        let limits = limits_of(template, &spec)?;
         check_env(&spec.env, SANDBOX_ENV_BYTES_MAX)?;
         check_idempotency_key(spec.idempotency_key.as_deref())?;
-        let choice = self.shared().images.choose(spec.image.as_deref().unwrap_or(template.image))?;
         let request_digest = digest(&(
             spec.name.as_ref().map(SandboxName::as_str),
             &spec.template,
@@ -310,17 +318,12 @@ impl Engine {
         let mut attempts = FIND_ATTEMPTS;
         loop {
             attempts -= 1;
-            match self.admit(
-                key,
-                find.as_ref(),
-                spec.clone(),
-                template,
-                choice.clone(),
-                pull,
-                limits,
-                request_digest,
-                wait,
-            )? {
+            match self.admit(key, find.as_ref(), spec.clone(), pull, request_digest, wait)? {
+                Admitted::Unprepared(version) => {
+                    // However it ends, the next look says so.
+                    version.settled().await;
+                    attempts = FIND_ATTEMPTS;
+                }
                 Admitted::Lacks(reference) => {
                     self.pull(key, PullSpec::new(reference)).finished().await?;
                     (pull, attempts) = (Lacking::Pull, FIND_ATTEMPTS);
@@ -346,16 +349,12 @@ impl Engine {
 
     /// Finds the sandbox that is meant, or checks and takes the room, the name and the idempotency key, all in one step, and
     /// starts the driver.
-    #[allow(clippy::too_many_arguments)] // Private, and called once, right above.
     fn admit(
         &self,
         key: &Key,
         find: Option<&Labels>,
         spec: SandboxSpec,
-        template: &Template,
-        choice: Choice,
         lacking: Lacking,
-        limits: Limits,
         request_digest: [u8; 32],
         wait: Wait,
     ) -> Result<Admitted, EngineError> {
@@ -374,7 +373,12 @@ impl Engine {
         if let Some(found) = find.and_then(|labels| directory.first_labelled(&key.owner, labels, begin)) {
             return Ok(found);
         }
-        directory.check_room(&key.owner, &limits, &key.limits, &shared.config.capacity)?;
+        // Under the directory's lock, so that no template goes between here and the sandbox that holds it.
+        let basis = match self.basis(&key.owner, &spec, lacking)? {
+            Based::On(basis) => *basis,
+            Based::Unprepared(version) => return Ok(Admitted::Unprepared(version)),
+        };
+        directory.check_room(&key.owner, &basis.limits, &key.limits, &shared.config.capacity)?;
         let name = match spec.name {
             Some(name) if directory.name_is_free(&key.owner, &name) => name,
             Some(name) => return Err(EngineError::NameTaken { name: name.to_string() }),
@@ -383,7 +387,11 @@ impl Engine {
                 .find(|name| directory.name_is_free(&key.owner, name))
                 .ok_or_else(|| EngineError::Full { what: "no free name was found".into() })?,
         };
-        let rootfs = shared.images.rootfs(&key.owner, &choice.name);
+        let Basis { version, choice, held, limits, labels } = basis;
+        let rootfs = match held.and_then(|image| shared.images.get(image)) {
+            Some(image) => Some(image.rootfs()),
+            None => shared.images.rootfs(&key.owner, &choice.name),
+        };
         if let (None, Lacking::Tell, ImageName::Reference(reference)) = (&rootfs, lacking, &choice.name) {
             return Ok(Admitted::Lacks(reference.clone()));
         }
@@ -395,9 +403,11 @@ impl Engine {
                 .unwrap_or_else(|| SandboxId::from_random(random_u128())),
             owner: key.owner.clone(),
             name,
-            template: template.name.into(),
+            template: spec.template,
+            template_version: version.as_ref().map(|version| (version.head.id, version.number)),
             image: choice.name.canonical(),
             image_alias: choice.alias,
+            image_held: held,
             limits,
             env: spec.env,
             state: State::Creating,
@@ -407,18 +417,57 @@ impl Engine {
             request_digest,
             oom_kills: 0,
             created_at: in_micros(now.wall),
-            labels: spec.labels,
+            labels,
             lifetime: spec.lifetime,
             stamps: Stamps::born(Stamp::of(now)),
         };
         let keeper = Keeper::newborn(row.lifetime.clone(), now);
         let (inbox, messages) = mpsc::channel(INBOX_MAX);
-        let home = Home::new(Arc::clone(shared), &row, Tally::default(), inbox);
+        let home = Home::new(Arc::clone(shared), &row, version, Tally::default(), inbox);
         directory.insert(&home);
         drop(directory);
         let (created, answer) = oneshot::channel();
         driver::spawn(&home, messages, keeper, Birth::New { row: Box::new(row), wait, created });
         Ok(Admitted::New(home, answer))
+    }
+
+    /// What a new sandbox is made from: what its template says, and what the request says instead.
+    fn basis(&self, owner: &Owner, spec: &SandboxSpec, lacking: Lacking) -> Result<Based, EngineError> {
+        let shared = self.shared();
+        let source = shared.templates.find(owner, &spec.template)?;
+        let template = source.spec();
+        let version = match source {
+            Source::BuiltIn => None,
+            Source::Version(version) => Some(version),
+        };
+        let (choice, held) = match (&spec.image, &version) {
+            (Some(image), _) => (shared.images.choose(image)?, None),
+            (None, None) => (shared.images.choose(&template.image)?, None),
+            (None, Some(version)) => match version.preparation() {
+                Preparation::Ready(prepared) => {
+                    let name = ImageName::parse(&prepared.resolved)?;
+                    let is_alias = prepared.resolved != template.image;
+                    let alias = is_alias.then(|| images::familiar(&template.image));
+                    (Choice { name, alias }, prepared.image)
+                }
+                Preparation::Failed { reason } => {
+                    return Err(EngineError::TemplateFailed { name: spec.template.clone(), reason });
+                }
+                // One that was replaced this moment has a successor at the next look.
+                Preparation::Preparing | Preparation::Replaced if lacking == Lacking::Tell => {
+                    return Ok(Based::Unprepared(Arc::clone(version)));
+                }
+                Preparation::Preparing | Preparation::Replaced => {
+                    (shared.images.choose(&template.image)?, None)
+                }
+            },
+        };
+        let cpu_millis = spec.cpu_millis.unwrap_or(template.cpu_millis);
+        let memory_bytes = spec.memory_bytes.unwrap_or(template.memory_bytes);
+        templates::check_limits(cpu_millis, memory_bytes)?;
+        let limits = Limits { cpu_millis, memory_bytes, pids: LIMITS.pids };
+        let labels = template.labels.with(&spec.labels)?;
+        Ok(Based::On(Box::new(Basis { version, choice, held, limits, labels })))
     }
 
     /// A sandbox as it is now.
@@ -705,7 +754,25 @@ enum Lacking {
     Pull,
 }
 
+/// What a new sandbox is made from.
+struct Basis {
+    version: Option<Arc<Version>>,
+    choice: Choice,
+    /// Just which image, where the template holds one.
+    held: Option<::image::Digest>,
+    limits: Limits,
+    labels: Labels,
+}
+
+enum Based {
+    On(Box<Basis>),
+    /// The template is not ready yet.
+    Unprepared(Arc<Version>),
+}
+
 enum Admitted {
+    /// This template must be ready first.
+    Unprepared(Arc<Version>),
     /// This image is needed first.
     Lacks(ImageRef),
     New(Arc<Home>, oneshot::Receiver<Result<(), EngineError>>),
@@ -796,21 +863,6 @@ fn page_limit(limit: Option<u32>) -> Result<usize, EngineError> {
     }
 }
 
-fn limits_of(template: &Template, spec: &SandboxSpec) -> Result<Limits, EngineError> {
-    let cpu_millis = spec.cpu_millis.unwrap_or(template.limits.cpu_millis);
-    let memory_bytes = spec.memory_bytes.unwrap_or(template.limits.memory_bytes);
-    if cpu_millis < CPU_MILLIS_MIN {
-        let why = format!("it is at least {CPU_MILLIS_MIN} thousandths of a processor");
-        return Err(EngineError::Invalid { what: "cpu", why });
-    }
-    // Rows keep signed numbers.
-    if !(MEMORY_BYTES_MIN..=i64::MAX as u64).contains(&memory_bytes) {
-        let why = format!("it is at least {MEMORY_BYTES_MIN} bytes");
-        return Err(EngineError::Invalid { what: "memory", why });
-    }
-    Ok(Limits { cpu_millis, memory_bytes, pids: template.limits.pids })
-}
-
 fn check_idempotency_key(key: Option<&str>) -> Result<(), EngineError> {
     match key {
         Some(key)
@@ -823,7 +875,7 @@ fn check_idempotency_key(key: Option<&str>) -> Result<(), EngineError> {
     }
 }
 
-fn check_env(env: &BTreeMap<String, String>, bytes_max: usize) -> Result<(), EngineError> {
+pub(crate) fn check_env(env: &BTreeMap<String, String>, bytes_max: usize) -> Result<(), EngineError> {
     let invalid = |why: String| Err(EngineError::Invalid { what: "env", why });
     for (name, value) in env {
         if name.is_empty() || name.contains(['=', '\0']) {
@@ -840,16 +892,24 @@ fn check_env(env: &BTreeMap<String, String>, bytes_max: usize) -> Result<(), Eng
     Ok(())
 }
 
-/// What init is told, save for the handle. Environment: the template's, the image's, the sandbox's, the command's; the later wins.
+/// What init is told, save for the handle. Environment: ours, the image's, the template's, the sandbox's, the command's; the later
+/// wins.
 fn start_of(home: &Home, mut spec: CommandSpec, id: &CommandId) -> Result<Start, EngineError> {
     let invalid = |what, why: &str| Err(EngineError::Invalid { what, why: why.into() });
     check_env(&spec.env, COMMAND_BYTES_MAX)?;
     let image = home.stored_image();
     let config = image.as_ref().map(|image| &image.config);
-    if let (Program::Argv(argv), Some(config)) = (&mut spec.program, config)
+    let template = home.version.as_ref().map(|version| &version.spec);
+    if let Program::Argv(argv) = &mut spec.program
         && argv.is_empty()
     {
-        argv.extend(config.entrypoint.iter().chain(&config.command).cloned());
+        match (template.filter(|template| !template.command.is_empty()), config) {
+            (Some(template), _) => argv.extend(template.command.iter().cloned()),
+            (None, Some(config)) => {
+                argv.extend(config.entrypoint.iter().chain(&config.command).cloned());
+            }
+            (None, None) => {}
+        }
     }
     match &spec.program {
         Program::Argv(argv) if argv.first().is_none_or(String::is_empty) => {
@@ -864,14 +924,14 @@ fn start_of(home: &Home, mut spec: CommandSpec, id: &CommandId) -> Result<Start,
         Program::Files(_) => return invalid("program", "a file operation is not a command"),
         Program::Argv(_) | Program::Shell { .. } => {}
     }
-    let template = Template::find(&home.template);
     let cwd = match spec.cwd {
         Some(path) if !path.starts_with('/') => return invalid("cwd", "it is not an absolute path"),
         Some(path) if path.contains('\0') => return invalid("cwd", "it contains a NUL byte"),
         Some(path) => Cwd::Named(path),
         None => {
             let own = config.and_then(|config| config.working_directory.as_deref());
-            Cwd::Default(own.filter(|path| *path != "/").unwrap_or(WORKSPACE).into())
+            let own = own.filter(|path| *path != "/").unwrap_or(WORKSPACE);
+            Cwd::Default(template.and_then(|template| template.cwd.as_deref()).unwrap_or(own).into())
         }
     };
     match spec.user.as_deref() {
@@ -881,9 +941,9 @@ fn start_of(home: &Home, mut spec: CommandSpec, id: &CommandId) -> Result<Start,
         Some(_) | None => {}
     }
     let mut env: BTreeMap<String, String> = BTreeMap::new();
-    let defaults = template.map_or(&[][..], |template| template.env);
-    env.extend(defaults.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())));
+    env.extend(template::ENV.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())));
     env.extend(config.into_iter().flat_map(|config| config.env.iter().cloned()));
+    env.extend(template.into_iter().flat_map(|template| template.env.clone()));
     if spec.terminal.is_some() {
         env.insert("TERM".into(), "xterm-256color".into());
     }
@@ -901,7 +961,10 @@ fn start_of(home: &Home, mut spec: CommandSpec, id: &CommandId) -> Result<Start,
         program: spec.program,
         env: env.into_iter().collect(),
         cwd,
-        user: spec.user.or_else(|| config.and_then(|config| config.user.clone())),
+        user: spec
+            .user
+            .or_else(|| template.and_then(|template| template.user.clone()))
+            .or_else(|| config.and_then(|config| config.user.clone())),
         stdin: spec.stdin,
         terminal: spec.terminal,
         timeout_ms: milliseconds(spec.timeout),

@@ -90,7 +90,7 @@ impl fmt::Display for SandboxName {
 pub struct SandboxSpec {
     /// Made up where there is none.
     pub name: Option<SandboxName>,
-    /// `default` is the only template so far.
+    /// The name of one of the owner's templates, or `default`.
     pub template: String,
     /// `host`, a reference or an alias; the template's where there is none.
     pub image: Option<String>,
@@ -175,6 +175,8 @@ pub struct Sandbox {
     pub reason: Option<String>,
     /// What it was made from.
     pub template: String,
+    /// Which version of that.
+    pub template_version: u32,
     /// The image that it was made from, as people read it.
     pub image: String,
     /// What was asked for, where that was an alias of it.

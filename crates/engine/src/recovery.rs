@@ -3,7 +3,7 @@
 //! Rows say what was aimed at; each sandbox gets a driver, and the driver finishes or undoes it (`State::recovery`).
 //! Starting waits for rows and for the names and lengths of logs, which are quick; it waits for no sandbox.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use tokio::sync::mpsc;
@@ -17,9 +17,14 @@ use crate::home::{Home, Shared};
 use crate::keeper::Keeper;
 use crate::lifecycle::State;
 use crate::store::{CommandRow, ImageUseRow, Tally};
+use crate::templates::Version;
 
 /// Takes every row's sandbox into the directory and starts its driver.
-pub(crate) async fn recover(shared: &Arc<Shared>, uses: Vec<ImageUseRow>) -> Result<(), EngineError> {
+pub(crate) async fn recover(
+    shared: &Arc<Shared>,
+    uses: Vec<ImageUseRow>,
+    mut versions: BTreeMap<SandboxId, Arc<Version>>,
+) -> Result<(), EngineError> {
     let mut uses: HashMap<SandboxId, ImageUseRow> = uses.into_iter().map(|row| (row.sandbox, row)).collect();
     let now = shared.clock.now();
     let loaded = shared.store.load(now).await?;
@@ -35,8 +40,8 @@ pub(crate) async fn recover(shared: &Arc<Shared>, uses: Vec<ImageUseRow>) -> Res
     let mut found: Vec<(Arc<Home>, _, _, _)> = Vec::new();
     for row in loaded.sandboxes {
         let (inbox, messages) = mpsc::channel(INBOX_MAX);
-        let home =
-            Home::new(Arc::clone(shared), &row, tallies.get(&row.id).copied().unwrap_or_default(), inbox);
+        let (version, tally) = (versions.remove(&row.id), tallies.get(&row.id).copied().unwrap_or_default());
+        let home = Home::new(Arc::clone(shared), &row, version, tally, inbox);
         if let Some(used) = uses.remove(&row.id) {
             home.set_image_alias(used.alias);
             if let Some(image) = used.image.and_then(|digest| shared.images.get(digest)) {

@@ -7,9 +7,11 @@
 //!
 //! Process death loses nothing that was answered. Power loss may lose the last moments (`synchronous=NORMAL`).
 
+mod builds;
 mod images;
 mod life;
 mod rows;
+mod templates;
 mod threads;
 
 use std::collections::HashSet;
@@ -29,9 +31,11 @@ use life::{add_life, insert_labels, insert_rules, put_stamp, put_stamps, put_use
 use rows::*;
 use threads::{Job, job, read_loop, write_loop};
 
+pub(crate) use builds::BuildRow;
 pub(crate) use images::{AliasRow, ImageRow, ImageUseRow, LayerRow, LoadedImages, NameRow};
 pub(crate) use life::{SandboxChange, Stamps};
 pub(crate) use rows::{CommandRow, Inserted, Loaded, ResultRow, SandboxRow, Tally};
+pub(crate) use templates::{LoadedTemplates, TemplateRow, VersionRow};
 
 use crate::clock::Moment;
 use crate::error::EngineError;
@@ -138,6 +142,8 @@ const MIGRATIONS: &[&str] = &[
     ALTER TABLE stamps ADD COLUMN kind TEXT;
 ",
     images::TABLES,
+    templates::TABLES,
+    builds::TABLES,
 ];
 
 /// What the database said.
@@ -382,7 +388,11 @@ impl Store {
                 insert_rules(db, row.id, &row.lifetime)?;
                 put_stamps(db, row.id, &row.stamps)?;
             }
-            images::insert_use(db, row.id, row.owner.as_str(), &row.image, row.image_alias.as_deref())
+            if let Some((template, version)) = row.template_version {
+                templates::insert_template_use(db, row.id, template, version)?;
+            }
+            let (owner, alias) = (row.owner.as_str(), row.image_alias.as_deref());
+            images::insert_use(db, row.id, owner, &row.image, alias, row.image_held)
         })
         .await
     }
@@ -715,8 +725,10 @@ mod tests {
             owner: Owner::default_owner(),
             name: SandboxName::parse(name).expect("a name"),
             template: "default".into(),
+            template_version: None,
             image: "host".into(),
             image_alias: None,
+            image_held: None,
             limits: Limits { cpu_millis: 1, memory_bytes: u64::MAX / 2, pids: 3 },
             env: [("A".to_owned(), "ü\n".to_owned())].into(),
             state: State::Creating,

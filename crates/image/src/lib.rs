@@ -6,7 +6,8 @@
 //!
 //! Read in this order: [`reference`] is what people call an image, [`manifest`] what it is made of, [`registry`] where it is pulled
 //! from with the [`credentials`] for that, [`blobs`] where its bytes wait, [`archive_file`] the way in without a registry,
-//! [`layer`] how bytes become files. `layer` runs in a process that can reach nothing but the layer it makes; all else
+//! [`layer`] how bytes become files, and [`dockerfile`] what is to be done where an image is built, with
+//! [`ignore`] for what is left out of that. `layer` runs in a process that can reach nothing but the layer it makes; all else
 //! runs in the daemon and creates no file under a foreign name.
 
 #![forbid(unsafe_code)]
@@ -14,7 +15,9 @@
 pub mod archive_file;
 pub mod blobs;
 pub mod credentials;
+pub mod dockerfile;
 pub mod hash;
+pub mod ignore;
 pub mod layer;
 pub mod manifest;
 pub mod reference;

@@ -545,9 +545,17 @@ impl Launcher {
             LayerSource::Blob { blob, .. } => {
                 Some(self.places.layers.blob(blob).map_err(refused("open a blob"))?)
             }
-            LayerSource::Finish(_) => None,
+            LayerSource::Finish(_) | LayerSource::Sandbox { .. } => None,
         };
         let Slot { user, net } = make_slot(wanted.base)?;
+        let upper = match wanted.from {
+            LayerSource::Sandbox { sandbox } => {
+                let writable = self.places.writable(sandbox).map_err(refused("open a sandbox's files"))?;
+                let upper = idmapped(writable.as_fd(), plan::UPPER, READ_ONLY, &user);
+                Some(upper.map_err(refused("map the ids of a sandbox's files"))?)
+            }
+            LayerSource::Blob { .. } | LayerSource::Finish(_) => None,
+        };
         let below = wanted.below.iter().map(|layer| {
             let layers = self.places.layers.layers();
             idmapped(layers, &layer.hex(), READ_ONLY, &user).map_err(refused("map the ids of a layer"))
@@ -560,7 +568,7 @@ impl Launcher {
         let pid = match sys::clone_process(&CloneOptions { flags, cgroup: None }).map_err(refused("clone"))? {
             Cloned::Child => {
                 let filters = &self.filters;
-                let materials = unpacker::Materials { top, below, user, net, filters, blob, report };
+                let materials = unpacker::Materials { top, below, upper, user, net, filters, blob, report };
                 unpacker::run(materials, &wanted.from)
             }
             Cloned::Parent { pid } => Pid::from_raw(pid as i32).expect("a child has a positive pid"),

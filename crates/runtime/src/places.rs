@@ -108,6 +108,11 @@ impl Places {
         }
     }
 
+    /// The writable layers of a sandbox.
+    pub fn writable(&self, id: SandboxId) -> io::Result<OwnedFd> {
+        Ok(openat(&self.sandboxes, format!("{id}/fs"), DIRECTORY, Mode::empty())?)
+    }
+
     /// Every sandbox that has a directory, with its range where that was written.
     pub fn list_sandboxes(&self) -> io::Result<Vec<(SandboxId, Option<u32>)>> {
         Ok(self.attributes()?.into_iter().map(|(id, numbers)| (id, numbers.map(|(base, _)| base))).collect())

@@ -5,6 +5,9 @@
 
 use wire::launch::{Plan, Rootfs};
 
+/// The writable layer of a sandbox's root.
+pub const UPPER: &str = "root";
+
 /// A mount tree that the launcher cut out beforehand and that is not attached anywhere yet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Tree {
@@ -104,12 +107,12 @@ pub fn overlays(rootfs: &Rootfs) -> Vec<Overlay> {
     match rootfs {
         // Lower layers do not cross mounts and one overlay over `/` is refused, so there are two.
         Rootfs::Host => vec![
-            Overlay { layers: vec![0], upper: "root", at: "" },
+            Overlay { layers: vec![0], upper: UPPER, at: "" },
             Overlay { layers: vec![1, 2], upper: "usr", at: "usr" },
         ],
         Rootfs::Layers(layers) => {
             let layers = (0..layers.len() as u8).collect();
-            vec![Overlay { layers, upper: "root", at: "" }]
+            vec![Overlay { layers, upper: UPPER, at: "" }]
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The process that unpacks one layer: it reads what strangers wrote, so it can reach nothing.
+//! The process that makes one layer, of a blob or of what a sandbox has written: it reads the work of strangers, so it can reach nothing.
 //!
 //! A walker clones it for one layer. Before it reads the first byte it stands in namespaces of its own whose root is the launcher's
 //! empty staging area, with the new layer mounted writable and the layers below mounted read-only, both through idmapped mounts.
@@ -31,7 +31,8 @@ use serde::{Deserialize, Serialize};
 use wire::launch::{LayerFacts, LayerFault, LayerSource, from_packet, to_packet};
 
 use crate::enter::{
-    STAGE_ROOT, STAGE_WRITABLE, attach, drop_privileges, layer_name, lower_layers, set_lower_layers,
+    STAGE_EMPTY_DIRECTORY, STAGE_ROOT, STAGE_WRITABLE, attach, drop_privileges, layer_name, lower_layers,
+    set_lower_layers,
 };
 use crate::seccomp::Filters;
 use crate::sys;
@@ -61,6 +62,8 @@ pub struct Materials<'a> {
     pub top: OwnedFd,
     /// The layers below, the uppermost first, read-only, through idmapped mounts.
     pub below: Vec<OwnedFd>,
+    /// What a sandbox has written, read-only, through an idmapped mount, where that becomes a layer.
+    pub upper: Option<OwnedFd>,
     /// The user namespace.
     pub user: OwnedFd,
     /// A network namespace with nothing in it.
@@ -87,29 +90,29 @@ pub fn run(materials: Materials<'_>, from: &LayerSource) -> ! {
 }
 
 fn lock_in_and_unpack(materials: Materials<'_>, from: &LayerSource) -> io::Result<()> {
-    let Materials { top, below, user, net, filters, blob, report } = materials;
+    let Materials { top, below, upper, user, net, filters, blob, report } = materials;
     move_into_link_name_space(net.as_fd(), Some(LinkNameSpaceType::Network))?;
     attach(&top, CWD, STAGE_WRITABLE)?;
     let has_below = !below.is_empty();
-    match below.as_slice() {
-        [] => {}
-        [only] => attach(only, CWD, STAGE_ROOT)?,
-        many => {
-            for (number, tree) in many.iter().enumerate() {
-                attach(tree, CWD, layer_name(number as u8))?;
-            }
-            let context = fsopen("overlay", FsOpenFlags::FSOPEN_CLOEXEC)?;
-            let numbers: Vec<u8> = (0..many.len() as u8).collect();
-            set_lower_layers(&context, &lower_layers(&numbers))?;
-            fsconfig_create(&context)?;
-            let flags = MountAttrFlags::MOUNT_ATTR_NODEV
-                | MountAttrFlags::MOUNT_ATTR_NOSUID
-                | MountAttrFlags::MOUNT_ATTR_NOEXEC
-                | MountAttrFlags::MOUNT_ATTR_RDONLY;
-            let mounted = fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, flags)?;
-            attach(&mounted, CWD, STAGE_ROOT)?;
-        }
+    let has_upper = upper.is_some();
+    // The uppermost first, and above all of them what a sandbox has written, where there is that.
+    let trees: Vec<OwnedFd> = upper.into_iter().chain(below).collect();
+    let numbers: Vec<u8> = (0..trees.len() as u8).collect();
+    for (number, tree) in trees.iter().enumerate() {
+        attach(tree, CWD, layer_name(number as u8))?;
     }
+    let lowest = if has_upper { &numbers[1..] } else { &numbers[..] };
+    if let [_, _, ..] = lowest {
+        attach(&joined(lowest)?, CWD, STAGE_ROOT)?;
+    }
+    if has_upper && has_below {
+        attach(&joined(&numbers)?, CWD, STAGE_EMPTY_DIRECTORY)?;
+    }
+    // One layer alone is shown as it is.
+    let below_name = match lowest {
+        [only] => layer_name(*only),
+        _ => STAGE_ROOT.to_owned(),
+    };
     // The launcher stands in its staging area, and so does whoever it clones: that becomes the root.
     pivot_root(".", ".")?;
     unmount(".", UnmountFlags::DETACH)?;
@@ -141,7 +144,7 @@ fn lock_in_and_unpack(materials: Materials<'_>, from: &LayerSource) -> io::Resul
         openat(CWD, name, flags, Mode::empty())
     };
     let top = directory(STAGE_WRITABLE)?;
-    let below = has_below.then(|| directory(STAGE_ROOT)).transpose()?;
+    let below = has_below.then(|| directory(&below_name)).transpose()?;
     let below = below.as_ref().map(AsFd::as_fd);
     let done = match from {
         LayerSource::Blob { contents, .. } => {
@@ -150,8 +153,27 @@ fn lock_in_and_unpack(materials: Materials<'_>, from: &LayerSource) -> io::Resul
             layer::unpack(&mut reading, length, *contents, top.as_fd(), below, &layer::Limits::default())
         }
         LayerSource::Finish(wanted) => layer::finish(top.as_fd(), below, wanted),
+        LayerSource::Sandbox { .. } => {
+            let upper = directory(&layer_name(0))?;
+            let merged =
+                if has_below { directory(STAGE_EMPTY_DIRECTORY)? } else { directory(&layer_name(0))? };
+            let written = layer::Written { upper: upper.as_fd(), merged: merged.as_fd() };
+            layer::capture(written, top.as_fd(), below, &layer::Limits::default())
+        }
     };
     tell(&mut report, &Message::Done(done))
+}
+
+/// Attached layers as one tree, to be read.
+fn joined(numbers: &[u8]) -> io::Result<OwnedFd> {
+    let context = fsopen("overlay", FsOpenFlags::FSOPEN_CLOEXEC)?;
+    set_lower_layers(&context, &lower_layers(numbers))?;
+    fsconfig_create(&context)?;
+    let flags = MountAttrFlags::MOUNT_ATTR_NODEV
+        | MountAttrFlags::MOUNT_ATTR_NOSUID
+        | MountAttrFlags::MOUNT_ATTR_NOEXEC
+        | MountAttrFlags::MOUNT_ATTR_RDONLY;
+    Ok(fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, flags)?)
 }
 
 /// Tells how much was read.

@@ -2,7 +2,9 @@
 //!
 //! Everything here is pure. A request that passes is made of checked types and need not be looked at again.
 
+mod builds;
 mod lifetime;
+mod templates;
 
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime};
@@ -15,8 +17,8 @@ use engine::images::{
     PullSpec, StoredLayer, Transport,
 };
 use engine::{
-    Capacity, Command, CommandSpec, CommandState, Event, Gathered, Happened, Key, KeyLimits, KeySpec, Labels,
-    MachineStats, Outcome, Owner, Sandbox, SandboxName, SandboxSpec, Span, State, Stats,
+    About, Capacity, Command, CommandSpec, CommandState, Event, Gathered, Happened, Key, KeyLimits, KeySpec,
+    Labels, MachineStats, Outcome, Owner, Sandbox, SandboxName, SandboxSpec, Span, State, Stats,
 };
 use runtime::Usage;
 use wire::api;
@@ -29,8 +31,10 @@ use crate::conditions;
 use crate::error::ApiError;
 use crate::quantity::{Bytes, Cpu};
 
+pub use builds::{build, build_wish};
 pub use lifetime::{explanation, sandbox_update};
 use lifetime::{kept_rule, lifetime_of};
+pub use templates::{template, template_create, template_progress, template_spec, template_update};
 
 /// A script of this length is the longest that may be asked for.
 pub const SCRIPT_MAX: usize = 16 << 20;
@@ -73,15 +77,8 @@ pub fn sandbox_spec(
     } = body;
     let name = name.as_deref().map(SandboxName::parse).transpose()?;
     check_env(&env)?;
-    let cpu =
-        cpu.map(|text| Cpu::parse(&text)).transpose().map_err(|error| ApiError::invalid("cpu", error))?;
-    let cpu_millis = cpu
-        .map(|cpu| u32::try_from(cpu.millis).map_err(|_| ApiError::invalid("cpu", "it is too large")))
-        .transpose()?;
-    let memory_bytes = memory
-        .map(|text| Bytes::parse(&text).map(|memory| memory.bytes))
-        .transpose()
-        .map_err(|error| ApiError::invalid("memory", error))?;
+    let cpu_millis = cpu_millis(cpu)?;
+    let memory_bytes = bytes("memory", memory)?;
     if let Some(key) = &idempotency_key
         && (!(1..=IDEMPOTENCY_KEY_MAX).contains(&key.len()) || !key.bytes().all(|b| b.is_ascii_graphic()))
     {
@@ -104,6 +101,19 @@ pub fn sandbox_spec(
         idempotency_key,
     };
     Ok((spec, find))
+}
+
+/// Processors, where they were said.
+fn cpu_millis(text: Option<String>) -> Result<Option<u32>, ApiError> {
+    let Some(text) = text else { return Ok(None) };
+    let cpu = Cpu::parse(&text).map_err(|error| ApiError::invalid("cpu", error))?;
+    u32::try_from(cpu.millis).map(Some).map_err(|_| ApiError::invalid("cpu", "it is too large"))
+}
+
+/// Memory or storage, where it was said.
+fn bytes(field: &'static str, text: Option<String>) -> Result<Option<u64>, ApiError> {
+    let Some(text) = text else { return Ok(None) };
+    Bytes::parse(&text).map(|amount| Some(amount.bytes)).map_err(|error| ApiError::invalid(field, error))
 }
 
 /// `POST /v1/sandboxes/{sandbox}/commands`
@@ -245,6 +255,7 @@ pub fn sandbox(sandbox: Sandbox) -> api::Sandbox {
         state: sandbox_state(sandbox.state),
         reason: sandbox.reason,
         template: sandbox.template,
+        template_version: sandbox.template_version,
         image: sandbox.image,
         image_alias: sandbox.image_alias,
         image_digest: sandbox.image_digest.map(|digest| digest.to_string()),
@@ -256,10 +267,14 @@ pub fn sandbox(sandbox: Sandbox) -> api::Sandbox {
     }
 }
 
-/// Something that happened to a sandbox.
+/// Something that happened to a sandbox or a template.
 pub fn sandbox_event(event: &Event) -> api::SandboxEvent {
-    let (at, sandbox_id) = (rfc3339(event.at), event.sandbox);
-    match &event.what {
+    let at = rfc3339(event.at);
+    let (sandbox_id, what) = match &event.about {
+        About::Sandbox(sandbox, what) => (*sandbox, what),
+        About::Template(what) => return templates::template_event(at, what),
+    };
+    match what {
         Happened::Sandbox { name, state, reason } => api::SandboxEvent::Sandbox {
             at,
             sandbox_id,
@@ -414,7 +429,11 @@ pub fn image(info: ImageInfo) -> api::Image {
 
 /// How far a pull is.
 pub fn pull_progress(progress: &PullProgress) -> api::ImageEvent {
-    let layer = |layer: &LayerProgress| api::LayerProgress {
+    api::ImageEvent::Progress { layers: progress.layers.iter().map(layer_progress).collect() }
+}
+
+fn layer_progress(layer: &LayerProgress) -> api::LayerProgress {
+    api::LayerProgress {
         digest: layer.digest.to_string(),
         state: match layer.state {
             LayerState::Waiting => api::LayerState::Waiting,
@@ -426,8 +445,7 @@ pub fn pull_progress(progress: &PullProgress) -> api::ImageEvent {
         },
         bytes: layer.bytes,
         total_bytes: layer.total,
-    };
-    api::ImageEvent::Progress { layers: progress.layers.iter().map(layer).collect() }
+    }
 }
 
 /// What a collection removed.

@@ -9,7 +9,7 @@ use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use engine::EngineError;
-use engine::images::{ArchiveError, ImageFault, RegistryError};
+use engine::images::{ArchiveError, BuildError, ImageFault, RegistryError};
 use runtime::BackendError;
 use serde_json::{Map, Value};
 use wire::api::ErrorBody;
@@ -119,8 +119,21 @@ impl From<EngineError> for ApiError {
             CommandNotFound { .. } => say(StatusCode::NOT_FOUND, "command_not_found")
                 .hint("GET /v1/sandboxes/{sandbox}/commands lists the commands of a sandbox"),
             TemplateNotFound { .. } => {
-                say(StatusCode::NOT_FOUND, "template_not_found").hint("leave `template` out for `default`")
+                say(StatusCode::NOT_FOUND, "template_not_found")
+                    .hint("GET /v1/templates lists the templates of this key's owner; `default` is always there")
             }
+            TemplateNameTaken { .. } => say(StatusCode::CONFLICT, "name_taken")
+                .hint("choose another name, update that template, or put its content anew with PUT"),
+            TemplateInUse { sandboxes, .. } => say(StatusCode::CONFLICT, "template_in_use")
+                .hint("delete the sandboxes that were made from it first")
+                .detail("sandboxes", sandboxes as u64),
+            TemplateFailed { reason, .. } => say(StatusCode::CONFLICT, "template_failed")
+                .hint("mend what it says, then POST /v1/templates/{template}/prepare tries again")
+                .detail("reason", reason),
+            TemplateBuiltIn => say(StatusCode::CONFLICT, "template_built_in").hint("make one under another name"),
+            VolumesUnsupported { volume } => say(StatusCode::BAD_REQUEST, "volumes_not_supported")
+                .hint("leave `mounts` out")
+                .detail("volume", volume),
             KeyNotFound { .. } => {
                 say(StatusCode::NOT_FOUND, "key_not_found").hint("GET /v1/keys lists all keys")
             }
@@ -177,13 +190,18 @@ impl From<EngineError> for ApiError {
             InitTooOld { .. } => say(StatusCode::CONFLICT, "sandbox_too_old").hint("create another sandbox"),
             ImageNotFound { .. } => say(StatusCode::NOT_FOUND, "image_not_found")
                 .hint("GET /v1/images lists the images that are here; POST /v1/images/pull gets others"),
-            ImageInUse { sandboxes, .. } => say(StatusCode::CONFLICT, "image_in_use")
+            ImageInUse { sandboxes, templates, .. } => say(StatusCode::CONFLICT, "image_in_use")
+                .detail("templates", templates as u64)
                 .hint("delete them, or let the name go all the same with --force (`force=true`): they keep what they need")
                 .detail("sandboxes", sandboxes as u64),
             AliasNotFound { .. } => {
                 say(StatusCode::NOT_FOUND, "alias_not_found").hint("GET /v1/image-aliases lists all aliases")
             }
             Image { source, .. } => image(&source, &message),
+            BuildNotFound { .. } => {
+                say(StatusCode::NOT_FOUND, "build_not_found").hint("GET /v1/builds lists the builds that are remembered")
+            }
+            Build { source } => build(&source),
             AdminOnly { .. } => say(StatusCode::FORBIDDEN, "admin_required")
                 .hint("use the key that the daemon made at its first start"),
             NoCommonVersion { theirs, ours, .. } => {
@@ -343,6 +361,21 @@ fn registry(error: &RegistryError, told: &str) -> ApiError {
             .hint("the registry or a mirror does not give what the image says; nothing of it was kept"),
         // A full disk was told apart before.
         DiskFull { .. } | Keep { .. } | Tls { .. } => say(StatusCode::INTERNAL_SERVER_ERROR, "internal"),
+    }
+}
+
+/// Why a build did not begin.
+fn build(error: &BuildError) -> ApiError {
+    match error {
+        BuildError::Dockerfile { source } => {
+            let message = format!("the Dockerfile is not valid: {source}");
+            ApiError::new(StatusCode::BAD_REQUEST, "dockerfile_invalid", message)
+                .detail("line", source.line as u64)
+                .hint(source.hint())
+        }
+        BuildError::Context { .. } | BuildError::Step { .. } => {
+            ApiError::new(StatusCode::BAD_REQUEST, "context_invalid", error.to_string())
+        }
     }
 }
 

@@ -3,7 +3,9 @@
 use utoipa::openapi::security::{ApiKey, ApiKeyValue, HttpAuthScheme, HttpBuilder, SecurityScheme};
 use utoipa::{Modify, OpenApi};
 
-use crate::routes::{self, commands, files, images, keys, metrics, sandboxes, stats, system};
+use crate::routes::{
+    self, builds, commands, files, images, keys, metrics, sandboxes, stats, system, templates,
+};
 use crate::{events, stream};
 
 #[derive(OpenApi)]
@@ -57,6 +59,19 @@ use crate::{events, stream};
         images::aliases,
         images::set_alias,
         images::delete_alias,
+        templates::create,
+        templates::list,
+        templates::get,
+        templates::apply,
+        templates::update,
+        templates::delete,
+        templates::prepare,
+        templates::watch,
+        builds::create,
+        builds::list,
+        builds::get,
+        builds::delete,
+        builds::log,
         stats::one,
         stats::all,
         metrics::metrics,
@@ -73,7 +88,9 @@ use crate::{events, stream};
         wire::api::CommandEvent,
         wire::api::FileEvent,
         wire::api::ImageEvent,
-        wire::api::SandboxEvent
+        wire::api::SandboxEvent,
+        wire::api::StartBuild,
+        wire::api::TemplateEvent
     )),
     security(("bearer" = []), ("api_key" = [])),
     modifiers(&KeySpellings),

@@ -3,10 +3,12 @@
 //! Times are RFC 3339 in UTC. Numbers carry their unit in their name. Unknown fields are refused, so that a
 //! misspelt wish is an error and not a surprise.
 
+mod builds;
 mod files;
 mod images;
 mod lifetime;
 mod stats;
+mod templates;
 
 use std::collections::BTreeMap;
 
@@ -15,10 +17,12 @@ use utoipa::ToSchema;
 
 use crate::{CommandId, SandboxId};
 
+pub use builds::*;
 pub use files::*;
 pub use images::*;
 pub use lifetime::*;
 pub use stats::*;
+pub use templates::*;
 
 /// What every failed request answers with.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
@@ -106,6 +110,9 @@ pub struct Sandbox {
     pub reason: Option<String>,
     /// What it was made from.
     pub template: String,
+    /// Which version of that. It stays the same when the template changes.
+    #[serde(default)]
+    pub template_version: u32,
     /// The image that it was made from.
     pub image: String,
     /// What was asked for, where that is an alias of it.
@@ -431,7 +438,7 @@ pub enum CommandWish {
     },
 }
 
-/// What happens to sandboxes and their commands: `GET /v1/events`.
+/// What happens to sandboxes, their commands and templates: `GET /v1/events`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum SandboxEvent {
@@ -489,6 +496,27 @@ pub enum SandboxEvent {
         command_id: CommandId,
         /// How it ended.
         result: CommandResult,
+    },
+    /// A template has a new version, a new state or a new name.
+    Template {
+        /// When.
+        at: String,
+        /// Its name.
+        name: String,
+        /// Its newest version.
+        version: u32,
+        /// How far that is.
+        state: TemplateState,
+        /// Why it is `failed`. Long reasons are cut here.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        reason: Option<String>,
+    },
+    /// A template is gone.
+    TemplateDeleted {
+        /// When.
+        at: String,
+        /// The name it had.
+        name: String,
     },
 }
 

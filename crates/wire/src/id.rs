@@ -32,16 +32,52 @@ impl SandboxId {
 
 impl fmt::Display for SandboxId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let b = self.0;
-        write!(
-            f,
-            "{:08x}-{:04x}-{:04x}-{:04x}-{:012x}",
-            b >> 96,
-            (b >> 80) & 0xffff,
-            (b >> 64) & 0xffff,
-            (b >> 48) & 0xffff,
-            b & 0xffff_ffff_ffff
-        )
+        write_uuid(self.0, f)
+    }
+}
+
+fn write_uuid(b: u128, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    write!(
+        f,
+        "{:08x}-{:04x}-{:04x}-{:04x}-{:012x}",
+        b >> 96,
+        (b >> 80) & 0xffff,
+        (b >> 64) & 0xffff,
+        (b >> 48) & 0xffff,
+        b & 0xffff_ffff_ffff
+    )
+}
+
+/// A template: 128 random bits, written as a UUID. It stays the same when the template gets another name.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct TemplateId(u128);
+
+impl TemplateId {
+    /// As with [`SandboxId::from_random`].
+    pub fn from_random(bits: u128) -> Self {
+        Self(SandboxId::from_random(bits).bits())
+    }
+
+    /// An id from bits that were an id before.
+    pub const fn from_bits(bits: u128) -> Self {
+        Self(bits)
+    }
+
+    /// The bits, for a row.
+    pub fn bits(self) -> u128 {
+        self.0
+    }
+}
+
+impl fmt::Display for TemplateId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write_uuid(self.0, f)
+    }
+}
+
+impl fmt::Debug for TemplateId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
     }
 }
 
@@ -51,12 +87,56 @@ impl fmt::Debug for SandboxId {
     }
 }
 
+/// A build: 128 random bits, written as a UUID.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct BuildId(u128);
+
+impl BuildId {
+    /// As with [`SandboxId::from_random`].
+    pub fn from_random(bits: u128) -> Self {
+        Self(SandboxId::from_random(bits).bits())
+    }
+
+    /// An id from bits that were an id before.
+    pub const fn from_bits(bits: u128) -> Self {
+        Self(bits)
+    }
+
+    /// The bits, for a row.
+    pub fn bits(self) -> u128 {
+        self.0
+    }
+}
+
+impl fmt::Display for BuildId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write_uuid(self.0, f)
+    }
+}
+
+impl fmt::Debug for BuildId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl FromStr for BuildId {
+    type Err = BadId;
+
+    fn from_str(text: &str) -> Result<Self, BadId> {
+        text.parse::<SandboxId>().map(|id| Self(id.bits())).map_err(|_| BadId::Build)
+    }
+}
+
 /// Why a text is not an id.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BadId {
     /// Not a UUID in its usual lower-case spelling.
     #[error("a sandbox id is a UUID such as 3f2b8c1e-90ab-4def-8123-456789abcdef")]
     Sandbox,
+    /// Not a build id.
+    #[error("a build id is a UUID such as 3f2b8c1e-90ab-4def-8123-456789abcdef")]
+    Build,
     /// Not a command id.
     #[error("a command id is 1 to {max} of the characters A-Z a-z 0-9 . _ : -", max = CommandId::LENGTH_MAX)]
     Command,

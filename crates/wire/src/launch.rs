@@ -120,6 +120,11 @@ pub enum LayerSource {
     },
     /// What every sandbox needs and an image may lack: places to mount on, name service, `/workspace`.
     Finish(Finish),
+    /// What a sandbox over the layers below has written. Its processes have ended.
+    Sandbox {
+        /// Which.
+        sandbox: SandboxId,
+    },
 }
 
 /// What the uppermost layer of an image depends on.

@@ -99,8 +99,8 @@ async fn reconcile(shared: &Arc<Shared>) -> Result<(), EngineError> {
         warn!(%layer, "the files of a layer are gone; its images have to be pulled again");
         let _naming = shared.images.naming.lock().await;
         let broken = shared.store.forget_images_of(*layer).await?;
-        let mut stock = shared.images.stock();
-        stock.names.retain(|_, row| !broken.contains(&row.image));
+        shared.images.stock().names.retain(|_, row| !broken.contains(&row.image));
+        crate::templates::prepare_again(shared, &broken);
     }
     Ok(())
 }

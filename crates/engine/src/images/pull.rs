@@ -374,7 +374,7 @@ async fn let_go(holding: Holding) {
 }
 
 /// Writes the image and its names, and takes it into the stock.
-async fn name(
+pub(super) async fn name(
     shared: &Arc<Shared>,
     image: Image,
     layers: Vec<StoredLayer>,
@@ -415,7 +415,7 @@ async fn name(
     Ok(stored)
 }
 
-fn layer_row(layer: Digest, from: Option<&LayerBlob>, facts: LayerFacts) -> LayerRow {
+pub(super) fn layer_row(layer: Digest, from: Option<&LayerBlob>, facts: LayerFacts) -> LayerRow {
     LayerRow {
         layer,
         blob: from.map(|from| from.blob),
@@ -457,7 +457,7 @@ fn fetch(
 }
 
 /// Unpacks a layer. A launcher that died in the middle is asked again, once.
-async fn unpack(
+pub(super) async fn unpack(
     shared: &Arc<Shared>,
     spec: &LayerSpec,
     read: &(dyn Fn(u64) + Send + Sync),

@@ -1,6 +1,6 @@
 //! Rows of images: what each is made of, what it is called, and who uses it.
 //!
-//! An image is kept while it has a name or a sandbox, a layer while it has an image. A sandbox takes its reference in the
+//! An image is kept while it has a name, a sandbox or a template, a layer while it has an image. A sandbox takes its reference in the
 //! same change that finds the image, so nothing is ever collected between the two.
 
 use std::time::SystemTime;
@@ -123,7 +123,7 @@ fn digest_from(row: &Row<'_>, column: usize) -> rusqlite::Result<Digest> {
     row.get_ref(column)?.as_str()?.parse().map_err(|_| unreadable(column, "digest"))
 }
 
-fn optional_digest(row: &Row<'_>, column: usize) -> rusqlite::Result<Option<Digest>> {
+pub(super) fn optional_digest(row: &Row<'_>, column: usize) -> rusqlite::Result<Option<Digest>> {
     let text: Option<String> = row.get(column)?;
     text.map(|text| text.parse().map_err(|_| unreadable(column, "digest"))).transpose()
 }
@@ -148,7 +148,7 @@ fn layer_from(row: &Row<'_>) -> rusqlite::Result<LayerRow> {
     })
 }
 
-fn text(digest: Digest) -> String {
+pub(super) fn text(digest: Digest) -> String {
     digest.to_string()
 }
 
@@ -229,6 +229,16 @@ impl Store {
         .await
     }
 
+    /// What came of making a layer, if there is a row. Asked as with [`Self::has_layer`].
+    pub async fn layer_facts(&self, layer: Digest) -> Result<Option<LayerFacts>, EngineError> {
+        self.change("look for the layer's row", move |db| {
+            db.prepare_cached(&format!("SELECT {LAYER_COLUMNS} FROM layers WHERE layer = ?1"))?
+                .query_row([text(layer)], |row| Ok(layer_from(row)?.facts))
+                .optional()
+        })
+        .await
+    }
+
     /// An image with its names. Gives the facts of its layers; `None`: one of them is not there.
     pub async fn put_image(
         &self,
@@ -300,22 +310,28 @@ impl Store {
                 .query_map([text(layer)], |row| digest_from(row, 0))?
                 .collect::<Result<_, _>>()?;
             let mut forget = db.prepare_cached("DELETE FROM image_names WHERE image = ?1")?;
+            // Whoever starts next prepares them again, should this daemon not get to it.
+            let mut unprepare = db.prepare_cached(
+                "UPDATE template_versions SET state = 'preparing', resolved = NULL, image = NULL WHERE image = ?1",
+            )?;
             for image in &broken {
                 forget.execute([text(*image)])?;
+                unprepare.execute([text(*image)])?;
             }
             Ok(broken)
         })
         .await
     }
 
-    /// Removes the images that have neither a name nor a sandbox, if they are older than `before`. Tells which.
+    /// Removes the images that have neither a name nor a sandbox nor a template, if they are older than `before`. Tells which.
     pub async fn collect_images(&self, before: SystemTime) -> Result<Vec<Digest>, EngineError> {
         self.change("remove unused images", move |db| {
             let unused: Vec<Digest> = db
                 .prepare_cached(
                     "SELECT digest FROM images WHERE created_at < ?1
                        AND NOT EXISTS (SELECT 1 FROM image_names WHERE image = digest)
-                       AND NOT EXISTS (SELECT 1 FROM sandbox_images WHERE image = digest)",
+                       AND NOT EXISTS (SELECT 1 FROM sandbox_images WHERE image = digest)
+                       AND NOT EXISTS (SELECT 1 FROM template_versions WHERE image = digest)",
                 )?
                 .query_map([micros(before)], |row| digest_from(row, 0))?
                 .collect::<Result<_, _>>()?;
@@ -404,12 +420,16 @@ fn put_name(db: &Connection, name: &NameRow) -> rusqlite::Result<()> {
 }
 
 /// An owner's own image of that name goes before everyone's.
-fn find_image(db: &Connection, owner: &str, name: &str) -> rusqlite::Result<Option<Digest>> {
+pub(super) fn find_image(db: &Connection, owner: &str, name: &str) -> rusqlite::Result<Option<Digest>> {
     db.prepare_cached(
         "SELECT image FROM image_names WHERE name = ?1 AND owner IN (?2, '') ORDER BY owner DESC LIMIT 1",
     )?
     .query_row(params![name, owner], |row| digest_from(row, 0))
     .optional()
+}
+
+fn exists(db: &Connection, image: Digest) -> rusqlite::Result<bool> {
+    db.prepare_cached("SELECT 1 FROM images WHERE digest = ?1")?.exists([text(image)])
 }
 
 /// In the change that inserts a sandbox: what it is made from, if that is here.
@@ -419,11 +439,17 @@ pub(super) fn insert_use(
     owner: &str,
     image: &str,
     alias: Option<&str>,
+    held: Option<Digest>,
 ) -> rusqlite::Result<Option<Digest>> {
-    let found = match image {
-        crate::images::HOST if alias.is_none() => return Ok(None),
-        crate::images::HOST => None,
-        name => find_image(db, owner, name)?,
+    let found = match (image, held) {
+        (crate::images::HOST, _) if alias.is_none() => return Ok(None),
+        (crate::images::HOST, _) => None,
+        // What its template holds, unless that let go of it this moment.
+        (name, Some(held)) => match exists(db, held)? {
+            true => Some(held),
+            false => find_image(db, owner, name)?,
+        },
+        (name, None) => find_image(db, owner, name)?,
     };
     db.prepare_cached("INSERT INTO sandbox_images VALUES (?1, ?2, ?3)")?.execute(params![
         id_bytes(sandbox),

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use rusqlite::{Connection, OptionalExtension, Row, params};
 use wire::guest::{ExitStatus, Handle, Start};
 use wire::launch::Limits;
-use wire::{CommandId, SandboxId};
+use wire::{CommandId, SandboxId, TemplateId};
 
 use crate::clock::{Moment, Stamp};
 use crate::keys::KeyHash;
@@ -26,11 +26,16 @@ pub(crate) struct SandboxRow {
     pub id: SandboxId,
     pub owner: Owner,
     pub name: SandboxName,
+    /// What its template was called when it was made.
     pub template: String,
+    /// Just which version that was; none for what is built in.
+    pub template_version: Option<(TemplateId, u32)>,
     /// `host`, or a reference in its canonical spelling.
     pub image: String,
     /// What it was asked for as, if that was an alias.
     pub image_alias: Option<String>,
+    /// Just which image, where the template says so. Not in the row: the image that is used is kept apart.
+    pub image_held: Option<image::Digest>,
     pub limits: Limits,
     pub env: BTreeMap<String, String>,
     pub state: State,
@@ -133,9 +138,11 @@ pub(super) fn sandbox_from(row: &Row<'_>, now: Moment) -> rusqlite::Result<Sandb
         owner: Owner::parse(row.get_ref(1)?.as_str()?).map_err(|_| unreadable(1, "owner"))?,
         name: SandboxName::parse(row.get_ref(2)?.as_str()?).map_err(|_| unreadable(2, "name"))?,
         template: row.get(3)?,
+        // In tables of their own, read apart.
+        template_version: None,
         image: row.get(4)?,
-        // In a table of its own, read apart.
         image_alias: None,
+        image_held: None,
         limits,
         env: from_json(row, 8)?,
         state,

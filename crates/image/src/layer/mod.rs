@@ -8,6 +8,7 @@
 //! directory that an archive merely implies look like the one below it, a link on the way lead where it leads in the whole
 //! image, and a hard link name a file of an older layer; archives in the wild do all three.
 
+mod capture;
 mod compression;
 mod finish;
 mod unpack;
@@ -18,6 +19,7 @@ use std::os::fd::BorrowedFd;
 use wire::Digest;
 use wire::launch::{LayerFacts, LayerFault};
 
+pub use capture::{Written, capture};
 pub use compression::{Compression, decompressed};
 pub use finish::{finish, finish_digest};
 pub use unpack::{Below, Limits};

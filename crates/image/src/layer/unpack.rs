@@ -64,7 +64,7 @@ const OPAQUE: &[u8] = b".wh..wh..opq";
 /// How the names begin that one union file system of old kept for itself.
 const UNION_PRIVATE: &[u8] = b".wh..wh.";
 
-const DIRECTORY: OFlags =
+pub(super) const DIRECTORY: OFlags =
     OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 const LOOK: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
@@ -95,17 +95,17 @@ pub(super) struct Layer<'a> {
     opaque: HashMap<u64, Vec<u8>>,
     /// Directories and the times they get at the end.
     times: Vec<(Vec<u8>, i64)>,
-    buffer: Vec<u8>,
-    facts: LayerFacts,
+    pub buffer: Vec<u8>,
+    pub facts: LayerFacts,
 }
 
 /// A directory of the layer, and the one that it lies over.
 #[derive(Debug)]
 pub(super) struct Place {
     pub top: OwnedFd,
-    below: Option<OwnedFd>,
+    pub below: Option<OwnedFd>,
     /// From the root, without links.
-    path: Vec<u8>,
+    pub path: Vec<u8>,
 }
 
 impl Place {
@@ -115,7 +115,7 @@ impl Place {
         Ok(Self { top: copy(self.top.as_fd())?, below, path: self.path.clone() })
     }
 
-    fn join(&self, name: &CStr) -> Vec<u8> {
+    pub fn join(&self, name: &CStr) -> Vec<u8> {
         let mut path = self.path.clone();
         if !path.is_empty() {
             path.push(b'/');
@@ -214,12 +214,17 @@ impl<'a> Layer<'a> {
     }
 
     /// One more of whatever takes an inode.
-    fn count(&mut self) -> Result<(), LayerFault> {
+    pub fn count(&mut self) -> Result<(), LayerFault> {
         self.facts.entries += 1;
         match self.facts.entries > self.limits.entries_max {
             true => Err(LayerFault::TooLarge { what: "entries".into(), limit: self.limits.entries_max }),
             false => Ok(()),
         }
+    }
+
+    /// Its uppermost directory.
+    pub fn root(&self) -> &OwnedFd {
+        &self.root.top
     }
 
     // Ways.
@@ -568,7 +573,13 @@ impl<'a> Layer<'a> {
         (Uid::from_raw(inside(entry.uid)), Gid::from_raw(inside(entry.gid)))
     }
 
-    fn look_alike(&self, own: &OwnedFd, below: &OwnedFd, stat: &Stat, path: &[u8]) -> Result<(), LayerFault> {
+    pub fn look_alike(
+        &self,
+        own: &OwnedFd,
+        below: &OwnedFd,
+        stat: &Stat,
+        path: &[u8],
+    ) -> Result<(), LayerFault> {
         let failed = |doing: &'static str| move |errno| kernel(doing, path, errno);
         let (uid, gid) = (Uid::from_raw(stat.st_uid), Gid::from_raw(stat.st_gid));
         fchown(own, Some(uid), Some(gid)).map_err(failed("give away"))?;
@@ -589,7 +600,7 @@ impl<'a> Layer<'a> {
         Ok(())
     }
 
-    fn remember_time(&mut self, path: Vec<u8>, modified: i64) {
+    pub fn remember_time(&mut self, path: Vec<u8>, modified: i64) {
         if self.times.len() < TIMES_MAX {
             self.times.push((path, modified));
         }
@@ -667,7 +678,7 @@ fn see(found: OwnedFd) -> Result<Seen, Errno> {
 }
 
 /// In the way of overlayfs: a character device 0,0. Everyone may make it (Linux 5.8), and no one can open it.
-fn make_whiteout(directory: BorrowedFd<'_>, name: &CStr) -> Result<(), Errno> {
+pub(super) fn make_whiteout(directory: BorrowedFd<'_>, name: &CStr) -> Result<(), Errno> {
     match mknodat(directory, name, FileType::CharacterDevice, Mode::empty(), 0) {
         Ok(()) | Err(Errno::EXIST) => Ok(()),
         Err(errno) => Err(errno),
@@ -680,7 +691,7 @@ pub(super) fn new_file(place: &Place, name: &CStr) -> Result<OwnedFd, Errno> {
 }
 
 /// A directory under a name, if it is one and no link.
-fn directory_in(directory: BorrowedFd<'_>, name: &CStr) -> Result<Option<OwnedFd>, Errno> {
+pub(super) fn directory_in(directory: BorrowedFd<'_>, name: &CStr) -> Result<Option<OwnedFd>, Errno> {
     match openat(directory, name, DIRECTORY, Mode::empty()) {
         Ok(found) => Ok(Some(found)),
         Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => Ok(None),
@@ -689,7 +700,7 @@ fn directory_in(directory: BorrowedFd<'_>, name: &CStr) -> Result<Option<OwnedFd
 }
 
 /// The same along a path that was made of real directories.
-fn directory_at(root: BorrowedFd<'_>, path: &[u8]) -> Result<Option<OwnedFd>, Errno> {
+pub(super) fn directory_at(root: BorrowedFd<'_>, path: &[u8]) -> Result<Option<OwnedFd>, Errno> {
     let mut here = openat(root, c".", DIRECTORY, Mode::empty())?;
     for name in path.split(|byte| *byte == b'/').filter(|name| !name.is_empty()) {
         let Ok(name) = CString::new(name) else { return Ok(None) };
@@ -733,7 +744,7 @@ fn is_kept(name: &[u8]) -> bool {
     }
 }
 
-fn write_at(file: &OwnedFd, mut bytes: &[u8], mut at: u64) -> Result<(), Errno> {
+pub(super) fn write_at(file: &OwnedFd, mut bytes: &[u8], mut at: u64) -> Result<(), Errno> {
     if bytes.iter().all(|byte| *byte == 0) {
         return Ok(()); // A hole; whoever wrote the last byte sets the length.
     }
@@ -750,7 +761,7 @@ fn write_at(file: &OwnedFd, mut bytes: &[u8], mut at: u64) -> Result<(), Errno> 
     Ok(())
 }
 
-fn times(modified: i64) -> Timestamps {
+pub(super) fn times(modified: i64) -> Timestamps {
     let time = Timespec { tv_sec: modified, tv_nsec: 0 };
     Timestamps { last_access: time, last_modification: time }
 }
@@ -784,7 +795,7 @@ fn shown(path: &[u8]) -> String {
     format!("{}{more}", text.escape_debug())
 }
 
-fn refused(path: &[u8], why: &str) -> LayerFault {
+pub(super) fn refused(path: &[u8], why: &str) -> LayerFault {
     LayerFault::Name { path: shown(path), why: why.into() }
 }
 

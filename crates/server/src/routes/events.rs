@@ -1,4 +1,4 @@
-//! What happens to sandboxes and their commands, as it happens.
+//! What happens to sandboxes, their commands and templates, as it happens.
 
 use std::convert::Infallible;
 
@@ -29,7 +29,7 @@ pub struct WatchParams {
     last_event_id: Option<String>,
 }
 
-/// What happens to the owner's sandboxes and their commands, as server-sent events, until the caller leaves.
+/// What happens to the owner's sandboxes, their commands and templates, as server-sent events, until the caller leaves.
 ///
 /// Each event is a `SandboxEvent` in JSON under the name of its `type`, with an id. A stream that was cut goes on after the
 /// event that `Last-Event-ID` names, as long as the daemon still has what followed it in memory; else `missed` comes
@@ -102,6 +102,8 @@ fn to_event(id: EventId, event: &api::SandboxEvent) -> Event {
         api::SandboxEvent::Deleted { .. } => "deleted",
         api::SandboxEvent::CommandStarted { .. } => "command_started",
         api::SandboxEvent::CommandEnded { .. } => "command_ended",
+        api::SandboxEvent::Template { .. } => "template",
+        api::SandboxEvent::TemplateDeleted { .. } => "template_deleted",
     };
     let data = serde_json::to_string(event).expect("events are made of types that JSON can write");
     Event::default().id(id.to_string()).event(name).data(data)

@@ -8,12 +8,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Json;
+use axum::body::Body;
 use axum::extract::{FromRequestParts, Request, State};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::sse::{Event, KeepAlive};
 use axum::response::{IntoResponse, Response, Sse};
-use engine::images::{Format, InUse, Pull, StoredImage};
+use engine::images::{Format, InUse, Pull, StoredImage, Upload};
 use engine::{Engine, EngineError, Key, Owner};
 use futures_util::stream;
 use serde::Deserialize;
@@ -94,6 +95,19 @@ pub async fn import(
         Some(_) => return Err(ApiError::invalid("format", "it is `oci`, `docker` or `rootfs`")),
     };
     let (head, body) = request.into_parts();
+    let upload = received(&app, &key, &head, body).await?;
+    let mut stopping = app.stopping(&key);
+    let pull = app.engine.import(upload, name, format);
+    if wants_events(&head.headers) {
+        return Ok(progress(app, &key, pull));
+    }
+    let images = finished(&pull, &mut stopping).await?;
+    let images = images.iter().filter_map(|image| shown(&app.engine, &key.owner, &image.digest.to_string()));
+    Ok(Json(api::ImageList { images: images.collect() }).into_response())
+}
+
+/// Takes a body into a file of its own, as far as the disk has room for it.
+pub(super) async fn received(app: &App, key: &Key, head: &Parts, body: Body) -> Result<Upload, ApiError> {
     let (upload, room) = app.engine.upload()?;
     let full = || {
         ApiError::new(StatusCode::INSUFFICIENT_STORAGE, "disk_full", "the archive does not fit on the disk")
@@ -108,7 +122,7 @@ pub async fn import(
         _ => ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", "the archive cannot be kept"),
     };
     let mut file = tokio::fs::File::from_std(upload.file.try_clone().map_err(failed)?);
-    let mut stopping = app.stopping(&key);
+    let mut stopping = app.stopping(key);
     let poured = files::pour(body, &mut stopping, async |mut incoming| {
         let mut length = 0u64;
         while let Some(bytes) = incoming.next().await? {
@@ -121,13 +135,7 @@ pub async fn import(
         file.flush().await.map_err(failed)
     });
     poured.await?;
-    let pull = app.engine.import(upload, name, format);
-    if wants_events(&head.headers) {
-        return Ok(progress(app, &key, pull));
-    }
-    let images = finished(&pull, &mut stopping).await?;
-    let images = images.iter().filter_map(|image| shown(&app.engine, &key.owner, &image.digest.to_string()));
-    Ok(Json(api::ImageList { images: images.collect() }).into_response())
+    Ok(upload)
 }
 
 async fn answer(app: App, key: &Key, pull: Pull, headers: &HeaderMap) -> Result<Response, ApiError> {

@@ -1,5 +1,6 @@
 //! The native API under `/v1`. A handler is three thoughts: read, ask the engine once, convert.
 
+pub mod builds;
 pub mod commands;
 pub mod events;
 pub mod files;
@@ -9,6 +10,7 @@ pub mod metrics;
 pub mod sandboxes;
 pub mod stats;
 pub mod system;
+pub mod templates;
 
 use std::future::Future;
 
@@ -72,6 +74,16 @@ pub fn all() -> Router<App> {
         .route("/v1/images/{image}", get(images::get).delete(images::remove))
         .route("/v1/image-aliases", get(images::aliases))
         .route("/v1/image-aliases/{alias}", put(images::set_alias).delete(images::delete_alias))
+        .route("/v1/templates", get(templates::list).post(templates::create))
+        .route(
+            "/v1/templates/{template}",
+            get(templates::get).put(templates::apply).patch(templates::update).delete(templates::delete),
+        )
+        .route("/v1/templates/{template}/prepare", post(templates::prepare))
+        .route("/v1/templates/{template}/events", get(templates::watch))
+        .route("/v1/builds", get(builds::list).post(builds::create))
+        .route("/v1/builds/{build}", get(builds::get).delete(builds::delete))
+        .route("/v1/builds/{build}/log", get(builds::log))
         .route(METRICS, get(metrics::metrics))
         .route("/v1/keys", get(keys::list).post(keys::create))
         .route("/v1/keys/{key}", delete(keys::delete))

@@ -1,0 +1,953 @@
+//! A Dockerfile becomes stages and steps.
+//!
+//! The words that are known are those of [`WORDS`]; a few more are read and told of as without effect ([`Instruction::Ignored`]), and
+//! all others are refused, with the line and what was perhaps meant. Nothing is looked up and nothing is run here: variables stay as they
+//! were written until whoever runs a step knows what they are ([`expand`]), since a base image may set them too.
+
+use std::fmt;
+
+/// A Dockerfile, at most. Longer ones are not written by people.
+pub const LENGTH_MAX: usize = 1024 * 1024;
+/// Steps in all stages together. Each may become a layer, and an overlay takes some hundred of those.
+pub const STEPS_MAX: usize = 500;
+
+/// The words that do something.
+pub const WORDS: [&str; 11] =
+    ["FROM", "RUN", "COPY", "ADD", "ENV", "ARG", "WORKDIR", "USER", "CMD", "ENTRYPOINT", "LABEL"];
+/// Words that say something about how an image is run elsewhere, and change nothing here.
+const IGNORED: [&str; 5] = ["EXPOSE", "STOPSIGNAL", "HEALTHCHECK", "MAINTAINER", "VOLUME"];
+
+/// What a Dockerfile says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Dockerfile {
+    /// `ARG` before the first `FROM`: for the names of images alone.
+    pub arguments: Vec<(String, Option<String>)>,
+    /// In the order they were written; the last is what is built.
+    pub stages: Vec<Stage>,
+}
+
+/// From one `FROM` to the next.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Stage {
+    /// What it is called, in lower case, where it has a name.
+    pub name: Option<String>,
+    /// What it begins with. Variables of [`Dockerfile::arguments`] may be in it.
+    pub from: String,
+    /// The line of its `FROM`.
+    pub line: usize,
+    /// In order.
+    pub steps: Vec<Step>,
+}
+
+/// One instruction.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Step {
+    /// Where it begins.
+    pub line: usize,
+    /// As it was written, in one line, for people.
+    pub text: String,
+    /// What to do.
+    pub instruction: Instruction,
+}
+
+/// What a step does. Texts have their variables and quotes still in them, where not said otherwise.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Instruction {
+    /// Runs a program.
+    Run {
+        /// Which.
+        program: Program,
+        /// What it may see while it runs, and nobody after it.
+        secrets: Vec<Secret>,
+    },
+    /// Adds files.
+    Copy {
+        /// Another stage or an image in place of the context.
+        from: Option<String>,
+        /// What to copy.
+        sources: Vec<String>,
+        /// Where to. A directory, if it ends with a slash or there are several sources.
+        target: String,
+        /// Whose the files are then.
+        chown: Option<String>,
+        /// Their mode, as digits.
+        chmod: Option<String>,
+        /// `ADD`: archives are unpacked.
+        unpack: bool,
+    },
+    /// Sets variables, for later steps and for sandboxes.
+    Env(Vec<(String, String)>),
+    /// Declares a variable of the build, with what it is if nobody says.
+    Arg(Vec<(String, Option<String>)>),
+    /// Sets the directory.
+    Workdir(String),
+    /// Sets the user.
+    User(String),
+    /// What runs by itself, or the arguments of that.
+    Cmd(Program),
+    /// What runs by itself.
+    Entrypoint(Program),
+    /// Says something about the image.
+    Label(Vec<(String, String)>),
+    /// A word without effect here.
+    Ignored(&'static str),
+}
+
+/// What is run. Variables in it are the shell's business.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Program {
+    /// By a shell.
+    Shell(String),
+    /// As it is.
+    Argv(Vec<String>),
+}
+
+/// A secret that is mounted for one step.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Secret {
+    /// What it is called.
+    pub id: String,
+    /// Where it is, as a file; `/run/secrets/<id>` where nobody says.
+    pub target: String,
+    /// Whether the step fails without it.
+    pub required: bool,
+}
+
+/// What is wrong with a Dockerfile, and where.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("line {line}: {problem}")]
+pub struct DockerfileError {
+    /// The first is 1.
+    pub line: usize,
+    /// What.
+    pub problem: Problem,
+}
+
+/// What is wrong.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Problem {
+    /// Not a word of a Dockerfile, or not one that is known here.
+    #[error("`{word}` is not known")]
+    UnknownWord {
+        /// As it was written.
+        word: String,
+        /// What was perhaps meant.
+        meant: Option<&'static str>,
+    },
+    /// A word before the first `FROM`.
+    #[error("`{word}` comes before the first FROM")]
+    BeforeFrom {
+        /// Which.
+        word: &'static str,
+    },
+    /// Nothing to build.
+    #[error("there is no FROM")]
+    NoFrom,
+    /// Two stages with one name.
+    #[error("there are two stages named `{name}`")]
+    StageTwice {
+        /// Which.
+        name: String,
+    },
+    /// Something is missing behind the word.
+    #[error("{word} needs {what}")]
+    Missing {
+        /// Which word.
+        word: &'static str,
+        /// What.
+        what: &'static str,
+    },
+    /// A flag that is not known.
+    #[error("{word} does not know `{flag}`")]
+    UnknownFlag {
+        /// Which word.
+        word: &'static str,
+        /// As it was written.
+        flag: String,
+    },
+    /// A path that leads out of the context.
+    #[error("`{path}` leads out of the context")]
+    OutsideContext {
+        /// As it was written.
+        path: String,
+    },
+    /// `ADD` of something that is not a local file.
+    #[error("`{source_text}` is not a local file")]
+    Remote {
+        /// As it was written.
+        source_text: String,
+    },
+    /// A value that cannot be read.
+    #[error("{what}")]
+    Malformed {
+        /// What is wrong with it.
+        what: String,
+    },
+    /// Too much of something.
+    #[error("there are more than {limit} {what}")]
+    TooMany {
+        /// Of what.
+        what: &'static str,
+        /// How many are allowed.
+        limit: usize,
+    },
+}
+
+impl DockerfileError {
+    /// What to do about it.
+    pub fn hint(&self) -> String {
+        match &self.problem {
+            Problem::UnknownWord { meant: Some(meant), .. } => format!("did you mean {meant}?"),
+            Problem::UnknownWord { meant: None, .. } => format!("the words are {}", WORDS.join(", ")),
+            Problem::BeforeFrom { .. } => "only ARG may stand before it".into(),
+            Problem::NoFrom => "begin with FROM and the name of an image".into(),
+            Problem::StageTwice { .. } => "give one of them another name".into(),
+            Problem::Missing { .. } => "write it behind the word, on the same line".into(),
+            Problem::UnknownFlag { word, .. } => match *word {
+                "RUN" => "RUN knows --mount=type=secret".into(),
+                "FROM" => "FROM knows no flags; images are for this machine's platform".into(),
+                _ => "COPY and ADD know --from (COPY only), --chown and --chmod".into(),
+            },
+            Problem::OutsideContext { .. } => {
+                "paths are relative to the context; build with a context that has the file in it".into()
+            }
+            Problem::Remote { .. } => "fetch it with RUN, or put it into the context".into(),
+            Problem::Malformed { .. } => "check quotes and brackets".into(),
+            Problem::TooMany { .. } => "join some of them".into(),
+        }
+    }
+}
+
+/// Reads a Dockerfile.
+pub fn parse(text: &str) -> Result<Dockerfile, DockerfileError> {
+    if text.len() > LENGTH_MAX {
+        return Err(at(1, Problem::TooMany { what: "bytes", limit: LENGTH_MAX }));
+    }
+    let mut file = Dockerfile { arguments: Vec::new(), stages: Vec::new() };
+    let mut count = 0;
+    for Line { line, text, scripts } in logical_lines(text)? {
+        let (word, rest) = match text.split_once(char::is_whitespace) {
+            Some((word, rest)) => (word, rest.trim()),
+            None => (text.as_str(), ""),
+        };
+        let known = known_word(word).ok_or_else(|| {
+            let meant = closest(&word.to_ascii_uppercase());
+            at(line, Problem::UnknownWord { word: word.chars().take(40).collect(), meant })
+        })?;
+        count += 1;
+        if count > STEPS_MAX {
+            return Err(at(line, Problem::TooMany { what: "steps", limit: STEPS_MAX }));
+        }
+        let failed = |problem| at(line, problem);
+        if known == "FROM" {
+            let stage = stage(rest, line).map_err(failed)?;
+            let taken = |other: &Stage| other.name.is_some() && other.name == stage.name;
+            if let Some(other) = file.stages.iter().find(|other| taken(other)) {
+                let name = other.name.clone().unwrap_or_default();
+                return Err(at(line, Problem::StageTwice { name }));
+            }
+            file.stages.push(stage);
+            continue;
+        }
+        let instruction = instruction(known, rest, scripts).map_err(failed)?;
+        match (file.stages.last_mut(), instruction) {
+            (Some(stage), instruction) => stage.steps.push(Step { line, text, instruction }),
+            (None, Instruction::Arg(arguments)) => file.arguments.extend(arguments),
+            (None, _) => return Err(at(line, Problem::BeforeFrom { word: known })),
+        }
+    }
+    if file.stages.is_empty() {
+        return Err(at(1, Problem::NoFrom));
+    }
+    Ok(file)
+}
+
+fn at(line: usize, problem: Problem) -> DockerfileError {
+    DockerfileError { line, problem }
+}
+
+/// A line with all that continues it.
+struct Line {
+    line: usize,
+    text: String,
+    /// Here-documents of it, in order.
+    scripts: Vec<String>,
+}
+
+fn logical_lines(text: &str) -> Result<Vec<Line>, DockerfileError> {
+    let text = text.strip_prefix('\u{feff}').unwrap_or(text);
+    let escape = escape_character(text)?;
+    let mut all = Vec::new();
+    let mut lines = text.lines().zip(1..).peekable();
+    while let Some((first, line)) = lines.next() {
+        let first = first.trim();
+        if first.is_empty() || first.starts_with('#') {
+            continue;
+        }
+        let mut joined = String::new();
+        let mut part = first;
+        loop {
+            match part.trim_end().strip_suffix(escape) {
+                Some(before) => {
+                    joined.push_str(before.trim_end());
+                    joined.push(' ');
+                    // Comments and empty lines may stand among what is continued.
+                    let next = lines.find(|(next, _)| {
+                        let next = next.trim();
+                        !next.is_empty() && !next.starts_with('#')
+                    });
+                    match next {
+                        Some((next, _)) => part = next.trim(),
+                        None => break,
+                    }
+                }
+                None => {
+                    joined.push_str(part.trim_end());
+                    break;
+                }
+            }
+        }
+        let joined = joined.trim().to_owned();
+        let mut scripts = Vec::new();
+        for (name, strip) in here_documents(&joined) {
+            let mut script = String::new();
+            loop {
+                let Some((next, _)) = lines.next() else {
+                    let what = format!("the here-document `{name}` has no end");
+                    return Err(at(line, Problem::Malformed { what }));
+                };
+                let shown = if strip { next.trim_start_matches('\t') } else { next };
+                if shown == name {
+                    break;
+                }
+                script.push_str(shown);
+                script.push('\n');
+            }
+            scripts.push(script);
+        }
+        all.push(Line { line, text: joined, scripts });
+    }
+    Ok(all)
+}
+
+/// `# escape=` on one of the first lines, where comments alone stand.
+fn escape_character(text: &str) -> Result<char, DockerfileError> {
+    for (line, number) in text.lines().zip(1..) {
+        let Some(comment) = line.trim().strip_prefix('#') else { break };
+        let Some((name, value)) = comment.split_once('=') else { break };
+        match (name.trim().to_ascii_lowercase().as_str(), value.trim()) {
+            ("escape", "\\") => return Ok('\\'),
+            ("escape", "`") => return Ok('`'),
+            ("escape", other) => {
+                let what = format!("`{other}` cannot be the escape character");
+                return Err(at(number, Problem::Malformed { what }));
+            }
+            _ => {}
+        }
+    }
+    Ok('\\')
+}
+
+/// The names of `<<NAME` in a RUN, and whether leading tabs are taken off.
+fn here_documents(text: &str) -> Vec<(String, bool)> {
+    let Some((word, rest)) = text.split_once(char::is_whitespace) else { return Vec::new() };
+    if !word.eq_ignore_ascii_case("RUN") && !word.eq_ignore_ascii_case("COPY") {
+        return Vec::new();
+    }
+    rest.split_whitespace()
+        .filter_map(|part| {
+            let name = part.strip_prefix("<<")?;
+            let (name, strip) = name.strip_prefix('-').map_or((name, false), |name| (name, true));
+            let name = name.trim_matches(['"', '\'']);
+            let plain = !name.is_empty() && name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_');
+            plain.then(|| (name.to_owned(), strip))
+        })
+        .collect()
+}
+
+fn known_word(word: &str) -> Option<&'static str> {
+    WORDS.into_iter().chain(IGNORED).find(|known| known.eq_ignore_ascii_case(word))
+}
+
+/// The word that is one or two letters away.
+fn closest(word: &str) -> Option<&'static str> {
+    let near = WORDS.into_iter().map(|known| (distance(word, known), known));
+    near.filter(|(distance, _)| *distance <= 2).min().map(|(_, known)| known)
+}
+
+fn distance(a: &str, b: &str) -> usize {
+    let b: Vec<char> = b.chars().collect();
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, from) in a.chars().enumerate().take(40) {
+        let mut before = row[0];
+        row[0] = i + 1;
+        for (j, to) in b.iter().enumerate() {
+            let cost = before + usize::from(from != *to);
+            before = row[j + 1];
+            row[j + 1] = cost.min(row[j] + 1).min(before + 1);
+        }
+    }
+    row[b.len()]
+}
+
+fn stage(rest: &str, line: usize) -> Result<Stage, Problem> {
+    let (flags, rest) = flags(rest);
+    if let Some(flag) = flags.first() {
+        return Err(Problem::UnknownFlag { word: "FROM", flag: (*flag).to_owned() });
+    }
+    let parts: Vec<&str> = rest.split_whitespace().collect();
+    let (from, name) = match parts.as_slice() {
+        [from] => (*from, None),
+        [from, as_word, name] if as_word.eq_ignore_ascii_case("as") => (*from, Some(*name)),
+        [] => return Err(Problem::Missing { word: "FROM", what: "the name of an image" }),
+        _ => {
+            return Err(Problem::Malformed {
+                what: "FROM is written as FROM IMAGE, or FROM IMAGE AS NAME".into(),
+            });
+        }
+    };
+    let name = match name {
+        None => None,
+        Some(name) => {
+            let plain = name.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b))
+                && name.starts_with(|first: char| first.is_ascii_alphabetic());
+            if !plain {
+                let what = format!("`{name}` cannot be the name of a stage");
+                return Err(Problem::Malformed { what });
+            }
+            Some(name.to_ascii_lowercase())
+        }
+    };
+    Ok(Stage { name, from: from.to_owned(), line, steps: Vec::new() })
+}
+
+/// What begins with `--`, and the rest.
+fn flags(mut rest: &str) -> (Vec<&str>, &str) {
+    let mut flags = Vec::new();
+    while rest.starts_with("--") {
+        let (flag, after) = rest.split_once(char::is_whitespace).unwrap_or((rest, ""));
+        flags.push(flag);
+        rest = after.trim_start();
+    }
+    (flags, rest)
+}
+
+fn instruction(word: &'static str, rest: &str, scripts: Vec<String>) -> Result<Instruction, Problem> {
+    let needs = |what| if rest.is_empty() { Err(Problem::Missing { word, what }) } else { Ok(()) };
+    Ok(match word {
+        "RUN" => {
+            needs("a command")?;
+            run(rest, scripts)?
+        }
+        "COPY" | "ADD" => copy(word, rest)?,
+        "ENV" => {
+            needs("a variable and its value")?;
+            Instruction::Env(pairs(word, rest)?)
+        }
+        "LABEL" => {
+            needs("a label and its value")?;
+            Instruction::Label(pairs(word, rest)?)
+        }
+        "ARG" => {
+            needs("the name of a variable")?;
+            let argument = |text: String| match text.split_once('=') {
+                Some((name, value)) => variable(name).map(|name| (name, Some(value.to_owned()))),
+                None => variable(&text).map(|name| (name, None)),
+            };
+            Instruction::Arg(words(rest)?.into_iter().map(argument).collect::<Result<_, _>>()?)
+        }
+        "WORKDIR" => {
+            needs("a path")?;
+            Instruction::Workdir(rest.to_owned())
+        }
+        "USER" => {
+            needs("a name or a number")?;
+            Instruction::User(rest.to_owned())
+        }
+        "CMD" => Instruction::Cmd(program(rest)?),
+        "ENTRYPOINT" => Instruction::Entrypoint(program(rest)?),
+        ignored => Instruction::Ignored(ignored),
+    })
+}
+
+fn run(rest: &str, scripts: Vec<String>) -> Result<Instruction, Problem> {
+    let (flags, rest) = flags(rest);
+    let secrets = flags.into_iter().map(secret).collect::<Result<_, _>>()?;
+    let program = match scripts.as_slice() {
+        [] if rest.is_empty() => return Err(Problem::Missing { word: "RUN", what: "a command" }),
+        [] => program(rest)?,
+        // `RUN <<EOF`: the document is the script. With words before it, it is their input, as a shell has it.
+        [script] if rest.starts_with("<<") => Program::Shell(script.clone()),
+        scripts => {
+            let mut script = format!("{rest}\n");
+            for (text, (name, _)) in scripts.iter().zip(here_documents(&format!("RUN {rest}"))) {
+                script.push_str(text);
+                script.push_str(&name);
+                script.push('\n');
+            }
+            Program::Shell(script)
+        }
+    };
+    Ok(Instruction::Run { program, secrets })
+}
+
+/// `--mount=type=secret,id=name[,target=path][,required=true]`
+fn secret(flag: &str) -> Result<Secret, Problem> {
+    let unknown = || Problem::UnknownFlag { word: "RUN", flag: flag.to_owned() };
+    let options = flag.strip_prefix("--mount=").ok_or_else(unknown)?;
+    let (mut kind, mut id, mut target, mut required) = (None, None, None, false);
+    for option in options.split(',') {
+        let (name, value) = option.split_once('=').unwrap_or((option, "true"));
+        match name {
+            "type" => kind = Some(value),
+            "id" => id = Some(value),
+            "target" | "dst" | "destination" => target = Some(value),
+            "required" => required = value.eq_ignore_ascii_case("true") || value == "1",
+            _ => return Err(unknown()),
+        }
+    }
+    if kind != Some("secret") {
+        return Err(unknown());
+    }
+    let id = match (id, target) {
+        (Some(id), _) => id.to_owned(),
+        (None, Some(target)) => target.rsplit('/').next().unwrap_or_default().to_owned(),
+        (None, None) => return Err(Problem::Missing { word: "RUN", what: "the id of the secret: id=NAME" }),
+    };
+    let plain = !id.is_empty()
+        && id.len() <= 128
+        && !id.starts_with('.')
+        && id.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b));
+    if !plain {
+        return Err(Problem::Malformed { what: format!("`{id}` cannot be the id of a secret") });
+    }
+    let target = target.map_or_else(|| format!("/run/secrets/{id}"), str::to_owned);
+    if !target.starts_with('/') || target.split('/').any(|part| part == "..") {
+        return Err(Problem::Malformed { what: format!("`{target}` is not an absolute path") });
+    }
+    Ok(Secret { id, target, required })
+}
+
+fn copy(word: &'static str, rest: &str) -> Result<Instruction, Problem> {
+    let (flags, rest) = flags(rest);
+    let (mut from, mut chown, mut chmod) = (None, None, None);
+    for flag in flags {
+        let unknown = || Problem::UnknownFlag { word, flag: flag.to_owned() };
+        match flag.split_once('=').ok_or_else(unknown)? {
+            ("--from", value) if word == "COPY" => from = Some(value.to_owned()),
+            ("--chown", value) => chown = Some(value.to_owned()),
+            ("--chmod", value) => {
+                let octal =
+                    (3..=4).contains(&value.len()) && value.bytes().all(|b| (b'0'..=b'7').contains(&b));
+                if !octal {
+                    let what = format!("`{value}` is not a mode such as 755");
+                    return Err(Problem::Malformed { what });
+                }
+                chmod = Some(value.to_owned());
+            }
+            _ => return Err(unknown()),
+        }
+    }
+    let mut paths = match json_list(rest) {
+        Some(list) => list?,
+        None => words(rest)?,
+    };
+    if paths.iter().any(|path| path.starts_with("<<")) {
+        let what = "here-documents are for RUN; put the file into the context".into();
+        return Err(Problem::Malformed { what });
+    }
+    let target = match paths.len() {
+        0 | 1 => return Err(Problem::Missing { word, what: "something to copy and a place for it" }),
+        _ => paths.pop().expect("there are two at least"),
+    };
+    if paths.len() > 1 && !target.ends_with('/') && !target.contains('$') {
+        let what = format!("with several sources, `{target}` is a directory and ends with a slash");
+        return Err(Problem::Malformed { what });
+    }
+    for path in &paths {
+        let remote = ["http://", "https://", "git@", "git://"].iter().any(|scheme| path.starts_with(scheme));
+        if remote {
+            return Err(Problem::Remote { source_text: path.clone() });
+        }
+        if from.is_none() && !path.contains('$') {
+            context_path(path)?;
+        }
+    }
+    Ok(Instruction::Copy { from, sources: paths, target, chown, chmod, unpack: word == "ADD" })
+}
+
+/// A path in the context: relative to its root, whatever it begins with, and never above it.
+pub fn context_path(path: &str) -> Result<String, Problem> {
+    let mut parts: Vec<&str> = Vec::new();
+    for part in path.split('/') {
+        match part {
+            "" | "." => {}
+            ".." => {
+                if parts.pop().is_none() {
+                    return Err(Problem::OutsideContext { path: path.to_owned() });
+                }
+            }
+            part => parts.push(part),
+        }
+    }
+    Ok(parts.join("/"))
+}
+
+fn program(rest: &str) -> Result<Program, Problem> {
+    match json_list(rest) {
+        Some(list) => Ok(Program::Argv(list?)),
+        None => Ok(Program::Shell(rest.to_owned())),
+    }
+}
+
+/// `["a", "b"]`, where it is one. What begins like one and is none is the shell's, except if it was clearly meant.
+fn json_list(rest: &str) -> Option<Result<Vec<String>, Problem>> {
+    if !rest.starts_with('[') {
+        return None;
+    }
+    match serde_json::from_str::<Vec<String>>(rest) {
+        Ok(list) => Some(Ok(list)),
+        Err(_) if rest.starts_with("[\"") && rest.ends_with(']') => {
+            Some(Err(Problem::Malformed { what: "the list in brackets is not JSON".into() }))
+        }
+        Err(_) => None,
+    }
+}
+
+/// `a=b c="d e"`, or the old `name the rest is the value`.
+fn pairs(word: &'static str, rest: &str) -> Result<Vec<(String, String)>, Problem> {
+    let split = words(rest)?;
+    let first = split.first().map(String::as_str).unwrap_or_default();
+    let check = |name: &str| match word {
+        "ENV" => variable(name),
+        _ if name.is_empty() => Err(Problem::Malformed { what: "a label has no name".into() }),
+        _ => Ok(name.to_owned()),
+    };
+    if !first.contains('=') {
+        let Some((name, value)) = rest.split_once(char::is_whitespace) else {
+            return Err(Problem::Missing { word, what: "a value: NAME=VALUE" });
+        };
+        return Ok(vec![(check(name)?, value.trim().to_owned())]);
+    }
+    let pair = |text: String| match text.split_once('=') {
+        Some((name, value)) => check(name).map(|name| (name, value.to_owned())),
+        None => Err(Problem::Malformed { what: format!("`{text}` is not written as NAME=VALUE") }),
+    };
+    split.into_iter().map(pair).collect()
+}
+
+fn variable(name: &str) -> Result<String, Problem> {
+    let plain = name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_')
+        && name.bytes().next().is_some_and(|first| !first.is_ascii_digit());
+    match plain {
+        true => Ok(name.to_owned()),
+        false => Err(Problem::Malformed { what: format!("`{name:.64}` cannot be the name of a variable") }),
+    }
+}
+
+/// Words between spaces that are not quoted. Quotes stay, for [`expand`].
+fn words(text: &str) -> Result<Vec<String>, Problem> {
+    let mut words = Vec::new();
+    let mut word = String::new();
+    let mut quote = None;
+    let mut characters = text.chars();
+    while let Some(character) = characters.next() {
+        match (quote, character) {
+            (None | Some('"'), '\\') => {
+                word.push('\\');
+                word.extend(characters.next());
+            }
+            (None, '"' | '\'') => {
+                quote = Some(character);
+                word.push(character);
+            }
+            (Some(open), closing) if open == closing => {
+                quote = None;
+                word.push(closing);
+            }
+            (None, space) if space.is_whitespace() => {
+                if !word.is_empty() {
+                    words.push(std::mem::take(&mut word));
+                }
+            }
+            (_, other) => word.push(other),
+        }
+    }
+    if let Some(open) = quote {
+        return Err(Problem::Malformed { what: format!("a quote {open} is not closed") });
+    }
+    if !word.is_empty() {
+        words.push(word);
+    }
+    Ok(words)
+}
+
+/// Takes quotes off and puts variables in: `$NAME`, `${NAME}`, `${NAME:-word}`, `${NAME:+word}`.
+pub fn expand(text: &str, lookup: &dyn Fn(&str) -> Option<String>) -> Result<String, Problem> {
+    let mut out = String::new();
+    let mut rest = text;
+    let mut quote: Option<char> = None;
+    while let Some(character) = rest.chars().next() {
+        rest = &rest[character.len_utf8()..];
+        match (quote, character) {
+            (Some('\''), '\'') | (Some('"'), '"') => quote = None,
+            (Some('\''), other) => out.push(other),
+            (None, '\'' | '"') => quote = Some(character),
+            (_, '\\') => {
+                let Some(next) = rest.chars().next() else {
+                    out.push('\\');
+                    break;
+                };
+                // In double quotes a backslash stands for itself, save before what it can guard.
+                if quote == Some('"') && !matches!(next, '"' | '\\' | '$') {
+                    out.push('\\');
+                }
+                out.push(next);
+                rest = &rest[next.len_utf8()..];
+            }
+            (_, '$') => {
+                let (value, after) = reference(rest, lookup)?;
+                out.push_str(&value);
+                rest = after;
+            }
+            (_, other) => out.push(other),
+        }
+    }
+    match quote {
+        Some(open) => Err(Problem::Malformed { what: format!("a quote {open} is not closed") }),
+        None => Ok(out),
+    }
+}
+
+/// What stands behind a `$`.
+fn reference<'a>(
+    rest: &'a str,
+    lookup: &dyn Fn(&str) -> Option<String>,
+) -> Result<(String, &'a str), Problem> {
+    let name_of = |text: &'a str| {
+        let end = text.find(|c: char| !c.is_ascii_alphanumeric() && c != '_').unwrap_or(text.len());
+        text.split_at(end)
+    };
+    let Some(braced) = rest.strip_prefix('{') else {
+        let (name, after) = name_of(rest);
+        // A lone `$` is one.
+        return Ok(if name.is_empty() {
+            ("$".into(), rest)
+        } else {
+            (lookup(name).unwrap_or_default(), after)
+        });
+    };
+    let (name, after) = name_of(braced);
+    let malformed = || Problem::Malformed { what: format!("`${{{}` is not a variable", cut(braced)) };
+    if name.is_empty() {
+        return Err(malformed());
+    }
+    if let Some(after) = after.strip_prefix('}') {
+        return Ok((lookup(name).unwrap_or_default(), after));
+    }
+    let end = closing(after).ok_or_else(malformed)?;
+    let (inner, after) = (&after[..end], &after[end + 1..]);
+    let set = lookup(name).filter(|value| !value.is_empty());
+    let value = if let Some(word) = inner.strip_prefix(":-") {
+        set.map_or_else(|| expand(word, lookup), Ok)?
+    } else if let Some(word) = inner.strip_prefix(":+") {
+        set.map_or_else(|| Ok(String::new()), |_| expand(word, lookup))?
+    } else {
+        return Err(malformed());
+    };
+    Ok((value, after))
+}
+
+/// Where the brace closes that was opened before.
+fn closing(text: &str) -> Option<usize> {
+    let mut open = 0usize;
+    for (at, byte) in text.bytes().enumerate() {
+        match byte {
+            b'{' => open += 1,
+            b'}' if open == 0 => return Some(at),
+            b'}' => open -= 1,
+            _ => {}
+        }
+    }
+    None
+}
+
+fn cut(text: &str) -> String {
+    text.chars().take(32).collect()
+}
+
+impl fmt::Display for Program {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Shell(script) => f.write_str(script),
+            Self::Argv(argv) => f.write_str(&argv.join(" ")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn steps(text: &str) -> Vec<Instruction> {
+        let file = parse(&format!("FROM base\n{text}")).unwrap_or_else(|error| panic!("{text}: {error}"));
+        file.stages
+            .into_iter()
+            .next()
+            .expect("a stage")
+            .steps
+            .into_iter()
+            .map(|step| step.instruction)
+            .collect()
+    }
+
+    #[track_caller]
+    fn check_refused(text: &str, line: usize, part: &str) {
+        let error = parse(text).expect_err(text);
+        assert_eq!(error.line, line, "{error}");
+        assert!(error.to_string().contains(part), "{error}");
+        assert!(!error.hint().is_empty());
+    }
+
+    fn shell(text: &str) -> Program {
+        Program::Shell(text.into())
+    }
+
+    #[test]
+    fn stages_have_names_and_steps() {
+        let text = "# syntax=docker/dockerfile:1\nARG V=3\nFROM python:$V AS Build\nRUN make\n\nfrom scratch\nCOPY --from=build /out /\n";
+        let file = parse(text).expect("it is one");
+        assert_eq!(file.arguments, [("V".into(), Some("3".into()))]);
+        assert_eq!(file.stages.len(), 2);
+        let first = &file.stages[0];
+        assert_eq!((first.name.as_deref(), first.from.as_str(), first.line), (Some("build"), "python:$V", 3));
+        assert_eq!((first.steps[0].line, first.steps[0].text.as_str()), (4, "RUN make"));
+        let Instruction::Copy { from, sources, target, unpack: false, .. } =
+            &file.stages[1].steps[0].instruction
+        else {
+            panic!("a copy")
+        };
+        assert_eq!(
+            (from.as_deref(), sources.as_slice(), target.as_str()),
+            (Some("build"), &["/out".into()][..], "/")
+        );
+    }
+
+    #[test]
+    fn lines_are_continued_over_comments() {
+        let text = "FROM a\nRUN one && \\\n  # why\n\n  two \\\n  three\nRUN four";
+        let file = parse(text).expect("it is one");
+        let steps = &file.stages[0].steps;
+        assert_eq!(steps[0].text, "RUN one && two three");
+        assert_eq!((steps[1].line, steps[1].text.as_str()), (7, "RUN four"));
+        let windows = "# escape=`\nFROM a\nRUN dir c:\\ `\n  more";
+        assert_eq!(parse(windows).expect("it is one").stages[0].steps[0].text, "RUN dir c:\\ more");
+    }
+
+    #[test]
+    fn programs_are_for_a_shell_or_as_they_are() {
+        let run = |program| Instruction::Run { program, secrets: Vec::new() };
+        let argv = |words: &[&str]| Program::Argv(words.iter().map(|word| (*word).to_owned()).collect());
+        assert_eq!(steps("RUN echo $A \"b\""), [run(shell("echo $A \"b\""))]);
+        assert_eq!(steps("RUN [\"a\", \"b c\"]"), [run(argv(&["a", "b c"]))]);
+        assert_eq!(steps("RUN [ -f x ] && y"), [run(shell("[ -f x ] && y"))]);
+        assert_eq!(
+            steps("CMD [\"a\"]\nENTRYPOINT b c"),
+            [Instruction::Cmd(argv(&["a"])), Instruction::Entrypoint(shell("b c")),]
+        );
+        assert_eq!(
+            steps("RUN <<EOF\nset -e\n\techo hi\nEOF\nUSER 5"),
+            [run(shell("set -e\n\techo hi\n")), Instruction::User("5".into()),]
+        );
+        assert_eq!(steps("RUN cat <<-'X' > y\n\tz\n\tX"), [run(shell("cat <<-'X' > y\nz\nX\n"))]);
+    }
+
+    #[test]
+    fn values_keep_their_quotes_until_they_are_expanded() {
+        let pair = |name: &str, value: &str| (name.to_owned(), value.to_owned());
+        assert_eq!(
+            steps("ENV A=1 B=\"two words\" C=$A\\ d"),
+            [Instruction::Env(vec![pair("A", "1"), pair("B", "\"two words\""), pair("C", "$A\\ d"),])]
+        );
+        assert_eq!(steps("ENV A the rest = it"), [Instruction::Env(vec![pair("A", "the rest = it")])]);
+        assert_eq!(steps("LABEL org.x=\"a b\""), [Instruction::Label(vec![pair("org.x", "\"a b\"")])]);
+        let lookup = |name: &str| match name {
+            "A" => Some("1".to_owned()),
+            "EMPTY" => Some(String::new()),
+            _ => None,
+        };
+        for (text, expected) in [
+            ("$A", "1"),
+            ("${A}b$Ab", "1b"),
+            ("'$A'", "$A"),
+            ("\"$A x\"", "1 x"),
+            ("\\$A", "$A"),
+            ("\"a\\b\\\"c\"", "a\\b\"c"),
+            ("${B:-x$A}", "x1"),
+            ("${EMPTY:-y}", "y"),
+            ("${A:+set}${B:+set}", "set"),
+            ("${B:-${A:-z}}", "1"),
+            ("cost: 5$", "cost: 5$"),
+            ("a\\", "a\\"),
+        ] {
+            assert_eq!(expand(text, &lookup).as_deref(), Ok(expected), "{text}");
+        }
+        for text in ["'open", "${", "${A", "${A?b}", "${}", "\"$A"] {
+            expand(text, &lookup).expect_err(text);
+        }
+    }
+
+    #[test]
+    fn secrets_are_named_and_placed() {
+        let Instruction::Run { secrets, program } =
+            steps("RUN --mount=type=secret,id=token --mount=type=secret,id=k,target=/x/y,required=true cat")
+                .remove(0)
+        else {
+            panic!("a run")
+        };
+        assert_eq!(program, shell("cat"));
+        let secret =
+            |id: &str, target: &str, required| Secret { id: id.into(), target: target.into(), required };
+        assert_eq!(secrets, [secret("token", "/run/secrets/token", false), secret("k", "/x/y", true)]);
+    }
+
+    #[test]
+    fn mistakes_are_told_with_their_line() {
+        check_refused("", 1, "no FROM");
+        check_refused("FROM a\n\nRUNN x", 3, "`RUNN` is not known");
+        assert_eq!(parse("FROM a\nCOPPY x y").expect_err("a typo").hint(), "did you mean COPY?");
+        check_refused("FROM a\nFROBNICATE x", 2, "`FROBNICATE` is not known");
+        check_refused("FROM a\nSHELL [\"x\"]", 2, "`SHELL` is not known");
+        check_refused("RUN x\nFROM a", 1, "before the first FROM");
+        check_refused("FROM a\nCOPY ../x /", 2, "`../x` leads out of the context");
+        check_refused("FROM a\nCOPY a/../../x /", 2, "leads out of the context");
+        check_refused("FROM a\nADD https://example.com/x /", 2, "not a local file");
+        check_refused("FROM a\nCOPY x", 2, "something to copy");
+        check_refused("FROM a\nCOPY a b c", 2, "ends with a slash");
+        check_refused("FROM a\nCOPY --link a b", 2, "does not know `--link`");
+        check_refused("FROM a\nCOPY --chmod=rwx a b", 2, "`rwx` is not a mode");
+        check_refused("FROM a\nRUN", 2, "RUN needs a command");
+        check_refused("FROM a\nRUN --mount=type=cache,target=/x y", 2, "does not know");
+        check_refused("FROM a\nRUN --mount=type=secret,id=../x y", 2, "cannot be the id of a secret");
+        check_refused("FROM a\nENV A", 2, "a value");
+        check_refused("FROM a\nENV A=1 B", 2, "`B` is not written as NAME=VALUE");
+        check_refused("FROM a\nENV 1A=b", 2, "cannot be the name");
+        check_refused("FROM a\nLABEL a=\"b", 2, "not closed");
+        check_refused("FROM a\nCMD [\"a\", b]", 2, "not JSON");
+        check_refused("FROM a b", 1, "FROM IMAGE");
+        check_refused("FROM --platform=linux/arm64 a", 1, "--platform");
+        check_refused("FROM a AS x\nFROM b AS X", 2, "two stages named `x`");
+        check_refused("FROM a\nRUN <<EOF\nx", 2, "has no end");
+        check_refused("# escape=x\nFROM a", 1, "escape");
+    }
+
+    #[test]
+    fn paths_stay_in_the_context() {
+        for (path, expected) in
+            [("a/b", "a/b"), ("/a//./b/", "a/b"), (".", ""), ("a/../b", "b"), ("...", "...")]
+        {
+            assert_eq!(context_path(path).as_deref(), Ok(expected));
+        }
+        context_path("..").expect_err("above");
+    }
+}

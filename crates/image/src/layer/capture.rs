@@ -1,0 +1,200 @@
+//! What a sandbox has written becomes a layer.
+//!
+//! The tree is the guest's work and is not believed: no link of it is followed, and what is read is what was opened. It is looked at
+//! twice, as it lies on disk and through an overlay over the layers below. The first says which names were touched, the second what
+//! they are now; whatever overlayfs has noted for itself, in attributes that only the host's root may read, shows in the second. A
+//! name below that does not show there was hidden, by whichever means, and becomes a whiteout.
+
+use std::collections::HashMap;
+use std::ffi::{CStr, CString};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use archive::DEPTH_MAX;
+use rustix::fs::{
+    AtFlags, Dir, FileType, Gid, Mode, OFlags, Stat, Uid, chownat, ftruncate, futimens, linkat, mknodat,
+    openat, readlinkat, statat, symlinkat, utimensat,
+};
+use rustix::io::Errno;
+use wire::launch::{LayerFacts, LayerFault};
+
+use super::unpack::{
+    Below, DIRECTORY, Layer, Limits, Place, directory_at, directory_in, kernel, make_whiteout, new_file,
+    refused, times, write_at,
+};
+
+/// Files with several names that are remembered, so that they stay one. Of more, each name becomes a file.
+const LINKED_MAX: usize = 262_144;
+
+/// Two views of what a sandbox has written.
+#[derive(Debug, Clone, Copy)]
+pub struct Written<'a> {
+    /// The writable layer alone.
+    pub upper: BorrowedFd<'a>,
+    /// All layers, as the sandbox saw them.
+    pub merged: BorrowedFd<'a>,
+}
+
+/// Makes a layer in the empty directory `top` of what was written over `below`.
+pub fn capture(
+    written: Written<'_>,
+    top: BorrowedFd<'_>,
+    below: Below<'_>,
+    limits: &Limits,
+) -> Result<LayerFacts, LayerFault> {
+    let mut capture = Capture { layer: Layer::new(top, below, limits)?, linked: HashMap::new(), limits };
+    let open = |fd: BorrowedFd<'_>| {
+        openat(fd, c".", DIRECTORY, Mode::empty()).map_err(|errno| kernel("open", b"/", errno))
+    };
+    let root = capture.layer.place(Vec::new())?;
+    let views = Views { upper: open(written.upper)?, merged: open(written.merged)? };
+    capture.directory(&views, &root, 0)?;
+    capture.layer.finish()
+}
+
+struct Views {
+    upper: OwnedFd,
+    merged: OwnedFd,
+}
+
+struct Capture<'a> {
+    layer: Layer<'a>,
+    /// Where files are that have more names, by device and inode.
+    linked: HashMap<(u64, u64), (Vec<u8>, CString)>,
+    limits: &'a Limits,
+}
+
+impl Capture<'_> {
+    fn directory(&mut self, views: &Views, place: &Place, depth: usize) -> Result<(), LayerFault> {
+        let failed = |errno| kernel("read", &place.path, errno);
+        if depth > DEPTH_MAX {
+            return Err(refused(&place.path, "it is nested too deep"));
+        }
+        for name in names_in(&views.upper).map_err(failed)? {
+            match statat(&views.merged, &name, AtFlags::SYMLINK_NOFOLLOW) {
+                Ok(stat) => self.entry(views, place, &name, &stat, depth)?,
+                // It is a whiteout, and is found from below.
+                Err(Errno::NOENT) => {}
+                Err(errno) => return Err(failed(errno)),
+            }
+        }
+        let Some(below) = &place.below else { return Ok(()) };
+        for name in names_in(below).map_err(failed)? {
+            match statat(&views.merged, &name, AtFlags::SYMLINK_NOFOLLOW) {
+                Ok(_) => {}
+                Err(Errno::NOENT) => {
+                    self.layer.count()?;
+                    make_whiteout(place.top.as_fd(), &name).map_err(failed)?;
+                }
+                Err(errno) => return Err(failed(errno)),
+            }
+        }
+        Ok(())
+    }
+
+    fn entry(
+        &mut self,
+        views: &Views,
+        place: &Place,
+        name: &CStr,
+        stat: &Stat,
+        depth: usize,
+    ) -> Result<(), LayerFault> {
+        let path = place.join(name);
+        let failed = |doing: &'static str| {
+            let path = path.clone();
+            move |errno| kernel(doing, &path, errno)
+        };
+        self.layer.count()?;
+        match FileType::from_raw_mode(stat.st_mode) {
+            FileType::Directory => {
+                let top = self.layer.make_directory(place, name)?;
+                let merged = openat(&views.merged, name, DIRECTORY, Mode::empty()).map_err(failed("open"))?;
+                self.layer.look_alike(&top, &merged, stat, &path)?;
+                self.layer.remember_time(path.clone(), stat.st_mtime);
+                let below = place.below.as_ref().map(|below| directory_in(below.as_fd(), name));
+                let below = below.transpose().map_err(failed("open"))?.flatten();
+                let upper = openat(&views.upper, name, DIRECTORY, Mode::empty()).map_err(failed("open"))?;
+                let inner = Place { top, below, path };
+                self.directory(&Views { upper, merged }, &inner, depth + 1)
+            }
+            FileType::RegularFile => self.file(views, place, name, stat),
+            FileType::Symlink => {
+                let target = readlinkat(&views.merged, name, Vec::new()).map_err(failed("read"))?;
+                symlinkat(&target, &place.top, name).map_err(failed("link"))?;
+                let (uid, gid) = (Uid::from_raw(stat.st_uid), Gid::from_raw(stat.st_gid));
+                chownat(&place.top, name, Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW)
+                    .map_err(failed("give away"))?;
+                // A time that the file system cannot keep is no reason to refuse the rest.
+                let _ = utimensat(&place.top, name, &times(stat.st_mtime), AtFlags::SYMLINK_NOFOLLOW);
+                Ok(())
+            }
+            FileType::Fifo => {
+                mknodat(&place.top, name, FileType::Fifo, Mode::RWXU, 0).map_err(failed("create"))?;
+                let mode = Mode::from_raw_mode(stat.st_mode & 0o7777);
+                let (uid, gid) = (Uid::from_raw(stat.st_uid), Gid::from_raw(stat.st_gid));
+                chownat(&place.top, name, Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW)
+                    .map_err(failed("give away"))?;
+                rustix::fs::chmodat(&place.top, name, mode, AtFlags::empty())
+                    .map_err(failed("set the mode of"))
+            }
+            // Sockets mean nothing without who listened, and devices are no sandbox's.
+            _ => {
+                self.layer.facts.devices_skipped += 1;
+                Ok(())
+            }
+        }
+    }
+
+    fn file(&mut self, views: &Views, place: &Place, name: &CStr, stat: &Stat) -> Result<(), LayerFault> {
+        let path = place.join(name);
+        let failed = |doing: &'static str| {
+            let path = path.clone();
+            move |errno| kernel(doing, &path, errno)
+        };
+        // As it lies on disk: through an overlay, names of one file may look like several.
+        let own = statat(&views.upper, name, AtFlags::SYMLINK_NOFOLLOW).map_err(failed("look at"))?;
+        let identity = (own.st_dev, own.st_ino);
+        if own.st_nlink > 1
+            && let Some((directory, first)) = self.linked.get(&identity)
+            && let Some(from) = directory_at(self.layer.root().as_fd(), directory).map_err(failed("open"))?
+        {
+            return linkat(&from, first, &place.top, name, AtFlags::empty()).map_err(failed("link"));
+        }
+        let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let from = openat(&views.merged, name, flags, Mode::empty()).map_err(failed("open"))?;
+        let to = new_file(place, name).map_err(failed("create"))?;
+        let mut at = 0;
+        loop {
+            let length = match rustix::io::read(&from, self.layer.buffer.as_mut_slice()) {
+                Ok(0) => break,
+                Ok(length) => length,
+                Err(Errno::INTR) => continue,
+                Err(errno) => return Err(failed("read")(errno)),
+            };
+            write_at(&to, &self.layer.buffer[..length], at).map_err(failed("write"))?;
+            at += length as u64;
+            if self.layer.facts.bytes.saturating_add(at) > self.limits.bytes_max {
+                return Err(LayerFault::TooLarge { what: "bytes".into(), limit: self.limits.bytes_max });
+            }
+        }
+        ftruncate(&to, at).map_err(failed("write"))?;
+        self.layer.facts.bytes += at;
+        self.layer.look_alike(&to, &from, stat, &path)?;
+        let _ = futimens(&to, &times(stat.st_mtime)); // As above.
+        if own.st_nlink > 1 && self.linked.len() < LINKED_MAX {
+            self.linked.insert(identity, (place.path.clone(), name.to_owned()));
+        }
+        Ok(())
+    }
+}
+
+fn names_in(directory: &OwnedFd) -> Result<Vec<CString>, Errno> {
+    let mut names = Vec::new();
+    for entry in Dir::read_from(directory)? {
+        let name = entry?.file_name().to_owned();
+        if !matches!(name.to_bytes(), b"." | b"..") {
+            names.push(name);
+        }
+    }
+    Ok(names)
+}

@@ -1,0 +1,374 @@
+//! Builds: a Dockerfile and its context become a template.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+use serde_json::{Value, json};
+use shoal_tests::daemon::binary;
+use shoal_tests::images::{Layer, MadeImage, Puppet};
+use shoal_tests::wait::{until, until_true};
+use shoal_tests::{Daemon, Response, Spawn};
+
+/// A daemon that has the image `base:1`: busybox, with a user `ada`.
+struct Ground {
+    daemon: Daemon,
+    base: String,
+    _puppet: Puppet,
+}
+
+fn ground() -> Ground {
+    let puppet = Puppet::start();
+    let layer = Layer::busybox()
+        .entry(b'5', "old/", 0o755, (0, 0), "", b"")
+        .file("old/one", "1")
+        .file("old/two", "2")
+        .file("old/sub/deep", "deep")
+        .file("etc/kept", "kept")
+        .link("bin/chown", "busybox");
+    let config = json!({"Env": ["PATH=/bin", "BEFORE=yes"]});
+    let base = puppet.serve("base", "1", &MadeImage::of(&layer, config));
+    let daemon = Spawn { config: puppet.config(), ..Spawn::default() }.start();
+    Ground { daemon, base, _puppet: puppet }
+}
+
+/// A context as a tar stream.
+#[derive(Default)]
+struct Context(Layer);
+
+impl Context {
+    fn file(self, path: &str, text: &str) -> Self {
+        Self(self.0.file(path, text))
+    }
+}
+
+impl Ground {
+    fn post(&self, wish: Value, context: Context) -> Response {
+        let request = self.daemon.request("POST", "/v1/builds").header("shoal-build", &wish.to_string());
+        request
+            .header("content-type", "application/x-tar")
+            .body(context.0.into_tar())
+            .send(self.daemon.address)
+    }
+
+    /// Builds `dockerfile` to the template `t`, and waits.
+    fn build(&self, dockerfile: &str, context: Context) -> Value {
+        self.build_with(json!({"template": "t"}), dockerfile, context)
+    }
+
+    fn build_with(&self, wish: Value, dockerfile: &str, context: Context) -> Value {
+        let text = dockerfile.replace("BASE", &self.base);
+        let started = self.post(wish, context.file("Dockerfile", &text)).expect(202);
+        self.over(started["id"].as_str().expect("an id"))
+    }
+
+    fn over(&self, id: &str) -> Value {
+        until("the build is over", || {
+            let build = self.daemon.get(&format!("/v1/builds/{id}")).expect(200);
+            (build["state"] != "running").then_some(build)
+        })
+    }
+
+    #[track_caller]
+    fn built(&self, dockerfile: &str, context: Context) -> Value {
+        let build = self.build(dockerfile, context);
+        assert_eq!(build["state"], "done", "{build}\n{}", self.log(&build));
+        build
+    }
+
+    fn log(&self, build: &Value) -> String {
+        let id = build["id"].as_str().expect("an id");
+        let answer = self.daemon.get(&format!("/v1/builds/{id}/log"));
+        assert_eq!(answer.status, 200);
+        String::from_utf8_lossy(&answer.body).into_owned()
+    }
+
+    fn sh(&self, script: &str) -> String {
+        let sandbox = self.daemon.sandbox_with(json!({"template": "t"}));
+        let text = sandbox.sh(script).ok().text();
+        sandbox.delete();
+        text
+    }
+
+    fn layers(&self) -> usize {
+        fs::read_dir(self.daemon.data_dir.join("images/layers")).expect("a directory").count()
+    }
+}
+
+#[test]
+fn every_word_does_what_it_says() {
+    let ground = ground();
+    let dockerfile = r#"
+ARG WHICH=1
+FROM BASE
+LABEL maker="a test" team=x
+ARG WORD=hello
+ENV GREETING="$WORD there" OTHER=${BEFORE:-no}
+WORKDIR /srv/app
+RUN echo "$GREETING $WORD" > said && pwd >> said && id -u >> said
+COPY src/ .
+COPY --chmod=711 tool /usr/local/bin/
+ADD note.txt /notes/renamed
+COPY --chown=ada:ada *.cfg /etc/app/
+USER ada
+RUN id -u > /tmp/who
+ENTRYPOINT ["/bin/sh", "-c"]
+CMD ["echo entry $GREETING from $PWD as $(id -u)"]
+EXPOSE 80
+"#;
+    let context = Context::default()
+        .file("src/main.txt", "main")
+        .file("src/deep/inner.txt", "inner")
+        .file("tool", "#!/bin/sh\necho tool\n")
+        .file("note.txt", "note")
+        .file("a.cfg", "a")
+        .file("b.cfg", "b");
+    let build = ground.built(dockerfile, context);
+    assert_eq!(build["version"], 1);
+    let log = ground.log(&build);
+    assert!(log.contains("RUN echo") && log.contains("EXPOSE has no effect"), "{log}");
+    assert_eq!(
+        ground.sh("cat said; cat main.txt deep/inner.txt; pwd"),
+        "hello there hello\n/srv/app\n0\nmaininner/srv/app"
+    );
+    assert_eq!(ground.sh("stat -c %a /usr/local/bin/tool; cat /notes/renamed"), "711\nnote");
+    assert_eq!(
+        ground.sh("cat /etc/app/a.cfg /etc/app/b.cfg; stat -c %U /etc/app/a.cfg; cat /tmp/who; echo $OTHER"),
+        "abada\n1000\nyes"
+    );
+    let sandbox = ground.daemon.sandbox_with(json!({"template": "t"}));
+    assert_eq!(sandbox.run(json!({})).ok().text(), "entry hello there from /srv/app as 1000");
+    let digest = sandbox.get()["image_digest"].as_str().expect("a digest").to_owned();
+    let image = ground.daemon.get(&format!("/v1/images/{digest}")).expect(200);
+    assert_eq!(image["config"]["labels"], json!({"maker": "a test", "team": "x"}));
+}
+
+#[test]
+fn what_a_step_removes_is_gone_and_what_it_replaces_is_new() {
+    let ground = ground();
+    let dockerfile = "FROM BASE\n\
+        RUN rm /old/one && rm -r /old/sub && mkdir /old/sub && echo fresh > /old/sub/new\n\
+        RUN rm -r /old/two && mkdir /old/two && echo x > /old/two/in && ln /old/two/in /old/two/again && ln -s in /old/two/soft\n\
+        RUN echo changed > /etc/kept && chown 1000:1000 /etc/kept && chmod 4755 /etc/kept && mkfifo /old/pipe\n";
+    ground.built(dockerfile, Context::default());
+    let seen = ground.sh("ls /old; ls /old/sub; cat /old/sub/new; ls /old/two; cat /old/two/soft; \
+         [ /old/two/in -ef /old/two/again ] && echo one; stat -c '%a %u %g' /etc/kept; cat /etc/kept");
+    assert_eq!(seen, "pipe\nsub\ntwo\nnew\nfresh\nagain\nin\nsoft\nx\none\n4755 1000 1000\nchanged");
+}
+
+#[test]
+fn steps_that_were_done_are_not_done_again() {
+    let ground = ground();
+    let dockerfile = "FROM BASE\nRUN date +%N > /stamp\nCOPY a /a\nRUN cat /a > /b\n";
+    let first = ground.built(dockerfile, Context::default().file("a", "1"));
+    let (stamp, layers) = (ground.sh("cat /stamp"), ground.layers());
+    let second = ground.built(dockerfile, Context::default().file("a", "1").file("unused", "x"));
+    assert_eq!(ground.log(&second).matches("  cached\n").count(), 3, "{}", ground.log(&second));
+    assert_eq!(
+        (second["version"].clone(), ground.layers()),
+        (first["version"].clone(), layers),
+        "nothing is new"
+    );
+    let third = ground.built(dockerfile, Context::default().file("a", "2"));
+    assert_eq!(ground.log(&third).matches("  cached\n").count(), 1, "only what comes before the change");
+    assert_eq!(third["version"], 2);
+    assert_eq!(ground.sh("cat /stamp /b"), format!("{stamp}\n2"));
+    // What another value of an ARG, another variable or another user would make is not taken for the same.
+    for (dockerfile, cached) in [
+        ("FROM BASE\nARG A=1\nRUN date +%N > /stamp\n", 0),
+        ("FROM BASE\nENV A=1\nRUN date +%N > /stamp\n", 0),
+        ("FROM BASE\nUSER ada\nRUN date +%N > /tmp/stamp\n", 0),
+        ("FROM BASE\nRUN date +%N > /stamp\n", 1),
+    ] {
+        let build = ground.built(dockerfile, Context::default());
+        assert_eq!(ground.log(&build).matches("  cached\n").count(), cached, "{dockerfile}");
+    }
+}
+
+#[test]
+fn stages_are_built_as_far_as_they_are_needed() {
+    let ground = ground();
+    let dockerfile = "FROM BASE AS build\nRUN mkdir -p /out/d && echo made > /out/made && echo deep > /out/d/x\n\
+        FROM BASE AS unused\nRUN exit 1\n\
+        FROM BASE\nCOPY --from=build /out/made /from-name\nCOPY --from=0 /out /tree/\n";
+    ground.built(dockerfile, Context::default());
+    assert_eq!(
+        ground.sh("cat /from-name /tree/d/x; ls /tree; ls /out 2>/dev/null || echo none"),
+        "made\ndeep\nd\nmade\nnone"
+    );
+    let again = ground.built(dockerfile, Context::default());
+    assert_eq!(ground.log(&again).matches("  cached\n").count(), 3);
+    let target =
+        ground.build_with(json!({"template": "t", "target": "build"}), dockerfile, Context::default());
+    assert_eq!(target["state"], "done");
+    assert_eq!(ground.sh("cat /out/made"), "made");
+}
+
+#[test]
+fn a_secret_is_seen_by_its_step_and_by_nothing_else() {
+    let ground = ground();
+    // "hush-hush" in base64.
+    let wish = json!({"template": "t", "secrets": {"token": "aHVzaC1odXNo"}});
+    let dockerfile = "FROM BASE\nRUN --mount=type=secret,id=token cat /run/secrets/token | wc -c > /length\n\
+        RUN --mount=type=secret,id=token,target=/deep/er/key test -s /deep/er/key\nRUN ls /run/secrets /deep > /seen 2>&1 || true\n";
+    let build = ground.build_with(wish, dockerfile, Context::default());
+    assert_eq!(build["state"], "done", "{build} {}", ground.log(&build));
+    assert_eq!(ground.sh("cat /length; ls /run/secrets /deep 2>/dev/null || echo none"), "9\nnone");
+    let mut command = Command::new("grep");
+    command.args(["-r", "-l", "hush-hush"]).arg(&ground.daemon.data_dir);
+    let found = command.output().expect("it runs");
+    assert_eq!(String::from_utf8_lossy(&found.stdout), "", "nothing of it is on the disk");
+    let lacking = "FROM BASE\nRUN --mount=type=secret,id=other,required=true true\n";
+    let build = ground.build(lacking, Context::default());
+    assert!(
+        build["reason"].as_str().expect("a reason").contains("line 2: the secret `other` was not given"),
+        "{build}"
+    );
+}
+
+#[test]
+fn mistakes_are_told_with_their_line_and_leave_nothing() {
+    let ground = ground();
+    let post =
+        |text: &str| ground.post(json!({"template": "t"}), Context::default().file("Dockerfile", text));
+    for (text, line, part) in [
+        ("FROM x\nRUNN y\n", 2, "`RUNN` is not known"),
+        ("FROM x\n\nCOPY ../secret /\n", 3, "leads out of the context"),
+        ("RUN y\n", 1, "before the first FROM"),
+        ("FROM x\nADD https://example.com/a /\n", 2, "not a local file"),
+    ] {
+        let refused = post(text).expect_refusal(400, "dockerfile_invalid");
+        assert_eq!(refused["details"]["line"], line, "{refused}");
+        assert!(refused["message"].as_str().expect("text").contains(part), "{refused}");
+        assert!(refused["hint"].is_string(), "{refused}");
+    }
+    ground
+        .post(json!({"template": "t"}), Context::default().file("other", ""))
+        .expect_refusal(400, "context_invalid");
+    let quantity = json!({"template": "t", "spec": {"memory": "12Q"}});
+    ground
+        .post(quantity, Context::default().file("Dockerfile", "FROM x"))
+        .expect_refusal(400, "invalid_request");
+    let request = ground.daemon.request("POST", "/v1/builds").body(b"rubbish".to_vec());
+    request.send(ground.daemon.address).expect_refusal(400, "invalid_request");
+    let request = ground.daemon.request("POST", "/v1/builds").header("shoal-build", r#"{"template": "t"}"#);
+    request.body(b"rubbish".to_vec()).send(ground.daemon.address).expect_refusal(400, "context_invalid");
+
+    let before = ground.daemon.audit();
+    for (dockerfile, part) in [
+        ("FROM BASE\nRUN true\nRUN echo loud; exit 7\n", "line 3: the command exited with 7"),
+        ("FROM BASE\nCOPY missing /\n", "line 2: `missing` is not in the context"),
+        ("FROM BASE\nARG UP=..\nCOPY $UP/x /\n", "leads out of the context"),
+        ("FROM host\nRUN true\n", "line 1: an image cannot be built on `host`"),
+        ("FROM BASE\nUSER nobody-here\nRUN true\n", "line 3"),
+        ("FROM localhost:1/none:1\n", "line 1"),
+    ] {
+        let build = ground.build(dockerfile, Context::default());
+        assert_eq!(build["state"], "failed", "{dockerfile}");
+        assert!(build["reason"].as_str().expect("a reason").contains(part), "{build}");
+        assert!(ground.log(&build).contains(part));
+    }
+    assert_eq!(ground.daemon.list(), Vec::<Value>::new(), "no sandbox is left");
+    ground.daemon.expect_nothing_beyond(&before);
+    ground.daemon.get("/v1/templates/t").expect_refusal(404, "template_not_found");
+    let names = ground.daemon.get("/v1/images").expect(200)["images"].to_string();
+    assert!(!names.contains("localhost/build"), "{names}");
+    ground.built("FROM BASE\nRUN true\n", Context::default());
+}
+
+#[test]
+fn a_crash_in_the_middle_leaves_nothing_half_made_and_the_next_try_works() {
+    let mut ground = ground();
+    let dockerfile = "FROM BASE\nRUN echo one > /one\nRUN echo waiting; test -e /never || sleep 600\n"
+        .replace("BASE", &ground.base);
+    let context = || Context::default().file("Dockerfile", &dockerfile);
+    let started = ground.post(json!({"template": "t"}), context()).expect(202);
+    let id = started["id"].as_str().expect("an id").to_owned();
+    until_true("the second step runs", || {
+        let log = ground.daemon.get(&format!("/v1/builds/{id}/log"));
+        String::from_utf8_lossy(&log.body).contains("\nwaiting\n")
+    });
+    ground.daemon.crash();
+    let build = ground.over(&id);
+    assert!(build["reason"].as_str().expect("a reason").contains("stopped in its middle"), "{build}");
+    assert!(ground.log(&build).contains("waiting"), "the log stays");
+    until_true("its sandbox is gone", || ground.daemon.list().is_empty());
+    let sandboxes = fs::read_dir(ground.daemon.data_dir.join("sandboxes")).expect("a directory").count();
+    assert_eq!(sandboxes, 0, "nothing of it is on the disk");
+    ground.daemon.get("/v1/templates/t").expect_refusal(404, "template_not_found");
+    let again = ground.built("FROM BASE\nRUN echo one > /one\nRUN echo two > /two\n", Context::default());
+    assert!(ground.log(&again).contains("  cached\n"), "what was done before the crash is not done again");
+    assert_eq!(ground.sh("cat /one /two"), "one\ntwo");
+}
+
+#[test]
+fn a_build_can_be_cancelled() {
+    let ground = ground();
+    let dockerfile = "FROM BASE\nRUN echo waiting; sleep 600\n".replace("BASE", &ground.base);
+    let started =
+        ground.post(json!({"template": "t"}), Context::default().file("Dockerfile", &dockerfile)).expect(202);
+    let path = format!("/v1/builds/{}", started["id"].as_str().expect("an id"));
+    until_true("it runs", || {
+        String::from_utf8_lossy(&ground.daemon.get(&format!("{path}/log")).body).contains("\nwaiting\n")
+    });
+    ground.daemon.delete(&path).expect(204);
+    ground.daemon.get(&path).expect_refusal(404, "build_not_found");
+    assert_eq!(ground.daemon.list(), Vec::<Value>::new());
+}
+
+fn shoal(ground: &Ground, directory: &Path, arguments: &[&str]) -> Output {
+    let mut command = Command::new(binary());
+    command.args(arguments).env_remove("SHOAL_DATA_DIR").env("HOME", ground.daemon.home.path());
+    command
+        .env("SHOAL_URL", format!("http://{}", ground.daemon.address))
+        .env("SHOAL_API_KEY", &ground.daemon.key);
+    command.env("TOKEN", "hush").current_dir(directory).stdin(Stdio::null());
+    command.output().expect("it runs")
+}
+
+#[test]
+fn the_command_line_sends_the_context_and_shows_the_log() {
+    let ground = ground();
+    let directory = ground.daemon.home.join("project");
+    fs::create_dir_all(directory.join("src")).expect("made");
+    let dockerfile = format!(
+        "FROM {}\nARG WHO\nCOPY . /all\nRUN --mount=type=secret,id=t echo built for $WHO with $(wc -c < /run/secrets/t)\n",
+        ground.base
+    );
+    for (path, text) in [
+        ("Dockerfile", dockerfile.as_str()),
+        ("src/kept", "kept"),
+        ("src/left.log", "left"),
+        ("notes.md", "notes"),
+        (".dockerignore", "**/*.log\n*.md\n!README.md\n"),
+    ] {
+        fs::write(directory.join(path), text).expect("written");
+    }
+    let built = shoal(
+        &ground,
+        &directory,
+        &[
+            "build",
+            "-t",
+            "t",
+            "--build-arg",
+            "WHO=you",
+            "--secret",
+            "id=t,env=TOKEN",
+            "--memory",
+            "256Mi",
+            ".",
+        ],
+    );
+    let log = String::from_utf8_lossy(&built.stderr).into_owned();
+    assert!(built.status.success(), "{log}");
+    assert_eq!(String::from_utf8_lossy(&built.stdout), "t  version 1  ready\n");
+    assert!(log.contains("built for you with 4\n"), "{log}");
+    assert_eq!(ground.sh("cd /all; find . -type f | sort"), "./.dockerignore\n./Dockerfile\n./src/kept");
+    assert_eq!(ground.daemon.get("/v1/templates/t").expect(200)["limits"]["memory_bytes"], 256 << 20);
+    fs::write(directory.join("Dockerfile"), "FROM x\nCOPPY a b\n").expect("written");
+    let typo = shoal(&ground, &directory, &["build", "-t", "t"]);
+    let told = String::from_utf8_lossy(&typo.stderr).into_owned();
+    assert_eq!(typo.status.code(), Some(1));
+    assert!(told.contains("line 2: `COPPY` is not known") && told.contains("did you mean COPY?"), "{told}");
+}
