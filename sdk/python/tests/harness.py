@@ -88,8 +88,9 @@ class Daemon:
 
 def a_daemon() -> Iterator[Daemon]:
     """A daemon, and nothing of it afterwards."""
-    # Sockets have short names, so this is not in pytest's own deep directories.
-    daemon = Daemon(Path(tempfile.mkdtemp(prefix="shoal-sdk-", dir="/var/tmp")))
+    # Sockets have short names, so this is not in pytest's own deep directories. If these tests are killed, it is removed
+    # by what `cargo xtask test` runs for directories of this name.
+    daemon = Daemon(Path(tempfile.mkdtemp(prefix=f"shoal-test-{os.getpid()}-", dir="/var/tmp")))
     try:
         yield daemon
     finally:
