@@ -550,10 +550,15 @@ impl Driver {
             true => None,
             false => Some(home.face().labels.changed(&update.labels)?),
         };
+        let notes = match update.notes.is_empty() {
+            true => None,
+            false => Some(home.face().notes.changed(&update.notes)?),
+        };
         let stamps = update.lifetime.is_some().then(|| self.keeper.stamps_touched(now));
         let change = SandboxChange {
             name: update.name.clone(),
             labels: labels.clone(),
+            notes: notes.clone(),
             lifetime: update.lifetime.clone(),
             stamps,
         };
@@ -567,6 +572,9 @@ impl Driver {
         }
         if let Some(labels) = labels {
             home.shared.directory().relabel(&home, labels);
+        }
+        if let Some(notes) = notes {
+            home.face().notes = notes;
         }
         if let Some(lifetime) = update.lifetime {
             home.face().lifetime = lifetime.clone();

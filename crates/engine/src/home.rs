@@ -35,6 +35,7 @@ use crate::lifetime::Lifetime;
 use crate::log::LogWriters;
 use crate::metrics::Metrics;
 use crate::model::{Owner, Sandbox, SandboxName, Wait};
+use crate::notes::Notes;
 use crate::stats::Disk;
 use crate::store::{SandboxRow, Store, Tally};
 use crate::templates::{Templates, Version};
@@ -153,6 +154,7 @@ pub(crate) struct Face {
     /// What its init speaks, where this daemon speaks none of it.
     pub unspoken: Option<Versions>,
     pub labels: Labels,
+    pub notes: Notes,
     pub lifetime: Lifetime,
     /// Its row is written: what is said of it holds after a crash.
     pub recorded: bool,
@@ -196,6 +198,7 @@ impl Home {
             reason: row.reason.clone(),
             unspoken: None,
             labels: row.labels.clone(),
+            notes: row.notes.clone(),
             lifetime: row.lifetime.clone(),
             recorded: false,
         };
@@ -314,6 +317,7 @@ impl Home {
             limits: self.limits,
             env: self.env.clone(),
             labels: face.labels,
+            notes: face.notes,
             lifetime: face.lifetime,
             created_at: self.created_at,
         }

@@ -29,6 +29,7 @@ mod log;
 mod measured;
 mod metrics;
 pub mod model;
+pub mod notes;
 mod recovery;
 mod slow;
 pub mod stats;
@@ -36,6 +37,7 @@ mod store;
 mod sweep;
 pub mod template;
 pub mod templates;
+pub mod text;
 mod transfer;
 mod uses;
 
@@ -79,6 +81,7 @@ pub use events::{
 pub use files::Files;
 pub use model::*;
 pub use stats::{DiskCount, MachineStats, Stats};
+pub use text::{TextEvent, TextOutput};
 pub use transfer::{IDLE_SECONDS, TAKE_SECONDS, TRANSFERS_MAX, WATCHES_MAX};
 
 /// The target of spans that are for traces, and not for logs. They cost nothing while nobody listens to it.
@@ -418,6 +421,7 @@ impl Engine {
             oom_kills: 0,
             created_at: in_micros(now.wall),
             labels,
+            notes: spec.notes,
             lifetime: spec.lifetime,
             stamps: Stamps::born(Stamp::of(now)),
         };
@@ -473,6 +477,22 @@ impl Engine {
     /// A sandbox as it is now.
     pub async fn get(&self, owner: &Owner, id: SandboxId) -> Result<Sandbox, EngineError> {
         Ok(self.home(owner, id)?.describe())
+    }
+
+    /// A sandbox by its name, or by its id as text where none has such a name.
+    pub async fn find(&self, owner: &Owner, text: &str) -> Result<Sandbox, EngineError> {
+        let named = self.shared().directory().newest(owner, None, Some(text), &[], 1)?;
+        if let Some(home) = named.first() {
+            return Ok(home.describe());
+        }
+        let not_found =
+            |_| EngineError::SandboxNotFound { id: text.chars().take(SandboxName::LENGTH_MAX).collect() };
+        self.get(owner, text.parse().map_err(not_found)?).await
+    }
+
+    /// Where a sandbox's commands run that name no place.
+    pub fn working_directory(&self, owner: &Owner, id: SandboxId) -> Result<String, EngineError> {
+        Ok(working_directory(&*self.home(owner, id)?))
     }
 
     /// An owner's sandboxes, newest first.
@@ -928,11 +948,7 @@ fn start_of(home: &Home, mut spec: CommandSpec, id: &CommandId) -> Result<Start,
         Some(path) if !path.starts_with('/') => return invalid("cwd", "it is not an absolute path"),
         Some(path) if path.contains('\0') => return invalid("cwd", "it contains a NUL byte"),
         Some(path) => Cwd::Named(path),
-        None => {
-            let own = config.and_then(|config| config.working_directory.as_deref());
-            let own = own.filter(|path| *path != "/").unwrap_or(WORKSPACE);
-            Cwd::Default(template.and_then(|template| template.cwd.as_deref()).unwrap_or(own).into())
-        }
+        None => Cwd::Default(working_directory(home)),
     };
     match spec.user.as_deref() {
         Some(user) if user.is_empty() || user.contains('\0') => {
@@ -977,6 +993,16 @@ fn start_of(home: &Home, mut spec: CommandSpec, id: &CommandId) -> Result<Start,
         return Err(EngineError::Invalid { what: "command", why });
     }
     Ok(start)
+}
+
+/// The template's, or the image's unless that is the root, or [`WORKSPACE`].
+fn working_directory(home: &Home) -> String {
+    let template = home.version.as_ref().and_then(|version| version.spec.cwd.clone());
+    template.unwrap_or_else(|| {
+        let image = home.stored_image();
+        let own = image.as_ref().and_then(|image| image.config.working_directory.as_deref());
+        own.filter(|path| *path != "/").unwrap_or(WORKSPACE).to_owned()
+    })
 }
 
 /// A command that is over, from its row alone.

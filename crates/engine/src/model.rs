@@ -15,6 +15,7 @@ pub use crate::keys::{KeyEnd, KeySecret};
 pub use crate::labels::{LabelChanges, Labels, Selector};
 pub use crate::lifecycle::{Disk, Kept, State};
 pub use crate::lifetime::{Action, Explanation, LastUse, Lifetime, Renewal, Rule, Since};
+pub use crate::notes::{NoteChanges, Notes};
 
 /// Whose sandboxes.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -102,6 +103,8 @@ pub struct SandboxSpec {
     pub memory_bytes: Option<u64>,
     /// How it can be found.
     pub labels: Labels,
+    /// What a dialect wants to find again.
+    pub notes: Notes,
     /// How long it lives.
     pub lifetime: Lifetime,
     /// Asking twice with one key makes one sandbox, for as long as that sandbox exists.
@@ -118,6 +121,7 @@ impl Default for SandboxSpec {
             cpu_millis: None,
             memory_bytes: None,
             labels: Labels::default(),
+            notes: Notes::default(),
             lifetime: Lifetime::default(),
             idempotency_key: None,
         }
@@ -149,6 +153,8 @@ pub struct SandboxUpdate {
     pub name: Option<SandboxName>,
     /// Labels to set and to remove.
     pub labels: LabelChanges,
+    /// Notes to set and to remove.
+    pub notes: NoteChanges,
     /// Rules in place of those that hold. It counts as a touch.
     pub lifetime: Option<Lifetime>,
 }
@@ -156,7 +162,7 @@ pub struct SandboxUpdate {
 impl SandboxUpdate {
     /// Whether nothing should change.
     pub fn is_empty(&self) -> bool {
-        self.name.is_none() && self.labels.is_empty() && self.lifetime.is_none()
+        self.name.is_none() && self.labels.is_empty() && self.notes.is_empty() && self.lifetime.is_none()
     }
 }
 
@@ -189,6 +195,8 @@ pub struct Sandbox {
     pub env: BTreeMap<String, String>,
     /// How it can be found.
     pub labels: Labels,
+    /// What dialects keep with it.
+    pub notes: Notes,
     /// How long it lives.
     pub lifetime: Lifetime,
     /// When it was asked for.

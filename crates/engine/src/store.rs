@@ -27,7 +27,7 @@ use tokio::sync::{mpsc, oneshot};
 use wire::guest::Handle;
 use wire::{CommandId, SandboxId};
 
-use life::{add_life, insert_labels, insert_rules, put_stamp, put_stamps, put_use};
+use life::{add_life, insert_labels, insert_notes, insert_rules, put_stamp, put_stamps, put_use};
 use rows::*;
 use threads::{Job, job, read_loop, write_loop};
 
@@ -144,6 +144,7 @@ const MIGRATIONS: &[&str] = &[
     images::TABLES,
     templates::TABLES,
     builds::TABLES,
+    life::NOTES,
 ];
 
 /// What the database said.
@@ -384,6 +385,7 @@ impl Store {
                 micros(row.created_at),
             ])?;
             insert_labels(db, row.id, &row.labels)?;
+            insert_notes(db, row.id, &row.notes)?;
             if !row.lifetime.rules().is_empty() {
                 insert_rules(db, row.id, &row.lifetime)?;
                 put_stamps(db, row.id, &row.stamps)?;
@@ -435,6 +437,10 @@ impl Store {
             if let Some(labels) = &change.labels {
                 db.prepare_cached("DELETE FROM labels WHERE sandbox = ?1")?.execute(params![id_bytes(id)])?;
                 insert_labels(db, id, labels)?;
+            }
+            if let Some(notes) = &change.notes {
+                db.prepare_cached("DELETE FROM notes WHERE sandbox = ?1")?.execute(params![id_bytes(id)])?;
+                insert_notes(db, id, notes)?;
             }
             if let Some(lifetime) = &change.lifetime {
                 db.prepare_cached("DELETE FROM rules WHERE sandbox = ?1")?.execute(params![id_bytes(id)])?;
@@ -718,6 +724,7 @@ mod tests {
     use crate::labels::Labels;
     use crate::lifetime::{Action, LastUse, Lifetime, Rule};
     use crate::model::{Outcome, Owner, SandboxName, Span};
+    use crate::notes::Notes;
 
     fn row(id: u128, name: &str) -> SandboxRow {
         SandboxRow {
@@ -739,6 +746,7 @@ mod tests {
             oom_kills: 0,
             created_at: UNIX_EPOCH + Duration::from_micros(1_234_567),
             labels: Labels::new([("thread".to_owned(), "ü".to_owned())].into()).expect("labels"),
+            notes: Notes::one("dialect", "{}".into()).expect("notes"),
             lifetime: lifetime(&[
                 (Since::LastUse, 90, Action::Delete),
                 (Since::Start, 5, Action::PauseDropMemory),
@@ -777,6 +785,7 @@ mod tests {
             |loaded: Loaded, id| loaded.sandboxes.into_iter().find(|row| row.id == id).expect("a row");
         let kept = found(store.load(NOW).await.expect("it reads"), one.id);
         assert_eq!((&kept.labels, &kept.lifetime, kept.stamps), (&one.labels, &one.lifetime, one.stamps));
+        assert_eq!(kept.notes, one.notes);
         let kept = found(store.load(NOW).await.expect("it reads"), plain.id);
         assert_eq!((&kept.labels, &kept.lifetime), (&plain.labels, &plain.lifetime));
         assert_eq!(
@@ -789,6 +798,7 @@ mod tests {
         let change = SandboxChange {
             name: Some(SandboxName::parse("other").expect("a name")),
             labels: Some(Labels::new([("b".to_owned(), String::new())].into()).expect("labels")),
+            notes: Some(Notes::default()),
             lifetime: Some(lifetime(&[(Since::Creation, 1, Action::Delete)])),
             stamps: Some(stamps),
         };

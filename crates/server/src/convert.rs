@@ -18,7 +18,7 @@ use engine::images::{
 };
 use engine::{
     About, Capacity, Command, CommandSpec, CommandState, Event, Gathered, Happened, Key, KeyLimits, KeySpec,
-    Labels, MachineStats, Outcome, Owner, Sandbox, SandboxName, SandboxSpec, Span, State, Stats,
+    Labels, MachineStats, Notes, Outcome, Owner, Sandbox, SandboxName, SandboxSpec, Span, State, Stats,
 };
 use runtime::Usage;
 use wire::api;
@@ -97,6 +97,7 @@ pub fn sandbox_spec(
         cpu_millis,
         memory_bytes,
         labels,
+        notes: Notes::default(),
         lifetime,
         idempotency_key,
     };

@@ -59,6 +59,11 @@ impl ApiError {
         *self.body
     }
 
+    /// Status, body and causes, for places that answer in another shape.
+    pub fn into_parts(self) -> (StatusCode, ErrorBody, Option<Chain>) {
+        (self.status, *self.body, self.chain)
+    }
+
     /// The causes, where there are any.
     pub fn chain(&self) -> Option<&Chain> {
         self.chain.as_ref()
@@ -98,6 +103,12 @@ impl IntoResponse for ApiError {
         }
         if self.status == StatusCode::UNAUTHORIZED {
             response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
+        if self.status == StatusCode::RANGE_NOT_SATISFIABLE
+            && let Some(size) = self.body.details.get("size")
+            && let Ok(range) = HeaderValue::from_str(&format!("bytes */{size}"))
+        {
+            response.headers_mut().insert(header::CONTENT_RANGE, range);
         }
         response.extensions_mut().insert(Code(self.body.code));
         if let Some(chain) = self.chain {

@@ -15,6 +15,7 @@ use crate::labels::Labels;
 use crate::lifecycle::{Disk, Goal, Kept, State};
 use crate::lifetime::Lifetime;
 use crate::model::{Key, KeyLimits, Outcome, Owner, SandboxName, Span};
+use crate::notes::Notes;
 
 use super::life::Stamps;
 
@@ -46,6 +47,7 @@ pub(crate) struct SandboxRow {
     pub oom_kills: u64,
     pub created_at: SystemTime,
     pub labels: Labels,
+    pub notes: Notes,
     pub lifetime: Lifetime,
     pub stamps: Stamps,
 }
@@ -153,6 +155,7 @@ pub(super) fn sandbox_from(row: &Row<'_>, now: Moment) -> rusqlite::Result<Sandb
         oom_kills: unsigned(row, 15)?,
         created_at,
         labels: Labels::default(),
+        notes: Notes::default(),
         lifetime: Lifetime::default(),
         stamps: Stamps::born(Stamp::of_wall(created_at, now)),
     })
