@@ -29,6 +29,12 @@ pub enum EngineError {
         /// As it was asked for.
         id: String,
     },
+    /// It ended, and was not to be kept for longer.
+    #[error("command `{id}` ended, and the time that it was kept for is over")]
+    CommandExpired {
+        /// Which command.
+        id: CommandId,
+    },
     /// No such template.
     #[error("template `{name}` does not exist")]
     TemplateNotFound {

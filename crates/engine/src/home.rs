@@ -21,7 +21,7 @@ use wire::{CommandId, SandboxId};
 use crate::EngineConfig;
 use crate::backstop::Backstop;
 use crate::clock::Clock;
-use crate::command::Hub;
+use crate::command::{Attendance, Hub};
 use crate::directory::Directory;
 use crate::driver::Message;
 use crate::error::{EngineError, chain};
@@ -436,6 +436,7 @@ impl Home {
         id: CommandId,
         request_digest: [u8; 32],
         oom_kills_before: Option<u64>,
+        attendance: Attendance,
         make: impl FnOnce(Handle) -> Start,
     ) -> Result<Intent, EngineError> {
         if !self.state().takes_commands() {
@@ -462,7 +463,7 @@ impl Home {
         }
         table.starts_bytes += size;
         table.handle_next += 1;
-        let hub = Hub::intended(self, id.clone(), start, request_digest, oom_kills_before);
+        let hub = Hub::intended(self, id.clone(), start, request_digest, oom_kills_before, attendance);
         table.by_id.insert(id, handle);
         table.live.insert(handle, Arc::clone(&hub));
         Ok(Intent::New(hub))
@@ -526,24 +527,27 @@ impl Home {
                     Vec::new()
                 }
             };
-            for (handle, _) in &dropped {
-                let directory = self.command_directory(*handle);
-                let removed =
-                    tokio::task::spawn_blocking(move || crate::log::remove_directory(&directory)).await;
-                if let Ok(Err(error)) = removed {
-                    warn!(sandbox = %self.id, %error, "cannot remove the output of an old command");
-                }
+            for (handle, bytes) in &dropped {
+                self.dropped(*handle, *bytes).await;
             }
-            let mut table = self.table();
-            table.ended = table.ended.saturating_sub(dropped.len() as u64);
-            let freed = dropped.iter().map(|(_, bytes)| bytes).sum();
-            table.ended_bytes = table.ended_bytes.saturating_sub(freed);
             if dropped.is_empty() {
                 // Nothing can be dropped now; the next end tries again.
-                table.pruning = false;
+                self.table().pruning = false;
                 return;
             }
         }
+    }
+
+    /// An ended command has no row any more: its output goes too.
+    pub async fn dropped(&self, handle: Handle, bytes: u64) {
+        let directory = self.command_directory(handle);
+        let removed = tokio::task::spawn_blocking(move || crate::log::remove_directory(&directory)).await;
+        if let Ok(Err(error)) = removed {
+            warn!(sandbox = %self.id, %error, "cannot remove the output of an old command");
+        }
+        let mut table = self.table();
+        table.ended = table.ended.saturating_sub(1);
+        table.ended_bytes = table.ended_bytes.saturating_sub(bytes);
     }
 
     /// A command by its number: `None` if it has its result, an error if there never was one that init was told of.

@@ -603,12 +603,13 @@ impl Engine {
         let _using = home.begin_use()?;
         let named = spec.id.is_some();
         let command_id = spec.id.clone().unwrap_or_else(|| CommandId::from_random(random_u128()));
+        let attendance = spec.attendance;
         let start = start_of(&home, spec, &command_id)?;
         let request_digest = digest(&start);
         // Before init hears of it, so that no kill of its own is among them.
         let oom_kills = home.oom_kills().await;
-        let intent =
-            home.intend(command_id, request_digest, oom_kills, |handle| Start { handle, ..start })?;
+        let intent = home
+            .intend(command_id, request_digest, oom_kills, attendance, |handle| Start { handle, ..start })?;
         let hub = match intent {
             Intent::New(hub) => {
                 hub.commit_intent();
@@ -666,6 +667,11 @@ impl Engine {
                 again.ok_or(EngineError::CommandNotFound { id })?
             }
         };
+        if let (Some(result), Some(kept)) = (&row.result, row.attendance.kept)
+            && result.ended_at + kept < now()
+        {
+            return Err(EngineError::CommandExpired { id: row.id });
+        }
         let id = row.id.clone();
         let home = Arc::clone(home);
         let read = tokio::task::spawn_blocking(move || Hub::recovered(&home, row)).await;

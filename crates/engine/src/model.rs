@@ -10,6 +10,7 @@ use wire::guest::{ExitStatus, Program, Start, StartError, Stream, TerminalSize};
 use wire::launch::Limits;
 use wire::{CommandId, SandboxId};
 
+pub use crate::command::Attendance;
 pub use crate::error::{EngineError, StoreError};
 pub use crate::keys::{KeyEnd, KeySecret};
 pub use crate::labels::{LabelChanges, Labels, Selector};
@@ -255,6 +256,8 @@ pub struct CommandSpec {
     pub timeout: Option<Duration>,
     /// Ends it after so long without output. Zero means none.
     pub idle_timeout: Option<Duration>,
+    /// What becomes of it when nobody looks.
+    pub attendance: Attendance,
 }
 
 impl CommandSpec {
@@ -270,6 +273,7 @@ impl CommandSpec {
             terminal: None,
             timeout: None,
             idle_timeout: None,
+            attendance: Attendance::default(),
         }
     }
 }

@@ -20,7 +20,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use rusqlite::{Connection, OpenFlags, params};
 use tokio::sync::{mpsc, oneshot};
@@ -145,6 +145,12 @@ const MIGRATIONS: &[&str] = &[
     templates::TABLES,
     builds::TABLES,
     life::NOTES,
+    "
+    -- For how long nobody may be attached to a command, and for how long it is kept; NULL is forever.
+    ALTER TABLE commands ADD COLUMN unattended_ms INTEGER;
+    ALTER TABLE commands ADD COLUMN kept_ms INTEGER;
+    CREATE INDEX commands_by_expiry ON commands (ended_at) WHERE kept_ms IS NOT NULL;
+",
 ];
 
 /// What the database said.
@@ -495,8 +501,8 @@ impl Store {
             let changed = db
                 .prepare_cached(
                     "INSERT OR IGNORE INTO commands (sandbox, handle, id, request_digest, start, created_at,
-                         oom_kills_before)
-                     SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7
+                         oom_kills_before, unattended_ms, kept_ms)
+                     SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9
                      WHERE EXISTS (SELECT 1 FROM sandboxes WHERE id = ?1 AND state = 'running')",
                 )?
                 .execute(params![
@@ -507,6 +513,8 @@ impl Store {
                     json(&row.start),
                     micros(row.created_at),
                     row.oom_kills_before.map(signed),
+                    row.attendance.unattended.map(|length| signed(length.as_millis() as u64)),
+                    row.attendance.kept.map(|length| signed(length.as_millis() as u64)),
                 ])?;
             if changed == 1 {
                 return Ok(Inserted::Yes);
@@ -601,6 +609,29 @@ impl Store {
                 delete.execute(params![id_bytes(sandbox), handle.0])?;
             }
             Ok(dropped)
+        })
+        .await
+    }
+
+    /// Commands whose time is over, of all sandboxes, at most so many. They are dropped, with what they had written.
+    pub async fn drop_expired_commands(
+        &self,
+        now: SystemTime,
+        limit: usize,
+    ) -> Result<Vec<(SandboxId, Handle, u64)>, EngineError> {
+        self.change("drop commands whose time is over", move |db| {
+            let dropped = db
+                .prepare_cached(
+                    "DELETE FROM commands WHERE (sandbox, handle) IN (
+                         SELECT sandbox, handle FROM commands
+                         WHERE kept_ms IS NOT NULL AND ended_at IS NOT NULL AND ended_at + kept_ms * 1000 < ?1 LIMIT ?2)
+                     RETURNING sandbox, handle, stdout_end - stdout_start + stderr_end - stderr_start",
+                )?
+                .query_map(params![micros(now), limit as i64], |row| {
+                    Ok((sandbox_id(row, 0)?, Handle(row.get(1)?), unsigned(row, 2)?))
+                })?
+                .collect();
+            dropped
         })
         .await
     }
@@ -721,6 +752,7 @@ mod tests {
 
     use super::*;
     use crate::clock::Stamp;
+    use crate::command::Attendance;
     use crate::labels::Labels;
     use crate::lifetime::{Action, LastUse, Lifetime, Rule};
     use crate::model::{Outcome, Owner, SandboxName, Span};
@@ -843,6 +875,7 @@ mod tests {
             start: Start::shell(Handle(handle), id, "true"),
             created_at: UNIX_EPOCH,
             oom_kills_before: Some(u64::from(handle)),
+            attendance: Attendance::default(),
             result: None,
         }
     }

@@ -31,8 +31,8 @@ use rustix::process::{Pid, Signal, WaitOptions, set_parent_process_death_signal,
 use rustix::thread::UnshareFlags;
 use wire::launch::{
     Answer, Ask, Failure, Found, INVENTORY_PAGE, LAYERS_MAX, LAYERS_PAGE, LayerFacts, LayerFault,
-    LayerSource, PACKET_MAX, Plan, Processes, Reply, Request, Rootfs, UnpackLayer, VERSION, from_packet,
-    to_packet,
+    LayerSource, PACKET_MAX, Plan, Processes, Reply, Request, Rootfs, UnpackLayer, VERSION, WrittenPart,
+    from_packet, to_packet,
 };
 use wire::{Digest, InstallationId, SandboxId};
 
@@ -393,7 +393,7 @@ impl Launcher {
             None => make_slot(plan.base)?,
         };
         let generation = match plan.rootfs {
-            Rootfs::Host => self
+            Rootfs::Host | Rootfs::OverHost { .. } => self
                 .current_generation()
                 .map_err(refused("find the image `host`"))?
                 .ok_or_else(|| Failure { doing: "find the image `host`".into(), errno: libc::ENOENT })?,
@@ -494,9 +494,21 @@ impl Launcher {
     fn layers(&self, rootfs: &Rootfs, generation: u64) -> Result<(BorrowedFd<'_>, Vec<String>), Failure> {
         Ok(match rootfs {
             Rootfs::Host => {
-                let image = self.places.host_images().1.join(generation.to_string());
-                let below = |name: &str| image.join(name).to_string_lossy().into_owned();
-                (CWD, vec![below("root"), below("usr"), host_image::USR.into()])
+                let (directory, names) = self.host_layers(generation);
+                (directory, names.into())
+            }
+            Rootfs::OverHost { root, usr } => {
+                if root.len() + usr.len() > LAYERS_MAX {
+                    let doing = format!("mount an image of {} layers", root.len() + usr.len());
+                    return Err(Failure { doing, errno: libc::EINVAL });
+                }
+                let (_, [host_root, host_usr, machine_usr]) = self.host_layers(generation);
+                let mut names: Vec<String> = root.iter().map(Digest::hex).collect();
+                names.push(host_root);
+                names.extend(usr.iter().map(Digest::hex));
+                names.extend([host_usr, machine_usr]);
+                // Those of the host are absolute, so they are found from here too.
+                (self.places.layers.layers(), names)
             }
             Rootfs::Layers(layers) => {
                 if layers.is_empty() || layers.len() > LAYERS_MAX {
@@ -506,6 +518,13 @@ impl Launcher {
                 (self.places.layers.layers(), layers.iter().map(Digest::hex).collect())
             }
         })
+    }
+
+    /// What a generation of the image `host` is made of: its root, what lies over the machine's `/usr`, and that.
+    fn host_layers(&self, generation: u64) -> (BorrowedFd<'static>, [String; 3]) {
+        let image = self.places.host_images().1.join(generation.to_string());
+        let below = |name: &str| image.join(name).to_string_lossy().into_owned();
+        (CWD, [below("root"), below("usr"), host_image::USR.into()])
     }
 
     /// Makes a layer, in a process that can reach nothing else. See `unpacker`.
@@ -531,6 +550,20 @@ impl Launcher {
         }
     }
 
+    /// What lies below all layers that are named, where a sandbox is on the machine's own files.
+    fn host_layers_below(&self, from: &LayerSource) -> Result<Vec<String>, Failure> {
+        let LayerSource::Sandbox { sandbox, part } = from else { return Ok(Vec::new()) };
+        if *part == WrittenPart::Whole {
+            return Ok(Vec::new());
+        }
+        let generation =
+            self.places.generation_of(*sandbox).map_err(refused("find the image of a sandbox"))?.ok_or_else(
+                || Failure { doing: "find the image of a sandbox".into(), errno: libc::ENOENT },
+            )?;
+        let (_, [root, usr, machine]) = self.host_layers(generation);
+        Ok(if *part == WrittenPart::HostRoot { vec![root] } else { vec![usr, machine] })
+    }
+
     fn run_unpacker(
         &self,
         serial: u64,
@@ -549,9 +582,13 @@ impl Launcher {
         };
         let Slot { user, net } = make_slot(wanted.base)?;
         let upper = match wanted.from {
-            LayerSource::Sandbox { sandbox } => {
+            LayerSource::Sandbox { sandbox, part } => {
                 let writable = self.places.writable(sandbox).map_err(refused("open a sandbox's files"))?;
-                let upper = idmapped(writable.as_fd(), plan::UPPER, READ_ONLY, &user);
+                let name = match part {
+                    WrittenPart::Whole | WrittenPart::HostRoot => plan::UPPER,
+                    WrittenPart::HostUsr => plan::USR,
+                };
+                let upper = idmapped(writable.as_fd(), name, READ_ONLY, &user);
                 Some(upper.map_err(refused("map the ids of a sandbox's files"))?)
             }
             LayerSource::Blob { .. } | LayerSource::Finish(_) => None,
@@ -560,7 +597,11 @@ impl Launcher {
             let layers = self.places.layers.layers();
             idmapped(layers, &layer.hex(), READ_ONLY, &user).map_err(refused("map the ids of a layer"))
         });
-        let below = below.collect::<Result<_, _>>()?;
+        let mut below = below.collect::<Result<Vec<_>, _>>()?;
+        for host in self.host_layers_below(&wanted.from)? {
+            let tree = idmapped(CWD, &host, READ_ONLY, &user);
+            below.push(tree.map_err(refused("map the ids of the image `host`"))?);
+        }
         let flags = libc::MOUNT_ATTR_NODEV | libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NOEXEC;
         let top = idmapped(top, "", flags, &user).map_err(refused("map the ids of a new layer"))?;
         let (mut listening, report) = io::pipe().map_err(refused("make a pipe"))?;

@@ -383,7 +383,7 @@ impl NsBackend {
 impl Backend for NsBackend {
     async fn prepare(&self, rootfs: &Rootfs) -> Result<(), BackendError> {
         match rootfs {
-            Rootfs::Host => {}
+            Rootfs::Host | Rootfs::OverHost { .. } => {}
             // Layers are unpacked before anybody can ask for a sandbox of them.
             Rootfs::Layers(_) => return Ok(()),
         }

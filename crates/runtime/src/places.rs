@@ -123,6 +123,16 @@ impl Places {
         Ok(self.attributes()?.into_iter().filter_map(|(_, numbers)| Some(numbers?.1)).collect())
     }
 
+    /// The generation of the image `host` that a sandbox uses; none where it uses none.
+    pub fn generation_of(&self, id: SandboxId) -> io::Result<Option<u64>> {
+        let mut text = [0; 64];
+        let dir = openat(&self.sandboxes, id.to_string(), DIRECTORY, Mode::empty())?;
+        let length = fgetxattr(&dir, ATTRIBUTE, &mut text)?;
+        Ok(parse_numbers(&text[..length])
+            .map(|(_, generation)| generation)
+            .filter(|generation| *generation > 0))
+    }
+
     /// What was written about each sandbox, if its making got as far as that.
     fn attributes(&self) -> io::Result<Vec<(SandboxId, Option<Numbers>)>> {
         let mut list = Vec::new();

@@ -17,8 +17,9 @@ use engine::images::{
     PullSpec, StoredLayer, Transport,
 };
 use engine::{
-    About, Capacity, Command, CommandSpec, CommandState, Event, Gathered, Happened, Key, KeyLimits, KeySpec,
-    Labels, MachineStats, Notes, Outcome, Owner, Sandbox, SandboxName, SandboxSpec, Span, State, Stats,
+    About, Attendance, Capacity, Command, CommandSpec, CommandState, Event, Gathered, Happened, Key,
+    KeyLimits, KeySpec, Labels, MachineStats, Notes, Outcome, Owner, Sandbox, SandboxName, SandboxSpec, Span,
+    State, Stats,
 };
 use runtime::Usage;
 use wire::api;
@@ -191,6 +192,7 @@ pub fn command_spec(body: api::RunCommand) -> Result<CommandSpec, ApiError> {
         terminal,
         timeout: timeout("timeout_seconds", timeout_seconds)?,
         idle_timeout: timeout("idle_timeout_seconds", idle_timeout_seconds)?,
+        attendance: Attendance::default(),
     })
 }
 

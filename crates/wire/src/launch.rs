@@ -120,11 +120,24 @@ pub enum LayerSource {
     },
     /// What every sandbox needs and an image may lack: places to mount on, name service, `/workspace`.
     Finish(Finish),
-    /// What a sandbox over the layers below has written. Its processes have ended.
+    /// What a sandbox over the layers below has written. Its processes have ended, or stand still.
     Sandbox {
         /// Which.
         sandbox: SandboxId,
+        /// Which of its writable layers.
+        part: WrittenPart,
     },
+}
+
+/// One of a sandbox's writable layers, and what lies lowest below it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum WrittenPart {
+    /// The only one, over the layers that are named.
+    Whole,
+    /// The root over the machine's own, beside `/usr`.
+    HostRoot,
+    /// `/usr` over the machine's own.
+    HostUsr,
 }
 
 /// What the uppermost layer of an image depends on.
@@ -312,6 +325,25 @@ pub enum Rootfs {
     Host,
     /// Layers that were unpacked before, the uppermost first, under a private writable layer.
     Layers(Vec<Digest>),
+    /// The machine's own, with layers over it, the uppermost first.
+    OverHost {
+        /// Over the root.
+        root: Vec<Digest>,
+        /// Over `/usr`.
+        usr: Vec<Digest>,
+    },
+}
+
+impl Rootfs {
+    /// All layers that it names.
+    pub fn layers(&self) -> impl Iterator<Item = &Digest> {
+        let (first, second): (&[Digest], &[Digest]) = match self {
+            Self::Host => (&[], &[]),
+            Self::Layers(layers) => (layers, &[]),
+            Self::OverHost { root, usr } => (root, usr),
+        };
+        first.iter().chain(second)
+    }
 }
 
 /// What a sandbox may use.

@@ -31,7 +31,7 @@ use tokio::task::AbortHandle;
 use tracing::{Instrument, info, info_span, warn};
 use wire::files::{Condition, FileErrorKind, Links, WriteOptions};
 use wire::guest::Program as Run;
-use wire::launch::{Finish, LayerFacts, LayerSource, Processes};
+use wire::launch::{Finish, LayerFacts, LayerSource, Processes, WrittenPart};
 use wire::{BuildId, SandboxId};
 
 use super::pull::{self, PullSpec};
@@ -1423,7 +1423,12 @@ impl Builder {
             tokio::time::sleep(END_PAUSE).await;
         }
         let below = work.rootfs.layers.iter().rev().map(|layer| layer.layer).collect();
-        self.have(&LayerSpec { layer, below, from: LayerSource::Sandbox { sandbox } }).await
+        self.have(&LayerSpec {
+            layer,
+            below,
+            from: LayerSource::Sandbox { sandbox, part: WrittenPart::Whole },
+        })
+        .await
     }
 
     /// A sandbox over what a stage has come to.

@@ -10,6 +10,7 @@ use wire::launch::Limits;
 use wire::{CommandId, SandboxId, TemplateId};
 
 use crate::clock::{Moment, Stamp};
+use crate::command::Attendance;
 use crate::keys::KeyHash;
 use crate::labels::Labels;
 use crate::lifecycle::{Disk, Goal, Kept, State};
@@ -63,6 +64,7 @@ pub(crate) struct CommandRow {
     pub created_at: SystemTime,
     /// The sandbox's memory kills when the command began, where that is known.
     pub oom_kills_before: Option<u64>,
+    pub attendance: Attendance,
     pub result: Option<ResultRow>,
 }
 
@@ -164,11 +166,12 @@ pub(super) fn sandbox_from(row: &Row<'_>, now: Moment) -> rusqlite::Result<Sandb
 pub(super) const COMMAND_COLUMNS: &str =
     "sandbox, handle, id, request_digest, start, created_at, ended_at, pid, outcome, code,
     signal, start_error, stdout_start, stdout_end, stderr_start, stderr_end, stdout_bytes, stderr_bytes,
-    oom_kills_before";
+    oom_kills_before, unattended_ms, kept_ms";
 /// The same without the output, for lists.
 pub(super) const COMMAND_COLUMNS_LISTED: &str =
     "sandbox, handle, id, request_digest, start, created_at, ended_at, pid, outcome,
-    code, signal, start_error, stdout_start, stdout_end, stderr_start, stderr_end, NULL, NULL, oom_kills_before";
+    code, signal, start_error, stdout_start, stdout_end, stderr_start, stderr_end, NULL, NULL, oom_kills_before,
+    unattended_ms, kept_ms";
 
 pub(super) fn command_from(row: &Row<'_>) -> rusqlite::Result<CommandRow> {
     let result = match row.get::<_, Option<i64>>(6)? {
@@ -190,8 +193,14 @@ pub(super) fn command_from(row: &Row<'_>) -> rusqlite::Result<CommandRow> {
         start: from_json(row, 4)?,
         created_at: time(row, 5)?,
         oom_kills_before: row.get::<_, Option<i64>>(18)?.map(|count| count as u64),
+        attendance: Attendance { unattended: length(row, 19)?, kept: length(row, 20)? },
         result,
     })
+}
+
+/// Milliseconds.
+fn length(row: &Row<'_>, column: usize) -> rusqlite::Result<Option<Duration>> {
+    Ok(row.get::<_, Option<i64>>(column)?.map(|length| Duration::from_millis(length as u64)))
 }
 
 pub(super) fn find_command(

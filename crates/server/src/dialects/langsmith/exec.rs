@@ -25,8 +25,8 @@ use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
 use bytes::Bytes;
 use engine::{
-    Command, CommandRef, CommandSpec, CommandState, EngineError, Key, Offsets, Outcome, Sandbox, TextEvent,
-    TextOutput,
+    Attendance, Command, CommandRef, CommandSpec, CommandState, EngineError, Key, Offsets, Outcome, Sandbox,
+    TextEvent, TextOutput,
 };
 use futures_util::stream::{SplitSink, SplitStream};
 use futures_util::{SinkExt, StreamExt};
@@ -50,6 +50,12 @@ use crate::stream::{
 
 /// How long a command may take where the client does not say.
 const TIMEOUT_SECONDS_DEFAULT: f64 = 60.0;
+/// How long a command runs on that no client is attached to, where the client does not say.
+const IDLE_SECONDS_DEFAULT: f64 = 300.0;
+/// How long a command can be found after its end, where the client does not say.
+const TTL_SECONDS_DEFAULT: f64 = 600.0;
+/// Longer is as good as forever.
+const LENGTH_MAX: Duration = Duration::from_secs(10 * 365 * 86_400);
 /// The shell where the client names none.
 const SHELL: &str = "/bin/bash";
 /// No client ever says the size of its terminal.
@@ -83,7 +89,7 @@ pub struct Execute {
 
 impl Execute {
     /// For the engine. `stdin`: whether the client can write to it unless it says that it will not.
-    fn spec(self, sandbox: &Sandbox, stdin: bool) -> Result<CommandSpec, Refusal> {
+    pub fn spec(self, sandbox: &Sandbox, stdin: bool) -> Result<CommandSpec, Refusal> {
         let wrong = |message: &str| Refusal::new(StatusCode::BAD_REQUEST, Doing::Command.error(), message);
         let command = self.command.ok_or_else(|| wrong("`command` is missing"))?;
         let id = self.command_id.map(|id| id.parse::<CommandId>()).transpose();
@@ -101,7 +107,8 @@ impl Execute {
         let timeout = match seconds {
             0.0 => None,
             seconds => {
-                Some(Duration::try_from_secs_f64(seconds).map_err(|_| wrong("the timeout is not a length"))?)
+                let length = Duration::try_from_secs_f64(seconds);
+                Some(length.map_err(|_| wrong("the timeout is not a length"))?.min(LENGTH_MAX))
             }
         };
         let pty = self.pty.unwrap_or(false);
@@ -114,9 +121,27 @@ impl Execute {
             stdin: pty || (stdin && !self.close_stdin.unwrap_or(false)),
             terminal: pty.then_some(TERMINAL),
             timeout,
+            attendance: Attendance {
+                unattended: match self.kill_on_disconnect {
+                    Some(true) => Some(Duration::ZERO),
+                    Some(false) | None => patience(self.idle_timeout_seconds, IDLE_SECONDS_DEFAULT)?,
+                },
+                kept: patience(self.ttl_seconds, TTL_SECONDS_DEFAULT)?,
+            },
             ..CommandSpec::new(Program::Argv(vec![shell, "-c".into(), command]))
         })
     }
+}
+
+/// A length in seconds; below zero is forever.
+fn patience(seconds: Option<f64>, usual: f64) -> Result<Option<Duration>, Refusal> {
+    let seconds = seconds.unwrap_or(usual);
+    if seconds < 0.0 {
+        return Ok(None);
+    }
+    let wrong =
+        |_| Refusal::new(StatusCode::BAD_REQUEST, Doing::Command.error(), "a length is no number of seconds");
+    Ok(Some(Duration::try_from_secs_f64(seconds).map_err(wrong)?.min(LENGTH_MAX)))
 }
 
 /// What a client says on a WebSocket.
@@ -144,7 +169,12 @@ enum Wish {
 
 /// Starts a command, or finds the one that was started under its id, whatever it was: clients ask again when a connection broke before
 /// they heard of it.
-async fn start(app: &App, key: &Key, sandbox: &Sandbox, spec: CommandSpec) -> Result<CommandRef, Refusal> {
+pub async fn start(
+    app: &App,
+    key: &Key,
+    sandbox: &Sandbox,
+    spec: CommandSpec,
+) -> Result<CommandRef, Refusal> {
     let id = spec.id.clone();
     let (engine, owner, sandbox) = (app.engine.clone(), key.owner.clone(), sandbox.id);
     // A task of its own, so that nothing is left half done when the client leaves.
@@ -168,13 +198,16 @@ async fn start(app: &App, key: &Key, sandbox: &Sandbox, spec: CommandSpec) -> Re
 }
 
 /// How a command ended, as clients are told.
-enum Verdict {
+pub enum Verdict {
+    /// With this code.
     Exit(i32),
+    /// With this type of error, and in words.
     Error(&'static str, String),
 }
 
 impl Verdict {
-    fn of(command: &Command) -> Self {
+    /// Of a command that is over.
+    pub fn of(command: &Command) -> Self {
         let CommandState::Ended { outcome, .. } = &command.state else {
             return Self::Error(Doing::Command.error(), "the command has no result".into());
         };
@@ -341,6 +374,7 @@ async fn open(app: &App, target: &Target, socket: &mut WebSocket) -> Result<Sess
     let refused = |refusal: Refusal| {
         let kind = match refusal.error() {
             "CommandNotFound" => "CommandNotFound",
+            "SessionExpired" => "SessionExpired",
             "NotReady" => "NotReady",
             _ => Doing::Command.error(),
         };

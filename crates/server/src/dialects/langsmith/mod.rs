@@ -16,6 +16,7 @@ mod exec;
 mod files;
 mod read;
 mod shapes;
+mod sse;
 mod templates;
 
 pub use error::Refusal;
@@ -68,6 +69,8 @@ fn data_plane() -> Router<App> {
         .route("/grep", post(files::grep))
         .route("/execute", post(exec::execute))
         .route("/execute/ws", get(exec::socket))
+        .route("/execute/stream/start", post(sse::begin))
+        .route("/execute/stream/resume", post(sse::resume))
         .fallback(nothing_there)
         .method_not_allowed_fallback(wrong_method)
 }
