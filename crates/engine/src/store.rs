@@ -144,6 +144,7 @@ const MIGRATIONS: &[&str] = &[
     images::TABLES,
     templates::TABLES,
     builds::TABLES,
+    "ALTER TABLE images ADD COLUMN over_host INTEGER NOT NULL DEFAULT FALSE;",
     life::NOTES,
     "
     -- For how long nobody may be attached to a command, and for how long it is kept; NULL is forever.

@@ -413,8 +413,9 @@ impl Backend for FakeHost {
     async fn launch(&self, spec: &Spec) -> Result<(), BackendError> {
         let id = spec.sandbox;
         self.state().launches += 1;
-        let missing = spec.rootfs.layers().find(|layer| !self.state().layers.contains(layer));
-        if let Some(missing) = missing {
+        if let Rootfs::Layers(layers) | Rootfs::OverHost(layers) = &spec.rootfs
+            && let Some(missing) = layers.iter().find(|layer| !self.state().layers.contains(layer))
+        {
             let source = io::Error::from(io::ErrorKind::NotFound);
             return Err(BackendError::Refused { doing: format!("find layer {missing}"), source });
         }

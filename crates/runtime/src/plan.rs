@@ -7,6 +7,8 @@ use wire::launch::{Plan, Rootfs};
 
 /// The writable layer of a sandbox's root.
 pub const UPPER: &str = "root";
+/// What is a union of its own over the image `host`: there, and as a writable layer.
+pub const USR: &str = "usr";
 
 /// A mount tree that the launcher cut out beforehand and that is not attached anywhere yet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -102,29 +104,25 @@ pub fn steps(plan: &Plan) -> Vec<Step> {
     steps
 }
 
-/// The writable layer of `/usr`, where that has one of its own.
-pub const USR: &str = "usr";
-
 /// The overlays that make up a root filesystem, the root first.
 pub fn overlays(rootfs: &Rootfs) -> Vec<Overlay> {
     match rootfs {
         // Lower layers do not cross mounts and one overlay over `/` is refused, so there are two.
         Rootfs::Host => vec![
             Overlay { layers: vec![0], upper: UPPER, at: "" },
-            Overlay { layers: vec![1, 2], upper: USR, at: "usr" },
+            Overlay { layers: vec![1, 2], upper: USR, at: USR },
         ],
-        // The same, each with its layers above it.
-        Rootfs::OverHost { root, usr } => {
-            let host = root.len() as u8;
-            let last = host + usr.len() as u8 + 2;
-            vec![
-                Overlay { layers: (0..=host).collect(), upper: UPPER, at: "" },
-                Overlay { layers: (host + 1..=last).collect(), upper: USR, at: "usr" },
-            ]
-        }
         Rootfs::Layers(layers) => {
             let layers = (0..layers.len() as u8).collect();
             vec![Overlay { layers, upper: UPPER, at: "" }]
+        }
+        // Each layer twice: its root among those of the first, its `usr` among those of the second.
+        Rootfs::OverHost(layers) => {
+            let count = layers.len() as u8;
+            vec![
+                Overlay { layers: (0..=count).collect(), upper: UPPER, at: "" },
+                Overlay { layers: (count + 1..count * 2 + 3).collect(), upper: USR, at: USR },
+            ]
         }
     }
 }
@@ -175,19 +173,6 @@ mod tests {
                 assert!(position(&steps, &Step::Stage(Tree::Layer(*layer))) < at);
             }
         }
-    }
-
-    #[test]
-    fn layers_over_the_host_lie_above_it_and_are_used_once() {
-        let digest = |byte: u8| wire::Digest::from_bytes([byte; 32]);
-        let rootfs = Rootfs::OverHost { root: vec![digest(1), digest(2)], usr: vec![digest(3)] };
-        let overlays = overlays(&rootfs);
-        assert_eq!(overlays[0].layers, [0, 1, 2], "two layers, the host's root");
-        assert_eq!(
-            overlays[1].layers,
-            [3, 4, 5],
-            "one layer, what hides the host's files, the host's `/usr`"
-        );
     }
 
     #[test]
