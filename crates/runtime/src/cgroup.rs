@@ -597,7 +597,7 @@ fn found<T>(result: io::Result<T>) -> io::Result<Option<T>> {
 mod tests {
     use super::*;
 
-    const LIMITS: Limits = Limits { cpu_millis: 1500, memory_bytes: 512 << 20, pids: 256 };
+    const LIMITS: Limits = Limits { cpu_millis: 1500, memory_bytes: 512 << 20, pids: 256, disk_bytes: None };
 
     #[test]
     fn a_hybrid_machine_has_limits_on_v1_and_the_tree_on_v2() {
