@@ -535,7 +535,9 @@ impl crate::Engine {
             }
             let holders = holders(&directory.all(), head.id);
             if !holders.is_empty() {
-                let holders = holders.into_iter().map(|holder| holder.name).collect();
+                let mut holders: Vec<String> = holders.into_iter().map(|holder| holder.name).collect();
+                // By name, so one that mounts it twice stands side by side.
+                holders.dedup();
                 return Err(EngineError::VolumeInUse { name: name.to_owned(), holders });
             }
             face.state = VolumeState::Deleting;

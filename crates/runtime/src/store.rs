@@ -121,8 +121,8 @@ struct Subvolumes {
     volumes: OwnedFd,
     /// The kernel's own count of each, in sysfs; none where there are no quotas.
     counts: Option<OwnedFd>,
-    /// Keeps the device while the launcher lives.
-    _device: Option<OwnedFd>,
+    /// The device, which stays attached while the launcher lives, and what is mounted from it.
+    mounted: Option<(OwnedFd, OwnedFd)>,
 }
 
 impl Store {
@@ -172,9 +172,9 @@ impl Store {
             StoreKind::Loop => {
                 let device = attach_image(data_dir)?;
                 grow(data_dir, &device, config)?;
-                let root = mount_device(&device)?;
+                let (tree, root) = mount_device(&device)?;
                 btrfs::resize_to_device(root.as_fd()).map_err(cannot("grow the store"))?;
-                store.subvolumes = Some(Subvolumes::open(root, Some(device.file), true)?);
+                store.subvolumes = Some(Subvolumes::open(root, Some((device.file, tree)), true)?);
             }
         }
         store.facts.limits = store.subvolumes.as_ref().is_some_and(|held| held.counts.is_some());
@@ -184,7 +184,7 @@ impl Store {
 
     /// Attaches what was mounted, where copies of it can be cut out: in this process' own mount namespace.
     pub fn attach(&self, data_dir: &Path) -> io::Result<()> {
-        let Some(held) = self.subvolumes.as_ref().filter(|_| self.facts.kind == StoreKind::Loop) else {
+        let Some((_, tree)) = self.subvolumes.as_ref().and_then(|held| held.mounted.as_ref()) else {
             return Ok(());
         };
         match rustix::fs::mkdir(data_dir.join(MOUNT), Mode::RWXU) {
@@ -193,7 +193,7 @@ impl Store {
         }
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let onto = openat(CWD, data_dir.join(MOUNT), flags, Mode::empty())?;
-        attach_onto(&held.root, &onto)
+        attach_onto(tree, &onto)
     }
 
     /// Removes what an interrupted change has left.
@@ -335,7 +335,7 @@ impl Store {
 }
 
 impl Subvolumes {
-    fn open(root: OwnedFd, device: Option<OwnedFd>, quota: bool) -> Result<Self, StoreError> {
+    fn open(root: OwnedFd, mounted: Option<(OwnedFd, OwnedFd)>, quota: bool) -> Result<Self, StoreError> {
         let id = btrfs::file_system_id(root.as_fd()).map_err(cannot("find the store's id"))?;
         let path = format!("/sys/fs/btrfs/{id}/qgroups");
         let mut counts = openat(CWD, &path, DIRECTORY, Mode::empty()).ok();
@@ -347,7 +347,7 @@ impl Subvolumes {
         }
         let make = |name| make_and_open(root.as_fd(), name).map_err(cannot("make the store's directories"));
         let (sandboxes, volumes) = (make(SANDBOXES)?, make(VOLUMES)?);
-        Ok(Self { sandboxes, volumes, counts, root, _device: device })
+        Ok(Self { sandboxes, volumes, counts, root, mounted })
     }
 
     fn make(
@@ -508,7 +508,7 @@ fn format(program: &Path, path: &Path) -> Result<(), StoreError> {
 /// A store of kind `loop` that is not wanted any more goes, if nothing is in it.
 fn remove_image(data_dir: &Path, data: BorrowedFd<'_>, wanted: StoreKind) -> Result<(), StoreError> {
     let device = attach_image(data_dir)?;
-    let root = mount_device(&device)?;
+    let (_tree, root) = mount_device(&device)?;
     let mut held = [0, 0];
     for (count, name) in held.iter_mut().zip([SANDBOXES, VOLUMES]) {
         if let Some(dir) = open_if_there(root.as_fd(), name).map_err(cannot("look into the store"))? {
@@ -615,12 +615,16 @@ fn grow(data_dir: &Path, device: &Device, config: &StoreConfig) -> Result<(), St
 }
 
 /// Mounts the file system, or finds it mounted: to the kernel both are the same.
-fn mount_device(device: &Device) -> Result<OwnedFd, StoreError> {
+fn mount_device(device: &Device) -> Result<(OwnedFd, OwnedFd), StoreError> {
     let doing = || format!("mount the store from `{}`", device.path);
     let deadline = Instant::now() + ATTACH_DEADLINE;
     loop {
         match try_mount(&device.path) {
-            Ok(mounted) => return Ok(mounted),
+            Ok(tree) => {
+                // What fsmount(2) gives only names the mount; requests need an open directory.
+                let root = openat(&tree, ".", DIRECTORY, Mode::empty()).map_err(cannot(doing()))?;
+                return Ok((tree, root));
+            }
             // The launcher before is unmounting it just now.
             Err(Errno::BUSY) if Instant::now() < deadline => std::thread::sleep(ATTACH_STEP),
             Err(e) => return Err(cannot(doing())(e)),
