@@ -17,6 +17,7 @@ pub use crate::labels::{LabelChanges, Labels, Selector};
 pub use crate::lifecycle::{Disk, Kept, State};
 pub use crate::lifetime::{Action, Explanation, LastUse, Lifetime, Renewal, Rule, Since};
 pub use crate::notes::{NoteChanges, Notes};
+pub use crate::volumes::VolumeMount;
 
 /// Whose sandboxes.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -102,6 +103,10 @@ pub struct SandboxSpec {
     pub cpu_millis: Option<u32>,
     /// The template's where there is none.
     pub memory_bytes: Option<u64>,
+    /// What its files may take; the template's where there is none. Refused where the store has no limits.
+    pub disk_bytes: Option<u64>,
+    /// Volumes, beside those of the template; at one path, these win.
+    pub mounts: Vec<VolumeMount>,
     /// How it can be found.
     pub labels: Labels,
     /// What a dialect wants to find again.
@@ -121,6 +126,8 @@ impl Default for SandboxSpec {
             env: BTreeMap::new(),
             cpu_millis: None,
             memory_bytes: None,
+            disk_bytes: None,
+            mounts: Vec::new(),
             labels: Labels::default(),
             notes: Notes::default(),
             lifetime: Lifetime::default(),
@@ -192,6 +199,8 @@ pub struct Sandbox {
     pub image_digest: Option<image::Digest>,
     /// What it may use.
     pub limits: Limits,
+    /// Volumes that it mounts, by their names of today.
+    pub mounts: Vec<VolumeMount>,
     /// Added to the environment of every command.
     pub env: BTreeMap<String, String>,
     /// How it can be found.
