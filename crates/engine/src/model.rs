@@ -106,6 +106,8 @@ pub struct SandboxSpec {
     pub lifetime: Lifetime,
     /// Asking twice with one key makes one sandbox, for as long as that sandbox exists.
     pub idempotency_key: Option<String>,
+    /// The name of one of the owner's pools, in place of a template; it is claimed there if one is ready.
+    pub pool: Option<String>,
 }
 
 impl Default for SandboxSpec {
@@ -120,6 +122,7 @@ impl Default for SandboxSpec {
             labels: Labels::default(),
             lifetime: Lifetime::default(),
             idempotency_key: None,
+            pool: None,
         }
     }
 }
@@ -191,6 +194,8 @@ pub struct Sandbox {
     pub labels: Labels,
     /// How long it lives.
     pub lifetime: Lifetime,
+    /// The pool where it stood ready, as that was called when it was claimed.
+    pub claimed_from: Option<String>,
     /// When it was asked for.
     pub created_at: SystemTime,
 }

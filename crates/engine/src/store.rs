@@ -10,6 +10,7 @@
 mod builds;
 mod images;
 mod life;
+mod pools;
 mod rows;
 mod templates;
 mod threads;
@@ -34,6 +35,7 @@ use threads::{Job, job, read_loop, write_loop};
 pub(crate) use builds::BuildRow;
 pub(crate) use images::{AliasRow, ImageRow, ImageUseRow, LayerRow, LoadedImages, NameRow};
 pub(crate) use life::{SandboxChange, Stamps};
+pub(crate) use pools::{ClaimRow, PoolChange, PoolRow};
 pub(crate) use rows::{CommandRow, Inserted, Loaded, ResultRow, SandboxRow, Tally};
 pub(crate) use templates::{LoadedTemplates, TemplateRow, VersionRow};
 
@@ -144,6 +146,7 @@ const MIGRATIONS: &[&str] = &[
     images::TABLES,
     templates::TABLES,
     builds::TABLES,
+    pools::TABLES,
 ];
 
 /// What the database said.
@@ -330,6 +333,7 @@ impl Store {
                 .query_map([], |row| sandbox_from(row, now))?
                 .collect::<Result<Vec<_>, _>>()?;
             add_life(db, &mut sandboxes)?;
+            pools::add_pools(db, &mut sandboxes)?;
             let commands = db
                 .prepare(&format!("SELECT {COMMAND_COLUMNS} FROM commands WHERE ended_at IS NULL"))?
                 .query_map([], command_from)?
@@ -390,6 +394,9 @@ impl Store {
             }
             if let Some((template, version)) = row.template_version {
                 templates::insert_template_use(db, row.id, template, version)?;
+            }
+            if let Some(pool) = row.pool {
+                pools::insert_member(db, row.id, pool)?;
             }
             let (owner, alias) = (row.owner.as_str(), row.image_alias.as_deref());
             images::insert_use(db, row.id, owner, &row.image, alias, row.image_held)
@@ -744,6 +751,8 @@ mod tests {
                 (Since::Start, 5, Action::PauseDropMemory),
             ]),
             stamps: Stamps { cpu: Some(Duration::from_micros(12)), ..Stamps::born(Stamp::of(NOW)) },
+            pool: None,
+            claimed_from: None,
         }
     }
 

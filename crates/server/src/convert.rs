@@ -4,6 +4,7 @@
 
 mod builds;
 mod lifetime;
+mod pools;
 mod templates;
 
 use std::collections::BTreeMap;
@@ -34,6 +35,7 @@ use crate::quantity::{Bytes, Cpu};
 pub use builds::{build, build_wish};
 pub use lifetime::{explanation, sandbox_update};
 use lifetime::{kept_rule, lifetime_of};
+pub use pools::{pool, pool_listed, pool_update};
 pub use templates::{template, template_create, template_progress, template_spec, template_update};
 
 /// A script of this length is the longest that may be asked for.
@@ -66,6 +68,7 @@ pub fn sandbox_spec(
     let api::CreateSandbox {
         name,
         template,
+        pool,
         image,
         env,
         cpu,
@@ -85,6 +88,9 @@ pub fn sandbox_spec(
         let why = format!("it is 1 to {IDEMPOTENCY_KEY_MAX} visible ASCII characters");
         return Err(ApiError::invalid("Idempotency-Key", why));
     }
+    if pool.is_some() && template.is_some() {
+        return Err(ApiError::invalid("pool", "it says its template, so `template` is left out"));
+    }
     let template = template.unwrap_or_else(|| "default".into());
     let labels = Labels::new(labels)?;
     let find = match_labels.map(Labels::new).transpose()?;
@@ -99,6 +105,7 @@ pub fn sandbox_spec(
         labels,
         lifetime,
         idempotency_key,
+        pool,
     };
     Ok((spec, find))
 }
@@ -263,6 +270,7 @@ pub fn sandbox(sandbox: Sandbox) -> api::Sandbox {
         env: sandbox.env,
         labels: sandbox.labels.pairs().clone(),
         lifetime: sandbox.lifetime.rules().iter().map(kept_rule).collect(),
+        claimed_from: sandbox.claimed_from,
         created_at: rfc3339(sandbox.created_at),
     }
 }

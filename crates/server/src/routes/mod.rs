@@ -7,6 +7,7 @@ pub mod files;
 pub mod images;
 pub mod keys;
 pub mod metrics;
+pub mod pools;
 pub mod sandboxes;
 pub mod stats;
 pub mod system;
@@ -81,6 +82,8 @@ pub fn all() -> Router<App> {
         )
         .route("/v1/templates/{template}/prepare", post(templates::prepare))
         .route("/v1/templates/{template}/events", get(templates::watch))
+        .route("/v1/pools", get(pools::list).post(pools::create))
+        .route("/v1/pools/{pool}", get(pools::get).patch(pools::update).delete(pools::delete))
         .route("/v1/builds", get(builds::list).post(builds::create))
         .route("/v1/builds/{build}", get(builds::get).delete(builds::delete))
         .route("/v1/builds/{build}/log", get(builds::log))
