@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, SystemTime};
 
 use runtime::Backend;
@@ -36,6 +36,7 @@ use crate::log::LogWriters;
 use crate::metrics::Metrics;
 use crate::model::{Owner, Sandbox, SandboxName, Wait};
 use crate::notes::Notes;
+use crate::pools::{Pool, Pools};
 use crate::stats::Disk;
 use crate::store::{SandboxRow, Store, Tally};
 use crate::templates::{Templates, Version};
@@ -64,6 +65,7 @@ pub(crate) struct Shared {
     pub images: Images,
     pub templates: Templates,
     pub volumes: Volumes,
+    pub pools: Pools,
     pub builds: Builds,
     pub runtime: tokio::runtime::Handle,
     pub directory: Mutex<Directory>,
@@ -95,6 +97,7 @@ impl Shared {
         }
         self.images.halt();
         self.templates.halt();
+        self.pools.halt();
         self.builds.halt();
         for task in self.tasks.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
             task.abort();
@@ -126,10 +129,6 @@ pub(crate) struct Home {
     image_use: Mutex<(Option<String>, Option<Arc<StoredImage>>)>,
     pub limits: Limits,
     pub mounts: Vec<Mounted>,
-    pub env: BTreeMap<String, String>,
-    pub created_at: SystemTime,
-    pub idempotency_key: Option<String>,
-    pub request_digest: [u8; 32],
     pub outbox: Outbox,
     pub transfers: Transfers,
     pub backstop: Arc<Backstop>,
@@ -161,6 +160,20 @@ pub(crate) struct Face {
     pub lifetime: Lifetime,
     /// Its row is written: what is said of it holds after a crash.
     pub recorded: bool,
+    pub identity: Arc<Identity>,
+    /// Where it waits for whoever claims it. Until then nobody but its pool sees it.
+    pub waits_in: Option<Weak<Pool>>,
+    /// What the pool was called where it waited.
+    pub claimed_from: Option<String>,
+}
+
+/// What came with the request that it answers: when it was asked for, or when it was claimed.
+#[derive(Debug, Clone)]
+pub(crate) struct Identity {
+    pub env: BTreeMap<String, String>,
+    pub created_at: SystemTime,
+    pub idempotency_key: Option<String>,
+    pub request_digest: [u8; 32],
 }
 
 /// Its commands that have no result yet.
@@ -204,6 +217,14 @@ impl Home {
             notes: row.notes.clone(),
             lifetime: row.lifetime.clone(),
             recorded: false,
+            identity: Arc::new(Identity {
+                env: row.env.clone(),
+                created_at: row.created_at,
+                idempotency_key: row.idempotency_key.clone(),
+                request_digest: row.request_digest,
+            }),
+            waits_in: row.pool.and_then(|pool| shared.pools.by_id(pool)).map(|pool| Arc::downgrade(&pool)),
+            claimed_from: row.claimed_from.clone(),
         };
         let table = Table {
             closed: !matches!(row.state, State::Creating | State::Running),
@@ -223,10 +244,6 @@ impl Home {
             image: row.image.clone(),
             image_use: Mutex::new((row.image_alias.clone(), None)),
             limits: row.limits,
-            env: row.env.clone(),
-            created_at: row.created_at,
-            idempotency_key: row.idempotency_key.clone(),
-            request_digest: row.request_digest,
             outbox: Outbox::default(),
             transfers: Transfers::default(),
             backstop: Arc::default(),
@@ -254,6 +271,15 @@ impl Home {
 
     pub fn state(&self) -> State {
         self.face().state
+    }
+
+    pub fn identity(&self) -> Arc<Identity> {
+        Arc::clone(&self.face().identity)
+    }
+
+    /// Whether it waits in a pool, and is nobody's yet.
+    pub fn is_waiting(&self) -> bool {
+        self.face().waits_in.is_some()
     }
 
     /// Its init speaks nothing that this daemon does. The row is left as it is, for a daemon that does.
@@ -298,9 +324,17 @@ impl Home {
         self.tell(Happened::Sandbox { name, state, reason });
     }
 
-    /// Tells whoever watches what happened to it.
+    /// Tells whoever watches what happened to it; its pool alone, while it waits there.
     pub fn tell(&self, what: Happened) {
-        self.shared.events.publish(&self.owner, self.id, what);
+        let waits_in = self.face().waits_in.clone();
+        match waits_in {
+            Some(pool) => {
+                if let Some(pool) = pool.upgrade() {
+                    pool.wake();
+                }
+            }
+            None => self.shared.events.publish(&self.owner, self.id, what),
+        }
     }
 
     pub fn describe(&self) -> Sandbox {
@@ -321,11 +355,12 @@ impl Home {
             image_digest: self.stored_image().map(|image| image.digest),
             limits: self.limits,
             mounts: self.mounts.iter().map(Mounted::described).collect(),
-            env: self.env.clone(),
+            env: face.identity.env.clone(),
             labels: face.labels,
             notes: face.notes,
             lifetime: face.lifetime,
-            created_at: self.created_at,
+            claimed_from: face.claimed_from,
+            created_at: face.identity.created_at,
         }
     }
 
@@ -364,14 +399,19 @@ impl Home {
         self.image_use().0 = alias;
     }
 
-    /// Waits until it is no longer being made.
+    /// Waits until it is no longer being made, or claimed.
     pub async fn made(&self) -> Result<(), EngineError> {
         loop {
             let mut changed = std::pin::pin!(self.changed.notified());
             changed.as_mut().enable();
-            match self.state() {
+            let (recorded, state) = {
+                let face = self.face();
+                (face.recorded, face.state)
+            };
+            match state {
                 State::Creating => changed.await,
-                State::Running | State::Paused(_) => return Ok(()),
+                State::Running | State::Paused(_) if recorded => return Ok(()),
+                State::Running | State::Paused(_) => changed.await,
                 State::Deleting | State::Failed { .. } => return Err(self.wrong_state()),
             }
         }

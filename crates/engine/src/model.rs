@@ -115,6 +115,8 @@ pub struct SandboxSpec {
     pub lifetime: Lifetime,
     /// Asking twice with one key makes one sandbox, for as long as that sandbox exists.
     pub idempotency_key: Option<String>,
+    /// The name of one of the owner's pools, in place of a template; it is claimed there if one is ready.
+    pub pool: Option<String>,
 }
 
 impl Default for SandboxSpec {
@@ -132,6 +134,7 @@ impl Default for SandboxSpec {
             notes: Notes::default(),
             lifetime: Lifetime::default(),
             idempotency_key: None,
+            pool: None,
         }
     }
 }
@@ -209,6 +212,8 @@ pub struct Sandbox {
     pub notes: Notes,
     /// How long it lives.
     pub lifetime: Lifetime,
+    /// The pool where it stood ready, as that was called when it was claimed.
+    pub claimed_from: Option<String>,
     /// When it was asked for.
     pub created_at: SystemTime,
 }

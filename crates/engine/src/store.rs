@@ -10,6 +10,7 @@
 mod builds;
 mod images;
 mod life;
+mod pools;
 mod rows;
 mod templates;
 mod threads;
@@ -35,6 +36,7 @@ use threads::{Job, job, read_loop, write_loop};
 pub(crate) use builds::BuildRow;
 pub(crate) use images::{AliasRow, ImageRow, ImageUseRow, LayerRow, LoadedImages, NameRow};
 pub(crate) use life::{SandboxChange, Stamps};
+pub(crate) use pools::{ClaimRow, PoolChange, PoolRow};
 pub(crate) use rows::{CommandRow, Inserted, Loaded, ResultRow, SandboxRow, Tally};
 pub(crate) use templates::{LoadedTemplates, TemplateRow, VersionRow};
 pub(crate) use volumes::{MountRow, VolumeRow, VolumeState};
@@ -148,6 +150,7 @@ const MIGRATIONS: &[&str] = &[
     builds::TABLES,
     "ALTER TABLE images ADD COLUMN over_host INTEGER NOT NULL DEFAULT FALSE;",
     volumes::TABLES,
+    pools::TABLES,
     life::NOTES,
     "
     -- For how long nobody may be attached to a command, and for how long it is kept; NULL is forever.
@@ -342,6 +345,7 @@ impl Store {
                 .collect::<Result<Vec<_>, _>>()?;
             add_life(db, &mut sandboxes)?;
             volumes::add_mounts(db, &mut sandboxes)?;
+            pools::add_pools(db, &mut sandboxes)?;
             let commands = db
                 .prepare(&format!("SELECT {COMMAND_COLUMNS} FROM commands WHERE ended_at IS NULL"))?
                 .query_map([], command_from)?
@@ -405,6 +409,9 @@ impl Store {
             }
             if let Some((template, version)) = row.template_version {
                 templates::insert_template_use(db, row.id, template, version)?;
+            }
+            if let Some(pool) = row.pool {
+                pools::insert_member(db, row.id, pool)?;
             }
             let (owner, alias) = (row.owner.as_str(), row.image_alias.as_deref());
             images::insert_use(db, row.id, owner, &row.image, alias, row.image_held)
@@ -792,6 +799,8 @@ mod tests {
                 (Since::Start, 5, Action::PauseDropMemory),
             ]),
             stamps: Stamps { cpu: Some(Duration::from_micros(12)), ..Stamps::born(Stamp::of(NOW)) },
+            pool: None,
+            claimed_from: None,
         }
     }
 

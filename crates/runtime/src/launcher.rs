@@ -30,9 +30,9 @@ use rustix::net::{
 use rustix::process::{Pid, Signal, WaitOptions, set_parent_process_death_signal, wait};
 use rustix::thread::UnshareFlags;
 use wire::launch::{
-    Access, Answer, Ask, Failure, Found, HOST_LAYERS_MAX, INVENTORY_PAGE, LAYERS_MAX, LAYERS_PAGE, LayerFacts,
-    LayerFault, LayerSource, MOUNTS_MAX, PACKET_MAX, Plan, Processes, Reply, Request, Rootfs, UnpackLayer, VERSION,
-    VOLUMES_PAGE, from_packet, to_packet,
+    Access, Answer, Ask, Failure, Found, HOST_LAYERS_MAX, INVENTORY_PAGE, LAYERS_MAX, LAYERS_PAGE,
+    LayerFacts, LayerFault, LayerSource, MOUNTS_MAX, PACKET_MAX, Plan, Processes, Reply, Request, Rootfs,
+    UnpackLayer, VERSION, VOLUMES_PAGE, from_packet, to_packet,
 };
 use wire::{Digest, InstallationId, SandboxId, VolumeId};
 

@@ -136,9 +136,20 @@ impl From<EngineError> for ApiError {
             }
             TemplateNameTaken { .. } => say(StatusCode::CONFLICT, "name_taken")
                 .hint("choose another name, update that template, or put its content anew with PUT"),
-            TemplateInUse { sandboxes, .. } => say(StatusCode::CONFLICT, "template_in_use")
-                .hint("delete the sandboxes that were made from it first")
-                .detail("sandboxes", sandboxes as u64),
+            TemplateInUse { sandboxes, pools, .. } => say(StatusCode::CONFLICT, "template_in_use")
+                .hint("delete its pools and the sandboxes that were made from it first")
+                .detail("sandboxes", sandboxes as u64)
+                .detail("pools", pools as u64),
+            PoolNotFound { .. } => say(StatusCode::NOT_FOUND, "pool_not_found")
+                .hint("GET /v1/pools lists the pools of this key's owner"),
+            PoolNameTaken { .. } => {
+                say(StatusCode::CONFLICT, "name_taken").hint("choose another name, or PATCH that pool")
+            }
+            PoolGoing { .. } => say(StatusCode::CONFLICT, "pool_deleting")
+                .hint("its sandboxes are still being removed; GET it until it is gone"),
+            PoolVolumes { template } => say(StatusCode::BAD_REQUEST, "pool_has_volumes")
+                .hint("make a template without `mounts` for the pool")
+                .detail("template", template),
             TemplateFailed { reason, .. } => say(StatusCode::CONFLICT, "template_failed")
                 .hint("mend what it says, then POST /v1/templates/{template}/prepare tries again")
                 .detail("reason", reason),

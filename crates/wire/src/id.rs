@@ -81,6 +81,39 @@ impl fmt::Debug for TemplateId {
     }
 }
 
+/// A pool: 128 random bits, written as a UUID. It stays the same when the pool gets another name.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct PoolId(u128);
+
+impl PoolId {
+    /// As with [`SandboxId::from_random`].
+    pub fn from_random(bits: u128) -> Self {
+        Self(SandboxId::from_random(bits).bits())
+    }
+
+    /// An id from bits that were an id before.
+    pub const fn from_bits(bits: u128) -> Self {
+        Self(bits)
+    }
+
+    /// The bits, for a row.
+    pub fn bits(self) -> u128 {
+        self.0
+    }
+}
+
+impl fmt::Display for PoolId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write_uuid(self.0, f)
+    }
+}
+
+impl fmt::Debug for PoolId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
 impl fmt::Debug for SandboxId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)

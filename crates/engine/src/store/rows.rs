@@ -7,7 +7,7 @@ use bytes::Bytes;
 use rusqlite::{Connection, OptionalExtension, Row, params};
 use wire::guest::{ExitStatus, Handle, Start};
 use wire::launch::Limits;
-use wire::{CommandId, SandboxId, TemplateId};
+use wire::{CommandId, PoolId, SandboxId, TemplateId};
 
 use crate::clock::{Moment, Stamp};
 use crate::command::Attendance;
@@ -53,6 +53,10 @@ pub(crate) struct SandboxRow {
     pub notes: Notes,
     pub lifetime: Lifetime,
     pub stamps: Stamps,
+    /// Where it waits for whoever claims it.
+    pub pool: Option<PoolId>,
+    /// What the pool was called where it waited.
+    pub claimed_from: Option<String>,
 }
 
 /// A command's row.
@@ -165,6 +169,8 @@ pub(super) fn sandbox_from(row: &Row<'_>, now: Moment) -> rusqlite::Result<Sandb
         notes: Notes::default(),
         lifetime: Lifetime::default(),
         stamps: Stamps::born(Stamp::of_wall(created_at, now)),
+        pool: None,
+        claimed_from: None,
     })
 }
 
@@ -320,6 +326,10 @@ pub(super) fn signed(value: u64) -> i64 {
 
 pub(super) fn unsigned(row: &Row<'_>, column: usize) -> rusqlite::Result<u64> {
     Ok(row.get::<_, i64>(column)? as u64)
+}
+
+pub(super) fn optional_unsigned(row: &Row<'_>, column: usize) -> rusqlite::Result<Option<u64>> {
+    Ok(row.get::<_, Option<i64>>(column)?.map(|value| value as u64))
 }
 
 pub(super) fn micros(time: SystemTime) -> i64 {

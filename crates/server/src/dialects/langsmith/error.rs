@@ -163,10 +163,22 @@ impl Refusal {
                 let told = format!("{message}: {}", chain_of(source));
                 Self::new(StatusCode::UNPROCESSABLE_ENTITY, "ImagePull", told)
             }
-            VolumesUnsupported { .. } => Self {
-                field: Some("volume_mounts".into()),
+            VolumeNotFound { .. } => say(StatusCode::NOT_FOUND, "VolumeNotFound"),
+            PoolNotFound { .. } => say(StatusCode::NOT_FOUND, "PoolNotFound"),
+            VolumeNameTaken { .. } | PoolNameTaken { .. } => say(StatusCode::CONFLICT, "AlreadyExists"),
+            VolumeInUse { .. } | PoolGoing { .. } => say(StatusCode::CONFLICT, "ResourceInUse"),
+            VolumeTooSmall { .. } => say(StatusCode::BAD_REQUEST, "VolumeResize"),
+            PoolVolumes { .. } => say(StatusCode::BAD_REQUEST, "ValidationError"),
+            CopiesUnsupported => say(StatusCode::NOT_IMPLEMENTED, "NotSupported"),
+            DiskLimitsUnsupported => Self {
+                field: Some("fs_capacity_bytes".into()),
                 ..say(StatusCode::UNPROCESSABLE_ENTITY, "ValidationError")
             },
+            Volume { source, .. } => Self::new(
+                StatusCode::INTERNAL_SERVER_ERROR,
+                "VolumeProvisioning",
+                format!("{message}: {source}"),
+            ),
             ActionUnsupported { .. } => say(StatusCode::UNPROCESSABLE_ENTITY, "ValidationError"),
             Invalid { what, .. } => Self {
                 field: Some((*what).to_owned()),

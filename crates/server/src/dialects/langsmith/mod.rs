@@ -14,10 +14,12 @@ mod boxes;
 mod error;
 mod exec;
 mod files;
+mod pools;
 mod read;
 mod shapes;
 mod sse;
 mod templates;
+mod volumes;
 
 pub use error::Refusal;
 
@@ -55,6 +57,10 @@ pub fn control_plane() -> Router<App> {
         .route("/boxes/{sandbox}/stop", post(boxes::stop))
         .route("/templates", get(templates::list).post(templates::create))
         .route("/templates/{name}", get(templates::get).patch(templates::update).delete(templates::delete))
+        .route("/volumes", get(volumes::list).post(volumes::create))
+        .route("/volumes/{name}", get(volumes::get).patch(volumes::update).delete(volumes::delete))
+        .route("/pools", get(pools::list).post(pools::create))
+        .route("/pools/{name}", get(pools::get).patch(pools::update).delete(pools::delete))
         .fallback(nothing_there)
         .method_not_allowed_fallback(wrong_method)
 }

@@ -3,9 +3,11 @@
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
-use engine::templates::{Template, TemplateName, TemplateSpec, TemplateUpdate, VolumeMount};
+use engine::VolumeMount;
+use engine::templates::{Template, TemplateName, TemplateSpec, TemplateUpdate};
 use serde::Deserialize;
 use serde_json::{Value, json};
+use wire::launch::Access;
 
 use super::error::Refusal;
 use super::read::{Body, Named};
@@ -62,7 +64,11 @@ pub async fn create(
             .map_err(|error| Refusal::invalid("resources.storage", error))?
             .map(|disk| disk.bytes),
         mounts: mounts
-            .map(|mount| VolumeMount { volume: mount.volume_name, path: mount.mount_path })
+            .map(|mount| VolumeMount {
+                volume: mount.volume_name,
+                path: mount.mount_path,
+                access: Access::ReadWrite,
+            })
             .collect(),
         ..TemplateSpec::default()
     };
@@ -73,7 +79,9 @@ pub async fn create(
 
 /// The templates of the key's owner.
 pub async fn list(State(app): State<App>, Caller(key): Caller) -> Json<Value> {
-    let templates: Vec<Value> = app.engine.templates(&key.owner).iter().map(show).collect();
+    let templates = app.engine.templates(&key.owner);
+    // What is built in was made by nobody.
+    let templates: Vec<Value> = templates.iter().filter(|template| template.id.is_some()).map(show).collect();
     Json(json!({"templates": templates}))
 }
 
@@ -136,8 +144,8 @@ fn show(template: &Template) -> Value {
             "storage": spec.disk_bytes.map(bytes_text),
         },
         "volume_mounts": mounts,
-        "created_at": created_at,
-        "updated_at": updated_at,
+        "created_at": template.id.map(|_| created_at),
+        "updated_at": template.id.map(|_| updated_at),
     })
 }
 
