@@ -57,6 +57,12 @@ pub enum EngineError {
         /// How many are for it.
         pools: usize,
     },
+    /// No such snapshot, or it is another owner's.
+    #[error("snapshot `{name}` does not exist")]
+    SnapshotNotFound {
+        /// As it was asked for.
+        name: String,
+    },
     /// No such pool, or it is another owner's.
     #[error("pool `{name}` does not exist")]
     PoolNotFound {

@@ -37,6 +37,7 @@ use crate::metrics::Metrics;
 use crate::model::{Owner, Sandbox, SandboxName, Wait};
 use crate::notes::Notes;
 use crate::pools::{Pool, Pools};
+use crate::signing::Signer;
 use crate::stats::Disk;
 use crate::store::{SandboxRow, Store, Tally};
 use crate::templates::{Templates, Version};
@@ -66,6 +67,7 @@ pub(crate) struct Shared {
     pub templates: Templates,
     pub volumes: Volumes,
     pub pools: Pools,
+    pub signer: Signer,
     pub builds: Builds,
     pub runtime: tokio::runtime::Handle,
     pub directory: Mutex<Directory>,

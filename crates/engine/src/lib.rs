@@ -32,7 +32,9 @@ pub mod model;
 pub mod notes;
 pub mod pools;
 mod recovery;
+pub mod signing;
 mod slow;
+pub mod snapshots;
 pub mod stats;
 mod store;
 mod sweep;
@@ -188,6 +190,9 @@ impl Engine {
             doing: "make the directory of builds",
             source: StoreError::Create { path: config.data_dir.join("builds"), source },
         })?;
+        let fresh = [random_u128().to_be_bytes(), random_u128().to_be_bytes()].concat();
+        let fresh = fresh.try_into().expect("two times 16 bytes are 32");
+        let signer = signing::Signer::new(store.secret("links", fresh).await?);
         let volumes = Volumes::open(&store.load_volumes().await?);
         let (templates, versions) = Templates::open(store.load_templates().await?);
         let pools = Pools::open(store.load_pools().await?, |template| templates.head(template));
@@ -204,6 +209,7 @@ impl Engine {
             templates,
             volumes,
             pools,
+            signer,
             builds,
             runtime,
             directory: Mutex::new(Directory::default()),
@@ -217,6 +223,7 @@ impl Engine {
         images::recover_builds(&engine).await?;
         templates::take_up(&shared);
         pools::take_up(&shared);
+        snapshots::take_up(&engine).await?;
         shared.runtime.spawn(volumes::take_up(Arc::clone(&shared)));
         shared.backend.foresee(&Rootfs::Host, &kept_limits(&shared, LIMITS));
         let sweeping = shared.runtime.spawn(sweep::keep_swept(Arc::clone(&shared)));

@@ -12,6 +12,7 @@ mod images;
 mod life;
 mod pools;
 mod rows;
+mod snapshots;
 mod templates;
 mod threads;
 mod volumes;
@@ -38,6 +39,7 @@ pub(crate) use images::{AliasRow, ImageRow, ImageUseRow, LayerRow, LoadedImages,
 pub(crate) use life::{SandboxChange, Stamps};
 pub(crate) use pools::{ClaimRow, PoolChange, PoolRow};
 pub(crate) use rows::{CommandRow, Inserted, Loaded, ResultRow, SandboxRow, Tally};
+pub(crate) use snapshots::SnapshotRow;
 pub(crate) use templates::{LoadedTemplates, TemplateRow, VersionRow};
 pub(crate) use volumes::{MountRow, VolumeRow, VolumeState};
 
@@ -157,6 +159,13 @@ const MIGRATIONS: &[&str] = &[
     ALTER TABLE commands ADD COLUMN unattended_ms INTEGER;
     ALTER TABLE commands ADD COLUMN kept_ms INTEGER;
     CREATE INDEX commands_by_expiry ON commands (ended_at) WHERE kept_ms IS NOT NULL;
+",
+    snapshots::TABLES,
+    "
+    CREATE TABLE secrets (
+        name            TEXT NOT NULL PRIMARY KEY,
+        bytes           BLOB NOT NULL
+    ) WITHOUT ROWID;
 ",
 ];
 
@@ -646,6 +655,17 @@ impl Store {
                 })?
                 .collect();
             dropped
+        })
+        .await
+    }
+
+    /// A secret of this installation, or else this one from now on.
+    pub async fn secret(&self, name: &'static str, fresh: [u8; 32]) -> Result<[u8; 32], EngineError> {
+        self.change("read a secret", move |db| {
+            db.prepare_cached("INSERT OR IGNORE INTO secrets VALUES (?1, ?2)")?
+                .execute(params![name, fresh])?;
+            db.prepare_cached("SELECT bytes FROM secrets WHERE name = ?1")?
+                .query_row([name], |row| row.get(0))
         })
         .await
     }

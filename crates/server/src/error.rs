@@ -129,6 +129,7 @@ impl From<EngineError> for ApiError {
                 .hint("GET /v1/sandboxes lists the sandboxes of this key's owner"),
             CommandNotFound { .. } => say(StatusCode::NOT_FOUND, "command_not_found")
                 .hint("GET /v1/sandboxes/{sandbox}/commands lists the commands of a sandbox"),
+            SnapshotNotFound { .. } => say(StatusCode::NOT_FOUND, "snapshot_not_found"),
             CommandExpired { .. } => say(StatusCode::GONE, "command_expired"),
             TemplateNotFound { .. } => {
                 say(StatusCode::NOT_FOUND, "template_not_found")

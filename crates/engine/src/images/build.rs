@@ -640,6 +640,11 @@ impl Config {
     }
 }
 
+/// How programs of this machine run, as an image says it.
+pub(super) fn host_config_text() -> String {
+    Config::of_this_machine().text()
+}
+
 /// A stage while it is built.
 struct Work {
     number: usize,

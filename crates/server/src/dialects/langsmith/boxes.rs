@@ -7,6 +7,7 @@ use axum::Json;
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
+use engine::snapshots::SnapshotState;
 use engine::{
     Key, LabelChanges, Labels, ListQuery, NoteChanges, Sandbox, SandboxName, SandboxSpec, SandboxUpdate,
     Selector, Wait,
@@ -14,6 +15,7 @@ use engine::{
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tracing::Instrument;
+use wire::SnapshotId;
 
 use super::NOTES;
 use super::error::Refusal;
@@ -29,6 +31,8 @@ use crate::params::Params;
 const WAIT_SECONDS_DEFAULT: f64 = 30.0;
 /// And at most: longer than any image should take to arrive.
 const WAIT_SECONDS_MAX: f64 = 3600.0;
+/// What the vendor calls what sandboxes are made from when nobody says.
+const DEFAULT_SNAPSHOT: &str = "system/default";
 /// Thousandths in a processor.
 const MILLIS: u64 = 1000;
 
@@ -74,7 +78,7 @@ pub async fn create(
     let waits = body.wait_for_ready.unwrap_or(body.template_name.is_some());
     let wait = if waits { Wait::Ready } else { Wait::No };
     let patience = patience(body.timeout)?;
-    let spec = spec(&app, &key, body)?;
+    let spec = spec(&app, &key, body).await?;
     let making = {
         let (app, key) = (app.clone(), key.clone());
         async move { app.engine.create(&key, spec, wait).await }
@@ -120,11 +124,18 @@ fn patience(seconds: Option<f64>) -> Result<Duration, Refusal> {
 
 /// A sandbox as clients see it.
 fn show(app: &App, key: &Key, sandbox: &Sandbox, headers: &HeaderMap) -> Value {
-    let snapshot = app.engine.template(&key.owner, &sandbox.template).ok().and_then(|template| template.id);
-    shapes::sandbox(sandbox, snapshot.map(|id| id.to_string()), &app.origin(headers))
+    // The template of a snapshot has the snapshot's id in its name; one that was made otherwise is its own snapshot.
+    let snapshot = match sandbox.template.rsplit_once('@') {
+        Some((_, id)) if id.parse::<SnapshotId>().is_ok() => Some(id.to_owned()),
+        _ => {
+            let template = app.engine.template(&key.owner, &sandbox.template).ok();
+            template.and_then(|template| template.id).map(|id| id.to_string())
+        }
+    };
+    shapes::sandbox(sandbox, snapshot, &app.origin(headers))
 }
 
-fn spec(app: &App, key: &Key, body: Create) -> Result<SandboxSpec, Refusal> {
+async fn spec(app: &App, key: &Key, body: Create) -> Result<SandboxSpec, Refusal> {
     let Create {
         name,
         template_name,
@@ -177,7 +188,7 @@ fn spec(app: &App, key: &Key, body: Create) -> Result<SandboxSpec, Refusal> {
     }
     let template = match (template_name, given.into_iter().flatten().next()) {
         (Some(template), _) => template,
-        (None, Some(reference)) => named_snapshot(app, key, &reference)?,
+        (None, Some(reference)) => named_snapshot(app, key, &reference).await?,
         (None, None) => engine::template::DEFAULT.into(),
     };
     let notes = Notes {
@@ -205,8 +216,24 @@ fn spec(app: &App, key: &Key, body: Create) -> Result<SandboxSpec, Refusal> {
 }
 
 /// The template that a snapshot is.
-fn named_snapshot(app: &App, key: &Key, reference: &str) -> Result<String, Refusal> {
-    Ok(app.engine.template(&key.owner, reference)?.name)
+async fn named_snapshot(app: &App, key: &Key, reference: &str) -> Result<String, Refusal> {
+    if reference == DEFAULT_SNAPSHOT
+        || reference.split_once(':').is_some_and(|(name, _)| name == DEFAULT_SNAPSHOT)
+    {
+        return Ok(engine::template::DEFAULT.into());
+    }
+    let snapshot = app.engine.snapshot(&key.owner, reference).await?;
+    match (snapshot.state, snapshot.template) {
+        (SnapshotState::Failed { reason }, _) => {
+            let message = format!("snapshot `{reference}` could not be made: {reason}");
+            Err(Refusal::new(StatusCode::UNPROCESSABLE_ENTITY, "ImagePull", message))
+        }
+        (_, Some(template)) => Ok(template.name),
+        (_, None) => {
+            let message = format!("snapshot `{reference}` is not ready yet");
+            Err(Refusal::new(StatusCode::CONFLICT, "NotReady", message))
+        }
+    }
 }
 
 fn cpu(vcpus: Option<f64>, millicores: Option<u32>) -> Result<Option<u32>, Refusal> {

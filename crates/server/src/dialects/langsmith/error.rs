@@ -146,6 +146,7 @@ impl Refusal {
         let refusal = match &error {
             SandboxNotFound { .. } => say(StatusCode::NOT_FOUND, "NotFound"),
             CommandNotFound { .. } => say(StatusCode::NOT_FOUND, "CommandNotFound"),
+            SnapshotNotFound { .. } => say(StatusCode::NOT_FOUND, "SnapshotNotFound"),
             CommandExpired { .. } => say(StatusCode::GONE, "SessionExpired"),
             TemplateNotFound { .. } => say(StatusCode::NOT_FOUND, "TemplateNotFound"),
             KeyNotFound { .. } | AliasNotFound { .. } | BuildNotFound { .. } => {

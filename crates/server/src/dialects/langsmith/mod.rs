@@ -14,9 +14,12 @@ mod boxes;
 mod error;
 mod exec;
 mod files;
+mod lacking;
+mod links;
 mod pools;
 mod read;
 mod shapes;
+mod snapshots;
 mod sse;
 mod templates;
 mod volumes;
@@ -40,7 +43,9 @@ const NOTES: &str = "langsmith";
 
 /// Everything below [`PREFIX`].
 pub fn under_prefix() -> Router<App> {
-    let mut router = Router::new().nest("/dp/{sandbox}", data_plane());
+    let mut router = Router::new()
+        .nest("/dp/{sandbox}", data_plane())
+        .route("/dl/{name}", get(links::follow).head(links::follow));
     for base in BASES {
         router = router.nest(base, control_plane());
     }
@@ -55,6 +60,19 @@ pub fn control_plane() -> Router<App> {
         .route("/boxes/{sandbox}/status", get(boxes::status))
         .route("/boxes/{sandbox}/start", post(boxes::start))
         .route("/boxes/{sandbox}/stop", post(boxes::stop))
+        .route("/boxes/{sandbox}/snapshot", post(snapshots::capture))
+        .route("/boxes/{sandbox}/download-url", post(links::create))
+        .route("/boxes/{sandbox}/service-url", post(lacking::service))
+        .route("/boxes/{sandbox}/service-urls", get(lacking::services).delete(lacking::service))
+        .route("/snapshots", get(snapshots::list).post(snapshots::create))
+        .route("/snapshots/{name}", get(snapshots::get).delete(snapshots::delete))
+        .route("/snapshots-by-name/{name}", get(snapshots::tags))
+        .route("/registries", get(lacking::registries).post(lacking::registry))
+        .route(
+            "/registries/{name}",
+            get(lacking::registry).patch(lacking::registry).delete(lacking::registry),
+        )
+        .route("/usage/costs", get(lacking::costs))
         .route("/templates", get(templates::list).post(templates::create))
         .route("/templates/{name}", get(templates::get).patch(templates::update).delete(templates::delete))
         .route("/volumes", get(volumes::list).post(volumes::create))
@@ -74,6 +92,7 @@ fn data_plane() -> Router<App> {
         .route("/glob", post(files::glob))
         .route("/grep", post(files::grep))
         .route("/execute", post(exec::execute))
+        .route("/tunnel", get(lacking::tunnel))
         .route("/execute/ws", get(exec::socket))
         .route("/execute/stream/start", post(sse::begin))
         .route("/execute/stream/resume", post(sse::resume))

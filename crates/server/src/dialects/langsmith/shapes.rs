@@ -6,6 +6,7 @@ use std::time::{Duration, SystemTime};
 use engine::{Action, Lifetime, Rule, Sandbox, Since, State};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
+use wire::launch::Access;
 
 use super::{NOTES, PREFIX};
 use crate::clock::rfc3339;
@@ -193,6 +194,18 @@ pub fn sandbox(sandbox: &Sandbox, snapshot: Option<String>, origin: &str) -> Val
     let lengths = Lengths::of(&sandbox.lifetime);
     let created_at = rfc3339(sandbox.created_at);
     let ttl = Some(lengths.ttl).filter(|ttl| *ttl > 0);
+    let volumes: Vec<Value> = sandbox
+        .mounts
+        .iter()
+        .map(|mount| {
+            json!({
+                "volume_id": null,
+                "volume_name": mount.volume,
+                "mount_path": mount.path,
+                "read_only": mount.access == Access::ReadOnly,
+            })
+        })
+        .collect();
     let expires_at = ttl.map(|ttl| rfc3339(sandbox.created_at + Duration::from_secs(ttl)));
     let mut body = json!({
         "id": sandbox.id.to_string(),
@@ -218,7 +231,7 @@ pub fn sandbox(sandbox: &Sandbox, snapshot: Option<String>, origin: &str) -> Val
         "persistent": notes.persistent.unwrap_or(true),
         "preserve_memory_on_stop": notes.preserve_memory_on_stop.unwrap_or(false),
         "labels": sandbox.labels.pairs(),
-        "volumes": [],
+        "volumes": volumes,
         "size_class": null,
     });
     let object = body.as_object_mut().expect("it was just made as one");

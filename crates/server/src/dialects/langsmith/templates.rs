@@ -7,6 +7,7 @@ use engine::VolumeMount;
 use engine::templates::{Template, TemplateName, TemplateSpec, TemplateUpdate};
 use serde::Deserialize;
 use serde_json::{Value, json};
+use wire::SnapshotId;
 use wire::launch::Access;
 
 use super::error::Refusal;
@@ -80,8 +81,8 @@ pub async fn create(
 /// The templates of the key's owner.
 pub async fn list(State(app): State<App>, Caller(key): Caller) -> Json<Value> {
     let templates = app.engine.templates(&key.owner);
-    // What is built in was made by nobody.
-    let templates: Vec<Value> = templates.iter().filter(|template| template.id.is_some()).map(show).collect();
+    let templates: Vec<Value> =
+        templates.iter().filter(|template| !is_snapshot(template)).map(show).collect();
     Json(json!({"templates": templates}))
 }
 
@@ -123,6 +124,12 @@ pub async fn delete(
 ) -> Result<StatusCode, Refusal> {
     app.engine.delete_template(&key.owner, &name).await?;
     Ok(StatusCode::NO_CONTENT)
+}
+
+/// What is built in was made by nobody, and what belongs to a snapshot is shown as that.
+fn is_snapshot(template: &Template) -> bool {
+    let named = template.name.rsplit_once('@').is_some_and(|(_, id)| id.parse::<SnapshotId>().is_ok());
+    named || template.id.is_none()
 }
 
 /// A template as clients see it.
