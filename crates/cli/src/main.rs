@@ -24,6 +24,7 @@ mod lifetime;
 mod logs;
 mod notify;
 mod pipes;
+mod pools;
 mod print;
 mod private;
 mod progress;
@@ -37,6 +38,7 @@ mod shell;
 mod stats;
 mod templates;
 mod terminal;
+mod volumes;
 mod watch;
 
 use std::process::exit;
@@ -122,7 +124,9 @@ async fn dispatch(subcommand: Subcommand, environment: &Environment) -> anyhow::
         Subcommand::Stats(arguments) => stats::stats(arguments, environment).await,
         Subcommand::Image(arguments) => images::image(arguments, environment).await,
         Subcommand::Build(arguments) => build::build(*arguments, environment).await,
+        Subcommand::Pool(arguments) => pools::pool(arguments, environment).await,
         Subcommand::Template(arguments) => templates::template(arguments, environment).await,
+        Subcommand::Volume(arguments) => volumes::volume(arguments, environment).await,
         Subcommand::Key(arguments) => match arguments.action {
             KeyAction::Create(arguments) => keys::create(arguments, environment).await,
             KeyAction::Ls(arguments) => keys::list(arguments, environment).await,

@@ -149,9 +149,12 @@ async fn create(
     }
     let wish = api::CreateSandbox {
         template: arguments.spec.template.clone(),
+        pool: arguments.spec.pool.clone(),
         image: arguments.spec.image.clone(),
         cpu: arguments.spec.cpu.clone(),
         memory: arguments.spec.memory.clone(),
+        disk: arguments.spec.disk.clone(),
+        mounts: arguments.spec.mounts.clone(),
         ..Default::default()
     };
     let _waiting = Waiting::new("creating a sandbox");

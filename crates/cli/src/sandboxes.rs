@@ -18,9 +18,12 @@ pub async fn create(arguments: Create, environment: &Environment) -> anyhow::Res
         image: arguments.spec.image,
         name: arguments.name,
         template: arguments.spec.template,
+        pool: arguments.spec.pool,
         env: arguments.env.into_iter().collect(),
         cpu: arguments.spec.cpu,
         memory: arguments.spec.memory,
+        disk: arguments.spec.disk,
+        mounts: arguments.spec.mounts,
         match_labels: arguments.get_or_create.then(|| arguments.labels.iter().cloned().collect()),
         labels: arguments.labels.into_iter().collect(),
         lifetime: arguments.rules.list(),
@@ -110,6 +113,7 @@ pub async fn inspect(arguments: Inspect, environment: &Environment) -> anyhow::R
         ("processes", sandbox.limits.pids.to_string()),
         ("created", sandbox.created_at),
     ];
+    facts.extend(sandbox.claimed_from.map(|pool| ("claimed", format!("from pool {pool}"))));
     facts.extend(sandbox.image_digest.map(|digest| ("digest", digest)));
     facts.extend(sandbox.reason.map(|reason| ("reason", reason)));
     facts.extend(sandbox.labels.into_iter().map(|(key, value)| ("label", format!("{key}={value}"))));

@@ -24,10 +24,12 @@ mod builds;
 mod error;
 mod files;
 mod images;
+mod pools;
 mod sse;
 mod stream;
 mod templates;
 mod transport;
+mod volumes;
 mod watch;
 
 use std::sync::Arc;

@@ -16,6 +16,7 @@ use image::Digest;
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
 use tracing::{Instrument, info, info_span, warn};
+use wire::launch::Limits;
 use wire::{SandboxId, TemplateId};
 
 use crate::error::{EngineError, chain};
@@ -26,7 +27,8 @@ use crate::keys::random_u128;
 use crate::labels::Labels;
 use crate::model::Owner;
 use crate::store::{LoadedTemplates, TemplateRow, VersionRow};
-use crate::template::{CPU_MILLIS_MIN, DEFAULT, LIMITS, MEMORY_BYTES_MIN};
+use crate::template::{CPU_MILLIS_MIN, DEFAULT, DISK_BYTES_MAX, DISK_BYTES_MIN, LIMITS, MEMORY_BYTES_MIN};
+use crate::volumes::{VolumeMount, check_mounts};
 use crate::{SANDBOX_ENV_BYTES_MAX, check_env};
 
 /// Templates of one owner, at most.
@@ -41,12 +43,8 @@ const PATH_MAX: usize = 4096;
 const USER_MAX: usize = 256;
 /// The entry command, in all.
 const COMMAND_BYTES_MAX: usize = 128 * 1024;
-/// Mounts of one template.
-const MOUNTS_MAX: usize = 64;
 /// What is kept of the reason of a failure.
 const REASON_MAX: usize = 4096;
-/// Places that are the sandbox's own, with all that is below them.
-const PROTECTED: [&str; 4] = ["/proc", "/sys", "/dev", "/run/shoal"];
 
 /// What people call a template.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -91,7 +89,7 @@ pub struct TemplateSpec {
     pub cpu_millis: u32,
     /// Memory.
     pub memory_bytes: u64,
-    /// What a sandbox may write, once that can be limited.
+    /// What a sandbox's files may take, where the store has limits; the usual where there is none.
     pub disk_bytes: Option<u64>,
     /// Added to the image's environment.
     pub env: BTreeMap<String, String>,
@@ -122,15 +120,6 @@ impl Default for TemplateSpec {
             mounts: Vec::new(),
         }
     }
-}
-
-/// A volume, mounted somewhere.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct VolumeMount {
-    /// Its name.
-    pub volume: String,
-    /// Where.
-    pub path: String,
 }
 
 /// What should change about a template, all of it or nothing. What is left out stays as it is.
@@ -279,6 +268,11 @@ impl Version {
         self.preparation.borrow().clone()
     }
 
+    /// Tells whenever that changes.
+    pub fn watch(&self) -> watch::Receiver<Preparation> {
+        self.preparation.subscribe()
+    }
+
     /// Waits until it is no longer being prepared.
     pub async fn settled(&self) -> Preparation {
         let mut preparation = self.preparation.subscribe();
@@ -377,6 +371,17 @@ impl Templates {
         let not_found = || EngineError::TemplateNotFound { name: name.to_owned() };
         let name = TemplateName::parse(name).map_err(|_| not_found())?;
         self.stock().get(&(owner.clone(), name)).cloned().ok_or_else(not_found)
+    }
+
+    /// What stays the same in all versions of a template.
+    pub fn head(&self, template: TemplateId) -> Option<Arc<Head>> {
+        let stock = self.stock();
+        stock.values().find(|version| version.head.id == template).map(|version| Arc::clone(&version.head))
+    }
+
+    /// As long as this is held, no template comes, changes or goes.
+    pub async fn unchanged(&self) -> tokio::sync::MutexGuard<'_, ()> {
+        self.changing.lock().await
     }
 
     /// The names of an owner's templates that hold an image.
@@ -503,9 +508,7 @@ fn checked(mut spec: TemplateSpec) -> Result<TemplateSpec, EngineError> {
     let invalid = |what, why: String| Err(EngineError::Invalid { what, why });
     spec.image = ImageName::parse(&spec.image)?.canonical();
     check_limits(spec.cpu_millis, spec.memory_bytes)?;
-    if spec.disk_bytes.is_some_and(|bytes| bytes > i64::MAX as u64) {
-        return invalid("disk", "it is too large".into());
-    }
+    spec.disk_bytes.map(check_disk).transpose()?;
     check_env(&spec.env, SANDBOX_ENV_BYTES_MAX)?;
     if let Some(cwd) = &spec.cwd
         && (!cwd.starts_with('/') || cwd.len() > PATH_MAX || cwd.contains('\0'))
@@ -527,11 +530,23 @@ fn checked(mut spec: TemplateSpec) -> Result<TemplateSpec, EngineError> {
     if length > COMMAND_BYTES_MAX {
         return invalid("command", format!("it has {length} bytes, the limit is {COMMAND_BYTES_MAX}"));
     }
-    check_mounts(&spec.mounts)?;
-    match spec.mounts.first() {
-        Some(mount) => Err(EngineError::VolumesUnsupported { volume: mount.volume.clone() }),
-        None => Ok(spec),
+    spec.mounts = check_mounts(spec.mounts)?;
+    Ok(spec)
+}
+
+/// What a sandbox's files may be limited to.
+pub(crate) fn check_disk(disk_bytes: u64) -> Result<(), EngineError> {
+    if disk_bytes < DISK_BYTES_MIN {
+        let why = format!("it is at least {DISK_BYTES_MIN} bytes; was a unit such as `Gi` left out?");
+        return Err(EngineError::Invalid { what: "disk", why });
     }
+    if disk_bytes > DISK_BYTES_MAX {
+        return Err(EngineError::Invalid {
+            what: "disk",
+            why: format!("it is at most {DISK_BYTES_MAX} bytes"),
+        });
+    }
+    Ok(())
 }
 
 /// What a sandbox may ask for, beside the key's limits and the machine's capacity.
@@ -548,38 +563,10 @@ pub(crate) fn check_limits(cpu_millis: u32, memory_bytes: u64) -> Result<(), Eng
     Ok(())
 }
 
-/// Mounts go to absolute paths without detours, to none twice, and to none that is the sandbox's own.
-fn check_mounts(mounts: &[VolumeMount]) -> Result<(), EngineError> {
-    let invalid = |why: String| Err(EngineError::Invalid { what: "mounts", why });
-    if mounts.len() > MOUNTS_MAX {
-        return invalid(format!("there are {}, the limit is {MOUNTS_MAX}", mounts.len()));
-    }
-    let mut paths = Vec::new();
-    for VolumeMount { volume, path } in mounts {
-        if volume.is_empty() {
-            return invalid(format!("the mount at `{path:.128}` names no volume"));
-        }
-        if !path.starts_with('/') {
-            return invalid(format!("`{path:.128}` is not an absolute path"));
-        }
-        if path.len() > PATH_MAX || path.contains('\0') {
-            return invalid(format!("a path has more than {PATH_MAX} bytes, or a NUL byte"));
-        }
-        let parts: Vec<&str> = path.split('/').filter(|part| !part.is_empty()).collect();
-        if parts.iter().any(|part| matches!(*part, "." | "..")) {
-            return invalid(format!("`{path:.128}` has a `.` or `..` in it"));
-        }
-        let plain = format!("/{}", parts.join("/"));
-        let below = |place: &str| plain == place || plain.starts_with(&format!("{place}/"));
-        if plain == "/" || PROTECTED.iter().any(|place| below(place)) {
-            return invalid(format!("nothing can be mounted over `{plain:.128}`"));
-        }
-        if paths.contains(&plain) {
-            return invalid(format!("two of them are at `{plain:.128}`"));
-        }
-        paths.push(plain);
-    }
-    Ok(())
+/// What a sandbox of a template may use.
+pub(crate) fn limits_of(spec: &TemplateSpec) -> Limits {
+    let disk_bytes = spec.disk_bytes.or(LIMITS.disk_bytes);
+    Limits { cpu_millis: spec.cpu_millis, memory_bytes: spec.memory_bytes, pids: LIMITS.pids, disk_bytes }
 }
 
 /// What callers ask about templates.
@@ -608,7 +595,7 @@ impl crate::Engine {
     fn sandboxes_by_template(&self, owner: &Owner) -> BTreeMap<Option<TemplateId>, usize> {
         let mut counts = BTreeMap::new();
         for home in self.shared().directory().all() {
-            if home.owner == *owner {
+            if home.owner == *owner && !home.is_waiting() {
                 *counts.entry(home.version.as_ref().map(|version| version.head.id)).or_default() += 1;
             }
         }
@@ -676,7 +663,7 @@ impl crate::Engine {
         self.template(owner, name)
     }
 
-    /// Removes a template. Refused while a sandbox was made from it, whichever version.
+    /// Removes a template. Refused while a sandbox was made from it, whichever version, or a pool is for it.
     pub async fn delete_template(&self, owner: &Owner, name: &str) -> Result<(), EngineError> {
         let shared = self.shared();
         let _changing = shared.templates.changing.lock().await;
@@ -692,9 +679,11 @@ impl crate::Engine {
             let held = |home: &&Arc<crate::home::Home>| {
                 home.version.as_ref().is_some_and(|version| version.head.id == id)
             };
-            let sandboxes = directory.all().iter().filter(held).count();
-            if sandboxes > 0 {
-                return Err(EngineError::TemplateInUse { name: name.to_owned(), sandboxes });
+            let pools = shared.pools.holding(owner, id);
+            let ours = |home: &&Arc<crate::home::Home>| held(home) && (pools == 0 || !home.is_waiting());
+            let sandboxes = directory.all().iter().filter(ours).count();
+            if sandboxes > 0 || pools > 0 {
+                return Err(EngineError::TemplateInUse { name: name.to_owned(), sandboxes, pools });
             }
             shared.templates.stock().remove(&key);
         }
@@ -741,6 +730,8 @@ impl crate::Engine {
         prepared: Option<Prepared>,
     ) -> Result<Template, EngineError> {
         let (shared, spec, now) = (self.shared(), checked(spec)?, crate::now());
+        // A name that means nothing is told at once, and not to whoever makes the first sandbox.
+        shared.volumes.resolve(owner, spec.mounts.clone())?;
         let id = TemplateId::from_random(random_u128());
         let first = VersionRow {
             template: id,
@@ -768,6 +759,9 @@ impl crate::Engine {
     ) -> Result<Template, EngineError> {
         let shared = self.shared();
         let (head, spec) = (&version.head, checked(spec)?);
+        if spec.mounts != version.spec.mounts {
+            shared.volumes.resolve(&head.owner, spec.mounts.clone())?;
+        }
         let same_image = match (&prepared, version.preparation()) {
             (None, _) => true,
             (Some(next), Preparation::Ready(now)) => *next == now,
@@ -958,29 +952,6 @@ impl TemplateWatcher {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[track_caller]
-    fn check_mount(paths: &[&str], expected: Result<(), &str>) {
-        let mount = |path: &&str| VolumeMount { volume: "v".into(), path: (*path).into() };
-        let mounts: Vec<VolumeMount> = paths.iter().map(mount).collect();
-        match (check_mounts(&mounts), expected) {
-            (Ok(()), Ok(())) => {}
-            (Err(error), Err(part)) => assert!(error.to_string().contains(part), "{error}"),
-            (result, _) => panic!("{paths:?}: {result:?}"),
-        }
-    }
-
-    #[test]
-    fn mounts_go_where_they_harm_nothing() {
-        check_mount(&["/data", "/data/deeper", "/process", "/home/a b"], Ok(()));
-        check_mount(&["data"], Err("not an absolute path"));
-        check_mount(&["/"], Err("nothing can be mounted over `/`"));
-        check_mount(&["//proc//"], Err("over `/proc`"));
-        check_mount(&["/sys/fs/cgroup"], Err("over `/sys/fs/cgroup`"));
-        check_mount(&["/dev/shm"], Err("over `/dev/shm`"));
-        check_mount(&["/data/../proc"], Err("`..`"));
-        check_mount(&["/data", "/data/"], Err("two of them are at `/data`"));
-    }
 
     #[test]
     fn what_is_left_out_of_an_update_stays() {

@@ -7,8 +7,10 @@ mod builds;
 mod files;
 mod images;
 mod lifetime;
+mod pools;
 mod stats;
 mod templates;
+mod volumes;
 
 use std::collections::BTreeMap;
 
@@ -21,8 +23,10 @@ pub use builds::*;
 pub use files::*;
 pub use images::*;
 pub use lifetime::*;
+pub use pools::*;
 pub use stats::*;
 pub use templates::*;
+pub use volumes::*;
 
 /// What every failed request answers with.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
@@ -46,8 +50,12 @@ pub struct ErrorBody {
 pub struct CreateSandbox {
     /// Free text up to 255 bytes, unique among the owner's sandboxes.
     pub name: Option<String>,
-    /// The template's name; `default` if left out.
+    /// The template's name; `default` if left out. If there is a pool for it, a sandbox that stands ready there is claimed.
     pub template: Option<String>,
+    /// A pool's name, in place of a template, an image and limits: one that stands ready there is claimed; if none does, one is
+    /// made from the pool's template.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pool: Option<String>,
     /// `host`, a reference such as `python:3.12`, or an alias; the template's if left out. It is pulled if it is not here.
     pub image: Option<String>,
     /// Added to the template's environment for every command.
@@ -56,6 +64,12 @@ pub struct CreateSandbox {
     pub cpu: Option<String>,
     /// Memory, as `"512Mi"` or `"2Gi"`; the template's if left out.
     pub memory: Option<String>,
+    /// What its files may take, as `"5Gi"`; the template's if left out. Refused where the store has no limits.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub disk: Option<String>,
+    /// Volumes to mount beside the template's, at most 64 in all; at one path, these win.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub mounts: Vec<VolumeMount>,
     /// Free text to find it by: at most 64 labels, keys of 1 to 128 bytes without `=` and `!`, values of up to 1024.
     pub labels: BTreeMap<String, String>,
     /// Makes this a get-or-create: if a sandbox of the owner has all of these labels, it is the answer, and nothing is
@@ -123,6 +137,9 @@ pub struct Sandbox {
     pub image_digest: Option<String>,
     /// What it may use.
     pub limits: SandboxLimits,
+    /// Volumes that it mounts.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub mounts: Vec<VolumeMount>,
     /// Added to the environment of every command.
     pub env: BTreeMap<String, String>,
     /// What it can be found by.
@@ -131,6 +148,9 @@ pub struct Sandbox {
     /// How long it lives. Empty: until it is deleted.
     #[serde(default)]
     pub lifetime: Vec<KeptRule>,
+    /// The pool where it stood ready, as that was called when it was claimed; not there where it was made when it was asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub claimed_from: Option<String>,
     /// When it was asked for.
     pub created_at: String,
 }
@@ -160,6 +180,9 @@ pub struct SandboxLimits {
     pub memory_bytes: u64,
     /// Processes and threads.
     pub pids: u32,
+    /// What its own files may take on disk; not there where nothing limits them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub disk_bytes: Option<u64>,
 }
 
 /// `GET /v1/sandboxes`, one page, newest first.

@@ -265,7 +265,8 @@ async fn remove_sandboxes(engine: &Engine, owner: &Owner, id: BuildId) {
     let prefix = sandbox_prefix(id);
     let homes = engine.shared().directory().all();
     let mine = |home: &&Arc<crate::home::Home>| {
-        home.owner == *owner && home.idempotency_key.as_ref().is_some_and(|key| key.starts_with(&prefix))
+        home.owner == *owner
+            && home.identity().idempotency_key.as_ref().is_some_and(|key| key.starts_with(&prefix))
     };
     for home in homes.iter().filter(mine) {
         if let Err(error) = engine.delete(owner, home.id).await {
@@ -639,6 +640,11 @@ impl Config {
             None => self.env.push((name, value)),
         }
     }
+}
+
+/// How programs of this machine run, as an image says it.
+pub(super) fn host_config_text() -> String {
+    Config::of_this_machine().text()
 }
 
 /// A stage while it is built.
