@@ -625,6 +625,8 @@ pub enum BenchPart {
     Bytes,
     /// Freezing and thawing.
     Freeze,
+    /// The store: sandboxes and volumes in it, with and without a btrfs.
+    Store,
     /// Images: pulled, unpacked, and the first create from one.
     Images,
     /// A daemon that is killed beside many writing commands.
