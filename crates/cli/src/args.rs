@@ -5,6 +5,7 @@ mod image;
 mod lifetime;
 mod pool;
 mod template;
+mod top;
 
 use std::path::PathBuf;
 
@@ -20,6 +21,7 @@ pub use pool::{Pool, PoolAction};
 pub use template::{
     ApplyTemplates, CreateTemplate, PrepareTemplate, Template, TemplateAction, UpdateTemplate,
 };
+pub use top::{Top, TopSort};
 
 /// Sandboxes for AI agents, on this machine.
 #[derive(Debug, Parser)]
@@ -73,6 +75,7 @@ pub enum Subcommand {
     Logs(Logs),
     Watch(Watch),
     Stats(Stats),
+    Top(Top),
     Image(Image),
     Template(Template),
     Pool(Pool),
