@@ -1,10 +1,11 @@
 //! The chores of this repository. `cargo xtask test` is what CI runs, no more and no less.
 //!
 //! Owns the order of the steps and how their outcome is told. What each step checks is the business of the tool it
-//! starts, of `packages` and of `licences`.
+//! starts, of `clients`, of `packages` and of `licences`.
 
 #![forbid(unsafe_code)]
 
+mod clients;
 mod licences;
 mod packages;
 
@@ -22,8 +23,11 @@ Usage: cargo xtask <chore>
 
 Chores:
   test [ARGS...]   Install what the tests need, check format, lints, licences and documents, run every test.
-                   Needs root. ARGS are handed to the test runner.
+                   Needs root. ARGS are handed to the test runner, and the suites of `clients` are left out then.
   check            Another word for `test`: what CI runs.
+  clients [ARGS...]
+                   Only the suites in other languages, on the program as it is in the source: the Python SDK.
+                   ARGS are handed to each: `--only NAME` runs one environment of it.
   lint             The checks of `test` without the tests and without root.
   licences         Only the check of licences, with the list.
   --help           This text.
@@ -36,6 +40,7 @@ fn main() -> ExitCode {
     let outcome = match chore.as_deref() {
         Some("test") => test(&rest),
         Some("check") if rest.is_empty() => test(&[]),
+        Some("clients") => only_clients(&rest),
         Some("lint") if rest.is_empty() => lint(),
         Some("licences") if rest.is_empty() => licences::check(licences::Tell::Everything),
         None | Some("--help" | "-h" | "help") => {
@@ -67,11 +72,10 @@ fn main() -> ExitCode {
 fn test(runner_arguments: &[String]) -> Result<()> {
     packages::install_missing()?;
     lint()?;
-    let mut build = cargo();
-    // The black-box tests start the program itself, and the runner builds only what it runs.
-    build.args(["build", "--workspace", "--bins"]);
-    step("build the programs", build)?;
+    build()?;
     step("remove what earlier tests have left", sweep()?)?;
+    // Whoever filters tests wants those alone. What fails here is told at the end, after the runner had its say.
+    let of_clients = if runner_arguments.is_empty() { clients::run(&[]) } else { Ok(()) };
     let mut runner = cargo();
     let with_nextest = answers(cargo().args(["nextest", "--version"]));
     if with_nextest {
@@ -93,7 +97,21 @@ fn test(runner_arguments: &[String]) -> Result<()> {
     if !swept {
         bail!("cannot remove what the tests have left");
     }
-    Ok(())
+    of_clients
+}
+
+/// The suites in other languages alone.
+fn only_clients(arguments: &[String]) -> Result<()> {
+    packages::install_missing()?;
+    build()?;
+    clients::run(arguments)
+}
+
+/// The black-box tests start the program itself, and the runner builds only what it runs.
+fn build() -> Result<()> {
+    let mut build = cargo();
+    build.args(["build", "--workspace", "--bins"]);
+    step("build the programs", build)
 }
 
 /// Ends and removes what tests have left that were killed before they could do so. Built beside this program.

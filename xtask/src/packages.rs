@@ -57,6 +57,11 @@ pub fn install_missing() -> Result<()> {
         // Init is a static executable.
         missing.push("libc6-dev");
     }
+    // The suites of clients run in virtual environments. Debian keeps what makes one apart from Python itself, at a
+    // path that has Python's version in it.
+    if !super::answers(Command::new("/usr/bin/python3").args(["-c", "import ensurepip, venv"])) {
+        missing.push("python3-venv");
+    }
     if missing.is_empty() {
         return Ok(());
     }

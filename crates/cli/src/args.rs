@@ -607,6 +607,8 @@ pub enum BenchPart {
     Create,
     /// A command in a running sandbox.
     Command,
+    /// Claims from a pool, one after the other and 20 at once.
+    Pools,
     /// 100 creates at once.
     AtOnce,
     /// Output of commands and files, up and down.

@@ -24,7 +24,7 @@ const FILE_MAX: u64 = 1024 * 1024;
 pub async fn template(arguments: Template, environment: &Environment) -> anyhow::Result<i32> {
     let client = find::daemon(environment)?;
     match arguments.action {
-        TemplateAction::Create(arguments) => create(&client, arguments, environment).await,
+        TemplateAction::Create(arguments) => create(&client, *arguments, environment).await,
         TemplateAction::Get(arguments) => {
             let template = client.template(&arguments.name).await?;
             if arguments.json {

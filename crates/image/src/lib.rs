@@ -4,7 +4,7 @@
 //! where layers are mounted the launcher's. Nothing here is believed because a registry or an archive says so: every blob is
 //! compared with its digest, every size with what came, every name with where it leads.
 //!
-//! Read in this order: [`reference`] is what people call an image, [`manifest`] what it is made of, [`registry`] where it is pulled
+//! Read in this order: [`mod@reference`] is what people call an image, [`manifest`] what it is made of, [`registry`] where it is pulled
 //! from with the [`credentials`] for that, [`blobs`] where its bytes wait, [`archive_file`] the way in without a registry,
 //! [`layer`] how bytes become files, and [`dockerfile`] what is to be done where an image is built, with
 //! [`ignore`] for what is left out of that. `layer` runs in a process that can reach nothing but the layer it makes; all else

@@ -445,7 +445,14 @@ impl OomKills {
             }
         };
         let mut text = [0; 1024];
-        let length = rustix::io::pread(&*file, &mut text, 0)?;
+        let length = match rustix::io::pread(&*file, &mut text, 0) {
+            Ok(length) => length,
+            Err(error) => {
+                // That group is gone. Should there be another under its name, the next question finds it.
+                open.remove(&sandbox);
+                return Err(error.into());
+            }
+        };
         let line =
             text[..length].split(|byte| *byte == b'\n').find_map(|line| line.strip_prefix(b"oom_kill "));
         line.and_then(|number| std::str::from_utf8(number).ok()?.trim().parse().ok())
@@ -596,6 +603,32 @@ fn found<T>(result: io::Result<T>) -> io::Result<Option<T>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn counts_of_memory_kills_are_read_anew_and_few_files_stay_open() {
+        let home = tempfile::tempdir().expect("a directory");
+        let groups = open_dir(CWD, home.path().to_str().expect("text")).expect("it opens");
+        let kills = OomKills { groups, file: "memory.events", open: Mutex::default() };
+        let tell = |sandbox: SandboxId, count: u64| {
+            let group = home.path().join(sandbox.to_string());
+            std::fs::create_dir_all(&group).expect("a directory");
+            std::fs::write(group.join("memory.events"), format!("oom 9\noom_kill {count}\n"))
+                .expect("a file");
+        };
+        for number in 0..OomKills::OPEN_MAX as u128 + 10 {
+            let sandbox = SandboxId::from_random(number);
+            assert!(kills.of(sandbox).is_err(), "there is no such group");
+            tell(sandbox, 1);
+            assert_eq!(kills.of(sandbox).expect("it is there"), 1);
+            tell(sandbox, 2);
+            assert_eq!(kills.of(sandbox).expect("it is there"), 2);
+            assert!(kills.open.lock().expect("nobody panicked").len() <= OomKills::OPEN_MAX);
+        }
+        let last = SandboxId::from_random(OomKills::OPEN_MAX as u128 + 9);
+        std::fs::remove_dir_all(home.path().join(last.to_string())).expect("it goes");
+        kills.forget(last);
+        assert!(kills.of(last).is_err());
+    }
 
     const LIMITS: Limits = Limits { cpu_millis: 1500, memory_bytes: 512 << 20, pids: 256 };
 

@@ -21,7 +21,7 @@ pub struct Template {
 
 #[derive(Debug, clap::Subcommand)]
 pub enum TemplateAction {
-    Create(CreateTemplate),
+    Create(Box<CreateTemplate>),
     Get(GetTemplate),
     Ls(ListTemplates),
     Update(Box<UpdateTemplate>),

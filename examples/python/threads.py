@@ -1,0 +1,35 @@
+"""One sandbox for each thread of a conversation, whoever asks first, deleted when nobody has used it for half an hour.
+
+    python3 examples/python/threads.py
+
+Uses the daemon of SHOAL_URL or of this machine, or starts a private one.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+from shoal import LifetimeRule, Sandbox, SandboxClient, SandboxClientError
+
+
+def connect() -> SandboxClient:
+    """A daemon that is there, or one of our own."""
+    try:
+        return SandboxClient()
+    except SandboxClientError:
+        return SandboxClient.local()
+
+
+def sandbox_of(client: SandboxClient, thread: str) -> Sandbox:
+    """The thread's sandbox, made if there is none."""
+    return client.get_or_create({"app": "example", "thread": thread}, lifetime=[LifetimeRule.idle(1800)])
+
+
+with connect() as client:
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda _: sandbox_of(client, "42"), range(8)))
+    print(len({sandbox.id for sandbox in found}), "sandbox for 8 messages at once")
+    sandbox_of(client, "42").write("/workspace/memory", "the user likes tea\n")
+    print(sandbox_of(client, "42").run("cat memory").stdout, end="")
+    print(sandbox_of(client, "42").explain())
+    sandbox_of(client, "42").delete()

@@ -1,0 +1,71 @@
+"""Runs every test of the Python SDK against a program ``shoal``, in environments of their own.
+
+    python3 sdk/python/run_tests.py --shoal target/debug/shoal
+
+How environments are made and kept is said in tests/clients/environments.py of the repository.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent.parent / "tests" / "clients"))
+
+from environments import Environment, main  # noqa: E402
+
+#: What the tests themselves need, and what builds this package, so that installing it needs no environment of its own.
+TOOLS = ("pytest-timeout==2.4.0", "hatchling==1.33.0", "editables==0.6")
+LANGCHAIN_TESTS = "langchain-tests==1.1.9"
+MYPY_PACKAGE = "mypy==2.4.1"
+
+PIP = ("{python}", "-m", "pip")
+#: The package under test, from this folder.
+INSTALL = (*PIP, "install", "-q", "--no-build-isolation", "-e", ".")
+PYTEST = ("{python}", "-m", "pytest", "-q", "-p", "no:cacheprovider")
+MYPY = ("{python}", "-m", "mypy", "--cache-dir", "{scratch}")
+RUFF = ("{python}", "-m", "ruff")
+#: What is not in this folder and is held to its rules.
+ELSEWHERE = ("../../examples/python", "../../tests/clients")
+#: Deep Agents Code pins an exact version of deepagents, so its tests run beside that one alone.
+WITHOUT_DCODE = (*PYTEST, "tests/deepagents", "--ignore=tests/deepagents/test_dcode.py")
+
+ENVIRONMENTS = (
+    Environment(
+        "dcode",
+        (*TOOLS, "deepagents==0.7.6", "deepagents-code==0.1.57", LANGCHAIN_TESTS, MYPY_PACKAGE),
+        (
+            INSTALL,
+            (*MYPY, "--python-version", "3.11", "src/shoal/deepagents", "tests/deepagents"),
+            (*PYTEST, "tests/deepagents"),
+        ),
+    ),
+    Environment(
+        "sdk",
+        (*TOOLS, "httpx==0.28.1", "pytest==9.2.0", "pytest-asyncio==1.4.1.post1", MYPY_PACKAGE, "ruff==0.17.4"),
+        (
+            INSTALL,
+            (*RUFF, "check", "--no-cache", ".", *ELSEWHERE),
+            (*RUFF, "format", "--no-cache", "--check", ".", *ELSEWHERE),
+            (*MYPY, "--exclude", "/deepagents/"),
+            PYTEST,
+        ),
+    ),
+    Environment("deepagents 0.7.32", (*TOOLS, "deepagents==0.7.32", LANGCHAIN_TESTS), (INSTALL, WITHOUT_DCODE)),
+    Environment("deepagents 0.6.12", (*TOOLS, "deepagents==0.6.12", LANGCHAIN_TESTS), (INSTALL, WITHOUT_DCODE)),
+    Environment(
+        "wheel",
+        TOOLS,
+        (
+            (*PIP, "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", "{scratch}", "."),
+            # Only a shell can name a file whose name says for which machines it is.
+            ("sh", "-c", "{python} -m pip install -q --force-reinstall {scratch}/*.whl"),
+            ("{python}", "tests/wheel_check.py"),
+        ),
+        {"SHOAL_BINARY": None, "SHOAL_WHEEL_BINARY": "{shoal}"},
+    ),
+)
+
+if __name__ == "__main__":
+    sys.exit(main(__doc__, ENVIRONMENTS, HERE))

@@ -1,0 +1,121 @@
+"""Shoal: sandboxes for AI agents, on your own Linux machine.
+
+>>> from shoal import SandboxClient
+>>> with SandboxClient.local() as client, client.sandbox() as sb:  # doctest: +SKIP
+...     print(sb.run("python3 -c 'print(2 + 2)'").stdout)
+4
+
+``SandboxClient`` is for ordinary programs and ``AsyncSandboxClient`` for asyncio; both are the same, word for word.
+"""
+
+from ._async.client import AsyncSandboxClient
+from ._async.command import AsyncCommandHandle
+from ._async.files import AsyncFileEvents, AsyncFiles
+from ._async.sandbox import AsyncSandbox, AsyncSandboxEvents
+from ._sync.client import SandboxClient
+from ._sync.command import CommandHandle
+from ._sync.files import FileEvents, Files
+from ._sync.sandbox import Sandbox, SandboxEvents
+from .errors import (
+    AnswerTimeoutError,
+    CommandTimeoutError,
+    QuotaExceededError,
+    ResourceAlreadyExistsError,
+    ResourceCreationError,
+    ResourceInUseError,
+    ResourceNameConflictError,
+    ResourceNotFoundError,
+    ResourceTimeoutError,
+    SandboxAPIError,
+    SandboxAuthenticationError,
+    SandboxClientError,
+    SandboxConnectionError,
+    SandboxNotReadyError,
+    SandboxOperationError,
+    SandboxServerReloadError,
+    ValidationError,
+)
+from .models import (
+    Command,
+    CommandResult,
+    CreatedKey,
+    ExecutionResult,
+    Explanation,
+    FileEvent,
+    FileInfo,
+    FilesMade,
+    FoundFiles,
+    FoundLines,
+    Image,
+    ImageConfig,
+    Key,
+    LifetimeRule,
+    LineMatch,
+    MachineStats,
+    OutputChunk,
+    ResourceStatus,
+    SandboxEvent,
+    SandboxInfo,
+    SandboxLimits,
+    SandboxStats,
+    TerminalSize,
+    Version,
+)
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AnswerTimeoutError",
+    "AsyncCommandHandle",
+    "AsyncFileEvents",
+    "AsyncFiles",
+    "AsyncSandbox",
+    "AsyncSandboxClient",
+    "AsyncSandboxEvents",
+    "Command",
+    "CommandHandle",
+    "CommandResult",
+    "CommandTimeoutError",
+    "CreatedKey",
+    "ExecutionResult",
+    "Explanation",
+    "FileEvent",
+    "FileEvents",
+    "FileInfo",
+    "Files",
+    "FilesMade",
+    "FoundFiles",
+    "FoundLines",
+    "Image",
+    "ImageConfig",
+    "Key",
+    "LifetimeRule",
+    "LineMatch",
+    "MachineStats",
+    "OutputChunk",
+    "QuotaExceededError",
+    "ResourceAlreadyExistsError",
+    "ResourceCreationError",
+    "ResourceInUseError",
+    "ResourceNameConflictError",
+    "ResourceNotFoundError",
+    "ResourceStatus",
+    "ResourceTimeoutError",
+    "Sandbox",
+    "SandboxAPIError",
+    "SandboxAuthenticationError",
+    "SandboxClient",
+    "SandboxClientError",
+    "SandboxConnectionError",
+    "SandboxEvent",
+    "SandboxEvents",
+    "SandboxInfo",
+    "SandboxLimits",
+    "SandboxNotReadyError",
+    "SandboxOperationError",
+    "SandboxServerReloadError",
+    "SandboxStats",
+    "TerminalSize",
+    "ValidationError",
+    "Version",
+]

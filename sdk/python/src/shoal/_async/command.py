@@ -1,0 +1,217 @@
+"""A command as it runs: its output in order, each byte once, and its stdin, over as many connections as it takes."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any
+
+from .. import _seam
+from .._core import (
+    PATIENCE_SECONDS,
+    STDIN_PIECE_BYTES_MAX,
+    OutputState,
+    Patience,
+    decoded,
+    event_bytes,
+    in_path,
+    query,
+)
+from ..errors import SandboxClientError, SandboxConnectionError, SandboxOperationError
+from ..models import Command, ExecutionResult, OutputChunk, Stream
+from .transport import AsyncEvents, AsyncTransport
+
+
+class AsyncCommandHandle(AsyncEvents):
+    """A command that was started. Iterate over it for its output, and ask for its ``result``.
+
+    The connection is made when it is first needed, and again from the same place whenever it breaks, also over a
+    restart of the daemon. Letting go of a handle leaves the command alone: ``kill`` ends it, and
+    ``AsyncSandbox.reconnect`` finds it again by its ``command_id``, in this program or another.
+    """
+
+    def __init__(
+        self,
+        transport: AsyncTransport,
+        command: Command,
+        *,
+        state: OutputState | None = None,
+        timeout: float | None = None,
+        started_here: bool = False,
+    ) -> None:
+        super().__init__(transport)
+        self._command = command
+        self._state = state or OutputState()
+        self._timeout = timeout
+        # Where stdin ends, as far as we know: what is sent again after a lost answer must say where it belongs.
+        self._stdin_end: int | None = 0 if started_here else None
+        self._stdin_lock = _seam.AsyncLock()
+        self._reading = _seam.AsyncLock()
+        self._ended = False
+        # The ends of characters that were cut off by the end of their stream.
+        self._rests: list[OutputChunk] = []
+
+    def __repr__(self) -> str:
+        how: str = self._command.state
+        if self._command.result is not None:
+            how = self._command.result.outcome
+        return f"<{type(self).__name__} {self.command_id} {how}>"
+
+    @property
+    def command_id(self) -> str:
+        """Names the command in its sandbox, for ``reconnect``."""
+        return self._command.id
+
+    @property
+    def pid(self) -> int | None:
+        """Its process, in the sandbox's own numbers."""
+        return self._command.pid
+
+    @property
+    def stdout_offset(self) -> int:
+        """How many bytes of stdout were seen, for ``reconnect``."""
+        return self._state.offsets["stdout"]
+
+    @property
+    def stderr_offset(self) -> int:
+        """How many bytes of stderr were seen, for ``reconnect``."""
+        return self._state.offsets["stderr"]
+
+    @property
+    async def result(self) -> ExecutionResult:
+        """How it ended, with all output that this handle has seen; waits for the end.
+
+        Raises:
+            CommandTimeoutError: Its timeout struck.
+        """
+        while not self._ended:
+            await self._next_chunk()
+        return self._state.result(self._command, self._timeout)
+
+    def __aiter__(self) -> AsyncCommandHandle:
+        return self
+
+    async def __anext__(self) -> OutputChunk:
+        chunk = await self._next_chunk()
+        if chunk is None:
+            raise StopAsyncIteration
+        return chunk
+
+    async def __aenter__(self) -> AsyncCommandHandle:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def kill(self) -> None:
+        """Ends its whole tree of processes at once. One that is over already is left as it is."""
+        try:
+            await self._transport.call("POST", self._path("/kill"))
+        except SandboxOperationError as error:
+            if error.code != "command_ended":
+                raise
+
+    async def signal(self, signal: str) -> None:
+        """Sends a signal such as ``"INT"`` to its process group."""
+        await self._transport.call("POST", self._path("/signal"), json={"signal": signal}, repeat=False)
+
+    async def resize(self, rows: int, columns: int) -> None:
+        """Tells its terminal the new size."""
+        await self._transport.call("POST", self._path("/resize"), json={"rows": rows, "columns": columns})
+
+    async def send_input(self, data: str | bytes) -> None:
+        """Writes to its stdin; returns when the command's side has taken it.
+
+        Raises:
+            SandboxOperationError: It has closed its stdin, is over, or has not read for a minute.
+        """
+        raw = data.encode() if isinstance(data, str) else bytes(data)
+        async with self._stdin_lock:
+            for start in range(0, len(raw), STDIN_PIECE_BYTES_MAX):
+                await self._write(raw[start : start + STDIN_PIECE_BYTES_MAX])
+
+    async def _write(self, piece: bytes) -> None:
+        """Writes once. After a lost answer, the offset keeps the daemon from writing the same twice."""
+        patience = Patience(PATIENCE_SECONDS)
+        offset: int | None = None
+        while True:
+            path = query(self._path("/stdin"), {"offset": offset})
+            try:
+                answer = await self._transport.call(
+                    "POST",
+                    path,
+                    content=piece,
+                    headers={"Content-Type": "application/octet-stream"},
+                    repeat=offset is not None,
+                )
+                self._stdin_end = int(answer.json()["offset"])
+                return
+            except SandboxConnectionError as error:
+                failure: SandboxClientError = error
+            except SandboxOperationError as error:
+                if error.code != "stdin_stalled":
+                    raise
+                failure = error
+            pause = patience.next_pause()
+            if self._stdin_end is None or pause is None:
+                raise failure
+            offset = self._stdin_end
+            await _seam.asleep(pause)
+
+    async def close_stdin(self) -> None:
+        """Ends its stdin, after what was written before."""
+        async with self._stdin_lock:
+            await self._transport.call("POST", self._path("/stdin/end"))
+
+    async def status(self) -> Command:
+        """How the command is now."""
+        answer = await self._transport.call("GET", self._path(""))
+        self._command = decoded(Command, answer.json())
+        return self._command
+
+    async def reconnect(self) -> AsyncCommandHandle:
+        """Another handle of the same command, which goes on where this one is."""
+        offsets = self._state.offsets
+        state = OutputState(offsets["stdout"], offsets["stderr"])
+        handle = AsyncCommandHandle(self._transport, await self.status(), state=state, timeout=self._timeout)
+        handle._stdin_end = self._stdin_end
+        return handle
+
+    def _path(self, rest: str) -> str:
+        return f"/sandboxes/{self._command.sandbox_id}/commands/{in_path(self._command.id)}{rest}"
+
+    def _place(self) -> tuple[str, dict[str, str]]:
+        offsets = self._state.offsets
+        parameters = {"stdout_offset": offsets["stdout"], "stderr_offset": offsets["stderr"]}
+        return query(self._path("/events"), parameters), {}
+
+    async def _next_chunk(self) -> OutputChunk | None:
+        """The next piece of output; ``None`` at the end."""
+        async with self._reading:
+            while not self._ended:
+                _, event = await self._next()
+                chunk = self._hear(event)
+                if self._ended:
+                    await self.close()
+                elif chunk is not None:
+                    return chunk
+            return self._rests.pop(0) if self._rests else None
+
+    def _hear(self, event: dict[str, Any]) -> OutputChunk | None:
+        kind = event.get("type")
+        if kind == "output":
+            return self._state.output(event["stream"], event["offset"], event_bytes(event))
+        if kind == "lost":
+            self._state.skip(event["stream"], event["to"])
+        elif kind == "command":
+            self._command = decoded(Command, event)
+        elif kind == "ended":
+            self._command = decoded(Command, event)
+            self._ended = True
+            streams: tuple[Stream, Stream] = ("stdout", "stderr")
+            for stream in streams:
+                rest = self._state.text_rest(stream)
+                if rest:
+                    self._rests.append(OutputChunk(stream, rest, self._state.offsets[stream]))
+        return None

@@ -1,0 +1,221 @@
+"""Requests and event streams, over as many connections as it takes.
+
+A call is repeated only where that cannot do a thing twice, and only to a daemon that has answered before: one that was
+never there is not about to come back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterable, AsyncIterator, Mapping
+from typing import Any
+
+import httpx
+
+from .. import _seam
+from .._core import (
+    CONNECT_SECONDS_MAX,
+    PATIENCE_SECONDS,
+    SILENCE_SECONDS_MAX,
+    Patience,
+    SseParser,
+    refusal,
+)
+from .._find import Endpoint
+from ..errors import AnswerTimeoutError, SandboxClientError, SandboxConnectionError, SandboxServerReloadError
+
+#: As many as there are streams and calls at once: a bound would make a call wait for ever behind streams that are open.
+CONNECTIONS = httpx.Limits(max_connections=None, max_keepalive_connections=32, keepalive_expiry=5.0)
+
+Body = bytes | AsyncIterable[bytes]
+
+
+class AsyncTransport:
+    """One daemon, and the connections to it."""
+
+    def __init__(self, endpoint: Endpoint, timeout: float) -> None:
+        self.endpoint = endpoint
+        self.timeout = timeout
+        self.patience_seconds = PATIENCE_SECONDS
+        self._reached = False
+        headers = {"Authorization": f"Bearer {endpoint.key}"}
+        # Proxies of the environment are for the way out, and a daemon is ours; a redirect would carry the key away.
+        self._http = httpx.AsyncClient(
+            headers=headers, trust_env=False, timeout=self._times(timeout), limits=CONNECTIONS
+        )
+
+    def _times(self, read: float | None) -> httpx.Timeout:
+        return httpx.Timeout(read, connect=CONNECT_SECONDS_MAX, pool=None)
+
+    async def close(self) -> None:
+        """Lets go of all connections, and of a daemon that was started for this client."""
+        await self._http.aclose()
+        await _seam.aoffload(self.endpoint.release)
+
+    async def call(
+        self,
+        method: str,
+        path: str,
+        *,
+        json: Any = None,
+        content: Body | None = None,
+        headers: Mapping[str, str] | None = None,
+        repeat: bool = True,
+        read_seconds: float | None = 0.0,
+        patience_seconds: float | None = None,
+    ) -> httpx.Response:
+        """Sends a request and reads its answer. ``repeat`` says whether sending it twice does what once does.
+
+        ``read_seconds`` of 0 means the client's own; ``None`` waits for ever.
+        """
+        patience = Patience(self.patience_seconds if patience_seconds is None else patience_seconds)
+        times = self._times(self.timeout if read_seconds == 0.0 else read_seconds)
+        tries = 0
+        while True:
+            tries += 1
+            try:
+                request = self._request(method, path, json=json, content=content, headers=headers, times=times)
+                response = await self._http.send(request)
+                self._reached = True
+                if response.is_success:
+                    return response
+                raise refusal(response.status_code, response.content, self.endpoint.url)
+            except httpx.TransportError as error:
+                failure = self._failure(error)
+                cause: Exception | None = error
+            except SandboxServerReloadError as error:
+                failure, cause = error, None
+            except SandboxClientError as error:
+                if method == "DELETE" and tries > 1 and error.status_code == 404:
+                    # An earlier try did it, and its answer was lost.
+                    return httpx.Response(204)
+                raise
+            if not repeat or not await self._may_try_again(patience):
+                raise failure from cause
+
+    async def _may_try_again(self, patience: Patience) -> bool:
+        if not self._reached:
+            return False
+        pause = patience.next_pause()
+        if pause is None:
+            return False
+        await _seam.asleep(pause)
+        await _seam.aoffload(self.endpoint.follow)
+        return True
+
+    def _request(
+        self,
+        method: str,
+        path: str,
+        *,
+        json: Any = None,
+        content: Body | None = None,
+        headers: Mapping[str, str] | None = None,
+        times: httpx.Timeout,
+    ) -> httpx.Request:
+        url = f"{self.endpoint.url}/v1{path}"
+        extensions = {"timeout": times.as_dict()}
+        return self._http.build_request(method, url, json=json, content=content, headers=headers, extensions=extensions)
+
+    def _failure(self, error: httpx.TransportError) -> SandboxConnectionError:
+        url = self.endpoint.url
+        if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
+            return SandboxConnectionError(
+                f"cannot reach the daemon at {url}: {error or 'no answer in time'}",
+                hint="is the daemon running? `shoal serve` starts one",
+            )
+        if isinstance(error, httpx.UnsupportedProtocol | httpx.ProxyError):
+            return SandboxConnectionError(
+                f"`{url}` is not the URL of a daemon", hint="give it as http://127.0.0.1:7878"
+            )
+        if isinstance(error, httpx.TimeoutException):
+            return AnswerTimeoutError(f"the daemon at {url} did not answer in time")
+        return SandboxConnectionError(f"the connection to the daemon at {url} broke: {error or type(error).__name__}")
+
+    async def open(self, method: str, path: str, *, headers: Mapping[str, str] | None = None) -> httpx.Response:
+        """An answer whose body is still to come. The caller closes it."""
+        patience = Patience(self.patience_seconds)
+        while True:
+            try:
+                return await self._open_once(method, path, headers, self.timeout)
+            except httpx.TransportError as error:
+                failure = self._failure(error)
+                cause: Exception | None = error
+            except SandboxServerReloadError as error:
+                failure, cause = error, None
+            if not await self._may_try_again(patience):
+                raise failure from cause
+
+    async def _open_once(
+        self, method: str, path: str, headers: Mapping[str, str] | None, silence: float
+    ) -> httpx.Response:
+        request = self._request(method, path, headers=headers, times=self._times(silence))
+        response = await self._http.send(request, stream=True)
+        self._reached = True
+        if response.is_success:
+            return response
+        try:
+            body = await response.aread()
+        finally:
+            await response.aclose()
+        raise refusal(response.status_code, body, self.endpoint.url)
+
+    def broken(self, error: httpx.TransportError) -> SandboxConnectionError:
+        """What a failure in the middle of a body means for the caller."""
+        return self._failure(error)
+
+
+class AsyncEvents:
+    """Server-sent events of one kind. A connection that breaks is followed by another.
+
+    Subclasses say where to go on, and what an event means.
+    """
+
+    def __init__(self, transport: AsyncTransport) -> None:
+        self._transport = transport
+        self._patience = Patience(transport.patience_seconds)
+        self._response: httpx.Response | None = None
+        self._events: AsyncIterator[tuple[str | None, Any]] | None = None
+
+    def _place(self) -> tuple[str, dict[str, str]]:
+        """The path that continues after what was seen, and the headers for it."""
+        raise NotImplementedError
+
+    def _connected(self) -> None:
+        """A new connection was opened."""
+
+    async def _next(self) -> tuple[str | None, Any]:
+        """The next event with its id, from this connection or the next."""
+        while True:
+            try:
+                if self._events is None:
+                    path, headers = self._place()
+                    self._response = await self._transport._open_once("GET", path, headers, SILENCE_SECONDS_MAX)
+                    self._events = _events_of(self._response)
+                    self._connected()
+                event = await self._events.__anext__()
+                self._patience.renew()
+                return event
+            except StopAsyncIteration:
+                url = self._transport.endpoint.url
+                failure = SandboxConnectionError(f"the daemon at {url} cut a stream, and it could not be continued")
+                cause: Exception | None = None
+            except httpx.TransportError as error:
+                failure, cause = self._transport.broken(error), error
+            except SandboxServerReloadError as error:
+                failure, cause = error, None
+            await self.close()
+            if not await self._transport._may_try_again(self._patience):
+                raise failure from cause
+
+    async def close(self) -> None:
+        """Lets go of the connection."""
+        response, self._response, self._events = self._response, None, None
+        if response is not None:
+            await response.aclose()
+
+
+async def _events_of(response: httpx.Response) -> AsyncIterator[tuple[str | None, Any]]:
+    parser = SseParser()
+    async for piece in response.aiter_raw():
+        for event in parser.feed(piece):
+            yield event

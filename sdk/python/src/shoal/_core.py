@@ -1,0 +1,391 @@
+"""The part of the client that neither waits nor sends: requests, refusals, streams and patience as plain values.
+
+Sync and async share all of it. What waits is in ``_async``, from which ``_sync`` is generated.
+"""
+
+from __future__ import annotations
+
+import base64
+import codecs
+import json
+import time
+import uuid
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+from urllib.parse import quote
+
+from .errors import (
+    CommandTimeoutError,
+    QuotaExceededError,
+    ResourceAlreadyExistsError,
+    ResourceCreationError,
+    ResourceInUseError,
+    ResourceNameConflictError,
+    ResourceNotFoundError,
+    SandboxAPIError,
+    SandboxAuthenticationError,
+    SandboxClientError,
+    SandboxNotReadyError,
+    SandboxOperationError,
+    SandboxServerReloadError,
+    ValidationError,
+)
+from .models import Command, ExecutionResult, LifetimeRule, OutputChunk, Stream, TerminalSize, decode
+
+#: How long one answer may take, unless the caller says otherwise.
+TIMEOUT_DEFAULT_SECONDS = 60.0
+#: How long a connection may take to come about.
+CONNECT_SECONDS_MAX = 5.0
+#: How long a daemon that was there may be away before a call or a stream gives up.
+PATIENCE_SECONDS = 60.0
+#: Between two tries: twice as long each time, within these.
+PAUSE_SECONDS_MIN = 0.02
+PAUSE_SECONDS_MAX = 1.0
+#: The daemon shows every 15 s that a stream lives; one that is silent for longer than this is dead.
+SILENCE_SECONDS_MAX = 60.0
+#: How long one request waits for a command. Then another does, by the command's id: a connection that died in silence is
+#: noticed so.
+WAIT_SECONDS_MAX = 100.0
+#: What the daemon needs on top of a command's timeout to end its processes and to answer.
+ANSWER_GRACE_SECONDS = 30.0
+#: How long cleaning up may take after the caller was interrupted.
+CLEANUP_SECONDS_MAX = 10.0
+#: Output of one stream that a handle keeps for its result. The daemon keeps as much; what came before is counted.
+OUTPUT_KEPT_BYTES_MAX = 64 << 20
+#: Stdin in one request; the daemon takes 1 MiB.
+STDIN_PIECE_BYTES_MAX = 512 << 10
+#: Pieces in which files are sent and written.
+FILE_PIECE_BYTES = 256 << 10
+#: Entries that are asked for in one page.
+PAGE_ENTRIES = 500
+#: The longest line of a server-sent event; the daemon sends 64 KiB of output at most, escaped.
+EVENT_LINE_BYTES_MAX = 4 << 20
+
+
+class Patience:
+    """How long to go on trying, and how fast."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self.renew()
+
+    def renew(self) -> None:
+        """Something worked: start anew."""
+        self._deadline = time.monotonic() + self._seconds
+        self._pause = PAUSE_SECONDS_MIN
+
+    def next_pause(self) -> float | None:
+        """How long to wait before the next try, or ``None`` when there is no more time."""
+        pause = self._pause
+        if time.monotonic() + pause > self._deadline:
+            return None
+        self._pause = min(pause * 2, PAUSE_SECONDS_MAX)
+        return pause
+
+
+def query(path: str, parameters: Mapping[str, Any] | Iterable[tuple[str, Any]]) -> str:
+    """A path with its query. ``None`` is left out; text with surrogate escapes becomes the bytes it stands for."""
+    pairs = parameters.items() if isinstance(parameters, Mapping) else parameters
+    parts = [f"{name}={_in_query(value)}" for name, value in pairs if value is not None]
+    return f"{path}?{'&'.join(parts)}" if parts else path
+
+
+def _in_query(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return quote(str(value), safe="/", errors="surrogateescape")
+
+
+def in_path(text: str) -> str:
+    """One part of a path, whatever is in it."""
+    return quote(text, safe="", errors="surrogateescape")
+
+
+def new_id() -> str:
+    """An id for something that must be made once, however often it is asked for."""
+    return str(uuid.uuid4())
+
+
+def is_id(text: str) -> bool:
+    """Whether this can be a sandbox's id. Names may look like ids too."""
+    try:
+        return str(uuid.UUID(text)) == text.lower()
+    except ValueError:
+        return False
+
+
+def selectors(labels: Mapping[str, str] | Sequence[str] | None) -> list[tuple[str, str]]:
+    """The ``label`` parameters that a list is filtered by."""
+    if labels is None:
+        return []
+    if isinstance(labels, str):
+        labels = [labels]
+    texts = [f"{key}={value}" for key, value in labels.items()] if isinstance(labels, Mapping) else list(labels)
+    return [("label", text) for text in texts]
+
+
+def create_wish(
+    *,
+    template_name: str | None,
+    image: str | None,
+    name: str | None,
+    labels: Mapping[str, str] | None,
+    match_labels: Mapping[str, str] | None,
+    lifetime: Sequence[LifetimeRule] | None,
+    env: Mapping[str, str] | None,
+    cpu: str | None,
+    memory: str | None,
+    wait: bool,
+) -> dict[str, Any]:
+    """The body of a create."""
+    wish = {
+        "template": template_name,
+        "image": image,
+        "name": name,
+        "labels": dict(labels) if labels else None,
+        "match_labels": dict(match_labels) if match_labels is not None else None,
+        "lifetime": [rule.to_json() for rule in lifetime] if lifetime is not None else None,
+        "env": dict(env) if env else None,
+        "cpu": cpu,
+        "memory": memory,
+        "wait": wait,
+    }
+    return {key: value for key, value in wish.items() if value is not None}
+
+
+def run_wish(
+    command: str | Sequence[str],
+    *,
+    id: str,
+    timeout: float,
+    idle_timeout: float,
+    env: Mapping[str, str] | None,
+    cwd: str | None,
+    user: str | None,
+    stdin: bool,
+    terminal: TerminalSize | None,
+) -> dict[str, Any]:
+    """The body of a command. Text is a script for the shell, a list is a program with its arguments."""
+    what = {"script": command} if isinstance(command, str) else {"argv": list(command)}
+    wish: dict[str, Any] = {**what, "id": id}
+    optional = {
+        "timeout_seconds": timeout or None,
+        "idle_timeout_seconds": idle_timeout or None,
+        "env": dict(env) if env else None,
+        "cwd": cwd,
+        "user": user,
+        "stdin": stdin or None,
+        "terminal": {"rows": terminal.rows, "columns": terminal.columns} if terminal else None,
+    }
+    wish.update((key, value) for key, value in optional.items() if value is not None)
+    return wish
+
+
+def refusal(status: int, body: bytes, url: str) -> SandboxClientError:
+    """What the daemon said when it refused."""
+    try:
+        said = json.loads(body)
+        code, message = said["code"], said["message"]
+    except (ValueError, KeyError, TypeError):
+        return SandboxAPIError(
+            f"the answer from {url} is not one of a daemon (status {status})",
+            hint="is this the address of a Shoal daemon?",
+            status_code=status,
+        )
+    return refused(code, message, said.get("hint"), said.get("details"), status)
+
+
+_AUTHENTICATION = {"unauthorized", "admin_required", "metrics_only", "metrics_not_allowed", "origin_not_allowed"}
+_NOT_READY = {"wrong_state", "sandbox_failed", "sandbox_too_new", "sandbox_too_old"}
+_COMMAND = {"command_ended", "no_terminal", "stdin_closed", "stdin_stalled", "stdin_overflow"}
+_SANDBOX = {"sandbox_unresponsive", "sandbox_exhausted", "sandbox_strange"}
+_OWN_FAULT = {"internal", "route_not_found", "method_not_allowed", "idempotency_key_reused", "delete_failed"}
+
+
+def refused(
+    code: str, message: str, hint: str | None, details: Mapping[str, Any] | None, status: int | None
+) -> SandboxClientError:
+    """The exception for one of the daemon's codes."""
+    details = details or {}
+    more: dict[str, Any] = {"hint": hint, "code": code, "status_code": status, "details": details}
+    if code.endswith("_not_found") and code not in _OWN_FAULT:
+        return ResourceNotFoundError(message, resource_type=code.removesuffix("_not_found"), **more)
+    if code.endswith("_in_use"):
+        return ResourceInUseError(message, resource_type=code.removesuffix("_in_use"), **more)
+    if code in _AUTHENTICATION:
+        return SandboxAuthenticationError(message, **more)
+    if code in _NOT_READY:
+        return SandboxNotReadyError(message, **more)
+    if code == "quota_exceeded":
+        return QuotaExceededError(message, quota_type=details.get("resource"), **more)
+    if code == "no_capacity":
+        return ResourceCreationError(message, resource_type="sandbox", error_type="Unschedulable", **more)
+    if code == "create_failed":
+        return ResourceCreationError(message, resource_type="sandbox", error_type=code, **more)
+    if code == "name_taken":
+        return ResourceNameConflictError(message, resource_type="sandbox", **more)
+    if code == "command_id_reused":
+        return ResourceAlreadyExistsError(message, resource_type="command", **more)
+    if code == "already_exists":
+        return ResourceAlreadyExistsError(message, resource_type="file", **more)
+    if code == "stopping":
+        return SandboxServerReloadError(message, **more)
+    if code in _COMMAND:
+        return SandboxOperationError(message, operation="command", error_type=code, **more)
+    if code in _SANDBOX:
+        return SandboxOperationError(message, operation="sandbox", error_type=code, **more)
+    if code in _OWN_FAULT:
+        return SandboxAPIError(message, **more)
+    if status in (400, 413, 414, 415, 421, 431):
+        return ValidationError(message, field=details.get("field"), **more)
+    if "path" in details or status in (403, 408, 409, 412, 416, 507):
+        return SandboxOperationError(message, operation="file", error_type=code, **more)
+    return SandboxAPIError(message, **more)
+
+
+class SseParser:
+    """Server-sent events out of bytes, however they are cut."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self._data: list[bytes] = []
+        self._id: str | None = None
+
+    def feed(self, piece: bytes) -> Iterator[tuple[str | None, Any]]:
+        """The events that are complete by now, each with its id."""
+        lines = (self._rest + piece).split(b"\n")
+        self._rest = lines.pop()
+        if len(self._rest) > EVENT_LINE_BYTES_MAX:
+            raise SandboxAPIError("an event of the daemon is longer than any event can be")
+        for line in lines:
+            if line.endswith(b"\r"):
+                line = line[:-1]
+            if not line:
+                if self._data:
+                    data, self._data = b"\n".join(self._data), []
+                    yield self._id, json.loads(data)
+            elif line.startswith(b"data:"):
+                self._data.append(line[5:].removeprefix(b" "))
+            elif line.startswith(b"id:"):
+                self._id = line[3:].strip().decode("utf-8", "replace")
+
+
+class OutputState:
+    """What has been seen of a command's output: each byte once, in order, with gaps only where they were named."""
+
+    def __init__(self, stdout_offset: int = 0, stderr_offset: int = 0) -> None:
+        self.offsets: dict[Stream, int] = {"stdout": stdout_offset, "stderr": stderr_offset}
+        self._decoders = {name: codecs.getincrementaldecoder("utf-8")("replace") for name in ("stdout", "stderr")}
+        self._kept: dict[Stream, deque[bytes]] = {"stdout": deque(), "stderr": deque()}
+        self._kept_bytes: dict[Stream, int] = {"stdout": 0, "stderr": 0}
+        self.lost: dict[Stream, int] = {"stdout": 0, "stderr": 0}
+
+    def output(self, stream: Stream, offset: int, raw: bytes) -> OutputChunk | None:
+        """Takes a piece; ``None`` if nothing of it is new."""
+        seen = self.offsets[stream]
+        if offset > seen:
+            raise SandboxAPIError(f"the daemon sent {stream} at {offset} where {seen} is due")
+        raw = raw[seen - offset :]
+        if not raw:
+            return None
+        self.offsets[stream] = seen + len(raw)
+        self._keep(stream, raw)
+        return OutputChunk(stream, self._decoders[stream].decode(raw), seen, raw)
+
+    def skip(self, stream: Stream, to: int) -> None:
+        """The bytes up to ``to`` are no longer kept by the daemon."""
+        self.lost[stream] += self._kept_bytes[stream] + to - self.offsets[stream]
+        self._kept[stream].clear()
+        self._kept_bytes[stream] = 0
+        self.offsets[stream] = to
+        self._decoders[stream].reset()
+
+    def _keep(self, stream: Stream, raw: bytes) -> None:
+        kept = self._kept[stream]
+        kept.append(raw)
+        self._kept_bytes[stream] += len(raw)
+        while self._kept_bytes[stream] > OUTPUT_KEPT_BYTES_MAX:
+            dropped = len(kept.popleft())
+            self._kept_bytes[stream] -= dropped
+            self.lost[stream] += dropped
+
+    def text_rest(self, stream: Stream) -> str:
+        """What is left of a character that was cut off by the end of the stream."""
+        return self._decoders[stream].decode(b"", final=True)
+
+    def result(self, command: Command, timeout: float | None) -> ExecutionResult:
+        """The result of a command whose output was all seen."""
+        return finished(
+            command,
+            b"".join(self._kept["stdout"]),
+            b"".join(self._kept["stderr"]),
+            timeout,
+            stdout_lost=self.lost["stdout"],
+            stderr_lost=self.lost["stderr"],
+        )
+
+
+def event_bytes(event: Mapping[str, Any]) -> bytes:
+    """The bytes of an ``output`` event."""
+    encoded = event.get("base64")
+    return base64.b64decode(encoded) if encoded is not None else str(event.get("text", "")).encode()
+
+
+def answer_bytes(answer: Mapping[str, Any], stream: Stream) -> bytes:
+    """The bytes of a stream in the answer to a command that was waited for."""
+    encoded = answer.get(f"{stream}_base64")
+    return base64.b64decode(encoded) if encoded is not None else str(answer.get(f"{stream}_text", "")).encode()
+
+
+def finished(
+    command: Command,
+    stdout: bytes,
+    stderr: bytes,
+    timeout: float | None,
+    *,
+    stdout_lost: int = 0,
+    stderr_lost: int = 0,
+) -> ExecutionResult:
+    """The result, or the exception where there is none to give."""
+    result = command.result
+    if result is None:
+        raise SandboxAPIError(f"the daemon says that command `{command.id}` is over, and not how it ended")
+    if result.outcome in ("timed_out", "idle_timed_out"):
+        after = f" after {timeout:g} s" if timeout and result.outcome == "timed_out" else ""
+        raise CommandTimeoutError(
+            f"the command was ended{after}: {result.message or 'its timeout struck'}",
+            timeout=timeout,
+            stdout=stdout.decode("utf-8", "replace"),
+            stderr=stderr.decode("utf-8", "replace"),
+        )
+    if result.outcome == "sandbox_gone":
+        raise SandboxOperationError(
+            result.message or "the sandbox ended under the command", operation="command", error_type=result.outcome
+        )
+    exit_code = result.exit_code
+    if exit_code is None:
+        if result.outcome not in ("killed", "out_of_memory"):
+            raise SandboxOperationError(
+                result.message or "nobody heard how the command ended", operation="command", error_type=result.outcome
+            )
+        # A tree that was killed has no honest number; 137 is what a shell says of a process that SIGKILL ended.
+        exit_code = 128 + (result.signal or 9)
+    return ExecutionResult(
+        exit_code=exit_code,
+        stdout_bytes=stdout,
+        stderr_bytes=stderr,
+        outcome=result.outcome,
+        message=result.message,
+        command_id=command.id,
+        stdout_lost=stdout_lost,
+        stderr_lost=stderr_lost,
+    )
+
+
+def decoded(kind: type[Any], data: Any) -> Any:
+    """As :func:`shoal.models.decode`, with our own error."""
+    try:
+        return decode(kind, data)
+    except (ValueError, KeyError, TypeError) as error:
+        raise SandboxAPIError(f"the daemon's answer cannot be understood: {error}") from error

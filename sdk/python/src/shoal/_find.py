@@ -1,0 +1,99 @@
+"""Which daemon a client talks to, as the command line finds it.
+
+The one that the caller names; else that of ``SHOAL_URL`` and ``SHOAL_API_KEY``; else the one that lives in
+``SHOAL_DATA_DIR``, or in ``/var/lib/shoal``. That it lives is told by its lock: the address in ``daemon.json`` of a daemon
+that was killed may be someone else's by now, and the key is not for them.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from pathlib import Path
+
+from .errors import SandboxClientError
+
+DATA_DIR_DEFAULT = "/var/lib/shoal"
+
+
+class Endpoint:
+    """Where a daemon is, and the key that opens it."""
+
+    def __init__(self, url: str, key: str) -> None:
+        self.url = url.rstrip("/")
+        self.key = key
+
+    def follow(self) -> None:
+        """The daemon does not answer: look whether it is elsewhere by now."""
+
+    def release(self) -> None:
+        """The client needs it no more."""
+
+
+class LivingEndpoint(Endpoint):
+    """The daemon of a data directory, which may listen elsewhere after a restart."""
+
+    def __init__(self, directory: Path, url: str, key: str) -> None:
+        super().__init__(url, key)
+        self._directory = directory
+
+    def follow(self) -> None:
+        url = living(self._directory)
+        if url is not None:
+            self.url = url.rstrip("/")
+
+
+def find(url: str | None, key: str | None) -> Endpoint:
+    """The daemon that is meant, or an error that says how to have one."""
+    url = url or os.environ.get("SHOAL_URL") or None
+    key = key or os.environ.get("SHOAL_API_KEY") or None
+    if url is not None:
+        if key is None:
+            raise SandboxClientError(
+                f"there is no api key for {url}",
+                hint="set SHOAL_API_KEY, or pass api_key; a daemon keeps its first key in `api.key` in its data directory",
+            )
+        if any(not " " < letter < "\x7f" for letter in key):
+            raise SandboxClientError("the api key has characters that no key has")
+        return Endpoint(url, key)
+    directory = Path(os.environ.get("SHOAL_DATA_DIR") or DATA_DIR_DEFAULT)
+    found = living(directory)
+    if found is None:
+        raise SandboxClientError(
+            f"no daemon is running on `{directory}`",
+            hint="start one with `shoal serve`, set SHOAL_URL and SHOAL_API_KEY, or use `SandboxClient.local()`",
+        )
+    return LivingEndpoint(directory, found, key or read_key(directory))
+
+
+def read_key(directory: Path) -> str:
+    """The key that a daemon keeps for local clients."""
+    try:
+        return (directory / "api.key").read_text().strip()
+    except OSError as error:
+        raise SandboxClientError(
+            f"cannot read the api key in `{directory}`: {error.strerror}",
+            hint="set SHOAL_API_KEY, or run as the user whom the daemon belongs to",
+        ) from error
+
+
+def living(directory: Path) -> str | None:
+    """The address of the daemon that lives in a directory, if one does."""
+    try:
+        lock = (directory / "lock").open()
+    except (FileNotFoundError, PermissionError):
+        return None
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            pass
+        else:
+            return None
+    try:
+        url = json.loads((directory / "daemon.json").read_bytes())["url"]
+    except (OSError, ValueError, KeyError):
+        # It is starting or stopping.
+        return None
+    return str(url)

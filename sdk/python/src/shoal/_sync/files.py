@@ -1,0 +1,362 @@
+# Generated from _async/files.py by generate_sync.py. Do not edit: change that file and run the program again.
+"""The files of a sandbox. Every path is absolute; every operation is done inside the sandbox, by its own first process."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+import httpx
+
+from .. import _archive, _seam
+from .._core import FILE_PIECE_BYTES, decoded, query, refused
+from ..errors import ResourceNotFoundError, SandboxClientError
+from ..models import FileEvent, FileInfo, FilesMade, FoundFiles, FoundLines
+from .transport import Events, Transport
+
+FileInfos = list[FileInfo]
+#: Entries of a directory in one page, the most that the daemon gives.
+LIST_PAGE_ENTRIES = 1000
+
+
+class Files:
+    """The files of a sandbox.
+
+    ``user`` in every method says as which user of the sandbox it is done, by name or number; root if left out.
+    """
+
+    def __init__(self, transport: Transport, sandbox_id: str) -> None:
+        self._transport = transport
+        self._base = f"/sandboxes/{sandbox_id}/files"
+
+    def _path(self, rest: str, **parameters: Any) -> str:
+        # `from` is a word of Python's own.
+        pairs = [("from" if name == "source" else name, value) for name, value in parameters.items()]
+        return query(f"{self._base}{rest}", pairs)
+
+    def read(self, path: str, *, offset: int = 0, length: int | None = None, user: str | None = None) -> bytes:
+        """Reads a file, or ``length`` bytes of it from ``offset`` on.
+
+        >>> sb.files.write("/workspace/digits", "0123456789")
+        FileInfo(name='digits', path='/workspace/digits', kind='file', size=10, ...)
+        >>> sb.files.read("/workspace/digits", offset=2, length=3)
+        b'234'
+
+        Raises:
+            ResourceNotFoundError: It does not exist.
+        """
+        if length == 0:
+            return b""
+        headers = {}
+        if offset or length is not None:
+            end = "" if length is None else offset + length - 1
+            headers["Range"] = f"bytes={offset}-{end}"
+        answer = self._transport.call("GET", self._path("", path=path, user=user), headers=headers)
+        return answer.content
+
+    def write(
+        self,
+        path: str,
+        content: str | bytes | IO[bytes],
+        *,
+        mode: str | None = None,
+        parents: bool = True,
+        if_match: str | None = None,
+        user: str | None = None,
+    ) -> FileInfo:
+        """Writes a file: text, bytes, or all that an open file has left.
+
+        It replaces what was there when all of it has arrived, and not before; permissions and owner stay.
+
+        Args:
+            path: Where; a link at its end is followed.
+            content: What.
+            mode: Permissions in octal, as ``"0755"``.
+            parents: Whether missing directories are made.
+            if_match: Write only if the file that is there has this ``etag``; else ``SandboxOperationError`` with the code
+                ``condition_failed``.
+            user: As which user of the sandbox.
+        """
+        target = self._path("", path=path, mode=mode, parents=None if parents else False, user=user)
+        headers = {"Content-Type": "application/octet-stream"}
+        if if_match is not None:
+            headers["If-Match"] = if_match
+        if isinstance(content, str | bytes | bytearray | memoryview):
+            raw = content.encode() if isinstance(content, str) else bytes(content)
+            # Once it is written, it does not match any more.
+            answer = self._transport.call("PUT", target, content=raw, headers=headers, repeat=if_match is None)
+        else:
+            # What was read from a file cannot be read again, so this is tried once.
+            answer = self._transport.call("PUT", target, content=pieces(content), headers=headers, repeat=False)
+        info: FileInfo = decoded(FileInfo, answer.json())
+        return info
+
+    def list(self, path: str, *, user: str | None = None) -> FileInfos:
+        """The entries of a directory, by name. Links are not followed."""
+        entries: FileInfos = []
+        cursor: str | None = None
+        while True:
+            target = self._path("/list", path=path, limit=LIST_PAGE_ENTRIES, cursor=cursor, user=user)
+            page = (self._transport.call("GET", target)).json()
+            entries += [decoded(FileInfo, entry) for entry in page["entries"]]
+            cursor = page.get("next_cursor")
+            if cursor is None:
+                return entries
+
+    def stat(self, path: str, *, follow: bool = True, user: str | None = None) -> FileInfo:
+        """What a file is. ``follow`` says whether a link at the end of the path is followed."""
+        target = self._path("/stat", path=path, follow=None if follow else False, user=user)
+        info: FileInfo = decoded(FileInfo, (self._transport.call("GET", target)).json())
+        return info
+
+    def exists(self, path: str, *, user: str | None = None) -> bool:
+        """Whether there is something at a path."""
+        try:
+            self.stat(path, follow=False, user=user)
+        except ResourceNotFoundError as error:
+            if error.resource_type != "file":
+                raise
+            return False
+        return True
+
+    def mkdir(self, path: str, *, parents: bool = True, mode: str | None = None, user: str | None = None) -> None:
+        """Makes a directory; with ``parents``, what leads to it too, and one that exists is not minded."""
+        target = self._path("/mkdir", path=path, parents=None if parents else False, mode=mode, user=user)
+        self._transport.call("POST", target, repeat=parents)
+
+    def move(
+        self, source: str, to: str, *, overwrite: bool = False, parents: bool = True, user: str | None = None
+    ) -> None:
+        """Gives something another name. ``to`` is the new name itself, not the directory to put it in."""
+        target = self._path(
+            "/move", source=source, to=to, overwrite=overwrite or None, parents=None if parents else False, user=user
+        )
+        self._transport.call("POST", target, repeat=False)
+
+    def copy(
+        self,
+        source: str,
+        to: str,
+        *,
+        recursive: bool = False,
+        overwrite: bool = False,
+        parents: bool = True,
+        user: str | None = None,
+    ) -> FilesMade:
+        """Copies something inside the sandbox. ``to`` is the name of the copy itself."""
+        target = self._path(
+            "/copy",
+            source=source,
+            to=to,
+            recursive=recursive or None,
+            overwrite=overwrite or None,
+            parents=None if parents else False,
+            user=user,
+        )
+        made: FilesMade = decoded(FilesMade, (self._transport.call("POST", target, repeat=False)).json())
+        return made
+
+    def delete(self, path: str, *, recursive: bool = False, user: str | None = None) -> None:
+        """Removes a file, a link, or a directory; with ``recursive``, all that is in it too."""
+        self._transport.call("DELETE", self._path("", path=path, recursive=recursive or None, user=user))
+
+    def glob(
+        self,
+        pattern: str,
+        path: str = "/workspace",
+        *,
+        hidden: bool = False,
+        limit: int | None = None,
+        timeout: float | None = None,
+        user: str | None = None,
+    ) -> FoundFiles:
+        """Finds files by name. ``cut`` of the answer says whether a limit ended the search.
+
+        >>> sb.write("/workspace/src/main.py", "print('hello')")
+        >>> [file.path for file in sb.files.glob("**/*.py")]
+        ['/workspace/src/main.py']
+        """
+        target = self._path(
+            "/glob",
+            path=path,
+            pattern=pattern,
+            hidden=hidden or None,
+            limit=limit,
+            timeout_seconds=None if timeout is None else max(1, round(timeout)),
+            user=user,
+        )
+        found: FoundFiles = decoded(FoundFiles, (self._search(target, timeout)).json())
+        return found
+
+    def grep(
+        self,
+        pattern: str,
+        path: str = "/workspace",
+        *,
+        regex: bool = False,
+        ignore_case: bool = False,
+        include: Sequence[str] | str = (),
+        hidden: bool = False,
+        limit: int | None = None,
+        timeout: float | None = None,
+        user: str | None = None,
+    ) -> FoundLines:
+        """Finds lines in files.
+
+        >>> sb.write("/workspace/poem", "a rose\\nis a rose\\n")
+        >>> [(match.line, match.text) for match in sb.files.grep("is a")]
+        [(2, 'is a rose')]
+        """
+        includes = [include] if isinstance(include, str) else include
+        parameters: list[tuple[str, Any]] = [
+            ("path", path),
+            ("pattern", pattern),
+            ("regex", regex or None),
+            ("ignore_case", ignore_case or None),
+            *(("include", text) for text in includes),
+            ("hidden", hidden or None),
+            ("limit", limit),
+            ("timeout_seconds", None if timeout is None else max(1, round(timeout))),
+            ("user", user),
+        ]
+        found: FoundLines = decoded(
+            FoundLines, (self._search(query(f"{self._base}/grep", parameters), timeout)).json()
+        )
+        return found
+
+    def _search(self, target: str, timeout: float | None) -> httpx.Response:
+        longest = None if timeout is None else timeout + self._transport.timeout
+        return self._transport.call("GET", target, read_seconds=0.0 if longest is None else longest)
+
+    def watch(self, path: str, *, recursive: bool = False, user: str | None = None) -> FileEvents:
+        """What happens to a file, or in a directory, from now on, until it is gone or the caller leaves.
+
+        The first event is ``ready``. If the connection breaks, what happened until the next one is not told, and
+        ``overflow`` says so.
+        """
+        target = self._path("/watch", path=path, recursive=recursive or None, user=user)
+        return FileEvents(self._transport, target)
+
+    def upload(self, local: str | os.PathLike[str], path: str, *, user: str | None = None) -> FilesMade:
+        """Copies a file or a whole directory of this machine to ``path``, which is the name of the copy itself.
+
+        What a directory at ``path`` has already stays, unless something of the same name comes.
+        """
+        source = Path(local)
+        if _seam.offload(source.is_dir):
+            file = _seam.offload(_archive.pack, source)
+            target, type_ = self._path("/tar", path=path, user=user), "application/x-tar"
+        else:
+            file = _seam.offload(source.open, "rb")
+            mode = f"{(_seam.offload(source.stat)).st_mode & 0o777:04o}"
+            target, type_ = self._path("", path=path, mode=mode, user=user), "application/octet-stream"
+        with file:
+            # As long as it takes: the daemon says so when a body does not come.
+            answer = self._transport.call(
+                "PUT",
+                target,
+                content=pieces(file),
+                headers={"Content-Type": type_},
+                repeat=False,
+                read_seconds=None,
+            )
+        said = answer.json()
+        if "entries" in said:
+            made: FilesMade = decoded(FilesMade, said)
+            return made
+        return FilesMade(entries=1, bytes=int(said["size"]), skipped=0)
+
+    def download(self, path: str, local: str | os.PathLike[str], *, user: str | None = None) -> None:
+        """Copies a file or a whole directory to this machine, to ``local``, which is the name of the copy itself.
+
+        A file gets its name when all of it has arrived. What comes from a sandbox is not trusted: nothing lands
+        outside of ``local``; links that lead out of it, devices and sockets are left out.
+        """
+        target = Path(local)
+        info = self.stat(path, user=user)
+        if info.is_dir:
+            with _archive.spool() as file:
+                self._fetch(self._path("/tar", path=path, user=user), file)
+                _seam.offload(_archive.unpack, file, target)
+            return
+        _seam.offload(_make_directory, target.parent)
+        partial = _archive.partial_name(target)
+        try:
+            with _seam.offload(_create, partial) as file:
+                self._fetch(self._path("", path=path, user=user), file)
+            _seam.offload(partial.replace, target)
+        except BaseException:
+            partial.unlink(missing_ok=True)
+            raise
+
+    def _fetch(self, target: str, file: IO[bytes]) -> None:
+        response = self._transport.open("GET", target)
+        try:
+            for piece in response.iter_raw(FILE_PIECE_BYTES):
+                _seam.offload(file.write, piece)
+        except httpx.TransportError as error:
+            raise self._transport.broken(error) from error
+        finally:
+            response.close()
+
+
+def _create(path: Path) -> IO[bytes]:
+    return path.open("wb")
+
+
+def _make_directory(path: Path) -> None:
+    path.mkdir(parents=True, exist_ok=True)
+
+
+def pieces(file: IO[bytes]) -> Iterable[bytes]:
+    """What an open file has left."""
+    while piece := _seam.offload(file.read, FILE_PIECE_BYTES):
+        yield piece
+
+
+class FileEvents(Events):
+    """What happens to files."""
+
+    def __init__(self, transport: Transport, target: str) -> None:
+        super().__init__(transport)
+        self._target = target
+        self._seen_ready = False
+        self._over = False
+
+    def _place(self) -> tuple[str, dict[str, str]]:
+        return self._target, {}
+
+    def __iter__(self) -> Iterator[FileEvent]:
+        return self
+
+    def __next__(self) -> FileEvent:
+        if self._over:
+            raise StopIteration
+        _, said = self._next()
+        if said.get("type") == "failed":
+            self._over = True
+            self.close()
+            raise self._broke(said)
+        event: FileEvent = decoded(FileEvent, said)
+        if event.type == "ready":
+            if self._seen_ready:
+                return FileEvent("overflow")
+            self._seen_ready = True
+        elif event.type == "gone":
+            self._over = True
+            self.close()
+        return event
+
+    def _broke(self, said: dict[str, Any]) -> SandboxClientError:
+        return refused(said["code"], said["message"], said.get("hint"), said.get("details"), None)
+
+    def __enter__(self) -> FileEvents:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,574 @@
+"""What the daemon says, as values: nothing here talks to anybody.
+
+Fields that a newer daemon adds are ignored. Names and paths that are not UTF-8 are text with surrogate escapes, as
+Python itself has them (:func:`os.fsencode` gives the bytes back), and can be handed back as they are.
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import functools
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Literal, TypeVar, Union
+
+__all__ = [
+    "Command",
+    "CommandResult",
+    "CreatedKey",
+    "DiskUsage",
+    "ExecutionResult",
+    "ExplainedRule",
+    "Explanation",
+    "FileEvent",
+    "FileInfo",
+    "FilesMade",
+    "FoundFiles",
+    "FoundLines",
+    "Image",
+    "ImageConfig",
+    "Kept",
+    "Key",
+    "LastUse",
+    "LifetimeRule",
+    "LineMatch",
+    "MachineStats",
+    "OutputChunk",
+    "ResourceStatus",
+    "SandboxEnd",
+    "SandboxEvent",
+    "SandboxInfo",
+    "SandboxLimits",
+    "SandboxStats",
+    "SandboxUsage",
+    "TerminalSize",
+    "Version",
+]
+
+State = Literal["creating", "running", "paused", "deleting", "failed"]
+Action = Literal["pause_keep_memory", "pause_drop_memory", "delete"]
+Since = Literal["last_use", "start", "paused", "creation"]
+Stream = Literal["stdout", "stderr"]
+
+#: The LangSmith SDK's words for the states of a sandbox.
+STATUS_OF_STATE: Mapping[str, str] = {
+    "creating": "provisioning",
+    "running": "ready",
+    "paused": "stopped",
+    "deleting": "deleting",
+    "failed": "failed",
+}
+
+
+@dataclass(frozen=True)
+class LifetimeRule:
+    """So long since something, then do this. Of several rules, the first to strike wins.
+
+    >>> LifetimeRule.idle(1800)
+    LifetimeRule(since='last_use', after_seconds=1800, action='delete')
+    """
+
+    since: Since
+    after_seconds: float
+    action: Action = "delete"
+    #: Take a rule with an action that the daemon cannot do yet: it is kept and shown, and does nothing.
+    accept_inactive: bool = field(default=False, repr=False)
+    #: Whether the daemon does it; said by the daemon.
+    acts: bool = field(default=True, repr=False)
+
+    @classmethod
+    def idle(cls, seconds: float, action: Action = "delete") -> LifetimeRule:
+        """When nobody has used it for so long."""
+        return cls("last_use", seconds, action)
+
+    @classmethod
+    def hard_ttl(cls, seconds: float) -> LifetimeRule:
+        """So long after its creation, used or not. Nothing renews it."""
+        return cls("creation", seconds)
+
+    def to_json(self) -> dict[str, Any]:
+        """As the daemon wants it."""
+        wish: dict[str, Any] = {"since": self.since, "after_seconds": self.after_seconds, "action": self.action}
+        return {**wish, "accept_inactive": True} if self.accept_inactive else wish
+
+
+@dataclass(frozen=True)
+class SandboxLimits:
+    """What a sandbox may use."""
+
+    cpu_millis: int
+    memory_bytes: int
+    pids: int
+
+
+@dataclass(frozen=True)
+class SandboxInfo:
+    """A sandbox, as the daemon describes it."""
+
+    id: str
+    name: str
+    state: State
+    template: str
+    image: str
+    limits: SandboxLimits
+    created_at: datetime
+    env: dict[str, str] = field(default_factory=dict)
+    labels: dict[str, str] = field(default_factory=dict)
+    lifetime: list[LifetimeRule] = field(default_factory=list)
+    #: Why it is ``failed``, or ``deleting`` by a rule of its lifetime.
+    reason: str | None = None
+    #: Whether the request made it, or found it by its labels.
+    created: bool | None = None
+
+
+@dataclass(frozen=True)
+class ResourceStatus:
+    """How far a sandbox is: ``provisioning``, ``ready``, ``failed``, ``stopped`` or ``deleting``."""
+
+    status: str
+    status_message: str | None = None
+
+
+@dataclass(frozen=True)
+class CommandResult:
+    """How a command ended."""
+
+    outcome: str
+    exit_code: int | None = None
+    signal: int | None = None
+    message: str | None = None
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What is kept of a stream: bytes from ``start`` up to ``end``."""
+
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command, without its output."""
+
+    id: str
+    sandbox_id: str
+    state: Literal["starting", "running", "ended"]
+    stdout: Kept
+    stderr: Kept
+    created_at: datetime
+    pid: int | None = None
+    argv: list[str] | None = None
+    script: str | None = None
+    request_cut: bool = False
+    terminal: bool = False
+    result: CommandResult | None = None
+    ended_at: datetime | None = None
+
+
+@dataclass(frozen=True)
+class ExecutionResult:
+    """What came of a command.
+
+    ``stdout`` and ``stderr`` are text; bytes that are not UTF-8 are replaced there and kept in ``stdout_bytes`` and
+    ``stderr_bytes``.
+    """
+
+    #: What a shell would report; 128 + n where signal n ended it.
+    exit_code: int
+    stdout_bytes: bytes = field(default=b"", repr=False)
+    stderr_bytes: bytes = field(default=b"", repr=False)
+    #: ``exited``, ``signaled``, ``killed``, ``out_of_memory`` or ``failed_to_start``.
+    outcome: str = "exited"
+    #: A sentence, where the outcome needs one.
+    message: str | None = None
+    command_id: str | None = field(default=None, repr=False)
+    #: How many bytes at the front of each stream are not here, because they were no longer kept.
+    stdout_lost: int = field(default=0, repr=False)
+    stderr_lost: int = field(default=0, repr=False)
+
+    @functools.cached_property
+    def stdout(self) -> str:
+        """Standard output as text."""
+        return self.stdout_bytes.decode("utf-8", "replace")
+
+    @functools.cached_property
+    def stderr(self) -> str:
+        """Standard error as text."""
+        return self.stderr_bytes.decode("utf-8", "replace")
+
+    @property
+    def success(self) -> bool:
+        """Whether the exit code is 0."""
+        return self.exit_code == 0
+
+    @property
+    def truncated(self) -> bool:
+        """Whether output is missing."""
+        return bool(self.stdout_lost or self.stderr_lost)
+
+    def __repr__(self) -> str:
+        parts = [f"exit_code={self.exit_code}"]
+        if self.outcome != "exited":
+            parts.append(f"outcome={self.outcome!r}")
+        if self.message:
+            parts.append(f"message={self.message!r}")
+        for name, text in (("stdout", self.stdout), ("stderr", self.stderr)):
+            if text:
+                parts.append(f"{name}={text!r}" if len(text) <= 80 else f"{name}={text[:77]!r}... {len(text)} chars")
+        return f"ExecutionResult({', '.join(parts)})"
+
+
+@dataclass(frozen=True)
+class OutputChunk:
+    """A piece of a command's output."""
+
+    stream: Stream
+    #: As text. A character that is split between two pieces is in the second.
+    data: str
+    #: Where ``raw`` begins in the stream, in bytes.
+    offset: int
+    #: As it was written.
+    raw: bytes = field(default=b"", repr=False)
+
+
+@dataclass(frozen=True)
+class TerminalSize:
+    """The size of a terminal in characters."""
+
+    rows: int = 24
+    columns: int = 80
+
+
+@dataclass(frozen=True)
+class LastUse:
+    """The last use of a sandbox."""
+
+    at: datetime
+    by: str
+
+
+@dataclass(frozen=True)
+class ExplainedRule:
+    """A lifetime rule at one moment."""
+
+    since: Since
+    after_seconds: float
+    action: Action
+    acts: bool
+    strikes_at: datetime | None = None
+    strikes_in_seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class SandboxEnd:
+    """How a sandbox ends if nothing happens until then."""
+
+    action: Action
+    at: datetime
+    in_seconds: float
+    postponed_by: str
+    rule: int
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Why a sandbox lives, and when and how it ends."""
+
+    sandbox_id: str
+    state: State
+    #: All of it in one sentence.
+    sentence: str
+    uses: int
+    rules: list[ExplainedRule] = field(default_factory=list)
+    last_use: LastUse | None = None
+    end: SandboxEnd | None = None
+
+    def __str__(self) -> str:
+        return self.sentence
+
+
+@dataclass(frozen=True)
+class SandboxUsage:
+    """What a sandbox uses at one instant."""
+
+    cpu_seconds: float
+    cpu_throttled_seconds: float
+    memory_bytes: int
+    memory_reclaimable_bytes: int
+    pids: int
+
+
+@dataclass(frozen=True)
+class DiskUsage:
+    """What a sandbox's own files take on disk."""
+
+    bytes: int
+    complete: bool
+    counted_at: datetime
+
+
+@dataclass(frozen=True)
+class SandboxStats:
+    """What a sandbox uses, beside what it may."""
+
+    sandbox_id: str
+    name: str
+    state: State
+    at: datetime
+    commands_running: int
+    limits: SandboxLimits
+    usage: SandboxUsage | None = None
+    disk: DiskUsage | None = None
+
+
+@dataclass(frozen=True)
+class MachineStats:
+    """The machine that all sandboxes share."""
+
+    cpus: int
+    memory_bytes: int
+    memory_available_bytes: int
+    disk_bytes: int
+    disk_available_bytes: int
+
+
+@dataclass(frozen=True)
+class SandboxEvent:
+    """Something that happened to a sandbox or a command.
+
+    ``type`` is ``ready`` (first on every stream), ``missed`` (look for yourself), ``sandbox``, ``deleted``,
+    ``command_started`` or ``command_ended``.
+    """
+
+    type: str
+    sandbox_id: str | None = None
+    name: str | None = None
+    state: State | None = None
+    reason: str | None = None
+    command_id: str | None = None
+    pid: int | None = None
+    result: CommandResult | None = None
+    at: datetime | None = None
+
+
+@dataclass(frozen=True)
+class FileInfo:
+    """What a file is."""
+
+    name: str
+    path: str
+    kind: Literal["file", "directory", "symlink", "fifo", "socket", "device", "unknown"]
+    size: int
+    #: Permissions in octal, as ``0644``.
+    mode: str
+    modified_at: datetime
+    uid: int
+    gid: int
+    links: int
+    etag: str
+    #: Where a symbolic link leads.
+    target: str | None = None
+
+    @property
+    def is_dir(self) -> bool:
+        """Whether it is a directory."""
+        return self.kind == "directory"
+
+    @property
+    def is_file(self) -> bool:
+        """Whether it is a regular file."""
+        return self.kind == "file"
+
+
+@dataclass(frozen=True)
+class FoundFiles:
+    """What a search by name found. Iterating gives the files."""
+
+    files: list[FileInfo]
+    entries_looked_at: int
+    #: What could not be looked into.
+    skipped: int
+    #: The limit that ended the search before it was through: ``matches``, ``entries``, ``bytes`` or ``time``.
+    cut: str | None = None
+
+    def __iter__(self) -> typing.Iterator[FileInfo]:
+        return iter(self.files)
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+
+@dataclass(frozen=True)
+class LineMatch:
+    """A line in which something was found."""
+
+    path: str
+    #: Counted from 1.
+    line: int
+    #: Where in the line the first match begins, in bytes from 0.
+    column: int
+    #: The line, or 2 KiB of it around the match.
+    text: str
+    text_start: int
+    text_cut: bool
+
+
+@dataclass(frozen=True)
+class FoundLines:
+    """What a search by contents found. Iterating gives the matches."""
+
+    matches: list[LineMatch]
+    entries_looked_at: int
+    bytes_read: int
+    skipped: int
+    cut: str | None = None
+
+    def __iter__(self) -> typing.Iterator[LineMatch]:
+        return iter(self.matches)
+
+    def __len__(self) -> int:
+        return len(self.matches)
+
+
+@dataclass(frozen=True)
+class FilesMade:
+    """What a copy or an upload made."""
+
+    entries: int
+    bytes: int
+    #: Sockets, devices and FIFOs, which are left out.
+    skipped: int
+
+
+@dataclass(frozen=True)
+class FileEvent:
+    """Something that happened to a file.
+
+    ``type`` is ``ready`` (from here on, everything is told), ``changed``, ``overflow`` (look for yourself),
+    ``not_watched`` or ``gone`` (the last event). ``change`` is ``created``, ``modified``, ``written``, ``attributes``,
+    ``removed``, ``moved_from`` or ``moved_to``.
+    """
+
+    type: str
+    path: str | None = None
+    change: str | None = None
+    directory: bool | None = None
+
+
+@dataclass(frozen=True)
+class ImageConfig:
+    """How an image's programs run."""
+
+    command: list[str] = field(default_factory=list)
+    entrypoint: list[str] = field(default_factory=list)
+    env: dict[str, str] = field(default_factory=dict)
+    labels: dict[str, str] = field(default_factory=dict)
+    user: str | None = None
+    working_directory: str | None = None
+
+
+@dataclass(frozen=True)
+class Image:
+    """An image that the daemon has."""
+
+    digest: str
+    names: list[str]
+    platform: str
+    config: ImageConfig
+    #: What was fetched for it.
+    size_bytes: int
+    #: What its files hold.
+    unpacked_bytes: int
+    created_at: datetime
+    #: Whether only this key's owner sees it.
+    private: bool = False
+    #: How many of the owner's sandboxes were made from it.
+    sandboxes: int = 0
+    aliases: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Key:
+    """An api key, without its secret."""
+
+    id: str
+    owner: str
+    admin: bool
+    created_at: datetime
+    metrics_only: bool = False
+    sandboxes_max: int | None = None
+    cpu_millis_max: int | None = None
+    memory_bytes_max: int | None = None
+
+
+@dataclass(frozen=True)
+class CreatedKey(Key):
+    """A new api key. Its secret is shown this once."""
+
+    secret: str = field(default="", repr=False)
+
+
+@dataclass(frozen=True)
+class Version:
+    """What is running there."""
+
+    api: str
+    version: str
+
+
+T = TypeVar("T")
+
+
+def decode(kind: type[T], data: Any) -> T:
+    """A value of ``kind`` from JSON; ``ValueError`` or ``KeyError`` where it is none."""
+    value = _decode(kind, data)
+    return typing.cast(T, value)
+
+
+_TEXTS = (str, str | None)
+
+
+@functools.cache
+def _fields(kind: Any) -> list[tuple[str, Any]]:
+    hints = typing.get_type_hints(kind)
+    return [(entry.name, hints[entry.name]) for entry in dataclasses.fields(kind)]
+
+
+def _decode(kind: Any, data: Any) -> Any:
+    if dataclasses.is_dataclass(kind):
+        return _decode_dataclass(kind, data)
+    if kind is datetime:
+        # Before Python 3.11, `Z` is not understood.
+        return datetime.fromisoformat(data[:-1] + "+00:00" if data.endswith("Z") else data)
+    origin = typing.get_origin(kind)
+    if origin in (Union, types.UnionType):
+        if data is None:
+            return None
+        (inner,) = (entry for entry in typing.get_args(kind) if entry is not type(None))
+        return _decode(inner, data)
+    if origin is list:
+        (inner,) = typing.get_args(kind)
+        return [_decode(inner, entry) for entry in data]
+    return data
+
+
+def _decode_dataclass(kind: Any, data: Any) -> Any:
+    if not isinstance(data, dict):
+        raise ValueError(f"{kind.__name__} is not an object")
+    values: dict[str, Any] = {}
+    for name, hint in _fields(kind):
+        # Only text has a twin in base64; `stdout_base64` of a command that was waited for is not its `stdout`.
+        encoded = data.get(f"{name}_base64") if hint in _TEXTS else None
+        if encoded is not None:
+            values[name] = base64.b64decode(encoded).decode("utf-8", "surrogateescape")
+        elif data.get(name) is not None:
+            values[name] = _decode(hint, data[name])
+    try:
+        return kind(**values)
+    except TypeError as error:
+        raise ValueError(f"{kind.__name__} lacks a field: {error}") from None

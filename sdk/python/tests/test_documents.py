@@ -1,0 +1,44 @@
+"""Every example in the documents of the SDK runs, and prints what the page says."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+from documents import ROOT, programs
+from harness import Daemon
+
+EXAMPLES = [
+    pytest.param(program, printed, id=f"{page}-{number}")
+    for page in ("sdk/python/README.md", "docs/guides/python.md")
+    for number, (program, printed) in enumerate(programs(page), 1)
+]
+
+
+@pytest.mark.parametrize(("program", "printed"), EXAMPLES)
+def test_an_example_prints_what_the_page_says(program: str, printed: str | None, daemon: Daemon) -> None:
+    environment = {**os.environ, "SHOAL_URL": daemon.url, "SHOAL_API_KEY": daemon.key}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=90)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == (printed or "")
+
+
+@pytest.mark.parametrize(
+    ("name", "printed"),
+    [
+        ("threads.py", ["1 sandbox for 8 messages at once", "the user likes tea"]),
+        ("agent_in_sandbox.py", ["counting", '{"a": 2, "rose": 2, "is": 1}', "finished with 0"]),
+    ],
+)
+@pytest.mark.parametrize("private", [False, True])
+def test_an_example_runs_with_one_command(name: str, printed: list[str], private: bool, daemon: Daemon) -> None:
+    environment = {**os.environ, "SHOAL_DATA_DIR": "/nonexistent"}
+    if not private:
+        environment |= {"SHOAL_URL": daemon.url, "SHOAL_API_KEY": daemon.key}
+    done = subprocess.run(
+        [sys.executable, ROOT / "examples/python" / name], env=environment, capture_output=True, text=True, timeout=90
+    )
+    assert done.returncode == 0, done.stderr
+    assert [line for line in done.stdout.splitlines() if line in printed] == printed
