@@ -128,7 +128,7 @@ fn sandboxes_come_and_go_and_leave_nothing_in_the_store() {
     for _ in 0..10 {
         let sandbox = daemon.sandbox();
         sandbox.sh("echo hi > /workspace/file; mkdir -p /opt/x; rm -rf /usr/games").ok();
-        assert_eq!(in_store(&daemon, "sandboxes"), [sandbox.id.clone()]);
+        assert_eq!(in_store(&daemon, "sandboxes"), std::slice::from_ref(&sandbox.id));
         sandbox.delete();
     }
     assert_eq!(in_store(&daemon, "sandboxes"), [] as [String; 0]);
