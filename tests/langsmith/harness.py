@@ -173,8 +173,9 @@ class Proxy:
             server.sendall(head)
             threading.Thread(target=self._copy, args=(client, server, None), daemon=True).start()
             self._copy(server, client, left)
-            # A reset, and not the end of a stream: the worst that a network does.
-            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")
+            # At once, in both directions, also under the thread that waits for more.
+            for end in (client, server):
+                end.shutdown(socket.SHUT_RDWR)
 
     @staticmethod
     def _copy(source: socket.socket, target: socket.socket, left: int | None) -> None:
