@@ -29,6 +29,7 @@ macro_rules! pages {
 pages! {
     the_readme: "README.md", 2 not run;
     the_page_on_lifecycle: "docs/concepts/lifecycle.md", 0 not run;
+    the_page_on_langsmith: "docs/dialects/langsmith.md", 2 not run;
     the_start: "docs/start.md", 0 not run;
     the_guide_to_commands: "docs/guides/commands.md", 0 not run;
     the_guide_to_files: "docs/guides/files.md", 0 not run;
