@@ -168,7 +168,8 @@ def test_keys_and_quotas(client: SandboxClient, daemon: Daemon) -> None:
     with SandboxClient(daemon.url, key.secret) as guest, guest.sandbox():
         with pytest.raises(QuotaExceededError) as caught:
             guest.create_sandbox()
-        assert caught.value.quota_type == "sandboxes"
+        assert caught.value.quota_type == "sandbox_count"
+        assert caught.value.resource_type == "sandbox"
         with pytest.raises(SandboxAuthenticationError):
             guest.list_keys()
     client.delete_key(key.id)

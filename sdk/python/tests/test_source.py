@@ -11,11 +11,14 @@ from types import ModuleType
 import pytest
 
 import shoal
+import shoal._archive
 import shoal._core
 import shoal._sync.client
 import shoal._sync.command
 import shoal._sync.files
+import shoal._sync.images
 import shoal._sync.sandbox
+import shoal._sync.templates
 from shoal import Sandbox, SandboxClient
 from shoal._core import OutputState, SseParser, query
 from shoal.errors import SandboxAPIError
@@ -28,14 +31,25 @@ def test_the_sync_client_is_what_the_async_one_says() -> None:
 
 
 def test_both_clients_have_the_same_names() -> None:
-    for plain in ("SandboxClient", "Sandbox", "CommandHandle", "Files"):
+    for plain in ("SandboxClient", "Sandbox", "CommandHandle", "BuildHandle", "Files"):
         one, two = getattr(shoal, plain), getattr(shoal, f"Async{plain}")
         public = [{name for name in dir(kind) if not name.startswith("_")} for kind in (one, two)]
         assert public[0] == public[1]
 
 
 @pytest.mark.parametrize(
-    "module", [shoal.models, shoal._sync.client, shoal._sync.sandbox, shoal._sync.files], ids=lambda m: m.__name__
+    "module",
+    [
+        shoal._archive,
+        shoal._core,
+        shoal.models,
+        shoal._sync.client,
+        shoal._sync.files,
+        shoal._sync.images,
+        shoal._sync.sandbox,
+        shoal._sync.templates,
+    ],
+    ids=lambda m: m.__name__,
 )
 def test_the_examples_in_docstrings_run(module: ModuleType, client: SandboxClient, sb: Sandbox) -> None:
     globs = {**vars(shoal), "client": client}

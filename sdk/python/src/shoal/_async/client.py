@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import IO, Any
+from typing import Any
 
 from .. import _seam
 from .._core import (
@@ -32,7 +32,6 @@ from ..errors import (
 from ..models import (
     STATUS_OF_STATE,
     CreatedKey,
-    Image,
     Key,
     LifetimeRule,
     MachineStats,
@@ -41,18 +40,17 @@ from ..models import (
     SandboxStats,
     Version,
 )
-from .files import pieces
+from .images import ImageCalls
 from .sandbox import AsyncSandbox, AsyncSandboxEvents
+from .templates import TemplateCalls
 from .transport import AsyncTransport
 
 #: How long a sandbox may take to be made.
 CREATE_SECONDS_MAX = 120.0
-#: How long an image may take to come, on a slow line.
-PULL_SECONDS_MAX = 1800.0
 
 
-class AsyncSandboxClient:
-    """Sandboxes on one daemon.
+class AsyncSandboxClient(ImageCalls, TemplateCalls):
+    """Sandboxes on one daemon, and what they are made from.
 
     >>> async with await client.sandbox() as sb:
     ...     print((await sb.run("echo hello")).stdout, end="")
@@ -66,6 +64,9 @@ class AsyncSandboxClient:
     Raises:
         SandboxClientError: No daemon was named and none runs on this machine. ``local`` starts one.
     """
+
+    # Pausing, snapshots, forks and network policy are a sandbox's own business and belong into `AsyncSandbox`. Volumes and
+    # pools are kinds of thing beside templates: each has a module of its own here, and is added to the bases above.
 
     def __init__(
         self,
@@ -394,78 +395,6 @@ class AsyncSandboxClient:
             if cursor is None:
                 machine: MachineStats = decoded(MachineStats, page["machine"])
                 return machine, rows
-
-    # --- Images
-
-    async def pull_image(
-        self,
-        reference: str,
-        *,
-        username: str | None = None,
-        password: str | None = None,
-        platform: str | None = None,
-        insecure: bool = False,
-        timeout: float = PULL_SECONDS_MAX,
-    ) -> Image:
-        """Pulls an image from its registry, also when one of that name is there: a tag may mean something else today.
-
-        Args:
-            reference: Such as ``python:3.12`` or ``registry.local:5000/team/app:1``.
-            username: For the registry; what is pulled so is seen by this key's owner alone.
-            password: With ``username``.
-            platform: Such as ``linux/arm64``; the daemon's machine's if left out.
-            insecure: Speak plain HTTP with the registry; needs a key with admin rights.
-            timeout: How many seconds it may take.
-        """
-        wish = {
-            "reference": reference,
-            "username": username,
-            "password": password,
-            "platform": platform,
-            "insecure": insecure or None,
-        }
-        body = {key: value for key, value in wish.items() if value is not None}
-        answer = await self._transport.call("POST", "/images/pull", json=body, read_seconds=timeout)
-        image: Image = decoded(Image, answer.json())
-        return image
-
-    async def import_image(self, file: IO[bytes], *, name: str | None = None, format: str | None = None) -> list[Image]:
-        """Takes the images of an archive: of OCI or Docker, or a root file system as a tar stream, compressed or not.
-
-        Args:
-            file: The archive, open for reading bytes.
-            name: What to call the image; needed where the archive does not say.
-            format: ``oci``, ``docker`` or ``rootfs``; what it looks like if left out.
-        """
-        answer = await self._transport.call(
-            "POST",
-            query("/images/import", {"name": name, "format": format}),
-            content=pieces(file),
-            headers={"Content-Type": "application/octet-stream"},
-            repeat=False,
-            read_seconds=None,
-        )
-        return [decoded(Image, entry) for entry in answer.json()["images"]]
-
-    async def list_images(self) -> list[Image]:
-        """The images that this key's owner may use, newest first. ``host`` is not among them."""
-        answer = await self._transport.call("GET", "/images")
-        return [decoded(Image, entry) for entry in answer.json()["images"]]
-
-    async def get_image(self, name: str) -> Image:
-        """An image, by a name or its digest."""
-        image: Image = decoded(Image, (await self._transport.call("GET", f"/images/{in_path(name)}")).json())
-        return image
-
-    async def delete_image(self, name: str, *, force: bool = False) -> None:
-        """Takes an image's name away, or all its names when it is named by its digest, and removes what nobody uses.
-
-        Raises:
-            ResourceInUseError: Sandboxes use it. With ``force`` they go on, and what they need is removed after them.
-        """
-        await self._transport.call("DELETE", query(f"/images/{in_path(name)}", {"force": force or None}))
-
-    # --- Templates, volumes and pools belong here, named as in the LangSmith SDK: `create_template` and so on.
 
     # --- Keys and the daemon
 
