@@ -7,6 +7,7 @@ How environments are made and kept is said in tests/clients/environments.py of t
 
 from __future__ import annotations
 
+import shutil
 import sys
 from pathlib import Path
 
@@ -31,6 +32,14 @@ ELSEWHERE = ("../../examples/python", "../../tests/clients")
 #: Deep Agents Code pins an exact version of deepagents, so its tests run beside that one alone.
 WITHOUT_DCODE = (*PYTEST, "tests/deepagents", "--ignore=tests/deepagents/test_dcode.py")
 
+TESTERS = (*TOOLS, "httpx==0.28.1", "pytest==9.2.0", "pytest-asyncio==1.4.1.post1")
+#: Other Pythons that this package is for; those that are on ``PATH`` are tried too. The type checker is always for 3.10.
+PYTHONS = tuple(
+    (name, found)
+    for name in ("python3.10", "python3.12", "python3.13", "python3.14")
+    if (found := shutil.which(name)) is not None
+)
+
 ENVIRONMENTS = (
     Environment(
         "dcode",
@@ -43,7 +52,7 @@ ENVIRONMENTS = (
     ),
     Environment(
         "sdk",
-        (*TOOLS, "httpx==0.28.1", "pytest==9.2.0", "pytest-asyncio==1.4.1.post1", MYPY_PACKAGE, "ruff==0.17.4"),
+        (*TESTERS, MYPY_PACKAGE, "ruff==0.17.4"),
         (
             INSTALL,
             (*RUFF, "check", "--no-cache", ".", *ELSEWHERE),
@@ -65,6 +74,7 @@ ENVIRONMENTS = (
         ),
         {"SHOAL_BINARY": None, "SHOAL_WHEEL_BINARY": "{shoal}"},
     ),
+    *(Environment(name, TESTERS, (INSTALL, PYTEST), interpreter=found) for name, found in PYTHONS),
 )
 
 if __name__ == "__main__":

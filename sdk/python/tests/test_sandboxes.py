@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import io
+import json
 import os
 import signal
 import subprocess
@@ -32,6 +33,7 @@ from shoal import (
     SandboxConnectionError,
     ValidationError,
 )
+from shoal._find import data_dir
 
 
 def test_a_sandbox_of_a_with_block_is_deleted_at_its_end(client: SandboxClient) -> None:
@@ -272,6 +274,28 @@ def test_the_daemon_of_a_data_directory_is_found(daemon: Daemon, monkeypatch: py
     with SandboxClient() as client:
         assert client.api_endpoint == daemon.url
         assert client.version().api == "v1"
+
+
+def test_the_data_directory_of_the_configuration_file_is_found(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in ("SHOAL_URL", "SHOAL_DATA_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("SHOAL_API_KEY", daemon.key)
+    file = tmp_path / "config.toml"
+    monkeypatch.setenv("SHOAL_CONFIG", str(file))
+    file.write_text(f"# A comment.\nspares = 2\ndata_dir = {json.dumps(str(daemon.directory / 'data'))}\n")
+    with SandboxClient() as client:
+        assert client.api_endpoint == daemon.url
+    # What says nothing, or is none, is as if it were not there.
+    for text in ("spares = 2\n", "data_dir = 7\n", "data_dir = \n", None):
+        if text is None:
+            file.unlink()
+        else:
+            file.write_text(text)
+        assert data_dir() == Path("/var/lib/shoal")
+    monkeypatch.setenv("SHOAL_DATA_DIR", str(tmp_path))
+    assert data_dir() == tmp_path
 
 
 def test_calls_wait_for_a_daemon_that_is_restarted(own_daemon: Daemon) -> None:
