@@ -29,8 +29,11 @@ MYPY = ("{python}", "-m", "mypy", "--cache-dir", "{scratch}")
 RUFF = ("{python}", "-m", "ruff")
 #: What is not in this folder and is held to its rules.
 ELSEWHERE = ("../../examples/python", "../../tests/clients")
+#: LangChain's standard tests have a count and a time of their own.
+STANDARD = (*PYTEST, "tests/deepagents/test_standard.py")
 #: Deep Agents Code pins an exact version of deepagents, so its tests run beside that one alone.
-WITHOUT_DCODE = (*PYTEST, "tests/deepagents", "--ignore=tests/deepagents/test_dcode.py")
+OTHERS = (*PYTEST, "tests/deepagents", "--deselect=tests/deepagents/test_standard.py")
+WITHOUT_DCODE = (*OTHERS, "--ignore=tests/deepagents/test_dcode.py")
 
 TESTERS = (*TOOLS, "httpx==0.28.1", "pytest==9.2.0", "pytest-asyncio==1.4.1.post1")
 #: Other Pythons that this package is for; those that are on ``PATH`` are tried too. The type checker is always for 3.10.
@@ -47,7 +50,8 @@ ENVIRONMENTS = (
         (
             INSTALL,
             (*MYPY, "--python-version", "3.11", "src/shoal/deepagents", "tests/deepagents"),
-            (*PYTEST, "tests/deepagents"),
+            STANDARD,
+            OTHERS,
         ),
     ),
     Environment(
@@ -61,8 +65,12 @@ ENVIRONMENTS = (
             PYTEST,
         ),
     ),
-    Environment("deepagents 0.7.32", (*TOOLS, "deepagents==0.7.32", LANGCHAIN_TESTS), (INSTALL, WITHOUT_DCODE)),
-    Environment("deepagents 0.6.12", (*TOOLS, "deepagents==0.6.12", LANGCHAIN_TESTS), (INSTALL, WITHOUT_DCODE)),
+    Environment(
+        "deepagents 0.7.32", (*TOOLS, "deepagents==0.7.32", LANGCHAIN_TESTS), (INSTALL, STANDARD, WITHOUT_DCODE)
+    ),
+    Environment(
+        "deepagents 0.6.12", (*TOOLS, "deepagents==0.6.12", LANGCHAIN_TESTS), (INSTALL, STANDARD, WITHOUT_DCODE)
+    ),
     Environment(
         "wheel",
         TOOLS,

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import io
 import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +17,7 @@ from shoal import (
     ResourceAlreadyExistsError,
     ResourceNotFoundError,
     Sandbox,
+    SandboxClient,
     SandboxOperationError,
     ValidationError,
 )
@@ -165,6 +169,43 @@ def test_single_files_up_and_down(sb: Sandbox, tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         sb.files.upload(tmp_path / "none", "/workspace/none")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["new", "tool"]
+
+
+UPLOAD = """
+import resource
+import sys
+from shoal import SandboxClient, SandboxClientError
+with SandboxClient() as client:
+    sb = client.get_sandbox(sys.argv[1])
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    try:
+        print(sb.files.upload(sys.argv[2], sys.argv[3]).bytes)
+    except SandboxClientError as error:
+        print(error.code)
+    print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10)
+"""
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(shutil.disk_usage("/var/tmp").free < 12 << 30, reason="the disk has not got 12 GiB to spare")
+def test_five_gibibytes_go_up_with_constant_memory(daemon: Daemon, client: SandboxClient, tmp_path: Path) -> None:
+    large = tmp_path / "large"
+    with large.open("wb") as file:
+        file.truncate(5 << 30)
+        file.seek(-4, os.SEEK_END)
+        file.write(b"end\n")
+    environment = {**os.environ, "SHOAL_URL": daemon.url, "SHOAL_API_KEY": daemon.key}
+    with client.sandbox() as sb:
+        # What does not fit is refused, and nothing of it stays; what fits is there to its last byte.
+        for target, expected in (("/dev/shm/large", "no_space"), ("/workspace/large", str(5 << 30))):
+            done = subprocess.run(
+                [sys.executable, "-c", UPLOAD, sb.name, large, target], env=environment, capture_output=True, text=True
+            )
+            assert done.returncode == 0, done.stderr
+            said, grown_mib = done.stdout.split()
+            assert said == expected
+            assert int(grown_mib) < 64
+        assert sb.run("ls -A /dev/shm; tail -c 4 large; stat -c %s large").stdout == f"end\n{5 << 30}\n"
 
 
 def test_a_watch_tells_what_changes(sb: Sandbox) -> None:
