@@ -8,7 +8,9 @@ How environments are made and kept is said in tests/clients/environments.py of t
 from __future__ import annotations
 
 import shutil
+import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -36,12 +38,16 @@ OTHERS = (*PYTEST, "tests/deepagents", "--deselect=tests/deepagents/test_standar
 WITHOUT_DCODE = (*OTHERS, "--ignore=tests/deepagents/test_dcode.py")
 
 TESTERS = (*TOOLS, "httpx==0.28.1", "pytest==9.2.0", "pytest-asyncio==1.4.1.post1")
-#: Other Pythons that this package is for; those that are on ``PATH`` are tried too. The type checker is always for 3.10.
-PYTHONS = tuple(
-    (name, found)
-    for name in ("python3.10", "python3.12", "python3.13", "python3.14")
-    if (found := shutil.which(name)) is not None
-)
+
+
+def pythons() -> Iterator[tuple[str, str]]:
+    """Other Pythons that this package is for, if they are on ``PATH`` and make environments. Types are always for 3.10."""
+    for name in ("python3.10", "python3.12", "python3.13", "python3.14"):
+        found = shutil.which(name)
+        # One that a version manager shows may be none.
+        if found and subprocess.run((found, "-c", "import ensurepip, venv"), capture_output=True).returncode == 0:
+            yield name, found
+
 
 ENVIRONMENTS = (
     Environment(
@@ -49,7 +55,7 @@ ENVIRONMENTS = (
         (*TOOLS, "deepagents==0.7.6", "deepagents-code==0.1.57", LANGCHAIN_TESTS, MYPY_PACKAGE),
         (
             INSTALL,
-            (*MYPY, "--python-version", "3.11", "src/shoal/deepagents", "tests/deepagents"),
+            (*MYPY, "--python-version", "3.11", "src/shoal/deepagents", "tests/deepagents", "benchmark.py"),
             STANDARD,
             OTHERS,
         ),
@@ -82,7 +88,7 @@ ENVIRONMENTS = (
         ),
         {"SHOAL_BINARY": None, "SHOAL_WHEEL_BINARY": "{shoal}"},
     ),
-    *(Environment(name, TESTERS, (INSTALL, PYTEST), interpreter=found) for name, found in PYTHONS),
+    *(Environment(name, TESTERS, (INSTALL, PYTEST), interpreter=found) for name, found in pythons()),
 )
 
 if __name__ == "__main__":
