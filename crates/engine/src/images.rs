@@ -113,6 +113,8 @@ pub struct StoredImage {
     pub config: ImageConfig,
     /// The configuration as it was written.
     pub config_text: String,
+    /// Whether its layers lie over the machine's own files, as in the image `host`.
+    pub over_host: bool,
     /// The lowest first; the last is our own.
     pub layers: Vec<StoredLayer>,
     /// When it came here.
@@ -135,7 +137,12 @@ pub struct StoredLayer {
 impl StoredImage {
     /// What a backend mounts for it.
     pub(crate) fn rootfs(&self) -> Rootfs {
-        Rootfs::Layers(self.layers.iter().rev().map(|layer| layer.layer).collect())
+        let layers = self.layers.iter().rev().map(|layer| layer.layer).collect();
+        match self.over_host {
+            false => Rootfs::Layers(layers),
+            true if layers.is_empty() => Rootfs::Host,
+            true => Rootfs::OverHost(layers),
+        }
     }
 
     /// What was fetched for it.
@@ -453,6 +460,7 @@ fn stored(row: &ImageRow, layers: &HashMap<Digest, &LayerRow>) -> Result<StoredI
         digest: row.digest,
         config: ImageConfig::parse(row.config.as_bytes())?,
         config_text: row.config.clone(),
+        over_host: row.over_host,
         layers: row.layers.iter().map(layer).collect(),
         created_at: row.created_at,
     })

@@ -144,6 +144,7 @@ const MIGRATIONS: &[&str] = &[
     images::TABLES,
     templates::TABLES,
     builds::TABLES,
+    "ALTER TABLE images ADD COLUMN over_host INTEGER NOT NULL DEFAULT FALSE;",
 ];
 
 /// What the database said.

@@ -120,6 +120,8 @@ pub struct LayerSpec {
     pub layer: Digest,
     /// What it lies on, the uppermost first.
     pub below: Vec<Digest>,
+    /// Whether the image `host` lies below those.
+    pub over_host: bool,
     /// Where its contents come from.
     pub from: LayerSource,
 }

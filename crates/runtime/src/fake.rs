@@ -413,7 +413,7 @@ impl Backend for FakeHost {
     async fn launch(&self, spec: &Spec) -> Result<(), BackendError> {
         let id = spec.sandbox;
         self.state().launches += 1;
-        if let Rootfs::Layers(layers) = &spec.rootfs
+        if let Rootfs::Layers(layers) | Rootfs::OverHost(layers) = &spec.rootfs
             && let Some(missing) = layers.iter().find(|layer| !self.state().layers.contains(layer))
         {
             let source = io::Error::from(io::ErrorKind::NotFound);

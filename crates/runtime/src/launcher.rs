@@ -30,9 +30,9 @@ use rustix::net::{
 use rustix::process::{Pid, Signal, WaitOptions, set_parent_process_death_signal, wait};
 use rustix::thread::UnshareFlags;
 use wire::launch::{
-    Answer, Ask, Failure, Found, INVENTORY_PAGE, LAYERS_MAX, LAYERS_PAGE, LayerFacts, LayerFault,
-    LayerSource, PACKET_MAX, Plan, Processes, Reply, Request, Rootfs, UnpackLayer, VERSION, from_packet,
-    to_packet,
+    Answer, Ask, Failure, Found, HOST_LAYERS_MAX, INVENTORY_PAGE, LAYERS_MAX, LAYERS_PAGE, LayerFacts,
+    LayerFault, LayerSource, PACKET_MAX, Plan, Processes, Reply, Request, Rootfs, UnpackLayer, VERSION,
+    from_packet, to_packet,
 };
 use wire::{Digest, InstallationId, SandboxId};
 
@@ -393,7 +393,7 @@ impl Launcher {
             None => make_slot(plan.base)?,
         };
         let generation = match plan.rootfs {
-            Rootfs::Host => self
+            Rootfs::Host | Rootfs::OverHost(_) => self
                 .current_generation()
                 .map_err(refused("find the image `host`"))?
                 .ok_or_else(|| Failure { doing: "find the image `host`".into(), errno: libc::ENOENT })?,
@@ -492,18 +492,25 @@ impl Launcher {
 
     /// The layers of a root filesystem, in the numbering of `plan::overlays`, and what their paths are relative to.
     fn layers(&self, rootfs: &Rootfs, generation: u64) -> Result<(BorrowedFd<'_>, Vec<String>), Failure> {
+        let too_many = |layers: &[Digest], most: usize| match layers.len() {
+            1.. if layers.len() <= most => Ok(()),
+            count => Err(Failure { doing: format!("mount an image of {count} layers"), errno: libc::EINVAL }),
+        };
+        let text = |path: std::path::PathBuf| path.to_string_lossy().into_owned();
+        let host = |name: &str| text(self.places.host_images().1.join(generation.to_string()).join(name));
         Ok(match rootfs {
-            Rootfs::Host => {
-                let image = self.places.host_images().1.join(generation.to_string());
-                let below = |name: &str| image.join(name).to_string_lossy().into_owned();
-                (CWD, vec![below("root"), below("usr"), host_image::USR.into()])
-            }
+            Rootfs::Host => (CWD, vec![host("root"), host("usr"), host_image::USR.into()]),
             Rootfs::Layers(layers) => {
-                if layers.is_empty() || layers.len() > LAYERS_MAX {
-                    let doing = format!("mount an image of {} layers", layers.len());
-                    return Err(Failure { doing, errno: libc::EINVAL });
-                }
+                too_many(layers, LAYERS_MAX)?;
                 (self.places.layers.layers(), layers.iter().map(Digest::hex).collect())
+            }
+            Rootfs::OverHost(layers) => {
+                too_many(layers, HOST_LAYERS_MAX)?;
+                let layer = |layer: &Digest| self.places.layers_path().join(layer.hex());
+                let roots = layers.iter().map(|digest| text(layer(digest)));
+                let usrs = layers.iter().map(|digest| text(layer(digest).join(plan::USR)));
+                let whole = roots.chain([host("root")]).chain(usrs);
+                (CWD, whole.chain([host("usr"), host_image::USR.into()]).collect())
             }
         })
     }
@@ -548,19 +555,15 @@ impl Launcher {
             LayerSource::Finish(_) | LayerSource::Sandbox { .. } => None,
         };
         let Slot { user, net } = make_slot(wanted.base)?;
-        let upper = match wanted.from {
-            LayerSource::Sandbox { sandbox } => {
-                let writable = self.places.writable(sandbox).map_err(refused("open a sandbox's files"))?;
-                let upper = idmapped(writable.as_fd(), plan::UPPER, READ_ONLY, &user);
-                Some(upper.map_err(refused("map the ids of a sandbox's files"))?)
+        let parts = match wanted.from {
+            LayerSource::Sandbox { sandbox } => self.written_parts(sandbox, wanted, &user)?,
+            LayerSource::Blob { .. } | LayerSource::Finish(_) => {
+                let layers = self.places.layers.layers();
+                let below = wanted.below.iter().map(|layer| idmapped(layers, &layer.hex(), READ_ONLY, &user));
+                let below = below.collect::<io::Result<_>>().map_err(refused("map the ids of a layer"))?;
+                vec![unpacker::Part { at: "", below, upper: None }]
             }
-            LayerSource::Blob { .. } | LayerSource::Finish(_) => None,
         };
-        let below = wanted.below.iter().map(|layer| {
-            let layers = self.places.layers.layers();
-            idmapped(layers, &layer.hex(), READ_ONLY, &user).map_err(refused("map the ids of a layer"))
-        });
-        let below = below.collect::<Result<_, _>>()?;
         let flags = libc::MOUNT_ATTR_NODEV | libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NOEXEC;
         let top = idmapped(top, "", flags, &user).map_err(refused("map the ids of a new layer"))?;
         let (mut listening, report) = io::pipe().map_err(refused("make a pipe"))?;
@@ -568,7 +571,7 @@ impl Launcher {
         let pid = match sys::clone_process(&CloneOptions { flags, cgroup: None }).map_err(refused("clone"))? {
             Cloned::Child => {
                 let filters = &self.filters;
-                let materials = unpacker::Materials { top, below, upper, user, net, filters, blob, report };
+                let materials = unpacker::Materials { top, parts, user, net, filters, blob, report };
                 unpacker::run(materials, &wanted.from)
             }
             Cloned::Parent { pid } => Pid::from_raw(pid as i32).expect("a child has a positive pid"),
@@ -590,6 +593,35 @@ impl Launcher {
             Some(done) => Ok(done),
             None => Err(Failure { doing: "unpack a layer: the process that read it died".into(), errno: 0 }),
         }
+    }
+
+    /// What a sandbox has written, each part with what it lies over.
+    fn written_parts(
+        &self,
+        sandbox: SandboxId,
+        wanted: &UnpackLayer,
+        user: &OwnedFd,
+    ) -> Result<Vec<unpacker::Part>, Failure> {
+        let rootfs = match (wanted.over_host, wanted.below.as_slice()) {
+            (false, below) => Rootfs::Layers(below.to_vec()),
+            (true, []) => Rootfs::Host,
+            (true, below) => Rootfs::OverHost(below.to_vec()),
+        };
+        let writable = self.places.writable(sandbox).map_err(refused("open a sandbox's files"))?;
+        // The generation that it was made with, and not the newest.
+        let generation = self.places.generation(sandbox).map_err(refused("read of a sandbox's image"))?;
+        let (directory, layers) = self.layers(&rootfs, generation)?;
+        let part = |overlay: plan::Overlay| {
+            let upper = idmapped(writable.as_fd(), overlay.upper, READ_ONLY, user)
+                .map_err(refused("map the ids of a sandbox's files"))?;
+            let below = overlay.layers.iter().map(|number| {
+                idmapped(directory, &layers[*number as usize], READ_ONLY, user)
+                    .map_err(refused("map the ids of a layer"))
+            });
+            let below = below.collect::<Result<_, _>>()?;
+            Ok(unpacker::Part { at: overlay.at, below, upper: Some(upper) })
+        };
+        plan::overlays(&rootfs).into_iter().map(part).collect()
     }
 
     fn prepare_host_image(&self, thorough: bool) -> Result<Answer, Failure> {

@@ -383,7 +383,7 @@ impl NsBackend {
 impl Backend for NsBackend {
     async fn prepare(&self, rootfs: &Rootfs) -> Result<(), BackendError> {
         match rootfs {
-            Rootfs::Host => {}
+            Rootfs::Host | Rootfs::OverHost(_) => {}
             // Layers are unpacked before anybody can ask for a sandbox of them.
             Rootfs::Layers(_) => return Ok(()),
         }
@@ -513,10 +513,10 @@ impl Backend for NsBackend {
         read: &(dyn Fn(u64) + Send + Sync),
     ) -> Result<LayerFacts, BackendError> {
         let doing = "unpack a layer";
-        let LayerSpec { layer, below, from } = wanted.clone();
+        let LayerSpec { layer, below, over_host, from } = wanted.clone();
         let base = self.ids().ranges.take().map_err(refused("claim an id range"))?;
         let base = base.ok_or(BackendError::Full { what: "id ranges" })?;
-        let ask = Ask::UnpackLayer(Box::new(UnpackLayer { layer, below, from, base }));
+        let ask = Ask::UnpackLayer(Box::new(UnpackLayer { layer, below, over_host, from, base }));
         let (tell, mut told) = watch::channel(0);
         let backend = self.clone();
         // A task of its own: if the caller leaves, the process goes on for a while, and nobody else may get its ids.

@@ -72,6 +72,11 @@ impl Places {
         (self.host_images.as_fd(), self.path.join("images/host"))
     }
 
+    /// Where the layers of all other images are.
+    pub fn layers_path(&self) -> PathBuf {
+        self.path.join("images/layers")
+    }
+
     /// Makes the directory of a new sandbox with empty writable layers.
     pub fn make_sandbox(
         &self,
@@ -113,6 +118,13 @@ impl Places {
         Ok(openat(&self.sandboxes, format!("{id}/fs"), DIRECTORY, Mode::empty())?)
     }
 
+    /// The generation of the image `host` that a sandbox was made with; 0 where it was made from another image.
+    pub fn generation(&self, id: SandboxId) -> io::Result<u64> {
+        let dir = openat(&self.sandboxes, id.to_string(), DIRECTORY, Mode::empty())?;
+        let numbers = read_numbers(&dir)?;
+        numbers.map(|(_, generation)| generation).ok_or_else(|| io::ErrorKind::InvalidData.into())
+    }
+
     /// Every sandbox that has a directory, with its range where that was written.
     pub fn list_sandboxes(&self) -> io::Result<Vec<(SandboxId, Option<u32>)>> {
         Ok(self.attributes()?.into_iter().map(|(id, numbers)| (id, numbers.map(|(base, _)| base))).collect())
@@ -128,13 +140,8 @@ impl Places {
         let mut list = Vec::new();
         for name in names(self.sandboxes.as_fd())? {
             let Ok(id) = name.parse::<SandboxId>() else { continue };
-            let mut text = [0; 64];
             let numbers = match openat(&self.sandboxes, &name, DIRECTORY, Mode::empty()) {
-                Ok(dir) => match fgetxattr(&dir, ATTRIBUTE, &mut text) {
-                    Ok(length) => parse_numbers(&text[..length]),
-                    Err(Errno::NODATA) => None,
-                    Err(e) => return Err(e.into()),
-                },
+                Ok(dir) => read_numbers(&dir)?,
                 // Removed just now.
                 Err(Errno::NOENT) => continue,
                 Err(e) => return Err(e.into()),
@@ -147,6 +154,15 @@ impl Places {
 
 /// The first host id of a range, and a generation.
 type Numbers = (u32, u64);
+
+fn read_numbers(dir: &OwnedFd) -> io::Result<Option<Numbers>> {
+    let mut text = [0; 64];
+    match fgetxattr(dir, ATTRIBUTE, &mut text) {
+        Ok(length) => Ok(parse_numbers(&text[..length])),
+        Err(Errno::NODATA) => Ok(None),
+        Err(e) => Err(e.into()),
+    }
+}
 
 fn parse_numbers(text: &[u8]) -> Option<Numbers> {
     let (base, generation) = std::str::from_utf8(text).ok()?.split_once(' ')?;

@@ -7,6 +7,8 @@ use wire::launch::{Plan, Rootfs};
 
 /// The writable layer of a sandbox's root.
 pub const UPPER: &str = "root";
+/// What is a union of its own over the image `host`: there, and as a writable layer.
+pub const USR: &str = "usr";
 
 /// A mount tree that the launcher cut out beforehand and that is not attached anywhere yet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -108,11 +110,19 @@ pub fn overlays(rootfs: &Rootfs) -> Vec<Overlay> {
         // Lower layers do not cross mounts and one overlay over `/` is refused, so there are two.
         Rootfs::Host => vec![
             Overlay { layers: vec![0], upper: UPPER, at: "" },
-            Overlay { layers: vec![1, 2], upper: "usr", at: "usr" },
+            Overlay { layers: vec![1, 2], upper: USR, at: USR },
         ],
         Rootfs::Layers(layers) => {
             let layers = (0..layers.len() as u8).collect();
             vec![Overlay { layers, upper: UPPER, at: "" }]
+        }
+        // Each layer twice: its root among those of the first, its `usr` among those of the second.
+        Rootfs::OverHost(layers) => {
+            let count = layers.len() as u8;
+            vec![
+                Overlay { layers: (0..=count).collect(), upper: UPPER, at: "" },
+                Overlay { layers: (count + 1..count * 2 + 3).collect(), upper: USR, at: USR },
+            ]
         }
     }
 }

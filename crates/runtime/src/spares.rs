@@ -106,7 +106,7 @@ impl Spares {
 
     /// A layer is to be removed. Returns the spares that are made from it, and makes no more of them.
     pub fn without(&mut self, layer: Digest) -> Vec<SandboxId> {
-        let uses = |shape: &Shape| matches!(&shape.rootfs, Rootfs::Layers(layers) if layers.contains(&layer));
+        let uses = |shape: &Shape| matches!(&shape.rootfs, Rootfs::Layers(layers) | Rootfs::OverHost(layers) if layers.contains(&layer));
         match self.shape.as_ref().is_some_and(uses) {
             true => {
                 self.shape = None;

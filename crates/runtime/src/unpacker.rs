@@ -60,10 +60,8 @@ const REPORT: i32 = 4;
 pub struct Materials<'a> {
     /// The new layer, writable, through an idmapped mount.
     pub top: OwnedFd,
-    /// The layers below, the uppermost first, read-only, through idmapped mounts.
-    pub below: Vec<OwnedFd>,
-    /// What a sandbox has written, read-only, through an idmapped mount, where that becomes a layer.
-    pub upper: Option<OwnedFd>,
+    /// What it lies over. More than one where it becomes a layer over several unions.
+    pub parts: Vec<Part>,
     /// The user namespace.
     pub user: OwnedFd,
     /// A network namespace with nothing in it.
@@ -74,6 +72,16 @@ pub struct Materials<'a> {
     pub blob: Option<File>,
     /// Where messages go.
     pub report: PipeWriter,
+}
+
+/// A part of the tree that a layer is made over, all of it read-only and through idmapped mounts.
+pub struct Part {
+    /// Where it is in the tree; `""` is the root.
+    pub at: &'static str,
+    /// The layers below, the uppermost first.
+    pub below: Vec<OwnedFd>,
+    /// What a sandbox has written, where that becomes a layer.
+    pub upper: Option<OwnedFd>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -90,29 +98,12 @@ pub fn run(materials: Materials<'_>, from: &LayerSource) -> ! {
 }
 
 fn lock_in_and_unpack(materials: Materials<'_>, from: &LayerSource) -> io::Result<()> {
-    let Materials { top, below, upper, user, net, filters, blob, report } = materials;
+    let Materials { top, parts, user, net, filters, blob, report } = materials;
     move_into_link_name_space(net.as_fd(), Some(LinkNameSpaceType::Network))?;
     attach(&top, CWD, STAGE_WRITABLE)?;
-    let has_below = !below.is_empty();
-    let has_upper = upper.is_some();
-    // The uppermost first, and above all of them what a sandbox has written, where there is that.
-    let trees: Vec<OwnedFd> = upper.into_iter().chain(below).collect();
-    let numbers: Vec<u8> = (0..trees.len() as u8).collect();
-    for (number, tree) in trees.iter().enumerate() {
-        attach(tree, CWD, layer_name(number as u8))?;
-    }
-    let lowest = if has_upper { &numbers[1..] } else { &numbers[..] };
-    if let [_, _, ..] = lowest {
-        attach(&joined(lowest)?, CWD, STAGE_ROOT)?;
-    }
-    if has_upper && has_below {
-        attach(&joined(&numbers)?, CWD, STAGE_EMPTY_DIRECTORY)?;
-    }
-    // One layer alone is shown as it is.
-    let below_name = match lowest {
-        [only] => layer_name(*only),
-        _ => STAGE_ROOT.to_owned(),
-    };
+    let mut stage = Stage { next: 0, unions: vec![STAGE_EMPTY_DIRECTORY.into(), STAGE_ROOT.into()] };
+    let views = parts.iter().map(|part| stage.show(part)).collect::<io::Result<Vec<View>>>()?;
+    drop(parts);
     // The launcher stands in its staging area, and so does whoever it clones: that becomes the root.
     pivot_root(".", ".")?;
     unmount(".", UnmountFlags::DETACH)?;
@@ -144,7 +135,7 @@ fn lock_in_and_unpack(materials: Materials<'_>, from: &LayerSource) -> io::Resul
         openat(CWD, name, flags, Mode::empty())
     };
     let top = directory(STAGE_WRITABLE)?;
-    let below = has_below.then(|| directory(&below_name)).transpose()?;
+    let below = views.first().and_then(|view| view.below.as_deref()).map(directory).transpose()?;
     let below = below.as_ref().map(AsFd::as_fd);
     let done = match from {
         LayerSource::Blob { contents, .. } => {
@@ -154,14 +145,77 @@ fn lock_in_and_unpack(materials: Materials<'_>, from: &LayerSource) -> io::Resul
         }
         LayerSource::Finish(wanted) => layer::finish(top.as_fd(), below, wanted),
         LayerSource::Sandbox { .. } => {
-            let upper = directory(&layer_name(0))?;
-            let merged =
-                if has_below { directory(STAGE_EMPTY_DIRECTORY)? } else { directory(&layer_name(0))? };
-            let written = layer::Written { upper: upper.as_fd(), merged: merged.as_fd() };
-            layer::capture(written, top.as_fd(), below, &layer::Limits::default())
+            let written = views.iter().filter_map(|view| {
+                let (upper, merged) = view.written.as_ref()?;
+                Some((|| {
+                    let below = view.below.as_deref().map(directory).transpose()?;
+                    Ok(layer::Written {
+                        at: view.at,
+                        upper: directory(upper)?,
+                        merged: directory(merged)?,
+                        below,
+                    })
+                })())
+            });
+            let written = written.collect::<io::Result<Vec<_>>>()?;
+            layer::capture(written, top.as_fd(), &layer::Limits::default())
         }
     };
     tell(&mut report, &Message::Done(done))
+}
+
+/// Names in the staging area that are not taken yet.
+struct Stage {
+    next: u8,
+    /// For unions, the next one last. Once they are used up, those for layers serve as well.
+    unions: Vec<String>,
+}
+
+/// A part, by where it is in the staging area.
+struct View {
+    at: &'static str,
+    below: Option<String>,
+    /// What was written alone, and over what is below.
+    written: Option<(String, String)>,
+}
+
+impl Stage {
+    fn number(&mut self) -> u8 {
+        self.next += 1;
+        self.next - 1
+    }
+
+    fn put(&mut self, tree: &OwnedFd) -> io::Result<u8> {
+        let number = self.number();
+        attach(tree, CWD, layer_name(number))?;
+        Ok(number)
+    }
+
+    /// Layers as one tree. One alone is shown as it is.
+    fn join(&mut self, numbers: &[u8]) -> io::Result<Option<String>> {
+        match numbers {
+            [] => Ok(None),
+            [only] => Ok(Some(layer_name(*only))),
+            _ => {
+                let name = self.unions.pop().unwrap_or_else(|| layer_name(self.number()));
+                attach(&joined(numbers)?, CWD, &name)?;
+                Ok(Some(name))
+            }
+        }
+    }
+
+    fn show(&mut self, part: &Part) -> io::Result<View> {
+        // What a sandbox has written is above all of them.
+        let upper = part.upper.as_ref().map(|upper| self.put(upper)).transpose()?;
+        let below = part.below.iter().map(|tree| self.put(tree)).collect::<io::Result<Vec<u8>>>()?;
+        let all: Vec<u8> = upper.into_iter().chain(below.iter().copied()).collect();
+        let below = self.join(&below)?;
+        let written = match upper {
+            Some(upper) => self.join(&all)?.map(|merged| (layer_name(upper), merged)),
+            None => None,
+        };
+        Ok(View { at: part.at, below, written })
+    }
 }
 
 /// Attached layers as one tree, to be read.

@@ -11,7 +11,7 @@ use crate::guest::Handle;
 use crate::{Digest, InstallationId, SandboxId};
 
 /// The version of these types. Daemon and launcher are one binary, so there is no range: they agree or they part.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 /// A packet is at most this long.
 pub const PACKET_MAX: usize = 64 * 1024;
 /// Sandboxes named in one answer to [`Ask::Inventory`].
@@ -20,6 +20,8 @@ pub const INVENTORY_PAGE: usize = 512;
 pub const LAYERS_PAGE: usize = 1024;
 /// Layers below a sandbox's own writable one: as many as other systems take, and one of ours on top.
 pub const LAYERS_MAX: usize = 128;
+/// Layers over the image `host`, at most: each is mounted twice, since `/usr` is a union of its own.
+pub const HOST_LAYERS_MAX: usize = 48;
 
 /// From the daemon.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -102,6 +104,8 @@ pub struct UnpackLayer {
     pub layer: Digest,
     /// What lies below it, the uppermost first: what its entries refer to may be there.
     pub below: Vec<Digest>,
+    /// Whether the image `host` lies below those.
+    pub over_host: bool,
     /// Where its contents come from.
     pub from: LayerSource,
     /// The first host id of a range for the process that reads it.
@@ -312,6 +316,8 @@ pub enum Rootfs {
     Host,
     /// Layers that were unpacked before, the uppermost first, under a private writable layer.
     Layers(Vec<Digest>),
+    /// Layers as above, over what `Host` is. Each was captured from a sandbox over `Host` and has a directory `usr`.
+    OverHost(Vec<Digest>),
 }
 
 /// What a sandbox may use.

@@ -31,7 +31,7 @@ use tokio::task::AbortHandle;
 use tracing::{Instrument, info, info_span, warn};
 use wire::files::{Condition, FileErrorKind, Links, WriteOptions};
 use wire::guest::Program as Run;
-use wire::launch::{Finish, LayerFacts, LayerSource, Processes};
+use wire::launch::{Finish, HOST_LAYERS_MAX, LAYERS_MAX, LayerFacts, LayerSource, Processes};
 use wire::{BuildId, SandboxId};
 
 use super::pull::{self, PullSpec};
@@ -578,6 +578,8 @@ impl Context {
 /// What a stage has come to.
 #[derive(Clone)]
 struct Rootfs {
+    /// Whether the layers lie over the image `host`.
+    over_host: bool,
     layers: Vec<StoredLayer>,
     config: Config,
 }
@@ -608,6 +610,12 @@ impl Config {
             command: config.command.clone(),
             labels: config.labels.clone(),
         }
+    }
+
+    /// Nothing, for programs of this machine.
+    fn of_this_machine() -> Self {
+        let Platform { os, architecture, .. } = Platform::this();
+        Self { os, architecture, ..Self::default() }
     }
 
     fn text(&self) -> String {
@@ -853,20 +861,13 @@ impl Builder {
         let shared = self.engine.shared();
         let failed = |why: String| BuildError::Step { line, why };
         if from == "scratch" {
-            let platform = Platform::this();
-            let config = Config {
-                os: platform.os.clone(),
-                architecture: platform.architecture.clone(),
-                ..Config::default()
-            };
+            let config = Config::of_this_machine();
             let finish = self.finish(None).await.map_err(|error| failed(chain(&error)))?;
-            return Ok(Rootfs { layers: vec![finish], config });
+            return Ok(Rootfs { over_host: false, layers: vec![finish], config });
         }
         let Choice { name, .. } = shared.images.choose(from).map_err(|error| failed(error.to_string()))?;
         let ImageName::Reference(reference) = &name else {
-            return Err(failed(
-                "an image cannot be built on `host`, which is the machine itself: name an image".into(),
-            ));
+            return Ok(Rootfs { over_host: true, layers: Vec::new(), config: Config::of_this_machine() });
         };
         let owner = &self.key.owner;
         let image = match shared.images.find(owner, &name.canonical()) {
@@ -877,7 +878,8 @@ impl Builder {
                 images.into_iter().next().ok_or_else(|| failed("the image did not come".into()))?
             }
         };
-        Ok(Rootfs { layers: image.layers.clone(), config: Config::of(&image.config) })
+        let (over_host, layers) = (image.over_host, image.layers.clone());
+        Ok(Rootfs { over_host, layers, config: Config::of(&image.config) })
     }
 
     /// The layer that every image has, over another.
@@ -886,6 +888,7 @@ impl Builder {
         let spec = LayerSpec {
             layer,
             below: below.into_iter().collect(),
+            over_host: false,
             from: LayerSource::Finish(Finish::default()),
         };
         let facts = self.have(&spec).await?;
@@ -912,6 +915,9 @@ impl Builder {
         let config_text = rootfs.config.text();
         let mut hasher = Hasher::new();
         hasher.update(config_text.as_bytes());
+        if rootfs.over_host {
+            hasher.update(super::HOST.as_bytes());
+        }
         for layer in &rootfs.layers {
             hasher.update(layer.layer.to_string().as_bytes());
         }
@@ -922,7 +928,8 @@ impl Builder {
         let image = Image { digest: hasher.finish(), config, config_text, layers: Vec::new() };
         let names = vec![self.name_of(stage)];
         let owner = self.key.owner.to_string();
-        pull::name(self.engine.shared(), image, rootfs.layers.clone(), owner, names).await
+        let (over_host, layers) = (rootfs.over_host, rootfs.layers.clone());
+        pull::name(self.engine.shared(), image, over_host, layers, owner, names).await
     }
 
     fn name_of(&self, stage: usize) -> String {
@@ -1341,7 +1348,9 @@ impl Builder {
     /// What a step's layer is called: after what is below it, and all that the step depends on.
     fn layer_of(&self, work: &Work, word: &str, parts: &[&[u8]]) -> Digest {
         let config = &work.rootfs.config;
-        let context = json!([VERSION, word, config.env, config.user, config.cwd, work.pending]).to_string();
+        let context =
+            json!([VERSION, word, config.env, config.user, config.cwd, work.pending, work.rootfs.over_host])
+                .to_string();
         let mut hasher = Hasher::new();
         for part in std::iter::once(context.as_bytes()).chain(parts.iter().copied()) {
             hasher.update(&(part.len() as u64).to_le_bytes());
@@ -1363,11 +1372,9 @@ impl Builder {
         let shared = self.engine.shared();
         let failed = |why: String| BuildError::Step { line, why };
         let layer = self.layer_of(work, word, parts);
-        if work.rootfs.layers.len() + 1 >= wire::launch::LAYERS_MAX {
-            return Err(failed(format!(
-                "the image would have more than {} layers",
-                wire::launch::LAYERS_MAX
-            )));
+        let most = if work.rootfs.over_host { HOST_LAYERS_MAX } else { LAYERS_MAX - 1 };
+        if work.rootfs.layers.len() >= most {
+            return Err(failed(format!("the image would have more than {most} layers")));
         }
         work._pins.push(shared.images.pin([layer]));
         let facts = shared.store.layer_facts(layer).await.map_err(|error| failed(chain(&error)))?;
@@ -1423,7 +1430,8 @@ impl Builder {
             tokio::time::sleep(END_PAUSE).await;
         }
         let below = work.rootfs.layers.iter().rev().map(|layer| layer.layer).collect();
-        self.have(&LayerSpec { layer, below, from: LayerSource::Sandbox { sandbox } }).await
+        let over_host = work.rootfs.over_host;
+        self.have(&LayerSpec { layer, below, over_host, from: LayerSource::Sandbox { sandbox } }).await
     }
 
     /// A sandbox over what a stage has come to.

@@ -326,7 +326,7 @@ async fn add(
         if !here && let Some(fetch) = fetch {
             let holding = fetch.await.map_err(|_| ImageFault::Stopping)??;
             let from = LayerSource::Blob { blob: layer.blob, contents: layer.contents };
-            let spec = LayerSpec { layer: layer.layer, below, from };
+            let spec = LayerSpec { layer: layer.layer, below, over_host: false, from };
             let read = |bytes: u64| step(progress, number, LayerState::Unpacking, bytes);
             read(0);
             let written = match unpack(shared, &spec, &read).await {
@@ -357,14 +357,14 @@ async fn add(
         let _alone = lock.lock().await;
         if !shared.store.has_layer(finish).await? {
             let below = stored.iter().rev().map(|layer| layer.layer).collect();
-            let spec = LayerSpec { layer: finish, below, from: LayerSource::Finish(last) };
+            let spec = LayerSpec { layer: finish, below, over_host: false, from: LayerSource::Finish(last) };
             let failed = |source| ImageFault::Layer { number: count, count, source };
             let facts = unpack(shared, &spec, &|_| ()).await.map_err(failed)?;
             shared.store.put_layer(layer_row(finish, None, facts)).await?;
         }
         stored.push(StoredLayer { layer: finish, blob: None, size: 0, facts: LayerFacts::default() });
     }
-    name(shared, image, stored, owner, names).await
+    name(shared, image, false, stored, owner, names).await
 }
 
 /// A blob that is not needed any more. Removing it is work for the disk.
@@ -377,6 +377,7 @@ async fn let_go(holding: Holding) {
 pub(super) async fn name(
     shared: &Arc<Shared>,
     image: Image,
+    over_host: bool,
     layers: Vec<StoredLayer>,
     owner: String,
     names: Vec<String>,
@@ -385,6 +386,7 @@ pub(super) async fn name(
     let row = ImageRow {
         digest: image.digest,
         config: image.config_text.clone(),
+        over_host,
         layers: layers.iter().map(|layer| layer.layer).collect(),
         created_at: now,
     };
@@ -403,6 +405,7 @@ pub(super) async fn name(
             digest: image.digest,
             config: image.config,
             config_text: image.config_text,
+            over_host,
             layers: layers.into_iter().zip(facts).map(with_facts).collect(),
             created_at: now,
         })

@@ -79,6 +79,7 @@ pub(crate) struct LayerRow {
 pub(crate) struct ImageRow {
     pub digest: Digest,
     pub config: String,
+    pub over_host: bool,
     pub layers: Vec<Digest>,
     pub created_at: SystemTime,
 }
@@ -161,10 +162,11 @@ impl Store {
                 .query_map([], layer_from)?
                 .collect::<Result<_, _>>()?;
             let mut images: Vec<ImageRow> = db
-                .prepare("SELECT digest, config, created_at FROM images")?
+                .prepare("SELECT digest, config, created_at, over_host FROM images")?
                 .query_map([], |row| {
                     let (digest, config) = (digest_from(row, 0)?, row.get(1)?);
-                    Ok(ImageRow { digest, config, layers: Vec::new(), created_at: time(row, 2)? })
+                    let (created_at, over_host) = (time(row, 2)?, row.get(3)?);
+                    Ok(ImageRow { digest, config, over_host, layers: Vec::new(), created_at })
                 })?
                 .collect::<Result<_, _>>()?;
             let mut stack =
@@ -258,8 +260,8 @@ impl Store {
                 }
             }
             let added = db
-                .prepare_cached("INSERT OR IGNORE INTO images VALUES (?1, ?2, ?3)")?
-                .execute(params![text(row.digest), row.config, micros(row.created_at)])?;
+                .prepare_cached("INSERT OR IGNORE INTO images VALUES (?1, ?2, ?3, ?4)")?
+                .execute(params![text(row.digest), row.config, micros(row.created_at), row.over_host])?;
             if added == 1 {
                 let mut add = db.prepare_cached("INSERT INTO image_layers VALUES (?1, ?2, ?3)")?;
                 for (position, layer) in row.layers.iter().enumerate() {

@@ -11,44 +11,65 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use archive::DEPTH_MAX;
 use rustix::fs::{
-    AtFlags, Dir, FileType, Gid, Mode, OFlags, Stat, Uid, chownat, ftruncate, futimens, linkat, mknodat,
-    openat, readlinkat, statat, symlinkat, utimensat,
+    AtFlags, Dir, FileType, Gid, Mode, OFlags, Stat, Uid, chownat, ftruncate, futimens, linkat, mkdirat,
+    mknodat, openat, readlinkat, statat, symlinkat, utimensat,
 };
 use rustix::io::Errno;
 use wire::launch::{LayerFacts, LayerFault};
 
 use super::unpack::{
-    Below, DIRECTORY, Layer, Limits, Place, directory_at, directory_in, kernel, make_whiteout, new_file,
-    refused, times, write_at,
+    DIRECTORY, Layer, Limits, Place, directory_at, directory_in, kernel, make_whiteout, new_file, refused,
+    times, write_at,
 };
 
 /// Files with several names that are remembered, so that they stay one. Of more, each name becomes a file.
 const LINKED_MAX: usize = 262_144;
 
-/// Two views of what a sandbox has written.
-#[derive(Debug, Clone, Copy)]
+/// Views of what a sandbox has written in one part of its tree.
+#[derive(Debug)]
 pub struct Written<'a> {
+    /// Where the part is; `""` is the root. It comes before the others.
+    pub at: &'a str,
     /// The writable layer alone.
-    pub upper: BorrowedFd<'a>,
+    pub upper: OwnedFd,
     /// All layers, as the sandbox saw them.
-    pub merged: BorrowedFd<'a>,
+    pub merged: OwnedFd,
+    /// All layers but the writable one.
+    pub below: Option<OwnedFd>,
 }
 
-/// Makes a layer in the empty directory `top` of what was written over `below`.
+/// Makes a layer in the empty directory `top` of what was written.
 pub fn capture(
-    written: Written<'_>,
+    written: Vec<Written<'_>>,
     top: BorrowedFd<'_>,
-    below: Below<'_>,
     limits: &Limits,
 ) -> Result<LayerFacts, LayerFault> {
-    let mut capture = Capture { layer: Layer::new(top, below, limits)?, linked: HashMap::new(), limits };
-    let open = |fd: BorrowedFd<'_>| {
-        openat(fd, c".", DIRECTORY, Mode::empty()).map_err(|errno| kernel("open", b"/", errno))
-    };
-    let root = capture.layer.place(Vec::new())?;
-    let views = Views { upper: open(written.upper)?, merged: open(written.merged)? };
-    capture.directory(&views, &root, 0)?;
-    capture.layer.finish()
+    let others: Vec<Vec<u8>> = written.iter().map(|part| part.at.as_bytes().to_vec()).collect();
+    let mut facts = LayerFacts::default();
+    for Written { at, upper, merged, below } in written {
+        let failed = |errno| kernel("create", at.as_bytes(), errno);
+        let inner = match at {
+            "" => None,
+            at => {
+                mkdirat(top, at, Mode::from_raw_mode(0o755)).map_err(failed)?;
+                Some(openat(top, at, DIRECTORY, Mode::empty()).map_err(failed)?)
+            }
+        };
+        let top = inner.as_ref().map_or(top, AsFd::as_fd);
+        let layer = Layer::new(top, below.as_ref().map(AsFd::as_fd), limits)?;
+        // What other parts cover cannot be seen here.
+        let covered = if at.is_empty() { others.as_slice() } else { &[] };
+        let mut capture = Capture { layer, linked: HashMap::new(), limits, covered };
+        let root = capture.layer.place(Vec::new())?;
+        capture.directory(&Views { upper, merged }, &root, 0)?;
+        let part = capture.layer.finish()?;
+        facts.entries += part.entries;
+        facts.bytes += part.bytes;
+        facts.devices_skipped += part.devices_skipped;
+        facts.owners_changed += part.owners_changed;
+        facts.attributes_dropped += part.attributes_dropped;
+    }
+    Ok(facts)
 }
 
 struct Views {
@@ -61,6 +82,8 @@ struct Capture<'a> {
     /// Where files are that have more names, by device and inode.
     linked: HashMap<(u64, u64), (Vec<u8>, CString)>,
     limits: &'a Limits,
+    /// Names in the root that belong to other parts.
+    covered: &'a [Vec<u8>],
 }
 
 impl Capture<'_> {
@@ -70,6 +93,9 @@ impl Capture<'_> {
             return Err(refused(&place.path, "it is nested too deep"));
         }
         for name in names_in(&views.upper).map_err(failed)? {
+            if depth == 0 && self.covered.iter().any(|covered| covered == name.to_bytes()) {
+                continue;
+            }
             match statat(&views.merged, &name, AtFlags::SYMLINK_NOFOLLOW) {
                 Ok(stat) => self.entry(views, place, &name, &stat, depth)?,
                 // It is a whiteout, and is found from below.
