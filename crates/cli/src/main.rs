@@ -37,6 +37,7 @@ mod shell;
 mod stats;
 mod templates;
 mod terminal;
+mod volumes;
 mod watch;
 
 use std::process::exit;
@@ -123,6 +124,7 @@ async fn dispatch(subcommand: Subcommand, environment: &Environment) -> anyhow::
         Subcommand::Image(arguments) => images::image(arguments, environment).await,
         Subcommand::Build(arguments) => build::build(*arguments, environment).await,
         Subcommand::Template(arguments) => templates::template(arguments, environment).await,
+        Subcommand::Volume(arguments) => volumes::volume(arguments, environment).await,
         Subcommand::Key(arguments) => match arguments.action {
             KeyAction::Create(arguments) => keys::create(arguments, environment).await,
             KeyAction::Ls(arguments) => keys::list(arguments, environment).await,

@@ -21,6 +21,8 @@ pub async fn create(arguments: Create, environment: &Environment) -> anyhow::Res
         env: arguments.env.into_iter().collect(),
         cpu: arguments.spec.cpu,
         memory: arguments.spec.memory,
+        disk: arguments.spec.disk,
+        mounts: arguments.spec.mounts,
         match_labels: arguments.get_or_create.then(|| arguments.labels.iter().cloned().collect()),
         labels: arguments.labels.into_iter().collect(),
         lifetime: arguments.rules.list(),

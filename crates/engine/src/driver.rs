@@ -39,6 +39,7 @@ use crate::metrics::{Verb, Verdict};
 use crate::model::{SandboxUpdate, Wait};
 use crate::slow;
 use crate::store::{SandboxChange, SandboxRow};
+use crate::volumes::Mounted;
 
 /// Messages that wait for a driver, at most. A driver never waits itself, save for a commit.
 pub(crate) const INBOX_MAX: usize = 64;
@@ -860,7 +861,8 @@ async fn attempt(
         () = is_cancelled(cancelled) => return Err(BackendError::Gone),
         prepared = within(PREPARE_SECONDS, "prepare the image", backend.prepare(&rootfs)) => prepared?,
     }
-    let spec = Spec { sandbox: home.id, rootfs, limits: home.limits };
+    let mounts = home.mounts.iter().map(Mounted::plan).collect();
+    let spec = Spec { sandbox: home.id, rootfs, limits: home.limits, mounts };
     // From here on it runs to its end, so that a teardown that follows knows that nothing is added after it.
     within(LAUNCH_SECONDS, "launch the sandbox", backend.launch(&spec)).await?;
     let (ready, is_ready) = oneshot::channel();

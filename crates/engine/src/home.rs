@@ -40,6 +40,7 @@ use crate::store::{SandboxRow, Store, Tally};
 use crate::templates::{Templates, Version};
 use crate::transfer::Transfers;
 use crate::uses::{Use, Uses};
+use crate::volumes::{Mounted, Volumes};
 
 /// Ended commands that a sandbox keeps. The oldest fall off, rows and logs.
 const ENDED_MAX: u64 = 10_000;
@@ -61,6 +62,7 @@ pub(crate) struct Shared {
     pub keys: Keys,
     pub images: Images,
     pub templates: Templates,
+    pub volumes: Volumes,
     pub builds: Builds,
     pub runtime: tokio::runtime::Handle,
     pub directory: Mutex<Directory>,
@@ -122,6 +124,7 @@ pub(crate) struct Home {
     /// What it was asked for as, where that was an alias, and what it is, once it is here.
     image_use: Mutex<(Option<String>, Option<Arc<StoredImage>>)>,
     pub limits: Limits,
+    pub mounts: Vec<Mounted>,
     pub env: BTreeMap<String, String>,
     pub created_at: SystemTime,
     pub idempotency_key: Option<String>,
@@ -206,8 +209,10 @@ impl Home {
             ended_bytes: tally.ended_bytes,
             ..Table::default()
         };
+        let mounts = shared.volumes.recovered(&row.mounts);
         Arc::new(Self {
             shared,
+            mounts,
             id: row.id,
             owner: row.owner.clone(),
             template: row.template.clone(),
@@ -312,6 +317,7 @@ impl Home {
             image_alias: self.image_alias(),
             image_digest: self.stored_image().map(|image| image.digest),
             limits: self.limits,
+            mounts: self.mounts.iter().map(Mounted::described).collect(),
             env: self.env.clone(),
             labels: face.labels,
             lifetime: face.lifetime,

@@ -38,6 +38,7 @@ pub mod template;
 pub mod templates;
 mod transfer;
 mod uses;
+pub mod volumes;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -50,7 +51,7 @@ use sha2::{Digest as _, Sha256};
 use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio::task::JoinSet;
 use wire::guest::{Cwd, Handle, Program, Start};
-use wire::launch::{Limits, Rootfs};
+use wire::launch::{Access, Limits, Rootfs};
 use wire::{CommandId, SandboxId};
 
 use crate::clock::{Clock, Stamp, SystemClock};
@@ -71,6 +72,7 @@ use crate::store::{CommandRow, SandboxRow, Stamps, Store, Tally};
 use crate::template::{LIMITS, WORKSPACE, made_up_name};
 use crate::templates::{Preparation, Source, Templates, Version};
 use crate::uses::Use;
+use crate::volumes::{Mounted, Volumes};
 
 pub use command::{ANSWER_SECONDS, CommandRef, Output, STALL_SECONDS, STDIN_SECONDS};
 pub use events::{
@@ -181,6 +183,7 @@ impl Engine {
             doing: "make the directory of builds",
             source: StoreError::Create { path: config.data_dir.join("builds"), source },
         })?;
+        let volumes = Volumes::open(&store.load_volumes().await?);
         let (templates, versions) = Templates::open(store.load_templates().await?);
         let backend = Arc::new(Measured { backend, metrics: Arc::clone(&metrics) });
         let shared = Arc::new(Shared {
@@ -193,6 +196,7 @@ impl Engine {
             keys,
             images,
             templates,
+            volumes,
             builds,
             runtime,
             directory: Mutex::new(Directory::default()),
@@ -205,7 +209,8 @@ impl Engine {
         recovery::recover(&shared, loaded.uses, versions).await?;
         images::recover_builds(&engine).await?;
         templates::take_up(&shared);
-        shared.backend.foresee(&Rootfs::Host, &LIMITS);
+        shared.runtime.spawn(volumes::take_up(Arc::clone(&shared)));
+        shared.backend.foresee(&Rootfs::Host, &kept_limits(&shared, LIMITS));
         let sweeping = shared.runtime.spawn(sweep::keep_swept(Arc::clone(&shared)));
         let collecting = shared.runtime.spawn(images::keep_collected(Arc::clone(&shared)));
         let tasks = [sweeping.abort_handle(), collecting.abort_handle()];
@@ -314,6 +319,11 @@ impl Engine {
                 .collect::<Vec<_>>(),
             find.as_ref().map(Labels::pairs),
         ));
+        // What came later is added where it is asked for, so that requests of older daemons keep their digests.
+        let request_digest = match (spec.disk_bytes, spec.mounts.as_slice()) {
+            (None, []) => request_digest,
+            (disk_bytes, mounts) => digest(&(request_digest, disk_bytes, mount_words(mounts))),
+        };
         // A caller who waits is told of an image that does not come before there is a sandbox that failed. For one who does not, the
         // driver pulls; and so it does for an image that is removed as soon as it is here.
         let mut pull = if wait == Wait::Ready { Lacking::Tell } else { Lacking::Pull };
@@ -389,7 +399,7 @@ impl Engine {
                 .find(|name| directory.name_is_free(&key.owner, name))
                 .ok_or_else(|| EngineError::Full { what: "no free name was found".into() })?,
         };
-        let Basis { version, choice, held, limits, labels } = basis;
+        let Basis { version, choice, held, limits, labels, mounts } = basis;
         let rootfs = match held.and_then(|image| shared.images.get(image)) {
             Some(image) => Some(image.rootfs()),
             None => shared.images.rootfs(&key.owner, &choice.name),
@@ -399,8 +409,9 @@ impl Engine {
         }
         let now = shared.clock.now();
         let row = SandboxRow {
-            // One that stands ready brings its id along.
+            // One that stands ready brings its id along. None has volumes.
             id: rootfs
+                .filter(|_| mounts.is_empty())
                 .and_then(|rootfs| shared.backend.reserve(&rootfs, &limits))
                 .unwrap_or_else(|| SandboxId::from_random(random_u128())),
             owner: key.owner.clone(),
@@ -411,6 +422,7 @@ impl Engine {
             image_alias: choice.alias,
             image_held: held,
             limits,
+            mounts: mounts.iter().map(Mounted::row).collect(),
             env: spec.env,
             state: State::Creating,
             goal: Goal::Running,
@@ -467,9 +479,19 @@ impl Engine {
         let cpu_millis = spec.cpu_millis.unwrap_or(template.cpu_millis);
         let memory_bytes = spec.memory_bytes.unwrap_or(template.memory_bytes);
         templates::check_limits(cpu_millis, memory_bytes)?;
-        let limits = Limits { cpu_millis, memory_bytes, pids: LIMITS.pids };
+        if let Some(bytes) = spec.disk_bytes {
+            templates::check_disk(bytes)?;
+            if !shared.backend.store().limits {
+                return Err(EngineError::DiskLimitsUnsupported);
+            }
+        }
+        let disk_bytes = spec.disk_bytes.or(template.disk_bytes).or(LIMITS.disk_bytes);
+        let limits = Limits { cpu_millis, memory_bytes, pids: LIMITS.pids, disk_bytes };
+        let limits = kept_limits(shared, limits);
         let labels = template.labels.with(&spec.labels)?;
-        Ok(Based::On(Box::new(Basis { version, choice, held, limits, labels })))
+        let mounts = volumes::merged(template.mounts, spec.mounts.clone());
+        let mounts = shared.volumes.resolve(owner, mounts)?;
+        Ok(Based::On(Box::new(Basis { version, choice, held, limits, labels, mounts })))
     }
 
     /// A sandbox as it is now.
@@ -764,6 +786,19 @@ struct Basis {
     held: Option<::image::Digest>,
     limits: Limits,
     labels: Labels,
+    mounts: Vec<Mounted>,
+}
+
+/// Limits as far as they are kept: what is said of a sandbox is what holds.
+fn kept_limits(shared: &Shared, limits: Limits) -> Limits {
+    let disk_bytes = limits.disk_bytes.filter(|_| shared.backend.store().limits);
+    Limits { disk_bytes, ..limits }
+}
+
+/// Mounts in the words that a digest takes.
+fn mount_words(mounts: &[VolumeMount]) -> Vec<(&str, &str, bool)> {
+    let words = |mount: &VolumeMount| mount.access == Access::ReadOnly;
+    mounts.iter().map(|mount| (mount.volume.as_str(), mount.path.as_str(), words(mount))).collect()
 }
 
 enum Based {

@@ -15,6 +15,7 @@ pub use crate::keys::{KeyEnd, KeySecret};
 pub use crate::labels::{LabelChanges, Labels, Selector};
 pub use crate::lifecycle::{Disk, Kept, State};
 pub use crate::lifetime::{Action, Explanation, LastUse, Lifetime, Renewal, Rule, Since};
+pub use crate::volumes::VolumeMount;
 
 /// Whose sandboxes.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -100,6 +101,10 @@ pub struct SandboxSpec {
     pub cpu_millis: Option<u32>,
     /// The template's where there is none.
     pub memory_bytes: Option<u64>,
+    /// What its files may take; the template's where there is none. Refused where the store has no limits.
+    pub disk_bytes: Option<u64>,
+    /// Volumes, beside those of the template; at one path, these win.
+    pub mounts: Vec<VolumeMount>,
     /// How it can be found.
     pub labels: Labels,
     /// How long it lives.
@@ -117,6 +122,8 @@ impl Default for SandboxSpec {
             env: BTreeMap::new(),
             cpu_millis: None,
             memory_bytes: None,
+            disk_bytes: None,
+            mounts: Vec::new(),
             labels: Labels::default(),
             lifetime: Lifetime::default(),
             idempotency_key: None,
@@ -185,6 +192,8 @@ pub struct Sandbox {
     pub image_digest: Option<image::Digest>,
     /// What it may use.
     pub limits: Limits,
+    /// Volumes that it mounts, by their names of today.
+    pub mounts: Vec<VolumeMount>,
     /// Added to the environment of every command.
     pub env: BTreeMap<String, String>,
     /// How it can be found.

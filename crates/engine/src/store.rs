@@ -13,6 +13,7 @@ mod life;
 mod rows;
 mod templates;
 mod threads;
+mod volumes;
 
 use std::collections::HashSet;
 use std::fs;
@@ -36,6 +37,7 @@ pub(crate) use images::{AliasRow, ImageRow, ImageUseRow, LayerRow, LoadedImages,
 pub(crate) use life::{SandboxChange, Stamps};
 pub(crate) use rows::{CommandRow, Inserted, Loaded, ResultRow, SandboxRow, Tally};
 pub(crate) use templates::{LoadedTemplates, TemplateRow, VersionRow};
+pub(crate) use volumes::{MountRow, VolumeRow, VolumeState};
 
 use crate::clock::Moment;
 use crate::error::EngineError;
@@ -145,6 +147,7 @@ const MIGRATIONS: &[&str] = &[
     templates::TABLES,
     builds::TABLES,
     "ALTER TABLE images ADD COLUMN over_host INTEGER NOT NULL DEFAULT FALSE;",
+    volumes::TABLES,
 ];
 
 /// What the database said.
@@ -331,6 +334,7 @@ impl Store {
                 .query_map([], |row| sandbox_from(row, now))?
                 .collect::<Result<Vec<_>, _>>()?;
             add_life(db, &mut sandboxes)?;
+            volumes::add_mounts(db, &mut sandboxes)?;
             let commands = db
                 .prepare(&format!("SELECT {COMMAND_COLUMNS} FROM commands WHERE ended_at IS NULL"))?
                 .query_map([], command_from)?
@@ -362,8 +366,8 @@ impl Store {
             let (state, detail) = state_words(row.state);
             db.prepare_cached(
                 "INSERT INTO sandboxes (id, owner, name, template, image, cpu_millis, memory_bytes, pids, env, state,
-                     detail, goal, reason, idempotency_key, request_digest, oom_kills, created_at)
-                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17)",
+                     detail, goal, reason, idempotency_key, request_digest, oom_kills, created_at, disk_bytes)
+                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18)",
             )?
             .execute(params![
                 id_bytes(row.id),
@@ -383,7 +387,9 @@ impl Store {
                 row.request_digest,
                 signed(row.oom_kills),
                 micros(row.created_at),
+                row.limits.disk_bytes.map(signed),
             ])?;
+            volumes::insert_mounts(db, row.id, &row.mounts)?;
             insert_labels(db, row.id, &row.labels)?;
             if !row.lifetime.rules().is_empty() {
                 insert_rules(db, row.id, &row.lifetime)?;
@@ -730,7 +736,8 @@ mod tests {
             image: "host".into(),
             image_alias: None,
             image_held: None,
-            limits: Limits { cpu_millis: 1, memory_bytes: u64::MAX / 2, pids: 3 },
+            limits: Limits { cpu_millis: 1, memory_bytes: u64::MAX / 2, pids: 3, disk_bytes: Some(5) },
+            mounts: Vec::new(),
             env: [("A".to_owned(), "ü\n".to_owned())].into(),
             state: State::Creating,
             goal: Goal::Running,

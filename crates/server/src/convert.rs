@@ -5,6 +5,7 @@
 mod builds;
 mod lifetime;
 mod templates;
+mod volumes;
 
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime};
@@ -35,6 +36,7 @@ pub use builds::{build, build_wish};
 pub use lifetime::{explanation, sandbox_update};
 use lifetime::{kept_rule, lifetime_of};
 pub use templates::{template, template_create, template_progress, template_spec, template_update};
+pub use volumes::{mount, mount_spec, volume, volume_spec, volume_update};
 
 /// A script of this length is the longest that may be asked for.
 pub const SCRIPT_MAX: usize = 16 << 20;
@@ -70,6 +72,8 @@ pub fn sandbox_spec(
         env,
         cpu,
         memory,
+        disk,
+        mounts,
         labels,
         match_labels,
         lifetime,
@@ -96,6 +100,8 @@ pub fn sandbox_spec(
         env,
         cpu_millis,
         memory_bytes,
+        disk_bytes: bytes("disk", disk)?,
+        mounts: mounts.into_iter().map(mount_spec).collect(),
         labels,
         lifetime,
         idempotency_key,
@@ -260,6 +266,7 @@ pub fn sandbox(sandbox: Sandbox) -> api::Sandbox {
         image_alias: sandbox.image_alias,
         image_digest: sandbox.image_digest.map(|digest| digest.to_string()),
         limits: sandbox_limits(&sandbox.limits),
+        mounts: sandbox.mounts.into_iter().map(mount).collect(),
         env: sandbox.env,
         labels: sandbox.labels.pairs().clone(),
         lifetime: sandbox.lifetime.rules().iter().map(kept_rule).collect(),
@@ -308,7 +315,8 @@ fn sandbox_state(state: State) -> api::SandboxState {
 }
 
 fn sandbox_limits(limits: &Limits) -> api::SandboxLimits {
-    api::SandboxLimits { cpu_millis: limits.cpu_millis, memory_bytes: limits.memory_bytes, pids: limits.pids }
+    let Limits { cpu_millis, memory_bytes, pids, disk_bytes } = *limits;
+    api::SandboxLimits { cpu_millis, memory_bytes, pids, disk_bytes }
 }
 
 /// What a sandbox uses, as clients see it.

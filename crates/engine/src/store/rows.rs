@@ -17,6 +17,7 @@ use crate::lifetime::Lifetime;
 use crate::model::{Key, KeyLimits, Outcome, Owner, SandboxName, Span};
 
 use super::life::Stamps;
+use super::volumes::MountRow;
 
 pub(super) type DigestBytes = [u8; 32];
 
@@ -37,6 +38,7 @@ pub(crate) struct SandboxRow {
     /// Just which image, where the template says so. Not in the row: the image that is used is kept apart.
     pub image_held: Option<image::Digest>,
     pub limits: Limits,
+    pub mounts: Vec<MountRow>,
     pub env: BTreeMap<String, String>,
     pub state: State,
     pub goal: Goal,
@@ -106,12 +108,14 @@ pub(crate) enum Inserted {
 
 pub(super) const SANDBOX_COLUMNS: &str =
     "id, owner, name, template, image, cpu_millis, memory_bytes, pids, env, state, detail,
-    goal, reason, idempotency_key, request_digest, oom_kills, created_at";
+    goal, reason, idempotency_key, request_digest, oom_kills, created_at, disk_bytes";
 
 /// A sandbox without what other tables have of it.
 pub(super) fn sandbox_from(row: &Row<'_>, now: Moment) -> rusqlite::Result<SandboxRow> {
     let created_at = time(row, 16)?;
-    let limits = Limits { cpu_millis: row.get(5)?, memory_bytes: unsigned(row, 6)?, pids: row.get(7)? };
+    let disk_bytes = row.get::<_, Option<i64>>(17)?.map(|_| unsigned(row, 17)).transpose()?;
+    let limits =
+        Limits { cpu_millis: row.get(5)?, memory_bytes: unsigned(row, 6)?, pids: row.get(7)?, disk_bytes };
     let (state, detail, goal): (String, String, String) = (row.get(9)?, row.get(10)?, row.get(11)?);
     let kept = match detail.as_str() {
         "saved" => Kept::Saved,
@@ -144,6 +148,7 @@ pub(super) fn sandbox_from(row: &Row<'_>, now: Moment) -> rusqlite::Result<Sandb
         image_alias: None,
         image_held: None,
         limits,
+        mounts: Vec::new(),
         env: from_json(row, 8)?,
         state,
         goal,

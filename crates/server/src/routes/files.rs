@@ -17,6 +17,7 @@ use base64::Engine as _;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD;
 use bytes::Bytes;
 use engine::files::{MATCHES_MAX, Packing, Reading, Watching};
+use engine::volumes::VolumeFiles;
 use engine::{EngineError, Files, Key};
 use futures_util::stream::{self, Stream};
 use http_body_util::BodyExt;
@@ -644,18 +645,18 @@ fn describe(headers: &mut HeaderMap, stat: &FileStat) {
     inert(headers);
 }
 
-fn inert(headers: &mut HeaderMap) {
+pub(super) fn inert(headers: &mut HeaderMap) {
     headers.insert(header::X_CONTENT_TYPE_OPTIONS, value("nosniff"));
     headers.insert(header::CONTENT_SECURITY_POLICY, value("sandbox"));
     headers.insert(header::CACHE_CONTROL, value("no-cache"));
 }
 
-fn value(text: &str) -> header::HeaderValue {
+pub(super) fn value(text: &str) -> header::HeaderValue {
     header::HeaderValue::from_str(text).expect("what we say of files in headers is plain ASCII")
 }
 
 /// A body is the whole of a file as it is: nothing of the ways in which it could be something else is understood here.
-fn check_whole(headers: &HeaderMap) -> Result<(), ApiError> {
+pub(super) fn check_whole(headers: &HeaderMap) -> Result<(), ApiError> {
     if headers.contains_key(header::CONTENT_RANGE) {
         return Err(ApiError::invalid("Content-Range", "a file is written whole"));
     }
@@ -670,20 +671,22 @@ fn check_whole(headers: &HeaderMap) -> Result<(), ApiError> {
 }
 
 /// Where the bytes of an answer come from.
-enum Source {
+pub(super) enum Source {
     File(Box<Reading>),
     Archive(Box<Packing>),
+    /// With what keeps the volume at hand.
+    Volume(Box<Packing>, Box<VolumeFiles>),
 }
 
 /// Streams it. An error in the middle cuts the connection, since the status has been sent.
-fn body_of(source: Source, app: &App, key: &Key) -> Body {
+pub(super) fn body_of(source: Source, app: &App, key: &Key) -> Body {
     let stopping = app.stopping(key);
     let bytes = stream::unfold(Some((source, stopping)), async |state| {
         let (mut source, mut stopping) = state?;
         let next = async {
             match &mut source {
                 Source::File(reading) => reading.next().await,
-                Source::Archive(packing) => packing.next().await,
+                Source::Archive(packing) | Source::Volume(packing, _) => packing.next().await,
             }
         };
         let next = tokio::select! {
@@ -693,7 +696,18 @@ fn body_of(source: Source, app: &App, key: &Key) -> Body {
         };
         match next {
             Ok(Some(bytes)) => Some((Ok(bytes), Some((source, stopping)))),
-            Ok(None) => None,
+            Ok(None) => {
+                // Before the stream ends, so that whoever has it all can delete the volume at once.
+                if let Source::Volume(_, volume) = source
+                    && let Err(error) = volume.close().await
+                {
+                    tracing::warn!(
+                        error = crate::error::chain_of(&error),
+                        "cannot delete a volume's sandbox"
+                    );
+                }
+                None
+            }
             Err(error) => {
                 tracing::info!(error = crate::error::chain_of(&error), "a download was cut off");
                 Some((Err(error), None))

@@ -11,6 +11,7 @@ pub mod sandboxes;
 pub mod stats;
 pub mod system;
 pub mod templates;
+pub mod volumes;
 
 use std::future::Future;
 
@@ -81,6 +82,9 @@ pub fn all() -> Router<App> {
         )
         .route("/v1/templates/{template}/prepare", post(templates::prepare))
         .route("/v1/templates/{template}/events", get(templates::watch))
+        .route("/v1/volumes", get(volumes::list).post(volumes::create))
+        .route("/v1/volumes/{volume}", get(volumes::get).patch(volumes::update).delete(volumes::delete))
+        .route("/v1/volumes/{volume}/tar", get(volumes::export).put(volumes::import))
         .route("/v1/builds", get(builds::list).post(builds::create))
         .route("/v1/builds/{build}", get(builds::get).delete(builds::delete))
         .route("/v1/builds/{build}/log", get(builds::log))
