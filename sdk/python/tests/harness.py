@@ -20,6 +20,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 from shoal import AsyncSandboxClient, SandboxClient
 from shoal._local import find_binary, remove_leftover
 
@@ -83,8 +85,15 @@ class Daemon:
     def remove(self) -> None:
         """Ends it, and has a private daemon adopt and remove all that it made, what it kept ready included."""
         self._end(signal.SIGTERM)
-        remove_leftover(find_binary(None), self.directory)
+        # Of the kind of store that the daemon itself had, and not of the one that private daemons have.
+        remove_leftover(find_binary(None), self.directory, "--store", "auto")
         wait_until(lambda: not self.directory.exists(), 60)
+
+    def needs(self, route: str) -> None:
+        """Skips a test of what this daemon has not got yet."""
+        with self.client() as client:
+            if route not in client._transport.call("GET", "/openapi.json").json()["paths"]:
+                pytest.skip(f"this daemon has no {route}")
 
     def client(self) -> SandboxClient:
         """A client of it."""

@@ -20,6 +20,8 @@ EXAMPLES = [
 @pytest.mark.parametrize(("program", "printed"), EXAMPLES)
 def test_an_example_prints_what_the_page_says(program: str, printed: str | None, daemon: Daemon) -> None:
     environment = {**os.environ, "SHOAL_URL": daemon.url, "SHOAL_API_KEY": daemon.key}
+    if "create_pool" in program:
+        daemon.needs("/v1/pools")
     if "busybox:1" in program:
         with daemon.client() as client:
             client.import_image(tiny(), name="busybox:1")
@@ -32,6 +34,7 @@ def test_an_example_prints_what_the_page_says(program: str, printed: str | None,
     ("name", "printed"),
     [
         ("threads.py", ["1 sandbox for 8 messages at once", "the user likes tea"]),
+        ("setup_script.py", ["hello, once", "hello, every time"]),
         ("agent_in_sandbox.py", ["counting", '{"a": 2, "rose": 2, "is": 1}', "finished with 0"]),
     ],
 )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import shutil
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -18,9 +20,11 @@ from shoal import (
     ResourceNotFoundError,
     Sandbox,
     SandboxClient,
+    SandboxClientError,
     SandboxOperationError,
     ValidationError,
 )
+from shoal._archive import unpack
 
 
 def test_text_bytes_and_open_files_are_written_and_read(sb: Sandbox) -> None:
@@ -169,6 +173,66 @@ def test_single_files_up_and_down(sb: Sandbox, tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         sb.files.upload(tmp_path / "none", "/workspace/none")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["new", "tool"]
+
+
+def archive_of(*entries: tuple[str, str, str]) -> io.BytesIO:
+    """Names, kinds (file, link, hard, dir, fifo) and what they hold or lead to."""
+    kinds = {"file": tarfile.REGTYPE, "link": tarfile.SYMTYPE, "hard": tarfile.LNKTYPE, "dir": tarfile.DIRTYPE}
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w") as archive:
+        for name, kind, text in entries:
+            entry = tarfile.TarInfo(name)
+            entry.type, entry.mode, entry.uid = kinds.get(kind, tarfile.FIFOTYPE), 0o6777, 12345
+            if kind == "file":
+                entry.size = len(text)
+            elif kind in ("link", "hard"):
+                entry.linkname = text
+            archive.addfile(entry, io.BytesIO(text.encode()) if kind == "file" else None)
+    return file
+
+
+def test_nothing_that_is_unpacked_lands_outside(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.write_text("untouched")
+    for number, entries in enumerate(
+        [
+            [("../outside", "file", "evil")],
+            [(str(outside), "file", "evil")],
+            [("a/../../outside", "file", "evil")],
+            [("link", "link", ".."), ("link/outside", "file", "evil")],
+            [("link", "link", str(tmp_path)), ("link/outside", "file", "evil")],
+            [("d", "dir", ""), ("d/up", "link", ".."), ("d/up/up", "link", ".."), ("d/up/up/outside", "file", "evil")],
+            [("a", "link", "b"), ("b", "link", "a"), ("a/outside", "file", "evil")],
+            [("out", "link", "../outside"), ("out", "file", "evil")],
+            [("out", "hard", "../outside"), ("out", "file", "evil")],
+            [
+                ("deep/er", "dir", ""),
+                ("a", "link", "deep/er"),
+                ("x", "link", "a/../.."),
+                ("a", "dir", ""),
+                ("x/outside", "file", "evil"),
+            ],
+        ]
+    ):
+        target = tmp_path / f"target{number}"
+        with contextlib.suppress(SandboxClientError, OSError):
+            unpack(archive_of(*entries), target)
+        assert outside.read_text() == "untouched", entries
+        assert {path.name for path in tmp_path.iterdir()} - {"outside"} <= {f"target{n}" for n in range(number + 1)}
+
+
+def test_what_is_unpacked_is_ours_and_plain(tmp_path: Path) -> None:
+    entries = [("d", "dir", ""), ("d/f", "file", "text"), ("l", "link", "d/f"), ("h", "hard", "d/f"), ("p", "fifo", "")]
+    unpack(archive_of(*entries), tmp_path / "t")
+    assert sorted(path.name for path in (tmp_path / "t").rglob("*")) == ["d", "f", "h", "l"]
+    for name in ("d", "d/f", "h"):
+        about = (tmp_path / "t" / name).stat()
+        assert (about.st_uid, oct(about.st_mode & 0o7777)) == (os.geteuid(), "0o755")
+    assert (tmp_path / "t" / "l").read_text() == (tmp_path / "t" / "h").read_text() == "text"
+    # Again over what is there.
+    unpack(archive_of(*entries), tmp_path / "t")
+    with pytest.raises(SandboxClientError, match="cannot be unpacked"):
+        unpack(io.BytesIO(b"no archive" * 100), tmp_path / "t")
 
 
 UPLOAD = """

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from harness import Daemon
 
 import shoal
 import shoal._archive
@@ -17,9 +18,11 @@ import shoal._sync.client
 import shoal._sync.command
 import shoal._sync.files
 import shoal._sync.images
+import shoal._sync.pools
 import shoal._sync.sandbox
 import shoal._sync.templates
-from shoal import Sandbox, SandboxClient
+import shoal._sync.volumes
+from shoal import SandboxClient
 from shoal._core import OutputState, SseParser, query
 from shoal.errors import SandboxAPIError
 
@@ -46,12 +49,16 @@ def test_both_clients_have_the_same_names() -> None:
         shoal._sync.client,
         shoal._sync.files,
         shoal._sync.images,
+        shoal._sync.pools,
         shoal._sync.sandbox,
         shoal._sync.templates,
+        shoal._sync.volumes,
     ],
     ids=lambda m: m.__name__,
 )
-def test_the_examples_in_docstrings_run(module: ModuleType, client: SandboxClient, sb: Sandbox) -> None:
+def test_the_examples_in_docstrings_run(module: ModuleType, daemon: Daemon, client: SandboxClient) -> None:
+    if module is shoal._sync.pools:
+        daemon.needs("/v1/pools")
     globs = {**vars(shoal), "client": client}
     flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
     runner = doctest.DocTestRunner(optionflags=flags)
@@ -97,3 +104,13 @@ def test_what_a_handle_keeps_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_queries_carry_any_bytes() -> None:
     assert query("/x", {"path": "/a b&\udcff", "no": None, "yes": True}) == "/x?path=/a%20b%26%FF&yes=true"
+
+
+def test_everything_public_says_what_it_is() -> None:
+    for name in shoal.__all__:
+        kind = getattr(shoal, name)
+        assert kind.__doc__, name
+        for member, value in vars(kind).items():
+            function = value.fget if isinstance(value, property) else value
+            if callable(function) and not member.startswith("_"):
+                assert getattr(function, "__doc__", None), f"{name}.{member}"

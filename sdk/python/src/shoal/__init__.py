@@ -59,6 +59,8 @@ from .models import (
     LineMatch,
     MachineStats,
     OutputChunk,
+    Pool,
+    PoolMember,
     ResourceSpec,
     ResourceStatus,
     SandboxEvent,
@@ -68,6 +70,8 @@ from .models import (
     SandboxTemplate,
     TerminalSize,
     Version,
+    Volume,
+    VolumeHolder,
     VolumeMountSpec,
 )
 
@@ -108,6 +112,8 @@ __all__ = [
     "LineMatch",
     "MachineStats",
     "OutputChunk",
+    "Pool",
+    "PoolMember",
     "QuotaExceededError",
     "ResourceAlreadyExistsError",
     "ResourceCreationError",
@@ -135,5 +141,7 @@ __all__ = [
     "TerminalSize",
     "ValidationError",
     "Version",
+    "Volume",
+    "VolumeHolder",
     "VolumeMountSpec",
 ]

@@ -11,7 +11,7 @@ import re
 import tarfile
 import tempfile
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from .errors import SandboxClientError
 
@@ -171,27 +171,51 @@ def _only_files(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:
 
 
 def unpack(file: IO[bytes], directory: Path) -> None:
-    """Unpacks what a sandbox sent. Nothing of it lands outside of the directory, and links that lead out are refused."""
-    if not hasattr(tarfile, "data_filter"):
-        raise SandboxClientError(
-            "this Python cannot unpack an archive that is not trusted",
-            hint="use Python 3.12, 3.11.4, 3.10.12 or newer",
-        )
+    """Unpacks what a sandbox sent. Nothing of it lands outside of the directory, and links that lead out are left out."""
     file.seek(0)
     directory.mkdir(parents=True, exist_ok=True)
+    # Python's own filters are not in every Python that we run on. What we allow is decided here, for all of them alike.
+    trust: dict[str, Any] = {"filter": "fully_trusted"} if hasattr(tarfile, "data_filter") else {}
+    top = directory.resolve()
+    directories: list[tarfile.TarInfo] = []
     try:
         with tarfile.open(fileobj=file, mode="r") as archive:
-            archive.extractall(directory, filter=_data_only)
+            for entry in archive:
+                if _is_harmless(entry, top):
+                    archive.extract(entry, top, set_attrs=not entry.isdir(), **trust)
+                    directories += [entry] if entry.isdir() else []
+            # Directories last and from below: one that must not be written to is first filled.
+            for entry in sorted(directories, key=lambda entry: entry.name, reverse=True):
+                archive.extract(entry, top, **trust)
     except tarfile.TarError as error:
         raise SandboxClientError(f"the archive from the sandbox cannot be unpacked: {error}") from error
 
 
-def _data_only(entry: tarfile.TarInfo, path: str) -> tarfile.TarInfo | None:
-    try:
-        return tarfile.data_filter(entry, path)
-    except (tarfile.LinkOutsideDestinationError, tarfile.AbsoluteLinkError, tarfile.SpecialFileError):
+def _is_harmless(entry: tarfile.TarInfo, top: Path) -> bool:
+    """Whether an entry is unpacked. Makes it ours, and takes rights away that no download should have."""
+    if not (entry.isreg() or entry.isdir() or entry.issym() or entry.islnk()):
+        return False
+    place = top / entry.name
+    # What is there by now decides where a name leads: a link that was unpacked before is followed.
+    if entry.name.startswith("/") or ".." in entry.name.split("/") or not _is_inside(place.parent, top):
+        raise SandboxClientError(f"the archive from the sandbox has a name that leads out of it: `{entry.name}`")
+    if entry.issym() or entry.islnk():
         # Common in honest directories (a link to /usr/bin/python in a venv) and of no use outside of the sandbox.
-        return None
+        start = place.parent if entry.issym() else top
+        if entry.linkname.startswith("/") or not _is_inside(start / entry.linkname, top):
+            return False
+    elif place.is_symlink():
+        # A file is never written through a link, wherever that leads.
+        place.unlink()
+    entry.uid, entry.gid, entry.uname, entry.gname = os.geteuid(), os.getegid(), "", ""
+    entry.mode = (entry.mode & 0o755) | (0o700 if entry.isdir() else 0o600)
+    return True
+
+
+def _is_inside(path: Path, top: Path) -> bool:
+    # As `resolve`, which some Pythons end in the middle where links lead in a circle.
+    found = Path(os.path.realpath(path))
+    return found == top or top in found.parents
 
 
 def partial_name(target: Path) -> Path:

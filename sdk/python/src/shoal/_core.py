@@ -140,6 +140,9 @@ def create_wish(
     env: Mapping[str, str] | None,
     cpu: str | None,
     memory: str | None,
+    storage: str | None,
+    volume_mounts: Sequence[VolumeMountSpec] | None,
+    pool_name: str | None,
     wait: bool,
 ) -> dict[str, Any]:
     """The body of a create."""
@@ -153,6 +156,9 @@ def create_wish(
         "env": dict(env) if env else None,
         "cpu": cpu,
         "memory": memory,
+        "disk": storage,
+        "mounts": [mount.to_json() for mount in volume_mounts] if volume_mounts else None,
+        "pool": pool_name,
         "wait": wait,
     }
     return {key: value for key, value in wish.items() if value is not None}
@@ -263,6 +269,8 @@ _IMAGE = {
     "unpack_failed",
     "wrong_platform",
 }
+#: What the daemon's store of files cannot do.
+_UNSUPPORTED = {"copies_not_supported", "disk_limits_not_supported"}
 _OWN_FAULT = {"internal", "route_not_found", "method_not_allowed", "idempotency_key_reused", "delete_failed"}
 
 
@@ -294,6 +302,14 @@ def refused(
         return ResourceCreationError(message, resource_type=resource or "sandbox", error_type=code, **more)
     if code in _IMAGE:
         return ResourceCreationError(message, resource_type=resource or "image", error_type="ImagePull", **more)
+    if code in ("volume_too_small", "pool_has_volumes"):
+        error_type, field = ("VolumeResize", "size") if code == "volume_too_small" else (None, "template")
+        return ValidationError(message, field=field, error_type=error_type, **more)
+    if code in _UNSUPPORTED or code == "volume_failed":
+        error_type = "VolumeProvisioning" if code == "volume_failed" else code
+        return ResourceCreationError(message, resource_type=resource, error_type=error_type, **more)
+    if code == "pool_deleting":
+        return ResourceInUseError(message, resource_type="pool", **more)
     if code == "disk_full" and resource is not None:
         return ResourceCreationError(message, resource_type=resource, error_type=code, **more)
     if code == "name_taken":

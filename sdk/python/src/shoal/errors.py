@@ -101,11 +101,15 @@ class QuotaExceededError(SandboxClientError):
 
 
 class ValidationError(SandboxClientError):
-    """The request cannot be taken as it is. ``field`` says which part of it, where that is known."""
+    """The request cannot be taken as it is. ``field`` says which part of it, where that is known.
 
-    def __init__(self, message: str, *, field: str | None = None, **more: Any) -> None:
+    ``error_type`` is ``VolumeResize`` where a volume would become too small for what is in it.
+    """
+
+    def __init__(self, message: str, *, field: str | None = None, error_type: str | None = None, **more: Any) -> None:
         super().__init__(message, **more)
         self.field = field
+        self.error_type = error_type
 
 
 class _ResourceError(SandboxClientError):

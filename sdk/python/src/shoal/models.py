@@ -42,6 +42,8 @@ __all__ = [
     "LineMatch",
     "MachineStats",
     "OutputChunk",
+    "Pool",
+    "PoolMember",
     "ResourceSpec",
     "ResourceStatus",
     "SandboxEnd",
@@ -53,6 +55,8 @@ __all__ = [
     "SandboxUsage",
     "TerminalSize",
     "Version",
+    "Volume",
+    "VolumeHolder",
     "VolumeMountSpec",
 ]
 
@@ -62,6 +66,7 @@ Since = Literal["last_use", "start", "paused", "creation"]
 Stream = Literal["stdout", "stderr"]
 TemplateState = Literal["preparing", "ready", "failed"]
 BuildState = Literal["running", "done", "failed"]
+PoolState = Literal["ready", "filling", "failing", "deleting"]
 LayerState = Literal["waiting", "fetching", "fetched", "unpacking", "done", "present"]
 
 #: The LangSmith SDK's words for the states of a sandbox.
@@ -113,6 +118,8 @@ class SandboxLimits:
     cpu_millis: int
     memory_bytes: int
     pids: int
+    #: What its own files may take; ``None`` where nothing limits them.
+    disk_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -133,6 +140,9 @@ class SandboxInfo:
     template_version: int | None = None
     #: Why it is ``failed``, or ``deleting`` by a rule of its lifetime.
     reason: str | None = None
+    #: The pool where it stood ready, if it came from one.
+    claimed_from: str | None = None
+    mounts: list[dict[str, Any]] = field(default_factory=list, repr=False)
     #: Whether the request made it, or found it by its labels.
     created: bool | None = None
 
@@ -552,15 +562,18 @@ class VolumeMountSpec:
 
     volume_name: str
     mount_path: str
+    #: Whether the sandbox can only look.
+    read_only: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """As the daemon wants it."""
-        return {"volume": self.volume_name, "path": self.mount_path}
+        wish: dict[str, Any] = {"volume": self.volume_name, "path": self.mount_path}
+        return {**wish, "read_only": True} if self.read_only else wish
 
     @classmethod
     def from_json(cls, said: Mapping[str, Any]) -> VolumeMountSpec:
         """As the daemon says it."""
-        return cls(said["volume"], said["path"])
+        return cls(said["volume"], said["path"], bool(said.get("read_only", False)))
 
 
 @dataclass(frozen=True)
@@ -608,6 +621,86 @@ class SandboxTemplate:
     def volume_mounts(self) -> list[VolumeMountSpec]:
         """The volumes that its sandboxes have, and where."""
         return [VolumeMountSpec.from_json(mount) for mount in self.mounts]
+
+
+@dataclass(frozen=True)
+class VolumeHolder:
+    """A sandbox that mounts a volume."""
+
+    sandbox_id: str
+    name: str
+    #: Where the volume is in it.
+    path: str
+    read_only: bool = False
+
+
+@dataclass(frozen=True)
+class Volume:
+    """Storage that outlives sandboxes."""
+
+    #: A UUID that stays the same when the name changes.
+    id: str
+    name: str
+    size_bytes: int
+    #: Whether it is held to that. A store of plain directories cannot.
+    size_enforced: bool
+    created_at: datetime
+    updated_at: datetime
+    #: What its files take; ``None`` in a list where it would have to be counted.
+    used_bytes: int | None = None
+    #: While there is one, it cannot be deleted.
+    mounted_by: list[VolumeHolder] = field(default_factory=list)
+
+    @property
+    def size(self) -> str:
+        """What it may hold, as a quantity."""
+        return quantity(self.size_bytes)
+
+
+@dataclass(frozen=True)
+class PoolMember:
+    """A sandbox that waits in a pool."""
+
+    id: str
+    name: str
+    #: ``making``, ``ready``, ``broken`` or ``deleting``.
+    state: str
+    template_version: int
+    created_at: datetime
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Sandboxes of one template that stand ready before anybody asks."""
+
+    #: A UUID that stays the same when the name changes.
+    id: str
+    name: str
+    template: str
+    template_version: int
+    #: How many should stand ready.
+    replicas: int
+    #: How many do.
+    ready: int
+    #: How many are being made.
+    making: int
+    #: ``ready``, ``filling``, ``failing``, and then ``reason`` says why, or ``deleting``.
+    state: PoolState
+    created_at: datetime
+    updated_at: datetime
+    reason: str | None = None
+    #: When that is tried again.
+    retry_at: datetime | None = None
+    #: What waits in it, the next to be claimed first; ``None`` in a list.
+    members: list[PoolMember] | None = None
+    #: Creates since the daemon started that found one ready, and that found none.
+    claims: int = 0
+    misses: int = 0
+
+    @property
+    def template_name(self) -> str:
+        """What its sandboxes are made from."""
+        return self.template
 
 
 def cpu_quantity(millis: int) -> str:

@@ -40,17 +40,20 @@ from ..models import (
     SandboxInfo,
     SandboxStats,
     Version,
+    VolumeMountSpec,
 )
 from .images import ImageCalls
+from .pools import PoolCalls
 from .sandbox import Sandbox, SandboxEvents
 from .templates import TemplateCalls
 from .transport import Transport
+from .volumes import VolumeCalls
 
 #: How long a sandbox may take to be made.
 CREATE_SECONDS_MAX = 120.0
 
 
-class SandboxClient(ImageCalls, TemplateCalls):
+class SandboxClient(ImageCalls, TemplateCalls, VolumeCalls, PoolCalls):
     """Sandboxes on one daemon, and what they are made from.
 
     >>> with client.sandbox() as sb:
@@ -66,8 +69,8 @@ class SandboxClient(ImageCalls, TemplateCalls):
         SandboxClientError: No daemon was named and none runs on this machine. ``local`` starts one.
     """
 
-    # Pausing, snapshots, forks and network policy are a sandbox's own business and belong into `Sandbox`. Volumes and
-    # pools are kinds of thing beside templates: each has a module of its own here, and is added to the bases above.
+    # Pausing, forks and network policy are a sandbox's own business and belong into `Sandbox`. What else is kept
+    # beside sandboxes, as snapshots will be, has a module of its own like templates, and is added to the bases above.
 
     def __init__(
         self,
@@ -137,6 +140,9 @@ class SandboxClient(ImageCalls, TemplateCalls):
         env: Mapping[str, str] | None = None,
         cpu: str | None = None,
         memory: str | None = None,
+        storage: str | None = None,
+        volume_mounts: Sequence[VolumeMountSpec] | None = None,
+        pool_name: str | None = None,
         timeout: float = CREATE_SECONDS_MAX,
     ) -> Sandbox:
         """A new sandbox that is deleted at the end of a ``with`` block. The arguments are those of ``create_sandbox``."""
@@ -149,6 +155,9 @@ class SandboxClient(ImageCalls, TemplateCalls):
             env=env,
             cpu=cpu,
             memory=memory,
+            storage=storage,
+            volume_mounts=volume_mounts,
+            pool_name=pool_name,
             timeout=timeout,
         )
         sandbox._delete_on_exit = True
@@ -166,6 +175,9 @@ class SandboxClient(ImageCalls, TemplateCalls):
         env: Mapping[str, str] | None = None,
         cpu: str | None = None,
         memory: str | None = None,
+        storage: str | None = None,
+        volume_mounts: Sequence[VolumeMountSpec] | None = None,
+        pool_name: str | None = None,
         timeout: float = CREATE_SECONDS_MAX,
     ) -> Sandbox:
         """A new sandbox, which lives until it is deleted or a rule of its lifetime strikes.
@@ -181,6 +193,10 @@ class SandboxClient(ImageCalls, TemplateCalls):
             env: Added to the environment of every command.
             cpu: Processors, as ``"500m"`` or ``"2"``; the template's if left out.
             memory: Memory, as ``"512Mi"`` or ``"2Gi"``; the template's if left out.
+            storage: What its files may take, as ``"5Gi"``; the template's if left out.
+            volume_mounts: Volumes beside the template's, and where.
+            pool_name: A pool to take it from, in place of a template, an image and limits. Without it, one that stands
+                ready in any pool of the template is taken.
             timeout: How many seconds it may take. What was begun by then is undone.
 
         Raises:
@@ -200,6 +216,9 @@ class SandboxClient(ImageCalls, TemplateCalls):
             env=env,
             cpu=cpu,
             memory=memory,
+            storage=storage,
+            volume_mounts=volume_mounts,
+            pool_name=pool_name,
             wait=wait_for_ready,
         )
         return self._create(body, timeout)
@@ -216,6 +235,9 @@ class SandboxClient(ImageCalls, TemplateCalls):
         env: Mapping[str, str] | None = None,
         cpu: str | None = None,
         memory: str | None = None,
+        storage: str | None = None,
+        volume_mounts: Sequence[VolumeMountSpec] | None = None,
+        pool_name: str | None = None,
         timeout: float = CREATE_SECONDS_MAX,
     ) -> Sandbox:
         """The sandbox that has all of these labels, made if there is none. However many ask at once, one is made.
@@ -242,6 +264,9 @@ class SandboxClient(ImageCalls, TemplateCalls):
             env=env,
             cpu=cpu,
             memory=memory,
+            storage=storage,
+            volume_mounts=volume_mounts,
+            pool_name=pool_name,
             wait=True,
         )
         return self._create(body, timeout)
