@@ -251,7 +251,7 @@ with SandboxClient() as client:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.skipif(shutil.disk_usage("/var/tmp").free < 12 << 30, reason="the disk has not got 12 GiB to spare")
+@pytest.mark.skipif(shutil.disk_usage("/var/tmp").free < 16 << 30, reason="the disk has not got 16 GiB to spare")
 def test_five_gibibytes_go_up_with_constant_memory(tmp_path: Path) -> None:
     large = tmp_path / "large"
     with large.open("wb") as file:
