@@ -3,7 +3,9 @@
 mod build;
 mod image;
 mod lifetime;
+mod pool;
 mod template;
+mod top;
 mod volume;
 
 use std::path::PathBuf;
@@ -16,9 +18,11 @@ use crate::environment::Color;
 pub use build::Build;
 pub use image::{AliasAction, Image, ImageAction, ImportImage, PullImage};
 pub use lifetime::{Explain, Label, Lifetime, Rules, Touch};
+pub use pool::{Pool, PoolAction};
 pub use template::{
     ApplyTemplates, CreateTemplate, PrepareTemplate, Template, TemplateAction, UpdateTemplate,
 };
+pub use top::{Top, TopSort};
 pub use volume::{CopyVolume, CreateVolume, ExportVolume, ImportVolume, Volume, VolumeAction};
 
 /// Sandboxes for AI agents, on this machine.
@@ -73,9 +77,11 @@ pub enum Subcommand {
     Logs(Logs),
     Watch(Watch),
     Stats(Stats),
+    Top(Top),
     Image(Image),
     Template(Template),
     Volume(Volume),
+    Pool(Pool),
     Build(Box<Build>),
     Key(Key),
     Config(Config),
@@ -170,7 +176,7 @@ The exit code is the command's own, 128 + n if signal n ended it, 124 after a ti
 executed, 127 if it was not found, and 125 if it is Shoal that failed.")]
 pub struct Run {
     /// The id or name of a sandbox that exists
-    #[arg(long, value_name = "SANDBOX", conflicts_with_all = ["template", "image", "cpu", "memory", "disk", "mounts"])]
+    #[arg(long, value_name = "SANDBOX", conflicts_with_all = ["template", "pool", "image", "cpu", "memory", "disk", "mounts"])]
     pub sandbox: Option<String>,
     /// Set an environment variable; may be repeated
     #[arg(short, long = "env", value_name = "NAME=VALUE", value_parser = variable)]
@@ -198,7 +204,7 @@ pub struct Run {
     #[arg(skip)]
     pub greeting: bool,
     /// The program and its arguments; without them, what the template or the image says
-    #[arg(required_unless_present_any = ["image", "sandbox", "template"], trailing_var_arg = true, value_name = "COMMAND")]
+    #[arg(required_unless_present_any = ["image", "sandbox", "template", "pool"], trailing_var_arg = true, value_name = "COMMAND")]
     pub command: Vec<String>,
 }
 
@@ -225,7 +231,7 @@ restarted meanwhile, the shell goes on. Without a terminal on stdin, the shell r
 The exit code is the shell's own, 128 + n if signal n ended it or us, and 125 if it is Shoal that failed. Leaving is 0.")]
 pub struct Shell {
     /// The id or name of a sandbox that exists; without it, a new one is made
-    #[arg(conflicts_with_all = ["template", "cpu", "memory", "disk", "mounts"])]
+    #[arg(conflicts_with_all = ["template", "pool", "cpu", "memory", "disk", "mounts"])]
     pub sandbox: Option<String>,
     /// Set an environment variable; may be repeated
     #[arg(short, long = "env", value_name = "NAME=VALUE", value_parser = variable)]
@@ -265,6 +271,9 @@ pub struct Spec {
     /// What it is made from [default: default]
     #[arg(long)]
     pub template: Option<String>,
+    /// Claim one that stands ready in this pool; if none does, make one like it
+    #[arg(long, conflicts_with_all = ["template", "image", "cpu", "memory"])]
+    pub pool: Option<String>,
     /// An image such as python:3.12, pulled if it is not here [default: the template's]
     #[arg(long, value_name = "IMAGE")]
     pub image: Option<String>,
@@ -289,6 +298,7 @@ Examples:
   shoal create
   shoal create --name work --cpu 500m --memory 512Mi -e LANG=C
   shoal create --image python:3.12
+  shoal create --pool warm                                one that stands ready, if there is one
   shoal create --idle 30m --hard-ttl 1d                   deleted when unused for 30 minutes, or after a day
   shoal create --get-or-create --label thread=42          the sandbox of this thread, whoever asks first")]
 pub struct Create {
@@ -612,6 +622,8 @@ pub enum BenchPart {
     Create,
     /// A command in a running sandbox.
     Command,
+    /// Claims from a pool, one after the other and 20 at once.
+    Pools,
     /// 100 creates at once.
     AtOnce,
     /// Output of commands and files, up and down.

@@ -8,6 +8,7 @@ mod chart;
 mod comparators;
 mod floor;
 mod images;
+mod pools;
 mod report;
 mod store;
 mod streams;
@@ -65,6 +66,10 @@ pub async fn bench(arguments: &Bench) -> anyhow::Result<()> {
     }
     if wanted(BenchPart::Command) {
         report.add(command(client, &floor, rounds, arguments).await?);
+    }
+    if wanted(BenchPart::Pools) {
+        progress("claims from a pool");
+        report.add_all(pools::rows(client, rounds).await?);
     }
     if wanted(BenchPart::AtOnce) {
         report.add(at_once(client, &floor).await?);

@@ -24,6 +24,7 @@ mod lifetime;
 mod logs;
 mod notify;
 mod pipes;
+mod pools;
 mod print;
 mod private;
 mod progress;
@@ -37,6 +38,7 @@ mod shell;
 mod stats;
 mod templates;
 mod terminal;
+mod top;
 mod volumes;
 mod watch;
 
@@ -121,8 +123,10 @@ async fn dispatch(subcommand: Subcommand, environment: &Environment) -> anyhow::
         Subcommand::Logs(arguments) => logs::logs(arguments, environment).await,
         Subcommand::Watch(arguments) => watch::watch(arguments, environment).await,
         Subcommand::Stats(arguments) => stats::stats(arguments, environment).await,
+        Subcommand::Top(arguments) => top::top(arguments, environment).await,
         Subcommand::Image(arguments) => images::image(arguments, environment).await,
         Subcommand::Build(arguments) => build::build(*arguments, environment).await,
+        Subcommand::Pool(arguments) => pools::pool(arguments, environment).await,
         Subcommand::Template(arguments) => templates::template(arguments, environment).await,
         Subcommand::Volume(arguments) => volumes::volume(arguments, environment).await,
         Subcommand::Key(arguments) => match arguments.action {

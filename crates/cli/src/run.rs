@@ -149,6 +149,7 @@ async fn create(
     }
     let wish = api::CreateSandbox {
         template: arguments.spec.template.clone(),
+        pool: arguments.spec.pool.clone(),
         image: arguments.spec.image.clone(),
         cpu: arguments.spec.cpu.clone(),
         memory: arguments.spec.memory.clone(),

@@ -18,6 +18,7 @@ pub async fn create(arguments: Create, environment: &Environment) -> anyhow::Res
         image: arguments.spec.image,
         name: arguments.name,
         template: arguments.spec.template,
+        pool: arguments.spec.pool,
         env: arguments.env.into_iter().collect(),
         cpu: arguments.spec.cpu,
         memory: arguments.spec.memory,
@@ -112,6 +113,7 @@ pub async fn inspect(arguments: Inspect, environment: &Environment) -> anyhow::R
         ("processes", sandbox.limits.pids.to_string()),
         ("created", sandbox.created_at),
     ];
+    facts.extend(sandbox.claimed_from.map(|pool| ("claimed", format!("from pool {pool}"))));
     facts.extend(sandbox.limits.disk_bytes.map(|bytes| ("disk", amount::memory(bytes))));
     facts.extend(sandbox.mounts.iter().map(|mount| ("mount", crate::volumes::mount_text(mount))));
     facts.extend(sandbox.image_digest.map(|digest| ("digest", digest)));

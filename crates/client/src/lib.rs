@@ -24,6 +24,7 @@ mod builds;
 mod error;
 mod files;
 mod images;
+mod pools;
 mod sse;
 mod stream;
 mod templates;

@@ -91,7 +91,7 @@ impl Place {
     }
 
     pub fn of_home(home: &Home) -> Self {
-        Self::of(home.created_at, home.id)
+        Self::of(home.identity().created_at, home.id)
     }
 
     /// As a cursor.
@@ -161,11 +161,11 @@ impl Usage {
 }
 
 impl Directory {
-    /// A sandbox that belongs to `owner`. Another owner's looks like none.
+    /// A sandbox that belongs to `owner`. Another owner's looks like none, and so does one that waits in a pool.
     pub fn find(&self, owner: &Owner, id: SandboxId) -> Result<Arc<Home>, EngineError> {
         match self.by_id.get(&id) {
             _ if self.closed => Err(EngineError::Stopping),
-            Some(home) if home.owner == *owner => Ok(Arc::clone(home)),
+            Some(home) if home.owner == *owner && !home.is_waiting() => Ok(Arc::clone(home)),
             Some(_) | None => Err(EngineError::SandboxNotFound { id: id.to_string() }),
         }
     }
@@ -218,17 +218,59 @@ impl Directory {
         self.used.with(limits).check_capacity(capacity)
     }
 
-    /// Takes a sandbox in. It counts from now on.
+    /// Whether the owner of a sandbox that waits in a pool may have it. It counts already.
+    pub fn check_claim(&self, owner: &Owner, key: &KeyLimits) -> Result<(), EngineError> {
+        if self.closed {
+            return Err(EngineError::Stopping);
+        }
+        self.owners.get(owner).map_or_else(Usage::default, |owned| owned.used).check_quota(key)
+    }
+
+    /// Whether an owner may have so many more with these limits, as far as the key says.
+    pub fn check_quota(
+        &self,
+        owner: &Owner,
+        limits: &Limits,
+        more: usize,
+        key: &KeyLimits,
+    ) -> Result<(), EngineError> {
+        let owned = self.owners.get(owner).map_or_else(Usage::default, |owned| owned.used);
+        (0..more).fold(owned, |used, _| used.with(limits)).check_quota(key)
+    }
+
+    /// Takes a sandbox in. It counts from now on; one that waits in a pool is found by nobody yet.
     pub fn insert(&mut self, home: &Arc<Home>) {
         self.used = self.used.with(&home.limits);
         self.by_id.insert(home.id, Arc::clone(home));
         let owned = self.owners.entry(home.owner.clone()).or_default();
         owned.used = owned.used.with(&home.limits);
-        owned.by_time.insert(Place::of_home(home), Arc::clone(home));
         owned.names.insert(home.face().name.clone(), Named { id: home.id, holds: 1 });
-        owned.labels.insert(&home.face().labels, Place::of_home(home));
-        if let Some(key) = &home.idempotency_key {
+        if !home.is_waiting() {
+            self.show(home);
+        }
+    }
+
+    /// Lets a sandbox be found: it was asked for, or claimed.
+    pub fn show(&mut self, home: &Arc<Home>) {
+        let (place, face) = (Place::of_home(home), home.face().clone());
+        let owned = self.owners.entry(home.owner.clone()).or_default();
+        owned.by_time.insert(place, Arc::clone(home));
+        owned.labels.insert(&face.labels, place);
+        if let Some(key) = &face.identity.idempotency_key {
             owned.idempotency_keys.insert(key.clone(), home.id);
+        }
+    }
+
+    /// Lets a sandbox not be found any more: its claim came to nothing, and it goes. It counts until then.
+    pub fn hide(&mut self, home: &Home) {
+        let (place, face) = (Place::of_home(home), home.face().clone());
+        let Some(owned) = self.owners.get_mut(&home.owner) else { return };
+        owned.by_time.remove(&place);
+        owned.labels.remove(&face.labels, place);
+        if let Some(key) = &face.identity.idempotency_key
+            && owned.idempotency_keys.get(key) == Some(&home.id)
+        {
+            owned.idempotency_keys.remove(key);
         }
     }
 
@@ -236,15 +278,11 @@ impl Directory {
     pub fn remove(&mut self, id: SandboxId) {
         let Some(home) = self.by_id.remove(&id) else { return };
         self.used = self.used.without(&home.limits);
+        self.hide(&home);
         let Some(owned) = self.owners.get_mut(&home.owner) else { return };
         owned.used = owned.used.without(&home.limits);
-        owned.by_time.remove(&Place::of_home(&home));
         owned.names.retain(|_, named| named.id != id);
-        owned.labels.remove(&home.face().labels, Place::of_home(&home));
-        if let Some(key) = &home.idempotency_key {
-            owned.idempotency_keys.remove(key);
-        }
-        if owned.by_time.is_empty() {
+        if owned.used.sandboxes == 0 {
             self.owners.remove(&home.owner);
         }
     }

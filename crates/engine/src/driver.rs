@@ -13,7 +13,7 @@
 
 use std::future::{Future, pending};
 use std::pin::Pin;
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, PoisonError, Weak};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
@@ -36,9 +36,9 @@ use crate::keeper::Keeper;
 use crate::lifecycle::{Disk, Goal, Recovery, State, Wish};
 use crate::lifetime::Explanation;
 use crate::metrics::{Verb, Verdict};
-use crate::model::{SandboxUpdate, Wait};
+use crate::model::{SandboxName, SandboxUpdate, Wait};
 use crate::slow;
-use crate::store::{SandboxChange, SandboxRow};
+use crate::store::{ClaimRow, SandboxChange, SandboxRow};
 use crate::volumes::Mounted;
 
 /// Messages that wait for a driver, at most. A driver never waits itself, save for a commit.
@@ -81,8 +81,25 @@ pub(crate) enum Message {
     Touch { done: oneshot::Sender<Result<Explanation, EngineError>> },
     /// Say why it lives, and when it ends.
     Explain { done: oneshot::Sender<Result<Explanation, EngineError>> },
+    /// Belong to whoever claimed it. What others see of it says so already; the row does not yet.
+    Claim {
+        row: Box<ClaimRow>,
+        /// Its name in the row, if it has another now.
+        name_before: Option<SandboxName>,
+        /// When it was asked for.
+        began: Instant,
+        done: oneshot::Sender<Result<(), Unclaimed>>,
+    },
     /// What the sweep saw of the sandbox on the host.
     Swept { present: bool },
+}
+
+/// Why a sandbox was not given to whoever claimed it. It goes then, and is nobody's.
+pub(crate) enum Unclaimed {
+    /// It broke before.
+    Broken,
+    /// The row could not be written.
+    Unwritten(EngineError),
 }
 
 /// How a driver's sandbox came to be.
@@ -347,9 +364,59 @@ impl Driver {
             Message::Explain { done } => {
                 let _ = done.send(Ok(self.explain())); // As above.
             }
+            Message::Claim { row, name_before, began, done } => {
+                let claimed = self.claim(*row, name_before, began).await;
+                let _ = done.send(claimed); // A caller that left has a sandbox all the same, as after any create.
+            }
             Message::Swept { present } => self.swept(present).await,
         }
         Life::On
+    }
+
+    /// Writes that it belongs to whoever claimed it. Its clocks begin now.
+    async fn claim(
+        &mut self,
+        row: ClaimRow,
+        name_before: Option<SandboxName>,
+        began: Instant,
+    ) -> Result<(), Unclaimed> {
+        let home = Arc::clone(&self.home);
+        let now = home.shared.clock.now();
+        let (lifetime, name) = (row.lifetime.clone(), row.name.clone());
+        let written = match home.state() {
+            State::Running => {
+                let claimed = home.shared.store.claim_sandbox(home.id, row);
+                slow::ROW.watch(&home.shared.metrics, home.id, claimed).await
+            }
+            State::Creating | State::Paused(_) | State::Deleting | State::Failed { .. } => Ok(false),
+        };
+        if let Ok(true) = written {
+            if let Some(before) = name_before {
+                home.shared.directory().free_name(&home, &before);
+            }
+            self.keeper = Keeper::newborn(lifetime, now);
+            self.keeper.started(now);
+            self.keeper.stored();
+            home.set_recorded();
+            home.tell_state();
+            home.shared.metrics.operation(Verb::Create, Verdict::Ok, began.elapsed());
+            self.judge().await;
+            return Ok(());
+        }
+        {
+            // Nobody finds it any more, and its name and its key are free for the next attempt.
+            let mut directory = home.shared.directory();
+            directory.hide(&home);
+            if let Some(name) = name {
+                directory.free_name(&home, &name);
+            }
+            home.face().waits_in = Some(Weak::new());
+        }
+        self.delete(None).await;
+        Err(match written {
+            Ok(_) => Unclaimed::Broken,
+            Err(error) => Unclaimed::Unwritten(error),
+        })
     }
 
     // Making.
@@ -551,10 +618,15 @@ impl Driver {
             true => None,
             false => Some(home.face().labels.changed(&update.labels)?),
         };
+        let notes = match update.notes.is_empty() {
+            true => None,
+            false => Some(home.face().notes.changed(&update.notes)?),
+        };
         let stamps = update.lifetime.is_some().then(|| self.keeper.stamps_touched(now));
         let change = SandboxChange {
             name: update.name.clone(),
             labels: labels.clone(),
+            notes: notes.clone(),
             lifetime: update.lifetime.clone(),
             stamps,
         };
@@ -568,6 +640,9 @@ impl Driver {
         }
         if let Some(labels) = labels {
             home.shared.directory().relabel(&home, labels);
+        }
+        if let Some(notes) = notes {
+            home.face().notes = notes;
         }
         if let Some(lifetime) = update.lifetime {
             home.face().lifetime = lifetime.clone();

@@ -29,6 +29,12 @@ pub enum EngineError {
         /// As it was asked for.
         id: String,
     },
+    /// It ended, and was not to be kept for longer.
+    #[error("command `{id}` ended, and the time that it was kept for is over")]
+    CommandExpired {
+        /// Which command.
+        id: CommandId,
+    },
     /// No such template.
     #[error("template `{name}` does not exist")]
     TemplateNotFound {
@@ -42,12 +48,44 @@ pub enum EngineError {
         name: String,
     },
     /// The template was used for sandboxes that exist.
-    #[error("template `{name}` is used by {}", users(*sandboxes, 0))]
+    #[error("template `{name}` is used by {}", users(&[(*sandboxes, "sandbox", "sandboxes"), (*pools, "pool", "pools")]))]
     TemplateInUse {
         /// As it was asked for.
         name: String,
-        /// How many were made from it.
+        /// How many were made from it, and do not wait in one of the pools.
         sandboxes: usize,
+        /// How many are for it.
+        pools: usize,
+    },
+    /// No such snapshot, or it is another owner's.
+    #[error("snapshot `{name}` does not exist")]
+    SnapshotNotFound {
+        /// As it was asked for.
+        name: String,
+    },
+    /// No such pool, or it is another owner's.
+    #[error("pool `{name}` does not exist")]
+    PoolNotFound {
+        /// As it was asked for.
+        name: String,
+    },
+    /// Names are unique among an owner's pools.
+    #[error("a pool named `{name}` exists already")]
+    PoolNameTaken {
+        /// The name.
+        name: String,
+    },
+    /// The pool is being deleted.
+    #[error("pool `{name}` is being deleted")]
+    PoolGoing {
+        /// Its name.
+        name: String,
+    },
+    /// What waits in a pool cannot have somebody's volume mounted.
+    #[error("template `{template}` mounts volumes, so there can be no pool for it")]
+    PoolVolumes {
+        /// Its name.
+        template: String,
     },
     /// The template could not be prepared.
     #[error("template `{name}` could not be prepared: {reason}")]
@@ -289,7 +327,8 @@ pub enum EngineError {
         name: String,
     },
     /// The image would lose its last name while sandboxes or templates need it.
-    #[error("image `{name}` is used by {}", users(*sandboxes, *templates))]
+    #[error("image `{name}` is used by {}",
+        users(&[(*sandboxes, "sandbox", "sandboxes"), (*templates, "template", "templates")]))]
     ImageInUse {
         /// As it was asked for.
         name: String,
@@ -366,14 +405,13 @@ fn named(names: &[String]) -> String {
 }
 
 /// So many of each, as far as there are any.
-fn users(sandboxes: usize, templates: usize) -> String {
-    let some = |count: usize, one: &str, many: &str| match count {
+fn users(all: &[(usize, &str, &str)]) -> String {
+    let some = |(count, one, many): &(usize, &str, &str)| match count {
         0 => None,
         1 => Some(format!("1 {one}")),
         count => Some(format!("{count} {many}")),
     };
-    let both = [some(sandboxes, "sandbox", "sandboxes"), some(templates, "template", "templates")];
-    both.into_iter().flatten().collect::<Vec<_>>().join(" and ")
+    all.iter().filter_map(some).collect::<Vec<_>>().join(" and ")
 }
 
 /// An error with its causes, in one line.

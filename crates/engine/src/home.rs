@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, SystemTime};
 
 use runtime::Backend;
@@ -21,7 +21,7 @@ use wire::{CommandId, SandboxId};
 use crate::EngineConfig;
 use crate::backstop::Backstop;
 use crate::clock::Clock;
-use crate::command::Hub;
+use crate::command::{Attendance, Hub};
 use crate::directory::Directory;
 use crate::driver::Message;
 use crate::error::{EngineError, chain};
@@ -35,6 +35,9 @@ use crate::lifetime::Lifetime;
 use crate::log::LogWriters;
 use crate::metrics::Metrics;
 use crate::model::{Owner, Sandbox, SandboxName, Wait};
+use crate::notes::Notes;
+use crate::pools::{Pool, Pools};
+use crate::signing::Signer;
 use crate::stats::Disk;
 use crate::store::{SandboxRow, Store, Tally};
 use crate::templates::{Templates, Version};
@@ -63,6 +66,8 @@ pub(crate) struct Shared {
     pub images: Images,
     pub templates: Templates,
     pub volumes: Volumes,
+    pub pools: Pools,
+    pub signer: Signer,
     pub builds: Builds,
     pub runtime: tokio::runtime::Handle,
     pub directory: Mutex<Directory>,
@@ -94,6 +99,7 @@ impl Shared {
         }
         self.images.halt();
         self.templates.halt();
+        self.pools.halt();
         self.builds.halt();
         for task in self.tasks.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
             task.abort();
@@ -125,10 +131,6 @@ pub(crate) struct Home {
     image_use: Mutex<(Option<String>, Option<Arc<StoredImage>>)>,
     pub limits: Limits,
     pub mounts: Vec<Mounted>,
-    pub env: BTreeMap<String, String>,
-    pub created_at: SystemTime,
-    pub idempotency_key: Option<String>,
-    pub request_digest: [u8; 32],
     pub outbox: Outbox,
     pub transfers: Transfers,
     pub backstop: Arc<Backstop>,
@@ -156,9 +158,24 @@ pub(crate) struct Face {
     /// What its init speaks, where this daemon speaks none of it.
     pub unspoken: Option<Versions>,
     pub labels: Labels,
+    pub notes: Notes,
     pub lifetime: Lifetime,
     /// Its row is written: what is said of it holds after a crash.
     pub recorded: bool,
+    pub identity: Arc<Identity>,
+    /// Where it waits for whoever claims it. Until then nobody but its pool sees it.
+    pub waits_in: Option<Weak<Pool>>,
+    /// What the pool was called where it waited.
+    pub claimed_from: Option<String>,
+}
+
+/// What came with the request that it answers: when it was asked for, or when it was claimed.
+#[derive(Debug, Clone)]
+pub(crate) struct Identity {
+    pub env: BTreeMap<String, String>,
+    pub created_at: SystemTime,
+    pub idempotency_key: Option<String>,
+    pub request_digest: [u8; 32],
 }
 
 /// Its commands that have no result yet.
@@ -199,8 +216,17 @@ impl Home {
             reason: row.reason.clone(),
             unspoken: None,
             labels: row.labels.clone(),
+            notes: row.notes.clone(),
             lifetime: row.lifetime.clone(),
             recorded: false,
+            identity: Arc::new(Identity {
+                env: row.env.clone(),
+                created_at: row.created_at,
+                idempotency_key: row.idempotency_key.clone(),
+                request_digest: row.request_digest,
+            }),
+            waits_in: row.pool.and_then(|pool| shared.pools.by_id(pool)).map(|pool| Arc::downgrade(&pool)),
+            claimed_from: row.claimed_from.clone(),
         };
         let table = Table {
             closed: !matches!(row.state, State::Creating | State::Running),
@@ -220,10 +246,6 @@ impl Home {
             image: row.image.clone(),
             image_use: Mutex::new((row.image_alias.clone(), None)),
             limits: row.limits,
-            env: row.env.clone(),
-            created_at: row.created_at,
-            idempotency_key: row.idempotency_key.clone(),
-            request_digest: row.request_digest,
             outbox: Outbox::default(),
             transfers: Transfers::default(),
             backstop: Arc::default(),
@@ -251,6 +273,15 @@ impl Home {
 
     pub fn state(&self) -> State {
         self.face().state
+    }
+
+    pub fn identity(&self) -> Arc<Identity> {
+        Arc::clone(&self.face().identity)
+    }
+
+    /// Whether it waits in a pool, and is nobody's yet.
+    pub fn is_waiting(&self) -> bool {
+        self.face().waits_in.is_some()
     }
 
     /// Its init speaks nothing that this daemon does. The row is left as it is, for a daemon that does.
@@ -295,9 +326,17 @@ impl Home {
         self.tell(Happened::Sandbox { name, state, reason });
     }
 
-    /// Tells whoever watches what happened to it.
+    /// Tells whoever watches what happened to it; its pool alone, while it waits there.
     pub fn tell(&self, what: Happened) {
-        self.shared.events.publish(&self.owner, self.id, what);
+        let waits_in = self.face().waits_in.clone();
+        match waits_in {
+            Some(pool) => {
+                if let Some(pool) = pool.upgrade() {
+                    pool.wake();
+                }
+            }
+            None => self.shared.events.publish(&self.owner, self.id, what),
+        }
     }
 
     pub fn describe(&self) -> Sandbox {
@@ -318,10 +357,12 @@ impl Home {
             image_digest: self.stored_image().map(|image| image.digest),
             limits: self.limits,
             mounts: self.mounts.iter().map(Mounted::described).collect(),
-            env: self.env.clone(),
+            env: face.identity.env.clone(),
             labels: face.labels,
+            notes: face.notes,
             lifetime: face.lifetime,
-            created_at: self.created_at,
+            claimed_from: face.claimed_from,
+            created_at: face.identity.created_at,
         }
     }
 
@@ -360,14 +401,19 @@ impl Home {
         self.image_use().0 = alias;
     }
 
-    /// Waits until it is no longer being made.
+    /// Waits until it is no longer being made, or claimed.
     pub async fn made(&self) -> Result<(), EngineError> {
         loop {
             let mut changed = std::pin::pin!(self.changed.notified());
             changed.as_mut().enable();
-            match self.state() {
+            let (recorded, state) = {
+                let face = self.face();
+                (face.recorded, face.state)
+            };
+            match state {
                 State::Creating => changed.await,
-                State::Running | State::Paused(_) => return Ok(()),
+                State::Running | State::Paused(_) if recorded => return Ok(()),
+                State::Running | State::Paused(_) => changed.await,
                 State::Deleting | State::Failed { .. } => return Err(self.wrong_state()),
             }
         }
@@ -438,6 +484,7 @@ impl Home {
         id: CommandId,
         request_digest: [u8; 32],
         oom_kills_before: Option<u64>,
+        attendance: Attendance,
         make: impl FnOnce(Handle) -> Start,
     ) -> Result<Intent, EngineError> {
         if !self.state().takes_commands() {
@@ -464,7 +511,7 @@ impl Home {
         }
         table.starts_bytes += size;
         table.handle_next += 1;
-        let hub = Hub::intended(self, id.clone(), start, request_digest, oom_kills_before);
+        let hub = Hub::intended(self, id.clone(), start, request_digest, oom_kills_before, attendance);
         table.by_id.insert(id, handle);
         table.live.insert(handle, Arc::clone(&hub));
         Ok(Intent::New(hub))
@@ -528,24 +575,27 @@ impl Home {
                     Vec::new()
                 }
             };
-            for (handle, _) in &dropped {
-                let directory = self.command_directory(*handle);
-                let removed =
-                    tokio::task::spawn_blocking(move || crate::log::remove_directory(&directory)).await;
-                if let Ok(Err(error)) = removed {
-                    warn!(sandbox = %self.id, %error, "cannot remove the output of an old command");
-                }
+            for (handle, bytes) in &dropped {
+                self.dropped(*handle, *bytes).await;
             }
-            let mut table = self.table();
-            table.ended = table.ended.saturating_sub(dropped.len() as u64);
-            let freed = dropped.iter().map(|(_, bytes)| bytes).sum();
-            table.ended_bytes = table.ended_bytes.saturating_sub(freed);
             if dropped.is_empty() {
                 // Nothing can be dropped now; the next end tries again.
-                table.pruning = false;
+                self.table().pruning = false;
                 return;
             }
         }
+    }
+
+    /// An ended command has no row any more: its output goes too.
+    pub async fn dropped(&self, handle: Handle, bytes: u64) {
+        let directory = self.command_directory(handle);
+        let removed = tokio::task::spawn_blocking(move || crate::log::remove_directory(&directory)).await;
+        if let Ok(Err(error)) = removed {
+            warn!(sandbox = %self.id, %error, "cannot remove the output of an old command");
+        }
+        let mut table = self.table();
+        table.ended = table.ended.saturating_sub(1);
+        table.ended_bytes = table.ended_bytes.saturating_sub(bytes);
     }
 
     /// A command by its number: `None` if it has its result, an error if there never was one that init was told of.

@@ -5,7 +5,7 @@
 //!
 //! Read in this order: [`lifecycle`] and [`lifetime`] decide, `driver` acts on one sandbox, `guest` talks to its init, `command` is
 //! where a command's streams and watchers meet, `backstop` ends what init does not, `transfer` the same for a file operation, with [`files`] in front of it, `log` and `store` keep what must not be lost, `directory` holds all
-//! sandboxes and their limits, [`stats`] tells what they use, `events` what happens to them, `recovery` and `sweep` mend.
+//! sandboxes and their limits, [`pools`] keeps some ready, [`stats`] tells what they use, `events` what happens to them, `recovery` and `sweep` mend.
 
 #![forbid(unsafe_code)]
 
@@ -29,20 +29,25 @@ mod log;
 mod measured;
 mod metrics;
 pub mod model;
+pub mod notes;
+pub mod pools;
 mod recovery;
+pub mod signing;
 mod slow;
+pub mod snapshots;
 pub mod stats;
 mod store;
 mod sweep;
 pub mod template;
 pub mod templates;
+pub mod text;
 mod transfer;
 mod uses;
 pub mod volumes;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use prometheus_client::registry::Registry;
@@ -57,9 +62,9 @@ use wire::{CommandId, SandboxId};
 use crate::clock::{Clock, Stamp, SystemClock};
 use crate::command::{Hub, Refusal};
 use crate::directory::{Directory, Place};
-use crate::driver::{Birth, INBOX_MAX, Message};
+use crate::driver::{Birth, INBOX_MAX, Message, Unclaimed};
 use crate::events::Events;
-use crate::home::{Home, Intent, Shared};
+use crate::home::{Home, Identity, Intent, Shared};
 use crate::images::{Builds, Choice, ImageName, ImageRef, ImageSettings, Images, PullSpec};
 use crate::keeper::Keeper;
 use crate::keys::{BOOTSTRAP_ID, Keys, random_u64, random_u128};
@@ -68,9 +73,10 @@ use crate::lifecycle::Goal;
 use crate::log::LogWriters;
 use crate::measured::Measured;
 use crate::metrics::{Metrics, Verb, Verdict};
-use crate::store::{CommandRow, SandboxRow, Stamps, Store, Tally};
+use crate::pools::{Pool, Pools, Standing};
+use crate::store::{ClaimRow, CommandRow, SandboxRow, Stamps, Store, Tally};
 use crate::template::{LIMITS, WORKSPACE, made_up_name};
-use crate::templates::{Preparation, Source, Templates, Version};
+use crate::templates::{Preparation, Source, Templates, Version, limits_of};
 use crate::uses::Use;
 use crate::volumes::{Mounted, Volumes};
 
@@ -81,6 +87,7 @@ pub use events::{
 pub use files::Files;
 pub use model::*;
 pub use stats::{DiskCount, MachineStats, Stats};
+pub use text::{TextEvent, TextOutput};
 pub use transfer::{IDLE_SECONDS, TAKE_SECONDS, TRANSFERS_MAX, WATCHES_MAX};
 
 /// The target of spans that are for traces, and not for logs. They cost nothing while nobody listens to it.
@@ -183,8 +190,12 @@ impl Engine {
             doing: "make the directory of builds",
             source: StoreError::Create { path: config.data_dir.join("builds"), source },
         })?;
+        let fresh = [random_u128().to_be_bytes(), random_u128().to_be_bytes()].concat();
+        let fresh = fresh.try_into().expect("two times 16 bytes are 32");
+        let signer = signing::Signer::new(store.secret("links", fresh).await?);
         let volumes = Volumes::open(&store.load_volumes().await?);
         let (templates, versions) = Templates::open(store.load_templates().await?);
+        let pools = Pools::open(store.load_pools().await?, |template| templates.head(template));
         let backend = Arc::new(Measured { backend, metrics: Arc::clone(&metrics) });
         let shared = Arc::new(Shared {
             config,
@@ -197,6 +208,8 @@ impl Engine {
             images,
             templates,
             volumes,
+            pools,
+            signer,
             builds,
             runtime,
             directory: Mutex::new(Directory::default()),
@@ -209,6 +222,8 @@ impl Engine {
         recovery::recover(&shared, loaded.uses, versions).await?;
         images::recover_builds(&engine).await?;
         templates::take_up(&shared);
+        pools::take_up(&shared);
+        snapshots::take_up(&engine).await?;
         shared.runtime.spawn(volumes::take_up(Arc::clone(&shared)));
         shared.backend.foresee(&Rootfs::Host, &kept_limits(&shared, LIMITS));
         let sweeping = shared.runtime.spawn(sweep::keep_swept(Arc::clone(&shared)));
@@ -252,6 +267,8 @@ impl Engine {
 
     /// Deletes every sandbox of every owner, and what daemons before this one have left: the end of a private daemon.
     pub async fn delete_all(&self) -> Result<(), EngineError> {
+        // Pools must not fill again behind it.
+        self.shared().pools.halt();
         let homes = self.shared().directory().all();
         let mut deletions = JoinSet::new();
         let mut result = Ok(());
@@ -304,7 +321,8 @@ impl Engine {
     ) -> Result<(Sandbox, Origin), EngineError> {
         check_env(&spec.env, SANDBOX_ENV_BYTES_MAX)?;
         check_idempotency_key(spec.idempotency_key.as_deref())?;
-        let request_digest = digest(&(
+        check_pool_spec(&spec)?;
+        let asked = (
             spec.name.as_ref().map(SandboxName::as_str),
             &spec.template,
             &spec.image,
@@ -318,8 +336,12 @@ impl Engine {
                 .map(|rule| (rule.since.word(), rule.after, rule.action.word()))
                 .collect::<Vec<_>>(),
             find.as_ref().map(Labels::pairs),
-        ));
+        );
         // What came later is added where it is asked for, so that requests of older daemons keep their digests.
+        let request_digest = match &spec.pool {
+            None => digest(&asked),
+            Some(pool) => digest(&(asked, pool)),
+        };
         let request_digest = match (spec.disk_bytes, spec.mounts.as_slice()) {
             (None, []) => request_digest,
             (disk_bytes, mounts) => digest(&(request_digest, disk_bytes, mount_words(mounts))),
@@ -345,10 +367,20 @@ impl Engine {
                     created.await.map_err(|_| EngineError::Stopping)??;
                     return Ok((home.describe(), Origin::Made));
                 }
-                Admitted::Known(home) => {
-                    home.awaited(wait).await?;
-                    return Ok((home.describe(), Origin::Made));
+                Admitted::Claimed(home, claimed) => {
+                    match claimed.await.map_err(|_| EngineError::Stopping)? {
+                        Ok(()) => return Ok((home.describe(), Origin::Made)),
+                        // It broke this moment. The next one may be better, and if there is none, one is made.
+                        Err(Unclaimed::Broken) => attempts = FIND_ATTEMPTS,
+                        Err(Unclaimed::Unwritten(error)) => return Err(error),
+                    }
                 }
+                Admitted::Known(home) => match home.awaited(wait).await {
+                    Ok(()) => return Ok((home.describe(), Origin::Made)),
+                    // The claim that came before this one came to nothing, and is tried again.
+                    Err(_) if home.is_waiting() && attempts > 0 => {}
+                    Err(error) => return Err(error),
+                },
                 Admitted::Found(home, _using) => match home.awaited(wait).await {
                     Ok(()) => return Ok((home.describe(), Origin::Found)),
                     // It was deleted while it was being made. That is no failure of what was asked for here.
@@ -375,7 +407,7 @@ impl Engine {
         if let Some(used) = &spec.idempotency_key
             && let Some(home) = directory.by_idempotency_key(&key.owner, used)
         {
-            return match home.request_digest == request_digest {
+            return match home.identity().request_digest == request_digest {
                 true => Ok(Admitted::Known(home)),
                 false => Err(EngineError::IdempotencyKeyReused),
             };
@@ -385,19 +417,27 @@ impl Engine {
         if let Some(found) = find.and_then(|labels| directory.first_labelled(&key.owner, labels, begin)) {
             return Ok(found);
         }
+        let pool = spec.pool.as_ref().map(|pool| shared.pools.find(&key.owner, pool)).transpose()?;
+        let spec = match &pool {
+            Some(pool) => SandboxSpec { template: pool.template(), ..spec },
+            None => spec,
+        };
         // Under the directory's lock, so that no template goes between here and the sandbox that holds it.
-        let basis = match self.basis(&key.owner, &spec, lacking)? {
+        let source = shared.templates.find(&key.owner, &spec.template)?;
+        let basis = match basis(shared, &key.owner, source, &spec, lacking)? {
             Based::On(basis) => *basis,
             Based::Unprepared(version) => return Ok(Admitted::Unprepared(version)),
         };
+        if let Some(claimed) =
+            claim(shared, &mut directory, key, pool.as_ref(), &spec, &basis, request_digest)?
+        {
+            return Ok(claimed);
+        }
         directory.check_room(&key.owner, &basis.limits, &key.limits, &shared.config.capacity)?;
         let name = match spec.name {
             Some(name) if directory.name_is_free(&key.owner, &name) => name,
             Some(name) => return Err(EngineError::NameTaken { name: name.to_string() }),
-            None => (0..NAME_ATTEMPTS)
-                .map(|_| made_up_name(random_u64()))
-                .find(|name| directory.name_is_free(&key.owner, name))
-                .ok_or_else(|| EngineError::Full { what: "no free name was found".into() })?,
+            None => free_name(&directory, &key.owner)?,
         };
         let Basis { version, choice, held, limits, labels, mounts } = basis;
         let rootfs = match held.and_then(|image| shared.images.get(image)) {
@@ -432,71 +472,35 @@ impl Engine {
             oom_kills: 0,
             created_at: in_micros(now.wall),
             labels,
+            notes: spec.notes,
             lifetime: spec.lifetime,
             stamps: Stamps::born(Stamp::of(now)),
+            pool: None,
+            claimed_from: None,
         };
-        let keeper = Keeper::newborn(row.lifetime.clone(), now);
-        let (inbox, messages) = mpsc::channel(INBOX_MAX);
-        let home = Home::new(Arc::clone(shared), &row, version, Tally::default(), inbox);
-        directory.insert(&home);
-        drop(directory);
-        let (created, answer) = oneshot::channel();
-        driver::spawn(&home, messages, keeper, Birth::New { row: Box::new(row), wait, created });
+        let (home, answer) = enter(shared, directory, row, version, wait);
         Ok(Admitted::New(home, answer))
-    }
-
-    /// What a new sandbox is made from: what its template says, and what the request says instead.
-    fn basis(&self, owner: &Owner, spec: &SandboxSpec, lacking: Lacking) -> Result<Based, EngineError> {
-        let shared = self.shared();
-        let source = shared.templates.find(owner, &spec.template)?;
-        let template = source.spec();
-        let version = match source {
-            Source::BuiltIn => None,
-            Source::Version(version) => Some(version),
-        };
-        let (choice, held) = match (&spec.image, &version) {
-            (Some(image), _) => (shared.images.choose(image)?, None),
-            (None, None) => (shared.images.choose(&template.image)?, None),
-            (None, Some(version)) => match version.preparation() {
-                Preparation::Ready(prepared) => {
-                    let name = ImageName::parse(&prepared.resolved)?;
-                    let is_alias = prepared.resolved != template.image;
-                    let alias = is_alias.then(|| images::familiar(&template.image));
-                    (Choice { name, alias }, prepared.image)
-                }
-                Preparation::Failed { reason } => {
-                    return Err(EngineError::TemplateFailed { name: spec.template.clone(), reason });
-                }
-                // One that was replaced this moment has a successor at the next look.
-                Preparation::Preparing | Preparation::Replaced if lacking == Lacking::Tell => {
-                    return Ok(Based::Unprepared(Arc::clone(version)));
-                }
-                Preparation::Preparing | Preparation::Replaced => {
-                    (shared.images.choose(&template.image)?, None)
-                }
-            },
-        };
-        let cpu_millis = spec.cpu_millis.unwrap_or(template.cpu_millis);
-        let memory_bytes = spec.memory_bytes.unwrap_or(template.memory_bytes);
-        templates::check_limits(cpu_millis, memory_bytes)?;
-        if let Some(bytes) = spec.disk_bytes {
-            templates::check_disk(bytes)?;
-            if !shared.backend.store().limits {
-                return Err(EngineError::DiskLimitsUnsupported);
-            }
-        }
-        let disk_bytes = spec.disk_bytes.or(template.disk_bytes).or(LIMITS.disk_bytes);
-        let limits = Limits { cpu_millis, memory_bytes, pids: LIMITS.pids, disk_bytes };
-        let limits = kept_limits(shared, limits);
-        let labels = template.labels.with(&spec.labels)?;
-        let mounts = volumes::merged(template.mounts, spec.mounts.clone());
-        let mounts = shared.volumes.resolve(owner, mounts)?;
-        Ok(Based::On(Box::new(Basis { version, choice, held, limits, labels, mounts })))
     }
 
     /// A sandbox as it is now.
     pub async fn get(&self, owner: &Owner, id: SandboxId) -> Result<Sandbox, EngineError> {
         Ok(self.home(owner, id)?.describe())
+    }
+
+    /// A sandbox by its name, or by its id as text where none has such a name.
+    pub async fn find(&self, owner: &Owner, text: &str) -> Result<Sandbox, EngineError> {
+        let named = self.shared().directory().newest(owner, None, Some(text), &[], 1)?;
+        if let Some(home) = named.first() {
+            return Ok(home.describe());
+        }
+        let not_found =
+            |_| EngineError::SandboxNotFound { id: text.chars().take(SandboxName::LENGTH_MAX).collect() };
+        self.get(owner, text.parse().map_err(not_found)?).await
+    }
+
+    /// Where a sandbox's commands run that name no place.
+    pub fn working_directory(&self, owner: &Owner, id: SandboxId) -> Result<String, EngineError> {
+        Ok(working_directory(&*self.home(owner, id)?))
     }
 
     /// An owner's sandboxes, newest first.
@@ -607,12 +611,13 @@ impl Engine {
         let _using = home.begin_use()?;
         let named = spec.id.is_some();
         let command_id = spec.id.clone().unwrap_or_else(|| CommandId::from_random(random_u128()));
+        let attendance = spec.attendance;
         let start = start_of(&home, spec, &command_id)?;
         let request_digest = digest(&start);
         // Before init hears of it, so that no kill of its own is among them.
         let oom_kills = home.oom_kills().await;
-        let intent =
-            home.intend(command_id, request_digest, oom_kills, |handle| Start { handle, ..start })?;
+        let intent = home
+            .intend(command_id, request_digest, oom_kills, attendance, |handle| Start { handle, ..start })?;
         let hub = match intent {
             Intent::New(hub) => {
                 hub.commit_intent();
@@ -670,6 +675,11 @@ impl Engine {
                 again.ok_or(EngineError::CommandNotFound { id })?
             }
         };
+        if let (Some(result), Some(kept)) = (&row.result, row.attendance.kept)
+            && result.ended_at + kept < now()
+        {
+            return Err(EngineError::CommandExpired { id: row.id });
+        }
         let id = row.id.clone();
         let home = Arc::clone(home);
         let read = tokio::task::spawn_blocking(move || Hub::recovered(&home, row)).await;
@@ -769,6 +779,197 @@ impl Engine {
     }
 }
 
+/// Takes a new sandbox into the directory and starts its driver. What it takes there was checked before.
+fn enter(
+    shared: &Arc<Shared>,
+    mut directory: MutexGuard<'_, Directory>,
+    row: SandboxRow,
+    version: Option<Arc<Version>>,
+    wait: Wait,
+) -> (Arc<Home>, oneshot::Receiver<Result<(), EngineError>>) {
+    let keeper = Keeper::newborn(row.lifetime.clone(), shared.clock.now());
+    let (inbox, messages) = mpsc::channel(INBOX_MAX);
+    let home = Home::new(Arc::clone(shared), &row, version, Tally::default(), inbox);
+    directory.insert(&home);
+    drop(directory);
+    let (created, answer) = oneshot::channel();
+    driver::spawn(&home, messages, keeper, Birth::New { row: Box::new(row), wait, created });
+    (home, answer)
+}
+
+/// Admits a sandbox that will wait in a pool. It counts against what the pool's owner may have, and against the machine.
+pub(crate) fn admit_member(
+    shared: &Arc<Shared>,
+    pool: &Arc<Pool>,
+) -> Result<(Arc<Home>, oneshot::Receiver<Result<(), EngineError>>), EngineError> {
+    let directory = shared.directory();
+    let spec = SandboxSpec { template: pool.template(), ..SandboxSpec::default() };
+    let source = shared.templates.find(&pool.owner, &spec.template)?;
+    let Based::On(basis) = basis(shared, &pool.owner, source, &spec, Lacking::Tell)? else {
+        return Err(EngineError::Full { what: format!("template `{}` is not ready", spec.template) });
+    };
+    directory.check_room(&pool.owner, &basis.limits, &pool.limits(), &shared.config.capacity)?;
+    let now = shared.clock.now();
+    let row = SandboxRow {
+        // Those that the backend has ready are for callers, who wait.
+        id: SandboxId::from_random(random_u128()),
+        owner: pool.owner.clone(),
+        name: free_name(&directory, &pool.owner)?,
+        template: spec.template,
+        template_version: basis.version.as_ref().map(|version| (version.head.id, version.number)),
+        image: basis.choice.name.canonical(),
+        image_alias: basis.choice.alias,
+        image_held: basis.held,
+        limits: basis.limits,
+        mounts: Vec::new(),
+        env: BTreeMap::new(),
+        state: State::Creating,
+        goal: Goal::Running,
+        reason: None,
+        idempotency_key: None,
+        request_digest: [0; 32],
+        oom_kills: 0,
+        created_at: in_micros(now.wall),
+        labels: Labels::default(),
+        notes: Notes::default(),
+        lifetime: Lifetime::default(),
+        stamps: Stamps::born(Stamp::of(now)),
+        pool: Some(pool.id),
+        claimed_from: None,
+    };
+    let (home, created) = enter(shared, directory, row, basis.version, Wait::Ready);
+    pool.enroll(&home, Standing::Making);
+    Ok((home, created))
+}
+
+/// Gives a create what stands ready in a pool, if there is something and it is just what was asked for.
+fn claim(
+    shared: &Arc<Shared>,
+    directory: &mut Directory,
+    key: &Key,
+    named: Option<&Arc<Pool>>,
+    spec: &SandboxSpec,
+    basis: &Basis,
+    request_digest: [u8; 32],
+) -> Result<Option<Admitted>, EngineError> {
+    // None that waits has volumes.
+    if spec.image.is_some() || !basis.mounts.is_empty() {
+        return Ok(None);
+    }
+    let version = basis.version.as_ref();
+    while let Some((pool, home)) =
+        shared.pools.take(&key.owner, named, version, &basis.limits, &shared.metrics)
+    {
+        // Whoever holds a place in its inbox is heard by its driver, or told that it is no more.
+        let Ok(place) = home.inbox.try_reserve() else {
+            pool.spoil(&home);
+            continue;
+        };
+        let allowed = directory.check_claim(&key.owner, &key.limits);
+        let named = allowed.and_then(|()| match &spec.name {
+            Some(name) => directory.reserve_name(&home, name),
+            None => Ok(()),
+        });
+        if let Err(error) = named {
+            pool.put_back(&home);
+            return Err(error);
+        }
+        let now = shared.clock.now();
+        let identity = Arc::new(Identity {
+            env: spec.env.clone(),
+            created_at: in_micros(now.wall),
+            idempotency_key: spec.idempotency_key.clone(),
+            request_digest,
+        });
+        let row = ClaimRow {
+            name: spec.name.clone(),
+            labels: basis.labels.clone(),
+            notes: spec.notes.clone(),
+            lifetime: spec.lifetime.clone(),
+            stamps: Stamps { started: Some(Stamp::of(now)), ..Stamps::born(Stamp::of(now)) },
+            identity: Arc::clone(&identity),
+            claimed_from: pool.name().to_string(),
+        };
+        let name_before = {
+            let mut face = home.face();
+            (face.identity, face.labels, face.lifetime) =
+                (identity, row.labels.clone(), row.lifetime.clone());
+            face.notes = row.notes.clone();
+            (face.waits_in, face.claimed_from) = (None, Some(row.claimed_from.clone()));
+            face.recorded = false;
+            spec.name.clone().map(|name| std::mem::replace(&mut face.name, name))
+        };
+        directory.show(&home);
+        pool.claimed();
+        shared.metrics.claimed();
+        let (done, claimed) = oneshot::channel();
+        place.send(Message::Claim { row: Box::new(row), name_before, began: Instant::now(), done });
+        return Ok(Some(Admitted::Claimed(Arc::clone(&home), claimed)));
+    }
+    Ok(None)
+}
+
+fn free_name(directory: &Directory, owner: &Owner) -> Result<SandboxName, EngineError> {
+    (0..NAME_ATTEMPTS)
+        .map(|_| made_up_name(random_u64()))
+        .find(|name| directory.name_is_free(owner, name))
+        .ok_or_else(|| EngineError::Full { what: "no free name was found".into() })
+}
+
+/// What a new sandbox is made from: what its template says, and what the request says instead.
+fn basis(
+    shared: &Shared,
+    owner: &Owner,
+    source: Source,
+    spec: &SandboxSpec,
+    lacking: Lacking,
+) -> Result<Based, EngineError> {
+    let template = source.spec();
+    let version = match source {
+        Source::BuiltIn => None,
+        Source::Version(version) => Some(version),
+    };
+    let (choice, held) = match (&spec.image, &version) {
+        (Some(image), _) => (shared.images.choose(image)?, None),
+        (None, None) => (shared.images.choose(&template.image)?, None),
+        (None, Some(version)) => match version.preparation() {
+            Preparation::Ready(prepared) => {
+                let name = ImageName::parse(&prepared.resolved)?;
+                let is_alias = prepared.resolved != template.image;
+                let alias = is_alias.then(|| images::familiar(&template.image));
+                (Choice { name, alias }, prepared.image)
+            }
+            Preparation::Failed { reason } => {
+                return Err(EngineError::TemplateFailed { name: spec.template.clone(), reason });
+            }
+            // One that was replaced this moment has a successor at the next look.
+            Preparation::Preparing | Preparation::Replaced if lacking == Lacking::Tell => {
+                return Ok(Based::Unprepared(Arc::clone(version)));
+            }
+            Preparation::Preparing | Preparation::Replaced => (shared.images.choose(&template.image)?, None),
+        },
+    };
+    let own = limits_of(&template);
+    let limits = Limits {
+        cpu_millis: spec.cpu_millis.unwrap_or(own.cpu_millis),
+        memory_bytes: spec.memory_bytes.unwrap_or(own.memory_bytes),
+        disk_bytes: spec.disk_bytes.or(own.disk_bytes),
+        ..own
+    };
+    templates::check_limits(limits.cpu_millis, limits.memory_bytes)?;
+    if let Some(bytes) = spec.disk_bytes {
+        templates::check_disk(bytes)?;
+        if !shared.backend.store().limits {
+            return Err(EngineError::DiskLimitsUnsupported);
+        }
+    }
+    let limits = kept_limits(shared, limits);
+    let labels = template.labels.with(&spec.labels)?;
+    let mounts = volumes::merged(template.mounts, spec.mounts.clone());
+    let mounts = shared.volumes.resolve(owner, mounts)?;
+    Ok(Based::On(Box::new(Basis { version, choice, held, limits, labels, mounts })))
+}
+
 /// What becomes of a create whose image is not here.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Lacking {
@@ -813,6 +1014,8 @@ enum Admitted {
     /// This image is needed first.
     Lacks(ImageRef),
     New(Arc<Home>, oneshot::Receiver<Result<(), EngineError>>),
+    /// It stood ready, and is being given to whoever asked.
+    Claimed(Arc<Home>, oneshot::Receiver<Result<(), Unclaimed>>),
     /// The idempotency key was used before.
     Known(Arc<Home>),
     /// It has the labels that were asked for, and is kept alive for whoever asked.
@@ -900,6 +1103,18 @@ fn page_limit(limit: Option<u32>) -> Result<usize, EngineError> {
     }
 }
 
+/// Whoever names a pool takes what is in it as it is.
+fn check_pool_spec(spec: &SandboxSpec) -> Result<(), EngineError> {
+    let differs = spec.image.is_some() || spec.cpu_millis.is_some() || spec.memory_bytes.is_some();
+    match &spec.pool {
+        Some(_) if differs => {
+            let why = "its sandboxes are made already: image, cpu and memory are its template's".into();
+            Err(EngineError::Invalid { what: "pool", why })
+        }
+        Some(_) | None => Ok(()),
+    }
+}
+
 fn check_idempotency_key(key: Option<&str>) -> Result<(), EngineError> {
     match key {
         Some(key)
@@ -965,11 +1180,7 @@ fn start_of(home: &Home, mut spec: CommandSpec, id: &CommandId) -> Result<Start,
         Some(path) if !path.starts_with('/') => return invalid("cwd", "it is not an absolute path"),
         Some(path) if path.contains('\0') => return invalid("cwd", "it contains a NUL byte"),
         Some(path) => Cwd::Named(path),
-        None => {
-            let own = config.and_then(|config| config.working_directory.as_deref());
-            let own = own.filter(|path| *path != "/").unwrap_or(WORKSPACE);
-            Cwd::Default(template.and_then(|template| template.cwd.as_deref()).unwrap_or(own).into())
-        }
+        None => Cwd::Default(working_directory(home)),
     };
     match spec.user.as_deref() {
         Some(user) if user.is_empty() || user.contains('\0') => {
@@ -984,7 +1195,7 @@ fn start_of(home: &Home, mut spec: CommandSpec, id: &CommandId) -> Result<Start,
     if spec.terminal.is_some() {
         env.insert("TERM".into(), "xterm-256color".into());
     }
-    env.extend(home.env.clone());
+    env.extend(home.identity().env.clone());
     env.extend(spec.env);
     let milliseconds = |length: Option<Duration>| {
         length.filter(|length| !length.is_zero()).map(|length| {
@@ -1014,6 +1225,16 @@ fn start_of(home: &Home, mut spec: CommandSpec, id: &CommandId) -> Result<Start,
         return Err(EngineError::Invalid { what: "command", why });
     }
     Ok(start)
+}
+
+/// The template's, or the image's unless that is the root, or [`WORKSPACE`].
+fn working_directory(home: &Home) -> String {
+    let template = home.version.as_ref().and_then(|version| version.spec.cwd.clone());
+    template.unwrap_or_else(|| {
+        let image = home.stored_image();
+        let own = image.as_ref().and_then(|image| image.config.working_directory.as_deref());
+        own.filter(|path| *path != "/").unwrap_or(WORKSPACE).to_owned()
+    })
 }
 
 /// A command that is over, from its row alone.

@@ -48,6 +48,10 @@ pub(crate) struct Metrics {
     violations: Counter,
     slow: Family<OfStep, Counter>,
     sandboxes: Family<OfState, Gauge>,
+    pools: Gauge,
+    pool_members: Family<OfState, Gauge>,
+    pool_claims: Family<Ended, Counter>,
+    pool_refills: Family<Ended, Counter>,
     commands_live: Gauge,
     transfers_live: Gauge,
 }
@@ -229,6 +233,10 @@ impl Default for Metrics {
             violations: Counter::default(),
             slow: Family::default(),
             sandboxes: Family::default(),
+            pools: Gauge::default(),
+            pool_members: Family::default(),
+            pool_claims: Family::default(),
+            pool_refills: Family::default(),
             commands_live: Gauge::default(),
             transfers_live: Gauge::default(),
         }
@@ -289,7 +297,23 @@ impl Metrics {
         to.register("guest_connections", "Connections to sandboxes' inits", self.connections.clone());
         to.register("guest_violations", "Times that an init broke the protocol", self.violations.clone());
         to.register("slow_steps", "Steps that took longer than they should, by step", self.slow.clone());
-        to.register("sandboxes", "Sandboxes, by state", self.sandboxes.clone());
+        to.register(
+            "sandboxes",
+            "Sandboxes, by state, without those that wait in pools",
+            self.sandboxes.clone(),
+        );
+        to.register("pools", "Pools", self.pools.clone());
+        to.register(
+            "pool_members",
+            "Sandboxes that wait in pools, by how they stand",
+            self.pool_members.clone(),
+        );
+        to.register(
+            "pool_claims",
+            "Creates for which there is a pool: `claimed` found a sandbox ready, `missed` did not",
+            self.pool_claims.clone(),
+        );
+        to.register("pool_refills", "Sandboxes made for pools, by outcome", self.pool_refills.clone());
         to.register("commands_running", "Commands that have no result yet", self.commands_live.clone());
         to.register("file_operations_running", "File operations under way", self.transfers_live.clone());
     }
@@ -299,7 +323,7 @@ impl Metrics {
         let homes = shared.directory().all();
         let (mut commands, mut transfers) = (0, 0);
         let mut states = crate::lifecycle::State::WORDS.map(|word| (word, 0));
-        for home in &homes {
+        for home in homes.iter().filter(|home| !home.is_waiting()) {
             commands += home.live_count();
             transfers += home.transfers.count();
             let word = home.state().word();
@@ -309,6 +333,10 @@ impl Metrics {
         }
         for (state, count) in states {
             self.sandboxes.get_or_create(&OfState { state }).set(count);
+        }
+        self.pools.set(shared.pools.count() as i64);
+        for (standing, count) in shared.pools.counts() {
+            self.pool_members.get_or_create(&OfState { state: standing.word() }).set(count as i64);
         }
         self.commands_live.set(commands as i64);
         self.transfers_live.set(transfers as i64);
@@ -382,6 +410,19 @@ impl Metrics {
 
     pub fn connected(&self) {
         self.connections.inc();
+    }
+
+    pub fn claimed(&self) {
+        self.pool_claims.get_or_create(&Ended { outcome: "claimed" }).inc();
+    }
+
+    pub fn missed(&self) {
+        self.pool_claims.get_or_create(&Ended { outcome: "missed" }).inc();
+    }
+
+    pub fn refilled<E>(&self, result: &Result<(), E>) {
+        let outcome = if result.is_ok() { "ok" } else { "failed" };
+        self.pool_refills.get_or_create(&Ended { outcome }).inc();
     }
 
     pub fn violated(&self) {

@@ -16,6 +16,7 @@ use image::Digest;
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
 use tracing::{Instrument, info, info_span, warn};
+use wire::launch::Limits;
 use wire::{SandboxId, TemplateId};
 
 use crate::error::{EngineError, chain};
@@ -267,6 +268,11 @@ impl Version {
         self.preparation.borrow().clone()
     }
 
+    /// Tells whenever that changes.
+    pub fn watch(&self) -> watch::Receiver<Preparation> {
+        self.preparation.subscribe()
+    }
+
     /// Waits until it is no longer being prepared.
     pub async fn settled(&self) -> Preparation {
         let mut preparation = self.preparation.subscribe();
@@ -365,6 +371,17 @@ impl Templates {
         let not_found = || EngineError::TemplateNotFound { name: name.to_owned() };
         let name = TemplateName::parse(name).map_err(|_| not_found())?;
         self.stock().get(&(owner.clone(), name)).cloned().ok_or_else(not_found)
+    }
+
+    /// What stays the same in all versions of a template.
+    pub fn head(&self, template: TemplateId) -> Option<Arc<Head>> {
+        let stock = self.stock();
+        stock.values().find(|version| version.head.id == template).map(|version| Arc::clone(&version.head))
+    }
+
+    /// As long as this is held, no template comes, changes or goes.
+    pub async fn unchanged(&self) -> tokio::sync::MutexGuard<'_, ()> {
+        self.changing.lock().await
     }
 
     /// The names of an owner's templates that hold an image.
@@ -546,6 +563,12 @@ pub(crate) fn check_limits(cpu_millis: u32, memory_bytes: u64) -> Result<(), Eng
     Ok(())
 }
 
+/// What a sandbox of a template may use.
+pub(crate) fn limits_of(spec: &TemplateSpec) -> Limits {
+    let disk_bytes = spec.disk_bytes.or(LIMITS.disk_bytes);
+    Limits { cpu_millis: spec.cpu_millis, memory_bytes: spec.memory_bytes, pids: LIMITS.pids, disk_bytes }
+}
+
 /// What callers ask about templates.
 impl crate::Engine {
     /// An owner's templates by name, the built-in one first.
@@ -572,7 +595,7 @@ impl crate::Engine {
     fn sandboxes_by_template(&self, owner: &Owner) -> BTreeMap<Option<TemplateId>, usize> {
         let mut counts = BTreeMap::new();
         for home in self.shared().directory().all() {
-            if home.owner == *owner {
+            if home.owner == *owner && !home.is_waiting() {
                 *counts.entry(home.version.as_ref().map(|version| version.head.id)).or_default() += 1;
             }
         }
@@ -640,7 +663,7 @@ impl crate::Engine {
         self.template(owner, name)
     }
 
-    /// Removes a template. Refused while a sandbox was made from it, whichever version.
+    /// Removes a template. Refused while a sandbox was made from it, whichever version, or a pool is for it.
     pub async fn delete_template(&self, owner: &Owner, name: &str) -> Result<(), EngineError> {
         let shared = self.shared();
         let _changing = shared.templates.changing.lock().await;
@@ -656,9 +679,11 @@ impl crate::Engine {
             let held = |home: &&Arc<crate::home::Home>| {
                 home.version.as_ref().is_some_and(|version| version.head.id == id)
             };
-            let sandboxes = directory.all().iter().filter(held).count();
-            if sandboxes > 0 {
-                return Err(EngineError::TemplateInUse { name: name.to_owned(), sandboxes });
+            let pools = shared.pools.holding(owner, id);
+            let ours = |home: &&Arc<crate::home::Home>| held(home) && (pools == 0 || !home.is_waiting());
+            let sandboxes = directory.all().iter().filter(ours).count();
+            if sandboxes > 0 || pools > 0 {
+                return Err(EngineError::TemplateInUse { name: name.to_owned(), sandboxes, pools });
             }
             shared.templates.stock().remove(&key);
         }

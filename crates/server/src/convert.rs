@@ -4,6 +4,7 @@
 
 mod builds;
 mod lifetime;
+mod pools;
 mod templates;
 mod volumes;
 
@@ -18,8 +19,9 @@ use engine::images::{
     PullSpec, StoredLayer, Transport,
 };
 use engine::{
-    About, Capacity, Command, CommandSpec, CommandState, Event, Gathered, Happened, Key, KeyLimits, KeySpec,
-    Labels, MachineStats, Outcome, Owner, Sandbox, SandboxName, SandboxSpec, Span, State, Stats,
+    About, Attendance, Capacity, Command, CommandSpec, CommandState, Event, Gathered, Happened, Key,
+    KeyLimits, KeySpec, Labels, MachineStats, Notes, Outcome, Owner, Sandbox, SandboxName, SandboxSpec, Span,
+    State, Stats,
 };
 use runtime::Usage;
 use wire::api;
@@ -35,6 +37,7 @@ use crate::quantity::{Bytes, Cpu};
 pub use builds::{build, build_wish};
 pub use lifetime::{explanation, sandbox_update};
 use lifetime::{kept_rule, lifetime_of};
+pub use pools::{pool, pool_listed, pool_update};
 pub use templates::{template, template_create, template_progress, template_spec, template_update};
 pub use volumes::{mount, mount_spec, volume, volume_spec, volume_update};
 
@@ -68,6 +71,7 @@ pub fn sandbox_spec(
     let api::CreateSandbox {
         name,
         template,
+        pool,
         image,
         env,
         cpu,
@@ -89,6 +93,9 @@ pub fn sandbox_spec(
         let why = format!("it is 1 to {IDEMPOTENCY_KEY_MAX} visible ASCII characters");
         return Err(ApiError::invalid("Idempotency-Key", why));
     }
+    if pool.is_some() && template.is_some() {
+        return Err(ApiError::invalid("pool", "it says its template, so `template` is left out"));
+    }
     let template = template.unwrap_or_else(|| "default".into());
     let labels = Labels::new(labels)?;
     let find = match_labels.map(Labels::new).transpose()?;
@@ -103,8 +110,10 @@ pub fn sandbox_spec(
         disk_bytes: bytes("disk", disk)?,
         mounts: mounts.into_iter().map(mount_spec).collect(),
         labels,
+        notes: Notes::default(),
         lifetime,
         idempotency_key,
+        pool,
     };
     Ok((spec, find))
 }
@@ -196,6 +205,7 @@ pub fn command_spec(body: api::RunCommand) -> Result<CommandSpec, ApiError> {
         terminal,
         timeout: timeout("timeout_seconds", timeout_seconds)?,
         idle_timeout: timeout("idle_timeout_seconds", idle_timeout_seconds)?,
+        attendance: Attendance::default(),
     })
 }
 
@@ -270,6 +280,7 @@ pub fn sandbox(sandbox: Sandbox) -> api::Sandbox {
         env: sandbox.env,
         labels: sandbox.labels.pairs().clone(),
         lifetime: sandbox.lifetime.rules().iter().map(kept_rule).collect(),
+        claimed_from: sandbox.claimed_from,
         created_at: rfc3339(sandbox.created_at),
     }
 }

@@ -59,6 +59,11 @@ impl ApiError {
         *self.body
     }
 
+    /// Status, body and causes, for places that answer in another shape.
+    pub fn into_parts(self) -> (StatusCode, ErrorBody, Option<Chain>) {
+        (self.status, *self.body, self.chain)
+    }
+
     /// The causes, where there are any.
     pub fn chain(&self) -> Option<&Chain> {
         self.chain.as_ref()
@@ -99,6 +104,12 @@ impl IntoResponse for ApiError {
         if self.status == StatusCode::UNAUTHORIZED {
             response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
+        if self.status == StatusCode::RANGE_NOT_SATISFIABLE
+            && let Some(size) = self.body.details.get("size")
+            && let Ok(range) = HeaderValue::from_str(&format!("bytes */{size}"))
+        {
+            response.headers_mut().insert(header::CONTENT_RANGE, range);
+        }
         response.extensions_mut().insert(Code(self.body.code));
         if let Some(chain) = self.chain {
             response.extensions_mut().insert(chain);
@@ -118,15 +129,31 @@ impl From<EngineError> for ApiError {
                 .hint("GET /v1/sandboxes lists the sandboxes of this key's owner"),
             CommandNotFound { .. } => say(StatusCode::NOT_FOUND, "command_not_found")
                 .hint("GET /v1/sandboxes/{sandbox}/commands lists the commands of a sandbox"),
+            SnapshotNotFound { .. } => say(StatusCode::NOT_FOUND, "snapshot_not_found"),
+            CommandExpired { .. } => say(StatusCode::GONE, "command_expired"),
             TemplateNotFound { .. } => {
                 say(StatusCode::NOT_FOUND, "template_not_found")
                     .hint("GET /v1/templates lists the templates of this key's owner; `default` is always there")
             }
             TemplateNameTaken { .. } => say(StatusCode::CONFLICT, "name_taken")
                 .hint("choose another name, update that template, or put its content anew with PUT"),
-            TemplateInUse { sandboxes, .. } => say(StatusCode::CONFLICT, "template_in_use")
-                .hint("delete the sandboxes that were made from it first")
-                .detail("sandboxes", sandboxes as u64),
+            TemplateInUse { sandboxes, pools, .. } => say(StatusCode::CONFLICT, "template_in_use")
+                .hint(match pools {
+                    0 => "delete the sandboxes that were made from it first",
+                    _ => "delete its pools and the sandboxes that were made from it first",
+                })
+                .detail("sandboxes", sandboxes as u64)
+                .detail("pools", pools as u64),
+            PoolNotFound { .. } => say(StatusCode::NOT_FOUND, "pool_not_found")
+                .hint("GET /v1/pools lists the pools of this key's owner"),
+            PoolNameTaken { .. } => {
+                say(StatusCode::CONFLICT, "name_taken").hint("choose another name, or PATCH that pool")
+            }
+            PoolGoing { .. } => say(StatusCode::CONFLICT, "pool_deleting")
+                .hint("its sandboxes are still being removed; GET it until it is gone"),
+            PoolVolumes { template } => say(StatusCode::BAD_REQUEST, "pool_has_volumes")
+                .hint("make a template without `mounts` for the pool")
+                .detail("template", template),
             TemplateFailed { reason, .. } => say(StatusCode::CONFLICT, "template_failed")
                 .hint("mend what it says, then POST /v1/templates/{template}/prepare tries again")
                 .detail("reason", reason),

@@ -4,7 +4,7 @@ use utoipa::openapi::security::{ApiKey, ApiKeyValue, HttpAuthScheme, HttpBuilder
 use utoipa::{Modify, OpenApi};
 
 use crate::routes::{
-    self, builds, commands, files, images, keys, metrics, sandboxes, stats, system, templates, volumes,
+    self, builds, commands, files, images, keys, metrics, pools, sandboxes, stats, system, templates, volumes,
 };
 use crate::{events, stream};
 
@@ -74,6 +74,11 @@ use crate::{events, stream};
         volumes::delete,
         volumes::export,
         volumes::import,
+        pools::create,
+        pools::list,
+        pools::get,
+        pools::update,
+        pools::delete,
         builds::create,
         builds::list,
         builds::get,

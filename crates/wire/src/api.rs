@@ -7,6 +7,7 @@ mod builds;
 mod files;
 mod images;
 mod lifetime;
+mod pools;
 mod stats;
 mod templates;
 mod volumes;
@@ -22,6 +23,7 @@ pub use builds::*;
 pub use files::*;
 pub use images::*;
 pub use lifetime::*;
+pub use pools::*;
 pub use stats::*;
 pub use templates::*;
 pub use volumes::*;
@@ -48,8 +50,12 @@ pub struct ErrorBody {
 pub struct CreateSandbox {
     /// Free text up to 255 bytes, unique among the owner's sandboxes.
     pub name: Option<String>,
-    /// The template's name; `default` if left out.
+    /// The template's name; `default` if left out. If there is a pool for it, a sandbox that stands ready there is claimed.
     pub template: Option<String>,
+    /// A pool's name, in place of a template, an image and limits: one that stands ready there is claimed; if none does, one is
+    /// made from the pool's template.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pool: Option<String>,
     /// `host`, a reference such as `python:3.12`, or an alias; the template's if left out. It is pulled if it is not here.
     pub image: Option<String>,
     /// Added to the template's environment for every command.
@@ -142,6 +148,9 @@ pub struct Sandbox {
     /// How long it lives. Empty: until it is deleted.
     #[serde(default)]
     pub lifetime: Vec<KeptRule>,
+    /// The pool where it stood ready, as that was called when it was claimed; not there where it was made when it was asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub claimed_from: Option<String>,
     /// When it was asked for.
     pub created_at: String,
 }

@@ -81,6 +81,39 @@ impl fmt::Debug for TemplateId {
     }
 }
 
+/// A pool: 128 random bits, written as a UUID. It stays the same when the pool gets another name.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct PoolId(u128);
+
+impl PoolId {
+    /// As with [`SandboxId::from_random`].
+    pub fn from_random(bits: u128) -> Self {
+        Self(SandboxId::from_random(bits).bits())
+    }
+
+    /// An id from bits that were an id before.
+    pub const fn from_bits(bits: u128) -> Self {
+        Self(bits)
+    }
+
+    /// The bits, for a row.
+    pub fn bits(self) -> u128 {
+        self.0
+    }
+}
+
+impl fmt::Display for PoolId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write_uuid(self.0, f)
+    }
+}
+
+impl fmt::Debug for PoolId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
 impl fmt::Debug for SandboxId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
@@ -169,6 +202,47 @@ impl FromStr for VolumeId {
     }
 }
 
+/// A snapshot: 128 random bits, written as a UUID.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct SnapshotId(u128);
+
+impl SnapshotId {
+    /// As with [`SandboxId::from_random`].
+    pub fn from_random(bits: u128) -> Self {
+        Self(SandboxId::from_random(bits).bits())
+    }
+
+    /// An id from bits that were an id before.
+    pub const fn from_bits(bits: u128) -> Self {
+        Self(bits)
+    }
+
+    /// The bits, for a row.
+    pub fn bits(self) -> u128 {
+        self.0
+    }
+}
+
+impl fmt::Display for SnapshotId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write_uuid(self.0, f)
+    }
+}
+
+impl fmt::Debug for SnapshotId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl FromStr for SnapshotId {
+    type Err = BadId;
+
+    fn from_str(text: &str) -> Result<Self, BadId> {
+        text.parse::<SandboxId>().map(|id| Self(id.bits())).map_err(|_| BadId::Snapshot)
+    }
+}
+
 /// Why a text is not an id.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BadId {
@@ -181,6 +255,9 @@ pub enum BadId {
     /// Not a volume id.
     #[error("a volume id is a UUID such as 3f2b8c1e-90ab-4def-8123-456789abcdef")]
     Volume,
+    /// Not a snapshot id.
+    #[error("a snapshot id is a UUID such as 3f2b8c1e-90ab-4def-8123-456789abcdef")]
+    Snapshot,
     /// Not a command id.
     #[error("a command id is 1 to {max} of the characters A-Z a-z 0-9 . _ : -", max = CommandId::LENGTH_MAX)]
     Command,

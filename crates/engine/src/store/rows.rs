@@ -7,14 +7,16 @@ use bytes::Bytes;
 use rusqlite::{Connection, OptionalExtension, Row, params};
 use wire::guest::{ExitStatus, Handle, Start};
 use wire::launch::Limits;
-use wire::{CommandId, SandboxId, TemplateId};
+use wire::{CommandId, PoolId, SandboxId, TemplateId};
 
 use crate::clock::{Moment, Stamp};
+use crate::command::Attendance;
 use crate::keys::KeyHash;
 use crate::labels::Labels;
 use crate::lifecycle::{Disk, Goal, Kept, State};
 use crate::lifetime::Lifetime;
 use crate::model::{Key, KeyLimits, Outcome, Owner, SandboxName, Span};
+use crate::notes::Notes;
 
 use super::life::Stamps;
 use super::volumes::MountRow;
@@ -48,8 +50,13 @@ pub(crate) struct SandboxRow {
     pub oom_kills: u64,
     pub created_at: SystemTime,
     pub labels: Labels,
+    pub notes: Notes,
     pub lifetime: Lifetime,
     pub stamps: Stamps,
+    /// Where it waits for whoever claims it.
+    pub pool: Option<PoolId>,
+    /// What the pool was called where it waited.
+    pub claimed_from: Option<String>,
 }
 
 /// A command's row.
@@ -63,6 +70,7 @@ pub(crate) struct CommandRow {
     pub created_at: SystemTime,
     /// The sandbox's memory kills when the command began, where that is known.
     pub oom_kills_before: Option<u64>,
+    pub attendance: Attendance,
     pub result: Option<ResultRow>,
 }
 
@@ -158,19 +166,23 @@ pub(super) fn sandbox_from(row: &Row<'_>, now: Moment) -> rusqlite::Result<Sandb
         oom_kills: unsigned(row, 15)?,
         created_at,
         labels: Labels::default(),
+        notes: Notes::default(),
         lifetime: Lifetime::default(),
         stamps: Stamps::born(Stamp::of_wall(created_at, now)),
+        pool: None,
+        claimed_from: None,
     })
 }
 
 pub(super) const COMMAND_COLUMNS: &str =
     "sandbox, handle, id, request_digest, start, created_at, ended_at, pid, outcome, code,
     signal, start_error, stdout_start, stdout_end, stderr_start, stderr_end, stdout_bytes, stderr_bytes,
-    oom_kills_before";
+    oom_kills_before, unattended_ms, kept_ms";
 /// The same without the output, for lists.
 pub(super) const COMMAND_COLUMNS_LISTED: &str =
     "sandbox, handle, id, request_digest, start, created_at, ended_at, pid, outcome,
-    code, signal, start_error, stdout_start, stdout_end, stderr_start, stderr_end, NULL, NULL, oom_kills_before";
+    code, signal, start_error, stdout_start, stdout_end, stderr_start, stderr_end, NULL, NULL, oom_kills_before,
+    unattended_ms, kept_ms";
 
 pub(super) fn command_from(row: &Row<'_>) -> rusqlite::Result<CommandRow> {
     let result = match row.get::<_, Option<i64>>(6)? {
@@ -192,8 +204,14 @@ pub(super) fn command_from(row: &Row<'_>) -> rusqlite::Result<CommandRow> {
         start: from_json(row, 4)?,
         created_at: time(row, 5)?,
         oom_kills_before: row.get::<_, Option<i64>>(18)?.map(|count| count as u64),
+        attendance: Attendance { unattended: length(row, 19)?, kept: length(row, 20)? },
         result,
     })
+}
+
+/// Milliseconds.
+fn length(row: &Row<'_>, column: usize) -> rusqlite::Result<Option<Duration>> {
+    Ok(row.get::<_, Option<i64>>(column)?.map(|length| Duration::from_millis(length as u64)))
 }
 
 pub(super) fn find_command(
@@ -308,6 +326,10 @@ pub(super) fn signed(value: u64) -> i64 {
 
 pub(super) fn unsigned(row: &Row<'_>, column: usize) -> rusqlite::Result<u64> {
     Ok(row.get::<_, i64>(column)? as u64)
+}
+
+pub(super) fn optional_unsigned(row: &Row<'_>, column: usize) -> rusqlite::Result<Option<u64>> {
+    Ok(row.get::<_, Option<i64>>(column)?.map(|value| value as u64))
 }
 
 pub(super) fn micros(time: SystemTime) -> i64 {

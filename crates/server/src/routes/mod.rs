@@ -7,6 +7,7 @@ pub mod files;
 pub mod images;
 pub mod keys;
 pub mod metrics;
+pub mod pools;
 pub mod sandboxes;
 pub mod stats;
 pub mod system;
@@ -85,6 +86,8 @@ pub fn all() -> Router<App> {
         .route("/v1/volumes", get(volumes::list).post(volumes::create))
         .route("/v1/volumes/{volume}", get(volumes::get).patch(volumes::update).delete(volumes::delete))
         .route("/v1/volumes/{volume}/tar", get(volumes::export).put(volumes::import))
+        .route("/v1/pools", get(pools::list).post(pools::create))
+        .route("/v1/pools/{pool}", get(pools::get).patch(pools::update).delete(pools::delete))
         .route("/v1/builds", get(builds::list).post(builds::create))
         .route("/v1/builds/{build}", get(builds::get).delete(builds::delete))
         .route("/v1/builds/{build}/log", get(builds::log))
