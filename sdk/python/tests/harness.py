@@ -20,8 +20,6 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 from shoal import AsyncSandboxClient, SandboxClient
 from shoal._local import find_binary, remove_leftover
 
@@ -88,12 +86,6 @@ class Daemon:
         # Of the kind of store that the daemon itself had, and not of the one that private daemons have.
         remove_leftover(find_binary(None), self.directory, "--store", "auto")
         wait_until(lambda: not self.directory.exists(), 60)
-
-    def needs(self, route: str) -> None:
-        """Skips a test of what this daemon has not got yet."""
-        with self.client() as client:
-            if route not in client._transport.call("GET", "/openapi.json").json()["paths"]:
-                pytest.skip(f"this daemon has no {route}")
 
     def client(self) -> SandboxClient:
         """A client of it."""

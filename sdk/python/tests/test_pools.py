@@ -22,12 +22,6 @@ from shoal import (
 )
 
 
-@pytest.fixture(autouse=True)
-def with_pools(daemon: Daemon) -> None:
-    """Pools are newer than this SDK."""
-    daemon.needs("/v1/pools")
-
-
 @pytest.fixture
 def fast(client: SandboxClient) -> Iterator[str]:
     """A template to have a pool of."""

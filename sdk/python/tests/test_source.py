@@ -9,7 +9,6 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from harness import Daemon
 
 import shoal
 import shoal._archive
@@ -56,9 +55,7 @@ def test_both_clients_have_the_same_names() -> None:
     ],
     ids=lambda m: m.__name__,
 )
-def test_the_examples_in_docstrings_run(module: ModuleType, daemon: Daemon, client: SandboxClient) -> None:
-    if module is shoal._sync.pools:
-        daemon.needs("/v1/pools")
+def test_the_examples_in_docstrings_run(module: ModuleType, client: SandboxClient) -> None:
     globs = {**vars(shoal), "client": client}
     flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
     runner = doctest.DocTestRunner(optionflags=flags)
