@@ -265,7 +265,7 @@ impl Engine {
         self.shared().metrics.look(self.shared());
     }
 
-    /// Deletes every sandbox of every owner: the end of a private daemon.
+    /// Deletes every sandbox of every owner, and what daemons before this one have left: the end of a private daemon.
     pub async fn delete_all(&self) -> Result<(), EngineError> {
         // Pools must not fill again behind it.
         self.shared().pools.halt();
@@ -281,6 +281,8 @@ impl Engine {
         while !deletions.is_empty() {
             result = result.and(joined(deletions.join_next().await));
         }
+        // One that ends as soon as it is ready may not have swept yet, and there is no next sweep.
+        sweep::sweep(self.shared()).await;
         result
     }
 
