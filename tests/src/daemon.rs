@@ -78,7 +78,8 @@ pub struct Daemon {
     pub address: SocketAddr,
     /// A key with admin rights.
     pub key: String,
-    spawn: Spawn,
+    /// How it is started, also the next time.
+    pub spawn: Spawn,
     listen: String,
     child: Option<Child>,
     starts: u32,
@@ -150,6 +151,8 @@ impl Daemon {
         }
         // And neither does the configuration file of the machine.
         command.env("SHOAL_CONFIG", "");
+        // A store of its own for each of hundreds of daemons would fill the disk; tests about it ask for one.
+        command.env("SHOAL_STORE", "directory");
         command.env("SHOAL_API_KEY", &self.key).envs(self.spawn.environment.iter().cloned());
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(stderr);
         command

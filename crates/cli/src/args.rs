@@ -6,6 +6,7 @@ mod lifetime;
 mod pool;
 mod template;
 mod top;
+mod volume;
 
 use std::path::PathBuf;
 
@@ -22,6 +23,7 @@ pub use template::{
     ApplyTemplates, CreateTemplate, PrepareTemplate, Template, TemplateAction, UpdateTemplate,
 };
 pub use top::{Top, TopSort};
+pub use volume::{CopyVolume, CreateVolume, ExportVolume, ImportVolume, Volume, VolumeAction};
 
 /// Sandboxes for AI agents, on this machine.
 #[derive(Debug, Parser)]
@@ -78,6 +80,7 @@ pub enum Subcommand {
     Top(Top),
     Image(Image),
     Template(Template),
+    Volume(Volume),
     Pool(Pool),
     Build(Box<Build>),
     Key(Key),
@@ -143,6 +146,12 @@ pub struct DaemonFlags {
     /// Sandboxes to keep ready before anybody asks, so that creating one takes a claim; 0 for none [default: 8]
     #[arg(long, value_name = "NUMBER")]
     pub spares: Option<u32>,
+    /// Where writable files are kept: auto, btrfs, loop or directory [default: auto]
+    #[arg(long, value_name = "KIND")]
+    pub store: Option<String>,
+    /// How large a store of kind loop is, as 20Gi [default: a quarter of what is free, from 2Gi to 64Gi]
+    #[arg(long, value_name = "SIZE")]
+    pub store_size: Option<String>,
     /// Send traces to this OpenTelemetry collector, by OTLP over HTTP, as http://127.0.0.1:4318
     #[arg(long, value_name = "URL")]
     pub otlp_endpoint: Option<String>,
@@ -167,7 +176,7 @@ The exit code is the command's own, 128 + n if signal n ended it, 124 after a ti
 executed, 127 if it was not found, and 125 if it is Shoal that failed.")]
 pub struct Run {
     /// The id or name of a sandbox that exists
-    #[arg(long, value_name = "SANDBOX", conflicts_with_all = ["template", "pool", "image", "cpu", "memory"])]
+    #[arg(long, value_name = "SANDBOX", conflicts_with_all = ["template", "pool", "image", "cpu", "memory", "disk", "mounts"])]
     pub sandbox: Option<String>,
     /// Set an environment variable; may be repeated
     #[arg(short, long = "env", value_name = "NAME=VALUE", value_parser = variable)]
@@ -222,7 +231,7 @@ restarted meanwhile, the shell goes on. Without a terminal on stdin, the shell r
 The exit code is the shell's own, 128 + n if signal n ended it or us, and 125 if it is Shoal that failed. Leaving is 0.")]
 pub struct Shell {
     /// The id or name of a sandbox that exists; without it, a new one is made
-    #[arg(conflicts_with_all = ["template", "pool", "cpu", "memory"])]
+    #[arg(conflicts_with_all = ["template", "pool", "cpu", "memory", "disk", "mounts"])]
     pub sandbox: Option<String>,
     /// Set an environment variable; may be repeated
     #[arg(short, long = "env", value_name = "NAME=VALUE", value_parser = variable)]
@@ -274,6 +283,12 @@ pub struct Spec {
     /// Memory, as 512Mi or 2Gi
     #[arg(long)]
     pub memory: Option<String>,
+    /// What its files may take, as 5Gi
+    #[arg(long)]
+    pub disk: Option<String>,
+    /// Mount a volume, `:ro` to look only; may be repeated
+    #[arg(long = "mount", value_name = "VOLUME:/PATH", value_parser = volume::mount)]
+    pub mounts: Vec<client::api::VolumeMount>,
 }
 
 /// Create a sandbox, and print its id.
@@ -615,6 +630,8 @@ pub enum BenchPart {
     Bytes,
     /// Freezing and thawing.
     Freeze,
+    /// The store: sandboxes and volumes in it, with and without a btrfs.
+    Store,
     /// Images: pulled, unpacked, and the first create from one.
     Images,
     /// A daemon that is killed beside many writing commands.
@@ -660,6 +677,16 @@ pub struct Launcher {
     /// Whose sandboxes it makes
     #[arg(long)]
     pub installation: wire::InstallationId,
+    /// Where writable files are kept
+    #[arg(long, value_parser = store_wish)]
+    pub store: wire::launch::StoreWish,
+    /// How large a store of kind loop is, in bytes
+    #[arg(long)]
+    pub store_size: Option<u64>,
+}
+
+fn store_wish(text: &str) -> Result<wire::launch::StoreWish, String> {
+    wire::launch::StoreWish::parse(text).ok_or_else(|| "it is auto, btrfs, loop or directory".into())
 }
 
 /// Seconds between two looks: often enough to be of use, seldom enough to cost nothing.

@@ -10,6 +10,7 @@ mod floor;
 mod images;
 mod pools;
 mod report;
+mod store;
 mod streams;
 mod survival;
 
@@ -80,6 +81,10 @@ pub async fn bench(arguments: &Bench) -> anyhow::Result<()> {
     if wanted(BenchPart::Freeze) {
         progress("freeze and thaw");
         report.add_all(survival::freeze(&scratch.0, rounds).await?);
+    }
+    if wanted(BenchPart::Store) {
+        progress("the store");
+        report.add_all(store::rows(&scratch.0, rounds).await?);
     }
     if wanted(BenchPart::Images) && !arguments.without_comparators {
         progress("images");

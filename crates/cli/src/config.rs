@@ -104,6 +104,8 @@ pub fn layers(flags: DaemonFlags, environment: &Environment, file: Option<File>)
         insecure_http: flags.insecure_http.then_some(true),
         log_json: flags.log_json.then_some(true),
         spares: flags.spares,
+        store: flags.store,
+        store_size: flags.store_size,
         otlp_endpoint: flags.otlp_endpoint,
         ..Settings::default()
     };

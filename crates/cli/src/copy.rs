@@ -25,7 +25,7 @@ use crate::report::{self, hinted};
 use crate::{find, print};
 
 /// Pieces that wait between the disk and the connection.
-const PIECES_MAX: usize = 8;
+pub const PIECES_MAX: usize = 8;
 /// What is read or written at once.
 const PIECE: usize = 256 * 1024;
 
@@ -59,7 +59,7 @@ impl End {
 
 /// What was copied.
 #[derive(Debug, Serialize)]
-struct Copied {
+pub struct Copied {
     entries: u64,
     bytes: u64,
     skipped: u64,
@@ -79,18 +79,23 @@ pub async fn copy(arguments: Copy, environment: &Environment) -> anyhow::Result<
         // What was begun is dropped: the sandbox ends its part, and nothing half done has a name.
         code = interrupts.next() => return Ok(code),
     };
+    told(&copied, arguments.json, environment)
+}
+
+/// Says what was copied, and what was not.
+pub fn told(copied: &Copied, json: bool, environment: &Environment) -> anyhow::Result<i32> {
     if copied.skipped > 0 {
         let what =
             format!("{} entries were left out: devices, sockets, or links that lead outside", copied.skipped);
         report::warning(&what, environment.colour);
     }
-    if arguments.json {
-        print::json(&copied)?;
+    if json {
+        print::json(copied)?;
     }
     Ok(0)
 }
 
-async fn between(arguments: &Copy, environment: &Environment) -> anyhow::Result<Copied> {
+pub async fn between(arguments: &Copy, environment: &Environment) -> anyhow::Result<Copied> {
     match (End::parse(&arguments.from), End::parse(&arguments.to)) {
         (End::Remote { sandbox, path }, End::Remote { sandbox: other, path: to }) if sandbox == other => {
             let files = files(&sandbox, arguments, environment).await?;
@@ -199,7 +204,7 @@ async fn up(
 }
 
 /// As many bytes as were announced: a file that grows meanwhile is copied as it was.
-fn feed(
+pub fn feed(
     mut from: impl Read,
     size: Option<u64>,
     pieces: &mpsc::Sender<io::Result<Bytes>>,
@@ -225,7 +230,7 @@ fn feed(
     }
 }
 
-async fn to_stdout(mut download: Download) -> anyhow::Result<Copied> {
+pub async fn to_stdout(mut download: Download) -> anyhow::Result<Copied> {
     let progress = Progress::new(download.size);
     let mut stdout = Pipe::stdout();
     while let Some(piece) = download.next().await? {
@@ -264,14 +269,14 @@ async fn file_down(files: &Files, from: &str, info: &api::FileInfo, to: &Path) -
 }
 
 /// A file on its way to its name. Dropped before that, it is removed.
-struct Landing {
-    file: File,
+pub struct Landing {
+    pub file: File,
     to: PathBuf,
     temporary: Option<PathBuf>,
 }
 
 impl Landing {
-    fn open(to: &Path, mode: u32) -> anyhow::Result<Self> {
+    pub fn open(to: &Path, mode: u32) -> anyhow::Result<Self> {
         let cannot = || format!("cannot write `{}`", to.display());
         let special = fs::metadata(to)
             .is_ok_and(|about| about.file_type().is_char_device() || about.file_type().is_fifo());
@@ -292,7 +297,7 @@ impl Landing {
         Ok(Self { file, to, temporary: Some(temporary) })
     }
 
-    fn keep(mut self) -> io::Result<()> {
+    pub fn keep(mut self) -> io::Result<()> {
         self.file.flush()?;
         if let Some(temporary) = &self.temporary {
             fs::rename(temporary, &self.to)?;

@@ -39,6 +39,7 @@ mod stats;
 mod templates;
 mod terminal;
 mod top;
+mod volumes;
 mod watch;
 
 use std::process::exit;
@@ -127,6 +128,7 @@ async fn dispatch(subcommand: Subcommand, environment: &Environment) -> anyhow::
         Subcommand::Build(arguments) => build::build(*arguments, environment).await,
         Subcommand::Pool(arguments) => pools::pool(arguments, environment).await,
         Subcommand::Template(arguments) => templates::template(arguments, environment).await,
+        Subcommand::Volume(arguments) => volumes::volume(arguments, environment).await,
         Subcommand::Key(arguments) => match arguments.action {
             KeyAction::Create(arguments) => keys::create(arguments, environment).await,
             KeyAction::Ls(arguments) => keys::list(arguments, environment).await,

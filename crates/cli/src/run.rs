@@ -153,6 +153,8 @@ async fn create(
         image: arguments.spec.image.clone(),
         cpu: arguments.spec.cpu.clone(),
         memory: arguments.spec.memory.clone(),
+        disk: arguments.spec.disk.clone(),
+        mounts: arguments.spec.mounts.clone(),
         ..Default::default()
     };
     let _waiting = Waiting::new("creating a sandbox");

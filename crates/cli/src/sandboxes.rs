@@ -22,6 +22,8 @@ pub async fn create(arguments: Create, environment: &Environment) -> anyhow::Res
         env: arguments.env.into_iter().collect(),
         cpu: arguments.spec.cpu,
         memory: arguments.spec.memory,
+        disk: arguments.spec.disk,
+        mounts: arguments.spec.mounts,
         match_labels: arguments.get_or_create.then(|| arguments.labels.iter().cloned().collect()),
         labels: arguments.labels.into_iter().collect(),
         lifetime: arguments.rules.list(),
@@ -112,6 +114,8 @@ pub async fn inspect(arguments: Inspect, environment: &Environment) -> anyhow::R
         ("created", sandbox.created_at),
     ];
     facts.extend(sandbox.claimed_from.map(|pool| ("claimed", format!("from pool {pool}"))));
+    facts.extend(sandbox.limits.disk_bytes.map(|bytes| ("disk", amount::memory(bytes))));
+    facts.extend(sandbox.mounts.iter().map(|mount| ("mount", crate::volumes::mount_text(mount))));
     facts.extend(sandbox.image_digest.map(|digest| ("digest", digest)));
     facts.extend(sandbox.reason.map(|reason| ("reason", reason)));
     facts.extend(sandbox.labels.into_iter().map(|(key, value)| ("label", format!("{key}={value}"))));

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use anyhow::Context;
+use runtime::StoreConfig;
 use runtime::ns::{NsBackend, NsConfig, forget_installation};
 use server::log::{self, Format};
 use server::traces::Traces;
@@ -10,6 +11,8 @@ use server::{
     ConfigError, Daemon, DataDir, DataDirError, Ended, Layers, Listener, PrivateDir, ServeError, Settings,
     Start, choose_key,
 };
+
+use wire::launch::StoreKind;
 
 use crate::args::{DaemonFlags, Serve};
 use crate::environment::Environment;
@@ -60,6 +63,7 @@ pub async fn serve(arguments: Serve, environment: &Environment) -> anyhow::Resul
         installation,
         launcher: OWN_PROGRAM.into(),
         spares: config.spares as usize,
+        store: StoreConfig { wish: config.store, size_bytes: config.store_bytes },
     })
     .await
     .context("cannot start the launcher")?;
@@ -96,6 +100,9 @@ fn layers(
             listen: Some(PRIVATE_LISTEN.into()),
             data_dir: Some(private.data()),
             spares: arguments.spares,
+            // It lives for a command, and shall leave nothing mounted behind and cost nothing at its start.
+            store: Some(arguments.store.unwrap_or_else(|| StoreKind::Directory.word().into())),
+            store_size: arguments.store_size,
             ..Settings::default()
         };
         return Ok(Layers { flags, ..Layers::default() });

@@ -129,7 +129,8 @@ pub fn row(stats: &api::SandboxStats, used_before: Option<f64>, between: f64) ->
         usage.map_or_else(none, |usage| format!("{} / {}", usage.pids, limits.pids)),
         stats.disk.as_ref().map_or_else(none, |disk| {
             let more = if disk.complete { "" } else { "> " };
-            format!("{more}{}", size(disk.bytes))
+            let held = limits.disk_bytes.map_or_else(|| size(disk.bytes), |limit| of(disk.bytes, limit));
+            format!("{more}{held}")
         }),
         stats.commands_running.to_string(),
     ]

@@ -67,7 +67,7 @@ async fn create(
         user: arguments.user,
         command: arguments.command,
         labels: arguments.labels.into_iter().collect(),
-        mounts: Vec::new(),
+        mounts: arguments.mounts,
     };
     let template = client.create_template(&wish).await?;
     finish(client, template, arguments.wait, arguments.json, environment).await
@@ -85,13 +85,21 @@ async fn update(
         changes.then_some(pairs)
     };
     // Maps are replaced as a whole, so what stays has to be said again.
-    let (env, labels) = match arguments.env.is_empty() && arguments.labels.is_empty() {
-        true => (BTreeMap::new(), BTreeMap::new()),
+    let same = arguments.env.is_empty() && arguments.labels.is_empty() && arguments.mounts.is_empty();
+    let (env, labels, mut mounts) = match same {
+        true => (BTreeMap::new(), BTreeMap::new(), Vec::new()),
         false => {
             let before = client.template(&arguments.template).await?;
-            (before.env, before.labels)
+            (before.env, before.labels, before.mounts)
         }
     };
+    let mounts = (arguments.no_mounts || !arguments.mounts.is_empty()).then(|| {
+        mounts.retain(|mount| {
+            !arguments.no_mounts && !arguments.mounts.iter().any(|other| other.path == mount.path)
+        });
+        mounts.extend(arguments.mounts);
+        mounts
+    });
     let or_none = |text: Option<String>| text.map(|text| Some(text).filter(|text| !text.is_empty()));
     let update = api::UpdateTemplate {
         name: arguments.name,
@@ -104,7 +112,7 @@ async fn update(
         user: or_none(arguments.user),
         command: Some(arguments.command).filter(|command| !command.is_empty()),
         labels: pairs(labels, arguments.no_labels, arguments.labels),
-        mounts: None,
+        mounts,
     };
     let template = client.update_template(&arguments.template, &update).await?;
     finish(client, template, arguments.wait, arguments.json, environment).await
@@ -240,8 +248,9 @@ fn described(template: &api::Template) -> String {
     line("cpu", &amount::cpu(u64::from(template.limits.cpu_millis)));
     line("memory", &amount::memory(template.limits.memory_bytes));
     if let Some(disk) = template.disk_bytes {
-        line("disk", &format!("{} (not enforced)", amount::memory(disk)));
+        line("disk", &amount::memory(disk));
     }
+    template.mounts.iter().for_each(|mount| line("mount", &plain(&crate::volumes::mount_text(mount))));
     template.cwd.iter().for_each(|cwd| line("directory", &plain(cwd)));
     template.user.iter().for_each(|user| line("user", &plain(user)));
     if !template.command.is_empty() {

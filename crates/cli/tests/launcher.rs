@@ -6,9 +6,10 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use runtime::StoreConfig;
 use runtime::ns::{NsBackend, NsConfig, forget_installation};
 use runtime::{Backend, BackendError, Spec};
-use wire::launch::{Limits, Processes, Rootfs};
+use wire::launch::{Limits, Processes, Rootfs, StoreKind, StoreWish};
 use wire::{InstallationId, SandboxId};
 
 /// A backend with a directory and an installation of its own. What it has on the machine goes with it.
@@ -31,6 +32,7 @@ impl Host {
             installation: self.installation,
             launcher: Path::new(env!("CARGO_BIN_EXE_shoal")).into(),
             spares: 0,
+            store: StoreConfig { wish: StoreWish::Just(StoreKind::Directory), size_bytes: None },
         };
         let backend = NsBackend::start(config).await.expect("the launcher starts");
         backend.prepare(&Rootfs::Host).await.expect("the image is built");
@@ -54,7 +56,8 @@ fn spec() -> Spec {
     Spec {
         sandbox: SandboxId::from_random(u128::from(random()) << 64 | u128::from(random())),
         rootfs: Rootfs::Host,
-        limits: Limits { cpu_millis: 1000, memory_bytes: 256 << 20, pids: 64 },
+        limits: Limits { cpu_millis: 1000, memory_bytes: 256 << 20, pids: 64, disk_bytes: None },
+        mounts: Vec::new(),
     }
 }
 

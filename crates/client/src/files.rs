@@ -72,6 +72,39 @@ impl Client {
     }
 }
 
+/// Bodies of any length, both ways.
+impl Client {
+    pub(crate) async fn download(&self, call: Call) -> Result<Download, ClientError> {
+        let response = self.transport.stream(&call, None).await?;
+        let headers = response.headers();
+        let text = |name| headers.get(name).and_then(|value: &HeaderValue| value.to_str().ok());
+        Ok(Download {
+            size: text(header::CONTENT_LENGTH).and_then(|length| length.parse().ok()),
+            etag: text(header::ETAG).map(str::to_owned),
+            partial: response.status() == StatusCode::PARTIAL_CONTENT,
+            url: self.url(),
+            body: response.into_body(),
+        })
+    }
+
+    pub(crate) async fn upload<T: DeserializeOwned>(
+        &self,
+        mut call: Call,
+        contents: Upload,
+    ) -> Result<T, ClientError> {
+        let Upload { size, body } = contents;
+        call.headers.push((header::CONTENT_TYPE, HeaderValue::from_static("application/octet-stream")));
+        if let Some(size) = size {
+            call.headers.push((header::CONTENT_LENGTH, size.into()));
+        }
+        let response = self.transport.stream(&call, Some(body)).await?;
+        let broken = |source: hyper::Error| ClientError::Broken { url: self.url(), source: source.into() };
+        let body = response.into_body().collect().await.map_err(broken)?.to_bytes();
+        serde_json::from_slice(&body)
+            .map_err(|error| ClientError::Strange { url: self.url(), what: error.to_string() })
+    }
+}
+
 impl Files {
     /// The same, as a user of the sandbox sees them.
     pub fn as_user(mut self, user: impl Into<String>) -> Self {
@@ -169,16 +202,7 @@ impl Files {
             let range = HeaderValue::try_from(range).expect("digits and dashes may stand in a header");
             call.headers.push((header::RANGE, range));
         }
-        let response = self.client.transport.stream(&call, None).await?;
-        let headers = response.headers();
-        let text = |name| headers.get(name).and_then(|value: &HeaderValue| value.to_str().ok());
-        Ok(Download {
-            size: text(header::CONTENT_LENGTH).and_then(|length| length.parse().ok()),
-            etag: text(header::ETAG).map(str::to_owned),
-            partial: response.status() == StatusCode::PARTIAL_CONTENT,
-            url: self.client.url(),
-            body: response.into_body(),
-        })
+        self.client.download(call).await
     }
 
     /// Writes a file.
@@ -206,18 +230,8 @@ impl Files {
         self.upload(call, contents).await
     }
 
-    async fn upload<T: DeserializeOwned>(&self, mut call: Call, contents: Upload) -> Result<T, ClientError> {
-        let Upload { size, body } = contents;
-        call.headers.push((header::CONTENT_TYPE, HeaderValue::from_static("application/octet-stream")));
-        if let Some(size) = size {
-            call.headers.push((header::CONTENT_LENGTH, size.into()));
-        }
-        let response = self.client.transport.stream(&call, Some(body)).await?;
-        let broken =
-            |source: hyper::Error| ClientError::Broken { url: self.client.url(), source: source.into() };
-        let body = response.into_body().collect().await.map_err(broken)?.to_bytes();
-        serde_json::from_slice(&body)
-            .map_err(|error| ClientError::Strange { url: self.client.url(), what: error.to_string() })
+    async fn upload<T: DeserializeOwned>(&self, call: Call, contents: Upload) -> Result<T, ClientError> {
+        self.client.upload(call, contents).await
     }
 
     /// Makes a directory and what leads to it. It may exist already.

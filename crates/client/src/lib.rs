@@ -29,6 +29,7 @@ mod sse;
 mod stream;
 mod templates;
 mod transport;
+mod volumes;
 mod watch;
 
 use std::sync::Arc;

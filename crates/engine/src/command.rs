@@ -8,6 +8,7 @@
 //! Readers that are attached hold back retention. When too much is kept for their sake, init is not told that bytes are
 //! stored, so that the command waits at its full pipe; a reader that holds things up and does not move is let go.
 
+mod attendance;
 mod caller;
 mod finish;
 mod output;
@@ -36,6 +37,7 @@ use crate::store::{CommandRow, Inserted, ResultRow};
 use finish::{Ending, EndingKind};
 use stdin::Stdin;
 
+pub use attendance::Attendance;
 pub use caller::CommandRef;
 pub use output::Output;
 
@@ -67,6 +69,7 @@ pub(crate) struct Hub {
     pub start: Arc<Start>,
     pub request_digest: [u8; 32],
     pub created_at: SystemTime,
+    pub attendance: Attendance,
     /// The sandbox's memory kills when it began, where that is known.
     oom_kills_before: Option<u64>,
     state: Mutex<HubState>,
@@ -162,6 +165,7 @@ impl Hub {
         start: Start,
         request_digest: [u8; 32],
         oom_kills_before: Option<u64>,
+        attendance: Attendance,
     ) -> Arc<Self> {
         let row = CommandRow {
             sandbox: home.id,
@@ -171,6 +175,7 @@ impl Hub {
             start,
             created_at: crate::now(),
             oom_kills_before,
+            attendance,
             result: None,
         };
         let stdin = Stdin { closed: !row.start.stdin, ..Stdin::default() };
@@ -232,6 +237,7 @@ impl Hub {
             start: Arc::new(row.start),
             request_digest: row.request_digest,
             created_at: row.created_at,
+            attendance: row.attendance,
             oom_kills_before: row.oom_kills_before,
             state: Mutex::new(state),
             changed: Notify::new(),
@@ -274,6 +280,7 @@ impl Hub {
             start: Start::clone(&self.start),
             created_at: self.created_at,
             oom_kills_before: self.oom_kills_before,
+            attendance: self.attendance,
             result: None,
         };
         let hub = Arc::clone(self);
@@ -345,7 +352,7 @@ impl Hub {
     // What init says. Untrusted.
 
     /// The command runs.
-    pub fn started(&self, pid: u32) -> Result<(), Violation> {
+    pub fn started(self: &Arc<Self>, pid: u32) -> Result<(), Violation> {
         let mut state = self.lock();
         match state.pid {
             Some(known) if known != pid => return Err(Violation::AnotherPid { handle: self.handle }),
@@ -354,6 +361,7 @@ impl Hub {
         }
         drop(state);
         self.home.backstop.arm(&self.home, &self.start);
+        self.expect_someone();
         self.home.tell(Happened::CommandStarted { command: self.id.clone(), pid });
         self.changed.notify_waiters();
         Ok(())
@@ -395,6 +403,7 @@ impl Hub {
         state.pid = state.pid.or(pid);
         if state.pid.is_some() && state.ending.is_none() {
             self.home.backstop.arm(&self.home, &self.start);
+            self.expect_someone_from(&state);
         }
         let stdin = &mut state.stdin;
         if taken > STDIN_LENGTH_MAX {

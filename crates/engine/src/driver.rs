@@ -40,6 +40,7 @@ use crate::metrics::{Verb, Verdict};
 use crate::model::{SandboxUpdate, Wait};
 use crate::slow;
 use crate::store::{SandboxChange, SandboxRow};
+use crate::volumes::Mounted;
 
 /// Messages that wait for a driver, at most. A driver never waits itself, save for a commit.
 pub(crate) const INBOX_MAX: usize = 64;
@@ -564,10 +565,15 @@ impl Driver {
             true => None,
             false => Some(home.face().labels.changed(&update.labels)?),
         };
+        let notes = match update.notes.is_empty() {
+            true => None,
+            false => Some(home.face().notes.changed(&update.notes)?),
+        };
         let stamps = update.lifetime.is_some().then(|| self.keeper.stamps_touched(now));
         let change = SandboxChange {
             name: update.name.clone(),
             labels: labels.clone(),
+            notes: notes.clone(),
             lifetime: update.lifetime.clone(),
             stamps,
         };
@@ -581,6 +587,9 @@ impl Driver {
         }
         if let Some(labels) = labels {
             home.shared.directory().relabel(&home, labels);
+        }
+        if let Some(notes) = notes {
+            home.face().notes = notes;
         }
         if let Some(lifetime) = update.lifetime {
             home.face().lifetime = lifetime.clone();
@@ -874,7 +883,8 @@ async fn attempt(
         () = is_cancelled(cancelled) => return Err(BackendError::Gone),
         prepared = within(PREPARE_SECONDS, "prepare the image", backend.prepare(&rootfs)) => prepared?,
     }
-    let spec = Spec { sandbox: home.id, rootfs, limits: home.limits };
+    let mounts = home.mounts.iter().map(Mounted::plan).collect();
+    let spec = Spec { sandbox: home.id, rootfs, limits: home.limits, mounts };
     // From here on it runs to its end, so that a teardown that follows knows that nothing is added after it.
     within(LAUNCH_SECONDS, "launch the sandbox", backend.launch(&spec)).await?;
     let (ready, is_ready) = oneshot::channel();

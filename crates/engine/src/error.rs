@@ -29,6 +29,12 @@ pub enum EngineError {
         /// As it was asked for.
         id: String,
     },
+    /// It ended, and was not to be kept for longer.
+    #[error("command `{id}` ended, and the time that it was kept for is over")]
+    CommandExpired {
+        /// Which command.
+        id: CommandId,
+    },
     /// No such template.
     #[error("template `{name}` does not exist")]
     TemplateNotFound {
@@ -50,6 +56,12 @@ pub enum EngineError {
         sandboxes: usize,
         /// How many are for it.
         pools: usize,
+    },
+    /// No such snapshot, or it is another owner's.
+    #[error("snapshot `{name}` does not exist")]
+    SnapshotNotFound {
+        /// As it was asked for.
+        name: String,
     },
     /// No such pool, or it is another owner's.
     #[error("pool `{name}` does not exist")]
@@ -86,11 +98,51 @@ pub enum EngineError {
     /// The built-in template cannot be changed.
     #[error("the template `default` is built in")]
     TemplateBuiltIn,
-    /// A template names a volume, and there are none yet.
-    #[error("volume `{volume}` cannot be mounted: this version has no volumes")]
-    VolumesUnsupported {
-        /// Its name.
-        volume: String,
+    /// No such volume, or it is another owner's.
+    #[error("volume `{name}` does not exist")]
+    VolumeNotFound {
+        /// As it was asked for.
+        name: String,
+    },
+    /// Names are unique among an owner's volumes.
+    #[error("a volume named `{name}` exists already")]
+    VolumeNameTaken {
+        /// The name.
+        name: String,
+    },
+    /// Sandboxes mount it.
+    #[error("volume `{name}` is mounted by {}", named(holders))]
+    VolumeInUse {
+        /// As it was asked for.
+        name: String,
+        /// The names of those sandboxes.
+        holders: Vec<String>,
+    },
+    /// More is in it than would fit.
+    #[error("volume `{name}` holds {used_bytes} bytes, which do not fit into {size_bytes}")]
+    VolumeTooSmall {
+        /// Which one.
+        name: String,
+        /// What was asked for.
+        size_bytes: u64,
+        /// What is in it.
+        used_bytes: u64,
+    },
+    /// The store has no snapshots.
+    #[error("volumes cannot be copied: the store is made of plain directories")]
+    CopiesUnsupported,
+    /// The store has no limits.
+    #[error("a disk limit cannot be kept: the store has none")]
+    DiskLimitsUnsupported,
+    /// The backend refused.
+    #[error("cannot {doing} volume `{name}`")]
+    Volume {
+        /// As it reads after "cannot".
+        doing: &'static str,
+        /// Which one.
+        name: String,
+        /// Why.
+        source: BackendError,
     },
     /// No such key.
     #[error("key `{id}` does not exist")]
@@ -340,6 +392,16 @@ pub enum EngineError {
     /// The daemon is going down; sandboxes stay.
     #[error("the engine is stopping")]
     Stopping,
+}
+
+/// The first few names, and how many more there are.
+fn named(names: &[String]) -> String {
+    const NAMED_MAX: usize = 5;
+    let some: Vec<String> = names.iter().take(NAMED_MAX).map(|name| format!("`{name}`")).collect();
+    match names.len().saturating_sub(NAMED_MAX) {
+        0 => some.join(", "),
+        more => format!("{} and {more} more", some.join(", ")),
+    }
 }
 
 /// So many of each, as far as there are any.

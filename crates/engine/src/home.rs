@@ -21,7 +21,7 @@ use wire::{CommandId, SandboxId};
 use crate::EngineConfig;
 use crate::backstop::Backstop;
 use crate::clock::Clock;
-use crate::command::Hub;
+use crate::command::{Attendance, Hub};
 use crate::directory::Directory;
 use crate::driver::Message;
 use crate::error::{EngineError, chain};
@@ -35,12 +35,15 @@ use crate::lifetime::Lifetime;
 use crate::log::LogWriters;
 use crate::metrics::Metrics;
 use crate::model::{Owner, Sandbox, SandboxName, Wait};
+use crate::notes::Notes;
 use crate::pools::{Pool, Pools};
+use crate::signing::Signer;
 use crate::stats::Disk;
 use crate::store::{SandboxRow, Store, Tally};
 use crate::templates::{Templates, Version};
 use crate::transfer::Transfers;
 use crate::uses::{Use, Uses};
+use crate::volumes::{Mounted, Volumes};
 
 /// Ended commands that a sandbox keeps. The oldest fall off, rows and logs.
 const ENDED_MAX: u64 = 10_000;
@@ -62,7 +65,9 @@ pub(crate) struct Shared {
     pub keys: Keys,
     pub images: Images,
     pub templates: Templates,
+    pub volumes: Volumes,
     pub pools: Pools,
+    pub signer: Signer,
     pub builds: Builds,
     pub runtime: tokio::runtime::Handle,
     pub directory: Mutex<Directory>,
@@ -125,6 +130,7 @@ pub(crate) struct Home {
     /// What it was asked for as, where that was an alias, and what it is, once it is here.
     image_use: Mutex<(Option<String>, Option<Arc<StoredImage>>)>,
     pub limits: Limits,
+    pub mounts: Vec<Mounted>,
     pub outbox: Outbox,
     pub transfers: Transfers,
     pub backstop: Arc<Backstop>,
@@ -152,6 +158,7 @@ pub(crate) struct Face {
     /// What its init speaks, where this daemon speaks none of it.
     pub unspoken: Option<Versions>,
     pub labels: Labels,
+    pub notes: Notes,
     pub lifetime: Lifetime,
     /// Its row is written: what is said of it holds after a crash.
     pub recorded: bool,
@@ -209,6 +216,7 @@ impl Home {
             reason: row.reason.clone(),
             unspoken: None,
             labels: row.labels.clone(),
+            notes: row.notes.clone(),
             lifetime: row.lifetime.clone(),
             recorded: false,
             identity: Arc::new(Identity {
@@ -227,8 +235,10 @@ impl Home {
             ended_bytes: tally.ended_bytes,
             ..Table::default()
         };
+        let mounts = shared.volumes.recovered(&row.mounts);
         Arc::new(Self {
             shared,
+            mounts,
             id: row.id,
             owner: row.owner.clone(),
             template: row.template.clone(),
@@ -346,8 +356,10 @@ impl Home {
             image_alias: self.image_alias(),
             image_digest: self.stored_image().map(|image| image.digest),
             limits: self.limits,
+            mounts: self.mounts.iter().map(Mounted::described).collect(),
             env: face.identity.env.clone(),
             labels: face.labels,
+            notes: face.notes,
             lifetime: face.lifetime,
             claimed_from: face.claimed_from,
             created_at: face.identity.created_at,
@@ -472,6 +484,7 @@ impl Home {
         id: CommandId,
         request_digest: [u8; 32],
         oom_kills_before: Option<u64>,
+        attendance: Attendance,
         make: impl FnOnce(Handle) -> Start,
     ) -> Result<Intent, EngineError> {
         if !self.state().takes_commands() {
@@ -498,7 +511,7 @@ impl Home {
         }
         table.starts_bytes += size;
         table.handle_next += 1;
-        let hub = Hub::intended(self, id.clone(), start, request_digest, oom_kills_before);
+        let hub = Hub::intended(self, id.clone(), start, request_digest, oom_kills_before, attendance);
         table.by_id.insert(id, handle);
         table.live.insert(handle, Arc::clone(&hub));
         Ok(Intent::New(hub))
@@ -562,24 +575,27 @@ impl Home {
                     Vec::new()
                 }
             };
-            for (handle, _) in &dropped {
-                let directory = self.command_directory(*handle);
-                let removed =
-                    tokio::task::spawn_blocking(move || crate::log::remove_directory(&directory)).await;
-                if let Ok(Err(error)) = removed {
-                    warn!(sandbox = %self.id, %error, "cannot remove the output of an old command");
-                }
+            for (handle, bytes) in &dropped {
+                self.dropped(*handle, *bytes).await;
             }
-            let mut table = self.table();
-            table.ended = table.ended.saturating_sub(dropped.len() as u64);
-            let freed = dropped.iter().map(|(_, bytes)| bytes).sum();
-            table.ended_bytes = table.ended_bytes.saturating_sub(freed);
             if dropped.is_empty() {
                 // Nothing can be dropped now; the next end tries again.
-                table.pruning = false;
+                self.table().pruning = false;
                 return;
             }
         }
+    }
+
+    /// An ended command has no row any more: its output goes too.
+    pub async fn dropped(&self, handle: Handle, bytes: u64) {
+        let directory = self.command_directory(handle);
+        let removed = tokio::task::spawn_blocking(move || crate::log::remove_directory(&directory)).await;
+        if let Ok(Err(error)) = removed {
+            warn!(sandbox = %self.id, %error, "cannot remove the output of an old command");
+        }
+        let mut table = self.table();
+        table.ended = table.ended.saturating_sub(1);
+        table.ended_bytes = table.ended_bytes.saturating_sub(bytes);
     }
 
     /// A command by its number: `None` if it has its result, an error if there never was one that init was told of.

@@ -8,6 +8,7 @@
 //! caller's owner alone.
 
 mod build;
+mod capture;
 mod collect;
 mod pull;
 
@@ -36,6 +37,7 @@ use crate::model::{Key, Owner};
 use crate::store::{AliasRow, ImageRow, LayerRow, LoadedImages, NameRow};
 
 pub(crate) use build::{Builds, recover as recover_builds};
+pub(crate) use capture::{capture, unname};
 pub(crate) use collect::keep_collected;
 pub(crate) use pull::{Pulls, pull};
 

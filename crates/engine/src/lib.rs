@@ -29,16 +29,21 @@ mod log;
 mod measured;
 mod metrics;
 pub mod model;
+pub mod notes;
 pub mod pools;
 mod recovery;
+pub mod signing;
 mod slow;
+pub mod snapshots;
 pub mod stats;
 mod store;
 mod sweep;
 pub mod template;
 pub mod templates;
+pub mod text;
 mod transfer;
 mod uses;
+pub mod volumes;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -51,7 +56,7 @@ use sha2::{Digest as _, Sha256};
 use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio::task::JoinSet;
 use wire::guest::{Cwd, Handle, Program, Start};
-use wire::launch::{Limits, Rootfs};
+use wire::launch::{Access, Limits, Rootfs};
 use wire::{CommandId, SandboxId};
 
 use crate::clock::{Clock, Stamp, SystemClock};
@@ -73,6 +78,7 @@ use crate::store::{ClaimRow, CommandRow, SandboxRow, Stamps, Store, Tally};
 use crate::template::{LIMITS, WORKSPACE, made_up_name};
 use crate::templates::{Preparation, Source, Templates, Version, limits_of};
 use crate::uses::Use;
+use crate::volumes::{Mounted, Volumes};
 
 pub use command::{ANSWER_SECONDS, CommandRef, Output, STALL_SECONDS, STDIN_SECONDS};
 pub use events::{
@@ -81,6 +87,7 @@ pub use events::{
 pub use files::Files;
 pub use model::*;
 pub use stats::{DiskCount, MachineStats, Stats};
+pub use text::{TextEvent, TextOutput};
 pub use transfer::{IDLE_SECONDS, TAKE_SECONDS, TRANSFERS_MAX, WATCHES_MAX};
 
 /// The target of spans that are for traces, and not for logs. They cost nothing while nobody listens to it.
@@ -183,6 +190,10 @@ impl Engine {
             doing: "make the directory of builds",
             source: StoreError::Create { path: config.data_dir.join("builds"), source },
         })?;
+        let fresh = [random_u128().to_be_bytes(), random_u128().to_be_bytes()].concat();
+        let fresh = fresh.try_into().expect("two times 16 bytes are 32");
+        let signer = signing::Signer::new(store.secret("links", fresh).await?);
+        let volumes = Volumes::open(&store.load_volumes().await?);
         let (templates, versions) = Templates::open(store.load_templates().await?);
         let pools = Pools::open(store.load_pools().await?, |template| templates.head(template));
         let backend = Arc::new(Measured { backend, metrics: Arc::clone(&metrics) });
@@ -196,7 +207,9 @@ impl Engine {
             keys,
             images,
             templates,
+            volumes,
             pools,
+            signer,
             builds,
             runtime,
             directory: Mutex::new(Directory::default()),
@@ -210,7 +223,9 @@ impl Engine {
         images::recover_builds(&engine).await?;
         templates::take_up(&shared);
         pools::take_up(&shared);
-        shared.backend.foresee(&Rootfs::Host, &LIMITS);
+        snapshots::take_up(&engine).await?;
+        shared.runtime.spawn(volumes::take_up(Arc::clone(&shared)));
+        shared.backend.foresee(&Rootfs::Host, &kept_limits(&shared, LIMITS));
         let sweeping = shared.runtime.spawn(sweep::keep_swept(Arc::clone(&shared)));
         let collecting = shared.runtime.spawn(images::keep_collected(Arc::clone(&shared)));
         let tasks = [sweeping.abort_handle(), collecting.abort_handle()];
@@ -320,10 +335,14 @@ impl Engine {
                 .collect::<Vec<_>>(),
             find.as_ref().map(Labels::pairs),
         );
-        // Requests without a pool look as they did when there were none, so that keys that were used then are known.
+        // What came later is added where it is asked for, so that requests of older daemons keep their digests.
         let request_digest = match &spec.pool {
             None => digest(&asked),
             Some(pool) => digest(&(asked, pool)),
+        };
+        let request_digest = match (spec.disk_bytes, spec.mounts.as_slice()) {
+            (None, []) => request_digest,
+            (disk_bytes, mounts) => digest(&(request_digest, disk_bytes, mount_words(mounts))),
         };
         // A caller who waits is told of an image that does not come before there is a sandbox that failed. For one who does not, the
         // driver pulls; and so it does for an image that is removed as soon as it is here.
@@ -403,7 +422,7 @@ impl Engine {
         };
         // Under the directory's lock, so that no template goes between here and the sandbox that holds it.
         let source = shared.templates.find(&key.owner, &spec.template)?;
-        let basis = match basis(shared, source, &spec, lacking)? {
+        let basis = match basis(shared, &key.owner, source, &spec, lacking)? {
             Based::On(basis) => *basis,
             Based::Unprepared(version) => return Ok(Admitted::Unprepared(version)),
         };
@@ -418,7 +437,7 @@ impl Engine {
             Some(name) => return Err(EngineError::NameTaken { name: name.to_string() }),
             None => free_name(&directory, &key.owner)?,
         };
-        let Basis { version, choice, held, limits, labels } = basis;
+        let Basis { version, choice, held, limits, labels, mounts } = basis;
         let rootfs = match held.and_then(|image| shared.images.get(image)) {
             Some(image) => Some(image.rootfs()),
             None => shared.images.rootfs(&key.owner, &choice.name),
@@ -428,8 +447,9 @@ impl Engine {
         }
         let now = shared.clock.now();
         let row = SandboxRow {
-            // One that stands ready brings its id along.
+            // One that stands ready brings its id along. None has volumes.
             id: rootfs
+                .filter(|_| mounts.is_empty())
                 .and_then(|rootfs| shared.backend.reserve(&rootfs, &limits))
                 .unwrap_or_else(|| SandboxId::from_random(random_u128())),
             owner: key.owner.clone(),
@@ -440,6 +460,7 @@ impl Engine {
             image_alias: choice.alias,
             image_held: held,
             limits,
+            mounts: mounts.iter().map(Mounted::row).collect(),
             env: spec.env,
             state: State::Creating,
             goal: Goal::Running,
@@ -449,6 +470,7 @@ impl Engine {
             oom_kills: 0,
             created_at: in_micros(now.wall),
             labels,
+            notes: spec.notes,
             lifetime: spec.lifetime,
             stamps: Stamps::born(Stamp::of(now)),
             pool: None,
@@ -461,6 +483,22 @@ impl Engine {
     /// A sandbox as it is now.
     pub async fn get(&self, owner: &Owner, id: SandboxId) -> Result<Sandbox, EngineError> {
         Ok(self.home(owner, id)?.describe())
+    }
+
+    /// A sandbox by its name, or by its id as text where none has such a name.
+    pub async fn find(&self, owner: &Owner, text: &str) -> Result<Sandbox, EngineError> {
+        let named = self.shared().directory().newest(owner, None, Some(text), &[], 1)?;
+        if let Some(home) = named.first() {
+            return Ok(home.describe());
+        }
+        let not_found =
+            |_| EngineError::SandboxNotFound { id: text.chars().take(SandboxName::LENGTH_MAX).collect() };
+        self.get(owner, text.parse().map_err(not_found)?).await
+    }
+
+    /// Where a sandbox's commands run that name no place.
+    pub fn working_directory(&self, owner: &Owner, id: SandboxId) -> Result<String, EngineError> {
+        Ok(working_directory(&*self.home(owner, id)?))
     }
 
     /// An owner's sandboxes, newest first.
@@ -571,12 +609,13 @@ impl Engine {
         let _using = home.begin_use()?;
         let named = spec.id.is_some();
         let command_id = spec.id.clone().unwrap_or_else(|| CommandId::from_random(random_u128()));
+        let attendance = spec.attendance;
         let start = start_of(&home, spec, &command_id)?;
         let request_digest = digest(&start);
         // Before init hears of it, so that no kill of its own is among them.
         let oom_kills = home.oom_kills().await;
-        let intent =
-            home.intend(command_id, request_digest, oom_kills, |handle| Start { handle, ..start })?;
+        let intent = home
+            .intend(command_id, request_digest, oom_kills, attendance, |handle| Start { handle, ..start })?;
         let hub = match intent {
             Intent::New(hub) => {
                 hub.commit_intent();
@@ -634,6 +673,11 @@ impl Engine {
                 again.ok_or(EngineError::CommandNotFound { id })?
             }
         };
+        if let (Some(result), Some(kept)) = (&row.result, row.attendance.kept)
+            && result.ended_at + kept < now()
+        {
+            return Err(EngineError::CommandExpired { id: row.id });
+        }
         let id = row.id.clone();
         let home = Arc::clone(home);
         let read = tokio::task::spawn_blocking(move || Hub::recovered(&home, row)).await;
@@ -759,7 +803,7 @@ pub(crate) fn admit_member(
     let directory = shared.directory();
     let spec = SandboxSpec { template: pool.template(), ..SandboxSpec::default() };
     let source = shared.templates.find(&pool.owner, &spec.template)?;
-    let Based::On(basis) = basis(shared, source, &spec, Lacking::Tell)? else {
+    let Based::On(basis) = basis(shared, &pool.owner, source, &spec, Lacking::Tell)? else {
         return Err(EngineError::Full { what: format!("template `{}` is not ready", spec.template) });
     };
     directory.check_room(&pool.owner, &basis.limits, &pool.limits(), &shared.config.capacity)?;
@@ -775,6 +819,7 @@ pub(crate) fn admit_member(
         image_alias: basis.choice.alias,
         image_held: basis.held,
         limits: basis.limits,
+        mounts: Vec::new(),
         env: BTreeMap::new(),
         state: State::Creating,
         goal: Goal::Running,
@@ -784,6 +829,7 @@ pub(crate) fn admit_member(
         oom_kills: 0,
         created_at: in_micros(now.wall),
         labels: Labels::default(),
+        notes: Notes::default(),
         lifetime: Lifetime::default(),
         stamps: Stamps::born(Stamp::of(now)),
         pool: Some(pool.id),
@@ -804,7 +850,8 @@ fn claim(
     basis: &Basis,
     request_digest: [u8; 32],
 ) -> Result<Option<Admitted>, EngineError> {
-    if spec.image.is_some() {
+    // None that waits has volumes.
+    if spec.image.is_some() || !basis.mounts.is_empty() {
         return Ok(None);
     }
     let version = basis.version.as_ref();
@@ -835,6 +882,7 @@ fn claim(
         let row = ClaimRow {
             name: spec.name.clone(),
             labels: basis.labels.clone(),
+            notes: spec.notes.clone(),
             lifetime: spec.lifetime.clone(),
             stamps: Stamps { started: Some(Stamp::of(now)), ..Stamps::born(Stamp::of(now)) },
             identity: Arc::clone(&identity),
@@ -844,6 +892,7 @@ fn claim(
             let mut face = home.face();
             (face.identity, face.labels, face.lifetime) =
                 (identity, row.labels.clone(), row.lifetime.clone());
+            face.notes = row.notes.clone();
             (face.waits_in, face.claimed_from) = (None, Some(row.claimed_from.clone()));
             face.recorded = false;
             spec.name.clone().map(|name| std::mem::replace(&mut face.name, name))
@@ -914,6 +963,7 @@ fn free_name(directory: &Directory, owner: &Owner) -> Result<SandboxName, Engine
 /// What a new sandbox is made from: what its template says, and what the request says instead.
 fn basis(
     shared: &Shared,
+    owner: &Owner,
     source: Source,
     spec: &SandboxSpec,
     lacking: Lacking,
@@ -947,11 +997,21 @@ fn basis(
     let limits = Limits {
         cpu_millis: spec.cpu_millis.unwrap_or(own.cpu_millis),
         memory_bytes: spec.memory_bytes.unwrap_or(own.memory_bytes),
+        disk_bytes: spec.disk_bytes.or(own.disk_bytes),
         ..own
     };
     templates::check_limits(limits.cpu_millis, limits.memory_bytes)?;
+    if let Some(bytes) = spec.disk_bytes {
+        templates::check_disk(bytes)?;
+        if !shared.backend.store().limits {
+            return Err(EngineError::DiskLimitsUnsupported);
+        }
+    }
+    let limits = kept_limits(shared, limits);
     let labels = template.labels.with(&spec.labels)?;
-    Ok(Based::On(Box::new(Basis { version, choice, held, limits, labels })))
+    let mounts = volumes::merged(template.mounts, spec.mounts.clone());
+    let mounts = shared.volumes.resolve(owner, mounts)?;
+    Ok(Based::On(Box::new(Basis { version, choice, held, limits, labels, mounts })))
 }
 
 /// What becomes of a create whose image is not here.
@@ -971,6 +1031,19 @@ struct Basis {
     held: Option<::image::Digest>,
     limits: Limits,
     labels: Labels,
+    mounts: Vec<Mounted>,
+}
+
+/// Limits as far as they are kept: what is said of a sandbox is what holds.
+fn kept_limits(shared: &Shared, limits: Limits) -> Limits {
+    let disk_bytes = limits.disk_bytes.filter(|_| shared.backend.store().limits);
+    Limits { disk_bytes, ..limits }
+}
+
+/// Mounts in the words that a digest takes.
+fn mount_words(mounts: &[VolumeMount]) -> Vec<(&str, &str, bool)> {
+    let words = |mount: &VolumeMount| mount.access == Access::ReadOnly;
+    mounts.iter().map(|mount| (mount.volume.as_str(), mount.path.as_str(), words(mount))).collect()
 }
 
 enum Based {
@@ -1084,10 +1157,10 @@ fn page_limit(limit: Option<u32>) -> Result<usize, EngineError> {
 
 /// Whoever names a pool takes what is in it as it is.
 fn check_pool_spec(spec: &SandboxSpec) -> Result<(), EngineError> {
-    let differs = spec.image.is_some() || spec.cpu_millis.is_some() || spec.memory_bytes.is_some();
+    let limited = spec.cpu_millis.is_some() || spec.memory_bytes.is_some() || spec.disk_bytes.is_some();
     match &spec.pool {
-        Some(_) if differs => {
-            let why = "its sandboxes are made already: image, cpu and memory are its template's".into();
+        Some(_) if limited || spec.image.is_some() || !spec.mounts.is_empty() => {
+            let why = "its sandboxes are made already: image, limits and mounts are its template's".into();
             Err(EngineError::Invalid { what: "pool", why })
         }
         Some(_) | None => Ok(()),
@@ -1159,11 +1232,7 @@ fn start_of(home: &Home, mut spec: CommandSpec, id: &CommandId) -> Result<Start,
         Some(path) if !path.starts_with('/') => return invalid("cwd", "it is not an absolute path"),
         Some(path) if path.contains('\0') => return invalid("cwd", "it contains a NUL byte"),
         Some(path) => Cwd::Named(path),
-        None => {
-            let own = config.and_then(|config| config.working_directory.as_deref());
-            let own = own.filter(|path| *path != "/").unwrap_or(WORKSPACE);
-            Cwd::Default(template.and_then(|template| template.cwd.as_deref()).unwrap_or(own).into())
-        }
+        None => Cwd::Default(working_directory(home)),
     };
     match spec.user.as_deref() {
         Some(user) if user.is_empty() || user.contains('\0') => {
@@ -1208,6 +1277,16 @@ fn start_of(home: &Home, mut spec: CommandSpec, id: &CommandId) -> Result<Start,
         return Err(EngineError::Invalid { what: "command", why });
     }
     Ok(start)
+}
+
+/// The template's, or the image's unless that is the root, or [`WORKSPACE`].
+fn working_directory(home: &Home) -> String {
+    let template = home.version.as_ref().and_then(|version| version.spec.cwd.clone());
+    template.unwrap_or_else(|| {
+        let image = home.stored_image();
+        let own = image.as_ref().and_then(|image| image.config.working_directory.as_deref());
+        own.filter(|path| *path != "/").unwrap_or(WORKSPACE).to_owned()
+    })
 }
 
 /// A command that is over, from its row alone.

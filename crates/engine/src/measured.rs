@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use runtime::{Backend, BackendError, DiskUsage, GuestStream, LayerSpec, Machine, Spec, Usage};
-use wire::launch::{LayerFacts, Limits, Motion, Processes, Rootfs};
-use wire::{Digest, SandboxId};
+use wire::launch::{LayerFacts, Limits, Motion, Processes, Rootfs, StoreFacts};
+use wire::{Digest, SandboxId, VolumeId};
 
 use crate::metrics::Metrics;
 use crate::slow;
@@ -85,6 +85,35 @@ impl Backend for Measured {
 
     async fn disk_usage(&self, sandbox: SandboxId) -> Result<DiskUsage, BackendError> {
         slow::DISK_USAGE.request(&self.metrics, Some(sandbox), self.backend.disk_usage(sandbox)).await
+    }
+
+    fn store(&self) -> StoreFacts {
+        self.backend.store()
+    }
+
+    async fn create_volume(
+        &self,
+        volume: VolumeId,
+        size_bytes: u64,
+        from: Option<VolumeId>,
+    ) -> Result<(), BackendError> {
+        slow::VOLUME.request(&self.metrics, None, self.backend.create_volume(volume, size_bytes, from)).await
+    }
+
+    async fn resize_volume(&self, volume: VolumeId, size_bytes: u64) -> Result<(), BackendError> {
+        slow::VOLUME.request(&self.metrics, None, self.backend.resize_volume(volume, size_bytes)).await
+    }
+
+    async fn remove_volume(&self, volume: VolumeId) -> Result<(), BackendError> {
+        slow::VOLUME.request(&self.metrics, None, self.backend.remove_volume(volume)).await
+    }
+
+    async fn volume_usage(&self, volume: VolumeId) -> Result<DiskUsage, BackendError> {
+        slow::DISK_USAGE.request(&self.metrics, None, self.backend.volume_usage(volume)).await
+    }
+
+    async fn volumes(&self) -> Result<Vec<VolumeId>, BackendError> {
+        slow::VOLUME.request(&self.metrics, None, self.backend.volumes()).await
     }
 
     async fn machine(&self) -> Result<Machine, BackendError> {

@@ -10,11 +10,14 @@ use wire::guest::{ExitStatus, Program, Start, StartError, Stream, TerminalSize};
 use wire::launch::Limits;
 use wire::{CommandId, SandboxId};
 
+pub use crate::command::Attendance;
 pub use crate::error::{EngineError, StoreError};
 pub use crate::keys::{KeyEnd, KeySecret};
 pub use crate::labels::{LabelChanges, Labels, Selector};
 pub use crate::lifecycle::{Disk, Kept, State};
 pub use crate::lifetime::{Action, Explanation, LastUse, Lifetime, Renewal, Rule, Since};
+pub use crate::notes::{NoteChanges, Notes};
+pub use crate::volumes::VolumeMount;
 
 /// Whose sandboxes.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -100,8 +103,14 @@ pub struct SandboxSpec {
     pub cpu_millis: Option<u32>,
     /// The template's where there is none.
     pub memory_bytes: Option<u64>,
+    /// What its files may take; the template's where there is none. Refused where the store has no limits.
+    pub disk_bytes: Option<u64>,
+    /// Volumes, beside those of the template; at one path, these win.
+    pub mounts: Vec<VolumeMount>,
     /// How it can be found.
     pub labels: Labels,
+    /// What a dialect wants to find again.
+    pub notes: Notes,
     /// How long it lives.
     pub lifetime: Lifetime,
     /// Asking twice with one key makes one sandbox, for as long as that sandbox exists.
@@ -119,7 +128,10 @@ impl Default for SandboxSpec {
             env: BTreeMap::new(),
             cpu_millis: None,
             memory_bytes: None,
+            disk_bytes: None,
+            mounts: Vec::new(),
             labels: Labels::default(),
+            notes: Notes::default(),
             lifetime: Lifetime::default(),
             idempotency_key: None,
             pool: None,
@@ -152,6 +164,8 @@ pub struct SandboxUpdate {
     pub name: Option<SandboxName>,
     /// Labels to set and to remove.
     pub labels: LabelChanges,
+    /// Notes to set and to remove.
+    pub notes: NoteChanges,
     /// Rules in place of those that hold. It counts as a touch.
     pub lifetime: Option<Lifetime>,
 }
@@ -159,7 +173,7 @@ pub struct SandboxUpdate {
 impl SandboxUpdate {
     /// Whether nothing should change.
     pub fn is_empty(&self) -> bool {
-        self.name.is_none() && self.labels.is_empty() && self.lifetime.is_none()
+        self.name.is_none() && self.labels.is_empty() && self.notes.is_empty() && self.lifetime.is_none()
     }
 }
 
@@ -188,10 +202,14 @@ pub struct Sandbox {
     pub image_digest: Option<image::Digest>,
     /// What it may use.
     pub limits: Limits,
+    /// Volumes that it mounts, by their names of today.
+    pub mounts: Vec<VolumeMount>,
     /// Added to the environment of every command.
     pub env: BTreeMap<String, String>,
     /// How it can be found.
     pub labels: Labels,
+    /// What dialects keep with it.
+    pub notes: Notes,
     /// How long it lives.
     pub lifetime: Lifetime,
     /// The pool where it stood ready, as that was called when it was claimed.
@@ -252,6 +270,8 @@ pub struct CommandSpec {
     pub timeout: Option<Duration>,
     /// Ends it after so long without output. Zero means none.
     pub idle_timeout: Option<Duration>,
+    /// What becomes of it when nobody looks.
+    pub attendance: Attendance,
 }
 
 impl CommandSpec {
@@ -267,6 +287,7 @@ impl CommandSpec {
             terminal: None,
             timeout: None,
             idle_timeout: None,
+            attendance: Attendance::default(),
         }
     }
 }

@@ -55,6 +55,8 @@ pub(crate) const FREEZE: Step = step("freeze", 500);
 pub(crate) const USAGE: Step = step("usage", 1000);
 /// Looks at every file; its own bound is ten seconds.
 pub(crate) const DISK_USAGE: Step = step("disk_usage", 9000);
+/// A new volume is written to disk; a copy writes back what was lately written to the other.
+pub(crate) const VOLUME: Step = step("volume", 2000);
 /// Reads two small files.
 pub(crate) const MACHINE: Step = step("machine", 500);
 /// A change of a row: its turn, and the commit.

@@ -12,8 +12,10 @@ mod images;
 mod life;
 mod pools;
 mod rows;
+mod snapshots;
 mod templates;
 mod threads;
+mod volumes;
 
 use std::collections::HashSet;
 use std::fs;
@@ -21,14 +23,14 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use rusqlite::{Connection, OpenFlags, params};
 use tokio::sync::{mpsc, oneshot};
 use wire::guest::Handle;
 use wire::{CommandId, SandboxId};
 
-use life::{add_life, insert_labels, insert_rules, put_stamp, put_stamps, put_use};
+use life::{add_life, insert_labels, insert_notes, insert_rules, put_stamp, put_stamps, put_use};
 use rows::*;
 use threads::{Job, job, read_loop, write_loop};
 
@@ -37,7 +39,9 @@ pub(crate) use images::{AliasRow, ImageRow, ImageUseRow, LayerRow, LoadedImages,
 pub(crate) use life::{SandboxChange, Stamps};
 pub(crate) use pools::{ClaimRow, PoolChange, PoolRow};
 pub(crate) use rows::{CommandRow, Inserted, Loaded, ResultRow, SandboxRow, Tally};
+pub(crate) use snapshots::SnapshotRow;
 pub(crate) use templates::{LoadedTemplates, TemplateRow, VersionRow};
+pub(crate) use volumes::{MountRow, VolumeRow, VolumeState};
 
 use crate::clock::Moment;
 use crate::error::EngineError;
@@ -147,7 +151,22 @@ const MIGRATIONS: &[&str] = &[
     templates::TABLES,
     builds::TABLES,
     "ALTER TABLE images ADD COLUMN over_host INTEGER NOT NULL DEFAULT FALSE;",
+    volumes::TABLES,
     pools::TABLES,
+    life::NOTES,
+    "
+    -- For how long nobody may be attached to a command, and for how long it is kept; NULL is forever.
+    ALTER TABLE commands ADD COLUMN unattended_ms INTEGER;
+    ALTER TABLE commands ADD COLUMN kept_ms INTEGER;
+    CREATE INDEX commands_by_expiry ON commands (ended_at) WHERE kept_ms IS NOT NULL;
+",
+    snapshots::TABLES,
+    "
+    CREATE TABLE secrets (
+        name            TEXT NOT NULL PRIMARY KEY,
+        bytes           BLOB NOT NULL
+    ) WITHOUT ROWID;
+",
 ];
 
 /// What the database said.
@@ -334,6 +353,7 @@ impl Store {
                 .query_map([], |row| sandbox_from(row, now))?
                 .collect::<Result<Vec<_>, _>>()?;
             add_life(db, &mut sandboxes)?;
+            volumes::add_mounts(db, &mut sandboxes)?;
             pools::add_pools(db, &mut sandboxes)?;
             let commands = db
                 .prepare(&format!("SELECT {COMMAND_COLUMNS} FROM commands WHERE ended_at IS NULL"))?
@@ -366,8 +386,8 @@ impl Store {
             let (state, detail) = state_words(row.state);
             db.prepare_cached(
                 "INSERT INTO sandboxes (id, owner, name, template, image, cpu_millis, memory_bytes, pids, env, state,
-                     detail, goal, reason, idempotency_key, request_digest, oom_kills, created_at)
-                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17)",
+                     detail, goal, reason, idempotency_key, request_digest, oom_kills, created_at, disk_bytes)
+                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18)",
             )?
             .execute(params![
                 id_bytes(row.id),
@@ -387,8 +407,11 @@ impl Store {
                 row.request_digest,
                 signed(row.oom_kills),
                 micros(row.created_at),
+                row.limits.disk_bytes.map(signed),
             ])?;
+            volumes::insert_mounts(db, row.id, &row.mounts)?;
             insert_labels(db, row.id, &row.labels)?;
+            insert_notes(db, row.id, &row.notes)?;
             if !row.lifetime.rules().is_empty() {
                 insert_rules(db, row.id, &row.lifetime)?;
                 put_stamps(db, row.id, &row.stamps)?;
@@ -444,6 +467,10 @@ impl Store {
                 db.prepare_cached("DELETE FROM labels WHERE sandbox = ?1")?.execute(params![id_bytes(id)])?;
                 insert_labels(db, id, labels)?;
             }
+            if let Some(notes) = &change.notes {
+                db.prepare_cached("DELETE FROM notes WHERE sandbox = ?1")?.execute(params![id_bytes(id)])?;
+                insert_notes(db, id, notes)?;
+            }
             if let Some(lifetime) = &change.lifetime {
                 db.prepare_cached("DELETE FROM rules WHERE sandbox = ?1")?.execute(params![id_bytes(id)])?;
                 insert_rules(db, id, lifetime)?;
@@ -497,8 +524,8 @@ impl Store {
             let changed = db
                 .prepare_cached(
                     "INSERT OR IGNORE INTO commands (sandbox, handle, id, request_digest, start, created_at,
-                         oom_kills_before)
-                     SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7
+                         oom_kills_before, unattended_ms, kept_ms)
+                     SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9
                      WHERE EXISTS (SELECT 1 FROM sandboxes WHERE id = ?1 AND state = 'running')",
                 )?
                 .execute(params![
@@ -509,6 +536,8 @@ impl Store {
                     json(&row.start),
                     micros(row.created_at),
                     row.oom_kills_before.map(signed),
+                    row.attendance.unattended.map(|length| signed(length.as_millis() as u64)),
+                    row.attendance.kept.map(|length| signed(length.as_millis() as u64)),
                 ])?;
             if changed == 1 {
                 return Ok(Inserted::Yes);
@@ -603,6 +632,40 @@ impl Store {
                 delete.execute(params![id_bytes(sandbox), handle.0])?;
             }
             Ok(dropped)
+        })
+        .await
+    }
+
+    /// Commands whose time is over, of all sandboxes, at most so many. They are dropped, with what they had written.
+    pub async fn drop_expired_commands(
+        &self,
+        now: SystemTime,
+        limit: usize,
+    ) -> Result<Vec<(SandboxId, Handle, u64)>, EngineError> {
+        self.change("drop commands whose time is over", move |db| {
+            let dropped = db
+                .prepare_cached(
+                    "DELETE FROM commands WHERE (sandbox, handle) IN (
+                         SELECT sandbox, handle FROM commands
+                         WHERE kept_ms IS NOT NULL AND ended_at IS NOT NULL AND ended_at + kept_ms * 1000 < ?1 LIMIT ?2)
+                     RETURNING sandbox, handle, stdout_end - stdout_start + stderr_end - stderr_start",
+                )?
+                .query_map(params![micros(now), limit as i64], |row| {
+                    Ok((sandbox_id(row, 0)?, Handle(row.get(1)?), unsigned(row, 2)?))
+                })?
+                .collect();
+            dropped
+        })
+        .await
+    }
+
+    /// A secret of this installation, or else this one from now on.
+    pub async fn secret(&self, name: &'static str, fresh: [u8; 32]) -> Result<[u8; 32], EngineError> {
+        self.change("read a secret", move |db| {
+            db.prepare_cached("INSERT OR IGNORE INTO secrets VALUES (?1, ?2)")?
+                .execute(params![name, fresh])?;
+            db.prepare_cached("SELECT bytes FROM secrets WHERE name = ?1")?
+                .query_row([name], |row| row.get(0))
         })
         .await
     }
@@ -723,9 +786,11 @@ mod tests {
 
     use super::*;
     use crate::clock::Stamp;
+    use crate::command::Attendance;
     use crate::labels::Labels;
     use crate::lifetime::{Action, LastUse, Lifetime, Rule};
     use crate::model::{Outcome, Owner, SandboxName, Span};
+    use crate::notes::Notes;
 
     fn row(id: u128, name: &str) -> SandboxRow {
         SandboxRow {
@@ -737,7 +802,8 @@ mod tests {
             image: "host".into(),
             image_alias: None,
             image_held: None,
-            limits: Limits { cpu_millis: 1, memory_bytes: u64::MAX / 2, pids: 3 },
+            limits: Limits { cpu_millis: 1, memory_bytes: u64::MAX / 2, pids: 3, disk_bytes: Some(5) },
+            mounts: Vec::new(),
             env: [("A".to_owned(), "ü\n".to_owned())].into(),
             state: State::Creating,
             goal: Goal::Running,
@@ -747,6 +813,7 @@ mod tests {
             oom_kills: 0,
             created_at: UNIX_EPOCH + Duration::from_micros(1_234_567),
             labels: Labels::new([("thread".to_owned(), "ü".to_owned())].into()).expect("labels"),
+            notes: Notes::one("dialect", "{}".into()).expect("notes"),
             lifetime: lifetime(&[
                 (Since::LastUse, 90, Action::Delete),
                 (Since::Start, 5, Action::PauseDropMemory),
@@ -787,6 +854,7 @@ mod tests {
             |loaded: Loaded, id| loaded.sandboxes.into_iter().find(|row| row.id == id).expect("a row");
         let kept = found(store.load(NOW).await.expect("it reads"), one.id);
         assert_eq!((&kept.labels, &kept.lifetime, kept.stamps), (&one.labels, &one.lifetime, one.stamps));
+        assert_eq!(kept.notes, one.notes);
         let kept = found(store.load(NOW).await.expect("it reads"), plain.id);
         assert_eq!((&kept.labels, &kept.lifetime), (&plain.labels, &plain.lifetime));
         assert_eq!(
@@ -799,6 +867,7 @@ mod tests {
         let change = SandboxChange {
             name: Some(SandboxName::parse("other").expect("a name")),
             labels: Some(Labels::new([("b".to_owned(), String::new())].into()).expect("labels")),
+            notes: Some(Notes::default()),
             lifetime: Some(lifetime(&[(Since::Creation, 1, Action::Delete)])),
             stamps: Some(stamps),
         };
@@ -843,6 +912,7 @@ mod tests {
             start: Start::shell(Handle(handle), id, "true"),
             created_at: UNIX_EPOCH,
             oom_kills_before: Some(u64::from(handle)),
+            attendance: Attendance::default(),
             result: None,
         }
     }

@@ -22,12 +22,41 @@ const INTERVAL: Duration = Duration::from_secs(60);
 /// How long the inventory may take.
 const INVENTORY_SECONDS: u64 = 60;
 
+/// Commands that are dropped in one commit.
+const EXPIRED_MAX: usize = 500;
+
 /// Sweeps at once, and then at every interval.
 pub(crate) async fn keep_swept(shared: Arc<Shared>) {
     remove_dropped_output(&shared).await;
     loop {
         sweep(&shared).await;
+        drop_expired_commands(&shared).await;
         tokio::time::sleep(INTERVAL).await;
+    }
+}
+
+/// Drops commands whose time is over, rows and output.
+pub(crate) async fn drop_expired_commands(shared: &Arc<Shared>) {
+    loop {
+        let dropped = match shared.store.drop_expired_commands(crate::now(), EXPIRED_MAX).await {
+            Ok(dropped) => dropped,
+            Err(error) => {
+                warn!(
+                    error = chain(&error),
+                    "cannot drop commands whose time is over; the next sweep tries again"
+                );
+                return;
+            }
+        };
+        let count = dropped.len();
+        for (sandbox, handle, bytes) in dropped {
+            // Of a sandbox that is gone meanwhile, the output is gone too.
+            let Some(home) = shared.directory().get(sandbox) else { continue };
+            home.dropped(handle, bytes).await;
+        }
+        if count < EXPIRED_MAX {
+            return;
+        }
     }
 }
 

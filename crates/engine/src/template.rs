@@ -19,6 +19,8 @@ pub const LIMITS: Limits = Limits {
     memory_bytes: 1024 * 1024 * 1024,
     // A parallel build or a browser stays below it; a fork bomb does not exhaust a `pid_max` of 32,768.
     pids: 1024,
+    // A project with its packages and a build; a store of the usual size holds several, and none can fill it alone.
+    disk_bytes: Some(10 * 1024 * 1024 * 1024),
 };
 
 /// Below every image's own, in order. Init adds `HOME`, `USER`, `LOGNAME` and `SHELL` of the user, so they are not set here.
@@ -32,6 +34,11 @@ pub(crate) const ENV: &[(&str, &str)] = &[
 pub(crate) const CPU_MILLIS_MIN: u32 = 10;
 /// Init and a shell fit; less would only make sandboxes that die at once.
 pub(crate) const MEMORY_BYTES_MIN: u64 = 16 * 1024 * 1024;
+
+/// The first files of a sandbox fit, and a few more.
+pub(crate) const DISK_BYTES_MIN: u64 = 16 * 1024 * 1024;
+/// More is no limit that anybody means.
+pub(crate) const DISK_BYTES_MAX: u64 = 64 << 40;
 
 /// A name for a sandbox that was given none: readable, and unlikely to be taken.
 pub(crate) fn made_up_name(random: u64) -> SandboxName {

@@ -27,7 +27,8 @@ use crate::keys::random_u128;
 use crate::labels::Labels;
 use crate::model::Owner;
 use crate::store::{LoadedTemplates, TemplateRow, VersionRow};
-use crate::template::{CPU_MILLIS_MIN, DEFAULT, LIMITS, MEMORY_BYTES_MIN};
+use crate::template::{CPU_MILLIS_MIN, DEFAULT, DISK_BYTES_MAX, DISK_BYTES_MIN, LIMITS, MEMORY_BYTES_MIN};
+use crate::volumes::{VolumeMount, check_mounts};
 use crate::{SANDBOX_ENV_BYTES_MAX, check_env};
 
 /// Templates of one owner, at most.
@@ -42,12 +43,8 @@ const PATH_MAX: usize = 4096;
 const USER_MAX: usize = 256;
 /// The entry command, in all.
 const COMMAND_BYTES_MAX: usize = 128 * 1024;
-/// Mounts of one template.
-const MOUNTS_MAX: usize = 64;
 /// What is kept of the reason of a failure.
 const REASON_MAX: usize = 4096;
-/// Places that are the sandbox's own, with all that is below them.
-const PROTECTED: [&str; 4] = ["/proc", "/sys", "/dev", "/run/shoal"];
 
 /// What people call a template.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -92,7 +89,7 @@ pub struct TemplateSpec {
     pub cpu_millis: u32,
     /// Memory.
     pub memory_bytes: u64,
-    /// What a sandbox may write, once that can be limited.
+    /// What a sandbox's files may take, where the store has limits; the usual where there is none.
     pub disk_bytes: Option<u64>,
     /// Added to the image's environment.
     pub env: BTreeMap<String, String>,
@@ -123,15 +120,6 @@ impl Default for TemplateSpec {
             mounts: Vec::new(),
         }
     }
-}
-
-/// A volume, mounted somewhere.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct VolumeMount {
-    /// Its name.
-    pub volume: String,
-    /// Where.
-    pub path: String,
 }
 
 /// What should change about a template, all of it or nothing. What is left out stays as it is.
@@ -520,9 +508,7 @@ fn checked(mut spec: TemplateSpec) -> Result<TemplateSpec, EngineError> {
     let invalid = |what, why: String| Err(EngineError::Invalid { what, why });
     spec.image = ImageName::parse(&spec.image)?.canonical();
     check_limits(spec.cpu_millis, spec.memory_bytes)?;
-    if spec.disk_bytes.is_some_and(|bytes| bytes > i64::MAX as u64) {
-        return invalid("disk", "it is too large".into());
-    }
+    spec.disk_bytes.map(check_disk).transpose()?;
     check_env(&spec.env, SANDBOX_ENV_BYTES_MAX)?;
     if let Some(cwd) = &spec.cwd
         && (!cwd.starts_with('/') || cwd.len() > PATH_MAX || cwd.contains('\0'))
@@ -544,11 +530,23 @@ fn checked(mut spec: TemplateSpec) -> Result<TemplateSpec, EngineError> {
     if length > COMMAND_BYTES_MAX {
         return invalid("command", format!("it has {length} bytes, the limit is {COMMAND_BYTES_MAX}"));
     }
-    check_mounts(&spec.mounts)?;
-    match spec.mounts.first() {
-        Some(mount) => Err(EngineError::VolumesUnsupported { volume: mount.volume.clone() }),
-        None => Ok(spec),
+    spec.mounts = check_mounts(spec.mounts)?;
+    Ok(spec)
+}
+
+/// What a sandbox's files may be limited to.
+pub(crate) fn check_disk(disk_bytes: u64) -> Result<(), EngineError> {
+    if disk_bytes < DISK_BYTES_MIN {
+        let why = format!("it is at least {DISK_BYTES_MIN} bytes; was a unit such as `Gi` left out?");
+        return Err(EngineError::Invalid { what: "disk", why });
     }
+    if disk_bytes > DISK_BYTES_MAX {
+        return Err(EngineError::Invalid {
+            what: "disk",
+            why: format!("it is at most {DISK_BYTES_MAX} bytes"),
+        });
+    }
+    Ok(())
 }
 
 /// What a sandbox may ask for, beside the key's limits and the machine's capacity.
@@ -567,41 +565,8 @@ pub(crate) fn check_limits(cpu_millis: u32, memory_bytes: u64) -> Result<(), Eng
 
 /// What a sandbox of a template may use.
 pub(crate) fn limits_of(spec: &TemplateSpec) -> Limits {
-    Limits { cpu_millis: spec.cpu_millis, memory_bytes: spec.memory_bytes, pids: LIMITS.pids }
-}
-
-/// Mounts go to absolute paths without detours, to none twice, and to none that is the sandbox's own.
-fn check_mounts(mounts: &[VolumeMount]) -> Result<(), EngineError> {
-    let invalid = |why: String| Err(EngineError::Invalid { what: "mounts", why });
-    if mounts.len() > MOUNTS_MAX {
-        return invalid(format!("there are {}, the limit is {MOUNTS_MAX}", mounts.len()));
-    }
-    let mut paths = Vec::new();
-    for VolumeMount { volume, path } in mounts {
-        if volume.is_empty() {
-            return invalid(format!("the mount at `{path:.128}` names no volume"));
-        }
-        if !path.starts_with('/') {
-            return invalid(format!("`{path:.128}` is not an absolute path"));
-        }
-        if path.len() > PATH_MAX || path.contains('\0') {
-            return invalid(format!("a path has more than {PATH_MAX} bytes, or a NUL byte"));
-        }
-        let parts: Vec<&str> = path.split('/').filter(|part| !part.is_empty()).collect();
-        if parts.iter().any(|part| matches!(*part, "." | "..")) {
-            return invalid(format!("`{path:.128}` has a `.` or `..` in it"));
-        }
-        let plain = format!("/{}", parts.join("/"));
-        let below = |place: &str| plain == place || plain.starts_with(&format!("{place}/"));
-        if plain == "/" || PROTECTED.iter().any(|place| below(place)) {
-            return invalid(format!("nothing can be mounted over `{plain:.128}`"));
-        }
-        if paths.contains(&plain) {
-            return invalid(format!("two of them are at `{plain:.128}`"));
-        }
-        paths.push(plain);
-    }
-    Ok(())
+    let disk_bytes = spec.disk_bytes.or(LIMITS.disk_bytes);
+    Limits { cpu_millis: spec.cpu_millis, memory_bytes: spec.memory_bytes, pids: LIMITS.pids, disk_bytes }
 }
 
 /// What callers ask about templates.
@@ -765,6 +730,8 @@ impl crate::Engine {
         prepared: Option<Prepared>,
     ) -> Result<Template, EngineError> {
         let (shared, spec, now) = (self.shared(), checked(spec)?, crate::now());
+        // A name that means nothing is told at once, and not to whoever makes the first sandbox.
+        shared.volumes.resolve(owner, spec.mounts.clone())?;
         let id = TemplateId::from_random(random_u128());
         let first = VersionRow {
             template: id,
@@ -792,6 +759,9 @@ impl crate::Engine {
     ) -> Result<Template, EngineError> {
         let shared = self.shared();
         let (head, spec) = (&version.head, checked(spec)?);
+        if spec.mounts != version.spec.mounts {
+            shared.volumes.resolve(&head.owner, spec.mounts.clone())?;
+        }
         let same_image = match (&prepared, version.preparation()) {
             (None, _) => true,
             (Some(next), Preparation::Ready(now)) => *next == now,
@@ -982,29 +952,6 @@ impl TemplateWatcher {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[track_caller]
-    fn check_mount(paths: &[&str], expected: Result<(), &str>) {
-        let mount = |path: &&str| VolumeMount { volume: "v".into(), path: (*path).into() };
-        let mounts: Vec<VolumeMount> = paths.iter().map(mount).collect();
-        match (check_mounts(&mounts), expected) {
-            (Ok(()), Ok(())) => {}
-            (Err(error), Err(part)) => assert!(error.to_string().contains(part), "{error}"),
-            (result, _) => panic!("{paths:?}: {result:?}"),
-        }
-    }
-
-    #[test]
-    fn mounts_go_where_they_harm_nothing() {
-        check_mount(&["/data", "/data/deeper", "/process", "/home/a b"], Ok(()));
-        check_mount(&["data"], Err("not an absolute path"));
-        check_mount(&["/"], Err("nothing can be mounted over `/`"));
-        check_mount(&["//proc//"], Err("over `/proc`"));
-        check_mount(&["/sys/fs/cgroup"], Err("over `/sys/fs/cgroup`"));
-        check_mount(&["/dev/shm"], Err("over `/dev/shm`"));
-        check_mount(&["/data/../proc"], Err("`..`"));
-        check_mount(&["/data", "/data/"], Err("two of them are at `/data`"));
-    }
 
     #[test]
     fn what_is_left_out_of_an_update_stays() {

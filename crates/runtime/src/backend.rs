@@ -7,8 +7,10 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use tokio::io::{AsyncRead, AsyncWrite};
-use wire::launch::{LayerFacts, LayerFault, LayerSource, Limits, Motion, Processes, Rootfs};
-use wire::{Digest, SandboxId};
+use wire::launch::{
+    LayerFacts, LayerFault, LayerSource, Limits, Motion, Mount, Processes, Rootfs, StoreFacts,
+};
+use wire::{Digest, SandboxId, VolumeId};
 
 /// How sandboxes are isolated. Every call may be made again after a crash in its middle.
 #[async_trait]
@@ -67,6 +69,29 @@ pub trait Backend: Send + Sync + 'static {
 
     /// What a sandbox's writable files take on disk. Slow where there are many: the caller bounds how often and how many at once.
     async fn disk_usage(&self, sandbox: SandboxId) -> Result<DiskUsage, BackendError>;
+
+    /// Where writable files are kept, and whether they can be limited there.
+    fn store(&self) -> StoreFacts;
+
+    /// Makes a volume, empty or with the files that another has now. Harmless when it is there: then it has this size afterwards.
+    async fn create_volume(
+        &self,
+        volume: VolumeId,
+        size_bytes: u64,
+        from: Option<VolumeId>,
+    ) -> Result<(), BackendError>;
+
+    /// Lets a volume hold more, or less. Files stay, however many there are.
+    async fn resize_volume(&self, volume: VolumeId, size_bytes: u64) -> Result<(), BackendError>;
+
+    /// Removes a volume that no sandbox mounts, with all its files. Harmless when there is none.
+    async fn remove_volume(&self, volume: VolumeId) -> Result<(), BackendError>;
+
+    /// What a volume's files take on disk. As slow as [`Self::disk_usage`].
+    async fn volume_usage(&self, volume: VolumeId) -> Result<DiskUsage, BackendError>;
+
+    /// All volumes of which there are files.
+    async fn volumes(&self) -> Result<Vec<VolumeId>, BackendError>;
 
     /// The machine that all sandboxes share.
     async fn machine(&self) -> Result<Machine, BackendError>;
@@ -135,6 +160,8 @@ pub struct Spec {
     pub rootfs: Rootfs,
     /// What it may use.
     pub limits: Limits,
+    /// Volumes that it sees. One below another comes after it.
+    pub mounts: Vec<Mount>,
 }
 
 /// Bytes to and from init.

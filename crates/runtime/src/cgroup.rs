@@ -630,7 +630,7 @@ mod tests {
         assert!(kills.of(last).is_err());
     }
 
-    const LIMITS: Limits = Limits { cpu_millis: 1500, memory_bytes: 512 << 20, pids: 256 };
+    const LIMITS: Limits = Limits { cpu_millis: 1500, memory_bytes: 512 << 20, pids: 256, disk_bytes: None };
 
     #[test]
     fn a_hybrid_machine_has_limits_on_v1_and_the_tree_on_v2() {

@@ -170,6 +170,7 @@ fn describe(step: &Step) -> String {
         Step::Processes => "mount `/proc`".into(),
         Step::Terminals => "mount `/dev/pts`".into(),
         Step::SharedMemory { .. } => "mount `/dev/shm`".into(),
+        Step::Volume(_, path) => format!("mount a volume at `{path}`"),
         Step::ChangeRoot => "change the root".into(),
         Step::Hostname(_) => "set the host name".into(),
         Step::BecomeGuest => "enter the user namespace".into(),
@@ -200,6 +201,7 @@ impl Walker<'_> {
             Step::Stage(tree) => match tree {
                 Tree::Layer(number) => attach(self.tree(*tree)?, CWD, layer_name(*number)),
                 Tree::Writable => attach(self.tree(*tree)?, CWD, STAGE_WRITABLE),
+                Tree::Volume(_) => Err(io::Error::other("volumes are not staged")),
             },
             Step::Overlay(overlay) => self.overlay(overlay),
             Step::Attach(shared, at) => {
@@ -220,6 +222,10 @@ impl Walker<'_> {
                 let flags = MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NODEV;
                 let mounted = mount("tmpfs", &options, flags)?;
                 attach_onto(&mounted, &self.place("dev/shm")?)
+            }
+            Step::Volume(number, path) => {
+                let place = self.place_for_guest(path)?;
+                attach_onto(self.tree(Tree::Volume(*number))?, &place)
             }
             Step::ChangeRoot => {
                 fchdir(self.root()?)?;
@@ -316,6 +322,29 @@ impl Walker<'_> {
         Err(sys::execute(init.as_fd(), &ARGUMENTS, &[]))
     }
 
+    /// A directory in the new root, made with all that lead to it where they are missing, as the guest's root would make them. They
+    /// may lie in a volume that was mounted before. No link is followed.
+    fn place_for_guest(&self, path: &str) -> io::Result<OwnedFd> {
+        let (root, base) = (self.root()?.as_fd(), self.materials.base);
+        let mut at = open_place(root, ".")?;
+        for name in path.split('/').filter(|name| !name.is_empty()) {
+            let next = match open_place(at.as_fd(), name) {
+                Err(Errno::NOENT) => {
+                    with_file_ids(base, || Ok(mkdirat(&at, name, Mode::from_raw_mode(0o755))?))?;
+                    open_place(at.as_fd(), name)
+                }
+                other => other,
+            };
+            at = next.map_err(|errno| match errno {
+                Errno::LOOP | Errno::NOTDIR => {
+                    io::Error::other(format!("`{name}` is a link, or no directory"))
+                }
+                errno => errno.into(),
+            })?;
+        }
+        Ok(at)
+    }
+
     fn root(&self) -> io::Result<&OwnedFd> {
         self.root.as_ref().ok_or_else(|| io::Error::other("the root overlay is not mounted yet"))
     }
@@ -338,6 +367,19 @@ impl Walker<'_> {
             other => Ok(other?),
         }
     }
+}
+
+/// Does something with files as the guest's root, with the capabilities that the host's root has.
+fn with_file_ids<T>(base: u32, work: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+    // Changing the ids takes capabilities away; those are taken back.
+    let before = capabilities(None)?;
+    sys::set_file_ids(base, base);
+    let result = set_capabilities(None, CapabilitySets { effective: before.permitted, ..before })
+        .map_err(io::Error::from)
+        .and_then(|()| work());
+    sys::set_file_ids(0, 0);
+    set_capabilities(None, before)?;
+    result
 }
 
 fn open_place(root: BorrowedFd<'_>, path: &str) -> rustix::io::Result<OwnedFd> {

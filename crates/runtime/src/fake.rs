@@ -40,8 +40,10 @@ use wire::guest::{
     COMMANDS_MAX, End, EndCause, ExitStatus, FromInit, Handle, OUTPUT_WINDOW, Program, STDIN_WINDOW, Start,
     StartError, Stream, ToInit, VERSION, VERSION_MIN, Versions,
 };
-use wire::launch::{LayerFacts, LayerFault, LayerSource, Limits, Motion, Processes, Rootfs};
-use wire::{Digest, SandboxId};
+use wire::launch::{
+    LayerFacts, LayerFault, LayerSource, Limits, Motion, Processes, Rootfs, StoreFacts, StoreKind,
+};
+use wire::{Digest, SandboxId, VolumeId};
 
 use crate::backend::{Backend, BackendError, DiskUsage, GuestStream, LayerSpec, Machine, Spec, Usage};
 
@@ -72,6 +74,8 @@ pub enum FakeStep {
     End,
     /// Not a step of making one: counting what its files take.
     DiskUsage,
+    /// Making, changing or removing a volume; no part of making a sandbox.
+    Volume,
 }
 
 impl FakeStep {
@@ -126,6 +130,9 @@ struct Host {
 
 #[derive(Default)]
 struct HostState {
+    volumes: BTreeMap<VolumeId, u64>,
+    volume_bytes: HashMap<VolumeId, u64>,
+    without_limits: bool,
     things: BTreeSet<(SandboxId, FakeThing)>,
     inits: HashMap<SandboxId, Arc<Init>>,
     oom_kills: HashMap<SandboxId, u64>,
@@ -222,6 +229,16 @@ impl FakeHost {
     /// Says what a sandbox's files take from now on.
     pub fn set_disk_bytes(&self, sandbox: SandboxId, bytes: u64) {
         self.state().disk_bytes.insert(sandbox, bytes);
+    }
+
+    /// Says what a volume's files take from now on.
+    pub fn set_volume_bytes(&self, volume: VolumeId, bytes: u64) {
+        self.state().volume_bytes.insert(volume, bytes);
+    }
+
+    /// From now on, nothing can be held to a disk limit.
+    pub fn lose_disk_limits(&self) {
+        self.state().without_limits = true;
     }
 
     /// Lets commands that wait at a gate go on.
@@ -534,6 +551,47 @@ impl Backend for FakeHost {
         self.step(FakeStep::DiskUsage, "look at its files").await?;
         let bytes = self.state().disk_bytes.get(&sandbox).copied().unwrap_or(0);
         Ok(DiskUsage { bytes, complete: true })
+    }
+
+    fn store(&self) -> StoreFacts {
+        StoreFacts { kind: StoreKind::Loop, limits: !self.state().without_limits }
+    }
+
+    async fn create_volume(
+        &self,
+        volume: VolumeId,
+        size_bytes: u64,
+        from: Option<VolumeId>,
+    ) -> Result<(), BackendError> {
+        self.step(FakeStep::Volume, "make a volume").await?;
+        let mut state = self.state();
+        if from.is_some_and(|from| !state.volumes.contains_key(&from)) {
+            let source = io::Error::from(io::ErrorKind::NotFound);
+            return Err(BackendError::Refused { doing: "find a volume's files".into(), source });
+        }
+        state.volumes.insert(volume, size_bytes);
+        Ok(())
+    }
+
+    async fn resize_volume(&self, volume: VolumeId, size_bytes: u64) -> Result<(), BackendError> {
+        self.step(FakeStep::Volume, "resize a volume").await?;
+        self.state().volumes.insert(volume, size_bytes);
+        Ok(())
+    }
+
+    async fn remove_volume(&self, volume: VolumeId) -> Result<(), BackendError> {
+        self.step(FakeStep::Volume, "remove a volume").await?;
+        self.state().volumes.remove(&volume);
+        Ok(())
+    }
+
+    async fn volume_usage(&self, volume: VolumeId) -> Result<DiskUsage, BackendError> {
+        let bytes = self.state().volume_bytes.get(&volume).copied().unwrap_or(0);
+        Ok(DiskUsage { bytes, complete: true })
+    }
+
+    async fn volumes(&self) -> Result<Vec<VolumeId>, BackendError> {
+        Ok(self.state().volumes.keys().copied().collect())
     }
 
     async fn machine(&self) -> Result<Machine, BackendError> {

@@ -30,11 +30,11 @@ use rustix::net::{
 use rustix::process::{Pid, Signal, WaitOptions, set_parent_process_death_signal, wait};
 use rustix::thread::UnshareFlags;
 use wire::launch::{
-    Answer, Ask, Failure, Found, HOST_LAYERS_MAX, INVENTORY_PAGE, LAYERS_MAX, LAYERS_PAGE, LayerFacts,
-    LayerFault, LayerSource, PACKET_MAX, Plan, Processes, Reply, Request, Rootfs, UnpackLayer, VERSION,
-    from_packet, to_packet,
+    Access, Answer, Ask, Failure, Found, HOST_LAYERS_MAX, INVENTORY_PAGE, LAYERS_MAX, LAYERS_PAGE,
+    LayerFacts, LayerFault, LayerSource, MOUNTS_MAX, PACKET_MAX, Plan, Processes, Reply, Request, Rootfs,
+    UnpackLayer, VERSION, VOLUMES_PAGE, from_packet, to_packet,
 };
-use wire::{Digest, InstallationId, SandboxId};
+use wire::{Digest, InstallationId, SandboxId, VolumeId};
 
 use crate::backend::DiskUsage;
 use crate::cgroup::Cgroups;
@@ -45,6 +45,7 @@ use crate::plan::{self, Shared, Tree};
 use crate::remove::remove_tree;
 use crate::seccomp::Filters;
 use crate::slot::{self, Slot};
+use crate::store::{Store, StoreConfig, StoreError};
 use crate::sys::{self, CloneOptions, Cloned};
 use crate::unpacker;
 
@@ -63,6 +64,8 @@ pub struct LauncherConfig {
     pub data_dir: PathBuf,
     /// Whose sandboxes it makes.
     pub installation: InstallationId,
+    /// Where writable files are kept.
+    pub store: StoreConfig,
 }
 
 /// Why the launcher could not start or go on.
@@ -70,13 +73,13 @@ pub struct LauncherConfig {
 #[error("the launcher cannot {doing}")]
 pub struct LauncherError {
     /// As it reads after "cannot".
-    pub doing: &'static str,
+    pub doing: String,
     /// What the kernel said.
     pub source: io::Error,
 }
 
 fn fatal<E: Into<io::Error>>(doing: &'static str) -> impl FnOnce(E) -> LauncherError {
-    move |source| LauncherError { doing, source: source.into() }
+    move |source| LauncherError { doing: doing.into(), source: source.into() }
 }
 
 /// Runs the launcher until the daemon is gone.
@@ -141,7 +144,10 @@ impl Launcher {
         // Before anything is opened: mounts can be copied only out of the namespace that one is in.
         own_mounts().map_err(fatal("make a mount namespace of its own"))?;
         let lock = lock(&config.data_dir).map_err(fatal("take over from the launcher before"))?;
-        let places = Places::open(&config.data_dir).map_err(fatal("open the data directory"))?;
+        // Before `/dev` and `/sys` are let go of.
+        let store = Store::open(&config.data_dir, &config.store)
+            .map_err(|StoreError { doing, source }| LauncherError { doing, source })?;
+        let places = Places::open(&config.data_dir, store).map_err(fatal("open the data directory"))?;
         remove_unfinished_images(&places).map_err(fatal("remove unfinished images"))?;
         places.layers.sweep().map_err(fatal("remove unfinished layers"))?;
         let cgroups = Cgroups::open(config.installation).map_err(fatal("prepare cgroups"))?;
@@ -149,6 +155,7 @@ impl Launcher {
         let init = embedded_init().map_err(fatal("prepare init"))?;
         let system = harmless_sys().map_err(fatal("prepare /sys"))?;
         drop_foreign_mounts(&config.data_dir).map_err(fatal("let go of the machine's mounts"))?;
+        places.store.attach(&config.data_dir).map_err(fatal("attach the store"))?;
         let devices = shared_dev().map_err(fatal("prepare /dev"))?;
         make_stage(&places, [(Shared::Devices, devices), (Shared::System, system)])
             .map_err(fatal("prepare its staging directory"))?;
@@ -216,7 +223,7 @@ impl Launcher {
         };
         if let Ask::Hello { version, .. } = request.ask {
             let result = if version == VERSION {
-                Ok(Answer::Hello { version: VERSION })
+                Ok(self.hello())
             } else {
                 Err(Failure {
                     doing: format!("speak version {version} with a launcher of {VERSION}"),
@@ -228,6 +235,11 @@ impl Launcher {
         }
         self.start_walker(request)?;
         Ok(true)
+    }
+
+    fn hello(&self) -> Answer {
+        let Store { facts, note, .. } = &self.places.store;
+        Answer::Hello { version: VERSION, store: *facts, store_note: note.clone() }
     }
 
     fn start_walker(&mut self, request: Request) -> io::Result<()> {
@@ -339,7 +351,7 @@ impl Launcher {
 impl Launcher {
     fn walk(&mut self, serial: u64, ask: Ask, slot: Option<Slot>) -> Result<Answer, Failure> {
         match ask {
-            Ask::Hello { .. } => Ok(Answer::Hello { version: VERSION }),
+            Ask::Hello { .. } => Ok(self.hello()),
             Ask::PrepareHostImage { thorough } => self.prepare_host_image(thorough),
             Ask::PrepareSlot { base } => self.prepare_slot(base),
             Ask::Launch(plan) => self.launch(&plan, slot),
@@ -372,6 +384,38 @@ impl Launcher {
                     self.places.disk_usage(sandbox).map_err(refused("look at the sandbox's files"))?;
                 Ok(Answer::DiskUsage { bytes, complete })
             }
+            Ask::CreateVolume { volume, size_bytes, from } => {
+                self.places.store.make_volume(volume, size_bytes, from).map_err(refused("make a volume"))?;
+                Ok(Answer::Done)
+            }
+            Ask::ResizeVolume { volume, size_bytes } => {
+                self.places.store.resize_volume(volume, size_bytes).map_err(refused("resize a volume"))?;
+                Ok(Answer::Done)
+            }
+            Ask::RemoveVolume { volume } => {
+                self.places.store.remove_volume(volume).map_err(refused("remove a volume"))?;
+                Ok(Answer::Done)
+            }
+            Ask::VolumeUsage { volume } => {
+                let files = self.volume(volume)?;
+                let DiskUsage { bytes, complete } =
+                    self.places.store.usage(files).map_err(refused("look at a volume's files"))?;
+                Ok(Answer::DiskUsage { bytes, complete })
+            }
+            Ask::Volumes { after } => {
+                let mut volumes = self.places.store.volumes().map_err(refused("list volumes"))?;
+                volumes.retain(|volume| after.is_none_or(|after| *volume > after));
+                volumes.truncate(VOLUMES_PAGE);
+                Ok(Answer::Volumes(volumes))
+            }
+            Ask::StoreUsage => {
+                let space = self.places.store.space().map_err(refused("see how much the store holds"))?;
+                let space = match space {
+                    Some(space) => space,
+                    None => self.places.space().map_err(refused("see how much is free"))?,
+                };
+                Ok(Answer::StoreUsage { bytes: space.0, available_bytes: space.1 })
+            }
         }
     }
 
@@ -403,7 +447,7 @@ impl Launcher {
         let overlays = plan::overlays(&plan.rootfs);
         let place = self
             .places
-            .make_sandbox(plan.sandbox, plan.base, generation, &overlays)
+            .make_sandbox(plan.sandbox, plan.base, generation, &overlays, plan.limits.disk_bytes)
             .map_err(refused("make the sandbox's directory"))?;
         let listener = place.listen().map_err(refused("make init's socket"))?;
         let groups =
@@ -420,6 +464,20 @@ impl Launcher {
         let writable = idmapped(place.fs.as_fd(), "", flags, &user)
             .map_err(refused("map the ids of the writable layer"))?;
         trees.insert(Tree::Writable, writable);
+        if plan.mounts.len() > MOUNTS_MAX {
+            let doing = format!("mount {} volumes", plan.mounts.len());
+            return Err(Failure { doing, errno: libc::EINVAL });
+        }
+        for (number, mount) in plan.mounts.iter().enumerate() {
+            let flags = match mount.access {
+                Access::ReadWrite => flags,
+                Access::ReadOnly => READ_ONLY,
+            };
+            let volume = self.volume(mount.volume)?;
+            let tree =
+                idmapped(volume.as_fd(), "", flags, &user).map_err(refused("map the ids of a volume"))?;
+            trees.insert(Tree::Volume(number as u8), tree);
+        }
 
         let steps = plan::steps(plan);
         let (mut errors, mut report) = io::pipe().map_err(refused("make a pipe"))?;
@@ -466,6 +524,11 @@ impl Launcher {
                 }
             }
         }
+    }
+
+    fn volume(&self, volume: VolumeId) -> Result<OwnedFd, Failure> {
+        let found = self.places.store.volume(volume).map_err(refused("open a volume"))?;
+        found.ok_or_else(|| Failure { doing: "find a volume's files".into(), errno: libc::ENOENT })
     }
 
     fn teardown(&self, sandbox: SandboxId) -> Result<Answer, Failure> {

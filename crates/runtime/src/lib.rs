@@ -24,7 +24,9 @@ pub mod remove;
 pub mod seccomp;
 pub mod slot;
 pub mod spares;
+pub mod store;
 pub mod sys;
 pub mod unpacker;
 
 pub use backend::{Backend, BackendError, DiskUsage, GuestStream, LayerSpec, Machine, Spec, Usage};
+pub use store::StoreConfig;

@@ -21,15 +21,17 @@ use tokio::net::UnixStream;
 use tokio::sync::{oneshot, watch};
 use wire::launch::{
     Answer, Ask, Failure, Found, INVENTORY_PAGE, LAYERS_PAGE, LayerFacts, Limits, Motion, PACKET_MAX, Plan,
-    Processes, Reply, Request, Rootfs, UnpackLayer, VERSION, from_packet, to_packet,
+    Processes, Reply, Request, Rootfs, StoreFacts, StoreKind, UnpackLayer, VERSION, VOLUMES_PAGE,
+    from_packet, to_packet,
 };
-use wire::{Digest, InstallationId, SandboxId};
+use wire::{Digest, InstallationId, SandboxId, VolumeId};
 
 use crate::backend::{Backend, BackendError, DiskUsage, GuestStream, LayerSpec, Machine, Spec, Usage};
 use crate::cgroup::{Cgroups, OomKills};
 use crate::places::INIT_SOCKET;
 use crate::ranges::{CLAIMS, Claimant, Ranges};
 use crate::spares::{Claim, Made, Shape, Spares};
+use crate::store::StoreConfig;
 use crate::sys;
 
 /// Building the image `host` reads all of `/usr`, from a cold disk if need be.
@@ -38,6 +40,8 @@ const IMAGE_DEADLINE: Duration = Duration::from_secs(300);
 const LAUNCH_DEADLINE: Duration = Duration::from_secs(30);
 /// A teardown removes files, of which there may be millions.
 const TEARDOWN_DEADLINE: Duration = Duration::from_secs(300);
+/// A copy of a volume writes back what was written to it lately.
+const VOLUME_DEADLINE: Duration = Duration::from_secs(120);
 /// Unpacking reads and writes gigabytes.
 const UNPACK_DEADLINE: Duration = Duration::from_secs(3600);
 /// Everything else only reads.
@@ -70,6 +74,8 @@ pub struct NsConfig {
     pub launcher: PathBuf,
     /// How many sandboxes to keep ready before anybody has asked for them.
     pub spares: usize,
+    /// Where writable files are kept.
+    pub store: StoreConfig,
 }
 
 /// Namespaces on this machine.
@@ -78,6 +84,7 @@ pub struct NsBackend(Arc<Inner>);
 
 struct Inner {
     config: NsConfig,
+    store: StoreFacts,
     /// The launcher as far as it is alive. Locked only to look or to replace, never while waiting for an answer.
     launcher: tokio::sync::Mutex<Option<Arc<Link>>>,
     /// No launcher is started any more.
@@ -114,7 +121,7 @@ struct Ids {
 impl NsBackend {
     /// Starts the launcher and learns what runs already.
     pub async fn start(config: NsConfig) -> Result<Self, BackendError> {
-        let link = Link::open(&config).await?;
+        let (link, store) = Link::open(&config).await?;
         let found = inventory(&link).await?;
         let used: HashMap<SandboxId, u32> =
             found.iter().filter_map(|found| found.base.map(|base| (found.sandbox, base))).collect();
@@ -126,6 +133,7 @@ impl NsBackend {
         let oom_kills = OomKills::open(config.installation).map_err(refused("find the cgroups"))?;
         let backend = Self(Arc::new(Inner {
             config,
+            store,
             spares,
             making_spare: tokio::sync::Mutex::default(),
             refilling: AtomicBool::new(false),
@@ -163,7 +171,7 @@ impl NsBackend {
             return Ok(link.clone());
         }
         tracing::warn!("the launcher has died and is started again");
-        let link = Link::open(&self.0.config).await?;
+        let (link, _) = Link::open(&self.0.config).await?;
         *launcher = Some(link.clone());
         Ok(link)
     }
@@ -309,7 +317,7 @@ impl NsBackend {
         self.prepare(&rootfs).await?;
         let Some(made) = self.spares().begin(sandbox) else { return Ok(None) };
         let Made { shape: Shape { rootfs, limits }, .. } = made.clone();
-        let launched = self.make(&Spec { sandbox, rootfs, limits }).await;
+        let launched = self.make(&Spec { sandbox, rootfs, limits, mounts: Vec::new() }).await;
         let wanted = self.spares().made(sandbox, &made);
         if launched.is_err() || !wanted {
             self.spares().forget(sandbox);
@@ -326,6 +334,7 @@ impl NsBackend {
             rootfs: spec.rootfs.clone(),
             limits: spec.limits,
             hostname: hostname(spec.sandbox),
+            mounts: spec.mounts.clone(),
         };
         let launched = self.ask("launch a sandbox", Ask::Launch(Box::new(plan)), LAUNCH_DEADLINE).await;
         self.keep_slots_ready();
@@ -573,9 +582,69 @@ impl Backend for NsBackend {
         }
     }
 
+    fn store(&self) -> StoreFacts {
+        self.0.store
+    }
+
+    async fn create_volume(
+        &self,
+        volume: VolumeId,
+        size_bytes: u64,
+        from: Option<VolumeId>,
+    ) -> Result<(), BackendError> {
+        let ask = Ask::CreateVolume { volume, size_bytes, from };
+        self.ask("make a volume", ask, VOLUME_DEADLINE).await.map(|_| ())
+    }
+
+    async fn resize_volume(&self, volume: VolumeId, size_bytes: u64) -> Result<(), BackendError> {
+        self.ask("resize a volume", Ask::ResizeVolume { volume, size_bytes }, VOLUME_DEADLINE)
+            .await
+            .map(|_| ())
+    }
+
+    async fn remove_volume(&self, volume: VolumeId) -> Result<(), BackendError> {
+        self.ask("remove a volume", Ask::RemoveVolume { volume }, TEARDOWN_DEADLINE).await.map(|_| ())
+    }
+
+    async fn volume_usage(&self, volume: VolumeId) -> Result<DiskUsage, BackendError> {
+        const DOING: &str = "look at a volume's files";
+        match self.ask(DOING, Ask::VolumeUsage { volume }, QUICK_DEADLINE).await? {
+            Answer::DiskUsage { bytes, complete } => Ok(DiskUsage { bytes, complete }),
+            other => Err(unexpected(DOING, &other)),
+        }
+    }
+
+    async fn volumes(&self) -> Result<Vec<VolumeId>, BackendError> {
+        let mut all: Vec<VolumeId> = Vec::new();
+        loop {
+            let after = all.last().copied();
+            match self.ask("list volumes", Ask::Volumes { after }, QUICK_DEADLINE).await? {
+                Answer::Volumes(page) => {
+                    let last = page.len() < VOLUMES_PAGE;
+                    all.extend(page);
+                    if last {
+                        return Ok(all);
+                    }
+                }
+                other => return Err(unexpected("list volumes", &other)),
+            }
+        }
+    }
+
     async fn machine(&self) -> Result<Machine, BackendError> {
         let config = self.0.config.clone();
-        beside(move || machine(&config)).await.map_err(refused("look at the machine"))
+        let mut machine = beside(move || machine(&config)).await.map_err(refused("look at the machine"))?;
+        if self.0.store.kind == StoreKind::Loop {
+            // Mounted in the launcher's namespace only.
+            const DOING: &str = "look at the store";
+            match self.ask(DOING, Ask::StoreUsage, QUICK_DEADLINE).await? {
+                Answer::StoreUsage { bytes, available_bytes } => {
+                    (machine.disk_bytes, machine.disk_available_bytes) = (bytes, available_bytes);
+                }
+                other => return Err(unexpected(DOING, &other)),
+            }
+        }
+        Ok(machine)
     }
 }
 
@@ -655,7 +724,7 @@ struct Waiter {
 }
 
 impl Link {
-    async fn open(config: &NsConfig) -> Result<Arc<Self>, BackendError> {
+    async fn open(config: &NsConfig) -> Result<(Arc<Self>, StoreFacts), BackendError> {
         let (ours, theirs) =
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
                 .map_err(|e| refused("make a socket pair")(e.into()))?;
@@ -666,6 +735,8 @@ impl Link {
             .arg("--data-dir")
             .arg(&config.data_dir)
             .args(["--installation", &config.installation.to_string()])
+            .args(["--store", config.store.wish.word()])
+            .args(config.store.size_bytes.map(|bytes| format!("--store-size={bytes}")))
             .env_clear()
             .stdin(Stdio::from(theirs))
             .stdout(Stdio::null())
@@ -695,8 +766,19 @@ impl Link {
         });
         let hello = Ask::Hello { version: VERSION, installation: config.installation };
         match link.ask("greet the launcher", hello, QUICK_DEADLINE).await? {
-            Answer::Hello { version: VERSION } => Ok(link),
-            Answer::Hello { version } => {
+            Answer::Hello { version: VERSION, store, store_note } => {
+                match store_note {
+                    Some(why) => tracing::warn!(
+                        why,
+                        "writable files are kept in plain directories, without disk limits and cheap copies"
+                    ),
+                    None => {
+                        tracing::debug!(kind = store.kind.word(), limits = store.limits, "the store is open")
+                    }
+                }
+                Ok((link, store))
+            }
+            Answer::Hello { version, .. } => {
                 let source =
                     io::Error::other(format!("it speaks version {version} and this daemon {VERSION}"));
                 Err(refused("use the launcher")(source))

@@ -7,7 +7,7 @@
 //!   images/layers/          layers of all other images, see `layer_store`
 //!   sandboxes/<id>/         0700; the attribute `trusted.shoal` holds the first host id of its range and the generation
 //!     init.sock             where init listens
-//!     fs/{root,usr}[-work]  the writable layers, with guest ids
+//!     fs/{root,usr}[-work]  the writable layers, with guest ids, unless they are in the store; see `store`
 //! ```
 
 use std::io;
@@ -15,18 +15,18 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{
-    Dir, IFlags, Mode, OFlags, XattrFlags, fgetxattr, fsetxattr, ioctl_getflags, ioctl_setflags, mkdirat,
-    openat,
+    Dir, IFlags, Mode, OFlags, XattrFlags, fgetxattr, fsetxattr, fstatvfs, ioctl_getflags, ioctl_setflags,
+    mkdirat, openat,
 };
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with};
 use wire::SandboxId;
 
 use crate::backend::DiskUsage;
-use crate::disk;
 use crate::layer_store::LayerStore;
 use crate::plan::Overlay;
 use crate::remove::remove_tree;
+use crate::store::Store;
 
 /// A directory that must be one and must not be a link.
 pub(crate) const DIRECTORY: OFlags =
@@ -45,11 +45,13 @@ pub struct Places {
     host_images: OwnedFd,
     /// The layers of all other images.
     pub layers: LayerStore,
+    /// Writable layers and volumes.
+    pub store: Store,
 }
 
 impl Places {
     /// Opens the data directory and makes what is missing in it.
-    pub fn open(path: &Path) -> io::Result<Self> {
+    pub fn open(path: &Path, store: Store) -> io::Result<Self> {
         let data = rustix::fs::open(path, DIRECTORY, Mode::empty())?;
         let sandboxes = make_and_open(data.as_fd(), "sandboxes")?;
         let images = make_and_open(data.as_fd(), "images")?;
@@ -59,12 +61,18 @@ impl Places {
         }
         make_and_open(data.as_fd(), "stage")?;
         let layers = LayerStore::open(images.as_fd())?;
-        Ok(Self { path: path.to_owned(), sandboxes, host_images, layers })
+        Ok(Self { path: path.to_owned(), sandboxes, host_images, layers, store })
     }
 
     /// Over which the launcher mounts its staging area.
     pub fn stage(&self) -> PathBuf {
         self.path.join("stage")
+    }
+
+    /// How much the data directory's file system holds, and how much of it is free.
+    pub fn space(&self) -> io::Result<(u64, u64)> {
+        let found = fstatvfs(&self.sandboxes)?;
+        Ok((found.f_blocks.saturating_mul(found.f_frsize), found.f_bavail.saturating_mul(found.f_frsize)))
     }
 
     /// Where generations of the image `host` are.
@@ -84,14 +92,21 @@ impl Places {
         base: u32,
         generation: u64,
         overlays: &[Overlay],
+        disk_bytes: Option<u64>,
     ) -> io::Result<SandboxPlace> {
         let name = id.to_string();
         mkdirat(&self.sandboxes, &name, Mode::RWXU)?;
         let dir = openat(&self.sandboxes, &name, DIRECTORY, Mode::empty())?;
         // An attribute, since a new file is the dearer thing: some file systems search long for a free one.
         fsetxattr(&dir, ATTRIBUTE, format!("{base} {generation}").as_bytes(), XattrFlags::empty())?;
-        mkdirat(&dir, "fs", Mode::RWXU)?;
-        let fs = openat(&dir, "fs", DIRECTORY, Mode::empty())?;
+        // In this order, so that whatever is in the store is known by a directory.
+        let fs = match self.store.make_sandbox(id, disk_bytes)? {
+            Some(fs) => fs,
+            None => {
+                mkdirat(&dir, "fs", Mode::RWXU)?;
+                openat(&dir, "fs", DIRECTORY, Mode::empty())?
+            }
+        };
         for overlay in overlays {
             mkdirat(&fs, overlay.upper, Mode::from_raw_mode(0o755))?;
             mkdirat(&fs, format!("{}-work", overlay.upper), Mode::RWXU)?;
@@ -101,21 +116,25 @@ impl Places {
 
     /// Removes all of a sandbox's directory.
     pub fn remove_sandbox(&self, id: SandboxId) -> io::Result<()> {
+        self.store.remove_sandbox(id)?;
         remove_tree(self.sandboxes.as_fd(), &id.to_string())
     }
 
     /// What a sandbox's writable layers take. Nothing, if it has none.
     pub fn disk_usage(&self, id: SandboxId) -> io::Result<DiskUsage> {
-        match openat(&self.sandboxes, format!("{id}/fs"), DIRECTORY, Mode::empty()) {
-            Ok(fs) => disk::usage(fs),
-            Err(Errno::NOENT) => Ok(DiskUsage { bytes: 0, complete: true }),
-            Err(e) => Err(e.into()),
+        match self.writable(id) {
+            Ok(fs) => self.store.usage(fs),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(DiskUsage { bytes: 0, complete: true }),
+            Err(e) => Err(e),
         }
     }
 
     /// The writable layers of a sandbox.
     pub fn writable(&self, id: SandboxId) -> io::Result<OwnedFd> {
-        Ok(openat(&self.sandboxes, format!("{id}/fs"), DIRECTORY, Mode::empty())?)
+        match self.store.sandbox(id)? {
+            Some(fs) => Ok(fs),
+            None => Ok(openat(&self.sandboxes, format!("{id}/fs"), DIRECTORY, Mode::empty())?),
+        }
     }
 
     /// The generation of the image `host` that a sandbox was made with; 0 where it was made from another image.

@@ -17,6 +17,8 @@ pub enum Tree {
     Layer(u8),
     /// The sandbox's own directory of writable layers, through an idmapped mount.
     Writable,
+    /// A volume, through an idmapped mount: whatever range a sandbox has, all see the same owners.
+    Volume(u8),
 }
 
 /// A mount that every sandbox gets as it is: the launcher keeps one in its staging directory, and each sandbox moves its own
@@ -66,6 +68,9 @@ pub enum Step {
         /// How much there is.
         bytes: u64,
     },
+    /// Attaches a volume at a path, whose missing directories are made as the guest's root. After everything that is the sandbox's
+    /// own, so that none of it lands in a volume; without following a link, since a guest may have made it.
+    Volume(u8, String),
     /// Makes the new root the root and lets go of the old one. After all mounts: their sources are in the old root.
     ChangeRoot,
     /// Names the machine.
@@ -94,6 +99,10 @@ pub fn steps(plan: &Plan) -> Vec<Step> {
         Step::Processes,
         Step::Terminals,
         Step::SharedMemory { bytes: plan.limits.memory_bytes / 2 },
+    ]);
+    let mounts = plan.mounts.iter().enumerate();
+    steps.extend(mounts.map(|(number, mount)| Step::Volume(number as u8, mount.path.clone())));
+    steps.extend([
         Step::ChangeRoot,
         Step::Hostname(plan.hostname.clone()),
         Step::BecomeGuest,
@@ -130,16 +139,21 @@ pub fn overlays(rootfs: &Rootfs) -> Vec<Overlay> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use wire::SandboxId;
-    use wire::launch::Limits;
+    use wire::launch::{Access, Limits, Mount};
+    use wire::{SandboxId, VolumeId};
 
     fn plan() -> Plan {
         Plan {
             sandbox: SandboxId::from_random(1),
             base: 1 << 30,
             rootfs: Rootfs::Host,
-            limits: Limits { cpu_millis: 1000, memory_bytes: 1 << 30, pids: 100 },
+            limits: Limits { cpu_millis: 1000, memory_bytes: 1 << 30, pids: 100, disk_bytes: None },
             hostname: "h".into(),
+            mounts: vec![Mount {
+                volume: VolumeId::from_random(2),
+                path: "/data".into(),
+                access: Access::ReadOnly,
+            }],
         }
     }
 
@@ -153,6 +167,8 @@ mod tests {
         let guest = position(&steps, &Step::BecomeGuest);
         for earlier in
             [Step::JoinLimits, Step::HideCgroups, Step::JoinNetwork, Step::Processes, Step::ChangeRoot]
+                .into_iter()
+                .chain([Step::Volume(0, "/data".into())])
         {
             assert!(position(&steps, &earlier) < guest, "{earlier:?}");
         }

@@ -178,7 +178,10 @@ mod tests {
     use super::*;
 
     fn shape(cpu_millis: u32) -> Shape {
-        Shape { rootfs: Rootfs::Host, limits: Limits { cpu_millis, memory_bytes: 1 << 30, pids: 10 } }
+        Shape {
+            rootfs: Rootfs::Host,
+            limits: Limits { cpu_millis, memory_bytes: 1 << 30, pids: 10, disk_bytes: None },
+        }
     }
 
     fn id(number: u128) -> SandboxId {

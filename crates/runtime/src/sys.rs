@@ -3,6 +3,9 @@
 //! All `unsafe` of this crate is here. Whatever forks is called only in the launcher, which has one thread; in
 //! such a process the child may use everything that the parent may, the allocator included.
 
+pub mod btrfs;
+pub mod loops;
+
 use std::ffi::CStr;
 use std::io;
 use std::mem::size_of;

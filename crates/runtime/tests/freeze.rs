@@ -27,7 +27,7 @@ impl Busy {
             InstallationId::from_random(u64::from_le_bytes(bits[..8].try_into().expect("8 bytes")));
         let sandbox = SandboxId::from_random(u128::from_le_bytes(bits[8..].try_into().expect("16 bytes")));
         let groups = Cgroups::open(installation).expect("cgroups can be made, and the test runs as root");
-        let limits = Limits { cpu_millis: 1000, memory_bytes: 64 << 20, pids: 16 };
+        let limits = Limits { cpu_millis: 1000, memory_bytes: 64 << 20, pids: 16, disk_bytes: None };
         let made = groups.make(sandbox, 1 << 30, &limits).expect("a group");
         let path = format!("/proc/self/fd/{}", made.v2.as_raw_fd());
         let process = Command::new("sh")

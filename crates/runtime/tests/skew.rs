@@ -6,6 +6,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 
 use runtime::BackendError;
+use runtime::StoreConfig;
 use runtime::ns::{NsBackend, NsConfig};
 use shoal_runtime as runtime;
 use wire::InstallationId;
@@ -32,6 +33,7 @@ async fn greeted_with(reply: &str) -> Result<(), BackendError> {
         installation: InstallationId::from_random(1),
         launcher,
         spares: 0,
+        store: StoreConfig::default(),
     };
     NsBackend::start(config).await.map(drop)
 }

@@ -12,7 +12,7 @@ use std::time::Instant;
 use axum::Router;
 use axum::extract::{FromRequestParts, MatchedPath, Request, State};
 use axum::http::request::Parts;
-use axum::http::{HeaderName, HeaderValue, Method, StatusCode};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use engine::{Engine, Key, KeyEnd};
@@ -26,7 +26,7 @@ use crate::error::{ApiError, Chain, Code};
 use crate::listen::Place;
 use crate::metrics::Metrics;
 use crate::origin::{Allowed, Refused};
-use crate::{routes, traces};
+use crate::{dialects, routes, traces};
 
 /// What every handler has at hand. Cheap to clone.
 #[derive(Clone)]
@@ -38,6 +38,9 @@ pub struct App {
 
 struct Shared {
     allowed: Allowed,
+    /// How clients reach this daemon, where the operator has said so.
+    public_origin: Option<String>,
+    scheme: &'static str,
     metrics: Metrics,
     stopping: watch::Sender<bool>,
     request_prefix: u32,
@@ -57,17 +60,40 @@ impl App {
         let request_prefix = getrandom::u32().unwrap_or(std::process::id());
         let stopping = watch::Sender::new(false);
         let metrics = Metrics::new(&engine);
-        let shared = Shared { allowed, metrics, stopping, request_prefix, request_serial: AtomicU64::new(0) };
+        let public_origin = config.public_url.as_ref().map(|url| url.origin.to_string());
+        let scheme = if config.tls.is_some() { "https" } else { "http" };
+        let shared = Shared {
+            allowed,
+            public_origin,
+            scheme,
+            metrics,
+            stopping,
+            request_prefix,
+            request_serial: AtomicU64::new(0),
+        };
         Self { engine, shared: Arc::new(shared) }
     }
 
     /// All routes with all layers.
     pub fn router(&self) -> Router {
-        routes::all()
+        dialects::mount(routes::all())
             .layer(middleware::from_fn_with_state(self.clone(), authenticate))
             .layer(middleware::from_fn_with_state(self.clone(), check_origin))
             .layer(middleware::from_fn_with_state(self.clone(), log))
             .with_state(self.clone())
+    }
+
+    /// How the sender of a request reaches this daemon: what the operator said, or else the host that the request names, which was
+    /// checked before.
+    pub fn origin(&self, headers: &HeaderMap) -> String {
+        match &self.shared.public_origin {
+            Some(origin) => origin.clone(),
+            None => {
+                let host =
+                    headers.get(header::HOST).and_then(|host| host.to_str().ok()).unwrap_or("localhost");
+                format!("{}://{host}", self.shared.scheme)
+            }
+        }
     }
 
     /// Tells long requests and streams that the daemon is on its way out.
@@ -238,19 +264,20 @@ async fn check_origin(State(app): State<App>, request: Request, next: Next) -> R
         )
         .hint("add the origin to `allowed_origins` in the daemon's configuration"),
     };
-    error.into_response()
+    dialects::refuse(request.uri().path(), error)
 }
 
 async fn authenticate(State(app): State<App>, mut request: Request, next: Next) -> Response {
     let key = auth::presented(request.headers()).and_then(|secret| app.engine.authenticate(secret));
     match key {
         Some(key) if key.metrics_only && request.uri().path() != routes::METRICS => {
-            auth::metrics_only().into_response()
+            dialects::refuse(request.uri().path(), auth::metrics_only())
         }
         Some(key) => {
             request.extensions_mut().insert(key);
             next.run(request).await
         }
-        None => auth::refused().into_response(),
+        None if dialects::needs_no_key(request.uri().path()) => next.run(request).await,
+        None => dialects::refuse(request.uri().path(), auth::refused()),
     }
 }

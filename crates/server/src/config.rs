@@ -12,6 +12,7 @@ use std::path::PathBuf;
 use engine::Capacity;
 use engine::images::{BadDockerConfig, DockerConfig, ImageSettings, Mirror, RegistrySettings, is_registry};
 use serde::Deserialize;
+use wire::launch::{STORE_BYTES_MAX, STORE_BYTES_MIN, StoreWish};
 
 use crate::origin::{Host, Origin};
 use crate::quantity::{BadQuantity, Bytes, Cpu};
@@ -72,6 +73,10 @@ pub struct Settings {
     pub output_kept: Option<String>,
     /// Sandboxes that stand ready before anybody has asked for them.
     pub spares: Option<u32>,
+    /// Where writable files are kept: `auto`, `btrfs`, `loop` or `directory`.
+    pub store: Option<String>,
+    /// How large a store of kind `loop` is, as `"20Gi"`.
+    pub store_size: Option<String>,
     /// The OpenTelemetry collector that traces go to, as `http://127.0.0.1:4318`.
     pub otlp_endpoint: Option<String>,
     /// Registries that are spoken to in the clear, as `host` or `host:port`.
@@ -152,6 +157,10 @@ pub struct Config {
     pub output_kept_max: u64,
     /// Sandboxes that stand ready before anybody has asked for them.
     pub spares: u32,
+    /// Where writable files are kept.
+    pub store: StoreWish,
+    /// How large a store of kind `loop` is; a part of what is free where nobody says.
+    pub store_bytes: Option<u64>,
     /// Where traces go.
     pub otlp_endpoint: Option<Endpoint>,
     /// Logs as JSON.
@@ -276,6 +285,17 @@ impl Config {
         if spares > SPARES_MAX {
             return Err(ConfigError::Spares { number: spares });
         }
+        let store = match layers.value(|s| s.store.clone()) {
+            Some(text) => StoreWish::parse(&text).ok_or(ConfigError::Store { text })?,
+            None => StoreWish::Auto,
+        };
+        let store_bytes = match layers.value(|s| s.store_size.clone()) {
+            Some(text) => Some(quantity("store_size", Bytes::parse(&text))?.bytes),
+            None => None,
+        };
+        if let Some(bytes) = store_bytes.filter(|size| !(STORE_BYTES_MIN..=STORE_BYTES_MAX).contains(size)) {
+            return Err(ConfigError::StoreSize { bytes });
+        }
         let log_json = layers.value(|s| s.log_json).unwrap_or(false);
         let images = ImageSettings { registries: registries(layers)? };
         let docker_config = layers.value(|s| s.docker_config.clone());
@@ -290,6 +310,8 @@ impl Config {
             capacity,
             output_kept_max,
             spares,
+            store,
+            store_bytes,
             otlp_endpoint,
             log_json,
             images,
@@ -461,6 +483,18 @@ pub enum ConfigError {
     /// Nobody could connect.
     #[error("`connections_max` must be more than zero")]
     NoConnections,
+    /// Not a kind of store.
+    #[error("`store` is `auto`, `btrfs`, `loop` or `directory`, not `{text}`")]
+    Store {
+        /// As it was given.
+        text: String,
+    },
+    /// Too small to be of use, or larger than anybody means.
+    #[error("`store_size` is 256Mi to 64Ti, not {bytes} bytes")]
+    StoreSize {
+        /// As it was given.
+        bytes: u64,
+    },
     /// They would hold memory that nobody asked for.
     #[error("`spares` is at most {SPARES_MAX}, not {number}")]
     Spares {
@@ -497,6 +531,8 @@ impl ConfigError {
             Self::Quantity { key, .. } => Some(key),
             Self::NoConnections => Some("connections_max"),
             Self::Spares { .. } => Some("spares"),
+            Self::Store { .. } => Some("store"),
+            Self::StoreSize { .. } => Some("store_size"),
             Self::OtlpEndpoint { .. } => Some("otlp_endpoint"),
             Self::Registry { .. } => Some("insecure_registries"),
             Self::Mirror { .. } => Some("registry_mirrors"),

@@ -6,6 +6,7 @@ mod builds;
 mod lifetime;
 mod pools;
 mod templates;
+mod volumes;
 
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime};
@@ -18,8 +19,9 @@ use engine::images::{
     PullSpec, StoredLayer, Transport,
 };
 use engine::{
-    About, Capacity, Command, CommandSpec, CommandState, Event, Gathered, Happened, Key, KeyLimits, KeySpec,
-    Labels, MachineStats, Outcome, Owner, Sandbox, SandboxName, SandboxSpec, Span, State, Stats,
+    About, Attendance, Capacity, Command, CommandSpec, CommandState, Event, Gathered, Happened, Key,
+    KeyLimits, KeySpec, Labels, MachineStats, Notes, Outcome, Owner, Sandbox, SandboxName, SandboxSpec, Span,
+    State, Stats,
 };
 use runtime::Usage;
 use wire::api;
@@ -37,6 +39,7 @@ pub use lifetime::{explanation, sandbox_update};
 use lifetime::{kept_rule, lifetime_of};
 pub use pools::{pool, pool_listed, pool_update};
 pub use templates::{template, template_create, template_progress, template_spec, template_update};
+pub use volumes::{mount, mount_spec, volume, volume_spec, volume_update};
 
 /// A script of this length is the longest that may be asked for.
 pub const SCRIPT_MAX: usize = 16 << 20;
@@ -73,6 +76,8 @@ pub fn sandbox_spec(
         env,
         cpu,
         memory,
+        disk,
+        mounts,
         labels,
         match_labels,
         lifetime,
@@ -102,7 +107,10 @@ pub fn sandbox_spec(
         env,
         cpu_millis,
         memory_bytes,
+        disk_bytes: bytes("disk", disk)?,
+        mounts: mounts.into_iter().map(mount_spec).collect(),
         labels,
+        notes: Notes::default(),
         lifetime,
         idempotency_key,
         pool,
@@ -197,6 +205,7 @@ pub fn command_spec(body: api::RunCommand) -> Result<CommandSpec, ApiError> {
         terminal,
         timeout: timeout("timeout_seconds", timeout_seconds)?,
         idle_timeout: timeout("idle_timeout_seconds", idle_timeout_seconds)?,
+        attendance: Attendance::default(),
     })
 }
 
@@ -267,6 +276,7 @@ pub fn sandbox(sandbox: Sandbox) -> api::Sandbox {
         image_alias: sandbox.image_alias,
         image_digest: sandbox.image_digest.map(|digest| digest.to_string()),
         limits: sandbox_limits(&sandbox.limits),
+        mounts: sandbox.mounts.into_iter().map(mount).collect(),
         env: sandbox.env,
         labels: sandbox.labels.pairs().clone(),
         lifetime: sandbox.lifetime.rules().iter().map(kept_rule).collect(),
@@ -316,7 +326,8 @@ fn sandbox_state(state: State) -> api::SandboxState {
 }
 
 fn sandbox_limits(limits: &Limits) -> api::SandboxLimits {
-    api::SandboxLimits { cpu_millis: limits.cpu_millis, memory_bytes: limits.memory_bytes, pids: limits.pids }
+    let Limits { cpu_millis, memory_bytes, pids, disk_bytes } = *limits;
+    api::SandboxLimits { cpu_millis, memory_bytes, pids, disk_bytes }
 }
 
 /// What a sandbox uses, as clients see it.

@@ -59,6 +59,11 @@ impl ApiError {
         *self.body
     }
 
+    /// Status, body and causes, for places that answer in another shape.
+    pub fn into_parts(self) -> (StatusCode, ErrorBody, Option<Chain>) {
+        (self.status, *self.body, self.chain)
+    }
+
     /// The causes, where there are any.
     pub fn chain(&self) -> Option<&Chain> {
         self.chain.as_ref()
@@ -99,6 +104,12 @@ impl IntoResponse for ApiError {
         if self.status == StatusCode::UNAUTHORIZED {
             response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
+        if self.status == StatusCode::RANGE_NOT_SATISFIABLE
+            && let Some(size) = self.body.details.get("size")
+            && let Ok(range) = HeaderValue::from_str(&format!("bytes */{size}"))
+        {
+            response.headers_mut().insert(header::CONTENT_RANGE, range);
+        }
         response.extensions_mut().insert(Code(self.body.code));
         if let Some(chain) = self.chain {
             response.extensions_mut().insert(chain);
@@ -118,6 +129,8 @@ impl From<EngineError> for ApiError {
                 .hint("GET /v1/sandboxes lists the sandboxes of this key's owner"),
             CommandNotFound { .. } => say(StatusCode::NOT_FOUND, "command_not_found")
                 .hint("GET /v1/sandboxes/{sandbox}/commands lists the commands of a sandbox"),
+            SnapshotNotFound { .. } => say(StatusCode::NOT_FOUND, "snapshot_not_found"),
+            CommandExpired { .. } => say(StatusCode::GONE, "command_expired"),
             TemplateNotFound { .. } => {
                 say(StatusCode::NOT_FOUND, "template_not_found")
                     .hint("GET /v1/templates lists the templates of this key's owner; `default` is always there")
@@ -145,9 +158,24 @@ impl From<EngineError> for ApiError {
                 .hint("mend what it says, then POST /v1/templates/{template}/prepare tries again")
                 .detail("reason", reason),
             TemplateBuiltIn => say(StatusCode::CONFLICT, "template_built_in").hint("make one under another name"),
-            VolumesUnsupported { volume } => say(StatusCode::BAD_REQUEST, "volumes_not_supported")
-                .hint("leave `mounts` out")
-                .detail("volume", volume),
+            VolumeNotFound { name } => say(StatusCode::NOT_FOUND, "volume_not_found")
+                .hint("GET /v1/volumes lists the volumes of this key's owner")
+                .detail("volume", name),
+            VolumeNameTaken { .. } => {
+                say(StatusCode::CONFLICT, "name_taken").hint("choose another name, or use that volume")
+            }
+            VolumeInUse { holders, .. } => say(StatusCode::CONFLICT, "volume_in_use")
+                .hint("delete the sandboxes that mount it first")
+                .detail("sandboxes", holders),
+            VolumeTooSmall { used_bytes, .. } => say(StatusCode::CONFLICT, "volume_too_small")
+                .hint("choose a larger size, or delete files first")
+                .detail("used_bytes", used_bytes),
+            CopiesUnsupported => say(StatusCode::CONFLICT, "copies_not_supported")
+                .hint("export one volume and import it into another, or give the daemon a store: `shoal doctor` tells how"),
+            DiskLimitsUnsupported => say(StatusCode::CONFLICT, "disk_limits_not_supported")
+                .hint("leave `disk` out, or give the daemon a store that has limits: `shoal doctor` tells how"),
+            Volume { .. } => say(StatusCode::INTERNAL_SERVER_ERROR, "volume_failed")
+                .hint("the daemon's log says why; what was half done is undone at its next start"),
             KeyNotFound { .. } => {
                 say(StatusCode::NOT_FOUND, "key_not_found").hint("GET /v1/keys lists all keys")
             }

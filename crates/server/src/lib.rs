@@ -21,6 +21,7 @@ pub mod body;
 pub mod clock;
 pub mod conditions;
 pub mod convert;
+pub mod dialects;
 pub mod error;
 pub mod events;
 pub mod metrics;

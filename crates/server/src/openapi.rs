@@ -4,7 +4,7 @@ use utoipa::openapi::security::{ApiKey, ApiKeyValue, HttpAuthScheme, HttpBuilder
 use utoipa::{Modify, OpenApi};
 
 use crate::routes::{
-    self, builds, commands, files, images, keys, metrics, pools, sandboxes, stats, system, templates,
+    self, builds, commands, files, images, keys, metrics, pools, sandboxes, stats, system, templates, volumes,
 };
 use crate::{events, stream};
 
@@ -67,6 +67,13 @@ use crate::{events, stream};
         templates::delete,
         templates::prepare,
         templates::watch,
+        volumes::create,
+        volumes::list,
+        volumes::get,
+        volumes::update,
+        volumes::delete,
+        volumes::export,
+        volumes::import,
         pools::create,
         pools::list,
         pools::get,

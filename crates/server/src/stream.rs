@@ -44,11 +44,11 @@ use crate::convert;
 use crate::error::ApiError;
 
 /// Stream bytes in one message at most.
-const OUTPUT_MESSAGE_MAX: usize = 64 << 10;
+pub(crate) const OUTPUT_MESSAGE_MAX: usize = 64 << 10;
 /// One message from a client that joins a command; one that starts it may send [`COMMAND_BODY_MAX`].
 const MESSAGE_MAX: usize = 1 << 20;
 /// How long the first message may take.
-const FIRST_MESSAGE_MAX: Duration = Duration::from_secs(30);
+pub(crate) const FIRST_MESSAGE_MAX: Duration = Duration::from_secs(30);
 /// Stdin that was sent and that the command has not yet been given. While it is full, nothing is read from the client.
 const STDIN_QUEUE_BYTES_MAX: usize = 1 << 20;
 /// How long the queue may be full: then stdin is refused, so that a kill behind it gets through.
@@ -58,17 +58,17 @@ const STDIN_QUEUE_MESSAGES_MAX: usize = 4096;
 /// What is handed to the command at once.
 const STDIN_WRITE_MAX: usize = 64 << 10;
 /// How long stdin of a client that has closed may take to reach the command.
-const STDIN_DRAIN_MAX: Duration = Duration::from_secs(10);
+pub(crate) const STDIN_DRAIN_MAX: Duration = Duration::from_secs(10);
 /// Answers to the client that wait to be written.
 const ANSWERS_MAX: usize = 16;
 /// A message that cannot be written for so long: the client does not read, and is let go.
-const SEND_STALL_MAX: Duration = Duration::from_secs(30);
+pub(crate) const SEND_STALL_MAX: Duration = Duration::from_secs(30);
 /// How often a silent client is asked whether it is there.
-const PING_INTERVAL: Duration = Duration::from_secs(20);
+pub(crate) const PING_INTERVAL: Duration = Duration::from_secs(20);
 /// A client that was silent for so long, pings included, is gone.
-const SILENCE_MAX: Duration = Duration::from_secs(60);
+pub(crate) const SILENCE_MAX: Duration = Duration::from_secs(60);
 /// How long the client may take to answer a close.
-const CLOSE_MAX: Duration = Duration::from_secs(2);
+pub(crate) const CLOSE_MAX: Duration = Duration::from_secs(2);
 
 /// Where to begin.
 #[derive(Debug, Clone, Copy, Default, Deserialize, IntoParams)]
@@ -163,7 +163,7 @@ fn needs_upgrade(rejection: WebSocketUpgradeRejection) -> ApiError {
 }
 
 /// The bounds of what a client may send. (Compression is not offered, so a small message cannot become a large one.)
-fn bounded(upgrade: WebSocketUpgrade, message_max: usize) -> WebSocketUpgrade {
+pub(crate) fn bounded(upgrade: WebSocketUpgrade, message_max: usize) -> WebSocketUpgrade {
     upgrade
         .max_message_size(message_max)
         .max_frame_size(message_max)
@@ -454,33 +454,35 @@ impl Reader<'_> {
 }
 
 /// Something for stdin.
-enum Input {
+pub(crate) enum Input {
+    /// Bytes.
     Bytes(Bytes),
+    /// No more.
     End,
 }
 
 /// Between reading stdin from the client and handing it to the command. Bounded in bytes and messages.
-fn stdin_queue() -> (StdinSender, mpsc::Receiver<Queued>) {
+pub(crate) fn stdin_queue() -> (StdinSender, mpsc::Receiver<Queued>) {
     let (sender, receiver) = mpsc::channel(STDIN_QUEUE_MESSAGES_MAX);
     let room = Arc::new(Semaphore::new(STDIN_QUEUE_BYTES_MAX));
     (StdinSender { sender, room, overflowed: false }, receiver)
 }
 
-struct StdinSender {
+pub(crate) struct StdinSender {
     sender: mpsc::Sender<Queued>,
     room: Arc<Semaphore>,
     overflowed: bool,
 }
 
 /// Something for stdin, and the room that it takes in the queue.
-struct Queued {
-    input: Input,
+pub(crate) struct Queued {
+    pub input: Input,
     _room: OwnedSemaphorePermit,
 }
 
 impl StdinSender {
     /// Queues, waits a while, or refuses. Once something was refused everything is: later bytes would close over the gap.
-    async fn push(&mut self, input: Input) -> Result<(), ApiError> {
+    pub async fn push(&mut self, input: Input) -> Result<(), ApiError> {
         let length = match &input {
             Input::Bytes(bytes) => bytes.len(),
             Input::End => 0,
@@ -526,7 +528,7 @@ async fn pump_stdin(
     }
 }
 
-async fn write_stdin(
+pub(crate) async fn write_stdin(
     command: &CommandRef,
     at: &mut Option<u64>,
     mut bytes: Bytes,

@@ -10,6 +10,7 @@ mod lifetime;
 mod pools;
 mod stats;
 mod templates;
+mod volumes;
 
 use std::collections::BTreeMap;
 
@@ -25,6 +26,7 @@ pub use lifetime::*;
 pub use pools::*;
 pub use stats::*;
 pub use templates::*;
+pub use volumes::*;
 
 /// What every failed request answers with.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
@@ -62,6 +64,12 @@ pub struct CreateSandbox {
     pub cpu: Option<String>,
     /// Memory, as `"512Mi"` or `"2Gi"`; the template's if left out.
     pub memory: Option<String>,
+    /// What its files may take, as `"5Gi"`; the template's if left out. Refused where the store has no limits.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub disk: Option<String>,
+    /// Volumes to mount beside the template's, at most 64 in all; at one path, these win.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub mounts: Vec<VolumeMount>,
     /// Free text to find it by: at most 64 labels, keys of 1 to 128 bytes without `=` and `!`, values of up to 1024.
     pub labels: BTreeMap<String, String>,
     /// Makes this a get-or-create: if a sandbox of the owner has all of these labels, it is the answer, and nothing is
@@ -129,6 +137,9 @@ pub struct Sandbox {
     pub image_digest: Option<String>,
     /// What it may use.
     pub limits: SandboxLimits,
+    /// Volumes that it mounts.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub mounts: Vec<VolumeMount>,
     /// Added to the environment of every command.
     pub env: BTreeMap<String, String>,
     /// What it can be found by.
@@ -169,6 +180,9 @@ pub struct SandboxLimits {
     pub memory_bytes: u64,
     /// Processes and threads.
     pub pids: u32,
+    /// What its own files may take on disk; not there where nothing limits them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub disk_bytes: Option<u64>,
 }
 
 /// `GET /v1/sandboxes`, one page, newest first.

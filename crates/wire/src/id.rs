@@ -161,6 +161,88 @@ impl FromStr for BuildId {
     }
 }
 
+/// A volume: 128 random bits, written as a UUID. It stays the same when the volume gets another name, and names its files.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct VolumeId(u128);
+
+impl VolumeId {
+    /// As with [`SandboxId::from_random`].
+    pub fn from_random(bits: u128) -> Self {
+        Self(SandboxId::from_random(bits).bits())
+    }
+
+    /// An id from bits that were an id before.
+    pub const fn from_bits(bits: u128) -> Self {
+        Self(bits)
+    }
+
+    /// The bits, for a row.
+    pub fn bits(self) -> u128 {
+        self.0
+    }
+}
+
+impl fmt::Display for VolumeId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write_uuid(self.0, f)
+    }
+}
+
+impl fmt::Debug for VolumeId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl FromStr for VolumeId {
+    type Err = BadId;
+
+    fn from_str(text: &str) -> Result<Self, BadId> {
+        text.parse::<SandboxId>().map(|id| Self(id.bits())).map_err(|_| BadId::Volume)
+    }
+}
+
+/// A snapshot: 128 random bits, written as a UUID.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct SnapshotId(u128);
+
+impl SnapshotId {
+    /// As with [`SandboxId::from_random`].
+    pub fn from_random(bits: u128) -> Self {
+        Self(SandboxId::from_random(bits).bits())
+    }
+
+    /// An id from bits that were an id before.
+    pub const fn from_bits(bits: u128) -> Self {
+        Self(bits)
+    }
+
+    /// The bits, for a row.
+    pub fn bits(self) -> u128 {
+        self.0
+    }
+}
+
+impl fmt::Display for SnapshotId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write_uuid(self.0, f)
+    }
+}
+
+impl fmt::Debug for SnapshotId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl FromStr for SnapshotId {
+    type Err = BadId;
+
+    fn from_str(text: &str) -> Result<Self, BadId> {
+        text.parse::<SandboxId>().map(|id| Self(id.bits())).map_err(|_| BadId::Snapshot)
+    }
+}
+
 /// Why a text is not an id.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BadId {
@@ -170,6 +252,12 @@ pub enum BadId {
     /// Not a build id.
     #[error("a build id is a UUID such as 3f2b8c1e-90ab-4def-8123-456789abcdef")]
     Build,
+    /// Not a volume id.
+    #[error("a volume id is a UUID such as 3f2b8c1e-90ab-4def-8123-456789abcdef")]
+    Volume,
+    /// Not a snapshot id.
+    #[error("a snapshot id is a UUID such as 3f2b8c1e-90ab-4def-8123-456789abcdef")]
+    Snapshot,
     /// Not a command id.
     #[error("a command id is 1 to {max} of the characters A-Z a-z 0-9 . _ : -", max = CommandId::LENGTH_MAX)]
     Command,
@@ -297,7 +385,7 @@ macro_rules! serde_as_text {
     )*};
 }
 
-serde_as_text!(SandboxId, CommandId, InstallationId);
+serde_as_text!(SandboxId, VolumeId, CommandId, InstallationId);
 
 #[cfg(test)]
 mod tests {

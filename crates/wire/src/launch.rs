@@ -8,7 +8,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::guest::Handle;
-use crate::{Digest, InstallationId, SandboxId};
+use crate::{Digest, InstallationId, SandboxId, VolumeId};
 
 /// The version of these types. Daemon and launcher are one binary, so there is no range: they agree or they part.
 pub const VERSION: u32 = 4;
@@ -18,6 +18,14 @@ pub const PACKET_MAX: usize = 64 * 1024;
 pub const INVENTORY_PAGE: usize = 512;
 /// Layers named in one answer to [`Ask::Layers`].
 pub const LAYERS_PAGE: usize = 1024;
+/// A smaller store of kind `loop` spends most of itself on itself.
+pub const STORE_BYTES_MIN: u64 = 256 << 20;
+/// Nobody who asks for more means it.
+pub const STORE_BYTES_MAX: u64 = 64 << 40;
+/// Volumes named in one answer to [`Ask::Volumes`].
+pub const VOLUMES_PAGE: usize = 1024;
+/// Volumes in one sandbox.
+pub const MOUNTS_MAX: usize = 64;
 /// Layers below a sandbox's own writable one: as many as other systems take, and one of ours on top.
 pub const LAYERS_MAX: usize = 128;
 /// Layers over the image `host`, at most: each is mounted twice, since `/usr` is a union of its own.
@@ -83,6 +91,39 @@ pub enum Ask {
         /// Which one.
         sandbox: SandboxId,
     },
+    /// Make an empty volume, or a copy of another. Harmless when it is there already.
+    CreateVolume {
+        /// What it will be called.
+        volume: VolumeId,
+        /// What it may hold.
+        size_bytes: u64,
+        /// Whose files it begins with.
+        from: Option<VolumeId>,
+    },
+    /// Let a volume hold more, or less. Files that are there stay, however many there are.
+    ResizeVolume {
+        /// Which one.
+        volume: VolumeId,
+        /// What it may hold.
+        size_bytes: u64,
+    },
+    /// Remove a volume with all its files. Harmless when it is not there.
+    RemoveVolume {
+        /// Which one.
+        volume: VolumeId,
+    },
+    /// What a volume's files take on disk.
+    VolumeUsage {
+        /// Which one.
+        volume: VolumeId,
+    },
+    /// Which volumes there are, in the order of ids.
+    Volumes {
+        /// Only those after this one.
+        after: Option<VolumeId>,
+    },
+    /// How much the store holds, and how much is free.
+    StoreUsage,
     /// Unpack a layer. Harmless when it is there already.
     UnpackLayer(Box<UnpackLayer>),
     /// Remove a layer that nobody uses. Harmless when it is not there.
@@ -240,6 +281,10 @@ pub enum Answer {
     Hello {
         /// The launcher's version of these types.
         version: u32,
+        /// Where writable files are kept.
+        store: StoreFacts,
+        /// Why that is not a better one, where nobody asked for just this.
+        store_note: Option<String>,
     },
     /// To requests that have nothing to tell.
     Done,
@@ -255,12 +300,21 @@ pub enum Answer {
     },
     /// To `Inventory`, [`INVENTORY_PAGE`] at most; a shorter list is the last one.
     Inventory(Vec<Found>),
-    /// To `DiskUsage`.
+    /// To `DiskUsage` and `VolumeUsage`.
     DiskUsage {
         /// Of all files that were looked at.
         bytes: u64,
         /// Whether these are all that there are.
         complete: bool,
+    },
+    /// To `Volumes`, [`VOLUMES_PAGE`] at most; a shorter list is the last one.
+    Volumes(Vec<VolumeId>),
+    /// To `StoreUsage`.
+    StoreUsage {
+        /// In all.
+        bytes: u64,
+        /// What is free.
+        available_bytes: u64,
     },
     /// To `UnpackLayer`, any number of times before its answer.
     Unpacking {
@@ -307,6 +361,87 @@ pub struct Plan {
     pub limits: Limits,
     /// Its host name.
     pub hostname: String,
+    /// Volumes that it sees, [`MOUNTS_MAX`] at most. One below another comes after it.
+    pub mounts: Vec<Mount>,
+}
+
+/// A volume in a sandbox.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Mount {
+    /// Which one.
+    pub volume: VolumeId,
+    /// Where: absolute, without `.`, `..` and doubled slashes.
+    pub path: String,
+    /// What the sandbox may do with it.
+    pub access: Access,
+}
+
+/// What may be done with a volume.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Access {
+    /// Everything.
+    #[default]
+    ReadWrite,
+    /// It is looked at, and nothing else.
+    ReadOnly,
+}
+
+/// Where the writable files of sandboxes and volumes are kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StoreFacts {
+    /// What it is.
+    pub kind: StoreKind,
+    /// Whether it holds sandboxes and volumes to their limits.
+    pub limits: bool,
+}
+
+/// What a store is made of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum StoreKind {
+    /// Subvolumes in a data directory that is on btrfs.
+    Btrfs,
+    /// Subvolumes in a file of the data directory that holds a btrfs.
+    Loop,
+    /// Plain directories in the data directory.
+    Directory,
+}
+
+impl StoreKind {
+    /// As it is said.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Btrfs => "btrfs",
+            Self::Loop => "loop",
+            Self::Directory => "directory",
+        }
+    }
+}
+
+/// Which store is wanted.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum StoreWish {
+    /// The best that the machine has room for.
+    #[default]
+    Auto,
+    /// Just this one.
+    Just(StoreKind),
+}
+
+impl StoreWish {
+    /// As it is written.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Just(kind) => kind.word(),
+        }
+    }
+
+    /// From its word.
+    pub fn parse(word: &str) -> Option<Self> {
+        let kinds = [StoreKind::Btrfs, StoreKind::Loop, StoreKind::Directory];
+        let wishes = std::iter::once(Self::Auto).chain(kinds.map(Self::Just));
+        wishes.into_iter().find(|wish| wish.word() == word)
+    }
 }
 
 /// What a sandbox sees as `/`.
@@ -329,6 +464,8 @@ pub struct Limits {
     pub memory_bytes: u64,
     /// Processes and threads.
     pub pids: u32,
+    /// What its writable files may take on disk; no limit of its own where there is none, or where the store has no limits.
+    pub disk_bytes: Option<u64>,
 }
 
 /// Writes one packet.

@@ -15,4 +15,4 @@ pub mod id;
 pub mod launch;
 
 pub use digest::Digest;
-pub use id::{BuildId, CommandId, InstallationId, PoolId, SandboxId, TemplateId};
+pub use id::{BuildId, CommandId, InstallationId, PoolId, SandboxId, SnapshotId, TemplateId, VolumeId};

@@ -6,6 +6,7 @@ use clap::Args;
 
 use super::lifetime::pair;
 use super::variable;
+use super::volume::mount;
 
 /// Make, change and list templates: what sandboxes are made from.
 #[derive(Debug, Args)]
@@ -52,7 +53,7 @@ pub struct CreateTemplate {
     /// Memory, as 512Mi or 2Gi [default: 1Gi]
     #[arg(long)]
     pub memory: Option<String>,
-    /// What a sandbox may write, as 10Gi; kept, and not enforced by this version
+    /// What a sandbox's files may take, as 5Gi [default: 10Gi]
     #[arg(long)]
     pub disk: Option<String>,
     /// Set an environment variable for every command; may be repeated
@@ -64,6 +65,9 @@ pub struct CreateTemplate {
     /// Who commands run as [default: the image's]
     #[arg(short, long)]
     pub user: Option<String>,
+    /// Mount a volume in every sandbox, `:ro` to look only; may be repeated
+    #[arg(long = "mount", value_name = "VOLUME:/PATH", value_parser = mount)]
+    pub mounts: Vec<client::api::VolumeMount>,
     /// A label for every sandbox made from it; may be repeated
     #[arg(short, long = "label", value_name = "KEY=VALUE", value_parser = pair)]
     pub labels: Vec<(String, String)>,
@@ -126,7 +130,7 @@ pub struct UpdateTemplate {
     /// Memory, as 512Mi or 2Gi
     #[arg(long)]
     pub memory: Option<String>,
-    /// What a sandbox may write, as 10Gi; empty for no limit
+    /// What a sandbox's files may take, as 5Gi; empty for the usual 10Gi
     #[arg(long)]
     pub disk: Option<String>,
     /// Set an environment variable; may be repeated
@@ -141,6 +145,12 @@ pub struct UpdateTemplate {
     /// Who commands run as; empty for the image's
     #[arg(short, long)]
     pub user: Option<String>,
+    /// Mount a volume, in place of what is at that path; may be repeated
+    #[arg(long = "mount", value_name = "VOLUME:/PATH", value_parser = mount)]
+    pub mounts: Vec<client::api::VolumeMount>,
+    /// Remove all mounts first
+    #[arg(long)]
+    pub no_mounts: bool,
     /// Set a label; may be repeated
     #[arg(short, long = "label", value_name = "KEY=VALUE", value_parser = pair)]
     pub labels: Vec<(String, String)>,
@@ -199,6 +209,7 @@ The file:
   command = [\"python3\"]
   env = { PYTHONUNBUFFERED = \"1\" }
   labels = { team = \"ml\" }
+  mounts = [{ volume = \"data\", path = \"/data\", read_only = true }]
 
   [templates.tools]
   image = \"debian:12\"

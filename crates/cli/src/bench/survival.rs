@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail, ensure};
 use client::{Client, Offsets, StreamEvent};
 use runtime::ns::{NsBackend, NsConfig, forget_installation};
-use runtime::{Backend, Spec};
+use runtime::{Backend, Spec, StoreConfig};
 use rustix::process::{Pid, Signal, kill_process};
 use wire::api::{CreateSandbox, RunCommand};
-use wire::launch::{Limits, Motion, Rootfs};
+use wire::launch::{Limits, Motion, Rootfs, StoreKind, StoreWish};
 use wire::{CommandId, InstallationId, SandboxId};
 
 use super::report::{Figure, Row, median};
@@ -149,7 +149,8 @@ pub async fn freeze(scratch: &Path, rounds: usize) -> anyhow::Result<Vec<Row>> {
     getrandom::fill(&mut bits).map_err(|error| anyhow::anyhow!("no random bits: {error}"))?;
     let installation = InstallationId::from_random(u64::from_le_bytes(bits[..8].try_into()?));
     let sandbox = SandboxId::from_random(u128::from_le_bytes(bits[8..].try_into()?));
-    let config = NsConfig { data_dir, installation, launcher: std::env::current_exe()?, spares: 0 };
+    let store = StoreConfig { wish: StoreWish::Just(StoreKind::Directory), size_bytes: None };
+    let config = NsConfig { data_dir, installation, launcher: std::env::current_exe()?, spares: 0, store };
     let backend = NsBackend::start(config).await?;
     let measured = freeze_rounds(&backend, sandbox, rounds).await;
     backend.teardown(sandbox).await?;
@@ -168,9 +169,9 @@ async fn freeze_rounds(
     sandbox: SandboxId,
     rounds: usize,
 ) -> anyhow::Result<(Duration, Duration)> {
-    let limits = Limits { cpu_millis: 1000, memory_bytes: 1 << 30, pids: 64 };
+    let limits = Limits { cpu_millis: 1000, memory_bytes: 1 << 30, pids: 64, disk_bytes: None };
     backend.prepare(&Rootfs::Host).await?;
-    backend.launch(&Spec { sandbox, rootfs: Rootfs::Host, limits }).await?;
+    backend.launch(&Spec { sandbox, rootfs: Rootfs::Host, limits, mounts: Vec::new() }).await?;
     let (mut frozen, mut thawed) = (Vec::new(), Vec::new());
     for _ in 0..rounds {
         let began = Instant::now();

@@ -187,6 +187,7 @@ impl Output {
         self.using = None;
         let mut state = self.hub.lock();
         state.readers.remove(&self.reader);
+        self.hub.left(&state);
         self.hub.reader_moved(state);
     }
 }

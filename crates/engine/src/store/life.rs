@@ -13,6 +13,7 @@ use crate::error::EngineError;
 use crate::labels::Labels;
 use crate::lifetime::{Action, LastUse, Lifetime, Rule, Since};
 use crate::model::SandboxName;
+use crate::notes::Notes;
 
 /// What the clocks of a lifetime count from. Rows have them for sandboxes with rules.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,6 +39,7 @@ impl Stamps {
 pub(crate) struct SandboxChange {
     pub name: Option<SandboxName>,
     pub labels: Option<Labels>,
+    pub notes: Option<Notes>,
     /// With rules, the times that they count from.
     pub lifetime: Option<Lifetime>,
     pub stamps: Option<Stamps>,
@@ -47,6 +49,25 @@ pub(crate) struct SandboxChange {
 pub(super) fn insert_labels(db: &Connection, sandbox: SandboxId, labels: &Labels) -> rusqlite::Result<()> {
     for (key, value) in labels.pairs() {
         db.prepare_cached("INSERT INTO labels (sandbox, key, value) VALUES (?1, ?2, ?3)")?
+            .execute(params![id_bytes(sandbox), key, value])?;
+    }
+    Ok(())
+}
+
+/// Migration: what a dialect keeps with a sandbox.
+pub(super) const NOTES: &str = "
+    CREATE TABLE notes (
+        sandbox         BLOB NOT NULL REFERENCES sandboxes (id) ON DELETE CASCADE,
+        key             TEXT NOT NULL,
+        value           TEXT NOT NULL,
+        PRIMARY KEY (sandbox, key)
+    ) WITHOUT ROWID;
+";
+
+/// Writes all notes of a sandbox that has none.
+pub(super) fn insert_notes(db: &Connection, sandbox: SandboxId, notes: &Notes) -> rusqlite::Result<()> {
+    for (key, value) in notes.pairs() {
+        db.prepare_cached("INSERT INTO notes (sandbox, key, value) VALUES (?1, ?2, ?3)")?
             .execute(params![id_bytes(sandbox), key, value])?;
     }
     Ok(())
@@ -125,12 +146,20 @@ pub(super) fn add_life(db: &Connection, sandboxes: &mut [SandboxRow]) -> rusqlit
     let at: HashMap<SandboxId, usize> =
         sandboxes.iter().enumerate().map(|(at, sandbox)| (sandbox.id, at)).collect();
     let mut labels: HashMap<usize, BTreeMap<String, String>> = HashMap::new();
+    let mut notes: HashMap<usize, BTreeMap<String, String>> = HashMap::new();
     let mut rules: HashMap<usize, Vec<Rule>> = HashMap::new();
     let mut read = db.prepare("SELECT sandbox, key, value FROM labels")?;
     let mut rows = read.query([])?;
     while let Some(row) = rows.next()? {
         if let Some(at) = at.get(&sandbox_id(row, 0)?) {
             labels.entry(*at).or_default().insert(row.get(1)?, row.get(2)?);
+        }
+    }
+    let mut read = db.prepare("SELECT sandbox, key, value FROM notes")?;
+    let mut rows = read.query([])?;
+    while let Some(row) = rows.next()? {
+        if let Some(at) = at.get(&sandbox_id(row, 0)?) {
+            notes.entry(*at).or_default().insert(row.get(1)?, row.get(2)?);
         }
     }
     let mut read =
@@ -164,9 +193,12 @@ pub(super) fn add_life(db: &Connection, sandboxes: &mut [SandboxRow]) -> rusqlit
             }
         }
     }
-    let unreadable = |_: EngineError| unreadable(0, "set of labels or rules");
+    let unreadable = |_: EngineError| unreadable(0, "set of labels, notes or rules");
     for (at, labels) in labels {
         sandboxes[at].labels = Labels::new(labels).map_err(unreadable)?;
+    }
+    for (at, notes) in notes {
+        sandboxes[at].notes = Notes::new(notes).map_err(unreadable)?;
     }
     for (at, rules) in rules {
         sandboxes[at].lifetime = Lifetime::new(rules).map_err(unreadable)?;

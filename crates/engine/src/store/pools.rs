@@ -10,7 +10,7 @@ use std::time::SystemTime;
 use rusqlite::{Connection, params};
 use wire::{PoolId, SandboxId, TemplateId};
 
-use super::life::{Stamps, insert_labels, insert_rules, put_stamps};
+use super::life::{Stamps, insert_labels, insert_notes, insert_rules, put_stamps};
 use super::rows::{
     SandboxRow, id_bytes, json, micros, optional_unsigned, sandbox_id, signed, time, unreadable,
 };
@@ -20,6 +20,7 @@ use crate::home::Identity;
 use crate::labels::Labels;
 use crate::lifetime::Lifetime;
 use crate::model::{KeyLimits, Owner, SandboxName};
+use crate::notes::Notes;
 use crate::pools::PoolName;
 
 /// The tables, for the list of migrations.
@@ -83,6 +84,7 @@ pub(crate) struct ClaimRow {
     /// Where it is to be another than it has.
     pub name: Option<SandboxName>,
     pub labels: Labels,
+    pub notes: Notes,
     pub lifetime: Lifetime,
     pub stamps: Stamps,
     pub identity: std::sync::Arc<Identity>,
@@ -247,6 +249,7 @@ impl Store {
                 id_bytes(sandbox),
             ])?;
             insert_labels(db, sandbox, &claim.labels)?;
+            insert_notes(db, sandbox, &claim.notes)?;
             if !claim.lifetime.rules().is_empty() {
                 insert_rules(db, sandbox, &claim.lifetime)?;
                 put_stamps(db, sandbox, &claim.stamps)?;

@@ -10,13 +10,16 @@ use wire::launch::Limits;
 use wire::{CommandId, PoolId, SandboxId, TemplateId};
 
 use crate::clock::{Moment, Stamp};
+use crate::command::Attendance;
 use crate::keys::KeyHash;
 use crate::labels::Labels;
 use crate::lifecycle::{Disk, Goal, Kept, State};
 use crate::lifetime::Lifetime;
 use crate::model::{Key, KeyLimits, Outcome, Owner, SandboxName, Span};
+use crate::notes::Notes;
 
 use super::life::Stamps;
+use super::volumes::MountRow;
 
 pub(super) type DigestBytes = [u8; 32];
 
@@ -37,6 +40,7 @@ pub(crate) struct SandboxRow {
     /// Just which image, where the template says so. Not in the row: the image that is used is kept apart.
     pub image_held: Option<image::Digest>,
     pub limits: Limits,
+    pub mounts: Vec<MountRow>,
     pub env: BTreeMap<String, String>,
     pub state: State,
     pub goal: Goal,
@@ -46,6 +50,7 @@ pub(crate) struct SandboxRow {
     pub oom_kills: u64,
     pub created_at: SystemTime,
     pub labels: Labels,
+    pub notes: Notes,
     pub lifetime: Lifetime,
     pub stamps: Stamps,
     /// Where it waits for whoever claims it.
@@ -65,6 +70,7 @@ pub(crate) struct CommandRow {
     pub created_at: SystemTime,
     /// The sandbox's memory kills when the command began, where that is known.
     pub oom_kills_before: Option<u64>,
+    pub attendance: Attendance,
     pub result: Option<ResultRow>,
 }
 
@@ -110,12 +116,14 @@ pub(crate) enum Inserted {
 
 pub(super) const SANDBOX_COLUMNS: &str =
     "id, owner, name, template, image, cpu_millis, memory_bytes, pids, env, state, detail,
-    goal, reason, idempotency_key, request_digest, oom_kills, created_at";
+    goal, reason, idempotency_key, request_digest, oom_kills, created_at, disk_bytes";
 
 /// A sandbox without what other tables have of it.
 pub(super) fn sandbox_from(row: &Row<'_>, now: Moment) -> rusqlite::Result<SandboxRow> {
     let created_at = time(row, 16)?;
-    let limits = Limits { cpu_millis: row.get(5)?, memory_bytes: unsigned(row, 6)?, pids: row.get(7)? };
+    let disk_bytes = row.get::<_, Option<i64>>(17)?.map(|_| unsigned(row, 17)).transpose()?;
+    let limits =
+        Limits { cpu_millis: row.get(5)?, memory_bytes: unsigned(row, 6)?, pids: row.get(7)?, disk_bytes };
     let (state, detail, goal): (String, String, String) = (row.get(9)?, row.get(10)?, row.get(11)?);
     let kept = match detail.as_str() {
         "saved" => Kept::Saved,
@@ -148,6 +156,7 @@ pub(super) fn sandbox_from(row: &Row<'_>, now: Moment) -> rusqlite::Result<Sandb
         image_alias: None,
         image_held: None,
         limits,
+        mounts: Vec::new(),
         env: from_json(row, 8)?,
         state,
         goal,
@@ -157,6 +166,7 @@ pub(super) fn sandbox_from(row: &Row<'_>, now: Moment) -> rusqlite::Result<Sandb
         oom_kills: unsigned(row, 15)?,
         created_at,
         labels: Labels::default(),
+        notes: Notes::default(),
         lifetime: Lifetime::default(),
         stamps: Stamps::born(Stamp::of_wall(created_at, now)),
         pool: None,
@@ -167,11 +177,12 @@ pub(super) fn sandbox_from(row: &Row<'_>, now: Moment) -> rusqlite::Result<Sandb
 pub(super) const COMMAND_COLUMNS: &str =
     "sandbox, handle, id, request_digest, start, created_at, ended_at, pid, outcome, code,
     signal, start_error, stdout_start, stdout_end, stderr_start, stderr_end, stdout_bytes, stderr_bytes,
-    oom_kills_before";
+    oom_kills_before, unattended_ms, kept_ms";
 /// The same without the output, for lists.
 pub(super) const COMMAND_COLUMNS_LISTED: &str =
     "sandbox, handle, id, request_digest, start, created_at, ended_at, pid, outcome,
-    code, signal, start_error, stdout_start, stdout_end, stderr_start, stderr_end, NULL, NULL, oom_kills_before";
+    code, signal, start_error, stdout_start, stdout_end, stderr_start, stderr_end, NULL, NULL, oom_kills_before,
+    unattended_ms, kept_ms";
 
 pub(super) fn command_from(row: &Row<'_>) -> rusqlite::Result<CommandRow> {
     let result = match row.get::<_, Option<i64>>(6)? {
@@ -193,8 +204,14 @@ pub(super) fn command_from(row: &Row<'_>) -> rusqlite::Result<CommandRow> {
         start: from_json(row, 4)?,
         created_at: time(row, 5)?,
         oom_kills_before: row.get::<_, Option<i64>>(18)?.map(|count| count as u64),
+        attendance: Attendance { unattended: length(row, 19)?, kept: length(row, 20)? },
         result,
     })
+}
+
+/// Milliseconds.
+fn length(row: &Row<'_>, column: usize) -> rusqlite::Result<Option<Duration>> {
+    Ok(row.get::<_, Option<i64>>(column)?.map(|length| Duration::from_millis(length as u64)))
 }
 
 pub(super) fn find_command(

@@ -9,6 +9,7 @@ use std::time::SystemTime;
 use image::Digest;
 use rusqlite::{Connection, OptionalExtension, Row, params};
 use serde::{Deserialize, Serialize};
+use wire::launch::Access;
 use wire::{SandboxId, TemplateId};
 
 use super::Store;
@@ -18,6 +19,7 @@ use crate::error::EngineError;
 use crate::labels::Labels;
 use crate::model::Owner;
 use crate::templates::{Preparation, Prepared, TemplateName, TemplateSpec};
+use crate::volumes::VolumeMount;
 
 /// The tables, for the list of migrations.
 pub(super) const TABLES: &str = "
@@ -103,31 +105,42 @@ struct SpecText {
     user: Option<String>,
     command: Vec<String>,
     labels: BTreeMap<String, String>,
+    /// Not in rows from before there were volumes.
+    #[serde(default)]
+    mounts: Vec<MountText>,
+}
+
+/// A mount as a row keeps it.
+#[derive(Serialize, Deserialize)]
+struct MountText {
+    volume: String,
+    path: String,
+    read_only: bool,
 }
 
 fn spec_text(spec: &TemplateSpec) -> String {
-    // Mounts are refused before a spec comes here.
-    let TemplateSpec {
-        image,
-        cpu_millis,
-        memory_bytes,
-        disk_bytes,
-        env,
-        cwd,
-        user,
-        command,
-        labels,
-        mounts: _,
-    } = spec.clone();
+    let TemplateSpec { image, cpu_millis, memory_bytes, disk_bytes, env, cwd, user, command, labels, mounts } =
+        spec.clone();
     let labels = labels.pairs().clone();
-    json(&SpecText { image, cpu_millis, memory_bytes, disk_bytes, env, cwd, user, command, labels })
+    let mounts = mounts.into_iter().map(|VolumeMount { volume, path, access }| MountText {
+        volume,
+        path,
+        read_only: access == Access::ReadOnly,
+    });
+    let mounts = mounts.collect();
+    json(&SpecText { image, cpu_millis, memory_bytes, disk_bytes, env, cwd, user, command, labels, mounts })
 }
 
 fn spec_from(row: &Row<'_>, column: usize) -> rusqlite::Result<TemplateSpec> {
-    let SpecText { image, cpu_millis, memory_bytes, disk_bytes, env, cwd, user, command, labels } =
+    let SpecText { image, cpu_millis, memory_bytes, disk_bytes, env, cwd, user, command, labels, mounts } =
         from_json(row, column)?;
     let labels = Labels::new(labels).map_err(|_| unreadable(column, "template"))?;
-    let mounts = Vec::new();
+    let mounts = mounts.into_iter().map(|MountText { volume, path, read_only }| VolumeMount {
+        volume,
+        path,
+        access: if read_only { Access::ReadOnly } else { Access::ReadWrite },
+    });
+    let mounts = mounts.collect();
     Ok(TemplateSpec { image, cpu_millis, memory_bytes, disk_bytes, env, cwd, user, command, labels, mounts })
 }
 

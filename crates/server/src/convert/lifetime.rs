@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use engine::{
-    Action, EngineError, Explanation, LabelChanges, LastUse, Lifetime, Renewal, Rule, SandboxName,
-    SandboxUpdate, Since,
+    Action, EngineError, Explanation, LabelChanges, LastUse, Lifetime, NoteChanges, Renewal, Rule,
+    SandboxName, SandboxUpdate, Since,
 };
 use wire::{SandboxId, api};
 
@@ -18,6 +18,7 @@ pub fn sandbox_update(body: api::UpdateSandbox) -> Result<SandboxUpdate, ApiErro
     Ok(SandboxUpdate {
         name: name.as_deref().map(SandboxName::parse).transpose()?,
         labels: LabelChanges::new(labels)?,
+        notes: NoteChanges::default(),
         lifetime: lifetime.map(lifetime_of).transpose()?,
     })
 }

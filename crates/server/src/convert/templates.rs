@@ -1,11 +1,11 @@
 //! Templates, as they come in and go out.
 
 use engine::images::PullProgress;
-use engine::templates::{Preparation, Template, TemplateName, TemplateSpec, TemplateUpdate, VolumeMount};
+use engine::templates::{Preparation, Template, TemplateName, TemplateSpec, TemplateUpdate};
 use engine::{Labels, TemplateHappened, template as built_in};
 use wire::api;
 
-use super::{bytes, check_env, cpu_millis, layer_progress};
+use super::{bytes, check_env, cpu_millis, layer_progress, mount, mount_spec};
 use crate::clock::rfc3339;
 use crate::error::ApiError;
 
@@ -33,7 +33,7 @@ pub fn template_spec(body: api::TemplateSpec) -> Result<TemplateSpec, ApiError> 
         user,
         command,
         labels: Labels::new(labels)?,
-        mounts: mounts.into_iter().map(mount).collect(),
+        mounts: mounts.into_iter().map(mount_spec).collect(),
     })
 }
 
@@ -53,12 +53,8 @@ pub fn template_update(body: api::UpdateTemplate) -> Result<TemplateUpdate, ApiE
         user,
         command,
         labels: labels.map(Labels::new).transpose()?,
-        mounts: mounts.map(|mounts| mounts.into_iter().map(mount).collect()),
+        mounts: mounts.map(|mounts| mounts.into_iter().map(mount_spec).collect()),
     })
-}
-
-fn mount(mount: api::VolumeMount) -> VolumeMount {
-    VolumeMount { volume: mount.volume, path: mount.path }
 }
 
 /// A template as clients see it.
@@ -83,6 +79,7 @@ pub fn template(template: Template) -> api::Template {
             cpu_millis: spec.cpu_millis,
             memory_bytes: spec.memory_bytes,
             pids: built_in::LIMITS.pids,
+            disk_bytes: None,
         },
         disk_bytes: spec.disk_bytes,
         env: spec.env,
@@ -90,7 +87,7 @@ pub fn template(template: Template) -> api::Template {
         user: spec.user,
         command: spec.command,
         labels: spec.labels.pairs().clone(),
-        mounts: Vec::new(),
+        mounts: spec.mounts.into_iter().map(mount).collect(),
         sandboxes: template.sandboxes as u64,
         built_in: built,
         created_at: (!built).then(|| rfc3339(template.created_at)),

@@ -17,6 +17,7 @@ use base64::Engine as _;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD;
 use bytes::Bytes;
 use engine::files::{MATCHES_MAX, Packing, Reading, Watching};
+use engine::volumes::VolumeFiles;
 use engine::{EngineError, Files, Key};
 use futures_util::stream::{self, Stream};
 use http_body_util::BodyExt;
@@ -74,40 +75,65 @@ pub async fn read(
 ) -> Result<Response, ApiError> {
     let path = params.path("path")?;
     let files = files(&app, &caller, id, params)?;
-    let conditions = Conditions::read(&headers);
+    Ok(download(&app, &caller.0, &files, &path, &headers).await?)
+}
+
+/// Why a file is not sent.
+pub enum Unsent {
+    /// The engine says so.
+    Engine(EngineError),
+    /// It is not what the request's condition says.
+    ConditionFailed,
+}
+
+impl From<EngineError> for Unsent {
+    fn from(error: EngineError) -> Self {
+        Self::Engine(error)
+    }
+}
+
+impl From<Unsent> for ApiError {
+    fn from(unsent: Unsent) -> Self {
+        match unsent {
+            Unsent::Engine(error) => error.into(),
+            Unsent::ConditionFailed => ApiError::new(
+                StatusCode::PRECONDITION_FAILED,
+                "condition_failed",
+                "the file is not what the request's condition says",
+            ),
+        }
+    }
+}
+
+/// A file, or what the request's headers ask for of it. Dialects answer with it too.
+pub async fn download(
+    app: &App,
+    key: &Key,
+    files: &Files,
+    path: &[u8],
+    headers: &HeaderMap,
+) -> Result<Response, Unsent> {
+    let conditions = Conditions::read(headers);
     if conditions.may_be_fresh() {
         // Looked at first: what the caller has already need not be opened.
-        let stat = files.stat(&path, Links::Follow).await?;
+        let stat = files.stat(path, Links::Follow).await?;
         if let Some(answer) = conditional(&conditions, &stat) {
             return answer;
         }
     }
     let range = headers.get(header::RANGE).and_then(|value| parse_range(value.to_str().ok()?));
-    let mut reading = match files.read(&path, range.unwrap_or(ByteRange::Whole)).await {
-        Ok(reading) => reading,
-        Err(EngineError::File { source })
-            if matches!(source.kind, FileErrorKind::RangeNotSatisfiable { .. }) =>
-        {
-            let FileErrorKind::RangeNotSatisfiable { size } = source.kind else {
-                unreachable!("just looked at")
-            };
-            let mut answer = ApiError::from(EngineError::File { source }).into_response();
-            answer.headers_mut().insert(header::CONTENT_RANGE, value(&format!("bytes */{size}")));
-            return Ok(answer);
-        }
-        Err(error) => return Err(error.into()),
-    };
+    let mut reading = files.read(path, range.unwrap_or(ByteRange::Whole)).await?;
     let mut partial = range.is_some();
     if partial && !conditions.range_holds(&reading.opened().stat) {
         // It is another file than the one that the caller has a part of.
-        (reading, partial) = (files.read(&path, ByteRange::Whole).await?, false);
+        (reading, partial) = (files.read(path, ByteRange::Whole).await?, false);
     }
     let opened = reading.opened().clone();
     if let Some(answer) = conditional(&conditions, &opened.stat) {
         return answer;
     }
     let status = if partial { StatusCode::PARTIAL_CONTENT } else { StatusCode::OK };
-    let mut answer = (status, body_of(Source::File(Box::new(reading)), &app, &caller.0)).into_response();
+    let mut answer = (status, body_of(Source::File(Box::new(reading)), app, key)).into_response();
     describe(answer.headers_mut(), &opened.stat);
     if let Some(length) = opened.length {
         answer.headers_mut().insert(header::CONTENT_LENGTH, length.into());
@@ -140,8 +166,13 @@ pub async fn head(
 ) -> Result<Response, ApiError> {
     let path = params.path("path")?;
     let files = files(&app, &caller, id, params)?;
-    let stat = files.stat(&path, Links::Follow).await?;
-    if let Some(answer) = conditional(&Conditions::read(&headers), &stat) {
+    Ok(describe_file(&files, &path, &headers).await?)
+}
+
+/// What [`download`] would answer, without the bytes.
+pub async fn describe_file(files: &Files, path: &[u8], headers: &HeaderMap) -> Result<Response, Unsent> {
+    let stat = files.stat(path, Links::Follow).await?;
+    if let Some(answer) = conditional(&Conditions::read(headers), &stat) {
         return answer;
     }
     let kind = match stat.kind {
@@ -150,7 +181,7 @@ pub async fn head(
         _ => Some(FileErrorKind::NotARegularFile),
     };
     if let Some(kind) = kind {
-        let source = wire::files::FileError { kind, path, detail: String::new() };
+        let source = wire::files::FileError { kind, path: path.to_vec(), detail: String::new() };
         return Err(EngineError::File { source }.into());
     }
     let mut answer = StatusCode::OK.into_response();
@@ -616,7 +647,7 @@ fn files(app: &App, caller: &Caller, id: wire::SandboxId, mut params: Params) ->
 }
 
 /// 304 or 412, if that is the answer.
-fn conditional(conditions: &Conditions, stat: &FileStat) -> Option<Result<Response, ApiError>> {
+fn conditional(conditions: &Conditions, stat: &FileStat) -> Option<Result<Response, Unsent>> {
     match conditions.verdict(stat) {
         Verdict::GoOn => None,
         Verdict::NotModified => {
@@ -625,11 +656,7 @@ fn conditional(conditions: &Conditions, stat: &FileStat) -> Option<Result<Respon
             answer.headers_mut().remove(header::CONTENT_TYPE);
             Some(Ok(answer))
         }
-        Verdict::Failed => Some(Err(ApiError::new(
-            StatusCode::PRECONDITION_FAILED,
-            "condition_failed",
-            "the file is not what the request's condition says",
-        ))),
+        Verdict::Failed => Some(Err(Unsent::ConditionFailed)),
     }
 }
 
@@ -644,18 +671,18 @@ fn describe(headers: &mut HeaderMap, stat: &FileStat) {
     inert(headers);
 }
 
-fn inert(headers: &mut HeaderMap) {
+pub(super) fn inert(headers: &mut HeaderMap) {
     headers.insert(header::X_CONTENT_TYPE_OPTIONS, value("nosniff"));
     headers.insert(header::CONTENT_SECURITY_POLICY, value("sandbox"));
     headers.insert(header::CACHE_CONTROL, value("no-cache"));
 }
 
-fn value(text: &str) -> header::HeaderValue {
+pub(super) fn value(text: &str) -> header::HeaderValue {
     header::HeaderValue::from_str(text).expect("what we say of files in headers is plain ASCII")
 }
 
 /// A body is the whole of a file as it is: nothing of the ways in which it could be something else is understood here.
-fn check_whole(headers: &HeaderMap) -> Result<(), ApiError> {
+pub(super) fn check_whole(headers: &HeaderMap) -> Result<(), ApiError> {
     if headers.contains_key(header::CONTENT_RANGE) {
         return Err(ApiError::invalid("Content-Range", "a file is written whole"));
     }
@@ -670,20 +697,22 @@ fn check_whole(headers: &HeaderMap) -> Result<(), ApiError> {
 }
 
 /// Where the bytes of an answer come from.
-enum Source {
+pub(super) enum Source {
     File(Box<Reading>),
     Archive(Box<Packing>),
+    /// With what keeps the volume at hand.
+    Volume(Box<Packing>, Box<VolumeFiles>),
 }
 
 /// Streams it. An error in the middle cuts the connection, since the status has been sent.
-fn body_of(source: Source, app: &App, key: &Key) -> Body {
+pub(super) fn body_of(source: Source, app: &App, key: &Key) -> Body {
     let stopping = app.stopping(key);
     let bytes = stream::unfold(Some((source, stopping)), async |state| {
         let (mut source, mut stopping) = state?;
         let next = async {
             match &mut source {
                 Source::File(reading) => reading.next().await,
-                Source::Archive(packing) => packing.next().await,
+                Source::Archive(packing) | Source::Volume(packing, _) => packing.next().await,
             }
         };
         let next = tokio::select! {
@@ -693,7 +722,18 @@ fn body_of(source: Source, app: &App, key: &Key) -> Body {
         };
         match next {
             Ok(Some(bytes)) => Some((Ok(bytes), Some((source, stopping)))),
-            Ok(None) => None,
+            Ok(None) => {
+                // Before the stream ends, so that whoever has it all can delete the volume at once.
+                if let Source::Volume(_, volume) = source
+                    && let Err(error) = volume.close().await
+                {
+                    tracing::warn!(
+                        error = crate::error::chain_of(&error),
+                        "cannot delete a volume's sandbox"
+                    );
+                }
+                None
+            }
             Err(error) => {
                 tracing::info!(error = crate::error::chain_of(&error), "a download was cut off");
                 Some((Err(error), None))

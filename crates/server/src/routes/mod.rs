@@ -12,6 +12,7 @@ pub mod sandboxes;
 pub mod stats;
 pub mod system;
 pub mod templates;
+pub mod volumes;
 
 use std::future::Future;
 
@@ -82,6 +83,9 @@ pub fn all() -> Router<App> {
         )
         .route("/v1/templates/{template}/prepare", post(templates::prepare))
         .route("/v1/templates/{template}/events", get(templates::watch))
+        .route("/v1/volumes", get(volumes::list).post(volumes::create))
+        .route("/v1/volumes/{volume}", get(volumes::get).patch(volumes::update).delete(volumes::delete))
+        .route("/v1/volumes/{volume}/tar", get(volumes::export).put(volumes::import))
         .route("/v1/pools", get(pools::list).post(pools::create))
         .route("/v1/pools/{pool}", get(pools::get).patch(pools::update).delete(pools::delete))
         .route("/v1/builds", get(builds::list).post(builds::create))

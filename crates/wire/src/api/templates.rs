@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Deserializer, Serialize};
 use utoipa::ToSchema;
 
-use super::{ErrorBody, LayerProgress, SandboxLimits};
+use super::{ErrorBody, LayerProgress, SandboxLimits, VolumeMount};
 
 /// `POST /v1/templates`
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, ToSchema)]
@@ -22,7 +22,7 @@ pub struct CreateTemplate {
     /// Memory, as `"512Mi"` or `"2Gi"`; `"1Gi"` if left out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory: Option<String>,
-    /// What a sandbox may write, as `"10Gi"`. It is kept and shown; this version does not enforce it yet.
+    /// What a sandbox's files may take, as `"5Gi"`; `"10Gi"` if left out. A store of plain directories cannot keep it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub disk: Option<String>,
     /// Added to the image's environment, for every command.
@@ -40,7 +40,7 @@ pub struct CreateTemplate {
     /// Given to every sandbox that is made from it; those of the request win.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: BTreeMap<String, String>,
-    /// Volumes and where they are mounted. There are no volumes yet: a template that names one is refused.
+    /// Volumes that every sandbox mounts, at most 64. They must exist.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub mounts: Vec<VolumeMount>,
 }
@@ -128,16 +128,6 @@ fn given<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Option<Str
     Option::deserialize(deserializer).map(Some)
 }
 
-/// A volume, mounted somewhere.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-pub struct VolumeMount {
-    /// Its name.
-    pub volume: String,
-    /// An absolute path, not at or below `/proc`, `/sys`, `/dev` and `/run/shoal`.
-    pub path: String,
-}
-
 /// A template.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Template {
@@ -163,7 +153,7 @@ pub struct Template {
     pub image_digest: Option<String>,
     /// What a sandbox may use.
     pub limits: SandboxLimits,
-    /// What it may write. This version does not enforce it yet.
+    /// What a sandbox's files may take, where the store can keep it; the usual 10 GiB where it is not there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub disk_bytes: Option<u64>,
     /// Added to the image's environment.
@@ -178,7 +168,7 @@ pub struct Template {
     pub command: Vec<String>,
     /// Given to every sandbox.
     pub labels: BTreeMap<String, String>,
-    /// Always empty in this version.
+    /// Volumes that every sandbox mounts.
     pub mounts: Vec<VolumeMount>,
     /// How many of the owner's sandboxes were made from it, whichever version.
     pub sandboxes: u64,

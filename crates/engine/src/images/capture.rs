@@ -1,0 +1,90 @@
+//! A sandbox that goes on running becomes an image: what it has written over its own is kept as one more layer.
+//!
+//! Its processes stand still while the layer is made, so that nothing changes meanwhile, and go on afterwards as if nothing had
+//! happened. Should the daemon die in the middle, whoever recovers has them go on (`snapshots`).
+
+use std::sync::Arc;
+
+use image::hash::Hasher;
+use image::{Digest, Image, ImageConfig};
+use runtime::{BackendError, LayerSpec};
+use wire::launch::{HOST_LAYERS_MAX, LAYERS_MAX, LayerFacts, LayerSource, Motion};
+
+use super::{HOST, ImageFault, StoredImage, StoredLayer, build, pull};
+use crate::home::Home;
+
+/// Makes an image of a running sandbox, under a name of its owner. `serial` tells this capture from all others.
+pub(crate) async fn capture(
+    home: &Arc<Home>,
+    serial: &str,
+    name: String,
+) -> Result<Arc<StoredImage>, ImageFault> {
+    let shared = &home.shared;
+    let (over_host, mut layers, config_text) = match home.stored_image() {
+        Some(image) => (image.over_host, image.layers.clone(), image.config_text.clone()),
+        None => (true, Vec::new(), build::host_config_text()),
+    };
+    let most = if over_host { HOST_LAYERS_MAX } else { LAYERS_MAX - 1 };
+    if layers.len() >= most {
+        let doing = "add a layer: there would be too many";
+        return Err(ImageFault::Keep {
+            doing,
+            source: std::io::Error::from(std::io::ErrorKind::InvalidInput),
+        });
+    }
+    let layer = name_of_layer(serial, &layers);
+    let _pins = shared.images.pin(layers.iter().map(|layer| layer.layer).chain([layer]));
+    let below = layers.iter().rev().map(|layer| layer.layer).collect();
+    let spec = LayerSpec { layer, below, over_host, from: LayerSource::Sandbox { sandbox: home.id } };
+    let failed = |source: BackendError| ImageFault::Layer {
+        number: layers.len() + 1,
+        count: layers.len() + 1,
+        source,
+    };
+    shared.backend.freeze(home.id, Motion::Still).await.map_err(failed)?;
+    let made = pull::unpack(shared, &spec, &|_| ()).await;
+    // Whatever came of it.
+    let thawed = shared.backend.freeze(home.id, Motion::Going).await;
+    let facts: LayerFacts = made.map_err(failed)?;
+    thawed.map_err(failed)?;
+    shared.store.put_layer(pull::layer_row(layer, None, facts)).await?;
+    layers.push(StoredLayer { layer, blob: None, size: 0, facts });
+    let config = ImageConfig::parse(config_text.as_bytes()).map_err(|error| ImageFault::Keep {
+        doing: "write the image's configuration",
+        source: std::io::Error::other(error),
+    })?;
+    let mut hasher = Hasher::new();
+    hasher.update(config_text.as_bytes());
+    if over_host {
+        hasher.update(HOST.as_bytes());
+    }
+    for layer in &layers {
+        hasher.update(layer.layer.to_string().as_bytes());
+    }
+    let image = Image { digest: hasher.finish(), config, config_text, layers: Vec::new() };
+    pull::name(shared, image, over_host, layers, home.owner.to_string(), vec![name]).await
+}
+
+fn name_of_layer(serial: &str, below: &[StoredLayer]) -> Digest {
+    let mut hasher = Hasher::new();
+    hasher.update(b"snapshot");
+    hasher.update(serial.as_bytes());
+    for layer in below {
+        hasher.update(layer.layer.to_string().as_bytes());
+    }
+    hasher.finish()
+}
+
+/// Takes a name away again: a template holds the image now.
+pub(crate) async fn unname(home_shared: &crate::home::Shared, name: &str) -> Result<(), crate::EngineError> {
+    let owners: Vec<String> = {
+        let stock = home_shared.images.stock();
+        stock.names.keys().filter(|(known, _)| known == name).map(|(_, owner)| owner.clone()).collect()
+    };
+    let _naming = home_shared.images.naming.lock().await;
+    for owner in owners {
+        home_shared.store.remove_image_name(owner.clone(), name.to_owned()).await?;
+        home_shared.images.stock().names.remove(&(name.to_owned(), owner));
+    }
+    Ok(())
+}

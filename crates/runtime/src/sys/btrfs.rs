@@ -1,0 +1,188 @@
+//! The requests of btrfs that no safe crate has: subvolumes, snapshots, quotas (linux/btrfs.h).
+
+use std::io;
+use std::mem::size_of;
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+use super::check;
+
+const MAGIC: u64 = 0x94;
+/// linux/ioctl.h: the kernel reads what is passed.
+const WRITE: u64 = 1;
+/// linux/ioctl.h: the kernel fills what is passed.
+const READ: u64 = 2;
+/// The root directory of every subvolume.
+const FIRST_FREE_OBJECT: u64 = 256;
+/// `max_rfer` of a limit counts.
+const LIMIT_REFERENCED: u64 = 1;
+/// A limit of this much is none.
+const NO_LIMIT: u64 = u64::MAX;
+
+const fn request<T>(direction: u64, number: u64) -> u64 {
+    direction << 30 | (size_of::<T>() as u64) << 16 | MAGIC << 8 | number
+}
+
+/// `struct btrfs_ioctl_vol_args`
+#[repr(C)]
+struct Named {
+    fd: i64,
+    name: [u8; 4088],
+}
+
+/// `struct btrfs_ioctl_vol_args_v2`
+#[repr(C)]
+struct NamedMore {
+    fd: i64,
+    transaction: u64,
+    flags: u64,
+    unused: [u64; 4],
+    name: [u8; 4040],
+}
+
+/// `struct btrfs_ioctl_ino_lookup_args`
+#[repr(C)]
+struct Lookup {
+    tree: u64,
+    object: u64,
+    name: [u8; 4080],
+}
+
+/// `struct btrfs_ioctl_fs_info_args`
+#[repr(C)]
+struct Info {
+    devices_max: u64,
+    devices: u64,
+    id: [u8; 16],
+    rest: [u8; 992],
+}
+
+/// `struct btrfs_ioctl_quota_ctl_args`
+#[repr(C)]
+struct QuotaControl {
+    command: u64,
+    status: u64,
+}
+
+/// `struct btrfs_ioctl_qgroup_limit_args`
+#[repr(C)]
+struct QuotaLimit {
+    group: u64,
+    flags: u64,
+    referenced_max: u64,
+    exclusive_max: u64,
+    referenced_reserved: u64,
+    exclusive_reserved: u64,
+}
+
+const _: () = assert!(size_of::<Named>() == 4096 && size_of::<NamedMore>() == 4096);
+const _: () = assert!(size_of::<Lookup>() == 4096 && size_of::<Info>() == 1024);
+const _: () = assert!(size_of::<QuotaControl>() == 16 && size_of::<QuotaLimit>() == 48);
+
+const RESIZE: u64 = request::<Named>(WRITE, 3);
+const SUBVOLUME_CREATE: u64 = request::<Named>(WRITE, 14);
+const SUBVOLUME_DESTROY: u64 = request::<Named>(WRITE, 15);
+const LOOKUP: u64 = request::<Lookup>(READ | WRITE, 18);
+const SNAPSHOT_CREATE: u64 = request::<NamedMore>(WRITE, 23);
+const INFO: u64 = request::<Info>(READ, 31);
+const QUOTA_CONTROL: u64 = request::<QuotaControl>(READ | WRITE, 40);
+const QUOTA_LIMIT: u64 = request::<QuotaLimit>(READ, 43);
+
+/// A kind of quota.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Quota {
+    /// Whoever first wrote an extent pays for it. Costs next to nothing. Linux 6.7.
+    Simple,
+    /// Shared extents are counted for all who share them. Costs more with every snapshot.
+    Full,
+}
+
+/// # Safety
+///
+/// `T` must be laid out as the kernel's structure of this request; `request` carries its size.
+unsafe fn ask<T>(file: BorrowedFd<'_>, request: u64, argument: &mut T) -> io::Result<()> {
+    // SAFETY: by the contract of this function; the kernel reads and writes within the structure, which outlives the call.
+    check(unsafe { libc::c_long::from(libc::ioctl(file.as_raw_fd(), request, &raw mut *argument)) })
+}
+
+fn named<const N: usize>(name: &str) -> io::Result<[u8; N]> {
+    let mut bytes = [0; N];
+    // One byte stays zero, which ends the name.
+    if name.len() >= N || name.contains(['\0', '/']) {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    bytes[..name.len()].copy_from_slice(name.as_bytes());
+    Ok(bytes)
+}
+
+/// Makes an empty subvolume in a directory.
+pub fn create_subvolume(parent: BorrowedFd<'_>, name: &str) -> io::Result<()> {
+    let mut argument = Named { fd: 0, name: named(name)? };
+    // SAFETY: `Named` is btrfs_ioctl_vol_args, as BTRFS_IOC_SUBVOL_CREATE takes it; the name ends with a zero.
+    unsafe { ask(parent, SUBVOLUME_CREATE, &mut argument) }
+}
+
+/// Makes a subvolume that begins as what `of` is now. What `of` has not written back yet is written first.
+pub fn create_snapshot(parent: BorrowedFd<'_>, name: &str, of: BorrowedFd<'_>) -> io::Result<()> {
+    let fd = i64::from(of.as_raw_fd());
+    let mut argument = NamedMore { fd, transaction: 0, flags: 0, unused: [0; 4], name: named(name)? };
+    // SAFETY: `NamedMore` is btrfs_ioctl_vol_args_v2, as BTRFS_IOC_SNAP_CREATE_V2 takes it, without flags that would make the
+    // kernel read a pointer from it; the name ends with a zero, and `of` is open for all of the call.
+    unsafe { ask(parent, SNAPSHOT_CREATE, &mut argument) }
+}
+
+/// Takes a subvolume away, with all that is in it. Its space is freed behind the scenes.
+pub fn destroy_subvolume(parent: BorrowedFd<'_>, name: &str) -> io::Result<()> {
+    let mut argument = Named { fd: 0, name: named(name)? };
+    // SAFETY: `Named` is btrfs_ioctl_vol_args, as BTRFS_IOC_SNAP_DESTROY takes it; the name ends with a zero.
+    unsafe { ask(parent, SUBVOLUME_DESTROY, &mut argument) }
+}
+
+/// The number of the subvolume that a file or directory is in. Fails where that is no btrfs.
+pub fn subvolume_number(file: BorrowedFd<'_>) -> io::Result<u64> {
+    let mut argument = Lookup { tree: 0, object: FIRST_FREE_OBJECT, name: [0; 4080] };
+    // SAFETY: `Lookup` is btrfs_ioctl_ino_lookup_args, as BTRFS_IOC_INO_LOOKUP takes and fills it.
+    unsafe { ask(file, LOOKUP, &mut argument)? };
+    Ok(argument.tree)
+}
+
+/// The id of the file system, as sysfs writes it. Fails where that is no btrfs.
+pub fn file_system_id(file: BorrowedFd<'_>) -> io::Result<String> {
+    let mut argument = Info { devices_max: 0, devices: 0, id: [0; 16], rest: [0; 992] };
+    // SAFETY: `Info` is btrfs_ioctl_fs_info_args in its size, as BTRFS_IOC_FS_INFO fills it; without flags in `rest`, it asks for
+    // nothing beyond the fields that were always there.
+    unsafe { ask(file, INFO, &mut argument)? };
+    let hex: String = argument.id.iter().map(|byte| format!("{byte:02x}")).collect();
+    Ok(format!("{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]))
+}
+
+/// Lets the file system fill its whole device.
+pub fn resize_to_device(file: BorrowedFd<'_>) -> io::Result<()> {
+    let mut argument = Named { fd: 0, name: named("max")? };
+    // SAFETY: `Named` is btrfs_ioctl_vol_args, as BTRFS_IOC_RESIZE takes it; the text ends with a zero.
+    unsafe { ask(file, RESIZE, &mut argument) }
+}
+
+/// Begins to count what subvolumes take. Harmless where that is so already.
+pub fn enable_quota(file: BorrowedFd<'_>, quota: Quota) -> io::Result<()> {
+    let command = match quota {
+        Quota::Full => 1,
+        Quota::Simple => 4,
+    };
+    let mut argument = QuotaControl { command, status: 0 };
+    // SAFETY: `QuotaControl` is btrfs_ioctl_quota_ctl_args, as BTRFS_IOC_QUOTA_CTL takes and fills it.
+    unsafe { ask(file, QUOTA_CONTROL, &mut argument) }
+}
+
+/// Says how much a subvolume may take. Whoever writes more gets EDQUOT.
+pub fn limit_subvolume(file: BorrowedFd<'_>, number: u64, bytes: Option<u64>) -> io::Result<()> {
+    let mut argument = QuotaLimit {
+        group: number,
+        flags: LIMIT_REFERENCED,
+        referenced_max: bytes.unwrap_or(NO_LIMIT),
+        exclusive_max: 0,
+        referenced_reserved: 0,
+        exclusive_reserved: 0,
+    };
+    // SAFETY: `QuotaLimit` is btrfs_ioctl_qgroup_limit_args, as BTRFS_IOC_QGROUP_LIMIT takes it.
+    unsafe { ask(file, QUOTA_LIMIT, &mut argument) }
+}

@@ -1,0 +1,332 @@
+//! Every failure as LangSmith's clients read it, so that they raise the exception that the situation has in their documents.
+//!
+//! ```text
+//! {"detail": {"error": "ImagePull", "message": "..."}}                             most of them
+//! {"detail": [{"loc": ["body", "size"], "msg": "...", "type": "value_error"}]}     a field that is wrong, on the control plane
+//! ```
+//!
+//! The status decides which exception it is, then `error`. 429, 502, 503 and 504 are repeated by clients up to three times, POST
+//! included, so they are used only where nothing was done.
+
+use std::borrow::Cow;
+
+use axum::Json;
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use engine::EngineError;
+use runtime::BackendError;
+use serde_json::{Value, json};
+use wire::files::FileErrorKind;
+
+use crate::error::{ApiError, Chain, Code, chain_of};
+
+/// What a failed request answers with.
+#[derive(Debug)]
+pub struct Refusal {
+    status: StatusCode,
+    error: Cow<'static, str>,
+    message: String,
+    /// A field that is wrong: told as a list, which clients read as a validation error.
+    field: Option<String>,
+    retry_after_seconds: Option<u64>,
+    /// The size behind a range that cannot be satisfied.
+    size: Option<u64>,
+    /// The native code, for whoever counts.
+    code: String,
+    chain: Option<Chain>,
+}
+
+/// What the data plane was doing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Doing {
+    /// Reading, listing or searching files.
+    Read,
+    /// Writing a file.
+    Write,
+    /// Running a command.
+    Command,
+}
+
+impl Doing {
+    /// The word for its failure.
+    pub fn error(self) -> &'static str {
+        match self {
+            Self::Read => "ReadError",
+            Self::Write => "WriteError",
+            Self::Command => "CommandError",
+        }
+    }
+}
+
+impl Refusal {
+    /// A refusal without causes.
+    pub fn new(status: StatusCode, error: impl Into<Cow<'static, str>>, message: impl Into<String>) -> Self {
+        let error = error.into();
+        Self {
+            status,
+            code: error.to_string(),
+            error,
+            message: message.into(),
+            field: None,
+            retry_after_seconds: None,
+            size: None,
+            chain: None,
+        }
+    }
+
+    /// A field of a request on the control plane that cannot be taken as it is.
+    pub fn invalid(field: &str, why: impl std::fmt::Display) -> Self {
+        let message = format!("`{field}` is not valid: {why}");
+        Self {
+            field: Some(field.into()),
+            ..Self::new(StatusCode::UNPROCESSABLE_ENTITY, "ValidationError", message)
+        }
+    }
+
+    /// The same where clients do not read lists.
+    pub fn bad_request(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, "BadRequest", message)
+    }
+
+    /// What this server cannot do.
+    pub fn unsupported(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::NOT_IMPLEMENTED, "NotSupported", message)
+    }
+
+    /// Nothing there.
+    pub fn no_route() -> Self {
+        Self::new(StatusCode::NOT_FOUND, "NotFound", "there is nothing at this path")
+    }
+
+    /// Something there, for another method.
+    pub fn wrong_method() -> Self {
+        Self::new(StatusCode::METHOD_NOT_ALLOWED, "MethodNotAllowed", "this path does not take this method")
+    }
+
+    /// A sandbox that takes nothing yet, before anything was begun. Clients that open a WebSocket come again.
+    pub fn not_yet(message: impl Into<String>) -> Self {
+        Self {
+            retry_after_seconds: Some(1),
+            ..Self::new(StatusCode::SERVICE_UNAVAILABLE, "ServiceUnavailable", message)
+        }
+    }
+
+    /// For the log, and the `error` of a stream that has no status.
+    pub fn error(&self) -> &str {
+        &self.error
+    }
+
+    /// The sentence.
+    pub fn message(&self) -> &str {
+        &self.message
+    }
+
+    /// What it says of itself in the body.
+    fn detail(&self) -> Value {
+        match &self.field {
+            None => json!({"error": self.error, "message": self.message}),
+            Some(field) => {
+                let path = field.split('.').map(Value::from);
+                let path: Vec<Value> = std::iter::once(Value::from("body")).chain(path).collect();
+                json!([{"loc": path, "msg": self.message, "type": "value_error"}])
+            }
+        }
+    }
+
+    fn with(mut self, error: &EngineError) -> Self {
+        self.chain = Some(Chain(chain_of(error)));
+        self
+    }
+
+    /// What the engine refused on the control plane.
+    fn control(error: EngineError) -> Self {
+        use EngineError::*;
+        let message = error.to_string();
+        let say = |status, word: &'static str| Self::new(status, word, message.as_str());
+        let refusal = match &error {
+            SandboxNotFound { .. } => say(StatusCode::NOT_FOUND, "NotFound"),
+            CommandNotFound { .. } => say(StatusCode::NOT_FOUND, "CommandNotFound"),
+            SnapshotNotFound { .. } => say(StatusCode::NOT_FOUND, "SnapshotNotFound"),
+            CommandExpired { .. } => say(StatusCode::GONE, "SessionExpired"),
+            TemplateNotFound { .. } => say(StatusCode::NOT_FOUND, "TemplateNotFound"),
+            KeyNotFound { .. } | AliasNotFound { .. } | BuildNotFound { .. } => {
+                say(StatusCode::NOT_FOUND, "NotFound")
+            }
+            TemplateNameTaken { .. } | NameTaken { .. } | IdempotencyKeyReused | CommandIdReused { .. } => {
+                say(StatusCode::CONFLICT, "AlreadyExists")
+            }
+            TemplateInUse { .. } | ImageInUse { .. } => say(StatusCode::CONFLICT, "ResourceInUse"),
+            TemplateBuiltIn => say(StatusCode::CONFLICT, "ResourceInUse"),
+            TemplateFailed { .. } | ImageNotFound { .. } => {
+                say(StatusCode::UNPROCESSABLE_ENTITY, "ImagePull")
+            }
+            Image { source, .. } => {
+                let told = format!("{message}: {}", chain_of(source));
+                Self::new(StatusCode::UNPROCESSABLE_ENTITY, "ImagePull", told)
+            }
+            VolumeNotFound { .. } => say(StatusCode::NOT_FOUND, "VolumeNotFound"),
+            PoolNotFound { .. } => say(StatusCode::NOT_FOUND, "PoolNotFound"),
+            VolumeNameTaken { .. } | PoolNameTaken { .. } => say(StatusCode::CONFLICT, "AlreadyExists"),
+            VolumeInUse { .. } | PoolGoing { .. } => say(StatusCode::CONFLICT, "ResourceInUse"),
+            VolumeTooSmall { .. } => say(StatusCode::BAD_REQUEST, "VolumeResize"),
+            PoolVolumes { .. } => say(StatusCode::BAD_REQUEST, "ValidationError"),
+            CopiesUnsupported => say(StatusCode::NOT_IMPLEMENTED, "NotSupported"),
+            DiskLimitsUnsupported => Self {
+                field: Some("fs_capacity_bytes".into()),
+                ..say(StatusCode::UNPROCESSABLE_ENTITY, "ValidationError")
+            },
+            Volume { source, .. } => Self::new(
+                StatusCode::INTERNAL_SERVER_ERROR,
+                "VolumeProvisioning",
+                format!("{message}: {source}"),
+            ),
+            ActionUnsupported { .. } => say(StatusCode::UNPROCESSABLE_ENTITY, "ValidationError"),
+            Invalid { what, .. } => Self {
+                field: Some((*what).to_owned()),
+                ..say(StatusCode::UNPROCESSABLE_ENTITY, "ValidationError")
+            },
+            Quota { what, limit } => {
+                // Clients look for the words that say which limit it was.
+                let told = match *what {
+                    "sandboxes" => format!("the sandbox count limit of {limit} is reached"),
+                    other => format!("the key's limit of {limit} {other} is reached"),
+                };
+                Self {
+                    retry_after_seconds: Some(0),
+                    ..Self::new(StatusCode::TOO_MANY_REQUESTS, "QuotaExceeded", told)
+                }
+            }
+            Full { .. } => say(StatusCode::SERVICE_UNAVAILABLE, "Unschedulable"),
+            Create { source: BackendError::Full { .. }, .. } => {
+                say(StatusCode::SERVICE_UNAVAILABLE, "Unschedulable")
+            }
+            Create { source, .. } => {
+                Self::new(StatusCode::UNPROCESSABLE_ENTITY, "CrashLoop", format!("{message}: {source}"))
+            }
+            WrongState { .. } | SandboxFailed { .. } | NoCommonVersion { .. } => {
+                say(StatusCode::CONFLICT, "Conflict")
+            }
+            Unresponsive { .. } => say(StatusCode::BAD_GATEWAY, "ConnectionError"),
+            Stopping => Self {
+                retry_after_seconds: Some(1),
+                ..say(StatusCode::SERVICE_UNAVAILABLE, "ServiceUnavailable")
+            },
+            AdminOnly { .. } => say(StatusCode::FORBIDDEN, "Forbidden"),
+            Build { .. } => say(StatusCode::UNPROCESSABLE_ENTITY, "SandboxConfig"),
+            StdinClosed { .. } | StdinStalled { .. } | CommandEnded { .. } | NoTerminal { .. } => {
+                say(StatusCode::CONFLICT, "CommandError")
+            }
+            File { .. }
+            | FileNotStarted { .. }
+            | FileOutOfMemory { .. }
+            | FileKilled { .. }
+            | FileStrange { .. }
+            | FileStalled
+            | InitTooOld { .. } => say(StatusCode::CONFLICT, "ReadError"),
+            Delete { .. } | Usage { .. } | Store { .. } | Log { .. } | Clock { .. } => {
+                say(StatusCode::INTERNAL_SERVER_ERROR, "InternalError")
+            }
+        };
+        refusal.with(&error)
+    }
+
+    /// What the engine refused on the data plane.
+    pub fn data(doing: Doing, error: EngineError) -> Self {
+        let message = error.to_string();
+        let say = |status, word: &'static str| Self::new(status, word, message.as_str());
+        let refusal = match &error {
+            EngineError::WrongState { .. } | EngineError::SandboxFailed { .. } => {
+                say(StatusCode::BAD_REQUEST, "NotReady")
+            }
+            EngineError::File { source } => match source.kind {
+                FileErrorKind::NotFound => say(StatusCode::NOT_FOUND, "FileNotFound"),
+                FileErrorKind::PermissionDenied => say(StatusCode::FORBIDDEN, "PermissionDenied"),
+                FileErrorKind::RangeNotSatisfiable { size } => {
+                    Self { size: Some(size), ..say(StatusCode::RANGE_NOT_SATISFIABLE, doing.error()) }
+                }
+                _ => say(StatusCode::BAD_REQUEST, doing.error()),
+            },
+            EngineError::FileNotStarted { .. }
+            | EngineError::FileOutOfMemory { .. }
+            | EngineError::FileKilled { .. }
+            | EngineError::FileStrange { .. }
+            | EngineError::FileStalled
+            | EngineError::InitTooOld { .. }
+            | EngineError::Invalid { .. }
+            | EngineError::CommandIdReused { .. } => say(StatusCode::BAD_REQUEST, doing.error()),
+            EngineError::Full { .. } => Self::not_yet(message.as_str()),
+            _ => return Self::control(error),
+        };
+        refusal.with(&error)
+    }
+
+    /// An error that was already in the native shape, on the data plane.
+    pub fn data_api(doing: Doing, error: ApiError) -> Self {
+        let (status, body, chain) = error.into_parts();
+        let word = match status {
+            StatusCode::SERVICE_UNAVAILABLE => "ServiceUnavailable",
+            _ => doing.error(),
+        };
+        let status = if status == StatusCode::CONFLICT { StatusCode::BAD_REQUEST } else { status };
+        Self { code: body.code, chain, ..Self::new(status, word, body.message) }
+    }
+}
+
+impl From<EngineError> for Refusal {
+    fn from(error: EngineError) -> Self {
+        Self::control(error)
+    }
+}
+
+/// What the layers around all routes refuse, and what is wrong with a request as such.
+impl From<ApiError> for Refusal {
+    fn from(error: ApiError) -> Self {
+        let (status, body, chain) = error.into_parts();
+        let field = body.details.get("field").and_then(Value::as_str).map(str::to_owned);
+        let (status, word) = match (status, body.code.as_str()) {
+            (
+                _,
+                "invalid_request"
+                | "invalid_query"
+                | "invalid_path"
+                | "invalid_json"
+                | "unsupported_media_type",
+            ) => (StatusCode::UNPROCESSABLE_ENTITY, "ValidationError"),
+            (StatusCode::UNAUTHORIZED, _) => (status, "Unauthorized"),
+            (StatusCode::FORBIDDEN, _) => (status, "Forbidden"),
+            (StatusCode::NOT_FOUND, _) => (status, "NotFound"),
+            (StatusCode::METHOD_NOT_ALLOWED, _) => (status, "MethodNotAllowed"),
+            (StatusCode::SERVICE_UNAVAILABLE, _) => (status, "ServiceUnavailable"),
+            (status, _) if status.is_server_error() => (status, "InternalError"),
+            (status, _) => (status, "BadRequest"),
+        };
+        let field = match (status, field) {
+            (StatusCode::UNPROCESSABLE_ENTITY, field) => Some(field.unwrap_or_else(|| "body".into())),
+            _ => None,
+        };
+        Self { field, code: body.code, chain, ..Self::new(status, word, body.message) }
+    }
+}
+
+impl IntoResponse for Refusal {
+    fn into_response(self) -> Response {
+        let mut response = (self.status, Json(json!({"detail": self.detail()}))).into_response();
+        let headers = response.headers_mut();
+        if let Some(seconds) = self.retry_after_seconds {
+            headers.insert(header::RETRY_AFTER, seconds.into());
+        }
+        if let Some(size) = self.size
+            && let Ok(range) = HeaderValue::from_str(&format!("bytes */{size}"))
+        {
+            headers.insert(header::CONTENT_RANGE, range);
+        }
+        if self.status == StatusCode::UNAUTHORIZED {
+            headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
+        response.extensions_mut().insert(Code(self.code));
+        if let Some(chain) = self.chain {
+            response.extensions_mut().insert(chain);
+        }
+        response
+    }
+}

@@ -1,0 +1,179 @@
+//! Volumes: create, get, list, update, delete, and their files as a tar stream.
+
+use axum::Json;
+use axum::extract::{FromRequestParts, Request, State};
+use axum::http::request::Parts;
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use wire::api;
+use wire::launch::Access;
+
+use super::carried_on;
+use super::files::{Source, body_of, check_whole, inert, pour, value};
+use crate::app::{App, Caller};
+use crate::body::{self, text_in_path};
+use crate::convert;
+use crate::error::ApiError;
+use crate::params::Params;
+
+/// A name in a path, percent-encoded.
+pub struct VolumePath(pub String);
+
+impl<S: Send + Sync> FromRequestParts<S> for VolumePath {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
+        text_in_path(parts, state, "volume").await.map(Self)
+    }
+}
+
+/// Creates a volume. Answers when it can be mounted.
+#[utoipa::path(post, path = "/v1/volumes", tag = "volumes", request_body = api::CreateVolume, responses(
+    (status = 201, body = api::Volume),
+    (status = 400, body = api::ErrorBody),
+    (status = 404, description = "There is no volume to copy.", body = api::ErrorBody),
+    (status = 409, description = "The name is taken, or what is to be copied does not fit.", body = api::ErrorBody),
+    (status = 503, description = "The machine has no room.", body = api::ErrorBody),
+))]
+pub async fn create(
+    State(app): State<App>,
+    Caller(key): Caller,
+    body::Json(body): body::Json<api::CreateVolume>,
+) -> Result<Response, ApiError> {
+    let spec = convert::volume_spec(body)?;
+    let body = convert::volume(app.engine.create_volume(&key, spec).await?);
+    let mut response = (StatusCode::CREATED, Json(&body)).into_response();
+    // A name that no header can carry is none that a client could follow by itself.
+    if body.name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte))
+        && let Ok(location) = HeaderValue::from_str(&format!("/v1/volumes/{}", body.name))
+    {
+        response.headers_mut().insert(header::LOCATION, location);
+    }
+    Ok(response)
+}
+
+/// The volumes of the key's owner, by name.
+#[utoipa::path(get, path = "/v1/volumes", tag = "volumes", responses((status = 200, body = api::VolumeList)))]
+pub async fn list(State(app): State<App>, Caller(key): Caller) -> Result<Json<api::VolumeList>, ApiError> {
+    let volumes = app.engine.volumes(&key.owner).await?.into_iter().map(convert::volume).collect();
+    Ok(Json(api::VolumeList { volumes }))
+}
+
+/// A volume, with what its files take.
+#[utoipa::path(get, path = "/v1/volumes/{volume}", tag = "volumes",
+    params(("volume" = String, Path, description = "Its name, percent-encoded.")), responses(
+    (status = 200, body = api::Volume),
+    (status = 404, body = api::ErrorBody),
+))]
+pub async fn get(
+    State(app): State<App>,
+    Caller(key): Caller,
+    VolumePath(name): VolumePath,
+) -> Result<Json<api::Volume>, ApiError> {
+    Ok(Json(convert::volume(app.engine.volume(&key.owner, &name).await?)))
+}
+
+/// Gives a volume another name or size. Sandboxes that mount it notice nothing but the room.
+#[utoipa::path(patch, path = "/v1/volumes/{volume}", tag = "volumes", request_body = api::UpdateVolume,
+    params(("volume" = String, Path, description = "Its name, percent-encoded.")), responses(
+    (status = 200, body = api::Volume),
+    (status = 400, body = api::ErrorBody),
+    (status = 404, body = api::ErrorBody),
+    (status = 409, description = "The name is taken, or more is in it than would fit.", body = api::ErrorBody),
+))]
+pub async fn update(
+    State(app): State<App>,
+    Caller(key): Caller,
+    VolumePath(name): VolumePath,
+    body::Json(body): body::Json<api::UpdateVolume>,
+) -> Result<Json<api::Volume>, ApiError> {
+    let update = convert::volume_update(body)?;
+    Ok(Json(convert::volume(app.engine.update_volume(&key.owner, &name, update).await?)))
+}
+
+/// Deletes a volume with all its files.
+#[utoipa::path(delete, path = "/v1/volumes/{volume}", tag = "volumes",
+    params(("volume" = String, Path, description = "Its name, percent-encoded.")), responses(
+    (status = 204, description = "It is gone."),
+    (status = 404, body = api::ErrorBody),
+    (status = 409, description = "Sandboxes mount it; `details.sandboxes` names them.", body = api::ErrorBody),
+))]
+pub async fn delete(
+    State(app): State<App>,
+    Caller(key): Caller,
+    VolumePath(name): VolumePath,
+) -> Result<StatusCode, ApiError> {
+    carried_on(async move { app.engine.delete_volume(&key.owner, &name).await }).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// A volume's files as a tar stream.
+///
+/// Names are relative to `path`. A sandbox that mounts the volume to look at it packs them, and is deleted afterwards. Sockets, FIFOs
+/// and devices are left out. If something cannot be read, or becomes shorter while it is read, the connection is cut.
+#[utoipa::path(get, path = "/v1/volumes/{volume}/tar", tag = "volumes", params(
+    ("volume" = String, Path, description = "Its name, percent-encoded."),
+    ("path" = Option<String>, Query, description = "A directory or file of the volume; `/` if left out.")), responses(
+    (status = 200, content_type = "application/x-tar", body = Vec<u8>),
+    (status = 404, body = api::ErrorBody),
+))]
+pub async fn export(
+    State(app): State<App>,
+    caller: Caller,
+    VolumePath(name): VolumePath,
+    mut params: Params,
+) -> Result<Response, ApiError> {
+    let path = path_of(&mut params)?;
+    params.finish()?;
+    let volume = app.engine.volume_files(&caller.0, &name, Access::ReadOnly).await?;
+    let packing = volume.files.pack(&volume.path(&path)?).await?;
+    let source = Source::Volume(Box::new(packing), Box::new(volume));
+    let mut answer = body_of(source, &app, &caller.0).into_response();
+    answer.headers_mut().insert(header::CONTENT_TYPE, value("application/x-tar"));
+    inert(answer.headers_mut());
+    Ok(answer)
+}
+
+/// Unpacks a tar stream into a volume.
+///
+/// A sandbox that mounts the volume does it, and is deleted afterwards; so it is as with a sandbox's files: nothing in the stream is
+/// trusted, owners are not kept, what came before a refusal stays.
+#[utoipa::path(put, path = "/v1/volumes/{volume}/tar", tag = "volumes", params(
+    ("volume" = String, Path, description = "Its name, percent-encoded."),
+    ("path" = Option<String>, Query, description = "A directory of the volume, made if it is missing; `/` if left out.")),
+    request_body(content = Vec<u8>, content_type = "application/x-tar"), responses(
+    (status = 200, body = api::FilesMade),
+    (status = 400, description = "It is no archive, or has something in it that is refused.", body = api::ErrorBody),
+    (status = 404, body = api::ErrorBody),
+    (status = 507, description = "The volume is full.", body = api::ErrorBody),
+))]
+pub async fn import(
+    State(app): State<App>,
+    caller: Caller,
+    VolumePath(name): VolumePath,
+    mut params: Params,
+    request: Request,
+) -> Result<Json<api::FilesMade>, ApiError> {
+    let path = path_of(&mut params)?;
+    params.finish()?;
+    let (head, body) = request.into_parts();
+    check_whole(&head.headers)?;
+    let volume = app.engine.volume_files(&caller.0, &name, Access::ReadWrite).await?;
+    let path = volume.path(&path)?;
+    let mut stopping = app.stopping(&caller.0);
+    let made = pour(body, &mut stopping, async |mut incoming| {
+        let mut unpacking = volume.files.unpack(&path).await?;
+        while let Some(bytes) = incoming.next().await? {
+            unpacking.write(bytes).await?;
+        }
+        Ok(unpacking.finish().await?)
+    });
+    let made = made.await?;
+    // So that whoever hears of it can delete the volume at once.
+    volume.close().await?;
+    Ok(Json(convert::files_made(made)))
+}
+
+fn path_of(params: &mut Params) -> Result<Vec<u8>, ApiError> {
+    Ok(params.text("path")?.unwrap_or_else(|| "/".into()).into_bytes())
+}
