@@ -1162,10 +1162,10 @@ fn page_limit(limit: Option<u32>) -> Result<usize, EngineError> {
 
 /// Whoever names a pool takes what is in it as it is.
 fn check_pool_spec(spec: &SandboxSpec) -> Result<(), EngineError> {
-    let differs = spec.image.is_some() || spec.cpu_millis.is_some() || spec.memory_bytes.is_some();
+    let limited = spec.cpu_millis.is_some() || spec.memory_bytes.is_some() || spec.disk_bytes.is_some();
     match &spec.pool {
-        Some(_) if differs => {
-            let why = "its sandboxes are made already: image, cpu and memory are its template's".into();
+        Some(_) if limited || spec.image.is_some() || !spec.mounts.is_empty() => {
+            let why = "its sandboxes are made already: image, limits and mounts are its template's".into();
             Err(EngineError::Invalid { what: "pool", why })
         }
         Some(_) | None => Ok(()),
