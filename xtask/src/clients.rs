@@ -8,10 +8,8 @@ use std::process::{Command, Stdio};
 use anyhow::Result;
 
 /// What a suite is called, and its program.
-const SUITES: &[(&str, &str)] = &[
-    ("the Python SDK", "sdk/python/run_tests.py"),
-    ("LangSmith's clients", "tests/langsmith/run_tests.py"),
-];
+const SUITES: &[(&str, &str)] =
+    &[("the Python SDK", "sdk/python/run_tests.py"), ("LangSmith's clients", "tests/langsmith/run_tests.py")];
 
 /// Runs all suites against the debug program, each with these arguments. The first failure is returned once all ran.
 pub fn run(arguments: &[String]) -> Result<()> {
