@@ -210,7 +210,8 @@ fn a_secret_is_seen_by_its_step_and_by_nothing_else() {
     // "hush-hush" in base64.
     let wish = json!({"template": "t", "secrets": {"token": "aHVzaC1odXNo"}});
     let dockerfile = "FROM BASE\nRUN --mount=type=secret,id=token cat /run/secrets/token | wc -c > /length\n\
-        RUN --mount=type=secret,id=token,target=/deep/er/key test -s /deep/er/key\nRUN ls /run/secrets /deep > /seen 2>&1 || true\n";
+        RUN --mount=type=secret,id=token,target=/deep/er/key test -s /deep/er/key\n\
+        RUN --mount=type=secret,id=token mv /run/secrets/token /moved; stat -c %d /dev/shm > /a; stat -L -c %d /moved > /b; cmp /a /b\nRUN ls /run/secrets /deep > /seen 2>&1 || true\n";
     let build = ground.build_with(wish, dockerfile, Context::default());
     assert_eq!(build["state"], "done", "{build} {}", ground.log(&build));
     assert_eq!(ground.sh("cat /length; ls /run/secrets /deep 2>/dev/null || echo none"), "9\nnone");

@@ -325,13 +325,13 @@ fn bad_templates_are_refused_and_leave_nothing() {
         assert!(refused["message"].as_str().expect("text").contains(part), "{body}: {refused}");
     }
     let volume = json!({"name": "t", "mounts": [{"volume": "v", "path": "/data"}]});
-    let refused = create(&daemon, volume.clone()).expect_refusal(400, "volumes_not_supported");
+    let refused = create(&daemon, volume.clone()).expect_refusal(404, "volume_not_found");
     assert_eq!(refused["details"]["volume"], "v");
     assert_eq!(names(&daemon), ["default"]);
     create(&daemon, json!({"name": "t"})).expect(201);
     let before = get(&daemon, "t");
     update(&daemon, "t", json!({"memory": "12Q", "name": "other"})).expect_refusal(400, "invalid_request");
-    update(&daemon, "t", json!({"mounts": volume["mounts"]})).expect_refusal(400, "volumes_not_supported");
+    update(&daemon, "t", json!({"mounts": volume["mounts"]})).expect_refusal(404, "volume_not_found");
     assert_eq!(get(&daemon, "t"), before, "all or nothing");
 }
 

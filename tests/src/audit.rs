@@ -47,6 +47,9 @@ impl Audit {
                 found.insert(format!("file {}", entry.display()));
             }
         }
+        for device in scope.loops() {
+            found.insert(format!("loop device {}", device.display()));
+        }
         for claim in scope.claims() {
             found.insert(format!("claim {}", claim.display()));
         }
@@ -127,6 +130,14 @@ impl Scope {
             }
         }
         found
+    }
+
+    /// Loop devices with a file of the data directory behind them.
+    pub fn loops(&self) -> Vec<PathBuf> {
+        let data_dir = self.data_dir.to_string_lossy();
+        let behind = |device: &PathBuf| fs::read_to_string(device.join("loop/backing_file"));
+        let ours = |device: &PathBuf| behind(device).is_ok_and(|file| file.starts_with(data_dir.as_ref()));
+        entries(Path::new("/sys/block")).into_iter().filter(ours).collect()
     }
 
     /// Processes inside sandboxes: those in a group that belongs to one.

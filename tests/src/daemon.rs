@@ -78,7 +78,8 @@ pub struct Daemon {
     pub address: SocketAddr,
     /// A key with admin rights.
     pub key: String,
-    spawn: Spawn,
+    /// How it is started, also the next time.
+    pub spawn: Spawn,
     listen: String,
     child: Option<Child>,
     starts: u32,

@@ -226,6 +226,8 @@ fn world(home: &Home, script: &Path, program: &Path) -> Command {
         .env("SHOAL_PRIVATE_DIR", home.join("private"))
         .env("CHORES", program.with_file_name("xtask"))
         .env("ROOT", crate::page::repository())
+        // A store of its own for each page would take a quarter of the disk; the page about it asks for one.
+        .env("SHOAL_STORE", "directory")
         .env("LC_ALL", "C.UTF-8")
         .env("TZ", "UTC");
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::inherit());

@@ -5,6 +5,7 @@ mod image;
 mod lifetime;
 mod pool;
 mod template;
+mod top;
 mod volume;
 
 use std::path::PathBuf;
@@ -21,6 +22,7 @@ pub use pool::{Pool, PoolAction};
 pub use template::{
     ApplyTemplates, CreateTemplate, PrepareTemplate, Template, TemplateAction, UpdateTemplate,
 };
+pub use top::{Top, TopSort};
 pub use volume::{CopyVolume, CreateVolume, ExportVolume, ImportVolume, Volume, VolumeAction};
 
 /// Sandboxes for AI agents, on this machine.
@@ -75,6 +77,7 @@ pub enum Subcommand {
     Logs(Logs),
     Watch(Watch),
     Stats(Stats),
+    Top(Top),
     Image(Image),
     Template(Template),
     Volume(Volume),
@@ -622,12 +625,16 @@ pub enum BenchPart {
     Create,
     /// A command in a running sandbox.
     Command,
+    /// Claims from a pool, one after the other and 20 at once.
+    Pools,
     /// 100 creates at once.
     AtOnce,
     /// Output of commands and files, up and down.
     Bytes,
     /// Freezing and thawing.
     Freeze,
+    /// The store: sandboxes and volumes in it, with and without a btrfs.
+    Store,
     /// Images: pulled, unpacked, and the first create from one.
     Images,
     /// A daemon that is killed beside many writing commands.

@@ -9,7 +9,9 @@ mod comparators;
 mod floor;
 mod images;
 mod langsmith;
+mod pools;
 mod report;
+mod store;
 mod streams;
 mod survival;
 
@@ -76,6 +78,10 @@ pub async fn bench(arguments: &Bench) -> anyhow::Result<()> {
             ),
         }
     }
+    if wanted(BenchPart::Pools) {
+        progress("claims from a pool");
+        report.add_all(pools::rows(client, rounds).await?);
+    }
     if wanted(BenchPart::AtOnce) {
         report.add(at_once(client, &floor).await?);
     }
@@ -86,6 +92,10 @@ pub async fn bench(arguments: &Bench) -> anyhow::Result<()> {
     if wanted(BenchPart::Freeze) {
         progress("freeze and thaw");
         report.add_all(survival::freeze(&scratch.0, rounds).await?);
+    }
+    if wanted(BenchPart::Store) {
+        progress("the store");
+        report.add_all(store::rows(&scratch.0, rounds).await?);
     }
     if wanted(BenchPart::Images) && !arguments.without_comparators {
         progress("images");

@@ -38,6 +38,7 @@ mod shell;
 mod stats;
 mod templates;
 mod terminal;
+mod top;
 mod volumes;
 mod watch;
 
@@ -122,6 +123,7 @@ async fn dispatch(subcommand: Subcommand, environment: &Environment) -> anyhow::
         Subcommand::Logs(arguments) => logs::logs(arguments, environment).await,
         Subcommand::Watch(arguments) => watch::watch(arguments, environment).await,
         Subcommand::Stats(arguments) => stats::stats(arguments, environment).await,
+        Subcommand::Top(arguments) => top::top(arguments, environment).await,
         Subcommand::Image(arguments) => images::image(arguments, environment).await,
         Subcommand::Build(arguments) => build::build(*arguments, environment).await,
         Subcommand::Pool(arguments) => pools::pool(arguments, environment).await,

@@ -181,8 +181,8 @@ fn paint_of(header: &str, cell: &str) -> Option<Paint> {
     }
     match cell {
         "running" | "ready" => Some(Paint::Green),
-        "creating" | "starting" | "deleting" | "preparing" => Some(Paint::Yellow),
-        "failed" => Some(Paint::Red),
+        "creating" | "starting" | "deleting" | "preparing" | "filling" | "making" => Some(Paint::Yellow),
+        "failed" | "failing" | "broken" => Some(Paint::Red),
         "paused" | "ended" => Some(Paint::Dim),
         _ => None,
     }

@@ -114,6 +114,8 @@ pub async fn inspect(arguments: Inspect, environment: &Environment) -> anyhow::R
         ("created", sandbox.created_at),
     ];
     facts.extend(sandbox.claimed_from.map(|pool| ("claimed", format!("from pool {pool}"))));
+    facts.extend(sandbox.limits.disk_bytes.map(|bytes| ("disk", amount::memory(bytes))));
+    facts.extend(sandbox.mounts.iter().map(|mount| ("mount", crate::volumes::mount_text(mount))));
     facts.extend(sandbox.image_digest.map(|digest| ("digest", digest)));
     facts.extend(sandbox.reason.map(|reason| ("reason", reason)));
     facts.extend(sandbox.labels.into_iter().map(|(key, value)| ("label", format!("{key}={value}"))));

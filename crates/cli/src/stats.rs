@@ -97,8 +97,7 @@ impl Look {
             .iter()
             .map(|stats| row(stats, used.get(&stats.sandbox_id).copied(), between))
             .collect();
-        let header = ["id", "name", "state", "cpu", "cpu time", "memory", "pids", "disk", "commands"];
-        let mut text = print::columns(&header, &rows);
+        let mut text = print::columns(&HEADER, &rows);
         if let Seen::All(all) = &self.seen {
             text.push('\n');
             text.push_str(&machine(&all.machine));
@@ -107,7 +106,12 @@ impl Look {
     }
 }
 
-fn row(stats: &api::SandboxStats, used_before: Option<f64>, between: f64) -> Vec<String> {
+/// The head of a table of sandboxes.
+pub const HEADER: [&str; 9] =
+    ["id", "name", "state", "cpu", "cpu time", "memory", "pids", "disk", "commands"];
+
+/// What such a table says of one.
+pub fn row(stats: &api::SandboxStats, used_before: Option<f64>, between: f64) -> Vec<String> {
     let none = || "-".to_owned();
     let limits = &stats.limits;
     let usage = stats.usage.as_ref();
@@ -125,7 +129,8 @@ fn row(stats: &api::SandboxStats, used_before: Option<f64>, between: f64) -> Vec
         usage.map_or_else(none, |usage| format!("{} / {}", usage.pids, limits.pids)),
         stats.disk.as_ref().map_or_else(none, |disk| {
             let more = if disk.complete { "" } else { "> " };
-            format!("{more}{}", size(disk.bytes))
+            let held = limits.disk_bytes.map_or_else(|| size(disk.bytes), |limit| of(disk.bytes, limit));
+            format!("{more}{held}")
         }),
         stats.commands_running.to_string(),
     ]

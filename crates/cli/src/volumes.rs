@@ -92,8 +92,9 @@ async fn list(client: &Client, json: bool) -> anyhow::Result<i32> {
         return Ok(0);
     }
     let row = |volume: api::Volume| {
-        let holders: Vec<String> =
+        let mut holders: Vec<String> =
             volume.mounted_by.iter().map(|holder| print::plain(&holder.name).to_string()).collect();
+        holders.dedup();
         vec![
             print::plain(&volume.name).to_string(),
             amount::memory(volume.size_bytes),

@@ -42,6 +42,10 @@ const POOLS_MAX: usize = 1000;
 const MAKING_MAX: usize = 4;
 /// Sandboxes that are made for all pools together at the same time: callers' creates come first.
 const REFILLS_MAX: usize = 4;
+/// After a claim, nothing is made for so long, since the first command of whoever claimed comes first;
+const QUIET: Duration = Duration::from_millis(5);
+/// but never longer than this after the first of many claims.
+const QUIET_MAX: Duration = Duration::from_millis(50);
 /// Sandboxes that one pool has deleted at the same time.
 const REMOVALS_MAX: usize = 8;
 /// Between two attempts to make what could not be made, at first and at most.
@@ -258,6 +262,8 @@ struct Members {
     ready: VecDeque<SandboxId>,
     /// To be made, and without a row yet.
     begun: usize,
+    /// The first claim since something was last made, and the last.
+    claimed: Option<(Instant, Instant)>,
 }
 
 struct Member {
@@ -347,6 +353,8 @@ impl Pool {
             }
             if home.state() == State::Running && home.outbox.is_connected() && is_made_from(home, version) {
                 taken = members.all.remove(&id).map(|member| member.home);
+                let now = Instant::now();
+                members.claimed = Some((members.claimed.map_or(now, |(first, _)| first), now));
                 break;
             }
             // Its task sees to it.
@@ -702,7 +710,9 @@ async fn tend(shared: Arc<Shared>, pool: Arc<Pool>) {
                 work.spawn(remove(Arc::clone(&pool), home).in_current_span());
             }
         }
-        for _ in 0..steps.make {
+        let quiet_at = pool.quiet_at();
+        let now = if quiet_at.is_some() { 0 } else { steps.make };
+        for _ in 0..now {
             pool.members().begun += 1;
             work.spawn(make(Arc::clone(&shared), Arc::clone(&pool)).in_current_span());
         }
@@ -725,7 +735,7 @@ async fn tend(shared: Arc<Shared>, pool: Arc<Pool>) {
         let retry = pool.face().trouble.as_ref().and_then(|trouble| trouble.retry).map(|(at, _)| at);
         let retry = retry.filter(|at| *at > Instant::now());
         let next_check = (!checking).then_some(check_at);
-        let wake_at = [retry, next_check].into_iter().flatten().min();
+        let wake_at = [retry, next_check, quiet_at.filter(|_| steps.make > 0)].into_iter().flatten().min();
         tokio::select! {
             () = pool.wake.notified() => {}
             () = sleep_until(wake_at.unwrap_or(check_at)), if wake_at.is_some() => {}
@@ -793,6 +803,18 @@ fn look_at_source(pool: &Pool, source: Result<&Source, &EngineError>) -> bool {
 }
 
 impl Pool {
+    /// Until when whoever claimed is left alone, if that is not over.
+    fn quiet_at(&self) -> Option<Instant> {
+        let mut members = self.members();
+        let (first, last) = members.claimed?;
+        let at = (last + QUIET).min(first + QUIET_MAX);
+        if at > Instant::now() {
+            return Some(at);
+        }
+        members.claimed = None;
+        None
+    }
+
     fn steps(&self, version: Option<&Arc<Version>>, makeable: bool) -> Steps {
         let face = self.face().clone();
         let members = self.members();

@@ -26,6 +26,8 @@ use crate::{Engine, page_limit};
 pub(crate) const COUNTS_MAX: usize = 2;
 /// A count that is older is taken anew when someone asks.
 const COUNT_FRESH: Duration = Duration::from_secs(15);
+/// The same where the kernel counts, and a look is enough.
+const LOOK_FRESH: Duration = Duration::from_secs(1);
 /// How long an answer waits for the first count of a sandbox's files. Most sandboxes hold little.
 const COUNT_WAIT: Duration = Duration::from_secs(1);
 /// How long reading counters may take. They are a few small files each.
@@ -106,9 +108,9 @@ impl Disk {
     }
 
     /// Whether the caller is to count now.
-    fn begin(&self) -> bool {
+    fn begin(&self, fresh_for: Duration) -> bool {
         let mut state = self.lock();
-        let fresh = state.newest.is_some_and(|(_, at)| at.elapsed() < COUNT_FRESH);
+        let fresh = state.newest.is_some_and(|(_, at)| at.elapsed() < fresh_for);
         !fresh && !std::mem::replace(&mut state.under_way, true)
     }
 
@@ -129,7 +131,8 @@ fn count_files(home: &Arc<Home>) {
         State::Running | State::Paused(_) | State::Failed { .. } => true,
         State::Creating | State::Deleting => false,
     };
-    if !has_files || !home.disk.begin() {
+    let fresh_for = if home.shared.backend.store().limits { LOOK_FRESH } else { COUNT_FRESH };
+    if !has_files || !home.disk.begin(fresh_for) {
         return;
     }
     let home = Arc::clone(home);

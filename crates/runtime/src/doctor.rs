@@ -18,6 +18,7 @@ use crate::enter::{attach, cut_out, mount_overlay};
 use crate::host_image::USR;
 use crate::ranges::{self, CLAIMS};
 use crate::slot;
+use crate::store;
 use crate::sys::{self, Cloned};
 
 /// `cgroup.kill` came with it.
@@ -121,6 +122,7 @@ pub fn examine(data_dir: &Path) -> Vec<Finding> {
     findings.push(storage.idmapped_usr(tries));
     findings.push(storage.overlay(tries));
     findings.extend(storage.space());
+    findings.push(storage.store(data_dir));
     findings.push(descriptors());
     findings.push(process_ids());
     findings.push(id_ranges());
@@ -397,6 +399,56 @@ impl Storage {
             }
         }
     }
+}
+
+impl Storage {
+    /// Where a daemon here would keep writable files, if nobody says otherwise.
+    fn store(&self, data_dir: &Path) -> Finding {
+        const NAME: &str = "store";
+        let gib = |bytes: u64| format!("{:.1} GiB", bytes as f64 / f64::from(1 << 30));
+        if let Ok(image) = fs::metadata(data_dir.join(store::IMAGE)) {
+            return Finding::found(NAME, format!("loop, {} in {}", gib(image.len()), store::IMAGE));
+        }
+        let cost = "sandboxes and volumes are not held to disk limits, and volumes cannot be copied at once";
+        let plain = |why: String, remedy: &str| {
+            Finding::lacking(NAME, format!("plain directories: {why}"), cost, remedy)
+        };
+        if self.kind() == "btrfs" {
+            return Finding::found(
+                NAME,
+                "btrfs, the data directory's own; `--store btrfs` turns its quotas on",
+            );
+        }
+        if !has_btrfs() {
+            return plain("the kernel has no btrfs".into(), "use a kernel with the module `btrfs`");
+        }
+        if !Path::new("/dev/loop-control").exists() {
+            return plain(
+                "there are no loop devices".into(),
+                "load the module `loop`, or show /dev/loop* to the daemon",
+            );
+        }
+        if store::make_program().is_none() {
+            return plain("mkfs.btrfs is not installed".into(), "install it: apt install btrfs-progs");
+        }
+        let available =
+            rustix::fs::statvfs(&self.place).map_or(0, |stat| stat.f_bavail.saturating_mul(stat.f_frsize));
+        match store::size_auto(available) {
+            Some(size) => Finding::found(NAME, format!("loop, {} are taken at the first start", gib(size))),
+            None => plain(
+                format!("{} are free", gib(available)),
+                "free some, choose a larger disk with --data-dir, or a smaller store with --store loop --store-size",
+            ),
+        }
+    }
+}
+
+/// Whether the kernel knows it, or has a module that does.
+fn has_btrfs() -> bool {
+    let known = fs::read_to_string("/proc/filesystems").unwrap_or_default();
+    let release = rustix::system::uname().release().to_string_lossy().into_owned();
+    let modules = || fs::read_to_string(format!("/lib/modules/{release}/modules.dep")).unwrap_or_default();
+    known.lines().any(|line| line.trim() == "btrfs") || modules().contains("/btrfs.ko")
 }
 
 fn judge_file_system(place: &Path, mounted: Option<&Mounted>) -> Finding {

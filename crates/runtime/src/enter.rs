@@ -336,8 +336,9 @@ impl Walker<'_> {
                 other => other,
             };
             at = next.map_err(|errno| match errno {
-                Errno::LOOP => io::Error::other(format!("`{name}` is a link")),
-                Errno::NOTDIR => io::Error::other(format!("`{name}` is not a directory")),
+                Errno::LOOP | Errno::NOTDIR => {
+                    io::Error::other(format!("`{name}` is a link, or no directory"))
+                }
                 errno => errno.into(),
             })?;
         }

@@ -108,6 +108,7 @@ impl Filters {
         forbidden.insert(libc::SYS_unshare, namespace_rules(0)?);
         forbidden.insert(libc::SYS_clone, namespace_rules(0)?);
         forbidden.insert(libc::SYS_socket, socket_rules()?);
+        forbidden.insert(libc::SYS_ioctl, btrfs_rules()?);
         let kept = BTreeMap::from([
             (libc::SYS_setrlimit, vec![SeccompRule::new(vec![equals(0, RESOURCE_CORE)?])?]),
             (libc::SYS_prlimit64, vec![SeccompRule::new(vec![equals(1, RESOURCE_CORE)?, not_null(2)?])?]),
@@ -174,6 +175,20 @@ fn socket_rules() -> Result<Vec<SeccompRule>, seccompiler::BackendError> {
         between(libc::AF_INET6 + 1, libc::AF_NETLINK - 1)?,
         SeccompRule::new(vec![above])?,
     ])
+}
+
+/// Every request of btrfs but those for sharing blocks between files, which other file systems have too. A volume may be on btrfs, and
+/// there anyone may make subvolumes, which would be outside of the volume's size and could not be removed like directories.
+fn btrfs_rules() -> Result<Vec<SeccompRule>, seccompiler::BackendError> {
+    const OF_BTRFS: u64 = 0x94 << 8;
+    // FICLONE, FICLONERANGE and FIDEDUPERANGE (linux/fs.h).
+    const SHARING: [u64; 3] = [0x4004_9409, 0x4020_940d, 0xc018_9436];
+    let kind = SeccompCmpOp::MaskedEq(0xff00);
+    let mut conditions = vec![SeccompCondition::new(1, SeccompCmpArgLen::Dword, kind, OF_BTRFS)?];
+    for request in SHARING {
+        conditions.push(SeccompCondition::new(1, SeccompCmpArgLen::Dword, SeccompCmpOp::Ne, request)?);
+    }
+    Ok(vec![SeccompRule::new(conditions)?])
 }
 
 /// ENOSYS for calls that this build has not heard of and for the x32 ABI. Written out, since seccompiler compares

@@ -48,7 +48,7 @@ use crate::sys::btrfs::{self, Quota};
 use crate::sys::loops;
 
 /// The file with the btrfs, in the data directory.
-const IMAGE: &str = "store.img";
+pub const IMAGE: &str = "store.img";
 /// The same while it is being made.
 const UNFINISHED_IMAGE: &str = "store.img.unfinished";
 /// Where it is mounted, or where subvolumes are.

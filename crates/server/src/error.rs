@@ -138,7 +138,10 @@ impl From<EngineError> for ApiError {
             TemplateNameTaken { .. } => say(StatusCode::CONFLICT, "name_taken")
                 .hint("choose another name, update that template, or put its content anew with PUT"),
             TemplateInUse { sandboxes, pools, .. } => say(StatusCode::CONFLICT, "template_in_use")
-                .hint("delete its pools and the sandboxes that were made from it first")
+                .hint(match pools {
+                    0 => "delete the sandboxes that were made from it first",
+                    _ => "delete its pools and the sandboxes that were made from it first",
+                })
                 .detail("sandboxes", sandboxes as u64)
                 .detail("pools", pools as u64),
             PoolNotFound { .. } => say(StatusCode::NOT_FOUND, "pool_not_found")

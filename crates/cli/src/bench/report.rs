@@ -14,6 +14,12 @@ pub fn median(mut times: Vec<Duration>) -> Duration {
     times.get(times.len() / 2).copied().unwrap_or_default()
 }
 
+/// The one that so many of a hundred are no longer than.
+pub fn percentile(mut times: Vec<Duration>, percent: usize) -> Duration {
+    times.sort_unstable();
+    times.get((times.len() * percent).div_ceil(100).saturating_sub(1)).copied().unwrap_or_default()
+}
+
 /// What was measured.
 #[derive(Clone, Copy)]
 pub enum Figure {

@@ -55,6 +55,8 @@ const BUILDS_RUNNING_MAX: usize = 8;
 const LOG_MAX: u64 = 16 << 20;
 /// What is read of a log at once.
 const LOG_PIECE: usize = 64 * 1024;
+/// Where every sandbox has memory that looks like files.
+const MEMORY: &str = "/dev/shm";
 /// How long one step may take.
 const STEP_SECONDS: u64 = 6 * 3600;
 /// Secrets of one build, in all.
@@ -1045,8 +1047,8 @@ impl Builder {
                 .filter_map(|secret| Some((secret, builder.secrets.get(&secret.id)?)))
                 .collect();
             let mut made = Vec::new();
-            for (secret, value) in &given {
-                made.push(builder.place_secret(sandbox, secret, value).await?);
+            for (number, (secret, value)) in given.iter().enumerate() {
+                made.push(builder.place_secret(sandbox, number, secret, value).await?);
             }
             let spec = CommandSpec {
                 env: arguments.clone(),
@@ -1072,10 +1074,12 @@ impl Builder {
         .await
     }
 
-    /// Puts a secret where a step wants it. Tells what has to be removed after it.
+    /// Puts a secret where a step wants it: into memory that ends with the sandbox, and a link to it into the file system, so that
+    /// its bytes are on no disk, and a step that moves it moves a link. Tells what has to be removed after it.
     async fn place_secret(
         &self,
         sandbox: SandboxId,
+        number: usize,
         secret: &Secret,
         value: &[u8],
     ) -> Result<String, Broken> {
@@ -1095,8 +1099,9 @@ impl Builder {
                 Err(error) => return Err(error.into()),
             }
         }
+        let kept = format!("{MEMORY}/secret-{number}");
         let options = WriteOptions {
-            path: secret.target.clone().into_bytes(),
+            path: kept.clone().into_bytes(),
             mode: Some(0o444),
             parents: true,
             size: Some(value.len() as u64),
@@ -1105,6 +1110,25 @@ impl Builder {
         let mut writing = files.write(options).await?;
         writing.write(Bytes::copy_from_slice(value)).await?;
         writing.finish().await?;
+        let (directory, name) = secret.target.rsplit_once('/').unwrap_or(("", &secret.target));
+        if !directory.is_empty() {
+            files.make_directory(directory.as_bytes(), true, None).await?;
+        }
+        let link = Entry {
+            path: name.as_bytes().to_vec(),
+            kind: EntryKind::Symlink,
+            link: kept.into_bytes(),
+            size: 0,
+            mode: 0o777,
+            uid: 0,
+            gid: 0,
+            modified: 0,
+            attributes: Vec::new(),
+        };
+        let mut unpacking = files.unpack(format!("{directory}/").as_bytes()).await?;
+        unpacking.write(archive::entry_header(&link).into()).await?;
+        unpacking.write(vec![0; 2 * archive::BLOCK].into()).await?;
+        unpacking.finish().await?;
         Ok(removed)
     }
 

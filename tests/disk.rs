@@ -1,0 +1,277 @@
+//! The store, and what sandboxes may put on disk.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
+
+use serde_json::{Value, json};
+use shoal_tests::daemon::kill_hard;
+use shoal_tests::wait::until_true;
+use shoal_tests::{Daemon, Spawn};
+
+const SIZE: &str = "512Mi";
+
+fn spawn(kind: &str, size: &str) -> Spawn {
+    let environment = [("SHOAL_STORE", kind), ("SHOAL_STORE_SIZE", size)];
+    Spawn {
+        environment: environment.map(|(name, value)| (name.into(), value.into())).into(),
+        ..Spawn::default()
+    }
+}
+
+fn with_store() -> Daemon {
+    spawn("loop", SIZE).start()
+}
+
+/// What is in a directory of the store. Nobody but the launcher sees it.
+fn in_store(daemon: &Daemon, directory: &str) -> Vec<String> {
+    let launchers = daemon.launchers();
+    let [launcher] = launchers.as_slice() else { panic!("one launcher, not {launchers:?}") };
+    let inside = daemon.data_dir.strip_prefix("/").expect("it is absolute");
+    let path = PathBuf::from(format!("/proc/{launcher}/root")).join(inside).join("store").join(directory);
+    let entries = fs::read_dir(path).expect("the store is mounted in the launcher's namespace");
+    entries.map(|entry| entry.expect("a name").file_name().to_string_lossy().into_owned()).collect()
+}
+
+/// Whether a loop device has the store's file.
+fn is_attached(daemon: &Daemon) -> bool {
+    let image = daemon.data_dir.join("store.img");
+    let entries = fs::read_dir("/sys/block").expect("sysfs").map(|entry| entry.expect("a name").path());
+    entries
+        .filter_map(|device| fs::read_to_string(device.join("loop/backing_file")).ok())
+        .any(|file| file.trim_end() == image.to_string_lossy())
+}
+
+fn used(sandbox: &shoal_tests::Sandbox) -> u64 {
+    let stats = sandbox.request("GET", "/stats").send(sandbox.address).expect(200);
+    stats["disk"]["bytes"].as_u64().unwrap_or(0)
+}
+
+#[test]
+fn a_sandbox_over_its_disk_limit_is_told_so_lives_and_recovers() {
+    let daemon = with_store();
+    let sandbox = daemon.sandbox_with(json!({"disk": "48Mi"}));
+    assert_eq!(sandbox.get()["limits"]["disk_bytes"], 48 << 20);
+    let full = sandbox.sh("head -c 128M /dev/zero > /workspace/big");
+    assert_ne!(full.exit_code(), Some(0));
+    assert!(
+        full.errors().contains("quota exceeded") || full.errors().contains("No space left"),
+        "{}",
+        full.errors()
+    );
+    // It is there, commands run, and what it uses is told beside what it may.
+    assert_eq!(sandbox.sh("echo alive").ok().text(), "alive");
+    let bytes = used(&sandbox);
+    assert!(((40 << 20)..=(48 << 20)).contains(&bytes), "{bytes}");
+    // All of the sandbox's own files count, wherever they are; the image's do not.
+    assert_ne!(sandbox.sh("head -c 16M /dev/zero > /usr/local/more").exit_code(), Some(0));
+    // Many small files count too: a limit of bytes holds for names.
+    sandbox.sh("rm -f /workspace/big /usr/local/more; sync -f /workspace").ok();
+    sandbox.sh("head -c 40M /dev/zero > /workspace/fits").ok();
+    sandbox.sh("rm /workspace/fits; sync -f /workspace").ok();
+    let many = sandbox.sh("cd /workspace && i=0; while [ $i -lt 200000 ]; do mkdir -p d$((i/1000)) && : > d$((i/1000))/file-with-a-rather-long-name-$i || exit 7; i=$((i+1)); done");
+    assert_ne!(many.exit_code(), Some(0), "names have to end somewhere");
+    sandbox.sh("rm -rf /workspace/d* && echo again > /workspace/file").ok();
+    // Nobody else is concerned, and one without a wish has the usual limit.
+    let other = daemon.sandbox();
+    other.sh("head -c 64M /dev/zero > /workspace/big").ok();
+    assert_eq!(other.get()["limits"]["disk_bytes"], 10u64 << 30);
+}
+
+#[test]
+fn a_template_limits_the_disk_of_its_sandboxes() {
+    let daemon = with_store();
+    daemon.post("/v1/templates", &json!({"name": "small", "disk": "32Mi"})).expect(201);
+    let sandbox = daemon.sandbox_with(json!({"template": "small"}));
+    assert_eq!(sandbox.get()["limits"]["disk_bytes"], 32 << 20);
+    assert_ne!(sandbox.sh("head -c 64M /dev/zero > /workspace/big").exit_code(), Some(0));
+    let larger = daemon.sandbox_with(json!({"template": "small", "disk": "96Mi"}));
+    larger.sh("head -c 64M /dev/zero > /workspace/big").ok();
+    for disk in ["0", "1", "1Pi", "lots"] {
+        daemon.post("/v1/sandboxes", &json!({"disk": disk})).expect_refusal(400, "invalid_request");
+        daemon
+            .post("/v1/templates", &json!({"name": "t", "disk": disk}))
+            .expect_refusal(400, "invalid_request");
+    }
+}
+
+#[test]
+fn a_store_without_limits_refuses_to_promise_them() {
+    let daemon = Daemon::start();
+    daemon.post("/v1/sandboxes", &json!({"disk": "1Gi"})).expect_refusal(409, "disk_limits_not_supported");
+    daemon.post("/v1/templates", &json!({"name": "t", "disk": "1Gi"})).expect(201);
+    let sandbox = daemon.sandbox_with(json!({"template": "t"}));
+    assert_eq!(sandbox.get()["limits"]["disk_bytes"], Value::Null, "what is not kept is not promised");
+}
+
+#[test]
+fn a_full_store_stops_whoever_writes_and_heals_when_something_goes() {
+    let daemon = spawn("loop", "256Mi").start();
+    let (one, other) = (daemon.sandbox(), daemon.sandbox());
+    assert_ne!(one.sh("head -c 1G /dev/zero > /workspace/big").exit_code(), Some(0));
+    assert_ne!(other.sh("head -c 64M /dev/zero > /workspace/big").exit_code(), Some(0));
+    assert_eq!(other.sh("echo alive").ok().text(), "alive");
+    let machine = daemon.get("/v1/stats").expect(200)["machine"].clone();
+    assert!(machine["disk_bytes"].as_u64() <= Some(256 << 20), "it tells of the store: {machine}");
+    one.delete();
+    until_true("the space of a deleted sandbox is free", || {
+        other.sh("head -c 64M /dev/zero > /workspace/big && rm /workspace/big").exit_code() == Some(0)
+    });
+    daemon.sandbox().sh("echo new > /workspace/file").ok();
+}
+
+#[test]
+fn sandboxes_come_and_go_and_leave_nothing_in_the_store() {
+    let daemon = with_store();
+    daemon.sandbox().delete();
+    let before = daemon.audit();
+    for _ in 0..10 {
+        let sandbox = daemon.sandbox();
+        sandbox.sh("echo hi > /workspace/file; mkdir -p /opt/x; rm -rf /usr/games").ok();
+        assert_eq!(in_store(&daemon, "sandboxes"), [sandbox.id.clone()]);
+        sandbox.delete();
+    }
+    assert_eq!(in_store(&daemon, "sandboxes"), [] as [String; 0]);
+    daemon.expect_nothing_beyond(&before);
+}
+
+#[test]
+fn the_store_is_found_again_after_crashes_and_let_go_when_all_is_over() {
+    let mut daemon = with_store();
+    let sandbox = daemon.sandbox().id;
+    daemon.sandbox_of(&sandbox).sh("echo kept > /workspace/file").ok();
+    for _ in 0..3 {
+        daemon.launchers().into_iter().for_each(kill_hard);
+        daemon.sandbox().delete();
+        daemon.crash();
+    }
+    assert!(is_attached(&daemon));
+    assert_eq!(daemon.sandbox_of(&sandbox).sh("cat /workspace/file").ok().text(), "kept");
+    daemon.sandbox_of(&sandbox).sh("head -c 16M /dev/zero > /workspace/more").ok();
+    // A sandbox keeps it mounted, whatever becomes of daemon and launcher.
+    daemon.kill();
+    until_true("the launcher is gone", || daemon.launchers().is_empty());
+    assert!(is_attached(&daemon), "the sandbox lives in it");
+    daemon.start_again();
+    daemon.sandbox_of(&sandbox).delete();
+    daemon.kill();
+    until_true("nobody uses it, so the device lets go", || !is_attached(&daemon));
+    daemon.start_again();
+    daemon.sandbox().sh("echo works").ok();
+}
+
+#[test]
+fn a_store_that_was_not_unmounted_is_whole() {
+    // What a power failure would leave: the file as it is while it is mounted and written to.
+    let daemon = with_store();
+    daemon.post("/v1/volumes", &json!({"name": "data", "size": "64Mi"})).expect(201);
+    let sandbox = daemon.sandbox_with(json!({"mounts": [{"volume": "data", "path": "/data"}]}));
+    sandbox.sh("echo durable > /data/file && sync -f /data/file && head -c 8M /dev/zero > /data/later").ok();
+    let mut other = with_store();
+    other.kill();
+    until_true("the other store is let go", || !is_attached(&other));
+    fs::copy(daemon.data_dir.join("store.img"), other.data_dir.join("store.img")).expect("it can be copied");
+    for name in ["shoal.db", "shoal.db-wal"] {
+        fs::copy(daemon.data_dir.join(name), other.data_dir.join(name)).expect("it can be copied");
+    }
+    let _ = fs::remove_file(other.data_dir.join("shoal.db-shm"));
+    drop(daemon);
+    other.start_again();
+    let found = other.sandbox_with(json!({"mounts": [{"volume": "data", "path": "/data"}]}));
+    assert_eq!(found.sh("cat /data/file").ok().text(), "durable");
+    found.sh("echo more > /data/more").ok();
+}
+
+#[test]
+fn a_store_grows_and_does_not_shrink() {
+    let mut daemon = spawn("loop", "256Mi").start();
+    let sandbox = daemon.sandbox().id;
+    daemon.sandbox_of(&sandbox).sh("head -c 32M /dev/zero > /workspace/file").ok();
+    let size = |daemon: &Daemon| fs::metadata(daemon.data_dir.join("store.img")).expect("it is there");
+    for (wish, bytes) in [("512Mi", 512 << 20), ("300Mi", 512 << 20)] {
+        daemon.kill();
+        daemon.spawn.environment = spawn("loop", wish).environment;
+        daemon.start_again();
+        assert_eq!(size(&daemon).len(), bytes, "after {wish}");
+        assert!(size(&daemon).blocks() * 512 >= bytes, "all of it is allocated");
+    }
+    daemon.sandbox_of(&sandbox).sh("head -c 350M /dev/zero > /workspace/file").ok();
+    assert!(size(&daemon).blocks() * 512 >= 512 << 20, "nothing is given back");
+    daemon.sandbox_of(&sandbox).sh("rm /workspace/file && sync -f /workspace").ok();
+    daemon.sandbox_of(&sandbox).delete();
+    assert!(size(&daemon).blocks() * 512 >= 512 << 20, "nothing is given back");
+}
+
+#[test]
+fn a_store_with_something_in_it_is_not_given_up() {
+    let mut daemon = with_store();
+    let sandbox = daemon.sandbox().id;
+    daemon.kill();
+    daemon.spawn.environment = spawn("directory", SIZE).environment;
+    let said = daemon.try_start(&daemon.log(9)).expect_err("there is a sandbox in it");
+    assert!(said.contains("1 sandboxes and 0 volumes") && said.contains("delete them first"), "{said}");
+    daemon.spawn.environment = spawn("auto", SIZE).environment;
+    daemon.start_again();
+    daemon.sandbox_of(&sandbox).delete();
+    daemon.kill();
+    daemon.spawn.environment = spawn("directory", SIZE).environment;
+    daemon.start_again();
+    assert!(!daemon.data_dir.join("store.img").exists(), "an empty one goes");
+    until_true("the device lets go", || !is_attached(&daemon));
+    daemon.sandbox().sh("echo works").ok();
+    // And from plain directories to a store: what is there stays where it is.
+    daemon.post("/v1/volumes", &json!({"name": "old", "size": "8Mi"})).expect(201);
+    let sandbox = daemon.sandbox_with(json!({"mounts": [{"volume": "old", "path": "/old"}]})).id;
+    daemon.sandbox_of(&sandbox).sh("echo old > /old/file; echo own > /workspace/file").ok();
+    daemon.kill();
+    daemon.spawn.environment = spawn("loop", SIZE).environment;
+    daemon.start_again();
+    assert_eq!(daemon.sandbox_of(&sandbox).sh("cat /old/file /workspace/file").ok().text(), "old\nown");
+    let new = daemon.sandbox_with(json!({"mounts": [{"volume": "old", "path": "/old"}]}));
+    assert_eq!(new.sh("cat /old/file").ok().text(), "old");
+    daemon.sandbox_of(&sandbox).delete();
+}
+
+#[test]
+fn a_store_that_does_not_fit_is_refused_or_done_without() {
+    let small = Spawn { tmpfs_bytes: Some(400 << 20), ..spawn("auto", "300Mi") };
+    let daemon = small.start();
+    assert!(daemon.logs().contains("plain directories"), "{}", daemon.logs());
+    assert!(
+        !daemon.data_dir.join("store.img").exists() && !daemon.data_dir.join("store.img.unfinished").exists()
+    );
+    daemon.sandbox().sh("echo works").ok();
+    let mut daemon = daemon;
+    daemon.kill();
+    daemon.spawn.environment = spawn("loop", "1Gi").environment;
+    let said = daemon.try_start(&daemon.log(9)).expect_err("there is no room");
+    assert!(said.contains("bytes are free"), "{said}");
+    assert!(
+        !daemon.data_dir.join("store.img").exists() && !daemon.data_dir.join("store.img.unfinished").exists()
+    );
+}
+
+#[test]
+fn a_guest_makes_no_subvolumes_in_its_volume() {
+    let daemon = with_store();
+    daemon.post("/v1/volumes", &json!({"name": "data", "size": "16Mi"})).expect(201);
+    let sandbox = daemon.sandbox_with(json!({"mounts": [{"volume": "data", "path": "/data"}]}));
+    // BTRFS_IOC_SUBVOL_CREATE, SNAP_CREATE, SNAP_DESTROY, QUOTA_CTL; then FICLONE, which copies need.
+    let said = sandbox.python(
+        "
+import fcntl, os
+d = os.open('/data', os.O_RDONLY)
+for request in (0x5000940e, 0x50009401, 0x5000940f, 0xc0109428):
+    try:
+        fcntl.ioctl(d, request, bytearray(bytes(8) + b'inside' + bytes(4082)))
+        print('done')
+    except OSError as error:
+        print(error.errno)
+open('/data/a', 'wb').write(b'x' * 65536)
+a, b = os.open('/data/a', os.O_RDONLY), os.open('/data/b', os.O_RDWR | os.O_CREAT)
+fcntl.ioctl(b, 0x40049409, a)
+print(os.stat('/data/b').st_size, sorted(os.listdir('/data')))
+",
+    );
+    assert_eq!(said.ok().text(), "1\n1\n1\n1\n65536 ['a', 'b']");
+}
