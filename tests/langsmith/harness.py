@@ -44,7 +44,7 @@ class Daemon:
         with (self.directory / "daemon.log").open("a") as log:
             self._process = subprocess.Popen(
                 [*command, "--spares", "2"],
-                env={**os.environ, "SHOAL_API_KEY": self.key},
+                env={"SHOAL_STORE": "directory", **os.environ, "SHOAL_API_KEY": self.key},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=log,

@@ -784,7 +784,7 @@ fn enter(
     row: SandboxRow,
     version: Option<Arc<Version>>,
     wait: Wait,
-) -> (Arc<Home>, oneshot::Receiver<Result<(), EngineError>>) {
+) -> Entered {
     let keeper = Keeper::newborn(row.lifetime.clone(), shared.clock.now());
     let (inbox, messages) = mpsc::channel(INBOX_MAX);
     let home = Home::new(Arc::clone(shared), &row, version, Tally::default(), inbox);
@@ -795,11 +795,14 @@ fn enter(
     (home, answer)
 }
 
+/// A sandbox that is being made, and what tells what came of it.
+type Entered = (Arc<Home>, oneshot::Receiver<Result<(), EngineError>>);
+
 /// Admits a sandbox that will wait in a pool. It counts against what the pool's owner may have, and against the machine.
 pub(crate) fn admit_member(
     shared: &Arc<Shared>,
     pool: &Arc<Pool>,
-) -> Result<(Arc<Home>, oneshot::Receiver<Result<(), EngineError>>), EngineError> {
+) -> Result<Entered, EngineError> {
     let directory = shared.directory();
     let spec = SandboxSpec { template: pool.template(), ..SandboxSpec::default() };
     let source = shared.templates.find(&pool.owner, &spec.template)?;

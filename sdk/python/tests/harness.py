@@ -30,7 +30,8 @@ class Daemon:
 
     def start(self, listen: str = "127.0.0.1:0") -> None:
         """Starts it, and waits until it says that it is ready."""
-        environment = {**os.environ, "SHOAL_API_KEY": self.key}
+        # Plain directories: a store of its own would take a quarter of what is free on the disk.
+        environment = {"SHOAL_STORE": "directory", **os.environ, "SHOAL_API_KEY": self.key}
         log = (self.directory / "daemon.log").open("a")
         with log:
             self._process = subprocess.Popen(
