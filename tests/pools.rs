@@ -120,6 +120,26 @@ fn what_makes_no_sense_is_refused_with_a_code() {
 }
 
 #[test]
+fn there_is_no_pool_for_a_template_that_mounts_volumes() {
+    let daemon = with_pool(1);
+    daemon.post("/v1/volumes", &json!({"name": "v", "size": "64Mi"})).expect(201);
+    let mounts = json!([{"volume": "v", "path": "/data"}]);
+    daemon.post("/v1/templates", &json!({"name": "mounting", "mounts": mounts})).expect(201);
+    let pool = json!({"name": "q", "template": "mounting", "replicas": 1});
+    let refused = daemon.post("/v1/pools", &pool).expect_refusal(400, "pool_has_volumes");
+    assert_eq!(refused["details"]["template"], "mounting");
+    let update = json!({"mounts": mounts});
+    daemon.request("PATCH", "/v1/templates/small").json(&update).send(daemon.address).expect(200);
+    until_true("the pool says that it cannot be filled any more", || {
+        let pool = get(&daemon, "p");
+        pool["state"] == "failing" && pool["reason"].as_str().is_some_and(|reason| reason.contains("volumes"))
+    });
+    let update = json!({"mounts": []});
+    daemon.request("PATCH", "/v1/templates/small").json(&update).send(daemon.address).expect(200);
+    full(&daemon, "p");
+}
+
+#[test]
 fn a_pool_is_scaled_renamed_deleted_and_leaves_nothing_behind() {
     let daemon = Daemon::start();
     daemon.sandbox().delete();

@@ -141,7 +141,8 @@ impl Screen {
     fn enter() -> anyhow::Result<Self> {
         let raw = Raw::enter()?;
         let screen = Self { _raw: raw };
-        print::live("\x1b[?1049h\x1b[?25l")?;
+        // Lines that are too long end at the edge, and do not push others off the screen.
+        print::live("\x1b[?1049h\x1b[?25l\x1b[?7l")?;
         Ok(screen)
     }
 
@@ -163,7 +164,7 @@ impl Drop for Screen {
     fn drop(&mut self) {
         let mut stdout = io::stdout().lock();
         // A terminal that is gone needs nothing.
-        let _ = stdout.write_all(b"\x1b[?25h\x1b[?1049l").and_then(|()| stdout.flush());
+        let _ = stdout.write_all(b"\x1b[?7h\x1b[?25h\x1b[?1049l").and_then(|()| stdout.flush());
     }
 }
 
@@ -297,6 +298,10 @@ fn sort(busy: &mut [(f64, &api::SandboxStats)], by: TopSort) {
     });
 }
 
+fn counted(count: usize, one: &str, many: &str) -> String {
+    format!("{count} {}", if count == 1 { one } else { many })
+}
+
 /// The machine, in a few lines.
 fn head(now: &Look, busy: f64, view: &View) -> String {
     let Seen { sandboxes, pools, machine } = &now.seen;
@@ -310,9 +315,9 @@ fn head(now: &Look, busy: f64, view: &View) -> String {
     let wanted: u32 = pools.iter().map(|pool| pool.replicas).sum();
     let free = |available: u64, all: u64| format!("{} free of {}", size(available), size(all));
     let mut text = format!(
-        "{} sandboxes, {} pools with {ready} of {wanted} ready, by {sorted}{}\n",
-        sandboxes.len(),
-        pools.len(),
+        "{}, {} with {ready} of {wanted} ready, by {sorted}{}\n",
+        counted(sandboxes.len(), "sandbox", "sandboxes"),
+        counted(pools.len(), "pool", "pools"),
         if view.still { ", standing still" } else { "" },
     );
     text.push_str(&format!(

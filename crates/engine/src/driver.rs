@@ -13,7 +13,7 @@
 
 use std::future::{Future, pending};
 use std::pin::Pin;
-use std::sync::{Arc, PoisonError, Weak};
+use std::sync::{Arc, PoisonError};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
@@ -26,6 +26,7 @@ use wire::SandboxId;
 use wire::launch::{Processes, Rootfs};
 
 use crate::TRACE_TARGET;
+use crate::clock::Moment;
 use crate::command::Hub;
 use crate::error::{EngineError, StoreError, chain};
 use crate::events::Happened;
@@ -34,11 +35,11 @@ use crate::home::Home;
 use crate::images::{self, ImageName, PullSpec};
 use crate::keeper::Keeper;
 use crate::lifecycle::{Disk, Goal, Recovery, State, Wish};
-use crate::lifetime::Explanation;
+use crate::lifetime::{Explanation, Lifetime};
 use crate::metrics::{Verb, Verdict};
-use crate::model::{SandboxName, SandboxUpdate, Wait};
+use crate::model::{SandboxUpdate, Wait};
 use crate::slow;
-use crate::store::{ClaimRow, SandboxChange, SandboxRow};
+use crate::store::{SandboxChange, SandboxRow};
 use crate::volumes::Mounted;
 
 /// Messages that wait for a driver, at most. A driver never waits itself, save for a commit.
@@ -81,25 +82,12 @@ pub(crate) enum Message {
     Touch { done: oneshot::Sender<Result<Explanation, EngineError>> },
     /// Say why it lives, and when it ends.
     Explain { done: oneshot::Sender<Result<Explanation, EngineError>> },
-    /// Belong to whoever claimed it. What others see of it says so already; the row does not yet.
-    Claim {
-        row: Box<ClaimRow>,
-        /// Its name in the row, if it has another now.
-        name_before: Option<SandboxName>,
-        /// When it was asked for.
-        began: Instant,
-        done: oneshot::Sender<Result<(), Unclaimed>>,
-    },
+    /// Its row says that it belongs to whoever claimed it. Its clocks began then.
+    Claimed { lifetime: Lifetime, at: Moment },
+    /// It was to be claimed, and that came to nothing: nobody finds it any more.
+    Unclaimed,
     /// What the sweep saw of the sandbox on the host.
     Swept { present: bool },
-}
-
-/// Why a sandbox was not given to whoever claimed it. It goes then, and is nobody's.
-pub(crate) enum Unclaimed {
-    /// It broke before.
-    Broken,
-    /// The row could not be written.
-    Unwritten(EngineError),
 }
 
 /// How a driver's sandbox came to be.
@@ -364,59 +352,18 @@ impl Driver {
             Message::Explain { done } => {
                 let _ = done.send(Ok(self.explain())); // As above.
             }
-            Message::Claim { row, name_before, began, done } => {
-                let claimed = self.claim(*row, name_before, began).await;
-                let _ = done.send(claimed); // A caller that left has a sandbox all the same, as after any create.
+            Message::Claimed { lifetime, at } => {
+                self.keeper = Keeper::newborn(lifetime, at);
+                self.keeper.started(at);
+                self.keeper.stored();
+                self.judge().await;
+            }
+            Message::Unclaimed => {
+                self.delete(None).await; // If it cannot be recorded, the sandbox has failed or a later delete comes.
             }
             Message::Swept { present } => self.swept(present).await,
         }
         Life::On
-    }
-
-    /// Writes that it belongs to whoever claimed it. Its clocks begin now.
-    async fn claim(
-        &mut self,
-        row: ClaimRow,
-        name_before: Option<SandboxName>,
-        began: Instant,
-    ) -> Result<(), Unclaimed> {
-        let home = Arc::clone(&self.home);
-        let now = home.shared.clock.now();
-        let (lifetime, name) = (row.lifetime.clone(), row.name.clone());
-        let written = match home.state() {
-            State::Running => {
-                let claimed = home.shared.store.claim_sandbox(home.id, row);
-                slow::ROW.watch(&home.shared.metrics, home.id, claimed).await
-            }
-            State::Creating | State::Paused(_) | State::Deleting | State::Failed { .. } => Ok(false),
-        };
-        if let Ok(true) = written {
-            if let Some(before) = name_before {
-                home.shared.directory().free_name(&home, &before);
-            }
-            self.keeper = Keeper::newborn(lifetime, now);
-            self.keeper.started(now);
-            self.keeper.stored();
-            home.set_recorded();
-            home.tell_state();
-            home.shared.metrics.operation(Verb::Create, Verdict::Ok, began.elapsed());
-            self.judge().await;
-            return Ok(());
-        }
-        {
-            // Nobody finds it any more, and its name and its key are free for the next attempt.
-            let mut directory = home.shared.directory();
-            directory.hide(&home);
-            if let Some(name) = name {
-                directory.free_name(&home, &name);
-            }
-            home.face().waits_in = Some(Weak::new());
-        }
-        self.delete(None).await;
-        Err(match written {
-            Ok(_) => Unclaimed::Broken,
-            Err(error) => Unclaimed::Unwritten(error),
-        })
     }
 
     // Making.

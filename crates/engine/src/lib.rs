@@ -47,7 +47,7 @@ pub mod volumes;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use prometheus_client::registry::Registry;
@@ -62,7 +62,7 @@ use wire::{CommandId, SandboxId};
 use crate::clock::{Clock, Stamp, SystemClock};
 use crate::command::{Hub, Refusal};
 use crate::directory::{Directory, Place};
-use crate::driver::{Birth, INBOX_MAX, Message, Unclaimed};
+use crate::driver::{Birth, INBOX_MAX, Message};
 use crate::events::Events;
 use crate::home::{Home, Identity, Intent, Shared};
 use crate::images::{Builds, Choice, ImageName, ImageRef, ImageSettings, Images, PullSpec};
@@ -265,7 +265,7 @@ impl Engine {
         self.shared().metrics.look(self.shared());
     }
 
-    /// Deletes every sandbox of every owner: the end of a private daemon.
+    /// Deletes every sandbox of every owner, and what daemons before this one have left: the end of a private daemon.
     pub async fn delete_all(&self) -> Result<(), EngineError> {
         // Pools must not fill again behind it.
         self.shared().pools.halt();
@@ -281,6 +281,8 @@ impl Engine {
         while !deletions.is_empty() {
             result = result.and(joined(deletions.join_next().await));
         }
+        // One that ends as soon as it is ready may not have swept yet, and there is no next sweep.
+        sweep::sweep(self.shared()).await;
         result
     }
 
@@ -784,7 +786,7 @@ fn enter(
     row: SandboxRow,
     version: Option<Arc<Version>>,
     wait: Wait,
-) -> (Arc<Home>, oneshot::Receiver<Result<(), EngineError>>) {
+) -> (Arc<Home>, Created) {
     let keeper = Keeper::newborn(row.lifetime.clone(), shared.clock.now());
     let (inbox, messages) = mpsc::channel(INBOX_MAX);
     let home = Home::new(Arc::clone(shared), &row, version, Tally::default(), inbox);
@@ -795,11 +797,14 @@ fn enter(
     (home, answer)
 }
 
+/// Told when a sandbox is made, or why not.
+type Created = oneshot::Receiver<Result<(), EngineError>>;
+
 /// Admits a sandbox that will wait in a pool. It counts against what the pool's owner may have, and against the machine.
 pub(crate) fn admit_member(
     shared: &Arc<Shared>,
     pool: &Arc<Pool>,
-) -> Result<(Arc<Home>, oneshot::Receiver<Result<(), EngineError>>), EngineError> {
+) -> Result<(Arc<Home>, Created), EngineError> {
     let directory = shared.directory();
     let spec = SandboxSpec { template: pool.template(), ..SandboxSpec::default() };
     let source = shared.templates.find(&pool.owner, &spec.template)?;
@@ -859,7 +864,7 @@ fn claim(
         shared.pools.take(&key.owner, named, version, &basis.limits, &shared.metrics)
     {
         // Whoever holds a place in its inbox is heard by its driver, or told that it is no more.
-        let Ok(place) = home.inbox.try_reserve() else {
+        let Ok(place) = home.inbox.clone().try_reserve_owned() else {
             pool.spoil(&home);
             continue;
         };
@@ -901,10 +906,56 @@ fn claim(
         pool.claimed();
         shared.metrics.claimed();
         let (done, claimed) = oneshot::channel();
-        place.send(Message::Claim { row: Box::new(row), name_before, began: Instant::now(), done });
-        return Ok(Some(Admitted::Claimed(Arc::clone(&home), claimed)));
+        let (began, lifetime, claimer) = (Instant::now(), row.lifetime.clone(), Arc::clone(&home));
+        // Not through its driver, which hears of it after: whoever claims waits for the row and for nobody else.
+        shared.store.claim_sandbox(home.id, row, move |written| {
+            let message = match &written {
+                Ok(true) => Message::Claimed { lifetime, at: now },
+                Ok(false) | Err(_) => Message::Unclaimed,
+            };
+            let result = end_claim(&claimer, written, name_before, began);
+            place.send(message);
+            let _ = done.send(result); // A caller that left has a sandbox all the same, as after any create.
+        });
+        return Ok(Some(Admitted::Claimed(home, claimed)));
     }
     Ok(None)
+}
+
+/// Says that a sandbox is somebody's, or lets nobody find it any more.
+fn end_claim(
+    home: &Arc<Home>,
+    written: Result<bool, StoreError>,
+    name_before: Option<SandboxName>,
+    began: Instant,
+) -> Result<(), Unclaimed> {
+    if let Ok(true) = written {
+        if let Some(before) = name_before {
+            home.shared.directory().free_name(home, &before);
+        }
+        home.set_recorded();
+        home.tell_state();
+        home.shared.metrics.operation(Verb::Create, Verdict::Ok, began.elapsed());
+        return Ok(());
+    }
+    {
+        // Its name and its key are free for the next attempt.
+        let mut directory = home.shared.directory();
+        directory.hide(home);
+        let mut face = home.face();
+        face.waits_in = Some(Weak::new());
+        let claimed_name = name_before.map(|before| std::mem::replace(&mut face.name, before));
+        drop(face);
+        if let Some(name) = claimed_name {
+            directory.free_name(home, &name);
+        }
+    }
+    Err(match written {
+        Ok(_) => Unclaimed::Broken,
+        Err(source) => {
+            Unclaimed::Unwritten(EngineError::Store { doing: "write the claim of the sandbox", source })
+        }
+    })
 }
 
 fn free_name(directory: &Directory, owner: &Owner) -> Result<SandboxName, EngineError> {
@@ -1006,12 +1057,20 @@ enum Based {
     Unprepared(Arc<Version>),
 }
 
+/// Why a sandbox was not given to whoever claimed it. It goes then, and is nobody's.
+enum Unclaimed {
+    /// It broke before.
+    Broken,
+    /// The row could not be written.
+    Unwritten(EngineError),
+}
+
 enum Admitted {
     /// This template must be ready first.
     Unprepared(Arc<Version>),
     /// This image is needed first.
     Lacks(ImageRef),
-    New(Arc<Home>, oneshot::Receiver<Result<(), EngineError>>),
+    New(Arc<Home>, Created),
     /// It stood ready, and is being given to whoever asked.
     Claimed(Arc<Home>, oneshot::Receiver<Result<(), Unclaimed>>),
     /// The idempotency key was used before.
@@ -1103,10 +1162,10 @@ fn page_limit(limit: Option<u32>) -> Result<usize, EngineError> {
 
 /// Whoever names a pool takes what is in it as it is.
 fn check_pool_spec(spec: &SandboxSpec) -> Result<(), EngineError> {
-    let differs = spec.image.is_some() || spec.cpu_millis.is_some() || spec.memory_bytes.is_some();
+    let limited = spec.cpu_millis.is_some() || spec.memory_bytes.is_some() || spec.disk_bytes.is_some();
     match &spec.pool {
-        Some(_) if differs => {
-            let why = "its sandboxes are made already: image, cpu and memory are its template's".into();
+        Some(_) if limited || spec.image.is_some() || !spec.mounts.is_empty() => {
+            let why = "its sandboxes are made already: image, limits and mounts are its template's".into();
             Err(EngineError::Invalid { what: "pool", why })
         }
         Some(_) | None => Ok(()),

@@ -10,11 +10,11 @@ use std::time::SystemTime;
 use rusqlite::{Connection, params};
 use wire::{PoolId, SandboxId, TemplateId};
 
-use super::Store;
 use super::life::{Stamps, insert_labels, insert_notes, insert_rules, put_stamps};
 use super::rows::{
     SandboxRow, id_bytes, json, micros, optional_unsigned, sandbox_id, signed, time, unreadable,
 };
+use super::{Store, StoreError};
 use crate::error::EngineError;
 use crate::home::Identity;
 use crate::labels::Labels;
@@ -215,9 +215,15 @@ impl Store {
         .await
     }
 
-    /// Gives a sandbox that waits to whoever claims it. `false`: it does not wait, or does not run any more.
-    pub async fn claim_sandbox(&self, sandbox: SandboxId, claim: ClaimRow) -> Result<bool, EngineError> {
-        self.change("write the claim of the sandbox", move |db| {
+    /// Gives a sandbox that waits to whoever claims it. Answers through `done`, on the store's thread. `false`: it does not wait,
+    /// or does not run any more.
+    pub fn claim_sandbox(
+        &self,
+        sandbox: SandboxId,
+        claim: ClaimRow,
+        done: impl FnOnce(Result<bool, StoreError>) + Send + 'static,
+    ) {
+        let change = move |db: &Connection| {
             let taken = db
                 .prepare_cached(
                     "UPDATE pool_members SET pool = NULL, claimed_from = ?1
@@ -249,7 +255,7 @@ impl Store {
                 put_stamps(db, sandbox, &claim.stamps)?;
             }
             Ok(true)
-        })
-        .await
+        };
+        self.submit(change, done);
     }
 }
