@@ -799,10 +799,7 @@ fn enter(
 type Entered = (Arc<Home>, oneshot::Receiver<Result<(), EngineError>>);
 
 /// Admits a sandbox that will wait in a pool. It counts against what the pool's owner may have, and against the machine.
-pub(crate) fn admit_member(
-    shared: &Arc<Shared>,
-    pool: &Arc<Pool>,
-) -> Result<Entered, EngineError> {
+pub(crate) fn admit_member(shared: &Arc<Shared>, pool: &Arc<Pool>) -> Result<Entered, EngineError> {
     let directory = shared.directory();
     let spec = SandboxSpec { template: pool.template(), ..SandboxSpec::default() };
     let source = shared.templates.find(&pool.owner, &spec.template)?;
