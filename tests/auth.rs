@@ -332,6 +332,7 @@ fn a_key_is_made_at_the_first_start_and_kept_for_its_owner() {
         .args(["serve", "--listen", "127.0.0.1:0", "--data-dir"])
         .arg(&data)
         .env_remove("SHOAL_API_KEY")
+        .env("SHOAL_STORE", "directory")
         .stdin(std::process::Stdio::null())
         .stdout(std::process::Stdio::null())
         .stderr(std::process::Stdio::null())

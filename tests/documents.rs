@@ -29,6 +29,7 @@ macro_rules! pages {
 pages! {
     the_readme: "README.md", 2 not run;
     the_page_on_lifecycle: "docs/concepts/lifecycle.md", 0 not run;
+    the_page_on_langsmith: "docs/dialects/langsmith.md", 2 not run;
     the_start: "docs/start.md", 0 not run;
     the_guide_to_commands: "docs/guides/commands.md", 0 not run;
     the_guide_to_files: "docs/guides/files.md", 0 not run;
@@ -39,7 +40,7 @@ pages! {
     the_guide_to_limits: "docs/guides/limits.md", 0 not run;
     the_guide_to_observing: "docs/guides/observe.md", 2 not run;
     the_guide_to_pools: "docs/guides/pools.md", 0 not run;
-    the_guide_to_python: "docs/guides/python.md", 7 not run;
+    the_guide_to_python: "docs/guides/python.md", 11 not run;
     the_guide_to_templates: "docs/guides/templates.md", 0 not run;
     the_guide_to_terminals: "docs/guides/terminals.md", 3 not run;
     the_guide_to_threads: "docs/guides/threads.md", 0 not run;

@@ -165,6 +165,7 @@ fn beyond_loopback_a_certificate_is_needed_or_an_explicit_word() {
         .arg(home.join("data"))
         .args(certificate.arguments())
         .env("SHOAL_API_KEY", "a-key-for-one-test-alone")
+        .env("SHOAL_STORE", "directory")
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::null())

@@ -213,7 +213,7 @@ fn sandbox_state(daemon: &Daemon, sandbox: &Sandbox) -> Value {
 fn start_beside(daemon: &Daemon, arguments: &[&str]) -> Output {
     let mut command = Command::new(binary());
     command.args(["serve", "--listen", "127.0.0.1:0", "--data-dir"]).arg(&daemon.data_dir).args(arguments);
-    command.output().expect("the program can be started")
+    command.env("SHOAL_STORE", "directory").output().expect("the program can be started")
 }
 
 #[test]

@@ -47,7 +47,7 @@ try {
   const names = (await client.listSandboxes()).map((box) => box.name);
   assert.ok(names.includes("from javascript/1"));
   const snapshot = await client.captureSnapshot(sb.name, "from-javascript");
-  const copy = await client.createSandbox({ snapshotId: snapshot.id });
+  const copy = await client.createSandbox(snapshot.id);
   assert.equal(new TextDecoder().decode(await copy.read("/app/text ü.txt")), "ünïcode");
   await copy.delete();
   await client.deleteSnapshot(snapshot.id);

@@ -44,7 +44,7 @@ class Daemon:
         with (self.directory / "daemon.log").open("a") as log:
             self._process = subprocess.Popen(
                 [*command, "--spares", "2"],
-                env={**os.environ, "SHOAL_API_KEY": self.key},
+                env={"SHOAL_STORE": "directory", **os.environ, "SHOAL_API_KEY": self.key},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -135,8 +135,19 @@ def wait_until(holds: Callable[[], object], seconds: float = 60.0) -> None:
         time.sleep(0.02)
 
 
+def read_head(source: socket.socket, ahead: bool = False) -> bytes:
+    """The first lines of a message, and what came with them if it is to be read ahead."""
+    head = b""
+    while b"\r\n\r\n" not in head:
+        piece = source.recv(65536 if ahead else 1)
+        if not piece:
+            break
+        head += piece
+    return head
+
+
 class Proxy:
-    """Passes connections on to a daemon, and cuts those that are WebSockets after so many bytes of the answer.
+    """Passes connections on to a daemon, and cuts those that are WebSockets after so many bytes behind the handshake.
 
     ``cuts`` is used up from its front, one for each WebSocket; without one, a connection is left alone. ``opened`` counts
     WebSockets.
@@ -159,12 +170,7 @@ class Proxy:
 
     def _pass_on(self, client: socket.socket) -> None:
         with contextlib.suppress(OSError), client, socket.create_connection(self.daemon.address) as server:
-            head = b""
-            while b"\r\n\r\n" not in head:
-                piece = client.recv(65536)
-                if not piece:
-                    return
-                head += piece
+            head = read_head(client, ahead=True)
             left = None
             if b"upgrade: websocket" in head.lower():
                 with self._lock:
@@ -172,22 +178,26 @@ class Proxy:
                     left = self.cuts.pop(0) if self.cuts else None
             server.sendall(head)
             threading.Thread(target=self._copy, args=(client, server, None), daemon=True).start()
+            if left is not None:
+                answer = read_head(server)
+                client.sendall(answer)
             self._copy(server, client, left)
-            # A reset, and not the end of a stream: the worst that a network does.
-            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")
+            # At once, in both directions, also under the thread that waits for more.
+            for end in (client, server):
+                end.shutdown(socket.SHUT_RDWR)
 
     @staticmethod
     def _copy(source: socket.socket, target: socket.socket, left: int | None) -> None:
         with contextlib.suppress(OSError):
-            while True:
+            while left != 0:
                 piece = source.recv(65536)
                 if not piece:
                     break
                 if left is not None:
                     piece, left = piece[:left], left - len(piece[:left])
                 target.sendall(piece)
-                if left == 0:
-                    return
+            if left == 0:
+                return
             target.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:

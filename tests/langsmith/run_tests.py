@@ -30,7 +30,17 @@ ENVIRONMENTS = (
         "langsmith 0.10.5 for JavaScript",
         TOOLS,
         (
-            ("npm", "install", "--silent", "--no-audit", "--no-fund", "--prefix", "{scratch}", "langsmith@0.10.5", "ws@8"),
+            (
+                "npm",
+                "install",
+                "--silent",
+                "--no-audit",
+                "--no-fund",
+                "--prefix",
+                "{scratch}",
+                "langsmith@0.10.5",
+                "ws@8",
+            ),
             (*PYTEST, "test_npm.py"),
         ),
         {"LANGSMITH_NPM": "{scratch}"},

@@ -257,7 +257,7 @@ def test_a_kill_from_another_thread(sb: Any) -> None:
 
 
 def test_stdin_is_written_to(sb: Any) -> None:
-    script = "python -c 'name = input(\"Name: \"); print(f\"Hello {name}\")'"
+    script = 'python -c \'name = input("Name: "); print(f"Hello {name}")\''
     handle = sb.run(script, timeout=60, wait=False, **OPEN_STDIN)
     text = ""
     for chunk in handle:

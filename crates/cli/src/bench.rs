@@ -8,6 +8,7 @@ mod chart;
 mod comparators;
 mod floor;
 mod images;
+mod langsmith;
 mod pools;
 mod report;
 mod store;
@@ -65,7 +66,17 @@ pub async fn bench(arguments: &Bench) -> anyhow::Result<()> {
         report.add(create(client, &floor, rounds, arguments, &scratch.0).await?);
     }
     if wanted(BenchPart::Command) {
-        report.add(command(client, &floor, rounds, arguments).await?);
+        let (row, shell) = command(client, &floor, rounds, arguments).await?;
+        report.add(row);
+        match &arguments.langsmith_python {
+            Some(python) => {
+                progress("a command with LangSmith's client");
+                report.add(langsmith::row(python, &client.url(), data_dir, rounds, shell).await?);
+            }
+            None => eprintln!(
+                "left out: a command with LangSmith's client, since --langsmith-python names no Python that has it"
+            ),
+        }
     }
     if wanted(BenchPart::Pools) {
         progress("claims from a pool");
@@ -173,7 +184,7 @@ async fn command(
     floor: &floor::Floor,
     rounds: usize,
     arguments: &Bench,
-) -> anyhow::Result<Row> {
+) -> anyhow::Result<(Row, Duration)> {
     progress("command in a running sandbox");
     let sandbox = client.create_sandbox(&CreateSandbox::default()).await?;
     let (mut plain, mut shell) = (Vec::new(), Vec::new());
@@ -190,13 +201,14 @@ async fn command(
     client.delete_sandbox(sandbox.id).await?;
     let mut row = Row::new("command `true`, over HTTP", Figure::Time(median(plain)));
     row.compare("floor", Some(median(floor.command(3 * rounds)?)));
-    row.compare("through bash", Some(median(shell)));
+    let shell = median(shell);
+    row.compare("through bash", Some(shell));
     row.budget("at most 2x", "floor", 2.0);
     if !arguments.without_comparators {
         row.compare("runc exec", comparators::runc_exec(&floor.image, rounds)?);
         row.budget_faster("at least 10x faster than", "runc exec", 10.0);
     }
-    Ok(row)
+    Ok((row, shell))
 }
 
 async fn at_once(client: &Client, floor: &floor::Floor) -> anyhow::Result<Row> {

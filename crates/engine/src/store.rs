@@ -643,8 +643,7 @@ impl Store {
         limit: usize,
     ) -> Result<Vec<(SandboxId, Handle, u64)>, EngineError> {
         self.change("drop commands whose time is over", move |db| {
-            let dropped = db
-                .prepare_cached(
+            db.prepare_cached(
                     "DELETE FROM commands WHERE (sandbox, handle) IN (
                          SELECT sandbox, handle FROM commands
                          WHERE kept_ms IS NOT NULL AND ended_at IS NOT NULL AND ended_at + kept_ms * 1000 < ?1 LIMIT ?2)
@@ -653,8 +652,7 @@ impl Store {
                 .query_map(params![micros(now), limit as i64], |row| {
                     Ok((sandbox_id(row, 0)?, Handle(row.get(1)?), unsigned(row, 2)?))
                 })?
-                .collect();
-            dropped
+                .collect()
         })
         .await
     }

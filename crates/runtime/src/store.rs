@@ -63,6 +63,8 @@ pub const SIZE_AUTO_PART: u64 = 4;
 pub const SIZE_AUTO_MIN: u64 = 2 << 30;
 /// and not more than this, so that a large disk is not taken by surprise.
 pub const SIZE_AUTO_MAX: u64 = 64 << 30;
+/// Room is short where less than this part of the store is free.
+const SHORT_PART: u64 = 4;
 /// A store's size is a multiple of this.
 const SIZE_STEP: u64 = 1 << 20;
 /// What the host keeps for itself when a store is made or grows.
@@ -237,7 +239,8 @@ impl Store {
     /// Removes a sandbox's writable files, if they are here. Their space is freed behind the scenes.
     pub fn remove_sandbox(&self, id: SandboxId) -> io::Result<()> {
         let Some(held) = &self.subvolumes else { return Ok(()) };
-        destroy(held.sandboxes.as_fd(), &id.to_string())
+        destroy(held.sandboxes.as_fd(), &id.to_string())?;
+        held.free_soon()
     }
 
     /// What files take that [`Self::sandbox`] or [`Self::volume`] gave.
@@ -312,6 +315,7 @@ impl Store {
         let (name, trash) = (id.to_string(), format!("{TRASH}{id}"));
         if let Some(held) = &self.subvolumes {
             destroy(held.volumes.as_fd(), &name)?;
+            held.free_soon()?;
         }
         let plain = self.plain_volumes.as_fd();
         remove_tree(plain, &trash)?;
@@ -366,6 +370,15 @@ impl Subvolumes {
             self.limit(made.as_fd(), limit)?;
         }
         Ok(made)
+    }
+
+    /// Has what was destroyed freed at once where room is short; otherwise the kernel does so in its own time, and no delete pays for it.
+    fn free_soon(&self) -> io::Result<()> {
+        let found = fstatfs(&self.root)?;
+        match found.f_bavail < found.f_blocks / SHORT_PART {
+            true => btrfs::begin_sync(self.root.as_fd()),
+            false => Ok(()),
+        }
     }
 
     fn limit(&self, files: BorrowedFd<'_>, bytes: Option<u64>) -> io::Result<()> {

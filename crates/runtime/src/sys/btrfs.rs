@@ -82,6 +82,7 @@ const RESIZE: u64 = request::<Named>(WRITE, 3);
 const SUBVOLUME_CREATE: u64 = request::<Named>(WRITE, 14);
 const SUBVOLUME_DESTROY: u64 = request::<Named>(WRITE, 15);
 const LOOKUP: u64 = request::<Lookup>(READ | WRITE, 18);
+const START_SYNC: u64 = request::<u64>(READ, 24);
 const SNAPSHOT_CREATE: u64 = request::<NamedMore>(WRITE, 23);
 const INFO: u64 = request::<Info>(READ, 31);
 const QUOTA_CONTROL: u64 = request::<QuotaControl>(READ | WRITE, 40);
@@ -135,6 +136,14 @@ pub fn destroy_subvolume(parent: BorrowedFd<'_>, name: &str) -> io::Result<()> {
     let mut argument = Named { fd: 0, name: named(name)? };
     // SAFETY: `Named` is btrfs_ioctl_vol_args, as BTRFS_IOC_SNAP_DESTROY takes it; the name ends with a zero.
     unsafe { ask(parent, SUBVOLUME_DESTROY, &mut argument) }
+}
+
+/// Begins to write down what has changed, and returns before that is done. What was destroyed before is freed then, and not when the
+/// kernel comes by the next time, half a minute later.
+pub fn begin_sync(file: BorrowedFd<'_>) -> io::Result<()> {
+    let mut transaction = 0u64;
+    // SAFETY: BTRFS_IOC_START_SYNC fills one integer of 64 bits.
+    unsafe { ask(file, START_SYNC, &mut transaction) }
 }
 
 /// The number of the subvolume that a file or directory is in. Fails where that is no btrfs.

@@ -62,8 +62,9 @@ const SHELL: &str = "/bin/bash";
 const TERMINAL: TerminalSize = TerminalSize { rows: 24, columns: 80 };
 /// What a killed command exits with, where the kernel does not say otherwise.
 const KILLED: i32 = 137;
-/// The longest text in one message. In the worst case JSON writes six bytes for one, and clients take at most 1 MiB.
-const TEXT_MAX: usize = 128 << 10;
+/// The longest text in one message. In the worst case JSON writes six bytes for one, which must fit into the buffer that a connection
+/// has here (four times `OUTPUT_MESSAGE_MAX`), and into the 1 MiB that clients take.
+const TEXT_MAX: usize = 32 << 10;
 /// Output of one stream in the answer to a plain request. Those who expect more open a WebSocket.
 const ANSWER_OUTPUT_MAX: usize = 16 << 20;
 

@@ -2,23 +2,31 @@
 //!
 //! A path that is not absolute is meant where commands run.
 
+use std::time::Duration;
+
 use axum::Json;
+use axum::extract::multipart::MultipartError;
 use axum::extract::{FromRequest, Multipart, Request, State};
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::Response;
 use engine::{EngineError, Files, Key, Sandbox};
 use serde::Deserialize;
 use serde_json::{Value, json};
-use wire::files::{Condition, Grep, SearchLimits, WriteOptions};
+use wire::files::{Condition, FileStat, Grep, SearchLimits, WriteOptions};
 
 use super::error::{Doing, Refusal};
 use super::read::{DataBody, Target};
 use super::shapes::Notes;
-use crate::app::App;
+use crate::app::{App, Stopping};
 use crate::convert;
 use crate::params::Params;
 use crate::routes::files as native;
 
+/// How long a client may send nothing of a file that it has begun.
+const FORM_IDLE_MAX: Duration = Duration::from_secs(60);
+/// What is read of a form that was refused.
+const REFUSED_FORM_MAX: usize = 64 << 20;
+const REFUSED_FORM_TIME_MAX: Duration = Duration::from_secs(5);
 /// Matches of a search, if the caller does not say.
 const MATCHES_DEFAULT: u32 = 1000;
 /// How long a search takes at most: shorter than clients wait.
@@ -77,12 +85,45 @@ pub async fn upload(
     mut params: Params,
     request: Request,
 ) -> Result<Json<Value>, Refusal> {
-    let path = path(&app, &target, &mut params)?;
-    let files = files(&app, &target.key, &target.sandbox).map_err(writing)?;
+    let mut stopping = app.stopping(&target.key);
     let mut form = Multipart::from_request(request, &app)
         .await
         .map_err(|error| Refusal::new(error.status(), Doing::Write.error(), error.body_text()))?;
-    let incomplete = |error: axum::extract::multipart::MultipartError| {
+    let path = path(&app, &target, &mut params);
+    let written = async {
+        let path = path?;
+        let files = files(&app, &target.key, &target.sandbox).map_err(writing)?;
+        let stat = write_part(&files, &path, &mut form, &mut stopping).await?;
+        Ok(Json(json!({"path": String::from_utf8_lossy(&path), "size_bytes": stat.size})))
+    };
+    let written = written.await;
+    if written.is_err() {
+        // Some of the rest is read, so that the refusal is heard: a connection that is closed over unread bytes is reset.
+        let _ = tokio::time::timeout(REFUSED_FORM_TIME_MAX, drain(&mut form)).await;
+    }
+    written
+}
+
+async fn drain(form: &mut Multipart) {
+    let mut left = REFUSED_FORM_MAX;
+    while let Ok(Some(mut part)) = form.next_field().await {
+        while let Ok(Some(bytes)) = part.chunk().await {
+            left = left.saturating_sub(bytes.len());
+            if left == 0 {
+                return;
+            }
+        }
+    }
+}
+
+/// Writes the part `file` of a form as it comes.
+async fn write_part(
+    files: &Files,
+    path: &[u8],
+    form: &mut Multipart,
+    stopping: &mut Stopping,
+) -> Result<FileStat, Refusal> {
+    let incomplete = |error: MultipartError| {
         Refusal::new(StatusCode::BAD_REQUEST, Doing::Write.error(), error.body_text())
     };
     while let Some(mut part) = form.next_field().await.map_err(incomplete)? {
@@ -90,22 +131,30 @@ pub async fn upload(
             continue;
         }
         let options = WriteOptions {
-            path: path.clone(),
+            path: path.to_vec(),
             mode: None,
             parents: true,
             size: None,
             condition: Condition::None,
         };
         let mut output = files.write(options).await.map_err(writing)?;
-        while let Some(bytes) = part.chunk().await.map_err(incomplete)? {
-            if !bytes.is_empty() {
-                output.write(bytes).await.map_err(writing)?;
+        loop {
+            let chunk = tokio::select! {
+                chunk = tokio::time::timeout(FORM_IDLE_MAX, part.chunk()) => chunk,
+                _ = stopping.wait() => return Err(writing(EngineError::Stopping)),
+            };
+            let late = || {
+                let message = format!("nothing of the file came for {} s", FORM_IDLE_MAX.as_secs());
+                Refusal::new(StatusCode::REQUEST_TIMEOUT, Doing::Write.error(), message)
+            };
+            match chunk.map_err(|_| late())?.map_err(incomplete)? {
+                Some(bytes) if bytes.is_empty() => {}
+                Some(bytes) => output.write(bytes).await.map_err(writing)?,
+                None => return Ok(output.finish().await.map_err(writing)?.stat),
             }
         }
-        let written = output.finish().await.map_err(writing)?;
-        return Ok(Json(json!({"path": String::from_utf8_lossy(&path), "size_bytes": written.stat.size})));
     }
-    Err(Refusal::bad_request("the form has no part `file`"))
+    Err(Refusal::new(StatusCode::BAD_REQUEST, Doing::Write.error(), "the form has no part `file`"))
 }
 
 /// Reads a file, or a range of it.
