@@ -40,7 +40,7 @@ pages! {
     the_guide_to_limits: "docs/guides/limits.md", 0 not run;
     the_guide_to_observing: "docs/guides/observe.md", 2 not run;
     the_guide_to_pools: "docs/guides/pools.md", 0 not run;
-    the_guide_to_python: "docs/guides/python.md", 7 not run;
+    the_guide_to_python: "docs/guides/python.md", 11 not run;
     the_guide_to_templates: "docs/guides/templates.md", 0 not run;
     the_guide_to_terminals: "docs/guides/terminals.md", 3 not run;
     the_guide_to_threads: "docs/guides/threads.md", 0 not run;

@@ -32,7 +32,7 @@ WORDS = {
     "asleep": "sleep",
 }
 #: Our own classes, and those of the seam.
-OWN = re.compile(r"\bAsync((?:Sandbox|Command|File|Transport|Events|Lock)\w*)\b")
+OWN = re.compile(r"\bAsync((?:Sandbox|Command|Build|File|Transport|Events|Lock)\w*)\b")
 
 
 def convert(text: str) -> str:

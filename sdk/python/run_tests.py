@@ -7,7 +7,10 @@ How environments are made and kept is said in tests/clients/environments.py of t
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -28,8 +31,23 @@ MYPY = ("{python}", "-m", "mypy", "--cache-dir", "{scratch}")
 RUFF = ("{python}", "-m", "ruff")
 #: What is not in this folder and is held to its rules.
 ELSEWHERE = ("../../examples/python", "../../tests/clients")
+#: LangChain's standard tests have a count and a time of their own.
+STANDARD = (*PYTEST, "tests/deepagents/test_standard.py")
 #: Deep Agents Code pins an exact version of deepagents, so its tests run beside that one alone.
-WITHOUT_DCODE = (*PYTEST, "tests/deepagents", "--ignore=tests/deepagents/test_dcode.py")
+OTHERS = (*PYTEST, "tests/deepagents", "--deselect=tests/deepagents/test_standard.py")
+WITHOUT_DCODE = (*OTHERS, "--ignore=tests/deepagents/test_dcode.py")
+
+TESTERS = (*TOOLS, "httpx==0.28.1", "pytest==9.2.0", "pytest-asyncio==1.4.1.post1")
+
+
+def pythons() -> Iterator[tuple[str, str]]:
+    """Other Pythons that this package is for, if they are on ``PATH`` and make environments. Types are always for 3.10."""
+    for name in ("python3.10", "python3.12", "python3.13", "python3.14"):
+        found = shutil.which(name)
+        # One that a version manager shows may be none.
+        if found and subprocess.run((found, "-c", "import ensurepip, venv"), capture_output=True).returncode == 0:
+            yield name, found
+
 
 ENVIRONMENTS = (
     Environment(
@@ -37,13 +55,14 @@ ENVIRONMENTS = (
         (*TOOLS, "deepagents==0.7.6", "deepagents-code==0.1.57", LANGCHAIN_TESTS, MYPY_PACKAGE),
         (
             INSTALL,
-            (*MYPY, "--python-version", "3.11", "src/shoal/deepagents", "tests/deepagents"),
-            (*PYTEST, "tests/deepagents"),
+            (*MYPY, "--python-version", "3.11", "src/shoal/deepagents", "tests/deepagents", "benchmark.py"),
+            STANDARD,
+            OTHERS,
         ),
     ),
     Environment(
         "sdk",
-        (*TOOLS, "httpx==0.28.1", "pytest==9.2.0", "pytest-asyncio==1.4.1.post1", MYPY_PACKAGE, "ruff==0.17.4"),
+        (*TESTERS, MYPY_PACKAGE, "ruff==0.17.4"),
         (
             INSTALL,
             (*RUFF, "check", "--no-cache", ".", *ELSEWHERE),
@@ -52,8 +71,12 @@ ENVIRONMENTS = (
             PYTEST,
         ),
     ),
-    Environment("deepagents 0.7.32", (*TOOLS, "deepagents==0.7.32", LANGCHAIN_TESTS), (INSTALL, WITHOUT_DCODE)),
-    Environment("deepagents 0.6.12", (*TOOLS, "deepagents==0.6.12", LANGCHAIN_TESTS), (INSTALL, WITHOUT_DCODE)),
+    Environment(
+        "deepagents 0.7.32", (*TOOLS, "deepagents==0.7.32", LANGCHAIN_TESTS), (INSTALL, STANDARD, WITHOUT_DCODE)
+    ),
+    Environment(
+        "deepagents 0.6.12", (*TOOLS, "deepagents==0.6.12", LANGCHAIN_TESTS), (INSTALL, STANDARD, WITHOUT_DCODE)
+    ),
     Environment(
         "wheel",
         TOOLS,
@@ -65,6 +88,7 @@ ENVIRONMENTS = (
         ),
         {"SHOAL_BINARY": None, "SHOAL_WHEEL_BINARY": "{shoal}"},
     ),
+    *(Environment(name, TESTERS, (INSTALL, PYTEST), interpreter=found) for name, found in pythons()),
 )
 
 if __name__ == "__main__":

@@ -43,6 +43,8 @@ class Environment:
     packages: tuple[str, ...] = ()
     commands: tuple[tuple[str, ...], ...] = ()
     variables: Mapping[str, str | None] = field(default_factory=dict)
+    #: The interpreter that makes it; the one that runs this if left out.
+    interpreter: str = sys.executable
 
 
 class StepFailed(Exception):
@@ -81,7 +83,8 @@ def main(description: str | None, environments: Sequence[Environment], directory
 
 def _work(entry: Environment, place: Path, scratch: Path, directory: Path, program: Path) -> str:
     """Makes an environment if it is not there, and runs its commands. What they said."""
-    key = hashlib.sha256("\n".join((sys.version, *entry.packages)).encode()).hexdigest()[:16]
+    version = subprocess.run((entry.interpreter, "-VV"), capture_output=True, text=True, check=True).stdout
+    key = hashlib.sha256("\n".join((entry.interpreter, version, *entry.packages)).encode()).hexdigest()[:16]
     home = place / key
     own_scratch = scratch / f"{key}-scratch"
     own_scratch.mkdir()
@@ -116,7 +119,7 @@ def _work(entry: Environment, place: Path, scratch: Path, directory: Path, progr
 
     ready = home / "ready"
     if not ready.exists():
-        step(sys.executable, "-m", "venv", "--clear", str(home))
+        step(entry.interpreter, "-m", "venv", "--clear", str(home))
         if entry.packages:
             step(words["python"], "-m", "pip", "install", "-q", *entry.packages)
         ready.touch()

@@ -5,26 +5,31 @@
 
 use std::process::{Command, Stdio};
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 
-/// What a suite is called, and its program.
-const SUITES: &[(&str, &str)] =
-    &[("the Python SDK", "sdk/python/run_tests.py"), ("LangSmith's clients", "tests/langsmith/run_tests.py")];
+/// A suite: the word for it on the command line, what it is called, and its program.
+const SUITES: &[(&str, &str, &str)] = &[
+    ("python", "the Python SDK", "sdk/python/run_tests.py"),
+    ("langsmith", "LangSmith's clients", "tests/langsmith/run_tests.py"),
+];
 
-/// Runs all suites against the debug program, each with these arguments. The first failure is returned once all ran.
+/// Runs all suites against the debug program, or the one whose word comes first, with the arguments after that. The first
+/// failure is returned once all ran.
 pub fn run(arguments: &[String]) -> Result<()> {
     let shoal = std::env::current_exe()?.with_file_name("shoal");
+    let chosen = arguments.first();
+    if let Some(word) = chosen
+        && SUITES.iter().all(|(known, ..)| known != word)
+    {
+        let words: Vec<&str> = SUITES.iter().map(|(known, ..)| *known).collect();
+        bail!("`{word}` is not a suite; there are: {}", words.join(", "));
+    }
     let mut outcome = Ok(());
-    for (name, program) in SUITES {
+    for (_, name, program) in SUITES.iter().filter(|(word, ..)| chosen.is_none_or(|chosen| chosen == word)) {
         let mut suite = Command::new("/usr/bin/python3");
         // Environments are made once and then kept beside what cargo builds. A change of versions makes new ones.
-        suite
-            .arg(program)
-            .arg("--shoal")
-            .arg(&shoal)
-            .args(["--environments", "target/python"])
-            .args(arguments);
-        suite.current_dir(super::root()).stdin(Stdio::null());
+        suite.arg(program).arg("--shoal").arg(&shoal).args(["--environments", "target/python"]);
+        suite.args(arguments.iter().skip(1)).current_dir(super::root()).stdin(Stdio::null());
         outcome = outcome.and(super::step(&format!("run the tests of {name}"), suite));
     }
     outcome

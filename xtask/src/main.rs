@@ -25,9 +25,9 @@ Chores:
   test [ARGS...]   Install what the tests need, check format, lints, licences and documents, run every test.
                    Needs root. ARGS are handed to the test runner, and the suites of `clients` are left out then.
   check            Another word for `test`: what CI runs.
-  clients [ARGS...]
-                   Only the suites in other languages, on the program as it is in the source: the Python SDK.
-                   ARGS are handed to each: `--only NAME` runs one environment of it.
+  clients [SUITE [ARGS...]]
+                   Only the suites in other languages, on the program as it is in the source: `python`.
+                   ARGS are handed to the suite: `clients python --only sdk` runs one environment of it.
   lint             The checks of `test` without the tests and without root.
   licences         Only the check of licences, with the list.
   --help           This text.

@@ -265,7 +265,7 @@ impl Engine {
         self.shared().metrics.look(self.shared());
     }
 
-    /// Deletes every sandbox of every owner: the end of a private daemon.
+    /// Deletes every sandbox of every owner, and what daemons before this one have left: the end of a private daemon.
     pub async fn delete_all(&self) -> Result<(), EngineError> {
         // Pools must not fill again behind it.
         self.shared().pools.halt();
@@ -281,6 +281,8 @@ impl Engine {
         while !deletions.is_empty() {
             result = result.and(joined(deletions.join_next().await));
         }
+        // One that ends as soon as it is ready may not have swept yet, and there is no next sweep.
+        sweep::sweep(self.shared()).await;
         result
     }
 
@@ -784,7 +786,7 @@ fn enter(
     row: SandboxRow,
     version: Option<Arc<Version>>,
     wait: Wait,
-) -> Entered {
+) -> (Arc<Home>, Created) {
     let keeper = Keeper::newborn(row.lifetime.clone(), shared.clock.now());
     let (inbox, messages) = mpsc::channel(INBOX_MAX);
     let home = Home::new(Arc::clone(shared), &row, version, Tally::default(), inbox);
@@ -795,11 +797,14 @@ fn enter(
     (home, answer)
 }
 
-/// A sandbox that is being made, and what tells what came of it.
-type Entered = (Arc<Home>, oneshot::Receiver<Result<(), EngineError>>);
+/// Told when a sandbox is made, or why not.
+type Created = oneshot::Receiver<Result<(), EngineError>>;
 
 /// Admits a sandbox that will wait in a pool. It counts against what the pool's owner may have, and against the machine.
-pub(crate) fn admit_member(shared: &Arc<Shared>, pool: &Arc<Pool>) -> Result<Entered, EngineError> {
+pub(crate) fn admit_member(
+    shared: &Arc<Shared>,
+    pool: &Arc<Pool>,
+) -> Result<(Arc<Home>, Created), EngineError> {
     let directory = shared.directory();
     let spec = SandboxSpec { template: pool.template(), ..SandboxSpec::default() };
     let source = shared.templates.find(&pool.owner, &spec.template)?;
@@ -1065,7 +1070,7 @@ enum Admitted {
     Unprepared(Arc<Version>),
     /// This image is needed first.
     Lacks(ImageRef),
-    New(Arc<Home>, oneshot::Receiver<Result<(), EngineError>>),
+    New(Arc<Home>, Created),
     /// It stood ready, and is being given to whoever asked.
     Claimed(Arc<Home>, oneshot::Receiver<Result<(), Unclaimed>>),
     /// The idempotency key was used before.

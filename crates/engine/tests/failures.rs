@@ -533,6 +533,17 @@ async fn strays_are_swept_and_sandboxes_are_not() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn deleting_all_deletes_what_daemons_before_have_left_too() {
+    let world = World::new().await;
+    world.create().await;
+    // After the sweep of the start, so that only the end can see it.
+    eventually("it has swept once", async || world.engine.sweep().await == 0).await;
+    world.host.plant(SandboxId::from_random(7), FakeThing::Disk);
+    world.engine.delete_all().await.expect("all go");
+    assert_eq!(world.host.leftovers(), []);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_bug_in_the_link_does_not_cost_the_sandbox() {
     let world = World::new().await;
     let sandbox = world.create().await.id;

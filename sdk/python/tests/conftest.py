@@ -6,7 +6,7 @@ import signal
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
-from harness import Daemon, a_daemon
+from harness import Daemon, Registry, a_daemon
 
 from shoal import AsyncSandbox, AsyncSandboxClient, Sandbox, SandboxClient
 
@@ -30,6 +30,14 @@ def daemon() -> Iterator[Daemon]:
 def own_daemon() -> Iterator[Daemon]:
     """One for a test that does."""
     yield from a_daemon()
+
+
+@pytest.fixture
+def registry() -> Iterator[Registry]:
+    """A registry of images that has none yet."""
+    registry = Registry()
+    yield registry
+    registry.close()
 
 
 @pytest.fixture

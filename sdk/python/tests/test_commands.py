@@ -20,6 +20,7 @@ from shoal import (
     ResourceNotFoundError,
     Sandbox,
     SandboxClient,
+    SandboxConnectionError,
     SandboxNotReadyError,
     SandboxOperationError,
     TerminalSize,
@@ -252,6 +253,44 @@ def test_stdin_is_written_once_over_a_restart(own_daemon: Daemon) -> None:
                 own_daemon.restart()
         handle.close_stdin()
         assert handle.result.stdout == "".join(f"{n}\n" for n in range(60))
+
+
+def test_a_daemon_that_stays_away_is_an_error_and_no_hang(own_daemon: Daemon) -> None:
+    with own_daemon.client() as client, client.sandbox() as sb:
+        client._transport.patience_seconds = 0.5
+        handle = sb.run("echo up; sleep 1000", timeout=0, wait=False)
+        assert next(handle).data == "up\n"
+        waiting: list[BaseException] = []
+
+        def wait() -> None:
+            try:
+                sb.run("touch /tmp/begun; sleep 1000")
+            except SandboxConnectionError as error:
+                waiting.append(error)
+
+        waiter = threading.Thread(target=wait)
+        waiter.start()
+        wait_until(lambda: sb.files.exists("/tmp/begun"))
+        address = own_daemon.address
+        own_daemon.kill()
+        with pytest.raises(SandboxConnectionError):
+            next(handle)
+        waiter.join(30)
+        assert len(waiting) == 1
+        for call in (
+            lambda: sb.run("true"),
+            lambda: sb.read("/x"),
+            lambda: sb.write("/x", b"x" * 5_000_000),
+            sb.refresh,
+        ):
+            with pytest.raises(SandboxConnectionError):
+                call()
+        # What was begun goes on without us, and is found again.
+        own_daemon.start(address)
+        again = sb.reconnect(handle.command_id)
+        assert next(again).data == "up\n"
+        again.kill()
+        assert again.result.outcome == "killed"
 
 
 def test_a_sandbox_that_is_gone_ends_its_stream(client: SandboxClient) -> None:

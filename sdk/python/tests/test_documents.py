@@ -8,7 +8,7 @@ import sys
 
 import pytest
 from documents import ROOT, programs
-from harness import Daemon
+from harness import Daemon, tiny
 
 EXAMPLES = [
     pytest.param(program, printed, id=f"{page}-{number}")
@@ -20,6 +20,9 @@ EXAMPLES = [
 @pytest.mark.parametrize(("program", "printed"), EXAMPLES)
 def test_an_example_prints_what_the_page_says(program: str, printed: str | None, daemon: Daemon) -> None:
     environment = {**os.environ, "SHOAL_URL": daemon.url, "SHOAL_API_KEY": daemon.key}
+    if "busybox:1" in program:
+        with daemon.client() as client:
+            client.import_image(tiny(), name="busybox:1")
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=90)
     assert done.returncode == 0, done.stderr
     assert done.stdout == (printed or "")
@@ -29,6 +32,7 @@ def test_an_example_prints_what_the_page_says(program: str, printed: str | None,
     ("name", "printed"),
     [
         ("threads.py", ["1 sandbox for 8 messages at once", "the user likes tea"]),
+        ("setup_script.py", ["hello, once", "hello, every time"]),
         ("agent_in_sandbox.py", ["counting", '{"a": 2, "rose": 2, "is": 1}', "finished with 0"]),
     ],
 )

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
+import shutil
+import subprocess
+import sys
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -14,9 +19,12 @@ from shoal import (
     ResourceAlreadyExistsError,
     ResourceNotFoundError,
     Sandbox,
+    SandboxClient,
+    SandboxClientError,
     SandboxOperationError,
     ValidationError,
 )
+from shoal._archive import unpack
 
 
 def test_text_bytes_and_open_files_are_written_and_read(sb: Sandbox) -> None:
@@ -165,6 +173,105 @@ def test_single_files_up_and_down(sb: Sandbox, tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         sb.files.upload(tmp_path / "none", "/workspace/none")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["new", "tool"]
+
+
+def archive_of(*entries: tuple[str, str, str]) -> io.BytesIO:
+    """Names, kinds (file, link, hard, dir, fifo) and what they hold or lead to."""
+    kinds = {"file": tarfile.REGTYPE, "link": tarfile.SYMTYPE, "hard": tarfile.LNKTYPE, "dir": tarfile.DIRTYPE}
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w") as archive:
+        for name, kind, text in entries:
+            entry = tarfile.TarInfo(name)
+            entry.type, entry.mode, entry.uid = kinds.get(kind, tarfile.FIFOTYPE), 0o6777, 12345
+            if kind == "file":
+                entry.size = len(text)
+            elif kind in ("link", "hard"):
+                entry.linkname = text
+            archive.addfile(entry, io.BytesIO(text.encode()) if kind == "file" else None)
+    return file
+
+
+def test_nothing_that_is_unpacked_lands_outside(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.write_text("untouched")
+    for number, entries in enumerate(
+        [
+            [("../outside", "file", "evil")],
+            [(str(outside), "file", "evil")],
+            [("a/../../outside", "file", "evil")],
+            [("link", "link", ".."), ("link/outside", "file", "evil")],
+            [("link", "link", str(tmp_path)), ("link/outside", "file", "evil")],
+            [("d", "dir", ""), ("d/up", "link", ".."), ("d/up/up", "link", ".."), ("d/up/up/outside", "file", "evil")],
+            [("a", "link", "b"), ("b", "link", "a"), ("a/outside", "file", "evil")],
+            [("out", "link", "../outside"), ("out", "file", "evil")],
+            [("out", "hard", "../outside"), ("out", "file", "evil")],
+            [
+                ("deep/er", "dir", ""),
+                ("a", "link", "deep/er"),
+                ("x", "link", "a/../.."),
+                ("a", "dir", ""),
+                ("x/outside", "file", "evil"),
+            ],
+        ]
+    ):
+        target = tmp_path / f"target{number}"
+        with contextlib.suppress(SandboxClientError, OSError):
+            unpack(archive_of(*entries), target)
+        assert outside.read_text() == "untouched", entries
+        assert {path.name for path in tmp_path.iterdir()} - {"outside"} <= {f"target{n}" for n in range(number + 1)}
+
+
+def test_what_is_unpacked_is_ours_and_plain(tmp_path: Path) -> None:
+    entries = [("d", "dir", ""), ("d/f", "file", "text"), ("l", "link", "d/f"), ("h", "hard", "d/f"), ("p", "fifo", "")]
+    unpack(archive_of(*entries), tmp_path / "t")
+    assert sorted(path.name for path in (tmp_path / "t").rglob("*")) == ["d", "f", "h", "l"]
+    for name in ("d", "d/f", "h"):
+        about = (tmp_path / "t" / name).stat()
+        assert (about.st_uid, oct(about.st_mode & 0o7777)) == (os.geteuid(), "0o755")
+    assert (tmp_path / "t" / "l").read_text() == (tmp_path / "t" / "h").read_text() == "text"
+    # Again over what is there.
+    unpack(archive_of(*entries), tmp_path / "t")
+    with pytest.raises(SandboxClientError, match="cannot be unpacked"):
+        unpack(io.BytesIO(b"no archive" * 100), tmp_path / "t")
+
+
+UPLOAD = """
+import resource
+import sys
+from shoal import SandboxClient, SandboxClientError
+with SandboxClient() as client:
+    sb = client.get_sandbox(sys.argv[1])
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    try:
+        print(sb.files.upload(sys.argv[2], sys.argv[3]).bytes)
+    except SandboxClientError as error:
+        print(error.code)
+    print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10)
+"""
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(shutil.disk_usage("/var/tmp").free < 16 << 30, reason="the disk has not got 16 GiB to spare")
+def test_five_gibibytes_go_up_with_constant_memory(tmp_path: Path) -> None:
+    large = tmp_path / "large"
+    with large.open("wb") as file:
+        file.truncate(5 << 30)
+        file.seek(-4, os.SEEK_END)
+        file.write(b"end\n")
+    # A private daemon keeps files in plain directories, with as much room as the disk has.
+    with SandboxClient.local() as client, client.sandbox() as sb:
+        endpoint = client._transport.endpoint
+        environment = {**os.environ, "SHOAL_URL": endpoint.url, "SHOAL_API_KEY": endpoint.key}
+        # What does not fit is refused, and nothing of it stays; what fits is there to its last byte.
+        for target, expected in (("/dev/shm/large", "no_space"), ("/workspace/large", str(5 << 30))):
+            done = subprocess.run(
+                [sys.executable, "-c", UPLOAD, sb.name, large, target], env=environment, capture_output=True, text=True
+            )
+            assert done.returncode == 0, done.stderr
+            said, grown_mib = done.stdout.split()
+            assert said == expected
+            assert int(grown_mib) < 64
+        assert sb.run("ls -A /dev/shm; tail -c 4 large; stat -c %s large").stdout == f"end\n{5 << 30}\n"
 
 
 def test_a_watch_tells_what_changes(sb: Sandbox) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import io
+import json
 import os
 import signal
 import subprocess
@@ -32,6 +33,8 @@ from shoal import (
     SandboxConnectionError,
     ValidationError,
 )
+from shoal._find import data_dir
+from shoal._local import _is_held
 
 
 def test_a_sandbox_of_a_with_block_is_deleted_at_its_end(client: SandboxClient) -> None:
@@ -168,7 +171,8 @@ def test_keys_and_quotas(client: SandboxClient, daemon: Daemon) -> None:
     with SandboxClient(daemon.url, key.secret) as guest, guest.sandbox():
         with pytest.raises(QuotaExceededError) as caught:
             guest.create_sandbox()
-        assert caught.value.quota_type == "sandboxes"
+        assert caught.value.quota_type == "sandbox_count"
+        assert caught.value.resource_type == "sandbox"
         with pytest.raises(SandboxAuthenticationError):
             guest.list_keys()
     client.delete_key(key.id)
@@ -271,6 +275,28 @@ def test_the_daemon_of_a_data_directory_is_found(daemon: Daemon, monkeypatch: py
     with SandboxClient() as client:
         assert client.api_endpoint == daemon.url
         assert client.version().api == "v1"
+
+
+def test_the_data_directory_of_the_configuration_file_is_found(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in ("SHOAL_URL", "SHOAL_DATA_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("SHOAL_API_KEY", daemon.key)
+    file = tmp_path / "config.toml"
+    monkeypatch.setenv("SHOAL_CONFIG", str(file))
+    file.write_text(f"# A comment.\nspares = 2\ndata_dir = {json.dumps(str(daemon.directory / 'data'))}\n")
+    with SandboxClient() as client:
+        assert client.api_endpoint == daemon.url
+    # What says nothing, or is none, is as if it were not there.
+    for text in ("spares = 2\n", "data_dir = 7\n", "data_dir = \n", None):
+        if text is None:
+            file.unlink()
+        else:
+            file.write_text(text)
+        assert data_dir() == Path("/var/lib/shoal")
+    monkeypatch.setenv("SHOAL_DATA_DIR", str(tmp_path))
+    assert data_dir() == tmp_path
 
 
 def test_calls_wait_for_a_daemon_that_is_restarted(own_daemon: Daemon) -> None:
@@ -396,6 +422,8 @@ def test_what_a_killed_pair_left_is_removed_by_the_next() -> None:
     done = subprocess.run([sys.executable, "-c", LOCAL + end], capture_output=True, text=True)
     base = Path(done.stdout.split()[0])
     assert base.exists(), "sandboxes outlive a daemon that is killed"
+    # A daemon that is still on its way out is left alone, and removed by the program after the next.
+    wait_until(lambda: not _is_held(base / "data" / "lock"))
     with SandboxClient.local() as client:
         wait_until(lambda: not base.exists())
         assert client.list_sandboxes() == []

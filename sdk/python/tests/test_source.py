@@ -11,12 +11,17 @@ from types import ModuleType
 import pytest
 
 import shoal
+import shoal._archive
 import shoal._core
 import shoal._sync.client
 import shoal._sync.command
 import shoal._sync.files
+import shoal._sync.images
+import shoal._sync.pools
 import shoal._sync.sandbox
-from shoal import Sandbox, SandboxClient
+import shoal._sync.templates
+import shoal._sync.volumes
+from shoal import SandboxClient
 from shoal._core import OutputState, SseParser, query
 from shoal.errors import SandboxAPIError
 
@@ -28,16 +33,29 @@ def test_the_sync_client_is_what_the_async_one_says() -> None:
 
 
 def test_both_clients_have_the_same_names() -> None:
-    for plain in ("SandboxClient", "Sandbox", "CommandHandle", "Files"):
+    for plain in ("SandboxClient", "Sandbox", "CommandHandle", "BuildHandle", "Files"):
         one, two = getattr(shoal, plain), getattr(shoal, f"Async{plain}")
         public = [{name for name in dir(kind) if not name.startswith("_")} for kind in (one, two)]
         assert public[0] == public[1]
 
 
 @pytest.mark.parametrize(
-    "module", [shoal.models, shoal._sync.client, shoal._sync.sandbox, shoal._sync.files], ids=lambda m: m.__name__
+    "module",
+    [
+        shoal._archive,
+        shoal._core,
+        shoal.models,
+        shoal._sync.client,
+        shoal._sync.files,
+        shoal._sync.images,
+        shoal._sync.pools,
+        shoal._sync.sandbox,
+        shoal._sync.templates,
+        shoal._sync.volumes,
+    ],
+    ids=lambda m: m.__name__,
 )
-def test_the_examples_in_docstrings_run(module: ModuleType, client: SandboxClient, sb: Sandbox) -> None:
+def test_the_examples_in_docstrings_run(module: ModuleType, client: SandboxClient) -> None:
     globs = {**vars(shoal), "client": client}
     flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
     runner = doctest.DocTestRunner(optionflags=flags)
@@ -83,3 +101,13 @@ def test_what_a_handle_keeps_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_queries_carry_any_bytes() -> None:
     assert query("/x", {"path": "/a b&\udcff", "no": None, "yes": True}) == "/x?path=/a%20b%26%FF&yes=true"
+
+
+def test_everything_public_says_what_it_is() -> None:
+    for name in shoal.__all__:
+        kind = getattr(shoal, name)
+        assert kind.__doc__, name
+        for member, value in vars(kind).items():
+            function = value.fget if isinstance(value, property) else value
+            if callable(function) and not member.startswith("_"):
+                assert getattr(function, "__doc__", None), f"{name}.{member}"

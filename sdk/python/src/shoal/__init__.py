@@ -12,10 +12,12 @@ from ._async.client import AsyncSandboxClient
 from ._async.command import AsyncCommandHandle
 from ._async.files import AsyncFileEvents, AsyncFiles
 from ._async.sandbox import AsyncSandbox, AsyncSandboxEvents
+from ._async.templates import AsyncBuildHandle
 from ._sync.client import SandboxClient
 from ._sync.command import CommandHandle
 from ._sync.files import FileEvents, Files
 from ._sync.sandbox import Sandbox, SandboxEvents
+from ._sync.templates import BuildHandle
 from .errors import (
     AnswerTimeoutError,
     CommandTimeoutError,
@@ -36,6 +38,8 @@ from .errors import (
     ValidationError,
 )
 from .models import (
+    Build,
+    CollectedImages,
     Command,
     CommandResult,
     CreatedKey,
@@ -47,31 +51,44 @@ from .models import (
     FoundFiles,
     FoundLines,
     Image,
+    ImageAlias,
     ImageConfig,
     Key,
+    LayerProgress,
     LifetimeRule,
     LineMatch,
     MachineStats,
     OutputChunk,
+    Pool,
+    PoolMember,
+    ResourceSpec,
     ResourceStatus,
     SandboxEvent,
     SandboxInfo,
     SandboxLimits,
     SandboxStats,
+    SandboxTemplate,
     TerminalSize,
     Version,
+    Volume,
+    VolumeHolder,
+    VolumeMountSpec,
 )
 
 __version__ = "0.1.0"
 
 __all__ = [
     "AnswerTimeoutError",
+    "AsyncBuildHandle",
     "AsyncCommandHandle",
     "AsyncFileEvents",
     "AsyncFiles",
     "AsyncSandbox",
     "AsyncSandboxClient",
     "AsyncSandboxEvents",
+    "Build",
+    "BuildHandle",
+    "CollectedImages",
     "Command",
     "CommandHandle",
     "CommandResult",
@@ -87,18 +104,23 @@ __all__ = [
     "FoundFiles",
     "FoundLines",
     "Image",
+    "ImageAlias",
     "ImageConfig",
     "Key",
+    "LayerProgress",
     "LifetimeRule",
     "LineMatch",
     "MachineStats",
     "OutputChunk",
+    "Pool",
+    "PoolMember",
     "QuotaExceededError",
     "ResourceAlreadyExistsError",
     "ResourceCreationError",
     "ResourceInUseError",
     "ResourceNameConflictError",
     "ResourceNotFoundError",
+    "ResourceSpec",
     "ResourceStatus",
     "ResourceTimeoutError",
     "Sandbox",
@@ -115,7 +137,11 @@ __all__ = [
     "SandboxOperationError",
     "SandboxServerReloadError",
     "SandboxStats",
+    "SandboxTemplate",
     "TerminalSize",
     "ValidationError",
     "Version",
+    "Volume",
+    "VolumeHolder",
+    "VolumeMountSpec",
 ]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import codecs
 import json
+import re
 import time
 import uuid
 from collections import deque
@@ -23,6 +24,7 @@ from .errors import (
     ResourceInUseError,
     ResourceNameConflictError,
     ResourceNotFoundError,
+    ResourceTimeoutError,
     SandboxAPIError,
     SandboxAuthenticationError,
     SandboxClientError,
@@ -31,7 +33,7 @@ from .errors import (
     SandboxServerReloadError,
     ValidationError,
 )
-from .models import Command, ExecutionResult, LifetimeRule, OutputChunk, Stream, TerminalSize, decode
+from .models import Command, ExecutionResult, LifetimeRule, OutputChunk, Stream, TerminalSize, VolumeMountSpec, decode
 
 #: How long one answer may take, unless the caller says otherwise.
 TIMEOUT_DEFAULT_SECONDS = 60.0
@@ -47,6 +49,8 @@ SILENCE_SECONDS_MAX = 60.0
 #: How long one request waits for a command. Then another does, by the command's id: a connection that died in silence is
 #: noticed so.
 WAIT_SECONDS_MAX = 100.0
+#: How long an image may take to come, on a slow line, and a template to be built.
+PULL_SECONDS_MAX = 1800.0
 #: What the daemon needs on top of a command's timeout to end its processes and to answer.
 ANSWER_GRACE_SECONDS = 30.0
 #: How long cleaning up may take after the caller was interrupted.
@@ -136,6 +140,9 @@ def create_wish(
     env: Mapping[str, str] | None,
     cpu: str | None,
     memory: str | None,
+    storage: str | None,
+    volume_mounts: Sequence[VolumeMountSpec] | None,
+    pool_name: str | None,
     wait: bool,
 ) -> dict[str, Any]:
     """The body of a create."""
@@ -149,9 +156,41 @@ def create_wish(
         "env": dict(env) if env else None,
         "cpu": cpu,
         "memory": memory,
+        "disk": storage,
+        "mounts": [mount.to_json() for mount in volume_mounts] if volume_mounts else None,
+        "pool": pool_name,
         "wait": wait,
     }
     return {key: value for key, value in wish.items() if value is not None}
+
+
+def template_wish(
+    *,
+    image: str | None,
+    cpu: str | None,
+    memory: str | None,
+    storage: str | None,
+    volume_mounts: Sequence[VolumeMountSpec] | None,
+    env: Mapping[str, str] | None,
+    cwd: str | None,
+    user: str | None,
+    command: Sequence[str] | None,
+    labels: Mapping[str, str] | None,
+) -> dict[str, Any]:
+    """What is said of a template. ``None`` says nothing; an empty text is the daemon's ``null``."""
+    wish = {
+        "image": image,
+        "cpu": cpu,
+        "memory": memory,
+        "disk": storage,
+        "mounts": [mount.to_json() for mount in volume_mounts] if volume_mounts is not None else None,
+        "env": dict(env) if env is not None else None,
+        "cwd": cwd,
+        "user": user,
+        "command": list(command) if command is not None else None,
+        "labels": dict(labels) if labels is not None else None,
+    }
+    return {key: None if value == "" else value for key, value in wish.items() if value is not None}
 
 
 def run_wish(
@@ -182,8 +221,22 @@ def run_wish(
     return wish
 
 
-def refusal(status: int, body: bytes, url: str) -> SandboxClientError:
-    """What the daemon said when it refused."""
+#: What a path is about, where the whole of it names a thing and not something in it.
+_RESOURCE = re.compile(r"/(sandbox|template|build|image|volume|pool|key)e?s(?:/[^/?]*)?(?:\?.*)?")
+
+
+def resource_of(path: str) -> str | None:
+    """What a request is about; ``None`` for what is inside of something.
+
+    >>> resource_of("/volumes/a%20b?force=true"), resource_of("/sandboxes/1/files?path=/x")
+    ('volume', None)
+    """
+    found = _RESOURCE.fullmatch(path)
+    return found and found.group(1)
+
+
+def refusal(status: int, body: bytes, url: str, path: str = "") -> SandboxClientError:
+    """What the daemon said when it refused a request for a path."""
     try:
         said = json.loads(body)
         code, message = said["code"], said["message"]
@@ -193,20 +246,43 @@ def refusal(status: int, body: bytes, url: str) -> SandboxClientError:
             hint="is this the address of a Shoal daemon?",
             status_code=status,
         )
-    return refused(code, message, said.get("hint"), said.get("details"), status)
+    return refused(code, message, said.get("hint"), said.get("details"), status, resource_of(path))
 
 
 _AUTHENTICATION = {"unauthorized", "admin_required", "metrics_only", "metrics_not_allowed", "origin_not_allowed"}
 _NOT_READY = {"wrong_state", "sandbox_failed", "sandbox_too_new", "sandbox_too_old"}
 _COMMAND = {"command_ended", "no_terminal", "stdin_closed", "stdin_stalled", "stdin_overflow"}
 _SANDBOX = {"sandbox_unresponsive", "sandbox_exhausted", "sandbox_strange"}
+#: The LangSmith SDK's words for what a key may have so much of.
+_QUOTAS = {"sandboxes": "sandbox_count", "volumes": "volume_count"}
+#: Something could not be made because its image could not be had.
+_IMAGE = {
+    "image_invalid",
+    "image_removed",
+    "image_too_large",
+    "registry_busy",
+    "registry_denied",
+    "registry_failed",
+    "registry_insecure",
+    "registry_unreachable",
+    "template_failed",
+    "unpack_failed",
+    "wrong_platform",
+}
+#: What the daemon's store of files cannot do.
+_UNSUPPORTED = {"copies_not_supported", "disk_limits_not_supported"}
 _OWN_FAULT = {"internal", "route_not_found", "method_not_allowed", "idempotency_key_reused", "delete_failed"}
 
 
 def refused(
-    code: str, message: str, hint: str | None, details: Mapping[str, Any] | None, status: int | None
+    code: str,
+    message: str,
+    hint: str | None,
+    details: Mapping[str, Any] | None,
+    status: int | None,
+    resource: str | None = None,
 ) -> SandboxClientError:
-    """The exception for one of the daemon's codes."""
+    """The exception for one of the daemon's codes. ``resource`` is what the request was about."""
     details = details or {}
     more: dict[str, Any] = {"hint": hint, "code": code, "status_code": status, "details": details}
     if code.endswith("_not_found") and code not in _OWN_FAULT:
@@ -218,13 +294,26 @@ def refused(
     if code in _NOT_READY:
         return SandboxNotReadyError(message, **more)
     if code == "quota_exceeded":
-        return QuotaExceededError(message, quota_type=details.get("resource"), **more)
+        what = details.get("resource")
+        return QuotaExceededError(message, quota_type=_QUOTAS.get(str(what), what), resource_type=resource, **more)
     if code == "no_capacity":
-        return ResourceCreationError(message, resource_type="sandbox", error_type="Unschedulable", **more)
+        return ResourceCreationError(message, resource_type=resource or "sandbox", error_type="Unschedulable", **more)
     if code == "create_failed":
-        return ResourceCreationError(message, resource_type="sandbox", error_type=code, **more)
+        return ResourceCreationError(message, resource_type=resource or "sandbox", error_type=code, **more)
+    if code in _IMAGE:
+        return ResourceCreationError(message, resource_type=resource or "image", error_type="ImagePull", **more)
+    if code in ("volume_too_small", "pool_has_volumes"):
+        error_type, field = ("VolumeResize", "size") if code == "volume_too_small" else (None, "template")
+        return ValidationError(message, field=field, error_type=error_type, **more)
+    if code in _UNSUPPORTED or code == "volume_failed":
+        error_type = "VolumeProvisioning" if code == "volume_failed" else code
+        return ResourceCreationError(message, resource_type=resource, error_type=error_type, **more)
+    if code == "pool_deleting":
+        return ResourceInUseError(message, resource_type="pool", **more)
+    if code == "disk_full" and resource is not None:
+        return ResourceCreationError(message, resource_type=resource, error_type=code, **more)
     if code == "name_taken":
-        return ResourceNameConflictError(message, resource_type="sandbox", **more)
+        return ResourceNameConflictError(message, resource_type=resource or "sandbox", **more)
     if code == "command_id_reused":
         return ResourceAlreadyExistsError(message, resource_type="command", **more)
     if code == "already_exists":
@@ -242,6 +331,13 @@ def refused(
     if "path" in details or status in (403, 408, 409, 412, 416, 507):
         return SandboxOperationError(message, operation="file", error_type=code, **more)
     return SandboxAPIError(message, **more)
+
+
+def late(resource: str, name: str, timeout: float, last_status: str | None = None) -> ResourceTimeoutError:
+    """What is raised when something was not ready in time."""
+    return ResourceTimeoutError(
+        f"{resource} `{name}` was not ready within {timeout:g} s", resource_type=resource, last_status=last_status
+    )
 
 
 class SseParser:

@@ -1,8 +1,9 @@
 """Which daemon a client talks to, as the command line finds it.
 
 The one that the caller names; else that of ``SHOAL_URL`` and ``SHOAL_API_KEY``; else the one that lives in
-``SHOAL_DATA_DIR``, or in ``/var/lib/shoal``. That it lives is told by its lock: the address in ``daemon.json`` of a daemon
-that was killed may be someone else's by now, and the key is not for them.
+``SHOAL_DATA_DIR``, in the directory that the machine's configuration file names (``SHOAL_CONFIG``, or
+``/etc/shoal/config.toml``), or in ``/var/lib/shoal``. That it lives is told by its lock: the address in ``daemon.json`` of a
+daemon that was killed may be someone else's by now, and the key is not for them.
 """
 
 from __future__ import annotations
@@ -10,11 +11,18 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import sys
 from pathlib import Path
 
 from .errors import SandboxClientError
 
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
 DATA_DIR_DEFAULT = "/var/lib/shoal"
+CONFIG_DEFAULT = "/etc/shoal/config.toml"
 
 
 class Endpoint:
@@ -57,7 +65,7 @@ def find(url: str | None, key: str | None) -> Endpoint:
         if any(not " " < letter < "\x7f" for letter in key):
             raise SandboxClientError("the api key has characters that no key has")
         return Endpoint(url, key)
-    directory = Path(os.environ.get("SHOAL_DATA_DIR") or DATA_DIR_DEFAULT)
+    directory = data_dir()
     found = living(directory)
     if found is None:
         raise SandboxClientError(
@@ -65,6 +73,19 @@ def find(url: str | None, key: str | None) -> Endpoint:
             hint="start one with `shoal serve`, set SHOAL_URL and SHOAL_API_KEY, or use `SandboxClient.local()`",
         )
     return LivingEndpoint(directory, found, key or read_key(directory))
+
+
+def data_dir() -> Path:
+    """Where the daemon of this machine keeps its things. What is wrong with its file is for `shoal serve` to say."""
+    named = os.environ.get("SHOAL_DATA_DIR")
+    if named:
+        return Path(named)
+    file = Path(os.environ.get("SHOAL_CONFIG") or CONFIG_DEFAULT)
+    try:
+        said = tomllib.loads(file.read_text("utf-8")).get("data_dir")
+    except (OSError, ValueError):
+        said = None
+    return Path(said if isinstance(said, str) else DATA_DIR_DEFAULT)
 
 
 def read_key(directory: Path) -> str:

@@ -174,13 +174,13 @@ def _prefix() -> str:
     return f"shoal-python-{os.geteuid()}-"
 
 
-def _start(program: str, base: Path) -> subprocess.Popen[bytes]:
+def _start(program: str, base: Path, *arguments: str) -> subprocess.Popen[bytes]:
     # Nothing of the caller's environment is a daemon's business, other than where programs are.
     environment = {name: os.environ[name] for name in ("PATH", "SHOAL_LOG") if name in os.environ}
     log = os.open(base / "daemon.log", os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         return subprocess.Popen(
-            [program, "serve", "--private", str(base), "--spares", "1"],
+            [program, "serve", "--private", str(base), "--spares", "1", *arguments],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -262,8 +262,8 @@ def _remove_leftovers(program: str, own: Path) -> None:
                 remove_leftover(program, base)
 
 
-def remove_leftover(program: str, base: Path) -> None:
-    """Has a daemon adopt and remove what is in a directory, unless someone lives there."""
+def remove_leftover(program: str, base: Path, *arguments: str) -> None:
+    """Has a daemon with these arguments adopt and remove what is in a directory, unless someone lives there."""
     with _open_lock(base / "lock") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -277,7 +277,7 @@ def remove_leftover(program: str, base: Path) -> None:
             return
         if _is_held(data / "lock"):
             return
-        process = _start(program, base)
+        process = _start(program, base, *arguments)
         deadline = time.monotonic() + START_SECONDS_MAX
         while process.poll() is None and time.monotonic() < deadline:
             found = _ask(base)

@@ -86,19 +86,30 @@ class SandboxNotReadyError(SandboxClientError):
 
 
 class QuotaExceededError(SandboxClientError):
-    """A limit of the api key is reached. ``quota_type`` says of what."""
+    """A limit of the api key is reached.
 
-    def __init__(self, message: str, *, quota_type: str | None = None, **more: Any) -> None:
+    ``quota_type`` says of what: ``sandbox_count``, ``volume_count``, ``cpu``, ``memory`` or ``storage``.
+    ``resource_type`` is what could not be made.
+    """
+
+    def __init__(
+        self, message: str, *, quota_type: str | None = None, resource_type: str | None = None, **more: Any
+    ) -> None:
         super().__init__(message, **more)
         self.quota_type = quota_type
+        self.resource_type = resource_type
 
 
 class ValidationError(SandboxClientError):
-    """The request cannot be taken as it is. ``field`` says which part of it, where that is known."""
+    """The request cannot be taken as it is. ``field`` says which part of it, where that is known.
 
-    def __init__(self, message: str, *, field: str | None = None, **more: Any) -> None:
+    ``error_type`` is ``VolumeResize`` where a volume would become too small for what is in it.
+    """
+
+    def __init__(self, message: str, *, field: str | None = None, error_type: str | None = None, **more: Any) -> None:
         super().__init__(message, **more)
         self.field = field
+        self.error_type = error_type
 
 
 class _ResourceError(SandboxClientError):
@@ -108,7 +119,7 @@ class _ResourceError(SandboxClientError):
 
 
 class ResourceNotFoundError(_ResourceError):
-    """There is no such sandbox, template, command or file. ``resource_type`` says which."""
+    """There is no such sandbox, template, image, build, volume, pool, key, command or file. ``resource_type`` says which."""
 
 
 class ResourceAlreadyExistsError(_ResourceError):
@@ -124,7 +135,11 @@ class ResourceInUseError(_ResourceError):
 
 
 class ResourceCreationError(_ResourceError):
-    """It could not be made. ``error_type`` is ``Unschedulable`` where the machine is full."""
+    """It could not be made. ``resource_type`` says what.
+
+    ``error_type`` is ``Unschedulable`` where the machine is full, ``ImagePull`` where its image could not be had,
+    ``Build`` where a build failed, and the daemon's code otherwise.
+    """
 
     def __init__(self, message: str, *, error_type: str | None = None, **more: Any) -> None:
         super().__init__(message, **more)

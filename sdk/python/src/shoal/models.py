@@ -17,6 +17,8 @@ from datetime import datetime
 from typing import Any, Literal, TypeVar, Union
 
 __all__ = [
+    "Build",
+    "CollectedImages",
     "Command",
     "CommandResult",
     "CreatedKey",
@@ -30,29 +32,42 @@ __all__ = [
     "FoundFiles",
     "FoundLines",
     "Image",
+    "ImageAlias",
     "ImageConfig",
     "Kept",
     "Key",
     "LastUse",
+    "LayerProgress",
     "LifetimeRule",
     "LineMatch",
     "MachineStats",
     "OutputChunk",
+    "Pool",
+    "PoolMember",
+    "ResourceSpec",
     "ResourceStatus",
     "SandboxEnd",
     "SandboxEvent",
     "SandboxInfo",
     "SandboxLimits",
     "SandboxStats",
+    "SandboxTemplate",
     "SandboxUsage",
     "TerminalSize",
     "Version",
+    "Volume",
+    "VolumeHolder",
+    "VolumeMountSpec",
 ]
 
 State = Literal["creating", "running", "paused", "deleting", "failed"]
 Action = Literal["pause_keep_memory", "pause_drop_memory", "delete"]
 Since = Literal["last_use", "start", "paused", "creation"]
 Stream = Literal["stdout", "stderr"]
+TemplateState = Literal["preparing", "ready", "failed"]
+BuildState = Literal["running", "done", "failed"]
+PoolState = Literal["ready", "filling", "failing", "deleting"]
+LayerState = Literal["waiting", "fetching", "fetched", "unpacking", "done", "present"]
 
 #: The LangSmith SDK's words for the states of a sandbox.
 STATUS_OF_STATE: Mapping[str, str] = {
@@ -103,6 +118,8 @@ class SandboxLimits:
     cpu_millis: int
     memory_bytes: int
     pids: int
+    #: What its own files may take; ``None`` where nothing limits them.
+    disk_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -119,8 +136,13 @@ class SandboxInfo:
     env: dict[str, str] = field(default_factory=dict)
     labels: dict[str, str] = field(default_factory=dict)
     lifetime: list[LifetimeRule] = field(default_factory=list)
+    #: The version of the template that it was made from, and keeps.
+    template_version: int | None = None
     #: Why it is ``failed``, or ``deleting`` by a rule of its lifetime.
     reason: str | None = None
+    #: The pool where it stood ready, if it came from one.
+    claimed_from: str | None = None
+    mounts: list[dict[str, Any]] = field(default_factory=list, repr=False)
     #: Whether the request made it, or found it by its labels.
     created: bool | None = None
 
@@ -339,16 +361,19 @@ class MachineStats:
 
 @dataclass(frozen=True)
 class SandboxEvent:
-    """Something that happened to a sandbox or a command.
+    """Something that happened to a sandbox, a command or a template.
 
     ``type`` is ``ready`` (first on every stream), ``missed`` (look for yourself), ``sandbox``, ``deleted``,
-    ``command_started`` or ``command_ended``.
+    ``command_started``, ``command_ended``, ``template`` or ``template_deleted``.
     """
 
     type: str
     sandbox_id: str | None = None
+    #: Of the sandbox or the template.
     name: str | None = None
-    state: State | None = None
+    state: State | TemplateState | None = None
+    #: The newest version of the template.
+    version: int | None = None
     reason: str | None = None
     command_id: str | None = None
     pid: int | None = None
@@ -493,6 +518,230 @@ class Image:
 
 
 @dataclass(frozen=True)
+class ImageAlias:
+    """A name that stands for another."""
+
+    name: str
+    target: str
+    created_at: datetime
+
+
+@dataclass(frozen=True)
+class LayerProgress:
+    """How far a layer of an image is that is on its way."""
+
+    digest: str
+    #: ``waiting``, ``fetching``, ``fetched``, ``unpacking``, ``done``, or ``present`` if it was there before.
+    state: LayerState
+    #: Of ``total_bytes``: fetched so far, or read while it is unpacked.
+    bytes: int
+    total_bytes: int
+
+
+@dataclass(frozen=True)
+class CollectedImages:
+    """What was removed because nobody uses it."""
+
+    images: int
+    layers: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class ResourceSpec:
+    """What a sandbox may use, as quantities: ``cpu`` as ``"500m"``, ``memory`` and ``storage`` as ``"512Mi"``."""
+
+    cpu: str = "500m"
+    memory: str = "512Mi"
+    storage: str | None = None
+
+
+@dataclass(frozen=True)
+class VolumeMountSpec:
+    """A volume, and where it is mounted: an absolute path."""
+
+    volume_name: str
+    mount_path: str
+    #: Whether the sandbox can only look.
+    read_only: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """As the daemon wants it."""
+        wish: dict[str, Any] = {"volume": self.volume_name, "path": self.mount_path}
+        return {**wish, "read_only": True} if self.read_only else wish
+
+    @classmethod
+    def from_json(cls, said: Mapping[str, Any]) -> VolumeMountSpec:
+        """As the daemon says it."""
+        return cls(said["volume"], said["path"], bool(said.get("read_only", False)))
+
+
+@dataclass(frozen=True)
+class SandboxTemplate:
+    """What sandboxes are made from.
+
+    A change makes a new ``version``; sandboxes that exist keep theirs.
+    """
+
+    name: str
+    image: str
+    version: int
+    #: ``preparing`` while its image is on its way, ``ready``, or ``failed``, and then ``reason`` says why.
+    state: TemplateState
+    limits: SandboxLimits
+    #: A UUID that stays the same when the name changes; ``None`` for the built-in one.
+    id: str | None = None
+    reason: str | None = None
+    #: What ``image`` stands for, where it is an alias.
+    image_target: str | None = None
+    #: Just which image, once it is there; it stays the same whatever becomes of the image's name.
+    image_digest: str | None = None
+    disk_bytes: int | None = None
+    env: dict[str, str] = field(default_factory=dict)
+    cwd: str | None = None
+    user: str | None = None
+    #: What runs when a command names no program.
+    command: list[str] = field(default_factory=list)
+    #: Given to every sandbox that is made from it.
+    labels: dict[str, str] = field(default_factory=dict)
+    mounts: list[dict[str, Any]] = field(default_factory=list, repr=False)
+    #: How many of the owner's sandboxes were made from it, whichever version.
+    sandboxes: int = 0
+    built_in: bool = False
+    created_at: datetime | None = None
+    updated_at: datetime | None = None
+
+    @property
+    def resources(self) -> ResourceSpec:
+        """What a sandbox may use, as quantities."""
+        storage = None if self.disk_bytes is None else quantity(self.disk_bytes)
+        return ResourceSpec(cpu_quantity(self.limits.cpu_millis), quantity(self.limits.memory_bytes), storage)
+
+    @property
+    def volume_mounts(self) -> list[VolumeMountSpec]:
+        """The volumes that its sandboxes have, and where."""
+        return [VolumeMountSpec.from_json(mount) for mount in self.mounts]
+
+
+@dataclass(frozen=True)
+class VolumeHolder:
+    """A sandbox that mounts a volume."""
+
+    sandbox_id: str
+    name: str
+    #: Where the volume is in it.
+    path: str
+    read_only: bool = False
+
+
+@dataclass(frozen=True)
+class Volume:
+    """Storage that outlives sandboxes."""
+
+    #: A UUID that stays the same when the name changes.
+    id: str
+    name: str
+    size_bytes: int
+    #: Whether it is held to that. A store of plain directories cannot.
+    size_enforced: bool
+    created_at: datetime
+    updated_at: datetime
+    #: What its files take; ``None`` in a list where it would have to be counted.
+    used_bytes: int | None = None
+    #: While there is one, it cannot be deleted.
+    mounted_by: list[VolumeHolder] = field(default_factory=list)
+
+    @property
+    def size(self) -> str:
+        """What it may hold, as a quantity."""
+        return quantity(self.size_bytes)
+
+
+@dataclass(frozen=True)
+class PoolMember:
+    """A sandbox that waits in a pool."""
+
+    id: str
+    name: str
+    #: ``making``, ``ready``, ``broken`` or ``deleting``.
+    state: str
+    template_version: int
+    created_at: datetime
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Sandboxes of one template that stand ready before anybody asks."""
+
+    #: A UUID that stays the same when the name changes.
+    id: str
+    name: str
+    template: str
+    template_version: int
+    #: How many should stand ready.
+    replicas: int
+    #: How many do.
+    ready: int
+    #: How many are being made.
+    making: int
+    #: ``ready``, ``filling``, ``failing``, and then ``reason`` says why, or ``deleting``.
+    state: PoolState
+    created_at: datetime
+    updated_at: datetime
+    reason: str | None = None
+    #: When that is tried again.
+    retry_at: datetime | None = None
+    #: What waits in it, the next to be claimed first; ``None`` in a list.
+    members: list[PoolMember] | None = None
+    #: Creates since the daemon started that found one ready, and that found none.
+    claims: int = 0
+    misses: int = 0
+
+    @property
+    def template_name(self) -> str:
+        """What its sandboxes are made from."""
+        return self.template
+
+
+def cpu_quantity(millis: int) -> str:
+    """Thousandths of a processor, as the daemon takes them.
+
+    >>> cpu_quantity(500), cpu_quantity(2000)
+    ('500m', '2')
+    """
+    return str(millis // 1000) if millis % 1000 == 0 else f"{millis}m"
+
+
+def quantity(count: int) -> str:
+    """Bytes, as the daemon takes them.
+
+    >>> quantity(512 << 20), quantity(3 << 30), quantity(1000)
+    ('512Mi', '3Gi', '1000')
+    """
+    for power, unit in ((40, "Ti"), (30, "Gi"), (20, "Mi"), (10, "Ki")):
+        if count and count % (1 << power) == 0:
+            return f"{count >> power}{unit}"
+    return str(count)
+
+
+@dataclass(frozen=True)
+class Build:
+    """A template that is being built, or was."""
+
+    id: str
+    #: What it becomes.
+    template: str
+    #: ``running``, ``done``, or ``failed``, and then ``reason`` says why.
+    state: BuildState
+    log_bytes: int
+    created_at: datetime
+    reason: str | None = None
+    #: Of the template, once it is ``done``.
+    version: int | None = None
+    ended_at: datetime | None = None
+
+
+@dataclass(frozen=True)
 class Key:
     """An api key, without its secret."""
 
@@ -549,8 +798,9 @@ def _decode(kind: Any, data: Any) -> Any:
     if origin in (Union, types.UnionType):
         if data is None:
             return None
-        (inner,) = (entry for entry in typing.get_args(kind) if entry is not type(None))
-        return _decode(inner, data)
+        inner, *others = (entry for entry in typing.get_args(kind) if entry is not type(None))
+        # Where there are several, they are words.
+        return data if others else _decode(inner, data)
     if origin is list:
         (inner,) = typing.get_args(kind)
         return [_decode(inner, entry) for entry in data]

@@ -13,6 +13,7 @@ from harness import Daemon
 
 from shoal import LifetimeRule, SandboxClient
 from shoal.deepagents import ShoalSandbox
+from shoal.deepagents._globs import _GIVES_FILES
 from shoal.deepagents.backend import _WRITE_REPLACES
 
 
@@ -166,6 +167,49 @@ def test_read_is_what_the_helper_gives(backend: ShoalSandbox) -> None:
 
     asyncio.run(compare())
     assert backend.read("one.txt") == BaseSandbox.read(backend, "one.txt")
+
+
+TREE = """
+mkdir -p src/deep/er src/.hidden .git/objects 'with space' many; cd src
+touch main.py deep/other.py deep/er/third.py .hidden/fourth.py .dot.py 'ünï.py' Upper.PY x.pyc deep/er/notes.md ../top.py
+touch '../with space/a.py' ../.git/objects/b.py; mkdir dir.py; for n in 1 2 3; do touch ../many/$n.txt; done
+"""
+MORE = """
+cd src; ln -s main.py link.py; ln -s none broken.py; ln -s /etc/passwd out.py; ln -s deep linked; mkfifo fifo.py
+touch 'back\\\\slash.py' "$(printf 'new\\nline.py')" "$(printf 'not-utf8-\\377.py')"; ln -s src ../way
+"""
+PATTERNS = [
+    "*.py", "**/*.py", "*", "**/*", "src/*.py", "src/**/*.py", "*/*.py", "main.py", "m*n.py", "**/deep/*", "*.txt", "none*",
+    "**", "src/", "/src/*.py", "*.{py,md}", "[mt]*.py", "?op.py", ".*", "**/.hidden/*", "../*", "a**b", "", "src//*.py",
+    "many/**",
+]  # fmt: skip
+ROOTS = ["/workspace", "/workspace/", "/workspace/src", "/workspace/none", "/workspace/top.py", "/workspace/way",
+         "/workspace/src/..", "workspace", "/workspace//src"]  # fmt: skip
+
+
+def test_glob_is_what_the_helper_gives(backend: ShoalSandbox) -> None:
+    backend.execute(TREE)
+
+    async def compare(patterns: list[str], roots: list[str]) -> None:
+        for pattern, root in ((pattern, root) for root in roots for pattern in patterns):
+            helper = await BaseSandbox.aglob(backend, pattern, root)
+            assert await backend.aglob(pattern, root) == helper, (pattern, root)
+            assert await asyncio.to_thread(backend.glob, pattern, root) == helper, (pattern, root)
+
+    asyncio.run(compare(PATTERNS, ROOTS[:1]))
+    backend.execute(MORE)
+    asyncio.run(compare(PATTERNS, ROOTS[:1]))
+    asyncio.run(compare(["*.py", "**/*.py", "*.txt"], ROOTS[1:]))
+
+
+@pytest.mark.skipif(not _GIVES_FILES, reason="deepagents before 0.7.7 follows links, which is left to its helper")
+def test_a_plain_glob_runs_nothing_in_the_sandbox(backend: ShoalSandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend.execute(TREE)
+    monkeypatch.delattr(ShoalSandbox, "aexecute")
+    monkeypatch.delattr(ShoalSandbox, "execute")
+    monkeypatch.setattr(BaseSandbox, "glob", None)
+    for pattern in ("*.py", "**/*.py", "src/**/*.py", "src/*.py", "none*"):
+        assert backend.glob(pattern, "/workspace").error is None
 
 
 EDITS: list[tuple[str, str, str, bool]] = [

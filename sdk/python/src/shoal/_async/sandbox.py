@@ -36,6 +36,7 @@ from ..models import (
     SandboxStats,
     State,
     TerminalSize,
+    VolumeMountSpec,
 )
 from .command import AsyncCommandHandle
 from .files import AsyncFiles
@@ -110,6 +111,11 @@ class AsyncSandbox:
     def limits(self) -> SandboxLimits:
         """What it may use."""
         return self._info.limits
+
+    @property
+    def volume_mounts(self) -> list[VolumeMountSpec]:
+        """The volumes that it has, and where."""
+        return [VolumeMountSpec.from_json(mount) for mount in self._info.mounts]
 
     @property
     def created(self) -> bool | None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import IO, Any
+from typing import Any
 
 from .. import _seam
 from .._core import (
@@ -33,7 +33,6 @@ from ..errors import (
 from ..models import (
     STATUS_OF_STATE,
     CreatedKey,
-    Image,
     Key,
     LifetimeRule,
     MachineStats,
@@ -41,19 +40,21 @@ from ..models import (
     SandboxInfo,
     SandboxStats,
     Version,
+    VolumeMountSpec,
 )
-from .files import pieces
+from .images import ImageCalls
+from .pools import PoolCalls
 from .sandbox import Sandbox, SandboxEvents
+from .templates import TemplateCalls
 from .transport import Transport
+from .volumes import VolumeCalls
 
 #: How long a sandbox may take to be made.
 CREATE_SECONDS_MAX = 120.0
-#: How long an image may take to come, on a slow line.
-PULL_SECONDS_MAX = 1800.0
 
 
-class SandboxClient:
-    """Sandboxes on one daemon.
+class SandboxClient(ImageCalls, TemplateCalls, VolumeCalls, PoolCalls):
+    """Sandboxes on one daemon, and what they are made from.
 
     >>> with client.sandbox() as sb:
     ...     print((sb.run("echo hello")).stdout, end="")
@@ -67,6 +68,9 @@ class SandboxClient:
     Raises:
         SandboxClientError: No daemon was named and none runs on this machine. ``local`` starts one.
     """
+
+    # Pausing, forks and network policy are a sandbox's own business and belong into `Sandbox`. What else is kept
+    # beside sandboxes, as snapshots will be, has a module of its own like templates, and is added to the bases above.
 
     def __init__(
         self,
@@ -136,6 +140,9 @@ class SandboxClient:
         env: Mapping[str, str] | None = None,
         cpu: str | None = None,
         memory: str | None = None,
+        storage: str | None = None,
+        volume_mounts: Sequence[VolumeMountSpec] | None = None,
+        pool_name: str | None = None,
         timeout: float = CREATE_SECONDS_MAX,
     ) -> Sandbox:
         """A new sandbox that is deleted at the end of a ``with`` block. The arguments are those of ``create_sandbox``."""
@@ -148,6 +155,9 @@ class SandboxClient:
             env=env,
             cpu=cpu,
             memory=memory,
+            storage=storage,
+            volume_mounts=volume_mounts,
+            pool_name=pool_name,
             timeout=timeout,
         )
         sandbox._delete_on_exit = True
@@ -165,6 +175,9 @@ class SandboxClient:
         env: Mapping[str, str] | None = None,
         cpu: str | None = None,
         memory: str | None = None,
+        storage: str | None = None,
+        volume_mounts: Sequence[VolumeMountSpec] | None = None,
+        pool_name: str | None = None,
         timeout: float = CREATE_SECONDS_MAX,
     ) -> Sandbox:
         """A new sandbox, which lives until it is deleted or a rule of its lifetime strikes.
@@ -180,6 +193,10 @@ class SandboxClient:
             env: Added to the environment of every command.
             cpu: Processors, as ``"500m"`` or ``"2"``; the template's if left out.
             memory: Memory, as ``"512Mi"`` or ``"2Gi"``; the template's if left out.
+            storage: What its files may take, as ``"5Gi"``; the template's if left out.
+            volume_mounts: Volumes beside the template's, and where.
+            pool_name: A pool to take it from, in place of a template, an image and limits. Without it, one that stands
+                ready in any pool of the template is taken.
             timeout: How many seconds it may take. What was begun by then is undone.
 
         Raises:
@@ -199,6 +216,9 @@ class SandboxClient:
             env=env,
             cpu=cpu,
             memory=memory,
+            storage=storage,
+            volume_mounts=volume_mounts,
+            pool_name=pool_name,
             wait=wait_for_ready,
         )
         return self._create(body, timeout)
@@ -215,6 +235,9 @@ class SandboxClient:
         env: Mapping[str, str] | None = None,
         cpu: str | None = None,
         memory: str | None = None,
+        storage: str | None = None,
+        volume_mounts: Sequence[VolumeMountSpec] | None = None,
+        pool_name: str | None = None,
         timeout: float = CREATE_SECONDS_MAX,
     ) -> Sandbox:
         """The sandbox that has all of these labels, made if there is none. However many ask at once, one is made.
@@ -241,6 +264,9 @@ class SandboxClient:
             env=env,
             cpu=cpu,
             memory=memory,
+            storage=storage,
+            volume_mounts=volume_mounts,
+            pool_name=pool_name,
             wait=True,
         )
         return self._create(body, timeout)
@@ -395,78 +421,6 @@ class SandboxClient:
             if cursor is None:
                 machine: MachineStats = decoded(MachineStats, page["machine"])
                 return machine, rows
-
-    # --- Images
-
-    def pull_image(
-        self,
-        reference: str,
-        *,
-        username: str | None = None,
-        password: str | None = None,
-        platform: str | None = None,
-        insecure: bool = False,
-        timeout: float = PULL_SECONDS_MAX,
-    ) -> Image:
-        """Pulls an image from its registry, also when one of that name is there: a tag may mean something else today.
-
-        Args:
-            reference: Such as ``python:3.12`` or ``registry.local:5000/team/app:1``.
-            username: For the registry; what is pulled so is seen by this key's owner alone.
-            password: With ``username``.
-            platform: Such as ``linux/arm64``; the daemon's machine's if left out.
-            insecure: Speak plain HTTP with the registry; needs a key with admin rights.
-            timeout: How many seconds it may take.
-        """
-        wish = {
-            "reference": reference,
-            "username": username,
-            "password": password,
-            "platform": platform,
-            "insecure": insecure or None,
-        }
-        body = {key: value for key, value in wish.items() if value is not None}
-        answer = self._transport.call("POST", "/images/pull", json=body, read_seconds=timeout)
-        image: Image = decoded(Image, answer.json())
-        return image
-
-    def import_image(self, file: IO[bytes], *, name: str | None = None, format: str | None = None) -> list[Image]:
-        """Takes the images of an archive: of OCI or Docker, or a root file system as a tar stream, compressed or not.
-
-        Args:
-            file: The archive, open for reading bytes.
-            name: What to call the image; needed where the archive does not say.
-            format: ``oci``, ``docker`` or ``rootfs``; what it looks like if left out.
-        """
-        answer = self._transport.call(
-            "POST",
-            query("/images/import", {"name": name, "format": format}),
-            content=pieces(file),
-            headers={"Content-Type": "application/octet-stream"},
-            repeat=False,
-            read_seconds=None,
-        )
-        return [decoded(Image, entry) for entry in answer.json()["images"]]
-
-    def list_images(self) -> list[Image]:
-        """The images that this key's owner may use, newest first. ``host`` is not among them."""
-        answer = self._transport.call("GET", "/images")
-        return [decoded(Image, entry) for entry in answer.json()["images"]]
-
-    def get_image(self, name: str) -> Image:
-        """An image, by a name or its digest."""
-        image: Image = decoded(Image, (self._transport.call("GET", f"/images/{in_path(name)}")).json())
-        return image
-
-    def delete_image(self, name: str, *, force: bool = False) -> None:
-        """Takes an image's name away, or all its names when it is named by its digest, and removes what nobody uses.
-
-        Raises:
-            ResourceInUseError: Sandboxes use it. With ``force`` they go on, and what they need is removed after them.
-        """
-        self._transport.call("DELETE", query(f"/images/{in_path(name)}", {"force": force or None}))
-
-    # --- Templates, volumes and pools belong here, named as in the LangSmith SDK: `create_template` and so on.
 
     # --- Keys and the daemon
 

@@ -79,7 +79,7 @@ class Transport:
                 self._reached = True
                 if response.is_success:
                     return response
-                raise refusal(response.status_code, response.content, self.endpoint.url)
+                raise refusal(response.status_code, response.content, self.endpoint.url, path)
             except httpx.TransportError as error:
                 failure = self._failure(error)
                 cause: Exception | None = error
@@ -147,9 +147,9 @@ class Transport:
                 raise failure from cause
 
     def _open_once(
-        self, method: str, path: str, headers: Mapping[str, str] | None, silence: float
+        self, method: str, path: str, headers: Mapping[str, str] | None, silence: float, *, json: Any = None
     ) -> httpx.Response:
-        request = self._request(method, path, headers=headers, times=self._times(silence))
+        request = self._request(method, path, json=json, headers=headers, times=self._times(silence))
         response = self._http.send(request, stream=True)
         self._reached = True
         if response.is_success:
@@ -158,7 +158,7 @@ class Transport:
             body = response.read()
         finally:
             response.close()
-        raise refusal(response.status_code, body, self.endpoint.url)
+        raise refusal(response.status_code, body, self.endpoint.url, path)
 
     def broken(self, error: httpx.TransportError) -> SandboxConnectionError:
         """What a failure in the middle of a body means for the caller."""
@@ -168,8 +168,11 @@ class Transport:
 class Events:
     """Server-sent events of one kind. A connection that breaks is followed by another.
 
-    Subclasses say where to go on, and what an event means.
+    Subclasses say where to go on, and what an event means. Most ask with GET; a body is asked for with POST, which must
+    be harmless when it is sent again.
     """
+
+    _body: Any = None
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
@@ -190,7 +193,10 @@ class Events:
             try:
                 if self._events is None:
                     path, headers = self._place()
-                    self._response = self._transport._open_once("GET", path, headers, SILENCE_SECONDS_MAX)
+                    method = "GET" if self._body is None else "POST"
+                    self._response = self._transport._open_once(
+                        method, path, headers, SILENCE_SECONDS_MAX, json=self._body
+                    )
                     self._events = _events_of(self._response)
                     self._connected()
                 event = self._events.__next__()

@@ -17,6 +17,7 @@ from deepagents.backends.protocol import (
     ExecuteResponse,
     FileDownloadResponse,
     FileUploadResponse,
+    GlobResult,
     LsResult,
     ReadResult,
     WriteResult,
@@ -28,6 +29,7 @@ from .._async.transport import AsyncTransport
 from .._sync.sandbox import Sandbox
 from ..errors import CommandTimeoutError, ResourceNotFoundError, SandboxClientError, SandboxOperationError
 from ..models import ExecutionResult, FileInfo
+from ._globs import MATCHES_MAX, SECONDS_MAX, matched, search
 from ._pages import WHOLE_FILE_BYTES_MAX, edited, is_plain, page
 from ._threads import off_loop
 
@@ -240,6 +242,41 @@ class ShoalSandbox(BaseSandbox):
             if found is not None:
                 return found
         return await super().aread(file_path, offset, limit)
+
+    def glob(self, pattern: str, path: str | None = None) -> GlobResult:
+        """Files by their names."""
+        wish = search(pattern, path)
+        if wish is not None:
+            found = None
+            try:
+                found = off_loop(self._glob, *wish)
+            except SandboxClientError:
+                # The helper says what is wrong, in its own words.
+                pass
+            if found is not None:
+                return found
+        return super().glob(pattern, path)
+
+    def _glob(self, pattern: str, root: str, hidden: bool) -> GlobResult | None:
+        files = self._sandbox.files
+        return matched(files.glob(pattern, root, hidden=hidden, limit=MATCHES_MAX, timeout=SECONDS_MAX), root)
+
+    async def aglob(self, pattern: str, path: str | None = None) -> GlobResult:
+        """As ``glob``, without a thread."""
+        wish = search(pattern, path)
+        if wish is not None:
+            pattern_asked, root, hidden = wish
+            found = None
+            try:
+                files = self._async().files
+                found = matched(
+                    await files.glob(pattern_asked, root, hidden=hidden, limit=MATCHES_MAX, timeout=SECONDS_MAX), root
+                )
+            except SandboxClientError:
+                pass
+            if found is not None:
+                return found
+        return await super().aglob(pattern, path)
 
     def write(self, file_path: str, content: str) -> WriteResult:
         """Writes a text file. A write makes the directories that lead to it, so nothing needs to be looked at first."""

@@ -19,7 +19,7 @@ from deepagents_code.integrations.sandbox_provider import (
     SandboxProviderMetadata,
 )
 
-from .._find import DATA_DIR_DEFAULT, Endpoint
+from .._find import Endpoint, data_dir
 from .._guard import Guard
 from .._sync.client import SandboxClient
 from .._sync.sandbox import Sandbox
@@ -149,7 +149,7 @@ class ShoalProvider(SandboxProvider):
 
     def _client(self, *, may_start: bool) -> SandboxClient:
         url, key = _resolved("SHOAL_URL"), _resolved("SHOAL_API_KEY")
-        where = (url, key, os.environ.get("SHOAL_DATA_DIR") or DATA_DIR_DEFAULT)
+        where = (url, key, str(data_dir()))
         with _lock:
             if where not in _clients:
                 try:

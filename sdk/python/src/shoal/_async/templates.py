@@ -1,0 +1,588 @@
+"""The part of the client that has to do with templates, and with building them."""
+
+from __future__ import annotations
+
+import base64
+import codecs
+import json
+import os
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Literal, overload
+
+import httpx
+
+from .. import _archive, _seam
+from .._core import (
+    CLEANUP_SECONDS_MAX,
+    PULL_SECONDS_MAX,
+    SILENCE_SECONDS_MAX,
+    Patience,
+    decoded,
+    in_path,
+    late,
+    query,
+    template_wish,
+)
+from ..errors import (
+    ResourceCreationError,
+    ResourceNotFoundError,
+    SandboxClientError,
+    SandboxConnectionError,
+    SandboxServerReloadError,
+)
+from ..models import Build, LayerProgress, SandboxTemplate, VolumeMountSpec
+from .files import pieces
+from .transport import AsyncEvents, AsyncTransport
+
+OnLog = Callable[[str], Any]
+
+
+class TemplateCalls:
+    """Templates on one daemon."""
+
+    _transport: AsyncTransport
+
+    async def create_template(
+        self,
+        name: str,
+        image: str = "host",
+        *,
+        cpu: str = "500m",
+        memory: str = "512Mi",
+        storage: str | None = None,
+        volume_mounts: Sequence[VolumeMountSpec] | None = None,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        user: str | None = None,
+        command: Sequence[str] | None = None,
+        labels: Mapping[str, str] | None = None,
+        wait_for_ready: bool = False,
+        timeout: float = PULL_SECONDS_MAX,
+    ) -> SandboxTemplate:
+        r"""A new template. If its image is not there, it is pulled behind the scenes, and a create waits for it.
+
+        >>> template = await client.create_template("small", cpu="250m", memory="128Mi", env={"GREETING": "hello"})
+        >>> template.resources
+        ResourceSpec(cpu='250m', memory='128Mi', storage=None)
+        >>> async with await client.sandbox(template_name="small") as sb:
+        ...     (await sb.run("echo $GREETING")).stdout
+        'hello\n'
+        >>> await client.delete_template("small")
+
+        Args:
+            name: Free text up to 255 bytes, unique among the owner's templates.
+            image: ``host``, a reference such as ``python:3.12-slim``, or an alias.
+            cpu: Processors, as ``"500m"`` or ``"2"``.
+            memory: Memory, as ``"512Mi"`` or ``"2Gi"``.
+            storage: What a sandbox may write, as ``"10Gi"``.
+            volume_mounts: Volumes that its sandboxes have, and where.
+            env: Added to the image's environment, for every command.
+            cwd: Where commands run: an absolute path; the image's if left out.
+            user: Who commands run as; the image's if left out.
+            command: What runs when a command names no program; the image's if left out.
+            labels: Given to every sandbox that is made from it; those of the sandbox win.
+            wait_for_ready: Whether to wait until its image is there; if not, ``wait_for_template`` does.
+            timeout: How many seconds that wait may take.
+
+        Raises:
+            ResourceNameConflictError: The name is taken.
+            ValidationError: A quantity or a name cannot be read: ``field`` says which.
+            ResourceCreationError: Its image could not be had.
+        """
+        wish = template_wish(
+            image=image,
+            cpu=cpu,
+            memory=memory,
+            storage=storage,
+            volume_mounts=volume_mounts,
+            env=env,
+            cwd=cwd,
+            user=user,
+            command=command,
+            labels=labels,
+        )
+        # Sent once: after a lost answer, a second try would be told that the name is taken, by the first.
+        answer = await self._transport.call("POST", "/templates", json={"name": name, **wish}, repeat=False)
+        template: SandboxTemplate = decoded(SandboxTemplate, answer.json())
+        return await self.wait_for_template(name, timeout=timeout) if wait_for_ready else template
+
+    async def apply_template(
+        self,
+        name: str,
+        image: str = "host",
+        *,
+        cpu: str = "500m",
+        memory: str = "512Mi",
+        storage: str | None = None,
+        volume_mounts: Sequence[VolumeMountSpec] | None = None,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        user: str | None = None,
+        command: Sequence[str] | None = None,
+        labels: Mapping[str, str] | None = None,
+    ) -> SandboxTemplate:
+        """As ``create_template``, and one that exists gets just this content. Asking twice changes nothing.
+
+        >>> (await client.apply_template("tools", env={"A": "1"})).version
+        1
+        >>> (await client.apply_template("tools", env={"A": "1"})).version
+        1
+        >>> (await client.apply_template("tools", env={"A": "2"})).version
+        2
+        >>> await client.delete_template("tools")
+        """
+        wish = template_wish(
+            image=image,
+            cpu=cpu,
+            memory=memory,
+            storage=storage,
+            volume_mounts=volume_mounts,
+            env=env,
+            cwd=cwd,
+            user=user,
+            command=command,
+            labels=labels,
+        )
+        answer = await self._transport.call("PUT", f"/templates/{in_path(name)}", json=wish)
+        template: SandboxTemplate = decoded(SandboxTemplate, answer.json())
+        return template
+
+    async def get_template(self, name: str) -> SandboxTemplate:
+        """A template, by its name.
+
+        >>> (await client.get_template("default")).image
+        'host'
+        """
+        answer = await self._transport.call("GET", f"/templates/{in_path(name)}")
+        template: SandboxTemplate = decoded(SandboxTemplate, answer.json())
+        return template
+
+    async def list_templates(self) -> list[SandboxTemplate]:
+        """The templates of the key's owner by name, the built-in one first."""
+        answer = await self._transport.call("GET", "/templates")
+        return [decoded(SandboxTemplate, entry) for entry in answer.json()["templates"]]
+
+    async def update_template(
+        self,
+        name: str,
+        *,
+        new_name: str | None = None,
+        image: str | None = None,
+        cpu: str | None = None,
+        memory: str | None = None,
+        storage: str | None = None,
+        volume_mounts: Sequence[VolumeMountSpec] | None = None,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        user: str | None = None,
+        command: Sequence[str] | None = None,
+        labels: Mapping[str, str] | None = None,
+    ) -> SandboxTemplate:
+        """Changes a template. Sandboxes that exist keep the version they were made from.
+
+        What is left out stays as it is. Mappings and lists are replaced as a whole; an empty text for ``storage``, ``cwd``
+        and ``user`` takes back what was said.
+
+        >>> template = await client.create_template("python-env")
+        >>> template = await client.update_template("python-env", new_name="python-env-v2", memory="1Gi")
+        >>> template.name, template.version, template.resources.memory
+        ('python-env-v2', 2, '1Gi')
+        >>> await client.delete_template("python-env-v2")
+
+        Raises:
+            ResourceNotFoundError: There is no such template.
+            ResourceNameConflictError: The new name is taken.
+        """
+        wish = template_wish(
+            image=image,
+            cpu=cpu,
+            memory=memory,
+            storage=storage,
+            volume_mounts=volume_mounts,
+            env=env,
+            cwd=cwd,
+            user=user,
+            command=command,
+            labels=labels,
+        )
+        if new_name is not None:
+            wish["name"] = new_name
+        # With a new name, a second try would not find the old one.
+        answer = await self._transport.call("PATCH", f"/templates/{in_path(name)}", json=wish, repeat=new_name is None)
+        template: SandboxTemplate = decoded(SandboxTemplate, answer.json())
+        return template
+
+    async def delete_template(self, name: str) -> None:
+        """Deletes a template.
+
+        Raises:
+            ResourceNotFoundError: There is no such template.
+            ResourceInUseError: Sandboxes were made from it, or something else needs it.
+        """
+        await self._transport.call("DELETE", f"/templates/{in_path(name)}")
+
+    async def prepare_template(self, name: str) -> SandboxTemplate:
+        """Tries again what has failed to be prepared. Any other template stays as it is."""
+        answer = await self._transport.call("POST", f"/templates/{in_path(name)}/prepare")
+        template: SandboxTemplate = decoded(SandboxTemplate, answer.json())
+        return template
+
+    async def wait_for_template(
+        self,
+        name: str,
+        *,
+        timeout: float = PULL_SECONDS_MAX,
+        on_progress: Callable[[list[LayerProgress]], Any] | None = None,
+    ) -> SandboxTemplate:
+        """Waits until a template's image is there. ``on_progress`` is called as that of ``pull_image``.
+
+        Raises:
+            ResourceCreationError: Its image could not be had. ``prepare_template`` tries again.
+            ResourceTimeoutError: It took too long.
+        """
+        watch = AsyncEventsOfTemplate(self._transport, name)
+        deadline = time.monotonic() + timeout
+        try:
+            while time.monotonic() < deadline:
+                _, said = await watch._next()
+                if said["type"] == "progress":
+                    if on_progress is not None:
+                        on_progress([decoded(LayerProgress, layer) for layer in said["layers"]])
+                elif said["type"] == "gone":
+                    raise ResourceNotFoundError(said["message"], resource_type="template", code=said["code"])
+                else:
+                    template: SandboxTemplate = decoded(SandboxTemplate, said)
+                    if template.state == "failed":
+                        raise ResourceCreationError(
+                            f"template `{name}` could not be prepared: {template.reason}",
+                            resource_type="template",
+                            error_type="ImagePull",
+                            hint="mend that, then `prepare_template` tries again",
+                        )
+                    return template
+        finally:
+            await watch.close()
+        raise late("template", name, timeout, "preparing")
+
+    # --- Builds
+
+    @overload
+    async def build_template(
+        self,
+        name: str,
+        context: str | os.PathLike[str] | IO[bytes] | None = ...,
+        *,
+        dockerfile: str | None = ...,
+        script: str | None = ...,
+        image: str | None = ...,
+        target: str | None = ...,
+        args: Mapping[str, str] | None = ...,
+        secrets: Mapping[str, str | bytes] | None = ...,
+        cpu: str | None = ...,
+        memory: str | None = ...,
+        env: Mapping[str, str] | None = ...,
+        labels: Mapping[str, str] | None = ...,
+        on_log: OnLog | None = ...,
+        wait: Literal[True] = ...,
+        timeout: float = ...,
+    ) -> SandboxTemplate: ...
+
+    @overload
+    async def build_template(
+        self,
+        name: str,
+        context: str | os.PathLike[str] | IO[bytes] | None = ...,
+        *,
+        dockerfile: str | None = ...,
+        script: str | None = ...,
+        image: str | None = ...,
+        target: str | None = ...,
+        args: Mapping[str, str] | None = ...,
+        secrets: Mapping[str, str | bytes] | None = ...,
+        cpu: str | None = ...,
+        memory: str | None = ...,
+        env: Mapping[str, str] | None = ...,
+        labels: Mapping[str, str] | None = ...,
+        on_log: None = ...,
+        wait: Literal[False],
+        timeout: float = ...,
+    ) -> AsyncBuildHandle: ...
+
+    async def build_template(
+        self,
+        name: str,
+        context: str | os.PathLike[str] | IO[bytes] | None = None,
+        *,
+        dockerfile: str | None = None,
+        script: str | None = None,
+        image: str | None = None,
+        target: str | None = None,
+        args: Mapping[str, str] | None = None,
+        secrets: Mapping[str, str | bytes] | None = None,
+        cpu: str | None = None,
+        memory: str | None = None,
+        env: Mapping[str, str] | None = None,
+        labels: Mapping[str, str] | None = None,
+        on_log: OnLog | None = None,
+        wait: bool = True,
+        timeout: float = PULL_SECONDS_MAX,
+    ) -> SandboxTemplate | AsyncBuildHandle:
+        """Makes or changes a template: from a directory with a Dockerfile, or by a script over an image.
+
+        ::
+
+            client.build_template("app", "./project", args={"VERSION": "2"}, on_log=print)
+            client.build_template("tools", image="python:3.12", script="pip install ruff")
+
+        Steps run in sandboxes and are kept: one that was done before is not done again.
+
+        Args:
+            name: The template.
+            context: A directory with a Dockerfile and what it copies (what its ``.dockerignore`` names is not sent), or a
+                tar archive of one, open for reading bytes.
+            dockerfile: The Dockerfile's path in the context; ``Dockerfile`` if left out.
+            script: In place of a context: what to run in the shell of ``image``.
+            image: What ``script`` runs over.
+            target: The stage to build; the last if left out.
+            args: Values for ``ARG``.
+            secrets: By their ids; a step that names one finds it in a file, and nothing of it is kept.
+            cpu: What sandboxes of the template, and the steps of the build, may use; as in ``create_template``.
+            memory: As ``cpu``.
+            env: As in ``create_template``.
+            labels: As in ``create_template``.
+            on_log: Called with each piece of the log, as it comes.
+            wait: Whether to wait for the end; if not, the answer is a handle to iterate over.
+            timeout: How many seconds the wait may take. A build that is not waited for to its end is ended.
+
+        Raises:
+            ValidationError: The Dockerfile cannot be read; ``details["line"]`` says where.
+            ResourceCreationError: A step failed; ``error_type`` is ``Build``.
+            ResourceTimeoutError: It took too long.
+        """
+        if not wait and on_log is not None:
+            raise ValueError(
+                "`on_log` is called while `build_template` waits: leave `wait` out, or iterate over the handle"
+            )
+        if (context is None) == (script is None):
+            raise ValueError("a template is built from a context or by a script: give one of the two")
+        if (script is None) != (image is None):
+            raise ValueError("`script` runs over `image`: give both or none")
+        spec = template_wish(
+            image=None,
+            cpu=cpu,
+            memory=memory,
+            storage=None,
+            volume_mounts=None,
+            env=env,
+            cwd=None,
+            user=None,
+            command=None,
+            labels=labels,
+        )
+        wish: dict[str, Any] = {"template": name, "spec": spec}
+        optional = {
+            "dockerfile": dockerfile,
+            "target": target,
+            "args": dict(args) if args else None,
+            "secrets": {id: _base64(value) for id, value in secrets.items()} if secrets else None,
+        }
+        wish.update((key, value) for key, value in optional.items() if value is not None)
+        archive: IO[bytes]
+        if script is not None:
+            archive = _archive.script_context(str(image), script)
+        elif isinstance(context, str | os.PathLike):
+            archive = await _seam.aoffload(_archive.pack_context, Path(context), dockerfile or "Dockerfile")
+        else:
+            assert context is not None, "one of the two was given"
+            archive = context
+        try:
+            answer = await self._transport.call(
+                "POST",
+                "/builds",
+                content=pieces(archive),
+                headers={"Content-Type": "application/x-tar", "Shoal-Build": json.dumps(wish)},
+                repeat=False,
+                read_seconds=None,
+            )
+        finally:
+            if archive is not context:
+                archive.close()
+        handle = AsyncBuildHandle(self._transport, decoded(Build, answer.json()))
+        if not wait:
+            return handle
+        deadline = time.monotonic() + timeout
+        try:
+            async with handle:
+                async for text in handle._pieces(deadline):
+                    if on_log is not None and text:
+                        on_log(text)
+                if handle._build.state == "running":
+                    raise late("template", name, timeout, "building")
+                return await handle.result
+        except BaseException:
+            # Ctrl-C, a callback that raised, no more time: nobody will ever hear of this build again.
+            if handle._build.state == "running":
+                await _seam.ashielded(CLEANUP_SECONDS_MAX, handle._cancel_quietly)
+            raise
+
+    async def get_build(self, build_id: str) -> Build:
+        """A build, without its log."""
+        answer = await self._transport.call("GET", f"/builds/{in_path(build_id)}")
+        build: Build = decoded(Build, answer.json())
+        return build
+
+    async def list_builds(self) -> list[Build]:
+        """The builds of the key's owner that are remembered, newest first."""
+        answer = await self._transport.call("GET", "/builds")
+        return [decoded(Build, entry) for entry in answer.json()["builds"]]
+
+    async def reconnect_build(self, build_id: str, *, offset: int = 0) -> AsyncBuildHandle:
+        """A handle of a build that was begun before, here or in another program, from this byte of its log on."""
+        return AsyncBuildHandle(self._transport, await self.get_build(build_id), offset=offset)
+
+    async def delete_build(self, build_id: str) -> None:
+        """Ends a build that runs, and forgets it with its log. What it made stays."""
+        await self._transport.call("DELETE", f"/builds/{in_path(build_id)}")
+
+
+def _base64(value: str | bytes) -> str:
+    return base64.b64encode(value.encode() if isinstance(value, str) else value).decode()
+
+
+class AsyncEventsOfTemplate(AsyncEvents):
+    """How far a template is."""
+
+    def __init__(self, transport: AsyncTransport, name: str) -> None:
+        super().__init__(transport)
+        self._name = name
+
+    def _place(self) -> tuple[str, dict[str, str]]:
+        return f"/templates/{in_path(self._name)}/events", {}
+
+
+class AsyncBuildHandle:
+    """A build that was begun. Iterate over it for its log, and ask for its ``result``.
+
+    The connection is made when it is first needed, and again from the same place whenever it breaks. Letting go of a
+    handle leaves the build alone: ``cancel`` ends it, and ``reconnect_build`` of the client finds it again.
+    """
+
+    def __init__(self, transport: AsyncTransport, build: Build, *, offset: int = 0) -> None:
+        self._transport = transport
+        self._build = build
+        self._offset = offset
+        self._log: AsyncIterator[str] | None = None
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._build.template!r} {self._build.state} id={self.build_id}>"
+
+    @property
+    def build_id(self) -> str:
+        """Names the build, for ``reconnect_build``."""
+        return self._build.id
+
+    @property
+    def offset(self) -> int:
+        """How many bytes of the log were seen."""
+        return self._offset
+
+    @property
+    async def result(self) -> SandboxTemplate:
+        """The template, when it is built; waits for that.
+
+        Raises:
+            ResourceCreationError: A step failed. The log says more.
+        """
+        async for _ in self:
+            pass
+        if self._build.state == "failed":
+            raise ResourceCreationError(
+                f"template `{self._build.template}` could not be built: {self._build.reason}",
+                resource_type="template",
+                error_type="Build",
+                hint="steps that were done are not done again when it is built anew",
+            )
+        answer = await self._transport.call("GET", f"/templates/{in_path(self._build.template)}")
+        template: SandboxTemplate = decoded(SandboxTemplate, answer.json())
+        return template
+
+    async def status(self) -> Build:
+        """How the build is now."""
+        answer = await self._transport.call("GET", f"/builds/{in_path(self.build_id)}")
+        self._build = decoded(Build, answer.json())
+        return self._build
+
+    async def cancel(self) -> None:
+        """Ends it, and forgets it with its log. No template changes."""
+        await self._transport.call("DELETE", f"/builds/{in_path(self.build_id)}")
+
+    async def _cancel_quietly(self) -> None:
+        try:
+            await self._transport.call(
+                "DELETE", f"/builds/{in_path(self.build_id)}", repeat=False, read_seconds=CLEANUP_SECONDS_MAX
+            )
+        except SandboxClientError:
+            # It is over, or nobody can be reached.
+            pass
+
+    def __aiter__(self) -> AsyncBuildHandle:
+        return self
+
+    async def __anext__(self) -> str:
+        if self._log is None:
+            self._log = self._pieces(None)
+        return await self._log.__anext__()
+
+    async def __aenter__(self) -> AsyncBuildHandle:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Lets go of the connection."""
+        log, self._log = self._log, None
+        if log is not None:
+            await log.aclose()  # type: ignore[attr-defined]
+
+    async def _pieces(self, deadline: float | None) -> AsyncIterator[str]:
+        """The log from where we are, until the build is over or it is too late."""
+        patience = Patience(self._transport.patience_seconds)
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        while True:
+            # Asked before the log is read: what a build says before it is over is in the log then.
+            running = (await self.status()).state == "running"
+            left = SILENCE_SECONDS_MAX if deadline is None else min(deadline - time.monotonic(), SILENCE_SECONDS_MAX)
+            if running and left <= 0:
+                return
+            path = query(f"/builds/{in_path(self.build_id)}/log", {"offset": self._offset, "follow": True})
+            failure: SandboxConnectionError | None = None
+            try:
+                response = await self._transport._open_once("GET", path, None, max(left, 1.0))
+                try:
+                    # As it comes: a size would make it wait until so much is there.
+                    async for piece in response.aiter_raw():
+                        self._offset += len(piece)
+                        patience.renew()
+                        yield decoder.decode(piece)
+                finally:
+                    await response.aclose()
+            except httpx.ReadTimeout:
+                # A step that says nothing. The connection may be dead; another tells.
+                continue
+            except httpx.TransportError as error:
+                failure = self._transport.broken(error)
+            except SandboxServerReloadError as error:
+                failure = error
+            if failure is None and not running:
+                break
+            if failure is not None and not await self._transport._may_try_again(patience):
+                raise failure
+        rest = decoder.decode(b"", final=True)
+        if rest:
+            yield rest
