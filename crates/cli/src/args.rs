@@ -65,7 +65,7 @@ pub enum Subcommand {
     Run(Box<Run>),
     Shell(Box<Shell>),
     Attach(Attach),
-    Create(Create),
+    Create(Box<Create>),
     Ls(List),
     Inspect(Inspect),
     Label(Label),

@@ -111,7 +111,7 @@ async fn dispatch(subcommand: Subcommand, environment: &Environment) -> anyhow::
         Subcommand::Run(arguments) => run::run(*arguments, environment).await,
         Subcommand::Shell(arguments) => shell::shell(*arguments, environment).await,
         Subcommand::Attach(arguments) => shell::attach(arguments, environment).await,
-        Subcommand::Create(arguments) => sandboxes::create(arguments, environment).await,
+        Subcommand::Create(arguments) => sandboxes::create(*arguments, environment).await,
         Subcommand::Ls(arguments) => sandboxes::list(arguments, environment).await,
         Subcommand::Inspect(arguments) => sandboxes::inspect(arguments, environment).await,
         Subcommand::Label(arguments) => lifetime::label(arguments, environment).await,

@@ -116,7 +116,7 @@ fn bug() -> Refusal {
 
 fn patience(seconds: Option<f64>) -> Result<Duration, Refusal> {
     let seconds = seconds.unwrap_or(WAIT_SECONDS_DEFAULT);
-    if !(seconds > 0.0) {
+    if seconds.is_nan() || seconds <= 0.0 {
         return Err(Refusal::invalid("timeout", "it is a number of seconds above zero"));
     }
     Ok(Duration::from_secs_f64(seconds.min(WAIT_SECONDS_MAX)))

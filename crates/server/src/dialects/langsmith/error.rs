@@ -22,7 +22,10 @@ use crate::error::{ApiError, Chain, Code, chain_of};
 
 /// What a failed request answers with.
 #[derive(Debug)]
-pub struct Refusal {
+pub struct Refusal(Box<Parts>);
+
+#[derive(Debug)]
+struct Parts {
     status: StatusCode,
     error: Cow<'static, str>,
     message: String,
@@ -62,7 +65,7 @@ impl Refusal {
     /// A refusal without causes.
     pub fn new(status: StatusCode, error: impl Into<Cow<'static, str>>, message: impl Into<String>) -> Self {
         let error = error.into();
-        Self {
+        Self(Box::new(Parts {
             status,
             code: error.to_string(),
             error,
@@ -71,16 +74,28 @@ impl Refusal {
             retry_after_seconds: None,
             size: None,
             chain: None,
-        }
+        }))
+    }
+
+    fn field(mut self, field: &str) -> Self {
+        self.0.field = Some(field.to_owned());
+        self
+    }
+
+    fn retry_after(mut self, seconds: u64) -> Self {
+        self.0.retry_after_seconds = Some(seconds);
+        self
+    }
+
+    fn native(mut self, code: String, chain: Option<Chain>) -> Self {
+        (self.0.code, self.0.chain) = (code, chain);
+        self
     }
 
     /// A field of a request on the control plane that cannot be taken as it is.
     pub fn invalid(field: &str, why: impl std::fmt::Display) -> Self {
         let message = format!("`{field}` is not valid: {why}");
-        Self {
-            field: Some(field.into()),
-            ..Self::new(StatusCode::UNPROCESSABLE_ENTITY, "ValidationError", message)
-        }
+        Self::new(StatusCode::UNPROCESSABLE_ENTITY, "ValidationError", message).field(field)
     }
 
     /// The same where clients do not read lists.
@@ -105,36 +120,33 @@ impl Refusal {
 
     /// A sandbox that takes nothing yet, before anything was begun. Clients that open a WebSocket come again.
     pub fn not_yet(message: impl Into<String>) -> Self {
-        Self {
-            retry_after_seconds: Some(1),
-            ..Self::new(StatusCode::SERVICE_UNAVAILABLE, "ServiceUnavailable", message)
-        }
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, "ServiceUnavailable", message).retry_after(1)
     }
 
     /// For the log, and the `error` of a stream that has no status.
     pub fn error(&self) -> &str {
-        &self.error
+        &self.0.error
     }
 
     /// The sentence.
     pub fn message(&self) -> &str {
-        &self.message
+        &self.0.message
     }
 
     /// What it says of itself in the body.
     fn detail(&self) -> Value {
-        match &self.field {
-            None => json!({"error": self.error, "message": self.message}),
+        match &self.0.field {
+            None => json!({"error": self.0.error, "message": self.0.message}),
             Some(field) => {
                 let path = field.split('.').map(Value::from);
                 let path: Vec<Value> = std::iter::once(Value::from("body")).chain(path).collect();
-                json!([{"loc": path, "msg": self.message, "type": "value_error"}])
+                json!([{"loc": path, "msg": self.0.message, "type": "value_error"}])
             }
         }
     }
 
     fn with(mut self, error: &EngineError) -> Self {
-        self.chain = Some(Chain(chain_of(error)));
+        self.0.chain = Some(Chain(chain_of(error)));
         self
     }
 
@@ -171,30 +183,24 @@ impl Refusal {
             VolumeTooSmall { .. } => say(StatusCode::BAD_REQUEST, "VolumeResize"),
             PoolVolumes { .. } => say(StatusCode::BAD_REQUEST, "ValidationError"),
             CopiesUnsupported => say(StatusCode::NOT_IMPLEMENTED, "NotSupported"),
-            DiskLimitsUnsupported => Self {
-                field: Some("fs_capacity_bytes".into()),
-                ..say(StatusCode::UNPROCESSABLE_ENTITY, "ValidationError")
-            },
+            DiskLimitsUnsupported => {
+                say(StatusCode::UNPROCESSABLE_ENTITY, "ValidationError").field("fs_capacity_bytes")
+            }
+            // Nothing was done, so clients may ask again.
             Volume { source, .. } => Self::new(
-                StatusCode::INTERNAL_SERVER_ERROR,
+                StatusCode::SERVICE_UNAVAILABLE,
                 "VolumeProvisioning",
                 format!("{message}: {source}"),
             ),
             ActionUnsupported { .. } => say(StatusCode::UNPROCESSABLE_ENTITY, "ValidationError"),
-            Invalid { what, .. } => Self {
-                field: Some((*what).to_owned()),
-                ..say(StatusCode::UNPROCESSABLE_ENTITY, "ValidationError")
-            },
+            Invalid { what, .. } => say(StatusCode::UNPROCESSABLE_ENTITY, "ValidationError").field(what),
             Quota { what, limit } => {
                 // Clients look for the words that say which limit it was.
                 let told = match *what {
                     "sandboxes" => format!("the sandbox count limit of {limit} is reached"),
                     other => format!("the key's limit of {limit} {other} is reached"),
                 };
-                Self {
-                    retry_after_seconds: Some(0),
-                    ..Self::new(StatusCode::TOO_MANY_REQUESTS, "QuotaExceeded", told)
-                }
+                Self::new(StatusCode::TOO_MANY_REQUESTS, "QuotaExceeded", told).retry_after(0)
             }
             Full { .. } => say(StatusCode::SERVICE_UNAVAILABLE, "Unschedulable"),
             Create { source: BackendError::Full { .. }, .. } => {
@@ -207,10 +213,7 @@ impl Refusal {
                 say(StatusCode::CONFLICT, "Conflict")
             }
             Unresponsive { .. } => say(StatusCode::BAD_GATEWAY, "ConnectionError"),
-            Stopping => Self {
-                retry_after_seconds: Some(1),
-                ..say(StatusCode::SERVICE_UNAVAILABLE, "ServiceUnavailable")
-            },
+            Stopping => say(StatusCode::SERVICE_UNAVAILABLE, "ServiceUnavailable").retry_after(1),
             AdminOnly { .. } => say(StatusCode::FORBIDDEN, "Forbidden"),
             Build { .. } => say(StatusCode::UNPROCESSABLE_ENTITY, "SandboxConfig"),
             StdinClosed { .. } | StdinStalled { .. } | CommandEnded { .. } | NoTerminal { .. } => {
@@ -242,7 +245,9 @@ impl Refusal {
                 FileErrorKind::NotFound => say(StatusCode::NOT_FOUND, "FileNotFound"),
                 FileErrorKind::PermissionDenied => say(StatusCode::FORBIDDEN, "PermissionDenied"),
                 FileErrorKind::RangeNotSatisfiable { size } => {
-                    Self { size: Some(size), ..say(StatusCode::RANGE_NOT_SATISFIABLE, doing.error()) }
+                    let mut refusal = say(StatusCode::RANGE_NOT_SATISFIABLE, doing.error());
+                    refusal.0.size = Some(size);
+                    refusal
                 }
                 _ => say(StatusCode::BAD_REQUEST, doing.error()),
             },
@@ -268,7 +273,7 @@ impl Refusal {
             _ => doing.error(),
         };
         let status = if status == StatusCode::CONFLICT { StatusCode::BAD_REQUEST } else { status };
-        Self { code: body.code, chain, ..Self::new(status, word, body.message) }
+        Self::new(status, word, body.message).native(body.code, chain)
     }
 }
 
@@ -300,31 +305,33 @@ impl From<ApiError> for Refusal {
             (status, _) if status.is_server_error() => (status, "InternalError"),
             (status, _) => (status, "BadRequest"),
         };
-        let field = match (status, field) {
-            (StatusCode::UNPROCESSABLE_ENTITY, field) => Some(field.unwrap_or_else(|| "body".into())),
-            _ => None,
-        };
-        Self { field, code: body.code, chain, ..Self::new(status, word, body.message) }
+        let refusal = Self::new(status, word, body.message).native(body.code, chain);
+        match status {
+            StatusCode::UNPROCESSABLE_ENTITY => refusal.field(field.as_deref().unwrap_or("body")),
+            _ => refusal,
+        }
     }
 }
 
 impl IntoResponse for Refusal {
     fn into_response(self) -> Response {
-        let mut response = (self.status, Json(json!({"detail": self.detail()}))).into_response();
+        let detail = self.detail();
+        let parts = *self.0;
+        let mut response = (parts.status, Json(json!({"detail": detail}))).into_response();
         let headers = response.headers_mut();
-        if let Some(seconds) = self.retry_after_seconds {
+        if let Some(seconds) = parts.retry_after_seconds {
             headers.insert(header::RETRY_AFTER, seconds.into());
         }
-        if let Some(size) = self.size
+        if let Some(size) = parts.size
             && let Ok(range) = HeaderValue::from_str(&format!("bytes */{size}"))
         {
             headers.insert(header::CONTENT_RANGE, range);
         }
-        if self.status == StatusCode::UNAUTHORIZED {
+        if parts.status == StatusCode::UNAUTHORIZED {
             headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
-        response.extensions_mut().insert(Code(self.code));
-        if let Some(chain) = self.chain {
+        response.extensions_mut().insert(Code(parts.code));
+        if let Some(chain) = parts.chain {
             response.extensions_mut().insert(chain);
         }
         response

@@ -49,7 +49,7 @@ pub async fn create(
     Body(body): Body<Create>,
 ) -> Result<(StatusCode, Json<Value>), Refusal> {
     let seconds = body.timeout.unwrap_or(WAIT_SECONDS_DEFAULT);
-    if !(seconds > 0.0) {
+    if seconds.is_nan() || seconds <= 0.0 {
         return Err(Refusal::invalid("timeout", "it is a number of seconds above zero"));
     }
     let wait = Duration::from_secs_f64(seconds.min(WAIT_SECONDS_MAX));

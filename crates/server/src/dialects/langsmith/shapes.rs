@@ -171,7 +171,7 @@ impl Lengths {
 pub fn length(field: &str, seconds: Option<i64>) -> Result<Option<u64>, Refusal> {
     let Some(seconds) = seconds else { return Ok(None) };
     match u64::try_from(seconds) {
-        Ok(seconds) if seconds % LENGTH_STEP_SECONDS == 0 => Ok(Some(seconds)),
+        Ok(seconds) if seconds.is_multiple_of(LENGTH_STEP_SECONDS) => Ok(Some(seconds)),
         Ok(_) | Err(_) => Err(Refusal::invalid(field, "it is a multiple of 60 seconds, or 0")),
     }
 }

@@ -170,7 +170,7 @@ pub async fn list(
         snapshot.name.to_lowercase().contains(&part)
             && status.as_deref().is_none_or(|status| word(&snapshot.state) == status)
     });
-    found.sort_by(|one, other| other.created_at.cmp(&one.created_at));
+    found.sort_by_key(|snapshot| std::cmp::Reverse(snapshot.created_at));
     if oldest_first {
         found.reverse();
     }

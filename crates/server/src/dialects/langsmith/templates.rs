@@ -157,13 +157,13 @@ fn show(template: &Template) -> Value {
 }
 
 fn cpu_text(millis: u32) -> String {
-    if millis % 1000 == 0 { (millis / 1000).to_string() } else { format!("{millis}m") }
+    if millis.is_multiple_of(1000) { (millis / 1000).to_string() } else { format!("{millis}m") }
 }
 
 /// In the largest binary unit that divides it: what people wrote, most of the time.
 pub fn bytes_text(bytes: u64) -> String {
     let units = [("Ti", 40), ("Gi", 30), ("Mi", 20), ("Ki", 10)];
-    match units.iter().find(|(_, shift)| bytes > 0 && bytes % (1 << shift) == 0) {
+    match units.iter().find(|(_, shift)| bytes > 0 && bytes.is_multiple_of(1 << shift)) {
         Some((unit, shift)) => format!("{}{unit}", bytes >> shift),
         None => bytes.to_string(),
     }
