@@ -13,17 +13,22 @@ const SUITES: &[(&str, &str, &str)] = &[
     ("langsmith", "LangSmith's clients", "tests/langsmith/run_tests.py"),
 ];
 
-/// Runs all suites against the debug program, or the one whose word comes first, with the arguments after that. The first
-/// failure is returned once all ran.
-pub fn run(arguments: &[String]) -> Result<()> {
-    let shoal = std::env::current_exe()?.with_file_name("shoal");
-    let chosen = arguments.first();
-    if let Some(word) = chosen
+/// Whether the first argument, if there is one, is the word of a suite.
+pub fn check(arguments: &[String]) -> Result<()> {
+    if let Some(word) = arguments.first()
         && SUITES.iter().all(|(known, ..)| known != word)
     {
         let words: Vec<&str> = SUITES.iter().map(|(known, ..)| *known).collect();
         bail!("`{word}` is not a suite; there are: {}", words.join(", "));
     }
+    Ok(())
+}
+
+/// Runs all suites against the debug program, or the one whose word comes first, with the arguments after that. The first
+/// failure is returned once all ran.
+pub fn run(arguments: &[String]) -> Result<()> {
+    let shoal = std::env::current_exe()?.with_file_name("shoal");
+    let chosen = arguments.first();
     let mut outcome = Ok(());
     for (_, name, program) in SUITES.iter().filter(|(word, ..)| chosen.is_none_or(|chosen| chosen == word)) {
         let mut suite = Command::new("/usr/bin/python3");

@@ -102,6 +102,7 @@ fn test(runner_arguments: &[String]) -> Result<()> {
 
 /// The suites in other languages alone.
 fn only_clients(arguments: &[String]) -> Result<()> {
+    clients::check(arguments)?;
     packages::install_missing()?;
     build()?;
     clients::run(arguments)

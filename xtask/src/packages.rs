@@ -62,6 +62,10 @@ pub fn install_missing() -> Result<()> {
     if !super::answers(Command::new("/usr/bin/python3").args(["-c", "import ensurepip, venv"])) {
         missing.push("python3-venv");
     }
+    // A machine may have it from elsewhere than Debian.
+    if !super::answers(Command::new("npm").arg("--version")) {
+        missing.push("npm");
+    }
     if missing.is_empty() {
         return Ok(());
     }
