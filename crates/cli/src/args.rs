@@ -607,7 +607,7 @@ pub struct Bench {
     /// Write a page and a chart into this directory, `benchmarks.md` and `benchmarks.svg`
     #[arg(long, value_name = "DIR")]
     pub write: Option<PathBuf>,
-    /// A Python that has the package `langsmith[sandbox]`, to measure a command with that client too
+    /// A Python with the package `langsmith[sandbox]`, to measure a command with that client
     #[arg(long, value_name = "PROGRAM")]
     pub langsmith_python: Option<PathBuf>,
     /// Measure only ourselves and the floor
