@@ -161,8 +161,12 @@ fn a_failure_is_told_to_people_and_to_programs() {
 #[test]
 fn completions_are_scripts_that_their_shell_can_read() {
     let script = stdout(alone(&["completions", "bash"]));
+    // From a file: it is longer than an argument may be.
+    let home = Home::new();
+    let path = home.path().join("completions");
+    std::fs::write(&path, script).expect("it can be written");
     let mut bash = Command::new("bash");
-    bash.args(["-c", &format!("{script}\ncomplete -p shoal")]).env_clear().env("PATH", "/usr/bin:/bin");
+    bash.args(["-c", "source \"$0\"; complete -p shoal"]).arg(&path).env_clear().env("PATH", "/usr/bin:/bin");
     assert!(stdout(bash).contains("shoal"));
     for shell in ["zsh", "fish"] {
         assert!(stdout(alone(&["completions", shell])).contains("doctor"));

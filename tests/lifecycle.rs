@@ -366,7 +366,7 @@ fn unknown_routes_and_wrong_methods_are_told_apart() {
     for target in [
         "/",
         "/v1",
-        "/v2/sandboxes",
+        "/v3/sandboxes",
         "/v1/sandboxes/",
         "/v1/nothing",
         "/v1/../etc/passwd",
@@ -375,6 +375,9 @@ fn unknown_routes_and_wrong_methods_are_told_apart() {
     ] {
         daemon.get(target).expect_refusal(404, "route_not_found");
     }
+    // What a foreign client forces on us at the root is refused in its own shape.
+    let foreign = daemon.get("/v2/sandboxes");
+    assert_eq!((foreign.status, foreign.json()["detail"]["error"].as_str()), (404, Some("NotFound")));
     for (method, target) in [
         ("PUT", "/v1/sandboxes"),
         ("DELETE", "/v1/sandboxes"),

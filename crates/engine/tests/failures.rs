@@ -124,7 +124,15 @@ async fn a_timeout_that_init_ignores_is_kept_by_the_host() {
     let timed =
         |seconds| CommandSpec { timeout: Some(Duration::from_secs(seconds)), ..script_of("echo hi; hang") };
     let untimed = world.run(sandbox, "hang").await;
-    let longer = world.engine.run(&owner(), sandbox, timed(3600)).await.expect("it starts");
+    // A clock that is paused leaps to the next timer whenever a thread is waited for. So that it does not leap to the end of
+    // what should last, there is always a timer close by.
+    let mut steps = tokio::time::interval(Duration::from_millis(5));
+    let steps = tokio::spawn(async move {
+        loop {
+            steps.tick().await;
+        }
+    });
+    let longer = world.engine.run(&owner(), sandbox, timed(30 * 24 * 3600)).await.expect("it starts");
     let command = world.engine.run(&owner(), sandbox, timed(30)).await.expect("it starts");
     let ended = command.ended().await;
     assert_eq!(outcome(&ended), Outcome::TimedOut(ExitStatus::Signal(9)));
@@ -134,6 +142,7 @@ async fn a_timeout_that_init_ignores_is_kept_by_the_host() {
     }
     longer.kill().await.expect("init hears");
     assert!(matches!(outcome(&longer.ended().await), Outcome::Killed(_)));
+    steps.abort();
     // A new daemon keeps watch over what it finds.
     let named = CommandSpec { id: Some("found".parse().expect("an id")), ..timed(30) };
     world.engine.run(&owner(), sandbox, named).await.expect("it starts");

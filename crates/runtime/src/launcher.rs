@@ -223,7 +223,7 @@ impl Launcher {
         };
         if let Ask::Hello { version, .. } = request.ask {
             let result = if version == VERSION {
-                Ok(self.hello())
+                Ok(Answer::Hello { version: VERSION })
             } else {
                 Err(Failure {
                     doing: format!("speak version {version} with a launcher of {VERSION}"),
@@ -235,11 +235,6 @@ impl Launcher {
         }
         self.start_walker(request)?;
         Ok(true)
-    }
-
-    fn hello(&self) -> Answer {
-        let Store { facts, note, .. } = &self.places.store;
-        Answer::Hello { version: VERSION, store: *facts, store_note: note.clone() }
     }
 
     fn start_walker(&mut self, request: Request) -> io::Result<()> {
@@ -351,7 +346,7 @@ impl Launcher {
 impl Launcher {
     fn walk(&mut self, serial: u64, ask: Ask, slot: Option<Slot>) -> Result<Answer, Failure> {
         match ask {
-            Ask::Hello { .. } => Ok(self.hello()),
+            Ask::Hello { .. } => Ok(Answer::Hello { version: VERSION }),
             Ask::PrepareHostImage { thorough } => self.prepare_host_image(thorough),
             Ask::PrepareSlot { base } => self.prepare_slot(base),
             Ask::Launch(plan) => self.launch(&plan, slot),
@@ -407,6 +402,10 @@ impl Launcher {
                 volumes.retain(|volume| after.is_none_or(|after| *volume > after));
                 volumes.truncate(VOLUMES_PAGE);
                 Ok(Answer::Volumes(volumes))
+            }
+            Ask::Store => {
+                let Store { facts, note, .. } = &self.places.store;
+                Ok(Answer::Store { facts: *facts, note: note.clone() })
             }
             Ask::StoreUsage => {
                 let space = self.places.store.space().map_err(refused("see how much the store holds"))?;

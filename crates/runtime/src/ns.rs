@@ -766,24 +766,26 @@ impl Link {
         });
         let hello = Ask::Hello { version: VERSION, installation: config.installation };
         match link.ask("greet the launcher", hello, QUICK_DEADLINE).await? {
-            Answer::Hello { version: VERSION, store, store_note } => {
-                match store_note {
-                    Some(why) => tracing::warn!(
-                        why,
-                        "writable files are kept in plain directories, without disk limits and cheap copies"
-                    ),
-                    None => {
-                        tracing::debug!(kind = store.kind.word(), limits = store.limits, "the store is open")
-                    }
-                }
-                Ok((link, store))
-            }
-            Answer::Hello { version, .. } => {
+            Answer::Hello { version: VERSION } => {}
+            Answer::Hello { version } => {
                 let source =
                     io::Error::other(format!("it speaks version {version} and this daemon {VERSION}"));
-                Err(refused("use the launcher")(source))
+                return Err(refused("use the launcher")(source));
             }
-            other => Err(unexpected("greet the launcher", &other)),
+            other => return Err(unexpected("greet the launcher", &other)),
+        }
+        match link.ask("ask for the store", Ask::Store, QUICK_DEADLINE).await? {
+            Answer::Store { facts, note: Some(why) } => {
+                let without =
+                    "writable files are kept in plain directories, without disk limits and cheap copies";
+                tracing::warn!(why, "{without}");
+                Ok((link, facts))
+            }
+            Answer::Store { facts, note: None } => {
+                tracing::debug!(kind = facts.kind.word(), limits = facts.limits, "the store is open");
+                Ok((link, facts))
+            }
+            other => Err(unexpected("ask for the store", &other)),
         }
     }
 

@@ -43,7 +43,7 @@ pub struct Request {
 /// What the daemon may ask.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Ask {
-    /// The first request on a connection.
+    /// The first request on a connection. It and its answer never change, so that any two versions understand each other this far.
     Hello {
         /// The daemon's version of these types.
         version: u32,
@@ -122,6 +122,8 @@ pub enum Ask {
         /// Only those after this one.
         after: Option<VolumeId>,
     },
+    /// What the store is.
+    Store,
     /// How much the store holds, and how much is free.
     StoreUsage,
     /// Unpack a layer. Harmless when it is there already.
@@ -281,10 +283,6 @@ pub enum Answer {
     Hello {
         /// The launcher's version of these types.
         version: u32,
-        /// Where writable files are kept.
-        store: StoreFacts,
-        /// Why that is not a better one, where nobody asked for just this.
-        store_note: Option<String>,
     },
     /// To requests that have nothing to tell.
     Done,
@@ -309,6 +307,13 @@ pub enum Answer {
     },
     /// To `Volumes`, [`VOLUMES_PAGE`] at most; a shorter list is the last one.
     Volumes(Vec<VolumeId>),
+    /// To `Store`.
+    Store {
+        /// Where writable files are kept.
+        facts: StoreFacts,
+        /// Why that is not a better one, where nobody asked for just this.
+        note: Option<String>,
+    },
     /// To `StoreUsage`.
     StoreUsage {
         /// In all.
