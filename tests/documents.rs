@@ -45,6 +45,7 @@ pages! {
     the_guide_to_terminals: "docs/guides/terminals.md", 3 not run;
     the_guide_to_threads: "docs/guides/threads.md", 0 not run;
     the_guide_to_upgrading: "docs/guides/upgrade.md", 1 not run;
+    the_guide_to_volumes: "docs/guides/volumes.md", 0 not run;
     the_page_on_operating: "docs/operate.md", 4 not run;
     the_page_on_configuration: "docs/reference/config.md", 0 not run;
     the_page_on_errors: "docs/reference/errors.md", 0 not run;
