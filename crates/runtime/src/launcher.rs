@@ -84,7 +84,29 @@ fn fatal<E: Into<io::Error>>(doing: &'static str) -> impl FnOnce(E) -> LauncherE
 
 /// Runs the launcher until the daemon is gone.
 pub fn run(config: &LauncherConfig) -> Result<(), LauncherError> {
-    Launcher::start(config)?.serve()
+    let socket = sys::inherited(SOCKET).map_err(fatal("take over its socket"))?;
+    let socket =
+        sys::duplicate_above(socket.as_fd(), OWN_DESCRIPTORS_FROM).map_err(fatal("keep its socket"))?;
+    let to_daemon = socket.try_clone().map_err(fatal("share its socket"))?;
+    match Launcher::start(config, socket) {
+        Ok(launcher) => {
+            drop(to_daemon);
+            launcher.serve()
+        }
+        // Whoever waits for a greeting hears why there is none. If it cannot be told, it is said here.
+        Err(error) => tell_why(&to_daemon, &error).map_err(|_| error),
+    }
+}
+
+/// Answers the first request with the reason why there is no launcher.
+fn tell_why(socket: &OwnedFd, error: &LauncherError) -> io::Result<()> {
+    let mut packet = vec![0; PACKET_MAX];
+    let (length, _) = rustix::net::recv(socket, packet.as_mut_slice(), RecvFlags::empty())?;
+    let first = from_packet::<Request>(&packet[..length]).ok_or(io::ErrorKind::InvalidData)?;
+    let failure = Failure { doing: format!("{}: {}", error.doing, error.source), errno: 0 };
+    let reply = Reply { serial: first.serial, result: Err(failure) };
+    send(socket, &to_packet(&reply), SendFlags::NOSIGNAL)?;
+    Ok(())
 }
 
 struct Launcher {
@@ -132,10 +154,7 @@ const ANSWERED: i32 = 0;
 const UNANSWERED: i32 = 1;
 
 impl Launcher {
-    fn start(config: &LauncherConfig) -> Result<Self, LauncherError> {
-        let socket = sys::inherited(SOCKET).map_err(fatal("take over its socket"))?;
-        let socket =
-            sys::duplicate_above(socket.as_fd(), OWN_DESCRIPTORS_FROM).map_err(fatal("keep its socket"))?;
+    fn start(config: &LauncherConfig, socket: OwnedFd) -> Result<Self, LauncherError> {
         // Not to be ended with the daemon's terminal or process group.
         rustix::process::setsid().map_err(fatal("leave its session"))?;
         rustix::process::umask(Mode::empty());
