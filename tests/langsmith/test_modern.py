@@ -333,24 +333,24 @@ def test_an_image_that_does_not_come_is_a_failed_snapshot(client: Any) -> None:
 
 def test_a_sandbox_is_captured_while_it_runs(client: Any) -> None:
     with client.sandbox() as sb:
-        sb.write("/work/kept.txt", "kept")
+        sb.write("/data/kept.txt", "kept")
         sb.run("mkdir -p /usr/local/captured && echo in-usr > /usr/local/captured/file && rm -f /etc/issue")
         ticking = sb.run("for i in $(seq 1 200); do echo $i; sleep 0.01; done", timeout=60, wait=False)
         snapshot = client.capture_snapshot(sb.name, "captured")
         assert snapshot.status == "ready" and snapshot.source_sandbox_id == sb.id
         assert ticking.result.stdout.splitlines()[-1] == "200", "it goes on as if nothing had happened"
-        sb.write("/work/kept.txt", "changed later")
+        sb.write("/data/kept.txt", "changed later")
     try:
         with client.sandbox(snapshot_id=snapshot.id) as sb:
-            assert sb.read("/work/kept.txt") == b"kept"
+            assert sb.read("/data/kept.txt") == b"kept"
             assert sb.run("cat /usr/local/captured/file; test -e /etc/issue || echo gone").stdout == "in-usr\ngone\n"
-            sb.write("/work/more.txt", "more")
+            sb.write("/data/more.txt", "more")
             second = client.capture_snapshot(sb.name, "captured")
         with client.sandbox(snapshot_id=second.id) as sb:
-            assert (sb.read("/work/kept.txt"), sb.read("/work/more.txt")) == (b"kept", b"more")
+            assert (sb.read("/data/kept.txt"), sb.read("/data/more.txt")) == (b"kept", b"more")
             # What is used can be deleted; it goes with what uses it.
             client.delete_snapshot(second.id)
-            assert sb.run("cat /work/more.txt").stdout == "more"
+            assert sb.run("cat /data/more.txt").stdout == "more"
             with pytest.raises(sandbox.ResourceNotFoundError):
                 client.get_snapshot(second.id)
     finally:
@@ -403,11 +403,11 @@ def test_templates_are_snapshots_too(daemon: Daemon, client: Any) -> None:
 def test_snapshots_survive_the_daemon(own_daemon: Daemon) -> None:
     with a_client(own_daemon) as client:
         with client.sandbox() as sb:
-            sb.write("/work/kept.txt", "kept")
+            sb.write("/data/kept.txt", "kept")
             snapshot = client.capture_snapshot(sb.name, "durable")
         own_daemon.restart()
         with client.sandbox(snapshot_id=snapshot.id) as sb:
-            assert sb.read("/work/kept.txt") == b"kept"
+            assert sb.read("/data/kept.txt") == b"kept"
 
 
 # One way.
@@ -445,17 +445,17 @@ async def snapshots_with_asyncio(daemon: Daemon) -> None:
     async with an_async_client(daemon) as client:
         snapshot = await client.create_snapshot(name="async-image", docker_image="host", fs_capacity_bytes=GIB)
         async with await client.sandbox(snapshot_id=snapshot.id) as sb:
-            await sb.write("/work/a", "b")
+            await sb.write("/data/a", "b")
             captured = await client.capture_snapshot(sb.name, "async-captured")
             if NEWEST:
-                assert (await sb.stat("/work/a")).size_bytes == 1
-                assert (await sb.read_range("/work/a", start=0)).content == b"b"
-                assert [entry.path for entry in await sb.ls("/work")] == ["/work/a"]
-                assert len(await sb.grep("b", path="/work")) == 1
-                link = await sb.generate_download_url("/work/a")
+                assert (await sb.stat("/data/a")).size_bytes == 1
+                assert (await sb.read_range("/data/a", start=0)).content == b"b"
+                assert [entry.path for entry in await sb.ls("/data")] == ["/data/a"]
+                assert len(await sb.grep("b", path="/data")) == 1
+                link = await sb.generate_download_url("/data/a")
                 assert fetch(link.download_url)[1] == b"b"
         async with await client.sandbox(snapshot_id=captured.id) as sb:
-            assert await sb.read("/work/a") == b"b"
+            assert await sb.read("/data/a") == b"b"
         for made in [captured, snapshot]:
             await client.delete_snapshot(made.id)
 
