@@ -29,6 +29,7 @@ mod log;
 mod measured;
 mod metrics;
 pub mod model;
+mod names;
 pub mod notes;
 pub mod pools;
 mod recovery;

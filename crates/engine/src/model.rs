@@ -10,6 +10,8 @@ use wire::guest::{ExitStatus, Program, Start, StartError, Stream, TerminalSize};
 use wire::launch::Limits;
 use wire::{CommandId, SandboxId};
 
+pub use crate::names::SandboxName;
+
 pub use crate::command::Attendance;
 pub use crate::error::{EngineError, StoreError};
 pub use crate::keys::{KeyEnd, KeySecret};
@@ -49,40 +51,6 @@ impl Owner {
 }
 
 impl fmt::Display for Owner {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-/// What people call a sandbox. It never reaches a path.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct SandboxName(String);
-
-impl SandboxName {
-    /// In bytes.
-    pub const LENGTH_MAX: usize = 255;
-
-    /// Free text of 1 to 255 bytes, without control characters.
-    pub fn parse(text: &str) -> Result<Self, EngineError> {
-        let why = if text.is_empty() {
-            "it is empty".to_owned()
-        } else if text.len() > Self::LENGTH_MAX {
-            format!("it has {} bytes, the limit is {}", text.len(), Self::LENGTH_MAX)
-        } else if text.chars().any(char::is_control) {
-            "it contains a control character".to_owned()
-        } else {
-            return Ok(Self(text.into()));
-        };
-        Err(EngineError::Invalid { what: "name", why })
-    }
-
-    /// As it was written.
-    pub fn as_str(&self) -> &str {
-        &self.0
-    }
-}
-
-impl fmt::Display for SandboxName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
     }

@@ -10,7 +10,6 @@
 //! each time, and the pool says why. Admitting and claiming is the engine's business, what a sandbox does is its driver's.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, SystemTime};
@@ -33,6 +32,8 @@ use crate::model::{Key, KeyLimits, Owner};
 use crate::store::{PoolChange, PoolRow};
 use crate::template::DEFAULT;
 use crate::templates::{Head, Preparation, Source, Version, limits_of};
+
+pub use crate::names::PoolName;
 
 /// Sandboxes in one pool, at most: as many as a machine of ordinary size takes at all.
 pub const REPLICAS_MAX: u32 = 1000;
@@ -59,40 +60,6 @@ const CHECK_WAIT: Duration = Duration::from_secs(5);
 const DELETE_WAIT: Duration = Duration::from_secs(150);
 /// What is kept of the reason of a failure.
 const REASON_MAX: usize = 4096;
-
-/// What people call a pool.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct PoolName(String);
-
-impl PoolName {
-    /// In bytes.
-    pub const LENGTH_MAX: usize = 255;
-
-    /// Free text of 1 to 255 bytes, without control characters.
-    pub fn parse(text: &str) -> Result<Self, EngineError> {
-        let why = if text.is_empty() {
-            "it is empty".to_owned()
-        } else if text.len() > Self::LENGTH_MAX {
-            format!("it has {} bytes, the limit is {}", text.len(), Self::LENGTH_MAX)
-        } else if text.chars().any(char::is_control) {
-            "it contains a control character".to_owned()
-        } else {
-            return Ok(Self(text.into()));
-        };
-        Err(EngineError::Invalid { what: "name", why })
-    }
-
-    /// As it was written.
-    pub fn as_str(&self) -> &str {
-        &self.0
-    }
-}
-
-impl fmt::Display for PoolName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
 
 /// What should change about a pool, all of it or nothing. What is left out stays as it is.
 #[derive(Debug, Clone, Default)]

@@ -8,7 +8,6 @@
 //! Owns the rows' reflection in memory and the tasks that prepare; pulling is `images`' business, admitting sandboxes the engine's.
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
@@ -31,6 +30,8 @@ use crate::template::{CPU_MILLIS_MIN, DEFAULT, DISK_BYTES_MAX, DISK_BYTES_MIN, L
 use crate::volumes::{VolumeMount, check_mounts};
 use crate::{SANDBOX_ENV_BYTES_MAX, check_env};
 
+pub use crate::names::TemplateName;
+
 /// Templates of one owner, at most.
 const TEMPLATES_MAX: usize = 10_000;
 /// How long an image may take to arrive.
@@ -45,40 +46,6 @@ const USER_MAX: usize = 256;
 const COMMAND_BYTES_MAX: usize = 128 * 1024;
 /// What is kept of the reason of a failure.
 const REASON_MAX: usize = 4096;
-
-/// What people call a template.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct TemplateName(String);
-
-impl TemplateName {
-    /// In bytes.
-    pub const LENGTH_MAX: usize = 255;
-
-    /// Free text of 1 to 255 bytes, without control characters.
-    pub fn parse(text: &str) -> Result<Self, EngineError> {
-        let why = if text.is_empty() {
-            "it is empty".to_owned()
-        } else if text.len() > Self::LENGTH_MAX {
-            format!("it has {} bytes, the limit is {}", text.len(), Self::LENGTH_MAX)
-        } else if text.chars().any(char::is_control) {
-            "it contains a control character".to_owned()
-        } else {
-            return Ok(Self(text.into()));
-        };
-        Err(EngineError::Invalid { what: "name", why })
-    }
-
-    /// As it was written.
-    pub fn as_str(&self) -> &str {
-        &self.0
-    }
-}
-
-impl fmt::Display for TemplateName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
 
 /// What is in a template.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -8,7 +8,6 @@
 //! Owns the rows' reflection in memory; what a volume is made of is the backend's business, admitting sandboxes the engine's.
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
@@ -26,6 +25,8 @@ use crate::lifetime::{Action, Lifetime, Rule, Since};
 use crate::model::{Key, Owner, SandboxSpec, Wait};
 use crate::store::{MountRow, VolumeRow, VolumeState};
 
+pub use crate::names::VolumeName;
+
 /// Volumes of one owner, at most.
 const VOLUMES_MAX: usize = 10_000;
 /// Less would be full before anything is in it.
@@ -40,44 +41,6 @@ const HELPER_IDLE_MAX: Duration = Duration::from_secs(300);
 const PATH_MAX: usize = 4096;
 /// Places that are the sandbox's own, with all that is below them.
 const PROTECTED: [&str; 4] = ["/proc", "/sys", "/dev", "/run/shoal"];
-
-/// What people call a volume. It never reaches a path.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct VolumeName(String);
-
-impl VolumeName {
-    /// In bytes.
-    pub const LENGTH_MAX: usize = 255;
-
-    /// Text of 1 to 255 bytes, without control characters, slashes and colons; not `.` or `..`.
-    pub fn parse(text: &str) -> Result<Self, EngineError> {
-        let why = if text.is_empty() {
-            "it is empty".to_owned()
-        } else if text.len() > Self::LENGTH_MAX {
-            format!("it has {} bytes, the limit is {}", text.len(), Self::LENGTH_MAX)
-        } else if text.chars().any(char::is_control) {
-            "it contains a control character".to_owned()
-        } else if let Some(sign) = text.chars().find(|sign| matches!(sign, '/' | ':')) {
-            format!("it contains a `{sign}`")
-        } else if matches!(text, "." | "..") {
-            format!("`{text}` is a directory everywhere")
-        } else {
-            return Ok(Self(text.into()));
-        };
-        Err(EngineError::Invalid { what: "name", why })
-    }
-
-    /// As it was written.
-    pub fn as_str(&self) -> &str {
-        &self.0
-    }
-}
-
-impl fmt::Display for VolumeName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
 
 /// What a new volume should be.
 #[derive(Debug, Clone)]

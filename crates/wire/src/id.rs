@@ -5,35 +5,68 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
-/// A sandbox: 128 random bits, written as a UUID in the native API.
-///
-/// Foreign dialects write the same bits in their own shapes, so the bits are what is kept.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct SandboxId(u128);
+/// Ids of 128 random bits, written as a UUID.
+macro_rules! random_ids {
+    ($($(#[$about:meta])* $id:ident: $word:literal;)*) => {$(
+        $(#[$about])*
+        #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        pub struct $id(u128);
 
-impl SandboxId {
-    /// An id from random bits. The bits that make a UUID of version 4 are set, so that strict readers accept it.
-    pub fn from_random(bits: u128) -> Self {
-        const VERSION: u128 = 0xf << 76;
-        const VARIANT: u128 = 0b11 << 62;
-        Self((bits & !VERSION & !VARIANT) | (4 << 76) | (0b10 << 62))
-    }
+        impl $id {
+            /// An id from random bits. The bits that make a UUID of version 4 are set, so that strict readers accept it.
+            pub const fn from_random(bits: u128) -> Self {
+                const VERSION: u128 = 0xf << 76;
+                const VARIANT: u128 = 0b11 << 62;
+                Self((bits & !VERSION & !VARIANT) | (4 << 76) | (0b10 << 62))
+            }
 
-    /// An id from bits that were an id before, as a row or a dialect keeps them.
-    pub fn from_bits(bits: u128) -> Self {
-        Self(bits)
-    }
+            /// An id from bits that were an id before, as a row or a dialect keeps them.
+            pub const fn from_bits(bits: u128) -> Self {
+                Self(bits)
+            }
 
-    /// The bits, for a row or a dialect's own spelling.
-    pub fn bits(self) -> u128 {
-        self.0
-    }
+            /// The bits, for a row or a dialect's own spelling.
+            pub const fn bits(self) -> u128 {
+                self.0
+            }
+        }
+
+        impl fmt::Display for $id {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write_uuid(self.0, f)
+            }
+        }
+
+        impl fmt::Debug for $id {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                fmt::Display::fmt(self, f)
+            }
+        }
+
+        impl FromStr for $id {
+            type Err = BadId;
+
+            /// Reads the one spelling that `Display` writes, so that one thing has one name in paths and logs.
+            fn from_str(text: &str) -> Result<Self, BadId> {
+                read_uuid(text).map(Self).ok_or(BadId::Random { of: $word })
+            }
+        }
+    )*};
 }
 
-impl fmt::Display for SandboxId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write_uuid(self.0, f)
-    }
+random_ids! {
+    /// A sandbox. Foreign dialects write the same bits in their own shapes, so the bits are what is kept.
+    SandboxId: "sandbox";
+    /// A template. It stays the same when the template gets another name.
+    TemplateId: "template";
+    /// A pool. It stays the same when the pool gets another name.
+    PoolId: "pool";
+    /// A build.
+    BuildId: "build";
+    /// A volume. It stays the same when the volume gets another name, and names its files.
+    VolumeId: "volume";
+    /// A snapshot.
+    SnapshotId: "snapshot";
 }
 
 fn write_uuid(b: u128, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -48,246 +81,40 @@ fn write_uuid(b: u128, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     )
 }
 
-/// A template: 128 random bits, written as a UUID. It stays the same when the template gets another name.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct TemplateId(u128);
-
-impl TemplateId {
-    /// As with [`SandboxId::from_random`].
-    pub fn from_random(bits: u128) -> Self {
-        Self(SandboxId::from_random(bits).bits())
+fn read_uuid(text: &str) -> Option<u128> {
+    let bytes = text.as_bytes();
+    if bytes.len() != 36 {
+        return None;
     }
-
-    /// An id from bits that were an id before.
-    pub const fn from_bits(bits: u128) -> Self {
-        Self(bits)
+    let mut bits = 0u128;
+    for (at, byte) in bytes.iter().enumerate() {
+        let digit = match (at, byte) {
+            (8 | 13 | 18 | 23, b'-') => continue,
+            (8 | 13 | 18 | 23, _) => return None,
+            (_, b'0'..=b'9') => byte - b'0',
+            (_, b'a'..=b'f') => byte - b'a' + 10,
+            _ => return None,
+        };
+        bits = (bits << 4) | u128::from(digit);
     }
-
-    /// The bits, for a row.
-    pub fn bits(self) -> u128 {
-        self.0
-    }
-}
-
-impl fmt::Display for TemplateId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write_uuid(self.0, f)
-    }
-}
-
-impl fmt::Debug for TemplateId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
-
-/// A pool: 128 random bits, written as a UUID. It stays the same when the pool gets another name.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct PoolId(u128);
-
-impl PoolId {
-    /// As with [`SandboxId::from_random`].
-    pub fn from_random(bits: u128) -> Self {
-        Self(SandboxId::from_random(bits).bits())
-    }
-
-    /// An id from bits that were an id before.
-    pub const fn from_bits(bits: u128) -> Self {
-        Self(bits)
-    }
-
-    /// The bits, for a row.
-    pub fn bits(self) -> u128 {
-        self.0
-    }
-}
-
-impl fmt::Display for PoolId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write_uuid(self.0, f)
-    }
-}
-
-impl fmt::Debug for PoolId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
-
-impl fmt::Debug for SandboxId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
-
-/// A build: 128 random bits, written as a UUID.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct BuildId(u128);
-
-impl BuildId {
-    /// As with [`SandboxId::from_random`].
-    pub fn from_random(bits: u128) -> Self {
-        Self(SandboxId::from_random(bits).bits())
-    }
-
-    /// An id from bits that were an id before.
-    pub const fn from_bits(bits: u128) -> Self {
-        Self(bits)
-    }
-
-    /// The bits, for a row.
-    pub fn bits(self) -> u128 {
-        self.0
-    }
-}
-
-impl fmt::Display for BuildId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write_uuid(self.0, f)
-    }
-}
-
-impl fmt::Debug for BuildId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
-
-impl FromStr for BuildId {
-    type Err = BadId;
-
-    fn from_str(text: &str) -> Result<Self, BadId> {
-        text.parse::<SandboxId>().map(|id| Self(id.bits())).map_err(|_| BadId::Build)
-    }
-}
-
-/// A volume: 128 random bits, written as a UUID. It stays the same when the volume gets another name, and names its files.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct VolumeId(u128);
-
-impl VolumeId {
-    /// As with [`SandboxId::from_random`].
-    pub fn from_random(bits: u128) -> Self {
-        Self(SandboxId::from_random(bits).bits())
-    }
-
-    /// An id from bits that were an id before.
-    pub const fn from_bits(bits: u128) -> Self {
-        Self(bits)
-    }
-
-    /// The bits, for a row.
-    pub fn bits(self) -> u128 {
-        self.0
-    }
-}
-
-impl fmt::Display for VolumeId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write_uuid(self.0, f)
-    }
-}
-
-impl fmt::Debug for VolumeId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
-
-impl FromStr for VolumeId {
-    type Err = BadId;
-
-    fn from_str(text: &str) -> Result<Self, BadId> {
-        text.parse::<SandboxId>().map(|id| Self(id.bits())).map_err(|_| BadId::Volume)
-    }
-}
-
-/// A snapshot: 128 random bits, written as a UUID.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct SnapshotId(u128);
-
-impl SnapshotId {
-    /// As with [`SandboxId::from_random`].
-    pub fn from_random(bits: u128) -> Self {
-        Self(SandboxId::from_random(bits).bits())
-    }
-
-    /// An id from bits that were an id before.
-    pub const fn from_bits(bits: u128) -> Self {
-        Self(bits)
-    }
-
-    /// The bits, for a row.
-    pub fn bits(self) -> u128 {
-        self.0
-    }
-}
-
-impl fmt::Display for SnapshotId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write_uuid(self.0, f)
-    }
-}
-
-impl fmt::Debug for SnapshotId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
-
-impl FromStr for SnapshotId {
-    type Err = BadId;
-
-    fn from_str(text: &str) -> Result<Self, BadId> {
-        text.parse::<SandboxId>().map(|id| Self(id.bits())).map_err(|_| BadId::Snapshot)
-    }
+    Some(bits)
 }
 
 /// Why a text is not an id.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BadId {
     /// Not a UUID in its usual lower-case spelling.
-    #[error("a sandbox id is a UUID such as 3f2b8c1e-90ab-4def-8123-456789abcdef")]
-    Sandbox,
-    /// Not a build id.
-    #[error("a build id is a UUID such as 3f2b8c1e-90ab-4def-8123-456789abcdef")]
-    Build,
-    /// Not a volume id.
-    #[error("a volume id is a UUID such as 3f2b8c1e-90ab-4def-8123-456789abcdef")]
-    Volume,
-    /// Not a snapshot id.
-    #[error("a snapshot id is a UUID such as 3f2b8c1e-90ab-4def-8123-456789abcdef")]
-    Snapshot,
+    #[error("a {of} id is a UUID such as 3f2b8c1e-90ab-4def-8123-456789abcdef")]
+    Random {
+        /// What it would name.
+        of: &'static str,
+    },
     /// Not a command id.
     #[error("a command id is 1 to {max} of the characters A-Z a-z 0-9 . _ : -", max = CommandId::LENGTH_MAX)]
     Command,
     /// Not an installation id.
     #[error("an installation id is 16 hexadecimal digits")]
     Installation,
-}
-
-impl FromStr for SandboxId {
-    type Err = BadId;
-
-    /// Reads the one spelling that `Display` writes, so that one sandbox has one name in paths and logs.
-    fn from_str(text: &str) -> Result<Self, BadId> {
-        let bytes = text.as_bytes();
-        if bytes.len() != 36 {
-            return Err(BadId::Sandbox);
-        }
-        let mut bits = 0u128;
-        for (at, byte) in bytes.iter().enumerate() {
-            let digit = match (at, byte) {
-                (8 | 13 | 18 | 23, b'-') => continue,
-                (8 | 13 | 18 | 23, _) => return Err(BadId::Sandbox),
-                (_, b'0'..=b'9') => byte - b'0',
-                (_, b'a'..=b'f') => byte - b'a' + 10,
-                _ => return Err(BadId::Sandbox),
-            };
-            bits = (bits << 4) | u128::from(digit);
-        }
-        Ok(Self(bits))
-    }
 }
 
 /// A command: chosen by the caller, or a random UUID. Unique within its sandbox; starting is idempotent on it.
@@ -408,7 +235,7 @@ mod tests {
             "ffffffff-ffff-4fff-bfff-fffffffffff/",
             "../../../../../../../etc/passwd-----",
         ] {
-            assert_eq!(text.parse::<SandboxId>(), Err(BadId::Sandbox), "{text}");
+            assert_eq!(text.parse::<SandboxId>(), Err(BadId::Random { of: "sandbox" }), "{text}");
         }
     }
 
