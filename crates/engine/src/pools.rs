@@ -32,6 +32,7 @@ use crate::model::{Key, KeyLimits, Owner};
 use crate::store::{PoolChange, PoolRow};
 use crate::template::DEFAULT;
 use crate::templates::{Head, Preparation, Source, Version, limits_of};
+use crate::transfer::rehearse;
 
 pub use crate::names::PoolName;
 
@@ -829,7 +830,10 @@ async fn make(shared: Arc<Shared>, pool: Arc<Pool>) -> Done {
         Some(Ok(admitted)) => admitted,
     };
     let made = match created.await {
-        Ok(Ok(())) => Ok(()),
+        Ok(Ok(())) => {
+            rehearse(&home).await;
+            Ok(())
+        }
         Ok(Err(error)) => Err(shortened(chain(&error))),
         Err(_) => return Done::Unneeded, // The engine stops.
     };
