@@ -149,9 +149,7 @@ impl Engine {
                 return Err(error);
             }
         };
-        if let Some(template) = template.id {
-            self.shared().store.set_snapshot_template(row.id, template).await?;
-        }
+        self.hold_template(&row, &template).await?;
         match &template.preparation {
             Preparation::Ready(_) => self.settle(&row, SnapshotState::Ready).await?,
             Preparation::Preparing | Preparation::Failed { .. } | Preparation::Replaced => {
@@ -212,10 +210,17 @@ impl Engine {
         let prepared = Prepared { resolved: resolved.clone(), image: Some(image.digest) };
         let spec = TemplateSpec { image: resolved.clone(), ..spec };
         let made = self.apply_template(&row.owner, template_name(row)?, spec, Some(prepared)).await?;
-        if let Some(template) = made.id {
-            self.shared().store.set_snapshot_template(row.id, template).await?;
-        }
+        self.hold_template(row, &made).await?;
         images::unname(self.shared(), &resolved).await
+    }
+
+    /// Writes what a snapshot is made of. One that was deleted meanwhile needs it no more.
+    async fn hold_template(&self, row: &SnapshotRow, template: &Template) -> Result<(), EngineError> {
+        let Some(id) = template.id else { return Ok(()) };
+        match self.shared().store.set_snapshot_template(row.id, id).await? {
+            true => Ok(()),
+            false => self.delete_template(&row.owner, &template.name).await,
+        }
     }
 
     /// Waits behind the caller until the template is ready or has failed.
@@ -418,19 +423,25 @@ pub(crate) async fn take_up(engine: &Engine) -> Result<(), EngineError> {
         if row.state != SnapshotState::Building {
             continue;
         }
-        let template = row
-            .template
-            .and_then(|id| engine.templates(&row.owner).into_iter().find(|template| template.id == Some(id)));
-        match (template, row.sandbox) {
-            (Some(template), _) => engine.follow(row, template.name),
-            (None, sandbox) => {
-                if let Some(sandbox) = sandbox {
-                    // It may stand still since. One that is gone cannot, and one that goes is not harmed by it.
-                    if let Err(error) = shared.backend.freeze(sandbox, Motion::Going).await {
-                        info!(%sandbox, error = chain(&error), "a sandbox that was being captured cannot be told to go on");
-                    }
-                    images::unname(shared, &format!("{NAMES}{}", row.id)).await?;
-                }
+        if let Some(sandbox) = row.sandbox {
+            // It may stand still since. One that is gone cannot, and one that goes is not harmed by it.
+            if let Err(error) = shared.backend.freeze(sandbox, Motion::Going).await {
+                info!(%sandbox, error = chain(&error), "a sandbox that was being captured cannot be told to go on");
+            }
+        }
+        // It may have been made, and not be written with the snapshot yet.
+        let name = template_name(&row)?;
+        let template =
+            engine.templates(&row.owner).into_iter().find(|template| template.name == name.as_str());
+        if let Some(template) = &template {
+            engine.hold_template(&row, template).await?;
+        }
+        if row.sandbox.is_some() {
+            images::unname(shared, &format!("{NAMES}{}", row.id)).await?;
+        }
+        match template {
+            Some(template) => engine.follow(row, template.name),
+            None => {
                 let reason = "the daemon ended while it was made; make it again".to_owned();
                 engine.settle(&row, SnapshotState::Failed { reason }).await?;
             }

@@ -140,16 +140,17 @@ impl Store {
         .await
     }
 
-    /// What sandboxes of a snapshot are made from.
+    /// What sandboxes of a snapshot are made from. `false`: it is gone, or going.
     pub async fn set_snapshot_template(
         &self,
         snapshot: SnapshotId,
         template: TemplateId,
-    ) -> Result<(), EngineError> {
+    ) -> Result<bool, EngineError> {
         self.change("write what the snapshot is", move |db| {
-            db.prepare_cached("UPDATE snapshots SET template = ?1 WHERE id = ?2")?
+            let changed = db
+                .prepare_cached("UPDATE snapshots SET template = ?1 WHERE id = ?2 AND state != 'deleting'")?
                 .execute(params![template.bits().to_be_bytes(), id(snapshot)])?;
-            Ok(())
+            Ok(changed == 1)
         })
         .await
     }
