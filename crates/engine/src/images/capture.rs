@@ -41,11 +41,13 @@ pub(crate) async fn capture(
         count: layers.len() + 1,
         source,
     };
+    let alone = home.still.lock().await;
     shared.backend.freeze(home.id, Motion::Still).await.map_err(failed)?;
     let made = pull::unpack(shared, &spec, &|_| ()).await;
     // Whatever came of it.
     let thawed = shared.backend.freeze(home.id, Motion::Going).await;
     let facts: LayerFacts = made.map_err(failed)?;
+    drop(alone);
     thawed.map_err(failed)?;
     shared.store.put_layer(pull::layer_row(layer, None, facts)).await?;
     layers.push(StoredLayer { layer, blob: None, size: 0, facts });
