@@ -147,8 +147,8 @@ pub(crate) struct Home {
     /// Of the sandbox's memory kills, in the order the kernel counts them: all up to this one are spoken for, each of them the
     /// reason of some command's end or from before the command that the last of them ended.
     oom_kills_claimed: Mutex<u64>,
-    /// Held by whoever has it stand still.
-    pub capturing: tokio::sync::Mutex<()>,
+    /// Held by whoever has its processes stand still, so that nobody else lets them go on.
+    pub still: tokio::sync::Mutex<()>,
 }
 
 /// What others see of it.
@@ -260,7 +260,7 @@ impl Home {
             changed: Notify::new(),
             table: Mutex::new(table),
             oom_kills_claimed: Mutex::new(row.oom_kills),
-            capturing: tokio::sync::Mutex::default(),
+            still: tokio::sync::Mutex::default(),
         })
     }
 

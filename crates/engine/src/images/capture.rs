@@ -48,7 +48,7 @@ pub(crate) async fn capture(
         source,
     };
     // Standing still is not counted: the first of two captures to end would have it go on under the other.
-    let alone = home.capturing.lock().await;
+    let alone = home.still.lock().await;
     // Its turn comes before it stands still: what others unpack takes as long as it takes.
     let place = pull::place(shared).await;
     let made: Result<LayerFacts, _> = match shared.backend.freeze(home.id, Motion::Still).await {

@@ -140,17 +140,16 @@ impl Store {
         .await
     }
 
-    /// What sandboxes of a snapshot are made from. `false`: it is gone, or going.
+    /// What sandboxes of a snapshot are made from.
     pub async fn set_snapshot_template(
         &self,
         snapshot: SnapshotId,
         template: TemplateId,
-    ) -> Result<bool, EngineError> {
+    ) -> Result<(), EngineError> {
         self.change("write what the snapshot is", move |db| {
-            let changed = db
-                .prepare_cached("UPDATE snapshots SET template = ?1 WHERE id = ?2 AND state != 'deleting'")?
+            db.prepare_cached("UPDATE snapshots SET template = ?1 WHERE id = ?2")?
                 .execute(params![template.bits().to_be_bytes(), id(snapshot)])?;
-            Ok(changed == 1)
+            Ok(())
         })
         .await
     }
