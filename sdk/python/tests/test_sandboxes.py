@@ -15,7 +15,8 @@ import threading
 from pathlib import Path
 
 import pytest
-from harness import Daemon, wait_until
+from daemon import wait_until
+from harness import Daemon
 
 from shoal import (
     AsyncSandboxClient,
