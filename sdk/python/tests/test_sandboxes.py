@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import io
 import json
 import os
@@ -18,7 +19,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from harness import Daemon, wait_until
+from gate import shut
+from harness import Daemon, Registry, a_daemon, tiny, wait_until
 
 from shoal import (
     AsyncSandboxClient,
@@ -28,12 +30,14 @@ from shoal import (
     ResourceInUseError,
     ResourceNameConflictError,
     ResourceNotFoundError,
+    ResourceTimeoutError,
     Sandbox,
     SandboxAPIError,
     SandboxAuthenticationError,
     SandboxClient,
     SandboxClientError,
     SandboxConnectionError,
+    SandboxEvent,
     ValidationError,
 )
 from shoal._find import data_dir
@@ -336,6 +340,47 @@ client.create_sandbox(labels={"from": "ctrl-c"})
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
     assert "KeyboardInterrupt" in done.stderr
     assert client.list_sandboxes(labels={"from": "ctrl-c"}) == []
+
+
+@pytest.fixture
+def pulling_client(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> Iterator[SandboxClient]:
+    """One of a daemon that pulls from the registry of this test."""
+    monkeypatch.setenv("SHOAL_INSECURE_REGISTRIES", registry.address)
+    with contextlib.contextmanager(a_daemon)() as daemon, daemon.client() as client:
+        yield client
+
+
+@pytest.mark.parametrize("by", ["image", "template"])
+def test_a_create_that_takes_too_long_leaves_no_sandbox(
+    pulling_client: SandboxClient, registry: Registry, by: str
+) -> None:
+    client = pulling_client
+    image = registry.push(f"late:{by}", tiny(by).getvalue())
+    labels = {"from": f"too long, by {by}"}
+    with shut(registry) as opened:
+        template = client.create_template("late", image) if by == "template" else None
+        with pytest.raises(ResourceTimeoutError):
+            if template is None:
+                client.create_sandbox(image=image, labels=labels, timeout=0.5)
+            else:
+                client.create_sandbox("late", labels=labels, timeout=0.5)
+        with client.events() as events:
+            assert next(events).type == "ready"
+            opened.set()
+            # What waited would be made before this one, which waits for the same.
+            last = client.create_sandbox(image=image) if template is None else client.create_sandbox("late")
+            seen = {event.sandbox_id for event in until_running(events, last.id)}
+            # Templates have events too.
+            assert seen - {None} == {last.id}
+    assert client.list_sandboxes(labels=labels) == []
+
+
+def until_running(events: Iterator[SandboxEvent], sandbox: str) -> Iterator[SandboxEvent]:
+    """The events up to the one that says that this sandbox runs."""
+    for event in events:
+        yield event
+        if event.sandbox_id == sandbox and event.state == "running":
+            return
 
 
 async def test_a_cancelled_create_and_block_leave_no_sandbox(async_client: AsyncSandboxClient) -> None:
