@@ -47,7 +47,7 @@ class Daemon:
             self._process = subprocess.Popen(
                 [os.environ.get("SHOAL_BINARY", "shoal"), "serve", *place, *self.arguments],
                 # Plain directories: a store of its own would take a quarter of what is free on the disk.
-                env={"SHOAL_STORE": "directory", **os.environ, "SHOAL_API_KEY": self.key},
+                env={**os.environ, "SHOAL_STORE": "directory", "SHOAL_CONFIG": "", "SHOAL_API_KEY": self.key},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=log,

@@ -108,6 +108,11 @@ impl Refusal {
         Self::new(StatusCode::NOT_IMPLEMENTED, "NotSupported", message)
     }
 
+    /// Something here panicked.
+    pub fn bug() -> Self {
+        Self::new(StatusCode::INTERNAL_SERVER_ERROR, "InternalError", "the daemon has a bug here")
+    }
+
     /// Nothing there.
     pub fn no_route() -> Self {
         Self::new(StatusCode::NOT_FOUND, "NotFound", "there is nothing at this path")
@@ -126,6 +131,19 @@ impl Refusal {
     /// For the log, and the `error` of a stream that has no status.
     pub fn error(&self) -> &str {
         &self.0.error
+    }
+
+    /// What kind of refusal it is.
+    pub fn status(&self) -> StatusCode {
+        self.0.status
+    }
+
+    /// With the name that a field has in this request, where the engine calls it otherwise.
+    pub fn renamed(mut self, engine: &str, here: &str) -> Self {
+        if self.0.field.as_deref() == Some(engine) {
+            self.0.field = Some(here.to_owned());
+        }
+        self
     }
 
     /// The sentence.
