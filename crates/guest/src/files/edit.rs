@@ -225,11 +225,10 @@ fn in_place(
         return Ok(None);
     }
     if after.len() > before.len() {
-        // The space is taken first, so that a full disk is known before anything is changed.
-        match rustix::fs::fallocate(&file, FallocateFlags::KEEP_SIZE, 0, after.len() as u64) {
-            Err(errno @ (Errno::NOSPC | Errno::DQUOT | Errno::FBIG)) => return Err(refused(path, errno)),
-            // A file system that cannot say.
-            Ok(()) | Err(_) => {}
+        // The space is taken first, so that a full disk is known before anything is changed. Not every file system can say.
+        let taken = rustix::fs::fallocate(&file, FallocateFlags::KEEP_SIZE, 0, after.len() as u64);
+        if let Err(errno @ (Errno::NOSPC | Errno::DQUOT | Errno::FBIG)) = taken {
+            return Err(refused(path, errno));
         }
     }
     let same = before.iter().zip(after).take_while(|(one, other)| one == other).count();
