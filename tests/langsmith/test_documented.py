@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 import time
 from typing import Any
@@ -245,11 +246,18 @@ def reuse(client: Any) -> None:
 
 
 def creation_without_waiting(client: Any) -> None:
+    # A registry that never answers: whatever stands ready, this does not become so.
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        image = f"localhost:{silent.getsockname()[1]}/never:1"
+        client.create_template(name="never-ready", image=image)
+        sb = client.create_sandbox(template_name="never-ready", wait_for_ready=False)
+        assert sb.status == "provisioning"
+        for act in [lambda: sb.run("true"), lambda: sb.write("/a", "b"), lambda: sb.read("/a")]:
+            with pytest.raises(SandboxNotReadyError):
+                act()
+        client.delete_sandbox(sb.name)
+        client.delete_template("never-ready")
     sb = client.create_sandbox(template_name="my-template", wait_for_ready=False)
-    assert sb.status == "provisioning"
-    for act in [lambda: sb.run("true"), lambda: sb.write("/a", "b"), lambda: sb.read("/a")]:
-        with pytest.raises(SandboxNotReadyError):
-            act()
     sb = client.wait_for_sandbox(sb.name, timeout=120, poll_interval=0.05)
     assert sb.status == "ready" and sb.run("echo hello").stdout == "hello\n"
     client.delete_sandbox(sb.name)

@@ -26,7 +26,7 @@ Chores:
                    Needs root. ARGS are handed to the test runner, and the suites of `clients` are left out then.
   check            Another word for `test`: what CI runs.
   clients [SUITE [ARGS...]]
-                   Only the suites in other languages, on the program as it is in the source: `python`.
+                   Only the suites in other languages, on the program as it is in the source: `python`, `langsmith`.
                    ARGS are handed to the suite: `clients python --only sdk` runs one environment of it.
   lint             The checks of `test` without the tests and without root.
   licences         Only the check of licences, with the list.

@@ -117,8 +117,9 @@ enum Phase {
     Refused(Refusal),
     /// The row is there.
     Committed,
-    /// The result is on its way to the store.
-    Finishing,
+    /// The result is on its way to the store. It is here if callers may have it already: if this daemon died now, init would tell
+    /// the next one the same again.
+    Finishing(Option<Box<ResultRow>>),
     /// The result is there.
     Ended(Box<ResultRow>),
 }
@@ -149,6 +150,15 @@ impl HubState {
     /// What init may be told of a stream.
     fn ack_due(&self, log: usize) -> u64 {
         self.logs[log].granted().min(self.said[log])
+    }
+
+    /// The result, once callers may have it.
+    fn result(&self) -> Option<&ResultRow> {
+        match &self.phase {
+            Phase::Ended(result) => Some(result),
+            Phase::Finishing(told) => told.as_deref(),
+            Phase::Intended | Phase::Refused(_) | Phase::Committed => None,
+        }
     }
 
     /// The end of a stream for readers: where it ended, if it has.
@@ -314,14 +324,14 @@ impl Hub {
         self.until(|state| match &state.phase {
             Phase::Intended => ControlFlow::Continue(()),
             Phase::Refused(refusal) => ControlFlow::Break(Err(refusal.clone())),
-            Phase::Committed | Phase::Finishing | Phase::Ended(_) => ControlFlow::Break(Ok(())),
+            Phase::Committed | Phase::Finishing(_) | Phase::Ended(_) => ControlFlow::Break(Ok(())),
         })
         .await
     }
 
     /// Whether init may be told to start it.
     pub fn is_committed(&self) -> bool {
-        matches!(self.lock().phase, Phase::Committed | Phase::Finishing)
+        matches!(self.lock().phase, Phase::Committed | Phase::Finishing(_))
     }
 
     /// Waits until init has said anything about it.
@@ -371,7 +381,7 @@ impl Hub {
     pub fn receive(self: &Arc<Self>, stream: Stream, offset: u64, bytes: &[u8]) -> Result<(), Violation> {
         let Some(log) = index(stream) else { return Err(Violation::StdinFromInit { handle: self.handle }) };
         let mut state = self.lock();
-        if matches!(state.phase, Phase::Finishing | Phase::Ended(_)) {
+        if matches!(state.phase, Phase::Finishing(_) | Phase::Ended(_)) {
             return Ok(()); // Said again on a new connection, while the result is being stored.
         }
         let end = offset + bytes.len() as u64;
@@ -475,13 +485,13 @@ impl Hub {
 
     fn describe(&self, state: &HubState) -> Command {
         let mut spans = [state.logs[0].span(), state.logs[1].span()];
-        let (command_state, ended_at) = match &state.phase {
-            Phase::Ended(result) => {
+        let (command_state, ended_at) = match state.result() {
+            Some(result) => {
                 spans = [result.stdout, result.stderr];
                 let outcome = result.outcome.clone();
                 (CommandState::Ended { pid: result.pid, outcome }, Some(result.ended_at))
             }
-            Phase::Intended | Phase::Refused(_) | Phase::Committed | Phase::Finishing => match state.pid {
+            None => match state.pid {
                 Some(pid) => (CommandState::Running { pid }, None),
                 None => (CommandState::Starting, None),
             },

@@ -653,7 +653,7 @@ impl<'a> Talk<'a> {
         }
     }
 
-    /// Takes what has come, and tells how much of it was stream bytes.
+    /// Takes what has come, and tells how much of it commands wrote.
     fn take_all(&mut self, decoder: &mut Decoder<FromInit>) -> Result<usize, TalkEnd> {
         let mut gained = 0;
         while let Some(incoming) = decoder.next()? {
@@ -673,7 +673,9 @@ impl<'a> Talk<'a> {
                     if self.stage != Stage::Open {
                         return Err(Violation::OutOfTurn.into());
                     }
-                    gained += bytes.len();
+                    if !is_transfer(handle) {
+                        gained += bytes.len();
+                    }
                     match self.live(handle)? {
                         Some(live) => live.receive(stream, offset, bytes)?,
                         // Nobody wants them, and init must get rid of them to come to the end.

@@ -32,6 +32,7 @@ use crate::model::{Key, KeyLimits, Owner};
 use crate::store::{PoolChange, PoolRow};
 use crate::template::DEFAULT;
 use crate::templates::{Head, Preparation, Source, Version, limits_of};
+use crate::transfer::rehearse;
 
 pub use crate::names::PoolName;
 
@@ -420,9 +421,14 @@ impl Pool {
 
     /// What its sandboxes are made from now.
     fn source(&self, shared: &Shared) -> Result<Source, EngineError> {
-        match &self.head {
-            None => Ok(Source::BuiltIn),
-            Some(head) => shared.templates.find(&self.owner, head.name().as_str()),
+        let Some(head) = &self.head else { return Ok(Source::BuiltIn) };
+        loop {
+            let name = head.name();
+            match shared.templates.find(&self.owner, name.as_str()) {
+                // It got another name since that was asked.
+                Err(_) if head.name() != name => {}
+                found => return found,
+            }
         }
     }
 }
@@ -829,7 +835,10 @@ async fn make(shared: Arc<Shared>, pool: Arc<Pool>) -> Done {
         Some(Ok(admitted)) => admitted,
     };
     let made = match created.await {
-        Ok(Ok(())) => Ok(()),
+        Ok(Ok(())) => {
+            rehearse(&home).await;
+            Ok(())
+        }
         Ok(Err(error)) => Err(shortened(chain(&error))),
         Err(_) => return Done::Unneeded, // The engine stops.
     };

@@ -13,6 +13,7 @@ use runtime::fake::{FakeFailure, FakeStep};
 use shoal_engine as engine;
 use tokio::task::JoinSet;
 use wire::SandboxId;
+use wire::guest::Handle;
 
 /// Long enough for anything here, short enough for a test.
 const WAIT: Duration = Duration::from_secs(20);
@@ -74,6 +75,8 @@ async fn a_create_claims_what_stands_ready_and_says_so() {
     };
     let sandbox = world.engine.create(&key(), spec.clone(), Wait::Ready).await.expect("it is claimed");
     assert_eq!(sandbox.id, before.members[0].id, "the one that waited longest");
+    const REHEARSAL: Handle = Handle((1 << 31) + 1);
+    assert_eq!(world.host.starts(sandbox.id, REHEARSAL), 1, "it has run something before");
     assert_eq!(sandbox.claimed_from.as_deref(), Some("p"));
     assert_eq!((sandbox.name.as_str(), sandbox.state), ("mine", State::Running));
     assert_eq!((&sandbox.env, &sandbox.labels), (&spec.env, &labels));

@@ -58,6 +58,37 @@ async fn every_byte_comes_once_over_crashes_in_the_middle_of_writing() {
     eventually("init forgot them", async || world.host.remembered(sandbox) == 0).await;
 }
 
+/// Init keeps an end until it is told that the store has it, so callers need not wait for that.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_end_is_told_before_it_is_stored_and_is_the_same_after_a_crash() {
+    let world = World::new().await;
+    let sandbox = world.create().await.id;
+    let command = world.run_as(sandbox, "c", "echo hello; gate on; exit 4").await;
+    let database = world.directory.path().join("shoal.db");
+    let other = rusqlite::Connection::open(database).expect("the database opens");
+    other.execute_batch("BEGIN IMMEDIATE").expect("nobody else writes");
+    world.host.open_gate("on");
+    let ended = tokio::time::timeout(Duration::from_secs(60), command.ended()).await;
+    assert_eq!(outcome(&ended.expect("it is told though nobody can write")), Outcome::Exited(4));
+    let read = read_all(command.attach(Offsets::default()), Offsets::default()).await;
+    assert_eq!(outcome(&read.ended.expect("the stream ends as well")), Outcome::Exited(4));
+    let page = world.engine.commands(&owner(), sandbox, CommandQuery::default()).await.expect("a page");
+    assert_eq!(outcome(&page.items[0]), Outcome::Exited(4), "lists say the same");
+    assert_eq!(world.host.remembered(sandbox), 1, "init was not told to forget it");
+    drop(command);
+    other.execute_batch("ROLLBACK").expect("others may write again");
+    let world = world.crash().await;
+    let ended = world.command(sandbox, "c").await.ended().await;
+    assert_eq!(outcome(&ended), Outcome::Exited(4));
+    assert_eq!(
+        read_all(world.command(sandbox, "c").await.attach(Offsets::default()), Offsets::default())
+            .await
+            .stdout,
+        b"hello\n"
+    );
+    eventually("init forgot it", async || world.host.remembered(sandbox) == 0).await;
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 12, ..ProptestConfig::default() })]
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from harness import Daemon
@@ -61,6 +63,26 @@ def test_a_pool_is_made_scaled_renamed_and_deleted(client: SandboxClient, fast: 
             call("pool v2/é")
         assert gone.value.resource_type == "pool"
     assert client.list_sandboxes() == []
+
+
+def test_a_short_wait_is_one_question(client: SandboxClient) -> None:
+    # A registry that never answers.
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        client.create_template("late-pool", f"localhost:{silent.getsockname()[1]}/never:1")
+        client.create_pool("late", "late-pool", 1, wait_for_ready=False)
+        asked: list[str] = []
+        call = client._transport.call
+
+        def counted(method: str, path: str, **more: Any) -> Any:
+            asked.append(path)
+            return call(method, path, **more)
+
+        with pytest.MonkeyPatch.context() as patched, pytest.raises(ResourceTimeoutError):
+            patched.setattr(client._transport, "call", counted)
+            client.wait_for_pool("late", timeout=0.4)
+        assert len(asked) == 1, "its last moments are no loop of requests"
+        client.delete_pool("late")
+        client.delete_template("late-pool")
 
 
 def test_what_cannot_be_is_told(client: SandboxClient, fast: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import io
 import json
 import os
@@ -11,11 +12,16 @@ import signal
 import subprocess
 import sys
 import tarfile
+import tempfile
 import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from harness import Daemon, wait_until
+from daemon import a_daemon, wait_until
+from gate import shut
+from harness import Daemon, Registry, tiny
 
 from shoal import (
     AsyncSandboxClient,
@@ -25,16 +31,18 @@ from shoal import (
     ResourceInUseError,
     ResourceNameConflictError,
     ResourceNotFoundError,
+    ResourceTimeoutError,
     Sandbox,
     SandboxAPIError,
     SandboxAuthenticationError,
     SandboxClient,
     SandboxClientError,
     SandboxConnectionError,
+    SandboxEvent,
     ValidationError,
 )
 from shoal._find import data_dir
-from shoal._local import _is_held
+from shoal._local import START_SECONDS_MAX, _is_held, remove_leftover
 
 
 def test_a_sandbox_of_a_with_block_is_deleted_at_its_end(client: SandboxClient) -> None:
@@ -127,9 +135,13 @@ def test_lifetimes_are_kept_explained_and_renewed(client: SandboxClient) -> None
 
 
 def test_a_lifetime_strikes(client: SandboxClient) -> None:
-    sb = client.create_sandbox(lifetime=[LifetimeRule.idle(0.5)])
-    events = list(sb.events())
-    assert events[-1].type == "deleted"
+    # Listened to from before, since it may be gone again when this hears that it is there.
+    with client.events() as events:
+        assert next(events).type == "ready"
+        sb = client.create_sandbox(lifetime=[LifetimeRule.idle(0.5)])
+        for event in events:
+            if event.type == "deleted" and event.sandbox_id == sb.id:
+                break
 
 
 def test_events_of_a_sandbox(client: SandboxClient) -> None:
@@ -331,6 +343,47 @@ client.create_sandbox(labels={"from": "ctrl-c"})
     assert client.list_sandboxes(labels={"from": "ctrl-c"}) == []
 
 
+@pytest.fixture
+def pulling_client(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> Iterator[SandboxClient]:
+    """One of a daemon that pulls from the registry of this test."""
+    monkeypatch.setenv("SHOAL_INSECURE_REGISTRIES", registry.address)
+    with a_daemon(Daemon) as daemon, daemon.client() as client:
+        yield client
+
+
+@pytest.mark.parametrize("by", ["image", "template"])
+def test_a_create_that_takes_too_long_leaves_no_sandbox(
+    pulling_client: SandboxClient, registry: Registry, by: str
+) -> None:
+    client = pulling_client
+    image = registry.push(f"late:{by}", tiny(by).getvalue())
+    labels = {"from": f"too long, by {by}"}
+    with shut(registry) as opened:
+        template = client.create_template("late", image) if by == "template" else None
+        with pytest.raises(ResourceTimeoutError):
+            if template is None:
+                client.create_sandbox(image=image, labels=labels, timeout=0.5)
+            else:
+                client.create_sandbox("late", labels=labels, timeout=0.5)
+        with client.events() as events:
+            assert next(events).type == "ready"
+            opened.set()
+            # What waited would be made before this one, which waits for the same.
+            last = client.create_sandbox(image=image) if template is None else client.create_sandbox("late")
+            seen = {event.sandbox_id for event in until_running(events, last.id)}
+            # Templates have events too.
+            assert seen - {None} == {last.id}
+    assert client.list_sandboxes(labels=labels) == []
+
+
+def until_running(events: Iterator[SandboxEvent], sandbox: str) -> Iterator[SandboxEvent]:
+    """The events up to the one that says that this sandbox runs."""
+    for event in events:
+        yield event
+        if event.sandbox_id == sandbox and event.state == "running":
+            return
+
+
 async def test_a_cancelled_create_and_block_leave_no_sandbox(async_client: AsyncSandboxClient) -> None:
     labels = {"from": "cancelled"}
 
@@ -364,13 +417,20 @@ async def test_the_async_client_does_the_same(async_client: AsyncSandboxClient) 
 # --- The private daemon
 
 
-def private_directories() -> set[Path]:
-    return set(Path("/var/tmp").glob(f"shoal-python-{os.geteuid()}-*"))
+@pytest.fixture
+def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where private daemons of this test are, and no other's: not a deep directory, since sockets have short names."""
+    with tempfile.TemporaryDirectory(prefix=f"shoal-test-{os.getpid()}-", dir="/var/tmp") as name:
+        monkeypatch.setattr("shoal._local.PLACE", Path(name))
+        monkeypatch.setenv("PLACE_OF_THIS_TEST", name)
+        yield Path(name)
 
 
 LOCAL = """
-import os, sys
+import os, pathlib, sys
+import shoal._local
 from shoal import SandboxClient
+shoal._local.PLACE = pathlib.Path(os.environ.get("PLACE_OF_THIS_TEST", "/var/tmp"))
 client = SandboxClient.local()
 sb = client.create_sandbox()
 sb.run("sleep 3600", timeout=0, wait=False)
@@ -417,11 +477,11 @@ def test_a_private_daemon_that_is_killed_is_started_again() -> None:
         assert handle.result.stdout == "one\ntwo\n"
 
 
-def test_what_a_killed_pair_left_is_removed_by_the_next() -> None:
+def test_what_a_killed_pair_left_is_removed_by_the_next(place: Path) -> None:
     end = "os.kill(daemon._process.pid, 9)\nos.kill(os.getpid(), 9)"
     done = subprocess.run([sys.executable, "-c", LOCAL + end], capture_output=True, text=True)
     base = Path(done.stdout.split()[0])
-    assert base.exists(), "sandboxes outlive a daemon that is killed"
+    assert base.exists() and base.parent == place, "sandboxes outlive a daemon that is killed"
     # A daemon that is still on its way out is left alone, and removed by the program after the next.
     wait_until(lambda: not _is_held(base / "data" / "lock"))
     with SandboxClient.local() as client:
@@ -434,13 +494,30 @@ async def test_a_private_daemon_for_asyncio() -> None:
         assert (await sb.run("echo up")).stdout == "up\n"
 
 
-def test_a_program_that_is_none_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_directory_that_is_just_made_is_left_alone(place: Path) -> None:
+    base = place / "new"
+    base.mkdir(mode=0o700)
+    (base / "lock").touch(mode=0o600)
+    remove_leftover("/bin/false", base)
+    assert base.exists(), "its program is about to take the lock"
+    long_ago = time.time() - START_SECONDS_MAX - 1
+    os.utime(base, (long_ago, long_ago))
+    remove_leftover("/bin/false", base)
+    assert not base.exists()
+
+
+def test_a_directory_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+    for directory in (tmp_path, tmp_path / "no" / "such"):
+        with pytest.raises(SandboxClientError, match="cannot make the directory"):
+            SandboxClient.local(binary="/bin/false", directory=str(directory))
+
+
+def test_a_program_that_is_none_is_told(tmp_path: Path, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(SandboxClientError, match="not a program"):
         SandboxClient.local(binary=str(tmp_path / "nothing"))
-    before = private_directories()
     with pytest.raises(SandboxClientError, match="did not start"):
         SandboxClient.local(binary="/bin/false")
-    assert private_directories() <= before
+    assert list(place.iterdir()) == []
     monkeypatch.delenv("SHOAL_BINARY", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(SandboxClientError, match="SHOAL_BINARY"):

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use tokio::time::{Instant, timeout_at};
 use wire::guest::{TerminalSize, ToInit};
 
-use super::{ANSWER_SECONDS, Hub, HubState, Output, Phase, STDIN_SECONDS, STREAMS};
+use super::{ANSWER_SECONDS, Hub, HubState, Output, STDIN_SECONDS, STREAMS};
 use crate::error::EngineError;
 use crate::guest::Unsaid;
 use crate::log::{Next, ReadPlan};
@@ -29,11 +29,9 @@ impl CommandRef {
 
     /// When it is over.
     pub async fn ended(&self) -> Command {
-        let over = |state: &mut HubState| match state.phase {
-            Phase::Ended(_) => ControlFlow::Break(()),
-            Phase::Intended | Phase::Refused(_) | Phase::Committed | Phase::Finishing => {
-                ControlFlow::Continue(())
-            }
+        let over = |state: &mut HubState| match state.result() {
+            Some(_) => ControlFlow::Break(()),
+            None => ControlFlow::Continue(()),
         };
         // Whoever waits for a command uses the sandbox, for as long as the command takes.
         let _using = Use::begin(&self.hub.home);

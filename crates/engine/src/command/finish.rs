@@ -1,7 +1,8 @@
 //! How a command's end becomes its result.
 //!
 //! The end may come from init, which is not trusted, or because the sandbox ended under the command. The result is
-//! committed when all output is kept; only then do callers see it, and init may forget the command.
+//! committed when all output is kept; only then may init forget the command. Until then init can tell of the end again, so callers
+//! see an ordinary end at once; where more than init's word goes into the result, they see it when it is committed.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -97,8 +98,6 @@ impl Hub {
         let spans = [state.logs[0].span(), state.logs[1].span()];
         let pid = state.pid;
         let bytes = [state.logs[0].short(), state.logs[1].short()];
-        state.phase = Phase::Finishing;
-        drop(state);
         let result = move |outcome| ResultRow {
             ended_at: crate::now(),
             pid,
@@ -107,21 +106,29 @@ impl Hub {
             stderr: spans[1],
             bytes,
         };
-        match what {
-            EndingKind::SandboxGone => self.commit_result(result(Outcome::SandboxGone), None),
-            EndingKind::Unheard => self.commit_result(result(Outcome::TimedOutUnheard), None),
-            EndingKind::FailedToStart(error) => {
-                self.commit_result(result(Outcome::FailedToStart(error)), None)
-            }
+        let outcome = match what {
+            EndingKind::SandboxGone => Outcome::SandboxGone,
+            EndingKind::Unheard => Outcome::TimedOutUnheard,
+            EndingKind::FailedToStart(error) => Outcome::FailedToStart(error),
             EndingKind::Guest(end) if may_be_out_of_memory(end) => {
+                state.phase = Phase::Finishing(None);
+                drop(state);
                 let hub = Arc::clone(self);
                 self.home.shared.runtime.spawn(async move {
                     let (outcome, kills) = hub.outcome_of_kill(end).await;
                     hub.commit_result(result(outcome), kills);
                 });
+                return;
             }
-            EndingKind::Guest(end) => self.commit_result(result(outcome(end)), None),
-        }
+            EndingKind::Guest(end) => outcome(end),
+        };
+        // Asked again, init says the same again. Of the others it does not know everything.
+        let is_inits_word = matches!(outcome, Outcome::Exited(_));
+        let result = result(outcome);
+        state.phase = Phase::Finishing(is_inits_word.then(|| Box::new(result.clone())));
+        drop(state);
+        self.changed.notify_waiters();
+        self.commit_result(result, None);
     }
 
     /// The outcome, and the memory kill that is spoken for by it.

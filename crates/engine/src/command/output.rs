@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use tracing::error;
 use wire::frame::CHUNK_MAX;
 
-use super::{Hub, HubState, Phase, Reader, STREAMS};
+use super::{Hub, HubState, Reader, STREAMS};
 use crate::log::{Next, ReadPlan};
 use crate::model::{Offsets, OutputEvent};
 use crate::uses::Use;
@@ -137,13 +137,11 @@ impl Output {
                 return ControlFlow::Break(Step::Give(OutputEvent::StdinAck { offset: given }));
             }
         }
-        match state.phase {
-            Phase::Ended(_) => {
+        match state.result() {
+            Some(_) => {
                 ControlFlow::Break(Step::Leave(OutputEvent::Ended(Box::new(self.hub.describe(state)))))
             }
-            Phase::Intended | Phase::Refused(_) | Phase::Committed | Phase::Finishing => {
-                ControlFlow::Continue(())
-            }
+            None => ControlFlow::Continue(()),
         }
     }
 

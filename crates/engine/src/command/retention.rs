@@ -109,7 +109,7 @@ impl Hub {
     fn store_rest(self: &Arc<Self>) {
         let mut state = self.lock();
         state.waiting = false;
-        let over = matches!(state.phase, Phase::Finishing | Phase::Ended(_));
+        let over = matches!(state.phase, Phase::Finishing(_) | Phase::Ended(_));
         if state.due() != Due::Never && !over && !std::mem::replace(&mut state.writing, true) {
             drop(state);
             self.home.shared.logs.schedule(Arc::clone(self) as Arc<dyn Writes>);

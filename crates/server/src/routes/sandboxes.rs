@@ -37,13 +37,12 @@ pub async fn create(
 ) -> Result<Response, ApiError> {
     let wait = if body.wait.unwrap_or(true) { Wait::Ready } else { Wait::No };
     let (spec, find) = convert::sandbox_spec(body, idempotency_key(&headers)?)?;
-    let asking = async move {
-        match find {
-            Some(labels) => app.engine.get_or_create(&key, labels, spec, wait).await,
-            None => app.engine.create(&key, spec, wait).await.map(|sandbox| (sandbox, Origin::Made)),
-        }
+    // Not carried on for a caller who leaves: what the engine has begun to make it finishes by itself, and of what it has not, since an
+    // image or a template is still on its way, nobody would ever hear.
+    let (sandbox, origin) = match find {
+        Some(labels) => app.engine.get_or_create(&key, labels, spec, wait).await?,
+        None => (app.engine.create(&key, spec, wait).await?, Origin::Made),
     };
-    let (sandbox, origin) = carried_on(asking).await?;
     let status = match (origin, wait) {
         (Origin::Found, _) => StatusCode::OK,
         (Origin::Made, Wait::Ready) => StatusCode::CREATED,

@@ -91,12 +91,18 @@ class PrivateDaemon(Endpoint):
         self._guard = threading.Lock()
         self._lease: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
-        if directory is None:
-            # The directory has mode 0700.
-            self.base = Path(tempfile.mkdtemp(prefix=_prefix(), dir=PLACE))
-        else:
-            directory.mkdir(mode=0o700)
-            self.base = directory.absolute()
+        try:
+            if directory is None:
+                # The directory has mode 0700.
+                self.base = Path(tempfile.mkdtemp(prefix=_prefix(), dir=PLACE))
+            else:
+                directory.mkdir(mode=0o700)
+                self.base = directory.absolute()
+        except OSError as error:
+            raise SandboxClientError(
+                f"cannot make the directory `{directory or PLACE}` for a private daemon: {error.strerror}",
+                hint="`directory` names one that does not exist, where directories can be made",
+            ) from error
         try:
             url = self._obtain()
         except BaseException:
@@ -272,8 +278,9 @@ def remove_leftover(program: str, base: Path, *arguments: str) -> None:
             return
         data = base / "data"
         if not data.exists():
-            # It ended before it made anything.
-            shutil.rmtree(base, ignore_errors=True)
+            # It ended before it made anything; or it begins this moment, and waits for the lock that is held here.
+            if time.time() - base.stat().st_mtime > START_SECONDS_MAX:
+                shutil.rmtree(base, ignore_errors=True)
             return
         if _is_held(data / "lock"):
             return

@@ -18,7 +18,7 @@ SUM = [
 
 
 def test_the_agent_of_the_guide(daemon: Daemon) -> None:
-    ((program, _),) = programs("docs/guides/deepagents.md")
+    ((program, _),) = programs("docs/deepagents.md")
     assert run(program, "ScriptedModel()", daemon) == [
         "all is done",
         "/workspace/answer.txt b'55\\n'",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 
 from .._core import ANSWER_GRACE_SECONDS, decoded, in_path, late, query
@@ -83,7 +84,8 @@ class PoolCalls:
         """
         deadline = time.monotonic() + timeout
         while True:
-            left = max(0, min(round(deadline - time.monotonic()), WAIT_PIECE_SECONDS))
+            # Rounded up: a wait of no seconds would ask again and again until the deadline.
+            left = max(0, min(math.ceil(deadline - time.monotonic()), WAIT_PIECE_SECONDS))
             answer = await self._transport.call(
                 "GET",
                 query(f"/pools/{in_path(name)}", {"wait_seconds": left}),

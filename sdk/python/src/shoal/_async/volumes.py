@@ -88,7 +88,7 @@ class VolumeCalls:
 
         Raises:
             ResourceNotFoundError: There is no such volume.
-            ResourceInUseError: Sandboxes or templates mount it.
+            ResourceInUseError: Sandboxes mount it.
         """
         await self._transport.call("DELETE", f"/volumes/{in_path(name)}")
 

@@ -299,14 +299,20 @@ class SandboxClient(ImageCalls, TemplateCalls, VolumeCalls, PoolCalls):
         return Sandbox(self._transport, decoded(SandboxInfo, answer.json()))
 
     def _undo_create(self, body: dict[str, Any], headers: dict[str, str]) -> None:
-        """Finds by its idempotency key what an interrupted create has made, and deletes it."""
+        """Finds by its idempotency key what an interrupted create has made, and deletes it.
+
+        What waits for an image or a template makes nothing any more: the daemon gives up when the connection is gone.
+        """
+        if "match_labels" in body:
+            # Others may have found it since.
+            return
         try:
+            # However far it is: an image may take longer than anybody waits here.
+            wish = {**body, "wait": False}
             answer = self._transport.call(
-                "POST", "/sandboxes", json=body, headers=headers, repeat=False, read_seconds=CLEANUP_SECONDS_MAX
+                "POST", "/sandboxes", json=wish, headers=headers, repeat=False, read_seconds=CLEANUP_SECONDS_MAX
             )
-            said = answer.json()
-            if said.get("created") and "match_labels" not in body:
-                self._transport.call("DELETE", f"/sandboxes/{said['id']}")
+            self._transport.call("DELETE", f"/sandboxes/{answer.json()['id']}")
         except SandboxClientError:
             # It was never made, or nobody can be reached; there is nothing more to try.
             pass

@@ -89,7 +89,7 @@ class VolumeCalls:
 
         Raises:
             ResourceNotFoundError: There is no such volume.
-            ResourceInUseError: Sandboxes or templates mount it.
+            ResourceInUseError: Sandboxes mount it.
         """
         self._transport.call("DELETE", f"/volumes/{in_path(name)}")
 
