@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from dialect import (
+    KILL_CLOSES,
     LEGACY,
     MODERN,
     NEWEST,
@@ -235,7 +236,7 @@ def test_a_kill_ends_the_command_with_a_code(sb: Any) -> None:
     try:
         assert handle.result.exit_code != 0
     except sandbox.SandboxConnectionError:
-        assert MODERN, "older clients keep the connection until they have heard"
+        assert KILL_CLOSES, "older clients keep the connection until they have heard"
     assert sb.reconnect(handle.command_id).result.exit_code != 0
     wait_until(lambda: processes(sb, "killed-child") == "")
 
@@ -256,7 +257,7 @@ def test_a_kill_from_another_thread(sb: Any) -> None:
             seen.set()
         assert handle.result.exit_code != 0
     except sandbox.SandboxConnectionError:
-        assert MODERN
+        assert KILL_CLOSES
     thread.join()
 
 
@@ -281,6 +282,15 @@ def test_much_stdin_reaches_a_command_that_reads_late(sb: Any) -> None:
     sb.write("/tmp/read", "")
     digest = hashlib.md5(("x" * size + "ä\n").encode()).hexdigest()
     assert handle.result.stdout == f"{digest}  -\n"
+
+
+def test_input_that_is_lost_is_told(sb: Any) -> None:
+    handle = sb.run("head -c 1", timeout=60, wait=False, **OPEN_STDIN)
+    handle.send_input("\ud800")
+    with pytest.raises(sandbox.SandboxOperationError, match="JSON"):
+        _ = handle.result
+    handle = sb.reconnect(handle.command_id)
+    handle.kill()
 
 
 def test_a_sandbox_that_is_gone_is_told_at_once(client: Any) -> None:
@@ -404,9 +414,13 @@ def test_what_is_wrong_with_a_file(sb: Any) -> None:
     assert missing.value.resource_type == "file"
     with pytest.raises(sandbox.SandboxOperationError, match="is a directory"):
         sb.read("/etc")
-    for path in ["/proc/version", "/etc", "/etc/hostname/below"]:
+    for path in ["/proc/version", "/etc", "/etc/hostname/below", "", "/a\0b", "/" + "d/" * 3000]:
         with pytest.raises(sandbox.SandboxOperationError):
             sb.write(path, "no")
+    for path in ["", "/a\0b", "/" + "d/" * 3000]:
+        with pytest.raises(sandbox.SandboxOperationError) as error:
+            sb.read(path)
+        assert error.value.operation == "read"
 
 
 # The same for asyncio.
