@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
+import re
+import socket
 import threading
 import time
 from typing import Any
@@ -22,7 +25,7 @@ from dialect import (
     make,
     sandbox,
 )
-from harness import Daemon, wait_until
+from harness import Daemon, read_head, wait_until
 
 #: Commands whose stdin can be written to: older clients always, newer ones when they say so.
 OPEN_STDIN: dict[str, Any] = {"close_input": False} if NEWEST else {}
@@ -86,6 +89,30 @@ def test_refusals_have_the_dialects_shape_whatever_is_refused(daemon: Daemon) ->
     status, body = daemon.answer("POST", "/v2/sandboxes/boxes", {"idle_ttl_seconds": 61})
     assert status == 422 and body["detail"][0]["loc"] == ["body", "idle_ttl_seconds"], body
     assert body["detail"][0]["type"] == "value_error"
+
+
+def test_a_refusal_does_not_break_the_connection(daemon: Daemon) -> None:
+    # Clients keep connections, and a request on one that was closed under them raises what no document names. What is refused
+    # here is refused before its body has come.
+    body = json.dumps({"path": "/x"}).encode()
+    for key, status in [(daemon.key, b"404"), ("wrong", b"401")]:
+        with socket.create_connection(daemon.address, timeout=60) as connection:
+            for _ in range(20):
+                head = f"POST /v2/sandboxes/boxes/none/download-url HTTP/1.1\r\nHost: localhost\r\nX-Api-Key: {key}\r\n"
+                connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode())
+                connection.sendall(body)
+                answer = read_head(connection)
+                assert answer.split()[1] == status and b"connection: close" not in answer.lower()
+                length = int(re.search(rb"(?i)content-length: (\d+)", answer)[1])
+                while length > 0:
+                    length -= len(connection.recv(length))
+
+
+def test_a_large_file_for_a_sandbox_that_is_gone_is_refused_in_words(client: Any) -> None:
+    sb = make(client)
+    client.delete_sandbox(sb.name)
+    with pytest.raises(sandbox.ResourceNotFoundError):
+        sb.write("/tmp/large", b"x" * (20 << 20))
 
 
 # Sandboxes.

@@ -24,9 +24,6 @@ use crate::routes::files as native;
 
 /// How long a client may send nothing of a file that it has begun.
 const FORM_IDLE_MAX: Duration = Duration::from_secs(60);
-/// What is read of a form that was refused.
-const REFUSED_FORM_MAX: usize = 64 << 20;
-const REFUSED_FORM_TIME_MAX: Duration = Duration::from_secs(5);
 /// Matches of a search, if the caller does not say.
 const MATCHES_DEFAULT: u32 = 1000;
 /// How long a search takes at most: shorter than clients wait.
@@ -94,31 +91,10 @@ pub async fn upload(
     let mut form = Multipart::from_request(request, &app)
         .await
         .map_err(|error| Refusal::new(error.status(), Doing::Write.error(), error.body_text()))?;
-    let path = path(&app, &target, &mut params);
-    let written = async {
-        let path = path.map_err(writing)?;
-        let files = files(&app, &target.key, &target.sandbox).map_err(writing)?;
-        let stat = write_part(&files, &path, &mut form, &mut stopping).await?;
-        Ok(Json(json!({"path": String::from_utf8_lossy(&path), "size_bytes": stat.size})))
-    };
-    let written = written.await;
-    if written.is_err() {
-        // Some of the rest is read, so that the refusal is heard: a connection that is closed over unread bytes is reset.
-        let _ = tokio::time::timeout(REFUSED_FORM_TIME_MAX, drain(&mut form)).await;
-    }
-    written
-}
-
-async fn drain(form: &mut Multipart) {
-    let mut left = REFUSED_FORM_MAX;
-    while let Ok(Some(mut part)) = form.next_field().await {
-        while let Ok(Some(bytes)) = part.chunk().await {
-            left = left.saturating_sub(bytes.len());
-            if left == 0 {
-                return;
-            }
-        }
-    }
+    let path = path(&app, &target, &mut params).map_err(writing)?;
+    let files = files(&app, &target.key, &target.sandbox).map_err(writing)?;
+    let stat = write_part(&files, &path, &mut form, &mut stopping).await?;
+    Ok(Json(json!({"path": String::from_utf8_lossy(&path), "size_bytes": stat.size})))
 }
 
 /// Writes the part `file` of a form as it comes.
