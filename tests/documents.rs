@@ -33,14 +33,14 @@ pages! {
     the_start: "docs/start.md", 0 not run;
     the_guide_to_commands: "docs/guides/commands.md", 0 not run;
     the_guide_to_files: "docs/guides/files.md", 0 not run;
-    the_guide_to_deep_agents: "docs/guides/deepagents.md", 3 not run;
+    the_guide_to_deep_agents: "docs/deepagents.md", 3 not run;
     the_guide_to_images: "docs/guides/images.md", 1 not run;
     the_guide_to_http: "docs/guides/http.md", 0 not run;
     the_guide_to_lifetimes: "docs/guides/lifetimes.md", 0 not run;
     the_guide_to_limits: "docs/guides/limits.md", 0 not run;
     the_guide_to_observing: "docs/guides/observe.md", 2 not run;
     the_guide_to_pools: "docs/guides/pools.md", 0 not run;
-    the_guide_to_python: "docs/guides/python.md", 11 not run;
+    the_guide_to_python: "docs/python.md", 11 not run;
     the_guide_to_templates: "docs/guides/templates.md", 0 not run;
     the_guide_to_terminals: "docs/guides/terminals.md", 3 not run;
     the_guide_to_threads: "docs/guides/threads.md", 0 not run;

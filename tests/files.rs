@@ -492,6 +492,93 @@ fn a_file_that_changes_while_it_is_read_is_whole_or_cut_off() {
     until_true("the operations are over", || operations(&sandbox) == 0);
 }
 
+#[track_caller]
+fn edit(sandbox: &Sandbox, path: &str, wish: &Value) -> Response {
+    let target = format!("/files/edit?path={}", escaped(path.as_bytes()));
+    sandbox.request("POST", &target).json(wish).send(sandbox.address)
+}
+
+#[test]
+fn text_is_replaced_in_a_file_and_what_cannot_be_is_told_apart() {
+    let daemon = Daemon::start();
+    let sandbox = daemon.sandbox();
+    put(&sandbox, "/workspace/f", "ünö zwei zwei\r\nend".as_bytes());
+    sandbox.sh("chmod 640 f; chown 12:34 f; ln -s f link; mkdir d; printf 'a\\377' > binary").ok();
+    sandbox.sh("echo one > first; ln first second; mkfifo fifo").ok();
+    let answer = edit(&sandbox, "/workspace/link", &json!({"old": "ünö", "new": "eins"}));
+    let done = answer.expect(200);
+    assert_eq!((&done["replaced"], &done["size"], &done["mode"]), (&json!(1), &json!(19), &json!("0640")));
+    assert_eq!((&done["uid"], &done["gid"]), (&json!(12), &json!(34)));
+    assert_eq!(answer.header("etag"), done["etag"].as_str());
+    assert_eq!(stat(&sandbox, "/workspace/f")["etag"], done["etag"]);
+
+    let several = edit(&sandbox, "/workspace/f", &json!({"old": "zwei", "new": "2"}));
+    assert_eq!(several.expect_refusal(409, "several_matches")["details"]["matches"], 2);
+    let all = edit(&sandbox, "/workspace/f", &json!({"old": "zwei", "new": "2", "all": true}));
+    assert_eq!(all.expect(200)["replaced"], 2);
+    let ends = json!({"old": "2\nend", "new": "3\nEnd"});
+    edit(&sandbox, "/workspace/f", &ends).expect_refusal(409, "no_match");
+    let adapted = json!({"old": "2\nend", "new": "3\nEnd", "adapt_line_ends": true});
+    edit(&sandbox, "/workspace/f", &adapted).expect(200);
+    assert_eq!(get(&sandbox, "/workspace/f").body, b"eins 2 3\r\nEnd");
+
+    edit(&sandbox, "/workspace/second", &json!({"old": "one", "new": "two"})).expect(200);
+    assert_eq!(sandbox.sh("cat first; stat -c %h second").ok().text(), "two\n2", "both names are left");
+
+    let plain = json!({"old": "a", "new": "b"});
+    for (path, status, code) in [
+        ("/workspace/none", 404, "file_not_found"),
+        ("/workspace/d", 409, "is_directory"),
+        ("/workspace/binary", 409, "not_text"),
+        ("/workspace/fifo", 409, "not_a_regular_file"),
+        ("/workspace/f/x", 409, "not_a_directory"),
+        ("relative", 400, "invalid_path"),
+    ] {
+        edit(&sandbox, path, &plain).expect_refusal(status, code);
+    }
+    for wrong in [
+        json!({"old": "", "new": "b"}),
+        json!({"old": "a"}),
+        json!({"old": "a", "new": "b", "every": true}),
+        json!({"old": "a".repeat((1 << 20) + 1), "new": "b"}),
+    ] {
+        edit(&sandbox, "/workspace/f", &wrong).expect_refusal(400, "invalid_request");
+    }
+    sandbox.sh("truncate -s 17M large; printf a%.0s $(seq 20) > grows").ok();
+    edit(&sandbox, "/workspace/large", &plain).expect_refusal(413, "file_too_large");
+    let wide = json!({"old": "a", "new": "b".repeat(1 << 20), "all": true});
+    edit(&sandbox, "/workspace/grows", &wide).expect_refusal(413, "file_too_large");
+    assert_eq!(sandbox.sh("ls -A | wc -l").ok().text(), "9", "nothing is left beside them");
+
+    let target = "/files/edit?path=/workspace/first";
+    let old =
+        sandbox.request("POST", target).header("if-match", "\"x\"").json(&json!({"old": "two", "new": "3"}));
+    old.send(sandbox.address).expect_refusal(412, "condition_failed");
+    let nobody =
+        sandbox.request("POST", &format!("{target}&user=nobody")).json(&json!({"old": "two", "new": "3"}));
+    nobody.send(sandbox.address).expect_refusal(403, "permission_denied");
+}
+
+#[test]
+fn edits_of_one_file_at_the_same_time_are_all_done() {
+    const EDITS: usize = 40;
+    let daemon = Daemon::start();
+    let sandbox = daemon.sandbox();
+    let text: String = (0..EDITS).map(|number| format!("<{number}>\n")).collect();
+    put(&sandbox, "/workspace/f", text.as_bytes());
+    std::thread::scope(|threads| {
+        for number in 0..EDITS {
+            let sandbox = &sandbox;
+            threads.spawn(move || {
+                let wish = json!({"old": format!("<{number}>"), "new": format!("[{number}]")});
+                edit(sandbox, "/workspace/f", &wish).expect(200);
+            });
+        }
+    });
+    let expected: String = (0..EDITS).map(|number| format!("[{number}]\n")).collect();
+    assert_eq!(String::from_utf8(get(&sandbox, "/workspace/f").body).expect("text"), expected);
+}
+
 #[test]
 fn directories_are_listed_made_moved_copied_and_removed() {
     let daemon = Daemon::start();
@@ -563,6 +650,12 @@ fn files_and_lines_are_found_within_limits() {
     let found =
         ask(&sandbox, "GET", "grep?path=/workspace&pattern=needle&ignore_case=true&include=*.md").expect(200);
     assert_eq!(names(&found, "matches"), ["/workspace/README.md"]);
+    sandbox.sh("printf 'needle\\r\\n' > crlf").ok();
+    let with = "grep?path=/workspace&pattern=needle&hidden=true&carriage_returns=true";
+    let found = ask(&sandbox, "GET", &format!("{with}&exclude_directory=.git&exclude_directory=d*")).expect(200);
+    assert_eq!(names(&found, "matches"), ["/workspace/crlf"]);
+    assert_eq!((&found["matches"][0]["text"], &found["mixed"]), (&json!("needle\r"), &json!(0)));
+    sandbox.sh("rm crlf").ok();
     let found = ask(&sandbox, "GET", "grep?path=/workspace&pattern=%5Efn+%5Cw%2B&regex=true").expect(200);
     assert_eq!(names(&found, "matches").len(), 2);
     ask(&sandbox, "GET", "grep?path=/workspace&pattern=(&regex=true").expect_refusal(400, "invalid_pattern");

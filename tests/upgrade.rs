@@ -127,9 +127,28 @@ fn a_sandbox_of_the_version_before_works_without_what_its_version_lacks() {
 }
 
 #[test]
+fn a_sandbox_that_knows_no_edits_has_all_other_file_operations() {
+    let home = Home::new();
+    let former = Age { init: Some((1, 2)), ..Age::default() }.program(&home);
+    let mut daemon = start(former);
+    let sandbox = daemon.sandbox();
+    daemon.upgrade(&binary());
+    let edit = |sandbox: &Sandbox| {
+        let request = sandbox.request("POST", "/files/edit?path=/workspace/f");
+        request.json(&json!({"old": "one", "new": "two"})).send(sandbox.address)
+    };
+    sandbox.sh("echo one > /workspace/f").ok();
+    edit(&sandbox).expect_refusal(409, "sandbox_too_old");
+    assert_eq!(read_file(&sandbox).status, 200);
+    let new = daemon.sandbox();
+    new.sh("echo one > /workspace/f").ok();
+    assert_eq!(edit(&new).expect(200)["replaced"], 1, "a new sandbox has what the old one lacks");
+}
+
+#[test]
 fn a_sandbox_that_is_newer_than_the_daemon_is_spoken_to_in_the_daemons_version() {
     let home = Home::new();
-    let future = Age { version: Some("9.8.7"), init: Some((2, 3)), daemon: Some((1, 3)) }.program(&home);
+    let future = Age { version: Some("9.8.7"), init: Some((2, 4)), daemon: Some((1, 4)) }.program(&home);
     let mut daemon = start(future);
     let sandbox = daemon.sandbox();
     let command = count(&sandbox);
@@ -153,7 +172,7 @@ fn a_sandbox_of_no_common_version_is_refused_and_left_as_it_is() {
     daemon.upgrade(&binary());
     let failed = until("the two have met", || Some(sandbox.get()).filter(|now| now["state"] == "failed"));
     let reason = failed["reason"].as_str().expect("a failed sandbox has a reason");
-    assert!(reason.contains("versions 9 to 9") && reason.contains("1 to 2"), "{reason}");
+    assert!(reason.contains("versions 9 to 9") && reason.contains("1 to 3"), "{reason}");
     sandbox.post_command(&json!({"argv": ["true"]})).expect_refusal(409, "sandbox_too_new");
     read_file(&sandbox).expect_refusal(409, "sandbox_too_new");
     assert!(sandbox.processes().len() > 1, "its command is still there");
@@ -164,7 +183,7 @@ fn a_sandbox_of_no_common_version_is_refused_and_left_as_it_is() {
     until("the old daemon has it again", || Some(sandbox.get()).filter(|now| now["state"] == "running"));
     is_count(&rest(&daemon, &sandbox.id, &command, all));
     let failed = until("the two have met", || Some(own.get()).filter(|now| now["state"] == "failed"));
-    assert!(failed["reason"].as_str().is_some_and(|reason| reason.contains("versions 1 to 2")), "{failed}");
+    assert!(failed["reason"].as_str().is_some_and(|reason| reason.contains("versions 1 to 3")), "{failed}");
     own.post_command(&json!({"argv": ["true"]})).expect_refusal(409, "sandbox_too_old");
     let before = daemon.audit();
     own.delete();

@@ -1,194 +1,90 @@
-"""Measures what the SDK adds to the HTTP API, and what Deep Agents gains from native calls. Needs deepagents.
+"""Measures the Python SDK and Deep Agents on a program ``shoal``, and writes the page of the results, every row of it.
 
-    python benchmark.py --shoal target/release/shoal --write docs/benchmarks-python.md
+    cargo build --release
+    python3 sdk/python/benchmark.py --shoal target/release/shoal --write docs/benchmarks-python.md
 
-Every two that are compared are measured in turns, in the same minutes, and the medians are told. The raw requests are sent by
-httpx over one connection that stays open, so the difference is the SDK's own.
+What is measured is in ``benchmark_rows.py``; this runs it in the environments of ``run_tests.py``, one after the other, since
+versions of deepagents cannot be installed beside one another. For numbers that mean something, nothing else should run.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
+import dataclasses
+import json
 import os
 import platform
-import statistics
 import subprocess
 import sys
-import time
-from collections.abc import Callable
-from importlib.metadata import version
+import tempfile
 from pathlib import Path
 from typing import Any
 
-import httpx
-from deepagents.backends.sandbox import BaseSandbox
-
-from shoal import AsyncSandboxClient, Sandbox, SandboxClient
-from shoal.deepagents import ShoalSandbox
-
 HERE = Path(__file__).resolve().parent
-#: How often each thing is done. The median of so many is steady to a few per cent on a quiet machine.
-ROUNDS = 200
-#: Helpers start Python in the sandbox, so fewer do.
-HELPER_ROUNDS = 40
-WARM_UP_ROUNDS = 10
+sys.path.insert(0, str(HERE.parent.parent / "tests" / "clients"))
 
-Work = Callable[[], object]
+from environments import work  # noqa: E402
+
+from run_tests import ENVIRONMENTS, INSTALL  # noqa: E402
+
+#: Which parts are measured in which environment. The SDK is the same in all, and helpers are compared in the newest.
+PARTS = {"deepagents 0.7.32": ("sdk", "helpers", "suite"), "dcode": ("suite",), "deepagents 0.6.12": ("suite",)}
 
 
-def main() -> None:
+def main() -> int:
     """Measures all, and writes the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shoal", required=True, type=Path, help="the program to measure")
     parser.add_argument("--write", type=Path, help="the page to write [default: standard output]")
+    parser.add_argument("--environments", type=Path, help="where environments are kept [default: thrown away]")
     arguments = parser.parse_args()
-    os.environ["SHOAL_BINARY"] = str(arguments.shoal.resolve())
-    rows = ["| what | median | beside it | ratio |", "| --- | --- | --- | --- |"]
-    with SandboxClient.local() as client, client.sandbox() as sandbox:
-        rows += sdk_rows(client, sandbox)
-        rows += helper_rows(sandbox)
-    rows += suite_rows()
-    page = f"""# Benchmarks of the Python SDK
-
-Written by `sdk/python/benchmark.py`, from one run.
-Every two that are compared were measured in turns, in the same minutes; look at the ratios, the times are this machine's.
-
-- {subprocess.run([arguments.shoal, "--version"], capture_output=True, text=True, check=True).stdout.strip()}
-- Python {platform.python_version()}, httpx {version("httpx")}, deepagents {version("deepagents")}
-- {os.cpu_count()} cores, Linux {platform.release()}
-
-"""
-    page += "\n".join(rows) + "\n"
+    program = arguments.shoal.resolve()
+    with tempfile.TemporaryDirectory(prefix="shoal-benchmark-", dir="/var/tmp") as scratch:
+        place = (arguments.environments or Path(scratch)).resolve()
+        place.mkdir(parents=True, exist_ok=True)
+        measured = [measure(name, parts, place, Path(scratch), program) for name, parts in PARTS.items()]
+    said = page(program, measured)
     if arguments.write is None:
-        print(page, end="")
+        print(said, end="")
     else:
-        arguments.write.write_text(page)
+        arguments.write.write_text(said)
+    return 0
 
 
-def sdk_rows(client: SandboxClient, sandbox: Sandbox) -> list[str]:
-    """The SDK beside the same requests without it."""
-    endpoint = client._transport.endpoint
-    headers = {"Authorization": f"Bearer {endpoint.key}"}
-    base = f"{endpoint.url}/v1/sandboxes/{sandbox.id}"
-    content = b"x" * 1024
-    with httpx.Client(headers=headers, trust_env=False) as raw:
-
-        def sent(method: str, url: str, **more: Any) -> None:
-            raw.request(method, url, **more).raise_for_status()
-
-        def raw_life() -> None:
-            made = raw.post(f"{endpoint.url}/v1/sandboxes", json={}).raise_for_status().json()
-            sent("POST", f"{endpoint.url}/v1/sandboxes/{made['id']}/commands", json={"argv": ["true"]})
-            sent("DELETE", f"{endpoint.url}/v1/sandboxes/{made['id']}")
-
-        def life() -> None:
-            with client.sandbox() as own:
-                own.run(["true"])
-
-        command, files = {"argv": ["true"]}, f"{base}/files?path=/workspace/file"
-        pairs: list[tuple[str, Work, Work]] = [
-            ("`run` of `true`", lambda: sandbox.run(["true"]), lambda: sent("POST", f"{base}/commands", json=command)),
-            ("create, `run`, delete", life, raw_life),
-            (
-                "write of 1 KiB",
-                lambda: sandbox.write("/workspace/file", content),
-                lambda: sent("PUT", files, content=content),
-            ),
-            ("read of 1 KiB", lambda: sandbox.read("/workspace/file"), lambda: sent("GET", files)),
-        ]
-        rows = [row(what, "the request alone", *in_turns(ours, bare, ROUNDS)) for what, ours, bare in pairs]
-        rows.append(asyncio.run(async_row(endpoint.url, endpoint.key, sandbox.id, command)))
+def measure(name: str, parts: tuple[str, ...], place: Path, scratch: Path, program: Path) -> dict[str, Any]:
+    """What ``benchmark_rows.py`` finds in an environment."""
+    print(f"{name}: {', '.join(parts)}", file=sys.stderr, flush=True)
+    (found,) = (entry for entry in ENVIRONMENTS if entry.name == name)
+    to = scratch / "rows.json"
+    command = ("{python}", "benchmark_rows.py", *parts, "--to", str(to))
+    work(dataclasses.replace(found, commands=(INSTALL, command)), place, scratch, HERE, program)
+    rows: dict[str, Any] = json.loads(to.read_text())
     return rows
 
 
-async def async_row(url: str, key: str, sandbox_id: str, command: dict[str, Any]) -> str:
-    """The same for asyncio."""
-    headers = {"Authorization": f"Bearer {key}"}
-    async with AsyncSandboxClient(url, key) as client, httpx.AsyncClient(headers=headers, trust_env=False) as raw:
-        sandbox = await client.get_sandbox(sandbox_id)
-        ours: list[float] = []
-        bare: list[float] = []
-        for number in range(WARM_UP_ROUNDS + ROUNDS):
-            began = time.perf_counter()
-            await sandbox.run(["true"])
-            middle = time.perf_counter()
-            (await raw.post(f"{url}/v1/sandboxes/{sandbox_id}/commands", json=command)).raise_for_status()
-            if number >= WARM_UP_ROUNDS:
-                ours.append(middle - began)
-                bare.append(time.perf_counter() - middle)
-    return row("`run` of `true`, asyncio", "the request alone", statistics.median(ours), statistics.median(bare))
+def page(program: Path, measured: list[dict[str, Any]]) -> str:
+    """The page."""
+    shoal = subprocess.run([program, "--version"], capture_output=True, text=True, check=True).stdout.strip()
+    versions: dict[str, list[str]] = {}
+    for one in measured:
+        for name, version in one["versions"].items():
+            if version not in versions.setdefault(name, []):
+                versions[name].append(version)
+    head = f"""# Benchmarks of the Python SDK
 
+Written by `sdk/python/benchmark.py`, from one run.
+Every two that are compared were measured in turns, in the same minutes; look at the ratios, the times are this machine's.
+Rows without a word about it are of the first version of deepagents below.
 
-def helper_rows(sandbox: Sandbox) -> list[str]:
-    """Each file tool of an agent beside the helper that it replaces."""
-    backend = ShoalSandbox(sandbox)
-    backend.execute(
-        "mkdir -p tree; cd tree; for i in $(seq 100); do mkdir -p d$((i % 10)); touch d$((i % 10))/$i.py; done"
-    )
-    text = "".join(f"line {number}\n" for number in range(1000))
-    backend.upload_files([("/workspace/a.py", text.encode())])
-    words = [("line 500\n", "line 5oo\n"), ("line 5oo\n", "line 500\n")]
-    turn = {"ours": 0, "theirs": 0}
+- {shoal}
+- {", ".join(f"{name} {' and '.join(found)}" for name, found in versions.items())}
+- {os.cpu_count()} cores, Linux {platform.release()}
 
-    def edit(who: str, way: Callable[..., Any]) -> None:
-        old, new = words[turn[who] % 2]
-        turn[who] += 1
-        assert way(f"/workspace/{who}.py", old, new).error is None
-
-    backend.upload_files([(f"/workspace/{who}.py", text.encode()) for who in turn])
-    pairs: list[tuple[str, Work, Work]] = [
-        ("`ls`", lambda: backend.ls("/workspace"), lambda: BaseSandbox.ls(backend, "/workspace")),
-        (
-            "`read`, 1000 lines",
-            lambda: backend.read("/workspace/a.py"),
-            lambda: BaseSandbox.read(backend, "/workspace/a.py"),
-        ),
-        (
-            "`write`",
-            lambda: backend.write("/workspace/new.py", text),
-            lambda: BaseSandbox.write(backend, "/workspace/new.py", text),
-        ),
-        (
-            "`edit`",
-            lambda: edit("ours", backend.edit),
-            lambda: edit("theirs", lambda *wish: BaseSandbox.edit(backend, *wish)),
-        ),
-        (
-            "`glob`, 100 files",
-            lambda: backend.glob("*.py", "/workspace/tree"),
-            lambda: BaseSandbox.glob(backend, "*.py", "/workspace/tree"),
-        ),
-    ]
-    rounds = HELPER_ROUNDS
-    return [row(f"Deep Agents: {what}", "the helper", *in_turns(ours, bare, rounds)) for what, ours, bare in pairs]
-
-
-def suite_rows() -> list[str]:
-    """How long LangChain's standard tests take, the start of a daemon included."""
-    suite = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/deepagents/test_standard.py"]
-    began = time.perf_counter()
-    done = subprocess.run(suite, cwd=HERE, capture_output=True, text=True, check=True)
-    count = done.stdout.strip().splitlines()[-1].split(" in ")[0]
-    return [f"| LangChain's standard sandbox tests: {count} | {time.perf_counter() - began:.1f} s |  |  |"]
-
-
-def in_turns(ours: Work, bare: Work, rounds: int) -> tuple[float, float]:
-    """The medians of two things that are done in turns."""
-    times: tuple[list[float], list[float]] = ([], [])
-    for number in range(WARM_UP_ROUNDS + rounds):
-        for work, kept in zip((ours, bare), times, strict=True):
-            began = time.perf_counter()
-            work()
-            if number >= WARM_UP_ROUNDS:
-                kept.append(time.perf_counter() - began)
-    return statistics.median(times[0]), statistics.median(times[1])
-
-
-def row(what: str, beside: str, ours: float, bare: float) -> str:
-    """A line of the table."""
-    return f"| {what} | {ours * 1000:.2f} ms | {beside}: {bare * 1000:.2f} ms | {ours / bare:.2f}x |"
+| what | median | beside it | ratio |
+| --- | --- | --- | --- |
+"""
+    return head + "".join(f"{row}\n" for one in measured for row in one["rows"])
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -7,6 +7,7 @@ How environments are made and kept is said in tests/clients/environments.py of t
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -22,6 +23,9 @@ from environments import Environment, main  # noqa: E402
 TOOLS = ("pytest-timeout==2.4.0", "hatchling==1.33.0", "editables==0.6")
 LANGCHAIN_TESTS = "langchain-tests==1.1.9"
 MYPY_PACKAGE = "mypy==2.4.1"
+
+#: Where the version manager pyenv keeps Pythons, whether or not they are on `PATH`.
+PYENV = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
 
 PIP = ("{python}", "-m", "pip")
 #: The package under test, from this folder.
@@ -41,12 +45,18 @@ TESTERS = (*TOOLS, "httpx==0.28.1", "pytest==9.2.0", "pytest-asyncio==1.4.1.post
 
 
 def pythons() -> Iterator[tuple[str, str]]:
-    """Other Pythons that this package is for, if they are on ``PATH`` and make environments. Types are always for 3.10."""
-    for name in ("python3.10", "python3.12", "python3.13", "python3.14"):
-        found = shutil.which(name)
-        # One that a version manager shows may be none.
-        if found and subprocess.run((found, "-c", "import ensurepip, venv"), capture_output=True).returncode == 0:
-            yield name, found
+    """The oldest Python that this package is for, and the newest that is here. Types are always for the oldest."""
+    for names in (("python3.10",), ("python3.14", "python3.13", "python3.12")):
+        found = next(((name, place) for name in names for place in places(name)), None)
+        if found is not None:
+            yield found
+
+
+def places(name: str) -> Iterator[str]:
+    """Where a Python of this name is that makes environments. What a version manager puts on ``PATH`` may lead nowhere."""
+    for place in (shutil.which(name), *map(str, PYENV.glob(f"versions/*/bin/{name}"))):
+        if place and subprocess.run((place, "-c", "import ensurepip, venv"), capture_output=True).returncode == 0:
+            yield place
 
 
 ENVIRONMENTS = (
@@ -55,7 +65,7 @@ ENVIRONMENTS = (
         (*TOOLS, "deepagents==0.7.6", "deepagents-code==0.1.57", LANGCHAIN_TESTS, MYPY_PACKAGE),
         (
             INSTALL,
-            (*MYPY, "--python-version", "3.11", "src/shoal/deepagents", "tests/deepagents", "benchmark.py"),
+            (*MYPY, "--python-version", "3.11", "src/shoal/deepagents", "tests/deepagents", "benchmark_rows.py"),
             STANDARD,
             OTHERS,
         ),

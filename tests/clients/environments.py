@@ -68,7 +68,7 @@ def main(description: str | None, environments: Sequence[Environment], directory
         place = (arguments.environments or Path(scratch)).resolve()
         place.mkdir(parents=True, exist_ok=True)
         with concurrent.futures.ThreadPoolExecutor(LANES) as lanes:
-            jobs = {lanes.submit(_work, entry, place, Path(scratch), directory, program): entry for entry in chosen}
+            jobs = {lanes.submit(work, entry, place, Path(scratch), directory, program): entry for entry in chosen}
             for job in concurrent.futures.as_completed(jobs):
                 entry = jobs[job]
                 try:
@@ -81,7 +81,7 @@ def main(description: str | None, environments: Sequence[Environment], directory
     return 1 if failed else 0
 
 
-def _work(entry: Environment, place: Path, scratch: Path, directory: Path, program: Path) -> str:
+def work(entry: Environment, place: Path, scratch: Path, directory: Path, program: Path) -> str:
     """Makes an environment if it is not there, and runs its commands. What they said."""
     version = subprocess.run((entry.interpreter, "-VV"), capture_output=True, text=True, check=True).stdout
     key = hashlib.sha256("\n".join((entry.interpreter, version, *entry.packages)).encode()).hexdigest()[:16]

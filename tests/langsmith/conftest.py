@@ -3,37 +3,32 @@
 from __future__ import annotations
 
 import os
-import signal
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from harness import Daemon, a_daemon
+from harness import Daemon, a_daemon, leave_on_sigterm
 
 os.environ["NO_PROXY"] = "127.0.0.1"
 os.environ["LANGSMITH_TRACING"] = "false"
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Whoever ends the tests with SIGTERM wants them to clean up too."""
-
-    def leave(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    signal.signal(signal.SIGTERM, leave)
+    """Before any test."""
+    leave_on_sigterm()
 
 
 @pytest.fixture(scope="session")
 def daemon() -> Iterator[Daemon]:
     """One for all tests that do not harm it."""
-    with a_daemon() as daemon:
+    with a_daemon(Daemon) as daemon:
         yield daemon
 
 
 @pytest.fixture
 def own_daemon() -> Iterator[Daemon]:
     """One for a test that does."""
-    with a_daemon() as daemon:
+    with a_daemon(Daemon) as daemon:
         yield daemon
 
 

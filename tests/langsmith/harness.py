@@ -1,84 +1,40 @@
-"""A real daemon for the tests, raw requests to it, and a proxy that cuts connections.
+"""Raw requests to a daemon, and a proxy that cuts connections.
 
-Nothing here uses a client of ours: what is tested is someone else's.
+How a daemon is started and ended is said in tests/clients/daemon.py. Nothing here uses a client of ours: what is tested is
+someone else's.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import os
-import secrets
 import shutil
-import signal
 import socket
-import subprocess
-import tempfile
+import sys
 import threading
-import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "clients"))
+
+import daemon  # noqa: E402
+from daemon import a_daemon, leave_on_sigterm, wait_until  # noqa: E402, F401
 
 #: What clients hard-code, and what it is here: the machine itself.
 ALIAS = "python:3.12-slim"
 
 
-class Daemon:
-    """A daemon on a data directory and port of its own, which can be killed and started again."""
+class Daemon(daemon.Daemon):
+    """A daemon that is asked by raw requests, and has the image that clients name."""
+
+    arguments = ("--spares", "2")
 
     def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        self.key = f"test-{secrets.token_hex(24)}"
-        self._process: subprocess.Popen[str] | None = None
-        self.url = ""
-        self.start()
+        super().__init__(directory)
         self.ask("PUT", f"/v1/image-aliases/{quote(ALIAS, safe='')}", {"target": "host"})
-
-    def start(self, listen: str = "127.0.0.1:0") -> None:
-        """Starts it, and waits until it says that it is ready."""
-        command = [os.environ["SHOAL_BINARY"], "serve", "--data-dir", str(self.directory / "data"), "--listen", listen]
-        with (self.directory / "daemon.log").open("a") as log:
-            self._process = subprocess.Popen(
-                [*command, "--spares", "2"],
-                env={"SHOAL_STORE": "directory", **os.environ, "SHOAL_API_KEY": self.key},
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-            )
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            if "ready at " in line:
-                self.url = line.rsplit(" ", 1)[1].strip()
-                return
-        raise RuntimeError(f"the daemon did not start:\n{(self.directory / 'daemon.log').read_text()}")
-
-    @property
-    def address(self) -> tuple[str, int]:
-        host, port = self.url.removeprefix("http://").rsplit(":", 1)
-        return host, int(port)
-
-    def kill(self) -> None:
-        """Ends it as a crash would; sandboxes go on."""
-        self._end(signal.SIGKILL)
-
-    def restart(self) -> None:
-        """Kills it and starts another on the same address and data."""
-        host, port = self.address
-        self.kill()
-        self.start(f"{host}:{port}")
-
-    def _end(self, number: signal.Signals) -> None:
-        process, self._process = self._process, None
-        if process is not None:
-            process.send_signal(number)
-            process.wait(60)
-            if process.stdout is not None:
-                process.stdout.close()
 
     def ask(self, method: str, path: str, body: Any = None, key: str | None = None) -> Any:
         """A raw request, answered with 2xx."""
@@ -104,35 +60,15 @@ class Daemon:
 
     def remove(self) -> None:
         """Deletes all that it made, ends it, and removes its directory."""
-        if self._process is None:
+        if not self.runs:
             self.start()
         for pool in self.ask("GET", "/v1/pools")["pools"]:
             self.ask("DELETE", f"/v1/pools/{quote(pool['name'], safe='')}")
         while sandboxes := self.ask("GET", "/v1/sandboxes?limit=500")["sandboxes"]:
             for sandbox in sandboxes:
                 self.answer("DELETE", f"/v1/sandboxes/{sandbox['id']}")
-        self._end(signal.SIGTERM)
+        self.stop()
         shutil.rmtree(self.directory)
-
-
-@contextlib.contextmanager
-def a_daemon() -> Iterator[Daemon]:
-    """A daemon, and nothing of it afterwards."""
-    # Sockets have short names, so this is not in pytest's own deep directories. If these tests are killed, it is removed by
-    # what `cargo xtask test` runs for directories of this name.
-    daemon = Daemon(Path(tempfile.mkdtemp(prefix=f"shoal-test-{os.getpid()}-", dir="/var/tmp")))
-    try:
-        yield daemon
-    finally:
-        daemon.remove()
-
-
-def wait_until(holds: Callable[[], object], seconds: float = 60.0) -> None:
-    """Waits for a condition."""
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline, "it did not come about in time"
-        time.sleep(0.02)
 
 
 def read_head(source: socket.socket, ahead: bool = False) -> bytes:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import threading
 import time
 from typing import Any
 
 import pytest
 from dialect import (
+    KILL_CLOSES,
     LEGACY,
     MODERN,
     NEWEST,
@@ -164,9 +166,11 @@ def test_a_quota_is_told_as_such(daemon: Daemon) -> None:
 
 
 def test_what_is_not_valid_is_told_with_its_field(client: Any) -> None:
-    with pytest.raises(sandbox.ValidationError) as error:
-        make(client, name="x" * 300)
-    assert error.value.field == "name"
+    # The last two could be made, but no path leads to them.
+    for name in ["x" * 300, "a\nb", ".", ".."]:
+        with pytest.raises(sandbox.ValidationError) as error:
+            make(client, name=name)
+        assert error.value.field == "name"
 
 
 # Commands.
@@ -232,7 +236,7 @@ def test_a_kill_ends_the_command_with_a_code(sb: Any) -> None:
     try:
         assert handle.result.exit_code != 0
     except sandbox.SandboxConnectionError:
-        assert MODERN, "older clients keep the connection until they have heard"
+        assert KILL_CLOSES, "older clients keep the connection until they have heard"
     assert sb.reconnect(handle.command_id).result.exit_code != 0
     wait_until(lambda: processes(sb, "killed-child") == "")
 
@@ -253,7 +257,7 @@ def test_a_kill_from_another_thread(sb: Any) -> None:
             seen.set()
         assert handle.result.exit_code != 0
     except sandbox.SandboxConnectionError:
-        assert MODERN
+        assert KILL_CLOSES
     thread.join()
 
 
@@ -266,6 +270,45 @@ def test_stdin_is_written_to(sb: Any) -> None:
             handle.send_input("Wörld\n")
         text += chunk.data
     assert text == "Name: Hello Wörld\n" and handle.result.success
+
+
+def test_much_stdin_reaches_a_command_that_reads_late(sb: Any) -> None:
+    # More than pipes and windows hold, for a command that reads none of it for a while.
+    size = 3_000_000
+    script = f"until test -e /tmp/read; do sleep 0.02; done; head -c {size + 3} | md5sum"
+    handle = sb.run(script, timeout=60, wait=False, **OPEN_STDIN)
+    handle.send_input("x" * size)
+    handle.send_input("ä\n")
+    sb.write("/tmp/read", "")
+    digest = hashlib.md5(("x" * size + "ä\n").encode()).hexdigest()
+    assert handle.result.stdout == f"{digest}  -\n"
+
+
+def test_input_that_is_lost_is_told(sb: Any) -> None:
+    handle = sb.run("head -c 1", timeout=60, wait=False, **OPEN_STDIN)
+    handle.send_input("\ud800")
+    with pytest.raises(sandbox.SandboxOperationError, match="JSON"):
+        _ = handle.result
+    handle = sb.reconnect(handle.command_id)
+    handle.kill()
+
+
+def test_a_sandbox_that_is_gone_is_told_at_once(client: Any) -> None:
+    sb = make(client)
+    handle = sb.run("echo up; sleep 300", timeout=0, wait=False)
+    assert next(iter(handle)).data == "up\n"
+    client.delete_sandbox(sb.name)
+    with pytest.raises(sandbox.SandboxOperationError, match="sandbox ended"):
+        _ = handle.result
+    began = time.monotonic()
+    for act in [lambda: sb.run("true"), lambda: sb.reconnect(handle.command_id).result]:
+        with pytest.raises(sandbox.SandboxOperationError, match="does not exist") as error:
+            act()
+        assert error.value.error_type == "SandboxNotFound"
+    assert time.monotonic() - began < 10, "clients do not try to come back"
+    for act in [lambda: sb.read("/etc/hostname"), lambda: sb.write("/tmp/a", "b")]:
+        with pytest.raises(sandbox.ResourceNotFoundError):
+            act()
 
 
 def test_reconnecting_by_hand(daemon: Daemon, client: Any, sb: Any) -> None:
@@ -371,9 +414,13 @@ def test_what_is_wrong_with_a_file(sb: Any) -> None:
     assert missing.value.resource_type == "file"
     with pytest.raises(sandbox.SandboxOperationError, match="is a directory"):
         sb.read("/etc")
-    for path in ["/proc/version", "/etc", "/etc/hostname/below"]:
+    for path in ["/proc/version", "/etc", "/etc/hostname/below", "", "/a\0b", "/" + "d/" * 3000]:
         with pytest.raises(sandbox.SandboxOperationError):
             sb.write(path, "no")
+    for path in ["", "/a\0b", "/" + "d/" * 3000]:
+        with pytest.raises(sandbox.SandboxOperationError) as error:
+            sb.read(path)
+        assert error.value.operation == "read"
 
 
 # The same for asyncio.

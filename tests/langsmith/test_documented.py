@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import threading
 import time
 from typing import Any
 
 import pytest
-from dialect import LEGACY, SandboxClient, a_client, legacy, sandbox, settings, variables
+from dialect import KILL_CLOSES, LEGACY, SandboxClient, a_client, legacy, sandbox, settings, variables
 from harness import ALIAS, Daemon
 
 pytestmark = legacy
@@ -29,6 +30,12 @@ if LEGACY:
 
 
 def test_the_examples_of_the_document_in_their_order(daemon: Daemon, capsys: Any) -> None:
+    follow_the_document(daemon)
+    assert "Command timed out" in capsys.readouterr().out
+
+
+def follow_the_document(daemon: Daemon) -> None:
+    """Types all examples in their order, whatever the image is here that they name."""
     with settings(daemon):
         client = SandboxClient()
         quick_start(client)
@@ -42,8 +49,6 @@ def test_the_examples_of_the_document_in_their_order(daemon: Daemon, capsys: Any
         creation_without_waiting(client)
         asyncio.run(with_asyncio())
         errors(client)
-    printed = capsys.readouterr().out
-    assert "Command timed out" in printed
 
 
 def quick_start(client: Any) -> None:
@@ -69,38 +74,56 @@ def configuration(daemon: Daemon) -> None:
         assert (result.success, result.exit_code) == (False, 1)
 
 
-BUILD = "for step in 1 2 3; do echo step $step; done; echo warned >&2"
+#: What is built. The examples assume that something is there.
+MAKEFILE = "build:\n\t@for step in 1 2 3; do echo step $$step; done; echo warned >&2\n"
+BUILT = "step 1\nstep 2\nstep 3\n"
 
 
 def streaming(client: Any) -> None:
     with client.sandbox(template_name="my-sandbox") as sb:
+        sb.write("Makefile", MAKEFILE)
         out: list[str] = []
         err: list[str] = []
-        result = sb.run(BUILD, timeout=600, on_stdout=out.append, on_stderr=err.append)
-        assert result.success and "".join(out).endswith("step 3\n") and err == ["warned\n"]
+        result = sb.run("make build", timeout=600, on_stdout=out.append, on_stderr=err.append)
+        assert result.success and "".join(out) == BUILT and "".join(err) == "warned\n"
 
-        handle = sb.run(BUILD, timeout=600, wait=False)
+        handle = sb.run("make build", timeout=600, wait=False)
         assert handle.command_id
         chunks = {"stdout": "", "stderr": ""}
         for chunk in handle:
             chunks[chunk.stream] += chunk.data
-        assert chunks == {"stdout": "step 1\nstep 2\nstep 3\n", "stderr": "warned\n"}
+        assert chunks == {"stdout": BUILT, "stderr": "warned\n"}
         assert handle.result.exit_code == 0
 
         handle = sb.run("sleep 3600", timeout=7200, wait=False)
-        handle.kill()
-        for _ in handle:
-            pass
-        assert handle.result.exit_code != 0
+        killer = threading.Thread(target=handle.kill)
+        killer.start()
+        try:
+            for chunk in handle:
+                print(chunk.data, end="")
+            assert handle.result.exit_code != 0
+        except SandboxConnectionError:
+            # Not with those that the document is of.
+            assert KILL_CLOSES and sb.reconnect(handle.command_id).result.exit_code != 0
+        killer.join()
 
-        handle = sb.run(BUILD, timeout=600, wait=False)
+        command = "python -c 'name = input(\"Name: \"); print(f\"Hello {name}\")'"
+        handle = sb.run(command, timeout=30, wait=False)
+        text = ""
+        for chunk in handle:
+            if "Name:" in chunk.data:
+                handle.send_input("World\n")
+            text += chunk.data
+        assert text == "Name: Hello World\n" and handle.result.success
+
+        handle = sb.run("make build", timeout=600, wait=False)
         command_id = handle.command_id
         handle = sb.reconnect(command_id)
-        assert "".join(chunk.data for chunk in handle if chunk.stream == "stdout") == "step 1\nstep 2\nstep 3\n"
+        assert "".join(chunk.data for chunk in handle if chunk.stream == "stdout") == BUILT
         assert handle.result.success
 
-        sb.write("/app/server.py", "import time\nprint('Ready', flush=True)\ntime.sleep(3600)\n")
-        handle = sb.run("python /app/server.py", timeout=0, wait=False)
+        sb.write("server.py", "import time\nprint('Ready', flush=True)\ntime.sleep(3600)\n")
+        handle = sb.run("python server.py", timeout=0, wait=False)
         for chunk in handle:
             if "Ready" in chunk.data:
                 break
@@ -144,6 +167,10 @@ def templates(client: Any) -> None:
     with pytest.raises(sandbox.ValidationError) as wrong:
         client.create_template(name="odd", image=ALIAS, cpu="many")
     assert wrong.value.field == "cpu"
+    # Whether these images come is another question; a template is made all the same.
+    for name, image in [("python", "python:3.12-slim"), ("node", "node:20-slim"), ("ubuntu", "ubuntu:24.04")]:
+        assert client.create_template(name=name, image=image).image == image
+        client.delete_template(name)
 
 
 def volumes(client: Any) -> None:
@@ -253,7 +280,8 @@ async def with_asyncio() -> None:
             assert result.stdout == "2\n"
             await sb.write("/app/test.txt", "async content")
             assert (await sb.read("/app/test.txt")).decode() == "async content"
-            handle = await sb.run(BUILD, timeout=600, wait=False)
+            await sb.write("Makefile", MAKEFILE)
+            handle = await sb.run("make build", timeout=600, wait=False)
             text = ""
             async for chunk in handle:
                 text += chunk.data

@@ -92,7 +92,7 @@ pub async fn bench(arguments: &Bench) -> anyhow::Result<()> {
     }
     if wanted(BenchPart::Bytes) {
         progress("output and files");
-        report.add_all(streams::rows(client, &scratch.0).await?);
+        report.add_all(streams::rows(client, data_dir, &scratch.0).await?);
     }
     if wanted(BenchPart::Freeze) {
         progress("freeze and thaw");

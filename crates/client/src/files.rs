@@ -20,7 +20,7 @@ use wire::api;
 use crate::error::ClientError;
 use crate::sse::{SseReader, next_bytes};
 use crate::transport::{Body, Call, Wait};
-use crate::{Client, Repeat, escape, plain};
+use crate::{Client, Repeat, escape, json, plain};
 
 /// Pieces that wait between a directory on disk and the connection.
 const PIECES_MAX: usize = 8;
@@ -59,6 +59,8 @@ pub struct GrepFiles {
     pub ignore_case: bool,
     /// Only files that match one of these globs.
     pub include: Vec<String>,
+    /// Directories of a name that matches one of these globs are not entered.
+    pub exclude_directories: Vec<String>,
     /// Whether names that begin with a dot are looked at too.
     pub hidden: bool,
     /// At most so many lines.
@@ -234,6 +236,16 @@ impl Files {
         self.client.upload(call, contents).await
     }
 
+    /// Replaces text in a file. Not repeated: the second time, the text is not there any more.
+    pub async fn edit(
+        &self,
+        path: impl AsRef<[u8]>,
+        wish: &api::EditFile,
+    ) -> Result<api::EditedFile, ClientError> {
+        let call = json(Method::POST, self.target("/edit", &[("path", path.as_ref())]), wish);
+        self.client.call(Call { wait: Wait::Forever, ..call }, Repeat::Never).await
+    }
+
     /// Makes a directory and what leads to it. It may exist already.
     pub async fn make_directory(&self, path: impl AsRef<[u8]>) -> Result<(), ClientError> {
         self.act(Method::POST, "/mkdir", &[("path", path.as_ref())], Repeat::Harmless).await.map(drop)
@@ -302,6 +314,7 @@ impl Files {
             ("hidden", truth(wish.hidden)),
         ];
         pairs.extend(wish.include.iter().map(|glob| ("include", glob.as_bytes())));
+        pairs.extend(wish.exclude_directories.iter().map(|glob| ("exclude_directory", glob.as_bytes())));
         pairs.extend(limit.as_ref().map(|limit| ("limit", limit.as_bytes())));
         self.ask("/grep", &pairs).await
     }

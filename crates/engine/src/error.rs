@@ -312,8 +312,8 @@ pub enum EngineError {
     /// The caller took nothing for too long.
     #[error("the caller took nothing of the file for too long")]
     FileStalled,
-    /// The sandbox was made by a daemon that knew no file operations.
-    #[error("sandbox `{id}` is of an older version ({version}) that has no file operations")]
+    /// The sandbox was made by a daemon that did not know this file operation, or none.
+    #[error("sandbox `{id}` is of an older version ({version}) that does not have this file operation")]
     InitTooOld {
         /// Which sandbox.
         id: SandboxId,

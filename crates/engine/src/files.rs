@@ -8,9 +8,9 @@ use std::sync::Arc;
 use bytes::{Buf, Bytes, BytesMut};
 use serde::de::DeserializeOwned;
 use wire::files::{
-    ByteRange, COMMIT, Condition, Cut, FileDone, FileEntry, FileError, FileErrorKind, FileOp, FileStat, Grep,
-    GrepMatch, LIST_MAX, Links, Opened, PATH_MAX, Relocate, SearchLimits, WatchEvent, WriteOptions,
-    take_record,
+    ByteRange, COMMIT, Condition, Cut, EDIT_TEXT_MAX, Edit, FileDone, FileEntry, FileError, FileErrorKind,
+    FileOp, FileStat, Grep, GrepMatch, GrepWith, LIST_MAX, Links, Opened, PATH_MAX, Relocate, SearchLimits,
+    WatchEvent, WriteOptions, take_record,
 };
 
 use crate::error::EngineError;
@@ -61,6 +61,15 @@ pub struct Made {
     pub bytes: u64,
     /// What was left out.
     pub skipped: u64,
+}
+
+/// What an edit did.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Edited {
+    /// The file as it is now.
+    pub stat: FileStat,
+    /// In how many places.
+    pub replaced: u64,
 }
 
 impl Files {
@@ -121,6 +130,24 @@ impl Files {
         checked(&options.path)?;
         let running = self.start(FileOp::Write(options), Patience::Idle).await?;
         Ok(Writing { running })
+    }
+
+    /// Replaces text in a file.
+    pub async fn edit(&self, wish: Edit) -> Result<Edited, EngineError> {
+        checked(&wish.path)?;
+        if wish.old.is_empty() {
+            return Err(EngineError::Invalid { what: "old", why: "there is nothing to look for".into() });
+        }
+        for (what, text) in [("old", &wish.old), ("new", &wish.new)] {
+            if text.len() > EDIT_TEXT_MAX {
+                let why = format!("it is longer than {EDIT_TEXT_MAX} bytes");
+                return Err(EngineError::Invalid { what, why });
+            }
+        }
+        match self.done(FileOp::Edit(wish), Patience::Idle).await? {
+            (FileDone::Edited { stat, replaced }, _) => Ok(Edited { stat, replaced }),
+            (_, running) => Err(running.strange()),
+        }
     }
 
     /// Makes a directory.
@@ -184,6 +211,24 @@ impl Files {
         let running = self.start(FileOp::Grep(grep), Patience::Endless).await?;
         let matches = gather(&running, limit, &root).await?;
         found(matches, &running).await
+    }
+
+    /// Lines that match a pattern, and how many files were looked at in part because they turned out to be binary.
+    pub async fn grep_with(&self, with: GrepWith) -> Result<(Found<GrepMatch>, u64), EngineError> {
+        if with.exclude_directories.is_empty() && !with.carriage_returns {
+            // Every init knows this.
+            return Ok((self.grep(with.grep).await?, 0));
+        }
+        check_matches(&with.grep.limits)?;
+        let (root, limit) = (checked(&with.grep.root)?, with.grep.limits.matches);
+        let running = self.start(FileOp::GrepWith(with), Patience::Endless).await?;
+        let matches = gather(&running, limit, &root).await?;
+        match running.result().await? {
+            FileDone::Grepped { entries, bytes, skipped, cut, mixed } => {
+                Ok((Found { matches, entries, bytes, skipped, cut }, mixed))
+            }
+            _ => Err(running.strange()),
+        }
     }
 
     /// What happens to a file or below a directory.

@@ -147,6 +147,8 @@ pub(crate) struct Home {
     /// Of the sandbox's memory kills, in the order the kernel counts them: all up to this one are spoken for, each of them the
     /// reason of some command's end or from before the command that the last of them ended.
     oom_kills_claimed: Mutex<u64>,
+    /// Held by whoever has its processes stand still, so that nobody else lets them go on.
+    pub still: tokio::sync::Mutex<()>,
 }
 
 /// What others see of it.
@@ -258,6 +260,7 @@ impl Home {
             changed: Notify::new(),
             table: Mutex::new(table),
             oom_kills_claimed: Mutex::new(row.oom_kills),
+            still: tokio::sync::Mutex::default(),
         })
     }
 

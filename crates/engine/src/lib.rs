@@ -225,7 +225,7 @@ impl Engine {
         templates::take_up(&shared);
         pools::take_up(&shared);
         snapshots::take_up(&engine).await?;
-        shared.runtime.spawn(volumes::take_up(Arc::clone(&shared)));
+        volumes::take_up(&shared);
         shared.backend.foresee(&Rootfs::Host, &kept_limits(&shared, LIMITS));
         let sweeping = shared.runtime.spawn(sweep::keep_swept(Arc::clone(&shared)));
         let collecting = shared.runtime.spawn(images::keep_collected(Arc::clone(&shared)));

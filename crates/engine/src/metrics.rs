@@ -80,6 +80,7 @@ pub(crate) enum FileVerb {
     Watch,
     Pack,
     Unpack,
+    Edit,
 }
 
 /// What came of it.
@@ -181,10 +182,11 @@ impl FileVerb {
             FileOp::Copy(_) => Self::Copy,
             FileOp::Remove { .. } => Self::Remove,
             FileOp::Glob { .. } => Self::Glob,
-            FileOp::Grep(_) => Self::Grep,
+            FileOp::Grep(_) | FileOp::GrepWith(_) => Self::Grep,
             FileOp::Watch { .. } => Self::Watch,
             FileOp::Pack { .. } => Self::Pack,
             FileOp::Unpack { .. } => Self::Unpack,
+            FileOp::Edit(_) => Self::Edit,
         }
     }
 
@@ -203,6 +205,7 @@ impl FileVerb {
             Self::Watch => "file_watch",
             Self::Pack => "file_pack",
             Self::Unpack => "file_unpack",
+            Self::Edit => "file_edit",
         }
     }
 }

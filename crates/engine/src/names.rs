@@ -17,7 +17,7 @@ macro_rules! names {
             /// In bytes.
             pub const LENGTH_MAX: usize = LENGTH_MAX;
 
-            /// Text of 1 to 255 bytes, without control characters and what else this kind of name cannot have.
+            /// Text of 1 to 255 bytes, not `.` or `..`, without control characters and what else this kind of name cannot have.
             pub fn parse(text: &str) -> Result<Self, EngineError> {
                 let check: fn(&str) -> Result<(), String> = $check;
                 match check_free(text).and_then(|()| check(text)) {
@@ -50,7 +50,7 @@ names! {
     TemplateName: |_| Ok(());
     /// What people call a pool.
     PoolName: |_| Ok(());
-    /// What people call a volume. Without slashes and colons, since `VOLUME:/path` means a file in it; not `.` or `..`.
+    /// What people call a volume. Without slashes and colons, since `VOLUME:/path` means a file in it.
     VolumeName: check_before_a_path;
 }
 
@@ -61,6 +61,9 @@ fn check_free(text: &str) -> Result<(), String> {
         Err(format!("it has {} bytes, the limit is {LENGTH_MAX}", text.len()))
     } else if text.chars().any(char::is_control) {
         Err("it contains a control character".into())
+    } else if matches!(text, "." | "..") {
+        // In a URL both are ways to somewhere else, so that nobody could ask for it.
+        Err(format!("`{text}` is a directory everywhere"))
     } else {
         Ok(())
     }
@@ -69,8 +72,6 @@ fn check_free(text: &str) -> Result<(), String> {
 fn check_before_a_path(text: &str) -> Result<(), String> {
     if let Some(sign) = text.chars().find(|sign| matches!(sign, '/' | ':')) {
         Err(format!("it contains a `{sign}`"))
-    } else if matches!(text, "." | "..") {
-        Err(format!("`{text}` is a directory everywhere"))
     } else {
         Ok(())
     }
@@ -85,7 +86,7 @@ mod tests {
         for text in ["a", "Ähre und Ähre", "a/b:c", &"x".repeat(255)] {
             assert_eq!(PoolName::parse(text).expect(text).as_str(), text);
         }
-        for text in ["", "a\nb", "a\0", &"x".repeat(256)] {
+        for text in ["", "a\nb", "a\0", ".", "..", &"x".repeat(256)] {
             assert!(PoolName::parse(text).is_err(), "{text:?}");
             assert!(VolumeName::parse(text).is_err(), "{text:?}");
         }

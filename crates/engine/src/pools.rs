@@ -421,9 +421,14 @@ impl Pool {
 
     /// What its sandboxes are made from now.
     fn source(&self, shared: &Shared) -> Result<Source, EngineError> {
-        match &self.head {
-            None => Ok(Source::BuiltIn),
-            Some(head) => shared.templates.find(&self.owner, head.name().as_str()),
+        let Some(head) = &self.head else { return Ok(Source::BuiltIn) };
+        loop {
+            let name = head.name();
+            match shared.templates.find(&self.owner, name.as_str()) {
+                // It got another name since that was asked.
+                Err(_) if head.name() != name => {}
+                found => return found,
+            }
         }
     }
 }

@@ -91,7 +91,8 @@ impl SnapshotSpec {
     fn check(&self) -> Result<(), EngineError> {
         let invalid = |what, why: String| Err(EngineError::Invalid { what, why });
         let plain = |text: &str| {
-            !text.is_empty() && !text.chars().any(|c| c.is_control() || c.is_whitespace() || c == ':')
+            !matches!(text, "" | "." | "..")
+                && !text.chars().any(|c| c.is_control() || c.is_whitespace() || c == ':')
         };
         if !plain(&self.name) || self.name.len() > NAME_MAX {
             return invalid("name", format!("it is 1 to {NAME_MAX} bytes without spaces and colons"));
@@ -186,7 +187,7 @@ impl Engine {
                     SnapshotState::Failed { reason: chain(&error) }
                 }
             };
-            if let Err(error) = engine.settle(&captured, state).await {
+            if let Err(error) = engine.settle_capture(&captured, state).await {
                 warn!(error = chain(&error), "cannot record what came of a capture; the next start does");
             }
         };
@@ -216,6 +217,26 @@ impl Engine {
             self.shared().store.set_snapshot_template(row.id, template).await?;
         }
         images::unname(self.shared(), &resolved).await
+    }
+
+    /// What came of a capture. If somebody deleted the snapshot meanwhile, it goes only now: until the end its row says that a
+    /// sandbox may stand still.
+    async fn settle_capture(&self, row: &SnapshotRow, state: SnapshotState) -> Result<(), EngineError> {
+        self.settle(row, state).await?;
+        match self.shared().store.snapshot(row.id).await? {
+            Some(now) if now.state == SnapshotState::Deleting => self.finish_delete(&now).await,
+            _ => Ok(()),
+        }
+    }
+
+    /// What sandboxes of a snapshot are made from. By its name where a daemon was killed before it wrote down its id.
+    fn template_of(&self, row: &SnapshotRow) -> Option<Template> {
+        let name = template_name(row).ok();
+        let is_it = |template: &Template| match row.template {
+            Some(id) => template.id == Some(id),
+            None => name.as_ref().is_some_and(|name| template.name == name.as_str()),
+        };
+        self.templates(&row.owner).into_iter().find(is_it)
     }
 
     /// Waits behind the caller until the template is ready or has failed.
@@ -326,27 +347,29 @@ impl Engine {
         let Ok(id) = found.id.parse::<SnapshotId>() else {
             return Err(EngineError::SnapshotNotFound { name: found.name });
         };
-        if self.shared().store.snapshot(id).await?.is_none() {
+        let store = &self.shared().store;
+        let Some(before) = store.snapshot(id).await? else {
             // A template that was made otherwise.
             return self.delete_template(owner, &found.name).await;
+        };
+        store.settle_snapshot(id, SnapshotState::Deleting, crate::now()).await?;
+        match store.snapshot(id).await? {
+            Some(now) if !(before.state == SnapshotState::Building && is_captured(&now)) => {
+                self.finish_delete(&now).await
+            }
+            // Whoever captures it finishes this.
+            _ => Ok(()),
         }
-        self.shared().store.settle_snapshot(id, SnapshotState::Deleting, crate::now()).await?;
-        self.finish_delete(id, owner, found.template.map(|template| template.name)).await
     }
 
-    async fn finish_delete(
-        &self,
-        id: SnapshotId,
-        owner: &Owner,
-        template: Option<String>,
-    ) -> Result<(), EngineError> {
-        let removed = match template {
-            Some(template) => self.delete_template(owner, &template).await,
+    async fn finish_delete(&self, row: &SnapshotRow) -> Result<(), EngineError> {
+        let removed = match self.template_of(row) {
+            Some(template) => self.delete_template(&row.owner, &template.name).await,
             None => Ok(()),
         };
         match removed {
             Ok(()) | Err(EngineError::TemplateNotFound { .. }) => {
-                self.shared().store.delete_snapshot(id).await
+                self.shared().store.delete_snapshot(row.id).await
             }
             // Sandboxes were made from it. It is looked at again when the next snapshot is made, and at the next start.
             Err(EngineError::TemplateInUse { .. }) => Ok(()),
@@ -363,17 +386,17 @@ impl Engine {
                 return;
             }
         };
-        for row in rows.into_iter().filter(|row| row.state == SnapshotState::Deleting) {
-            let templates = self.templates(&row.owner);
-            let template =
-                templates.into_iter().find(|template| template.id.is_some() && template.id == row.template);
-            if let Err(error) =
-                self.finish_delete(row.id, &row.owner, template.map(|template| template.name)).await
-            {
+        for row in rows.iter().filter(|row| row.state == SnapshotState::Deleting && !is_captured(row)) {
+            if let Err(error) = self.finish_delete(row).await {
                 warn!(snapshot = %row.id, error = chain(&error), "cannot delete a snapshot; the next one tries again");
             }
         }
     }
+}
+
+/// Whether a sandbox is being captured for it, unless that has failed.
+fn is_captured(row: &SnapshotRow) -> bool {
+    row.sandbox.is_some() && row.template.is_none()
 }
 
 fn described(row: SnapshotRow, find: &dyn Fn(TemplateId) -> Option<Template>) -> Snapshot {
@@ -413,24 +436,31 @@ fn of_template(template: &Template) -> Snapshot {
 /// Goes on with what a daemon before this one began, or says that it came to nothing.
 pub(crate) async fn take_up(engine: &Engine) -> Result<(), EngineError> {
     let shared = engine.shared();
-    engine.finish_snapshot_deletes().await;
     for row in shared.store.snapshots(None).await? {
-        if row.state != SnapshotState::Building {
+        if !matches!(row.state, SnapshotState::Building | SnapshotState::Deleting) {
             continue;
         }
-        let template = row
-            .template
-            .and_then(|id| engine.templates(&row.owner).into_iter().find(|template| template.id == Some(id)));
-        match (template, row.sandbox) {
-            (Some(template), _) => engine.follow(row, template.name),
-            (None, sandbox) => {
-                if let Some(sandbox) = sandbox {
-                    // It may stand still since. One that is gone cannot, and one that goes is not harmed by it.
-                    if let Err(error) = shared.backend.freeze(sandbox, Motion::Going).await {
-                        info!(%sandbox, error = chain(&error), "a sandbox that was being captured cannot be told to go on");
-                    }
-                    images::unname(shared, &format!("{NAMES}{}", row.id)).await?;
+        if let Some(sandbox) = row.sandbox {
+            // It may stand still since. One that is gone cannot, and one that goes is not harmed by it.
+            if let Err(error) = shared.backend.freeze(sandbox, Motion::Going).await {
+                info!(%sandbox, error = chain(&error), "a sandbox that was being captured cannot be told to go on");
+            }
+            images::unname(shared, &format!("{NAMES}{}", row.id)).await?;
+        }
+        if row.state == SnapshotState::Deleting {
+            if let Err(error) = engine.finish_delete(&row).await {
+                warn!(snapshot = %row.id, error = chain(&error), "cannot delete a snapshot; the next start tries again");
+            }
+            continue;
+        }
+        match engine.template_of(&row) {
+            Some(template) => {
+                if let Some(id) = template.id {
+                    shared.store.set_snapshot_template(row.id, id).await?;
                 }
+                engine.follow(row, template.name);
+            }
+            None => {
                 let reason = "the daemon ended while it was made; make it again".to_owned();
                 engine.settle(&row, SnapshotState::Failed { reason }).await?;
             }

@@ -750,11 +750,12 @@ impl crate::Engine {
         }
         shared.store.change_template(head.id, name.clone(), next.clone()).await?;
         if let Some(name) = name {
+            // Name and stock change together: whoever reads the new name finds it.
+            let mut stock = shared.templates.stock();
             let before = std::mem::replace(
                 &mut *head.name.lock().unwrap_or_else(PoisonError::into_inner),
                 name.clone(),
             );
-            let mut stock = shared.templates.stock();
             stock.remove(&(head.owner.clone(), before));
             stock.insert((head.owner.clone(), name), Arc::clone(&version));
             drop(stock);

@@ -17,11 +17,11 @@ use bytes::{Buf, Bytes};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, timeout, timeout_at};
 use tracing::{debug, warn};
-use wire::files::{FileDone, FileOp, RESULT_MAX, result_from_bytes};
+use wire::files::{FileDone, FileOp, GrepWith, RESULT_MAX, result_from_bytes};
 use wire::frame::{self, CHUNK_MAX};
 use wire::guest::{
     Cwd, End, EndCause, ExitStatus, Handle, OUTPUT_WINDOW, Program, STDIN_WINDOW, Start, StartError, Stream,
-    ToInit, VERSION_WITH_FILES,
+    ToInit,
 };
 
 use crate::command::ANSWER_SECONDS;
@@ -153,7 +153,7 @@ fn start(handle: Handle, op: Option<FileOp>, user: Option<String>) -> Start {
     // A search ends by itself; unless something in the guest stops it.
     let timeout_ms = match &op {
         FileOp::Glob { limits, .. } => Some(limits.milliseconds),
-        FileOp::Grep(grep) => Some(grep.limits.milliseconds),
+        FileOp::Grep(grep) | FileOp::GrepWith(GrepWith { grep, .. }) => Some(grep.limits.milliseconds),
         _ => None,
     };
     Start {
@@ -672,7 +672,7 @@ impl Running {
         let unresponsive = |_| EngineError::Unresponsive { id: home.id };
         // Not before there is a connection: after a restart, init may have operations whose handles are not known yet.
         let version = timeout_at(deadline, home.outbox.version()).await.map_err(unresponsive)?;
-        if version < VERSION_WITH_FILES {
+        if version < op.since() {
             return Err(EngineError::InitTooOld { id: home.id, version });
         }
         let oom_kills_before = home.oom_kills().await;

@@ -39,6 +39,8 @@ const HELPER_LABEL: &str = "shoal.volume";
 const HELPER_IDLE_MAX: Duration = Duration::from_secs(300);
 /// What the kernel takes as a path.
 const PATH_MAX: usize = 4096;
+/// How long whoever makes a volume and has not answered is left alone before what they made is removed.
+const UNFINISHED_PAUSE: Duration = Duration::from_secs(300);
 /// Places that are the sandbox's own, with all that is below them.
 const PROTECTED: [&str; 4] = ["/proc", "/sys", "/dev", "/run/shoal"];
 
@@ -294,18 +296,22 @@ pub(crate) fn merged(template: Vec<VolumeMount>, request: Vec<VolumeMount>) -> V
 }
 
 /// Finishes or undoes what a daemon before this one was cut off in.
-pub(crate) async fn take_up(shared: Arc<Shared>) {
+pub(crate) fn take_up(shared: &Arc<Shared>) {
+    // Before anybody can ask for new ones, which are unfinished for a moment too.
     let unfinished: Vec<Arc<Head>> = {
         let stock = shared.volumes.stock();
         let heads = stock.by_id.values();
         heads.filter(|head| head.face().state != VolumeState::Ready).cloned().collect()
     };
-    for head in unfinished {
-        info!(volume = %head.name(), "removes a volume that was being made or deleted");
-        if let Err(error) = remove(&shared, &head).await {
-            warn!(volume = %head.name(), error = chain(&error), "cannot remove a volume; the next start tries again");
+    let of_engine = Arc::clone(shared);
+    shared.runtime.spawn(async move {
+        for head in unfinished {
+            info!(volume = %head.name(), "removes a volume that was being made or deleted");
+            if let Err(error) = remove(&of_engine, &head).await {
+                warn!(volume = %head.name(), error = chain(&error), "cannot remove a volume; the next start tries again");
+            }
         }
-    }
+    });
 }
 
 /// Files first, the row after: what is left by a crash in between is known.
@@ -314,6 +320,24 @@ async fn remove(shared: &Shared, head: &Head) -> Result<(), EngineError> {
     shared.store.delete_volume(head.id).await?;
     shared.volumes.stock().remove(head);
     Ok(())
+}
+
+/// Removes what was made of a volume. While somebody may still be at work on it, its row stays, so that what they leave is known.
+async fn undo(shared: &Arc<Shared>, head: Arc<Head>, unfinished: bool) {
+    head.face().state = VolumeState::Deleting;
+    let of_engine = Arc::clone(shared);
+    let removing = async move {
+        if unfinished {
+            tokio::time::sleep(UNFINISHED_PAUSE).await;
+        }
+        if let Err(left) = remove(&of_engine, &head).await {
+            warn!(volume = %head.name(), error = chain(&left), "cannot remove what is left of a volume; the next start tries again");
+        }
+    };
+    match unfinished {
+        true => drop(shared.runtime.spawn(removing)),
+        false => removing.await,
+    }
 }
 
 fn failed(doing: &'static str, name: &VolumeName) -> impl FnOnce(BackendError) -> EngineError {
@@ -370,18 +394,20 @@ impl crate::Engine {
         }
         let made = shared.backend.create_volume(head.id, size_bytes, from.map(|from| from.id)).await;
         if let Err(error) = made {
+            let unfinished = matches!(error, BackendError::Late { .. } | BackendError::LauncherGone { .. });
             let error = match error {
                 BackendError::Refused { source, .. } if source.kind() == std::io::ErrorKind::Unsupported => {
                     EngineError::CopiesUnsupported
                 }
                 error => failed("create", &name)(error),
             };
-            if let Err(left) = remove(shared, &head).await {
-                warn!(volume = %name, error = chain(&left), "cannot remove what is left of a volume; the next start tries again");
-            }
+            undo(shared, head, unfinished).await;
             return Err(error);
         }
-        shared.store.set_volume_state(head.id, VolumeState::Ready).await?;
+        if let Err(error) = shared.store.set_volume_state(head.id, VolumeState::Ready).await {
+            undo(shared, head, false).await;
+            return Err(error);
+        }
         head.face().state = VolumeState::Ready;
         info!(volume = %name, size_bytes, "volume made");
         Ok(self.describe_volume(&head, None))

@@ -43,15 +43,17 @@ async fn a_launcher_that_dies_once_is_survived_and_twice_is_a_failure() {
     }
 }
 
-#[tokio::test(start_paused = true)]
+#[tokio::test]
 async fn when_cleaning_up_fails_too_both_reasons_are_kept_and_the_sweep_tries_again() {
     let world = World::on(FakeHost::failing_at(FakeStep::Process)).await;
-    world.host.fail_teardown(1);
+    // Also for the sweep of the start, which may come just now.
+    world.host.fail_teardown(100);
     let error = world.engine.create(&key(), SandboxSpec::default(), Wait::Ready).await;
     let Err(EngineError::Create { id, .. }) = error else { panic!("{error:?}") };
     let reason = world.engine.get(&owner(), id).await.expect("the row stays").reason.expect("a reason");
     assert!(reason.contains("start init") && reason.contains("unmount the root"), "{reason}");
     assert_eq!(world.host.leftovers().len(), 3);
+    world.host.fail_teardown(0);
     world.engine.sweep().await;
     eventually("the sweep removed the rest", async || world.host.leftovers().is_empty()).await;
     let state = world.engine.get(&owner(), id).await.expect("the row stays").state;

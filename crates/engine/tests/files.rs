@@ -8,7 +8,7 @@ use engine::{EngineError, Files};
 use runtime::fake::FakeHost;
 use shoal_engine as engine;
 use wire::SandboxId;
-use wire::files::{ByteRange, Condition, FileErrorKind, Links, WriteOptions};
+use wire::files::{ByteRange, Condition, Edit, FileErrorKind, LineEnds, Links, WriteOptions};
 use wire::guest::Versions;
 
 fn files(world: &World, sandbox: SandboxId) -> Files {
@@ -144,6 +144,26 @@ async fn an_init_of_the_version_before_is_not_asked() {
     assert!(matches!(refused, Err(EngineError::InitTooOld { version: 1, .. })), "{refused:?}");
     let command = world.run(sandbox, "echo still").await;
     command.ended().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_init_without_edits_is_asked_for_all_else() {
+    let host = FakeHost::new();
+    host.speak(Versions { min: 1, max: 2 });
+    let world = World::on(host).await;
+    let sandbox = world.create().await.id;
+    let files = files(&world, sandbox);
+    let edit = Edit {
+        path: b"/flood/1".to_vec(),
+        old: "a".into(),
+        new: "b".into(),
+        all: false,
+        line_ends: LineEnds::Exact,
+        condition: Condition::None,
+    };
+    let refused = files.edit(edit).await;
+    assert!(matches!(refused, Err(EngineError::InitTooOld { version: 2, .. })), "{refused:?}");
+    files.stat(b"/flood/1", Links::Keep).await.expect("it is asked");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -44,7 +44,7 @@ use rustix::time::ClockId;
 use wire::frame::Incoming;
 use wire::guest::{
     COMMANDS_MAX, EndCause, ExitStatus, FromInit, Handle, Program, Start, StartError, Stream, ToInit,
-    VERSION_WITH_FILES, Versions, speaks, spoken,
+    Versions, speaks, spoken,
 };
 
 use command::{Command, Life};
@@ -354,8 +354,7 @@ impl Init {
         match message {
             ToInit::Hello { .. } => return Err(Fault::SecondHello),
             // What was not agreed on is not spoken: a daemon that says it all the same is as good as one that says rubbish.
-            ToInit::Start(start)
-                if matches!(start.program, Program::Files(_)) && connection.version < VERSION_WITH_FILES =>
+            ToInit::Start(start) if matches!(&start.program, Program::Files(op) if connection.version < op.since()) =>
             {
                 return Err(Fault::NotAgreedOn);
             }

@@ -76,6 +76,10 @@ pub enum FakeStep {
     DiskUsage,
     /// Making, changing or removing a volume; no part of making a sandbox.
     Volume,
+    /// Having a sandbox stand still; no part of making one. It stands still also where this fails: the kernel was told.
+    Still,
+    /// Having it go on; no part of making one.
+    Going,
 }
 
 impl FakeStep {
@@ -142,6 +146,7 @@ struct HostState {
     failing: HashMap<FakeStep, (FakeFailure, u32)>,
     /// Sandboxes whose processes stand still.
     frozen: BTreeSet<SandboxId>,
+    frozen_max: usize,
     /// Teardowns that fail, still.
     teardowns_failing: u32,
     /// Steps that wait for a permit.
@@ -255,6 +260,12 @@ impl FakeHost {
     /// Something that nobody knows of.
     pub fn plant(&self, sandbox: SandboxId, thing: FakeThing) {
         self.state().things.insert((sandbox, thing));
+    }
+
+    /// The sandboxes that stand still, and how many did at the same time at most.
+    pub fn frozen(&self) -> (Vec<SandboxId>, usize) {
+        let state = self.state();
+        (state.frozen.iter().copied().collect(), state.frozen_max)
     }
 
     /// The layers that are there.
@@ -539,11 +550,20 @@ impl Backend for FakeHost {
     async fn stop(&self) {}
 
     async fn freeze(&self, sandbox: SandboxId, motion: Motion) -> Result<(), BackendError> {
-        let mut state = self.state();
         match motion {
-            Motion::Still => state.frozen.insert(sandbox),
-            Motion::Going => state.frozen.remove(&sandbox),
-        };
+            Motion::Still => {
+                {
+                    let mut state = self.state();
+                    assert!(state.frozen.insert(sandbox), "{sandbox} stands still for two at once");
+                    state.frozen_max = state.frozen_max.max(state.frozen.len());
+                }
+                self.step(FakeStep::Still, "freeze a sandbox").await?;
+            }
+            Motion::Going => {
+                self.step(FakeStep::Going, "thaw a sandbox").await?;
+                self.state().frozen.remove(&sandbox);
+            }
+        }
         Ok(())
     }
 

@@ -637,7 +637,7 @@ impl Launcher {
         };
         let Slot { user, net } = make_slot(wanted.base)?;
         let parts = match wanted.from {
-            LayerSource::Sandbox { sandbox } => self.written_parts(sandbox, wanted, &user)?,
+            LayerSource::Sandbox { sandbox, .. } => self.written_parts(sandbox, wanted, &user)?,
             LayerSource::Blob { .. } | LayerSource::Finish(_) => {
                 let layers = self.places.layers.layers();
                 let below = wanted.below.iter().map(|layer| idmapped(layers, &layer.hex(), READ_ONLY, &user));

@@ -157,6 +157,7 @@ impl Store {
         };
         let mut store =
             Self { facts: StoreFacts { kind, limits: false }, note, subvolumes: None, plain_volumes };
+        let is_choice = config.wish == StoreWish::Auto && !exists;
         match kind {
             StoreKind::Directory => {}
             StoreKind::Btrfs if !on_btrfs => {
@@ -171,13 +172,16 @@ impl Store {
                 let quota = config.wish == StoreWish::Just(StoreKind::Btrfs);
                 store.subvolumes = Some(Subvolumes::open(root, None, quota)?);
             }
-            StoreKind::Loop => {
-                let device = attach_image(data_dir)?;
-                grow(data_dir, &device, config)?;
-                let (tree, root) = mount_device(&device)?;
-                btrfs::resize_to_device(root.as_fd()).map_err(cannot("grow the store"))?;
-                store.subvolumes = Some(Subvolumes::open(root, Some((device.file, tree)), true)?);
-            }
+            StoreKind::Loop => match Subvolumes::of_image(data_dir, config) {
+                Ok(subvolumes) => store.subvolumes = Some(subvolumes),
+                // Nobody asked for a file system in a file, and this machine cannot mount one.
+                Err(error) if is_choice => {
+                    remove_file(data.as_fd(), IMAGE).map_err(cannot("remove a store that is of no use"))?;
+                    store.facts.kind = StoreKind::Directory;
+                    store.note = Some(format!("{error}: {}", error.source));
+                }
+                Err(error) => return Err(error),
+            },
         }
         store.facts.limits = store.subvolumes.as_ref().is_some_and(|held| held.counts.is_some());
         store.sweep().map_err(cannot("remove what is left of volumes"))?;
@@ -198,7 +202,8 @@ impl Store {
         attach_onto(tree, &onto)
     }
 
-    /// Removes what an interrupted change has left.
+    /// Removes what an interrupted change has left, where that takes no time. Of plain directories whoever asks again for the change
+    /// removes it.
     fn sweep(&self) -> io::Result<()> {
         if let Some(held) = &self.subvolumes {
             for dir in [held.volumes.as_fd(), held.sandboxes.as_fd()] {
@@ -207,9 +212,7 @@ impl Store {
                 }
             }
         }
-        let plain = self.plain_volumes.as_fd();
-        let trash = names(plain)?.into_iter().filter(|name| name.starts_with(TRASH));
-        trash.into_iter().try_for_each(|name| remove_tree(plain, &name))
+        Ok(())
     }
 
     /// How much there is, and how much is free; `None` where that is the data directory's own file system.
@@ -339,6 +342,15 @@ impl Store {
 }
 
 impl Subvolumes {
+    /// Mounts the store's file, and grows it where that is wished for.
+    fn of_image(data_dir: &Path, config: &StoreConfig) -> Result<Self, StoreError> {
+        let device = attach_image(data_dir)?;
+        grow(data_dir, &device, config)?;
+        let (tree, root) = mount_device(&device)?;
+        btrfs::resize_to_device(root.as_fd()).map_err(cannot("grow the store"))?;
+        Self::open(root, Some((device.file, tree)), true)
+    }
+
     fn open(root: OwnedFd, mounted: Option<(OwnedFd, OwnedFd)>, quota: bool) -> Result<Self, StoreError> {
         let id = btrfs::file_system_id(root.as_fd()).map_err(cannot("find the store's id"))?;
         let path = format!("/sys/fs/btrfs/{id}/qgroups");

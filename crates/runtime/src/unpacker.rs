@@ -144,7 +144,7 @@ fn lock_in_and_unpack(materials: Materials<'_>, from: &LayerSource) -> io::Resul
             layer::unpack(&mut reading, length, *contents, top.as_fd(), below, &layer::Limits::default())
         }
         LayerSource::Finish(wanted) => layer::finish(top.as_fd(), below, wanted),
-        LayerSource::Sandbox { .. } => {
+        LayerSource::Sandbox { bytes_max, .. } => {
             let written = views.iter().filter_map(|view| {
                 let (upper, merged) = view.written.as_ref()?;
                 Some((|| {
@@ -158,7 +158,9 @@ fn lock_in_and_unpack(materials: Materials<'_>, from: &LayerSource) -> io::Resul
                 })())
             });
             let written = written.collect::<io::Result<Vec<_>>>()?;
-            layer::capture(written, top.as_fd(), &layer::Limits::default())
+            let limits = layer::Limits::default();
+            let bytes_max = limits.bytes_max.min(*bytes_max);
+            layer::capture(written, top.as_fd(), &layer::Limits { bytes_max, ..limits })
         }
     };
     tell(&mut report, &Message::Done(done))

@@ -13,7 +13,7 @@ use wire::{CommandId, SandboxId};
 
 use crate::error::ApiError;
 
-/// A JSON body that starts a command: a script of 16 MiB, escaped.
+/// A JSON body that starts a command or edits a file: a script of 16 MiB, escaped; or twice 1 MiB of text, however it is escaped.
 pub const COMMAND_BODY_MAX: usize = 24 << 20;
 /// Any other body, also one write to stdin.
 pub const BODY_MAX: usize = 1 << 20;

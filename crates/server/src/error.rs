@@ -290,6 +290,9 @@ fn file(error: &FileError, message: &str) -> ApiError {
         NoRoom => (StatusCode::SERVICE_UNAVAILABLE, "sandbox_exhausted"),
         IntoItself => (StatusCode::CONFLICT, "into_itself"),
         Other => (StatusCode::CONFLICT, "file_failed"),
+        NotText => (StatusCode::CONFLICT, "not_text"),
+        NoMatch => (StatusCode::CONFLICT, "no_match"),
+        SeveralMatches { .. } => (StatusCode::CONFLICT, "several_matches"),
     };
     let hint = match error.kind {
         IsDirectory => Some("use the routes `files/list` and `files/tar` for directories"),
@@ -297,6 +300,9 @@ fn file(error: &FileError, message: &str) -> ApiError {
         AlreadyExists => Some("give `overwrite=true` to replace it"),
         PermissionDenied => Some("choose another `user`, or leave it out for root"),
         NoRoom => Some(EXHAUSTED_HINT),
+        NotText => Some("read the file, and write it whole"),
+        NoMatch => Some("read the file again: it has to have the text to the byte"),
+        SeveralMatches { .. } => Some("give more of the text around it, or `\"all\": true`"),
         _ => None,
     };
     let mut api = ApiError::new(status, code, message);
@@ -305,6 +311,9 @@ fn file(error: &FileError, message: &str) -> ApiError {
     }
     if let RangeNotSatisfiable { size } = error.kind {
         api = api.detail("size", size);
+    }
+    if let SeveralMatches { count } = error.kind {
+        api = api.detail("matches", count);
     }
     let (path, path_base64) = convert::text_and_base64(&error.path);
     if let Some(path_base64) = path_base64 {

@@ -45,6 +45,7 @@ use crate::{events, stream};
         files::make_directory,
         files::rename,
         files::copy,
+        files::edit,
         files::glob,
         files::grep,
         files::watch,

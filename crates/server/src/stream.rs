@@ -27,12 +27,12 @@ use axum::extract::ws::{CloseFrame, Message, WebSocket, WebSocketUpgrade, close_
 use axum::http::StatusCode;
 use axum::response::Response;
 use bytes::{BufMut, Bytes, BytesMut};
-use engine::{CommandRef, EngineError, Key, Offsets, Output, OutputEvent, Signal};
+use engine::{CommandRef, EngineError, Key, KeyEnd, Offsets, Output, OutputEvent, Signal};
 use futures_util::stream::{SplitSink, SplitStream};
 use futures_util::{SinkExt, StreamExt};
 use serde::Deserialize;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
-use tokio::time::{Instant, MissedTickBehavior, timeout};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
+use tokio::time::{Instant, Interval, MissedTickBehavior, timeout};
 use tracing::Instrument;
 use utoipa::IntoParams;
 use wire::SandboxId;
@@ -56,19 +56,19 @@ const STDIN_FULL_MAX: Duration = Duration::from_secs(5);
 /// As above, in messages, so that empty ones have a bound too.
 const STDIN_QUEUE_MESSAGES_MAX: usize = 4096;
 /// What is handed to the command at once.
-const STDIN_WRITE_MAX: usize = 64 << 10;
+pub(crate) const STDIN_WRITE_MAX: usize = 64 << 10;
 /// How long stdin of a client that has closed may take to reach the command.
-pub(crate) const STDIN_DRAIN_MAX: Duration = Duration::from_secs(10);
+const STDIN_DRAIN_MAX: Duration = Duration::from_secs(10);
 /// Answers to the client that wait to be written.
 const ANSWERS_MAX: usize = 16;
 /// A message that cannot be written for so long: the client does not read, and is let go.
-pub(crate) const SEND_STALL_MAX: Duration = Duration::from_secs(30);
+const SEND_STALL_MAX: Duration = Duration::from_secs(30);
 /// How often a silent client is asked whether it is there.
-pub(crate) const PING_INTERVAL: Duration = Duration::from_secs(20);
+const PING_INTERVAL: Duration = Duration::from_secs(20);
 /// A client that was silent for so long, pings included, is gone.
-pub(crate) const SILENCE_MAX: Duration = Duration::from_secs(60);
+const SILENCE_MAX: Duration = Duration::from_secs(60);
 /// How long the client may take to answer a close.
-pub(crate) const CLOSE_MAX: Duration = Duration::from_secs(2);
+const CLOSE_MAX: Duration = Duration::from_secs(2);
 
 /// Where to begin.
 #[derive(Debug, Clone, Copy, Default, Deserialize, IntoParams)]
@@ -117,12 +117,8 @@ pub async fn start(
         match first {
             Ok(command) => Session { command, params, stopping }.serve(socket).await,
             Err(Opening::Closed(None)) => {}
-            Err(Opening::Closed(Some(close))) => close_socket(socket, close).await,
-            Err(Opening::Refused(error)) => {
-                // If the client is gone there is nobody left to tell.
-                let _ = timeout(SEND_STALL_MAX, socket.send(refusal(error))).await;
-                close_socket(socket, Close::Refused).await;
-            }
+            Err(Opening::Closed(Some(close))) => close.say(socket).await,
+            Err(Opening::Refused(error)) => Close::Refused.say_after(refusal(error), socket).await,
         }
     };
     Ok(bounded(upgrade, COMMAND_BODY_MAX).on_upgrade(move |socket| session(socket).instrument(span)))
@@ -219,8 +215,8 @@ struct Session {
 
 /// How a connection ends, as the daemon's side wishes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Close {
-    /// The command is over.
+pub(crate) enum Close {
+    /// All was said.
     Ended,
     /// The first message was refused.
     Refused,
@@ -239,143 +235,171 @@ impl From<Halt> for Close {
     }
 }
 
-impl Session {
-    async fn serve(self, socket: WebSocket) {
-        let Self { command, params, mut stopping } = self;
-        let output = command.attach(Offsets { stdout: params.stdout_offset, stderr: params.stderr_offset });
-        let (mut sink, mut stream) = socket.split();
-        let (answers, mut answered) = mpsc::channel(ANSWERS_MAX);
-        let (stdin, queued) = stdin_queue();
-        let mut heard = Instant::now();
-        let (heard_sender, heard_receiver) = tokio::sync::watch::channel(heard);
-
-        let mut key = stopping.key();
-
-        let pump = pump_stdin(command.clone(), params.stdin_offset, queued, answers.clone());
-        tokio::pin!(pump);
-        let mut pumping = true;
-        let close = {
-            let mut writer = Writer { command: &command, sink: &mut sink, output, heard: heard_receiver };
-            let mut reader = Reader { command: &command, stream: &mut stream, stdin, answers };
-            let write = writer.write(&mut answered, &mut stopping);
-            let read = reader.read(|| {
-                heard = Instant::now();
-                heard_sender.send_replace(heard);
-            });
-            tokio::pin!(write, read);
-            loop {
-                tokio::select! {
-                    // Here too, and not only where output is written: whoever reads nothing could go on to act for a while.
-                    () = key.wait() => break Some(Close::NoKey),
-                    close = &mut write => break close,
-                    () = &mut read => break None,
-                    () = &mut pump, if pumping => pumping = false,
-                }
+impl Close {
+    /// Says goodbye and waits a little for the answer: closing at once would throw away what is still on its way.
+    pub async fn say(self, mut socket: WebSocket) {
+        let (code, reason) = match self {
+            Self::Ended => (close_code::NORMAL, "that was all"),
+            Self::Refused => (close_code::POLICY, "the first message was refused"),
+            Self::Restart => (close_code::RESTART, "connect again with the offsets reached"),
+            Self::NoKey => (close_code::POLICY, "the api key was deleted"),
+        };
+        let farewell = async {
+            let frame = CloseFrame { code, reason: reason.into() };
+            // An error means that the client is gone already, which is what this is for.
+            if socket.send(Message::Close(Some(frame))).await.is_ok() {
+                while let Some(Ok(_)) = socket.recv().await {}
             }
         };
-        // Reading is over, and with it the queue of stdin has got its last entry: what the client sent before it
-        // closed still goes to the command.
-        if close != Some(Close::NoKey) && pumping && timeout(STDIN_DRAIN_MAX, pump).await.is_err() {
-            tracing::debug!("stdin of a client that has gone was not read in time");
+        let _ = timeout(CLOSE_MAX, farewell).await;
+    }
+
+    /// The last message before a goodbye, such as a refusal. If the client is gone there is nobody left to tell.
+    pub async fn say_after(self, message: Message, mut socket: WebSocket) {
+        let _ = timeout(SEND_STALL_MAX, socket.send(message)).await;
+        self.say(socket).await;
+    }
+}
+
+/// The client is gone or does not read.
+pub(crate) struct Lost;
+
+/// The three things that go on at once, until one side has no more to say: how to say goodbye, if there is anybody left to say it to.
+///
+/// `read` holds the only sender to the queue that `pump` empties.
+pub(crate) async fn converse(
+    mut key: KeyEnd,
+    write: impl Future<Output = Result<Close, Lost>>,
+    read: impl Future<Output = ()>,
+    pump: impl Future<Output = ()>,
+) -> Option<Close> {
+    tokio::pin!(pump);
+    let mut pumping = true;
+    let close = {
+        tokio::pin!(write, read);
+        loop {
+            tokio::select! {
+                // Here too, and not only where output is written: whoever reads nothing could go on to act for a while.
+                () = key.wait() => break Some(Close::NoKey),
+                close = &mut write => break close.ok(),
+                () = &mut read => break None,
+                () = &mut pump, if pumping => pumping = false,
+            }
         }
-        if let Some(close) = close
-            && let Ok(socket) = sink.reunite(stream)
-        {
-            close_socket(socket, close).await;
+    };
+    // Reading is over, and with it the queue of stdin has got its last entry: what the client sent before it closed still goes to
+    // the command.
+    if close != Some(Close::NoKey) && pumping && timeout(STDIN_DRAIN_MAX, pump).await.is_err() {
+        tracing::debug!("stdin of a client that has gone was not read in time");
+    }
+    close
+}
+
+/// The way to the client. What is sent must be taken in time, and the client must be heard from now and then.
+pub(crate) struct Line<'a> {
+    sink: &'a mut SplitSink<WebSocket, Message>,
+    heard: watch::Receiver<Instant>,
+    pings: Interval,
+}
+
+impl<'a> Line<'a> {
+    /// To a client that is heard from now; the sender is told whenever it says something.
+    pub fn new(sink: &'a mut SplitSink<WebSocket, Message>) -> (Self, watch::Sender<Instant>) {
+        let (hearing, heard) = watch::channel(Instant::now());
+        let mut pings = tokio::time::interval_at(Instant::now() + PING_INTERVAL, PING_INTERVAL);
+        pings.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        (Self { sink, heard, pings }, hearing)
+    }
+
+    /// Returns when it is time for [`Self::ping`]. Cancel-safe.
+    pub async fn ping_due(&mut self) {
+        self.pings.tick().await;
+    }
+
+    /// Asks a client that was not silent for too long whether it is there.
+    pub async fn ping(&mut self) -> Result<(), Lost> {
+        if self.heard.borrow().elapsed() > SILENCE_MAX {
+            return Err(Lost);
+        }
+        self.send(Message::Ping(Bytes::new())).await
+    }
+
+    /// Sends.
+    pub async fn send(&mut self, message: Message) -> Result<(), Lost> {
+        match timeout(SEND_STALL_MAX, self.sink.send(message)).await {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(_)) | Err(_) => Err(Lost),
         }
     }
 }
 
-/// Says goodbye and waits a little for the answer: closing at once would throw away what is still on its way.
-async fn close_socket(mut socket: WebSocket, close: Close) {
-    let (code, reason) = match close {
-        Close::Ended => (close_code::NORMAL, "the command is over"),
-        Close::Refused => (close_code::POLICY, "the first message was refused"),
-        Close::Restart => (close_code::RESTART, "connect again with the offsets reached"),
-        Close::NoKey => (close_code::POLICY, "the api key was deleted"),
-    };
-    let farewell = async {
-        let frame = CloseFrame { code, reason: reason.into() };
-        // An error means that the client is gone already, which is what this is for.
-        if socket.send(Message::Close(Some(frame))).await.is_ok() {
-            while let Some(Ok(_)) = socket.recv().await {}
+impl Session {
+    async fn serve(self, socket: WebSocket) {
+        let Self { command, params, stopping } = self;
+        let output = command.attach(Offsets { stdout: params.stdout_offset, stderr: params.stderr_offset });
+        let (mut sink, mut stream) = socket.split();
+        let (answers, answered) = mpsc::channel(ANSWERS_MAX);
+        let (stdin, queued) = stdin_queue(STDIN_QUEUE_BYTES_MAX);
+        let (line, hearing) = Line::new(&mut sink);
+        let key = stopping.key();
+        let write = Writer { command: &command, line, output }.write(answered, stopping);
+        let pump = pump_stdin(command.clone(), params.stdin_offset, queued, answers.clone());
+        let read = Reader { command: &command, stream: &mut stream, stdin, answers }.read(hearing);
+        let close = converse(key, write, read, pump).await;
+        if let Some(close) = close
+            && let Ok(socket) = sink.reunite(stream)
+        {
+            close.say(socket).await;
         }
-    };
-    let _ = timeout(CLOSE_MAX, farewell).await;
+    }
 }
 
 /// Output, answers and pings, to the client.
 struct Writer<'a> {
     command: &'a CommandRef,
-    sink: &'a mut SplitSink<WebSocket, Message>,
+    line: Line<'a>,
     output: Output,
-    heard: tokio::sync::watch::Receiver<Instant>,
 }
 
-/// The client is gone or does not read.
-struct Lost;
-
 impl Writer<'_> {
-    /// Until the end; `None` when there is nobody to say goodbye to.
+    /// Until the end.
     async fn write(
-        &mut self,
-        answered: &mut mpsc::Receiver<Message>,
-        stopping: &mut Stopping,
-    ) -> Option<Close> {
-        self.write_all(answered, stopping).await.ok()
-    }
-
-    async fn write_all(
-        &mut self,
-        answered: &mut mpsc::Receiver<Message>,
-        stopping: &mut Stopping,
+        mut self,
+        mut answered: mpsc::Receiver<Message>,
+        mut stopping: Stopping,
     ) -> Result<Close, Lost> {
-        let mut pings = tokio::time::interval_at(Instant::now() + PING_INTERVAL, PING_INTERVAL);
-        pings.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        self.send(event(&self.now())).await?;
+        self.line.send(event(&self.now())).await?;
         loop {
             tokio::select! {
                 biased;
                 halt = stopping.wait() => return Ok(halt.into()),
-                Some(answer) = answered.recv() => self.send(answer).await?,
-                _ = pings.tick() => {
-                    if self.heard.borrow().elapsed() > SILENCE_MAX {
-                        return Err(Lost);
-                    }
-                    self.send(Message::Ping(Bytes::new())).await?;
-                }
+                Some(answer) = answered.recv() => self.line.send(answer).await?,
+                () = self.line.ping_due() => self.line.ping().await?,
                 output = self.output.next() => match output {
-                    Some(OutputEvent::Started { .. }) => self.send(event(&self.now())).await?,
+                    Some(OutputEvent::Started { .. }) => self.line.send(event(&self.now())).await?,
                     Some(OutputEvent::Bytes { stream, offset, bytes }) => {
                         let mut offset = offset;
                         for piece in bytes.chunks(OUTPUT_MESSAGE_MAX) {
-                            self.send(output_message(stream.number(), offset, piece)).await?;
+                            self.line.send(output_message(stream.number(), offset, piece)).await?;
                             offset += piece.len() as u64;
                         }
                     }
                     Some(OutputEvent::Lost { stream, from, to }) => {
                         let stream = convert::output_stream(stream);
-                        self.send(event(&CommandEvent::Lost { stream, from, to })).await?;
+                        self.line.send(event(&CommandEvent::Lost { stream, from, to })).await?;
                     }
                     Some(OutputEvent::StdinAck { offset }) => {
-                        self.send(event(&CommandEvent::StdinAck { offset })).await?;
+                        self.line.send(event(&CommandEvent::StdinAck { offset })).await?;
                     }
                     Some(OutputEvent::Ended(command)) => {
                         let ended = CommandEvent::Ended(Box::new(convert::command(*command)));
-                        self.send(event(&ended)).await?;
+                        self.line.send(event(&ended)).await?;
                         return Ok(Close::Ended);
                     }
                     // Without an end: the engine has let this reader go, or is itself on its way out.
                     Some(OutputEvent::Stalled) | None => return Ok(Close::Restart),
                 },
             }
-        }
-    }
-
-    async fn send(&mut self, message: Message) -> Result<(), Lost> {
-        match timeout(SEND_STALL_MAX, self.sink.send(message)).await {
-            Ok(Ok(())) => Ok(()),
-            Ok(Err(_)) | Err(_) => Err(Lost),
         }
     }
 
@@ -415,9 +439,9 @@ struct Reader<'a> {
 
 impl Reader<'_> {
     /// Until the client closes or is gone.
-    async fn read(&mut self, mut heard: impl FnMut()) {
+    async fn read(mut self, hearing: watch::Sender<Instant>) {
         while let Some(Ok(message)) = self.stream.next().await {
-            heard();
+            hearing.send_replace(Instant::now());
             let done = match message {
                 Message::Binary(bytes) => self.stdin.push(Input::Bytes(bytes)).await,
                 Message::Text(text) => match parse_json(text.as_bytes()) {
@@ -462,15 +486,16 @@ pub(crate) enum Input {
 }
 
 /// Between reading stdin from the client and handing it to the command. Bounded in bytes and messages.
-pub(crate) fn stdin_queue() -> (StdinSender, mpsc::Receiver<Queued>) {
+pub(crate) fn stdin_queue(bytes_max: usize) -> (StdinSender, mpsc::Receiver<Queued>) {
     let (sender, receiver) = mpsc::channel(STDIN_QUEUE_MESSAGES_MAX);
-    let room = Arc::new(Semaphore::new(STDIN_QUEUE_BYTES_MAX));
-    (StdinSender { sender, room, overflowed: false }, receiver)
+    let room = Arc::new(Semaphore::new(bytes_max));
+    (StdinSender { sender, room, bytes_max, overflowed: false }, receiver)
 }
 
 pub(crate) struct StdinSender {
     sender: mpsc::Sender<Queued>,
     room: Arc<Semaphore>,
+    bytes_max: usize,
     overflowed: bool,
 }
 
@@ -487,7 +512,7 @@ impl StdinSender {
             Input::Bytes(bytes) => bytes.len(),
             Input::End => 0,
         };
-        if !self.overflowed && length <= STDIN_QUEUE_BYTES_MAX {
+        if !self.overflowed && length <= self.bytes_max {
             let room = self.room.clone().acquire_many_owned(length as u32);
             if let Ok(Ok(room)) = timeout(STDIN_FULL_MAX, room).await {
                 match self.sender.try_send(Queued { input, _room: room }) {
@@ -502,7 +527,7 @@ impl StdinSender {
         Err(ApiError::new(
             StatusCode::TOO_MANY_REQUESTS,
             "stdin_overflow",
-            format!("{STDIN_QUEUE_BYTES_MAX} bytes of stdin wait for a command that does not read"),
+            format!("{} bytes of stdin wait for a command that does not read", self.bytes_max),
         )
         .hint("connect again with `stdin_offset` at the last `stdin_ack`, when the command reads"))
     }
@@ -528,7 +553,7 @@ async fn pump_stdin(
     }
 }
 
-pub(crate) async fn write_stdin(
+async fn write_stdin(
     command: &CommandRef,
     at: &mut Option<u64>,
     mut bytes: Bytes,
@@ -559,7 +584,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn stdin_that_nobody_takes_is_refused_in_the_end_and_stays_so() {
-        let (mut sender, mut queue) = stdin_queue();
+        let (mut sender, mut queue) = stdin_queue(STDIN_QUEUE_BYTES_MAX);
         sender.push(bytes(STDIN_QUEUE_BYTES_MAX)).await.expect("it fits");
         let began = Instant::now();
         let error = sender.push(bytes(1)).await.expect_err("nobody takes it");
@@ -571,7 +596,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn stdin_waits_while_the_queue_is_full() {
-        let (mut sender, mut queue) = stdin_queue();
+        let (mut sender, mut queue) = stdin_queue(STDIN_QUEUE_BYTES_MAX);
         for _ in 0..4 {
             sender.push(bytes(STDIN_QUEUE_BYTES_MAX / 4)).await.expect("it fits");
         }
@@ -583,7 +608,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn empty_messages_have_a_bound_too() {
-        let (mut sender, _queue) = stdin_queue();
+        let (mut sender, _queue) = stdin_queue(STDIN_QUEUE_BYTES_MAX);
         let mut taken = 0;
         while sender.push(bytes(0)).await.is_ok() {
             taken += 1;

@@ -23,5 +23,5 @@ fn it_is_openapi_3_1_and_every_route_says_who_may() {
         serde_json::from_str(&shoal_server::openapi::json()).expect("it is JSON");
     assert!(description["openapi"].as_str().expect("a version").starts_with("3.1"));
     assert!(description["security"].as_array().is_some_and(|schemes| schemes.len() == 2));
-    assert_eq!(description["paths"].as_object().expect("paths").len(), 53);
+    assert_eq!(description["paths"].as_object().expect("paths").len(), 54);
 }

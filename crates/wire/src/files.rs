@@ -15,6 +15,8 @@
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use crate::guest::{VERSION_WITH_EDIT, VERSION_WITH_FILES};
+
 /// The kernel's PATH_MAX without the NUL: a longer path cannot be said to it at once.
 pub const PATH_MAX: usize = 4095;
 /// One record at most: a path, a target and a line of a match, with room to spare.
@@ -27,6 +29,10 @@ pub const COMMIT: u8 = 1;
 pub const MATCH_TEXT_MAX: usize = 2048;
 /// Entries of one page of a listing at most.
 pub const LIST_MAX: u32 = 1000;
+/// A file that is edited, before and after, at most: both are held in memory at once.
+pub const EDIT_FILE_MAX: u64 = 16 * 1024 * 1024;
+/// What is looked for in an edit, and what takes its place, at most: each travels in the message that starts it.
+pub const EDIT_TEXT_MAX: usize = 1024 * 1024;
 
 /// What to do.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -106,12 +112,36 @@ pub enum FileOp {
         /// Absolute.
         path: Vec<u8>,
     },
+    /// Replaces text in a file. Since version 3.
+    Edit(Edit),
+    /// As `Grep`, with more to say. Since version 3.
+    GrepWith(GrepWith),
 }
 
 impl FileOp {
     /// Whether the caller sends bytes.
     pub fn takes_input(&self) -> bool {
         matches!(self, Self::Write(_) | Self::Unpack { .. })
+    }
+
+    /// The oldest version of [`crate::guest`] that knows it.
+    pub fn since(&self) -> u32 {
+        match self {
+            Self::Edit(_) | Self::GrepWith(_) => VERSION_WITH_EDIT,
+            Self::Read { .. }
+            | Self::Write(_)
+            | Self::Stat { .. }
+            | Self::List { .. }
+            | Self::MakeDirectory { .. }
+            | Self::Move(_)
+            | Self::Copy(_)
+            | Self::Remove { .. }
+            | Self::Glob { .. }
+            | Self::Grep(_)
+            | Self::Watch { .. }
+            | Self::Pack { .. }
+            | Self::Unpack { .. } => VERSION_WITH_FILES,
+        }
     }
 }
 
@@ -235,6 +265,43 @@ pub struct Grep {
     pub limits: SearchLimits,
 }
 
+/// What to look for in files, where not, and how lines are told.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GrepWith {
+    /// What.
+    pub grep: Grep,
+    /// Directories that are not entered: those whose name, without the way to it, matches one of these.
+    pub exclude_directories: Vec<Vec<u8>>,
+    /// Whether the CR at the end of a line is told with it.
+    pub carriage_returns: bool,
+}
+
+/// What to replace in a file.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Edit {
+    /// Absolute. A link at its end is followed. There must be a regular file of UTF-8 text of at most [`EDIT_FILE_MAX`].
+    pub path: Vec<u8>,
+    /// What to find, at most [`EDIT_TEXT_MAX`], and not nothing. Matches do not overlap, and are counted from the front.
+    pub old: String,
+    /// What takes its place, at most [`EDIT_TEXT_MAX`].
+    pub new: String,
+    /// Every match. If not, there must be one and no more.
+    pub all: bool,
+    /// How the ends of lines in both texts are taken.
+    pub line_ends: LineEnds,
+    /// What must be true of the file that is there.
+    pub condition: Condition,
+}
+
+/// How the ends of lines in a text stand to those of a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum LineEnds {
+    /// As they are.
+    Exact,
+    /// As they are; if there is no such text in the file, all as CR LF; if there is none either, all as LF.
+    Adapted,
+}
+
 /// What came of it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum FileDone {
@@ -280,6 +347,26 @@ pub enum FileDone {
         bytes: u64,
         /// What was left out: sockets, devices.
         skipped: u64,
+    },
+    /// `Edit`
+    Edited {
+        /// The file as it is now.
+        stat: FileStat,
+        /// In how many places.
+        replaced: u64,
+    },
+    /// `GrepWith`: as `Searched`.
+    Grepped {
+        /// Entries looked at.
+        entries: u64,
+        /// Bytes read.
+        bytes: u64,
+        /// What could not be looked into.
+        skipped: u64,
+        /// Why it stopped before the end.
+        cut: Option<Cut>,
+        /// How many of the skipped were text at their front and binary further on: lines before that may have been told.
+        mixed: u64,
     },
 }
 
@@ -521,6 +608,18 @@ pub enum FileErrorKind {
     /// Anything else that the kernel said.
     #[error("failed")]
     Other,
+    /// It is not UTF-8.
+    #[error("is not UTF-8 text")]
+    NotText,
+    /// It does not have the text that is to be replaced.
+    #[error("does not have the text that is to be replaced")]
+    NoMatch,
+    /// It has the text more than once, and one place was meant.
+    #[error("has the text that is to be replaced {count} times")]
+    SeveralMatches {
+        /// How often.
+        count: u64,
+    },
 }
 
 /// Appends a record to `to`.

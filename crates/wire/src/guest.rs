@@ -25,12 +25,14 @@ use serde::{Deserialize, Serialize};
 
 use crate::files::FileOp;
 
-/// The newest version that this build speaks. 2 added [`Program::Files`].
-pub const VERSION: u32 = 2;
+/// The newest version that this build speaks. 2 added [`Program::Files`], 3 [`FileOp::Edit`] and [`FileOp::GrepWith`].
+pub const VERSION: u32 = 3;
 /// The oldest version that this build still speaks.
 pub const VERSION_MIN: u32 = 1;
 /// The oldest version that knows [`Program::Files`].
 pub const VERSION_WITH_FILES: u32 = 2;
+/// The oldest version that knows [`FileOp::Edit`] and [`FileOp::GrepWith`].
+pub const VERSION_WITH_EDIT: u32 = 3;
 
 /// Versions from one to another, both included.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,7 +53,7 @@ impl Versions {
 /// How many characters [`speaks`] adds to its label: two numbers of four digits, with a dash between them.
 const RANGE_LENGTH: usize = 9;
 
-/// What a program speaks, as a text that lies in its executable: the label, then `0001-0002`. Nothing but tests ever changes it,
+/// What a program speaks, as a text that lies in its executable: the label, then `0001-0003`. Nothing but tests ever changes it,
 /// in a copy of the program, to have one of another age without building it.
 pub const fn speaks<const LENGTH: usize>(label: &str) -> [u8; LENGTH] {
     let label = label.as_bytes();
@@ -445,7 +447,7 @@ mod tests {
     #[test]
     fn what_is_spoken_is_what_this_build_says() {
         static TEXT: [u8; 22] = speaks("a test speaks");
-        assert_eq!(TEXT, *b"a test speaks0001-0002");
+        assert_eq!(TEXT, *b"a test speaks0001-0003");
         assert_eq!(spoken(&TEXT), Versions { min: VERSION_MIN, max: VERSION });
         assert_eq!(spoken(b"x0012-3456"), Versions { min: 12, max: 3456 });
     }

@@ -171,6 +171,8 @@ pub enum LayerSource {
     Sandbox {
         /// Which.
         sandbox: SandboxId,
+        /// What it may have written. Files that share their bytes take more when they are read one by one.
+        bytes_max: u64,
     },
 }
 

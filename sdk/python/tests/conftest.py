@@ -2,34 +2,32 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
-from harness import Daemon, Registry, a_daemon
+from daemon import a_daemon, leave_on_sigterm
+from harness import Daemon, Registry
 
 from shoal import AsyncSandbox, AsyncSandboxClient, Sandbox, SandboxClient
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Whoever ends the tests with SIGTERM wants them to clean up too."""
-
-    def leave(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    signal.signal(signal.SIGTERM, leave)
+    """Before any test."""
+    leave_on_sigterm()
 
 
 @pytest.fixture(scope="session")
 def daemon() -> Iterator[Daemon]:
     """One for all tests that do not harm it."""
-    yield from a_daemon()
+    with a_daemon(Daemon) as daemon:
+        yield daemon
 
 
 @pytest.fixture
 def own_daemon() -> Iterator[Daemon]:
     """One for a test that does."""
-    yield from a_daemon()
+    with a_daemon(Daemon) as daemon:
+        yield daemon
 
 
 @pytest.fixture

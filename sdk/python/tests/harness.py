@@ -1,6 +1,6 @@
-"""A real daemon for the tests, with a data directory of its own that is removed with all that is in it.
+"""A daemon with clients, a small image, and a registry that has images.
 
-``SHOAL_BINARY`` names the program, or it is found on ``PATH``.
+How a daemon is started and ended is said in tests/clients/daemon.py of the repository.
 """
 
 from __future__ import annotations
@@ -10,15 +10,12 @@ import http.server
 import io
 import json
 import os
-import secrets
-import signal
-import subprocess
 import tarfile
-import tempfile
 import threading
-import time
-from collections.abc import Iterator
 from pathlib import Path
+
+import daemon
+from daemon import wait_until
 
 from shoal import AsyncSandboxClient, SandboxClient
 from shoal._local import find_binary, remove_leftover
@@ -27,66 +24,15 @@ from shoal._local import find_binary, remove_leftover
 BUSYBOX = Path("/bin/busybox")
 
 
-class Daemon:
-    """A daemon on a data directory and port of its own, which can be killed and started again."""
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        self.key = f"test-{secrets.token_hex(24)}"
-        self._process: subprocess.Popen[str] | None = None
-        self.url = ""
-        self.start()
-
-    def start(self, listen: str = "127.0.0.1:0") -> None:
-        """Starts it, and waits until it says that it is ready."""
-        # Plain directories: a store of its own would take a quarter of what is free on the disk.
-        environment = {"SHOAL_STORE": "directory", **os.environ, "SHOAL_API_KEY": self.key}
-        log = (self.directory / "daemon.log").open("a")
-        with log:
-            self._process = subprocess.Popen(
-                [find_binary(None), "serve", "--data-dir", str(self.directory / "data"), "--listen", listen],
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-            )
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            if "ready at " in line:
-                self.url = line.rsplit(" ", 1)[1].strip()
-                return
-        raise RuntimeError(f"the daemon did not start:\n{(self.directory / 'daemon.log').read_text()}")
-
-    @property
-    def address(self) -> str:
-        """Host and port."""
-        return self.url.removeprefix("http://")
-
-    def kill(self) -> None:
-        """Ends it as a crash would; sandboxes go on."""
-        self._end(signal.SIGKILL)
-
-    def restart(self) -> None:
-        """Kills it and starts another on the same address and data."""
-        address = self.address
-        self.kill()
-        self.start(address)
-
-    def _end(self, number: signal.Signals) -> None:
-        process, self._process = self._process, None
-        if process is not None:
-            process.send_signal(number)
-            process.wait(60)
-            if process.stdout is not None:
-                process.stdout.close()
+class Daemon(daemon.Daemon):
+    """A daemon with clients."""
 
     def remove(self) -> None:
         """Ends it, and has a private daemon adopt and remove all that it made, what it kept ready included."""
-        self._end(signal.SIGTERM)
+        self.stop()
         # Of the kind of store that the daemon itself had, and not of the one that private daemons have.
         remove_leftover(find_binary(None), self.directory, "--store", "auto")
-        wait_until(lambda: not self.directory.exists(), 60)
+        wait_until(lambda: not self.directory.exists())
 
     def client(self) -> SandboxClient:
         """A client of it."""
@@ -169,23 +115,3 @@ class Registry:
         """Ends it."""
         self._server.shutdown()
         self._server.server_close()
-
-
-def a_daemon() -> Iterator[Daemon]:
-    """A daemon, and nothing of it afterwards."""
-    # Sockets have short names, so this is not in pytest's own deep directories. If these tests are killed, it is removed
-    # by what `cargo xtask test` runs for directories of this name.
-    daemon = Daemon(Path(tempfile.mkdtemp(prefix=f"shoal-test-{os.getpid()}-", dir="/var/tmp")))
-    try:
-        yield daemon
-    finally:
-        daemon.remove()
-
-
-def wait_until(holds: object, seconds: float = 30.0) -> None:
-    """Waits for a condition."""
-    assert callable(holds)
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline, "it did not come about in time"
-        time.sleep(0.01)

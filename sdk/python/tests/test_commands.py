@@ -10,7 +10,8 @@ import sys
 import threading
 
 import pytest
-from harness import Daemon, wait_until
+from daemon import wait_until
+from harness import Daemon
 
 from shoal import (
     AsyncSandbox,

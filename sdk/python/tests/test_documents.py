@@ -12,7 +12,7 @@ from harness import Daemon, tiny
 
 EXAMPLES = [
     pytest.param(program, printed, id=f"{page}-{number}")
-    for page in ("sdk/python/README.md", "docs/guides/python.md")
+    for page in ("sdk/python/README.md", "docs/python.md")
     for number, (program, printed) in enumerate(programs(page), 1)
 ]
 
@@ -28,14 +28,23 @@ def test_an_example_prints_what_the_page_says(program: str, printed: str | None,
     assert done.stdout == (printed or "")
 
 
-@pytest.mark.parametrize(
-    ("name", "printed"),
-    [
-        ("threads.py", ["1 sandbox for 8 messages at once", "the user likes tea"]),
-        ("setup_script.py", ["hello, once", "hello, every time"]),
-        ("agent_in_sandbox.py", ["counting", '{"a": 2, "rose": 2, "is": 1}', "finished with 0"]),
-    ],
-)
+#: Examples that need no more than this package, with what they print.
+STARTED = {
+    "threads.py": ["1 sandbox for 8 messages at once", "the user likes tea"],
+    "setup_script.py": ["hello, once", "hello, every time"],
+    "agent_in_sandbox.py": ["counting", '{"a": 2, "rose": 2, "is": 1}', "finished with 0"],
+}
+#: Examples that need Deep Agents; deepagents/test_documents.py runs them.
+OTHERS = {"agent_with_sandbox.py", "host_tool.py", "several_files.py"}
+
+
+def test_every_example_is_run_by_a_test() -> None:
+    assert {path.name for path in (ROOT / "examples/python").glob("*.py")} == {*STARTED, *OTHERS}
+    tests = (ROOT / "sdk/python/tests/deepagents/test_documents.py").read_text()
+    assert all(f'"{name}"' in tests for name in OTHERS)
+
+
+@pytest.mark.parametrize(("name", "printed"), STARTED.items())
 @pytest.mark.parametrize("private", [False, True])
 def test_an_example_runs_with_one_command(name: str, printed: list[str], private: bool, daemon: Daemon) -> None:
     environment = {**os.environ, "SHOAL_DATA_DIR": "/nonexistent"}

@@ -52,6 +52,34 @@ def test_a_write_may_depend_on_what_is_there(sb: Sandbox) -> None:
     assert sb.read("/workspace/shared") == b"two"
 
 
+def test_text_is_replaced_in_one_place_or_in_all(sb: Sandbox) -> None:
+    first = sb.files.write("/workspace/f", "one two two\r\nend", mode="0600")
+    edited = sb.files.edit("/workspace/f", "one", "ünö", if_match=first.etag)
+    assert (edited.replaced, edited.mode, edited.path) == (1, "0600", "/workspace/f")
+    assert edited.etag == sb.files.stat("/workspace/f").etag
+    with pytest.raises(SandboxOperationError) as several:
+        sb.files.edit("/workspace/f", "two", "2")
+    assert (several.value.code, several.value.details["matches"]) == ("several_matches", 2)
+    assert sb.files.edit("/workspace/f", "two", "2", all=True).replaced == 2
+    for wish, code in [(("none", "x"), "no_match"), (("2\nend", "3\nEnd"), "no_match")]:
+        with pytest.raises(SandboxOperationError) as unmade:
+            sb.files.edit("/workspace/f", *wish)
+        assert unmade.value.code == code
+    sb.files.edit("/workspace/f", "2\nend", "3\nEnd", adapt_line_ends=True)
+    assert sb.read("/workspace/f") == "ünö 2 3\r\nEnd".encode()
+    with pytest.raises(SandboxOperationError) as late:
+        sb.files.edit("/workspace/f", "3", "4", if_match=first.etag)
+    assert late.value.code == "condition_failed"
+    with pytest.raises(ResourceNotFoundError):
+        sb.files.edit("/workspace/none", "a", "b")
+    with pytest.raises(ValidationError) as nothing:
+        sb.files.edit("/workspace/f", "", "b")
+    assert nothing.value.field == "old"
+    sb.write("/workspace/.git/f", "End")
+    found = sb.files.grep("End", hidden=True, exclude_directories=".git", carriage_returns=True)
+    assert [match.path for match in found] == ["/workspace/f"] and found.mixed == 0
+
+
 def test_what_cannot_be_read_says_why(sb: Sandbox) -> None:
     with pytest.raises(ResourceNotFoundError) as missing:
         sb.read("/workspace/none")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import contextlib
 import io
 import json
 import os
@@ -19,8 +18,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from daemon import a_daemon, wait_until
 from gate import shut
-from harness import Daemon, Registry, a_daemon, tiny, wait_until
+from harness import Daemon, Registry, tiny
 
 from shoal import (
     AsyncSandboxClient,
@@ -346,7 +346,7 @@ client.create_sandbox(labels={"from": "ctrl-c"})
 def pulling_client(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> Iterator[SandboxClient]:
     """One of a daemon that pulls from the registry of this test."""
     monkeypatch.setenv("SHOAL_INSECURE_REGISTRIES", registry.address)
-    with contextlib.contextmanager(a_daemon)() as daemon, daemon.client() as client:
+    with a_daemon(Daemon) as daemon, daemon.client() as client:
         yield client
 
 

@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from harness import BUSYBOX, Daemon, Registry, tiny, wait_until
+from daemon import wait_until
+from harness import BUSYBOX, Daemon, Registry, tiny
 
 from shoal import (
     AsyncSandboxClient,

@@ -12,7 +12,9 @@ use bytes::Bytes;
 use client::{Client, StreamEvent, Upload, WriteFile};
 use wire::api::{CreateSandbox, RunCommand};
 
+use super::langsmith;
 use super::report::{Figure, Row, median};
+use crate::find::read_key;
 
 /// How much is sent each time: long enough that the start of a process does not show.
 const BYTES: u64 = 256 << 20;
@@ -26,7 +28,7 @@ const PIECES_WAITING: usize = 8;
 const REQUEST_MAX: usize = 8192;
 
 /// All rows about bytes.
-pub async fn rows(client: &Client, scratch: &Path) -> anyhow::Result<Vec<Row>> {
+pub async fn rows(client: &Client, data_dir: &Path, scratch: &Path) -> anyhow::Result<Vec<Row>> {
     let sandbox = client.create_sandbox(&CreateSandbox::default()).await?.id;
     let mut output = Vec::new();
     for _ in 0..ROUNDS {
@@ -36,6 +38,11 @@ pub async fn rows(client: &Client, scratch: &Path) -> anyhow::Result<Vec<Row>> {
     let theirs = beside(|| repeat(cat_to_cat)).await?;
     row.compare("`cat` to `cat` over loopback TCP", Some(theirs));
     row.budget("at least a quarter of", "`cat` to `cat` over loopback TCP", 4.0);
+    let (url, key) = (client.url(), read_key(data_dir)?);
+    let json = beside(move || repeat(|| langsmith::output(&url, &key, sandbox, BYTES))).await?;
+    let mut text = Row::new("256 MiB of output, LangSmith's JSON", Figure::Throughput(BYTES, json));
+    text.compare("`cat` to `cat` over loopback TCP", Some(theirs));
+    text.budget("at least a tenth of", "`cat` to `cat` over loopback TCP", 10.0);
 
     let files = client.files(sandbox);
     let (mut up, mut down) = (Vec::new(), Vec::new());
@@ -68,7 +75,7 @@ pub async fn rows(client: &Client, scratch: &Path) -> anyhow::Result<Vec<Row>> {
     let mut download = Row::new("file of 256 MiB down", Figure::Throughput(BYTES, median(down)));
     download.compare("plain HTTP down", Some(plain_down));
     download.budget("at least half of", "plain HTTP down", 2.0);
-    Ok(vec![row, upload, download])
+    Ok(vec![row, text, upload, download])
 }
 
 async fn stream_output(client: &Client, sandbox: wire::SandboxId) -> anyhow::Result<Duration> {

@@ -93,21 +93,26 @@ impl CommandRef {
     /// What was handed over is in the daemon's memory until [`StdinAck`](crate::OutputEvent::StdinAck) covers it. A caller that must
     /// survive the daemon's death keeps what is not covered, and says it again with `at`.
     pub async fn write_stdin(&self, at: Option<u64>, bytes: Bytes) -> Result<u64, EngineError> {
-        let _using = self.hub.home.begin_use()?;
         let deadline = Instant::now() + Duration::from_secs(STDIN_SECONDS);
-        let mut at = at;
-        let mut rest = bytes;
-        let whole = async {
-            loop {
-                let step = self.hub.until(|state| self.take_input(state, &mut at, &mut rest)).await;
-                self.hub.offer_stdin();
-                if let Some(result) = step {
-                    return result;
-                }
-            }
-        };
         let late = |_| EngineError::StdinStalled { id: self.hub.id.clone() };
-        timeout_at(deadline, whole).await.map_err(late)?
+        timeout_at(deadline, self.take_all_input(at, bytes)).await.map_err(late)?
+    }
+
+    /// Appends bytes to stdin, and waits for as long as the command does not read them: for a caller who has a bound of their own, and
+    /// who could not say where they begin when they are told that it took too long.
+    pub async fn append_stdin(&self, bytes: Bytes) -> Result<u64, EngineError> {
+        self.take_all_input(None, bytes).await
+    }
+
+    async fn take_all_input(&self, mut at: Option<u64>, mut rest: Bytes) -> Result<u64, EngineError> {
+        let _using = self.hub.home.begin_use()?;
+        loop {
+            let step = self.hub.until(|state| self.take_input(state, &mut at, &mut rest)).await;
+            self.hub.offer_stdin();
+            if let Some(result) = step {
+                return result;
+            }
+        }
     }
 
     /// Moves what fits into the window. Breaks with `None` when more is left.

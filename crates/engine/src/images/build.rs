@@ -1450,7 +1450,8 @@ impl Builder {
         let shared = self.engine.shared();
         let failed = |source: BackendError| ImageFault::Layer { number: 1, count: 1, source };
         // Its driver sees the end too, and ends what is left; where the two meet, one finds gone what the other ended.
-        self.engine.home(&self.key.owner, sandbox)?.expect_end();
+        let home = self.engine.home(&self.key.owner, sandbox)?;
+        home.expect_end();
         let mut attempts = END_ATTEMPTS;
         while let Err(error) = shared.backend.end_processes(sandbox, Processes::All).await {
             attempts -= 1;
@@ -1461,7 +1462,8 @@ impl Builder {
         }
         let below = work.rootfs.layers.iter().rev().map(|layer| layer.layer).collect();
         let over_host = work.rootfs.over_host;
-        self.have(&LayerSpec { layer, below, over_host, from: LayerSource::Sandbox { sandbox } }).await
+        let from = super::capture::written_by(&home);
+        self.have(&LayerSpec { layer, below, over_host, from }).await
     }
 
     /// A sandbox over what a stage has come to.

@@ -4,14 +4,20 @@
 //! happened. Should the daemon die in the middle, whoever recovers has them go on (`snapshots`).
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use image::hash::Hasher;
 use image::{Digest, Image, ImageConfig};
 use runtime::{BackendError, LayerSpec};
+use tracing::warn;
 use wire::launch::{HOST_LAYERS_MAX, LAYERS_MAX, LayerFacts, LayerSource, Motion};
 
 use super::{HOST, ImageFault, StoredImage, StoredLayer, build, pull};
+use crate::error::chain;
 use crate::home::Home;
+
+/// Between two attempts to have a sandbox go on.
+const GO_ON_PAUSE: Duration = Duration::from_secs(1);
 
 /// Makes an image of a running sandbox, under a name of its owner. `serial` tells this capture from all others.
 pub(crate) async fn capture(
@@ -35,18 +41,24 @@ pub(crate) async fn capture(
     let layer = name_of_layer(serial, &layers);
     let _pins = shared.images.pin(layers.iter().map(|layer| layer.layer).chain([layer]));
     let below = layers.iter().rev().map(|layer| layer.layer).collect();
-    let spec = LayerSpec { layer, below, over_host, from: LayerSource::Sandbox { sandbox: home.id } };
+    let spec = LayerSpec { layer, below, over_host, from: written_by(home) };
     let failed = |source: BackendError| ImageFault::Layer {
         number: layers.len() + 1,
         count: layers.len() + 1,
         source,
     };
-    shared.backend.freeze(home.id, Motion::Still).await.map_err(failed)?;
-    let made = pull::unpack(shared, &spec, &|_| ()).await;
-    // Whatever came of it.
-    let thawed = shared.backend.freeze(home.id, Motion::Going).await;
-    let facts: LayerFacts = made.map_err(failed)?;
-    thawed.map_err(failed)?;
+    // Standing still is not counted: the first of two captures to end would have it go on under the other.
+    let alone = home.still.lock().await;
+    // Its turn comes before it stands still: what others unpack takes as long as it takes.
+    let place = pull::place(shared).await;
+    let made: Result<LayerFacts, _> = match shared.backend.freeze(home.id, Motion::Still).await {
+        Ok(()) => pull::unpack_in(shared, &place, &spec, &|_| ()).await,
+        Err(error) => Err(error),
+    };
+    // Whatever came of it: one that could not be stopped in time may stand still by now.
+    go_on(home).await;
+    drop((place, alone));
+    let facts = made.map_err(failed)?;
     shared.store.put_layer(pull::layer_row(layer, None, facts)).await?;
     layers.push(StoredLayer { layer, blob: None, size: 0, facts });
     let config = ImageConfig::parse(config_text.as_bytes()).map_err(|error| ImageFault::Keep {
@@ -63,6 +75,22 @@ pub(crate) async fn capture(
     }
     let image = Image { digest: hasher.finish(), config, config_text, layers: Vec::new() };
     pull::name(shared, image, over_host, layers, home.owner.to_string(), vec![name]).await
+}
+
+/// Has a sandbox go on. That may fail where the launcher dies; then it is tried until it works, or the sandbox is no more.
+async fn go_on(home: &Arc<Home>) {
+    while let Err(error) = home.shared.backend.freeze(home.id, Motion::Going).await {
+        if !home.state().takes_commands() {
+            return;
+        }
+        warn!(sandbox = %home.id, error = chain(&error), "a sandbox that was captured stands still; trying again");
+        tokio::time::sleep(GO_ON_PAUSE).await;
+    }
+}
+
+/// What a sandbox has written, and how much that may be.
+pub(super) fn written_by(home: &Home) -> LayerSource {
+    LayerSource::Sandbox { sandbox: home.id, bytes_max: home.limits.disk_bytes.unwrap_or(u64::MAX) }
 }
 
 fn name_of_layer(serial: &str, below: &[StoredLayer]) -> Digest {

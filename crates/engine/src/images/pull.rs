@@ -13,7 +13,7 @@ use image::blobs::{Holding, Upload};
 use image::layer::finish_digest;
 use image::{Credentials, Digest, Image, ImageRef, LayerBlob, Platform, Registry, RegistryError};
 use runtime::{BackendError, LayerSpec};
-use tokio::sync::watch;
+use tokio::sync::{SemaphorePermit, watch};
 use tokio::task::AbortHandle;
 use tracing::{Instrument, info, info_span};
 use wire::launch::{Finish, LayerFacts, LayerSource};
@@ -465,8 +465,27 @@ pub(super) async fn unpack(
     spec: &LayerSpec,
     read: &(dyn Fn(u64) + Send + Sync),
 ) -> Result<LayerFacts, BackendError> {
+    unpack_in(shared, &place(shared).await, spec, read).await
+}
+
+/// One of the places for those who unpack at the same time.
+pub(super) struct Place<'a> {
+    _permit: Option<SemaphorePermit<'a>>,
+}
+
+/// Waits for a place. There are few, and some are held for long.
+pub(super) async fn place(shared: &Shared) -> Place<'_> {
     // Nobody closes it.
-    let _permit = shared.images.unpacks.acquire().await;
+    Place { _permit: shared.images.unpacks.acquire().await.ok() }
+}
+
+/// Unpacks a layer where a place was taken before.
+pub(super) async fn unpack_in(
+    shared: &Arc<Shared>,
+    _place: &Place<'_>,
+    spec: &LayerSpec,
+    read: &(dyn Fn(u64) + Send + Sync),
+) -> Result<LayerFacts, BackendError> {
     match shared.backend.unpack_layer(spec, read).await {
         Err(BackendError::LauncherGone { .. }) => shared.backend.unpack_layer(spec, read).await,
         result => result,

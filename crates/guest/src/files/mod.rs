@@ -6,10 +6,11 @@
 //! is bounded whatever the files are. The protocol is that of [`wire::files`].
 //!
 //! Read in this order: this file runs an operation and carries its streams; `transfer` is read and write, `place` the way to
-//! a path that is yet to be; `list`, `change` (make, move, copy, remove), `search` (glob and grep, with `pattern` and `walk`),
+//! a path that is yet to be, `edit` replaces text in a file; `list`, `change` (make, move, copy, remove), `search` (glob and grep, with `pattern` and `walk`),
 //! `watch`, and `tar` are the rest.
 
 mod change;
+mod edit;
 mod list;
 mod pattern;
 mod place;
@@ -70,6 +71,8 @@ fn perform(op: &FileOp) -> Result<FileDone, FileError> {
         FileOp::Watch { path, recursive } => watch::watch(checked(path)?, *recursive),
         FileOp::Pack { path } => tar::pack(checked(path)?),
         FileOp::Unpack { path } => tar::unpack(checked(path)?),
+        FileOp::Edit(edit) => edit::edit(checked(&edit.path)?, edit),
+        FileOp::GrepWith(with) => search::grep_with(checked(&with.grep.root)?, with),
     }
 }
 

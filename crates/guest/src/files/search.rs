@@ -13,7 +13,8 @@ use regex_automata::util::syntax;
 use rustix::fs::{FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
 use wire::files::{
-    Cut, FileDone, FileEntry, FileError, FileErrorKind, Grep, GrepMatch, MATCH_TEXT_MAX, SearchLimits,
+    Cut, FileDone, FileEntry, FileError, FileErrorKind, Grep, GrepMatch, GrepWith, MATCH_TEXT_MAX,
+    SearchLimits,
 };
 
 use super::list::target_of;
@@ -31,7 +32,7 @@ const CLOCK_EVERY: u64 = 64;
 const REGEX_MAX: usize = 4096;
 /// What a regular expression may be compiled into, and what searching with it may hold.
 const REGEX_SIZE_MAX: usize = 1024 * 1024;
-/// A NUL this far from the front makes a file binary.
+/// A NUL this far from the front makes a file binary; one further on ends the search of it.
 const BINARY_LOOK: usize = 8 * 1024;
 /// How much of a long line is told before a match.
 const BEFORE_MATCH_MAX: usize = 256;
@@ -44,6 +45,8 @@ struct Budget {
     bytes: u64,
     matches: u32,
     skipped: u64,
+    /// Of those, what had been looked at in part.
+    mixed: u64,
     cut: Option<Cut>,
 }
 
@@ -53,7 +56,7 @@ impl Budget {
         let now = Instant::now();
         let until = now.checked_add(Duration::from_millis(limits.milliseconds));
         let until = until.unwrap_or(now + Duration::from_secs(86_400));
-        Self { limits: *limits, until, entries: 0, bytes: 0, matches: 0, skipped: 0, cut: None }
+        Self { limits: *limits, until, entries: 0, bytes: 0, matches: 0, skipped: 0, mixed: 0, cut: None }
     }
 
     /// One more entry. Tells whether to go on.
@@ -131,6 +134,30 @@ fn is_made_up(found: &Found<'_>, device: u64) -> bool {
 
 /// Lines that match.
 pub fn grep(root: &[u8], grep: &Grep) -> Result<FileDone, FileError> {
+    Ok(find_lines(root, grep, &[], CarriageReturns::Drop)?.done())
+}
+
+/// Lines that match, with more to say.
+pub fn grep_with(root: &[u8], with: &GrepWith) -> Result<FileDone, FileError> {
+    let returns = if with.carriage_returns { CarriageReturns::Keep } else { CarriageReturns::Drop };
+    let budget = find_lines(root, &with.grep, &with.exclude_directories, returns)?;
+    let Budget { entries, bytes, skipped, cut, mixed, .. } = budget;
+    Ok(FileDone::Grepped { entries, bytes, skipped, cut, mixed })
+}
+
+/// Whether the CR at the end of a line is told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum CarriageReturns {
+    Keep,
+    Drop,
+}
+
+fn find_lines(
+    root: &[u8],
+    grep: &Grep,
+    exclude: &[Vec<u8>],
+    carriage_returns: CarriageReturns,
+) -> Result<Budget, FileError> {
     let invalid = |why: &str| failure(FileErrorKind::InvalidPattern, root, why);
     let mut searcher = Searcher {
         regex: compile(grep).map_err(|why| invalid(&why))?,
@@ -138,7 +165,10 @@ pub fn grep(root: &[u8], grep: &Grep) -> Result<FileDone, FileError> {
         buffer: vec![0; BLOCK],
         records: Records::default(),
         budget: Budget::new(&grep.limits),
+        carriage_returns,
     };
+    let exclude =
+        exclude.iter().map(|text| Pattern::parse(text)).collect::<Result<Vec<_>, &str>>().map_err(invalid)?;
     let include = grep
         .include
         .iter()
@@ -151,7 +181,7 @@ pub fn grep(root: &[u8], grep: &Grep) -> Result<FileDone, FileError> {
         searcher.budget.entry();
         searcher.search(file.as_fd(), root)?;
         searcher.records.flush()?;
-        return Ok(searcher.budget.done());
+        return Ok(searcher.budget);
     }
     let top = open_directory(root)?;
     let hidden = grep.limits.hidden;
@@ -165,6 +195,9 @@ pub fn grep(root: &[u8], grep: &Grep) -> Result<FileDone, FileError> {
         }
         match FileType::from_raw_mode(found.stat.st_mode) {
             FileType::Directory if is_made_up(&found, stat.st_dev) => return Ok(Next::Pass),
+            FileType::Directory if exclude.iter().any(|pattern| pattern.look_at(name, true).matches) => {
+                return Ok(Next::Pass);
+            }
             FileType::Directory => return Ok(Next::Enter),
             FileType::RegularFile => {}
             _ => return Ok(Next::Pass),
@@ -180,7 +213,7 @@ pub fn grep(root: &[u8], grep: &Grep) -> Result<FileDone, FileError> {
     })?;
     searcher.budget.skipped += walked.skipped;
     searcher.records.flush()?;
-    Ok(searcher.budget.done())
+    Ok(searcher.budget)
 }
 
 fn compile(grep: &Grep) -> Result<Regex, String> {
@@ -228,6 +261,7 @@ struct Searcher {
     buffer: Vec<u8>,
     records: Records,
     budget: Budget,
+    carriage_returns: CarriageReturns,
 }
 
 /// Where in a file the front of the buffer is.
@@ -254,7 +288,7 @@ impl Searcher {
     /// Looks at one file. One that cannot be read counts as skipped, as a binary one does.
     fn search(&mut self, file: BorrowedFd<'_>, path: &[u8]) -> Result<(), FileError> {
         let mut position = Position::default();
-        let (mut held, mut first) = (0, true);
+        let (mut held, mut seen) = (0, 0);
         loop {
             if Instant::now() >= self.budget.until {
                 self.budget.cut = Some(Cut::Time);
@@ -276,11 +310,12 @@ impl Searcher {
             };
             self.budget.bytes += length as u64;
             let end = held + length;
-            if first && self.buffer[..end.min(BINARY_LOOK)].contains(&0) {
+            if let Some(at) = memchr::memchr(0, &self.buffer[held..end]) {
                 self.budget.skipped += 1;
+                self.budget.mixed += u64::from(seen + at >= BINARY_LOOK);
                 return Ok(());
             }
-            first = false;
+            seen = seen.saturating_add(length);
             let over = length == 0;
             // Whole lines, unless the file or the buffer is at its end.
             let newline = self.buffer[..end].iter().rposition(|byte| *byte == b'\n');
@@ -339,7 +374,13 @@ impl Searcher {
                     return Ok(());
                 }
                 let front = if start == 0 { position.column } else { 0 };
-                let record = told(path, position.lines + 1, front, &block[start..end], hit - start);
+                let line = match self.carriage_returns {
+                    CarriageReturns::Keep => &block[start..end],
+                    CarriageReturns::Drop => {
+                        block[start..end].strip_suffix(b"\r").unwrap_or(&block[start..end])
+                    }
+                };
+                let record = told(path, position.lines + 1, front, line, hit - start);
                 self.records.put(&record)?;
                 position.told = end == ready;
             }
@@ -361,7 +402,6 @@ impl Searcher {
 
 /// A match as it is told. `front` bytes of its line came before `line`.
 fn told(path: &[u8], number: u64, front: u64, line: &[u8], hit: usize) -> GrepMatch {
-    let line = line.strip_suffix(b"\r").unwrap_or(line);
     let hit = hit.min(line.len());
     let from = if line.len() > MATCH_TEXT_MAX { hit.saturating_sub(BEFORE_MATCH_MAX) } else { 0 };
     let to = line.len().min(from + MATCH_TEXT_MAX);
@@ -433,6 +473,7 @@ mod tests {
             buffer: vec![0; block],
             records: Records::default(),
             budget: Budget::new(&LIMITS),
+            carriage_returns: CarriageReturns::Drop,
         };
         searcher.search(file.as_fd(), b"/f").expect("it is searched");
         let (mut rest, mut all) = (searcher.records.gathered.as_slice(), Vec::new());
@@ -491,6 +532,9 @@ mod tests {
     #[test]
     fn binary_files_are_passed_over() {
         assert_eq!(found("a", b"a\0b\n", BLOCK), []);
+        assert_eq!(found("a", &[&[b'a'; 20][..], b"\n\0\n"].concat(), BLOCK), []);
+        let late = [&b"a\n"[..], &[b'x'; 30], b"\n\0\na\n"].concat();
+        assert_eq!(found("a", &late, 16), [(1, 0, b"a".to_vec())], "what was read before the NUL is told");
     }
 
     #[test]

@@ -23,7 +23,7 @@ const BUFFER: usize = 256 * 1024;
 /// Permissions of a new file.
 const MODE_DEFAULT: u32 = 0o644;
 /// What a file keeps of its permissions when other bytes take its place: not setuid and setgid, which were meant for the old ones.
-const MODE_KEPT: u32 = 0o777;
+pub const MODE_KEPT: u32 = 0o777;
 
 /// Sends the bytes of a file.
 pub fn read(path: &[u8], range: ByteRange) -> Result<FileDone, FileError> {
@@ -62,7 +62,8 @@ pub fn open_regular(path: &[u8]) -> Result<(OwnedFd, Stat), FileError> {
     Ok((file, stat))
 }
 
-fn need_regular(stat: &Stat, path: &[u8]) -> Result<(), FileError> {
+/// Refuses what is no regular file.
+pub fn need_regular(stat: &Stat, path: &[u8]) -> Result<(), FileError> {
     match kind_of(stat) {
         FileKind::File => Ok(()),
         FileKind::Directory => Err(failure(FileErrorKind::IsDirectory, path, "")),

@@ -10,9 +10,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use wire::files::{
-    ByteRange, COMMIT, Change, Condition, Cut, FileDone, FileEntry, FileError, FileErrorKind, FileKind,
-    FileOp, FileStat, Grep, GrepMatch, Links, Opened, Relocate, SearchLimits, WatchEvent, WriteOptions,
-    result_from_bytes, take_record,
+    ByteRange, COMMIT, Change, Condition, Cut, EDIT_FILE_MAX, Edit, FileDone, FileEntry, FileError,
+    FileErrorKind, FileKind, FileOp, FileStat, Grep, GrepMatch, GrepWith, LineEnds, Links, Opened, Relocate,
+    SearchLimits, WatchEvent, WriteOptions, result_from_bytes, take_record,
 };
 use wire::guest::{FromInit, Handle, Program, Start, StartError, Stream, ToInit};
 
@@ -116,6 +116,19 @@ impl Files {
         match self.run(FileOp::Stat { path, links }).1 {
             Ok(FileDone::Stat(stat)) => Ok(stat),
             Err(error) => Err(error.kind),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn edit(&self, name: &str, old: &str, new: &str) -> Edit {
+        let (path, old, new) = (self.path(name), old.into(), new.into());
+        Edit { path, old, new, all: false, line_ends: LineEnds::Exact, condition: Condition::None }
+    }
+
+    #[track_caller]
+    fn edited(&mut self, wish: Edit) -> (FileStat, u64) {
+        match self.done(FileOp::Edit(wish)) {
+            FileDone::Edited { stat, replaced } => (stat, replaced),
             other => panic!("{other:?}"),
         }
     }
@@ -363,6 +376,135 @@ fn a_full_disk_is_said_and_what_was_there_stays() {
 }
 
 #[test]
+fn a_file_is_edited_whole_and_keeps_what_it_was() {
+    let mut files = Files::new();
+    fs::create_dir(files.at("d")).expect("it is new");
+    fs::write(files.at("d/f"), "one two two").expect("it is written");
+    fs::set_permissions(files.at("d/f"), fs::Permissions::from_mode(0o751)).expect("it is ours");
+    if is_root() {
+        std::os::unix::fs::chown(files.at("d/f"), Some(1234), Some(4321)).expect("root may");
+    }
+    let before = fs::metadata(files.at("d/f")).expect("it is there");
+    let (stat, replaced) = files.edited(files.edit("d/f", "one", "1"));
+    assert_eq!((replaced, stat.size, stat.mode), (1, 9, 0o751));
+    assert_eq!((stat.uid, stat.gid), (before.uid(), before.gid()));
+    assert_ne!(stat.inode, before.ino(), "another file took its place, so that nobody saw half of it");
+    let kind = files.refused(FileOp::Edit(files.edit("d/f", "two", "2")));
+    assert_eq!(kind, FileErrorKind::SeveralMatches { count: 2 });
+    let condition = Condition::Is(vec![stat.version()]);
+    let all = Edit { all: true, condition, ..files.edit("d/f", "two", "2") };
+    assert_eq!(files.edited(all.clone()).1, 2);
+    assert_eq!(fs::read(files.at("d/f")).expect("it is there"), b"1 2 2");
+    assert_eq!(files.refused(FileOp::Edit(all)), FileErrorKind::ConditionFailed);
+    assert_eq!(files.refused(FileOp::Edit(files.edit("d/f", "3", ""))), FileErrorKind::NoMatch);
+    assert_eq!(files.refused(FileOp::Edit(files.edit("d/f", "", "3"))), FileErrorKind::InvalidPattern);
+    assert_eq!(fs::read(files.at("d/f")).expect("it is there"), b"1 2 2");
+    assert_eq!(fs::read_dir(files.at("d")).expect("it is there").count(), 1, "nothing is left beside it");
+}
+
+#[test]
+fn a_file_with_other_names_keeps_them_and_a_link_is_edited_through() {
+    let mut files = Files::new();
+    fs::write(files.at("f"), "a long text\n").expect("it is written");
+    fs::hard_link(files.at("f"), files.at("second")).expect("it is new");
+    symlink("f", files.at("link")).expect("it is new");
+    let before = fs::metadata(files.at("f")).expect("it is there");
+    for (name, old, new, expected) in [
+        ("f", "long", "short", "a short text\n"),
+        ("second", "short text", "word", "a word\n"),
+        ("link", "word", "longer sentence", "a longer sentence\n"),
+    ] {
+        let (stat, _) = files.edited(files.edit(name, old, new));
+        assert_eq!((stat.inode, stat.links), (before.ino(), 2), "{name}");
+        assert_eq!(fs::read_to_string(files.at("second")).expect("it is there"), expected);
+    }
+    assert!(files.at("link").is_symlink());
+    fs::remove_file(files.at("second")).expect("it is ours");
+    files.edited(files.edit("link", "sentence", "one"));
+    assert!(files.at("link").is_symlink());
+    assert_eq!(fs::read_to_string(files.at("f")).expect("it is there"), "a longer one\n");
+}
+
+#[test]
+fn what_cannot_be_edited_is_told_apart_and_stays() {
+    let mut files = Files::new();
+    fs::create_dir(files.at("d")).expect("it is new");
+    fs::write(files.at("binary"), b"a\xff").expect("it is written");
+    fs::write(files.at("f"), "a").expect("it is written");
+    fs::File::create(files.at("large")).expect("new").set_len(EDIT_FILE_MAX + 1).expect("holes cost nothing");
+    fs::File::create(files.at("fits")).expect("new").set_len(EDIT_FILE_MAX).expect("holes cost nothing");
+    files.fifo("fifo");
+    symlink("circle", files.at("circle")).expect("it is new");
+    symlink("nowhere", files.at("broken")).expect("it is new");
+    for (name, kind) in [
+        ("d", FileErrorKind::IsDirectory),
+        ("binary", FileErrorKind::NotText),
+        ("large", FileErrorKind::TooLarge),
+        ("fits", FileErrorKind::NoMatch),
+        ("fifo", FileErrorKind::NotARegularFile),
+        ("circle", FileErrorKind::TooManyLinks),
+        ("broken", FileErrorKind::NotFound),
+        ("missing", FileErrorKind::NotFound),
+        ("missing/f", FileErrorKind::NotFound),
+        ("f/below", FileErrorKind::NotADirectory),
+    ] {
+        assert_eq!(files.refused(FileOp::Edit(files.edit(name, "a", "b"))), kind, "{name}");
+    }
+    assert_eq!(fs::read(files.at("binary")).expect("it is there"), b"a\xff");
+    assert!(!files.at("nowhere").exists() && !files.at("missing").exists());
+}
+
+#[test]
+fn an_edit_that_may_not_replace_a_file_writes_into_it_and_keeps_its_owner() {
+    if !is_root() {
+        println!("skipped: only root has users to choose from");
+        return;
+    }
+    let mut files = Files::new();
+    fs::create_dir(files.at("theirs")).expect("it is new");
+    for (name, mode) in [("theirs/open", 0o666), ("theirs/closed", 0o644), ("shared", 0o666)] {
+        fs::write(files.at(name), "one").expect("it is written");
+        fs::set_permissions(files.at(name), fs::Permissions::from_mode(mode)).expect("it is ours");
+    }
+    fs::set_permissions(files.at(""), fs::Permissions::from_mode(0o777)).expect("it is ours");
+    files.user = Some("65534".into());
+    for name in ["theirs/open", "shared"] {
+        let before = fs::metadata(files.at(name)).expect("it is there");
+        let (stat, _) = files.edited(files.edit(name, "one", "another"));
+        assert_eq!((stat.inode, stat.uid, stat.mode), (before.ino(), 0, 0o666), "{name}");
+        assert_eq!(fs::read(files.at(name)).expect("it is there"), b"another");
+    }
+    let kind = files.refused(FileOp::Edit(files.edit("theirs/closed", "one", "two")));
+    assert_eq!(kind, FileErrorKind::PermissionDenied);
+}
+
+#[test]
+fn edits_at_once_are_all_done() {
+    const EDITS: u32 = 24;
+    for names in [1, 2] {
+        let mut files = Files::new();
+        let text: String = (0..EDITS).map(|number| format!("<{number}>\n")).collect();
+        fs::write(files.at("f"), text).expect("it is written");
+        if names == 2 {
+            fs::hard_link(files.at("f"), files.at("second")).expect("it is new");
+        }
+        let mut handles = Vec::new();
+        for number in 0..EDITS {
+            let wish = files.edit("f", &format!("<{number}>"), &format!("[{number}]"));
+            let start = files.next(FileOp::Edit(wish));
+            handles.push(start.handle.0);
+            files.client.start(start);
+        }
+        for (handle, outcome) in files.client.finish_all(&handles) {
+            let result = result_from_bytes(&outcome.stderr).expect("a result");
+            assert!(matches!(result, Ok(FileDone::Edited { replaced: 1, .. })), "{handle:?}: {result:?}");
+        }
+        let expected: String = (0..EDITS).map(|number| format!("[{number}]\n")).collect();
+        assert_eq!(fs::read_to_string(files.at("f")).expect("it is there"), expected);
+    }
+}
+
+#[test]
 fn a_directory_is_listed_by_name_in_pages() {
     let mut files = Files::new();
     fs::create_dir(files.at("d")).expect("it is new");
@@ -600,6 +742,42 @@ fn grep_finds_lines_and_passes_over_what_would_block() {
     let limits = SearchLimits { bytes: 10, ..LIMITS };
     let (_, result) = find(Grep { limits, ..wish });
     assert!(matches!(result, Ok(FileDone::Searched { cut: Some(Cut::Bytes), .. })), "{result:?}");
+}
+
+#[test]
+fn grep_leaves_out_directories_and_tells_lines_as_they_are() {
+    let mut files = Files::new();
+    fs::create_dir_all(files.at("sub/.git/deep")).expect("they are new");
+    fs::write(files.at("sub/.git/deep/f"), "needle").expect("it is written");
+    fs::create_dir(files.at("tmp1")).expect("it is new");
+    fs::write(files.at("tmp1/f"), "needle").expect("it is written");
+    fs::write(files.at("sub/crlf"), "needle\r\n").expect("it is written");
+    // A file of that name is none of the directories.
+    fs::write(files.at(".git"), "needle").expect("it is written");
+    let mixed = [&b"needle\n"[..], &vec![b'x'; 300_000], b"\n\0\nneedle\n"].concat();
+    fs::write(files.at("mixed"), mixed).expect("it is written");
+    let grep = Grep {
+        root: files.path(""),
+        pattern: "needle".into(),
+        regex: false,
+        ignore_case: false,
+        include: Vec::new(),
+        limits: SearchLimits { hidden: true, ..LIMITS },
+    };
+    let exclude_directories = vec![b".git".to_vec(), b"tmp*".to_vec()];
+    let with = GrepWith { grep, exclude_directories, carriage_returns: true };
+    let (stdout, result) = files.run(FileOp::GrepWith(with.clone()));
+    let mut found: Vec<(String, Vec<u8>)> = records::<GrepMatch>(&stdout)
+        .into_iter()
+        .map(|found| (String::from_utf8(found.path).expect("text"), found.text))
+        .map(|(path, text)| (path.rsplit('/').next().expect("a name").to_owned(), text))
+        .collect();
+    found.sort();
+    let told = |name: &str, text: &[u8]| (name.to_owned(), text.to_vec());
+    assert_eq!(found, [told(".git", b"needle"), told("crlf", b"needle\r"), told("mixed", b"needle")]);
+    assert!(matches!(result, Ok(FileDone::Grepped { skipped: 1, mixed: 1, cut: None, .. })), "{result:?}");
+    let wrong = GrepWith { exclude_directories: vec![b"[".to_vec()], ..with };
+    assert_eq!(files.refused(FileOp::GrepWith(wrong)), FileErrorKind::InvalidPattern);
 }
 
 #[test]

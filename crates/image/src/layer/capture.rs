@@ -11,8 +11,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use archive::DEPTH_MAX;
 use rustix::fs::{
-    AtFlags, Dir, FileType, Gid, Mode, OFlags, Stat, Uid, chownat, ftruncate, futimens, linkat, mkdirat,
-    mknodat, openat, readlinkat, statat, symlinkat, utimensat,
+    AtFlags, Dir, FileType, Gid, Mode, OFlags, Stat, Uid, chownat, fstatvfs, ftruncate, futimens, linkat,
+    mkdirat, mknodat, openat, readlinkat, statat, symlinkat, utimensat,
 };
 use rustix::io::Errno;
 use wire::launch::{LayerFacts, LayerFault};
@@ -21,9 +21,12 @@ use super::unpack::{
     DIRECTORY, Layer, Limits, Place, directory_at, directory_in, kernel, make_whiteout, new_file, refused,
     times, write_at,
 };
+use crate::blobs::FREE_MIN;
 
 /// Files with several names that are remembered, so that they stay one. Of more, each name becomes a file.
 const LINKED_MAX: usize = 262_144;
+/// After so many bytes it is looked again whether the disk has room for more.
+const ROOM_STEP: u64 = 64 << 20;
 
 /// Views of what a sandbox has written in one part of its tree.
 #[derive(Debug)]
@@ -189,8 +192,16 @@ impl Capture<'_> {
         let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let from = openat(&views.merged, name, flags, Mode::empty()).map_err(failed("open"))?;
         let to = new_file(place, name).map_err(failed("create"))?;
-        let mut at = 0;
+        let (mut at, mut room) = (0, 0);
         loop {
+            if room < self.layer.buffer.len() as u64 {
+                let found = fstatvfs(&to).map_err(failed("look at the disk of"))?;
+                let free = found.f_bavail.saturating_mul(found.f_frsize).saturating_sub(FREE_MIN);
+                room = free.min(ROOM_STEP);
+                if room < self.layer.buffer.len() as u64 {
+                    return Err(failed("write")(Errno::NOSPC));
+                }
+            }
             let length = match rustix::io::read(&from, self.layer.buffer.as_mut_slice()) {
                 Ok(0) => break,
                 Ok(length) => length,
@@ -199,6 +210,7 @@ impl Capture<'_> {
             };
             write_at(&to, &self.layer.buffer[..length], at).map_err(failed("write"))?;
             at += length as u64;
+            room -= length as u64;
             if self.layer.facts.bytes.saturating_add(at) > self.limits.bytes_max {
                 return Err(LayerFault::TooLarge { what: "bytes".into(), limit: self.limits.bytes_max });
             }

@@ -23,12 +23,12 @@ use futures_util::stream::{self, Stream};
 use http_body_util::BodyExt;
 use wire::api;
 use wire::files::{
-    ByteRange, Condition, FileErrorKind, FileStat, Grep, LIST_MAX, Links, Relocate, SearchLimits, WatchEvent,
-    WriteOptions,
+    ByteRange, Condition, Edit, FileErrorKind, FileStat, Grep, GrepWith, LIST_MAX, LineEnds, Links, Relocate,
+    SearchLimits, WatchEvent, WriteOptions,
 };
 
 use crate::app::{App, Caller, Stopping};
-use crate::body::SandboxPath;
+use crate::body::{CommandJson, SandboxPath};
 use crate::conditions::{Conditions, Verdict, etag, http_date, parse_range};
 use crate::error::ApiError;
 use crate::params::Params;
@@ -415,6 +415,46 @@ fn relocate(params: &mut Params, recursive: bool) -> Result<Relocate, ApiError> 
     })
 }
 
+/// Replaces text in a file.
+///
+/// The file is UTF-8 text of at most 16 MiB, before and after. It is replaced whole or not at all, with its permissions and
+/// owner. A file that has several names keeps them: it is written in place, as is one whose directory takes no new file. Edits
+/// of one file at the same time come one after the other, and none is lost.
+#[utoipa::path(post, path = "/v1/sandboxes/{sandbox}/files/edit", tag = "files", params(
+    ("sandbox" = String, Path, description = "The sandbox's id."),
+    ("path" = String, Query, description = "Absolute. A link at its end is followed."),
+    ("user" = Option<String>, Query, description = "As which user of the sandbox; root if left out.")),
+    request_body = api::EditFile, responses(
+    (status = 200, body = api::EditedFile),
+    (status = 403, body = api::ErrorBody),
+    (status = 404, body = api::ErrorBody),
+    (status = 409, description = "It has no such text (`no_match`), or has it more than once (`several_matches`, with their number in `details.matches`), or is no text.", body = api::ErrorBody),
+    (status = 412, description = "It is not what `If-Match` says.", body = api::ErrorBody),
+    (status = 413, description = "It is too large, or would be.", body = api::ErrorBody),
+    (status = 507, description = "The disk is full. What was there is as it was.", body = api::ErrorBody),
+))]
+pub async fn edit(
+    State(app): State<App>,
+    caller: Caller,
+    SandboxPath(id): SandboxPath,
+    mut params: Params,
+    headers: HeaderMap,
+    CommandJson(body): CommandJson<api::EditFile>,
+) -> Result<Response, ApiError> {
+    let path = params.path("path")?;
+    let condition = Conditions::read(&headers).for_write()?;
+    if condition == Condition::Absent {
+        return Err(ApiError::invalid("If-None-Match", "what is edited must be there"));
+    }
+    let line_ends = if body.adapt_line_ends { LineEnds::Adapted } else { LineEnds::Exact };
+    let wish = Edit { path: path.clone(), old: body.old, new: body.new, all: body.all, line_ends, condition };
+    let edited = files(&app, &caller, id, params)?.edit(wish).await?;
+    let file = convert::file_info(&path, &edited.stat);
+    let mut answer = Json(api::EditedFile { replaced: edited.replaced, file }).into_response();
+    answer.headers_mut().insert(header::ETAG, value(&etag(&edited.stat.version())));
+    Ok(answer)
+}
+
 /// Finds files by name.
 #[utoipa::path(get, path = "/v1/sandboxes/{sandbox}/files/glob", tag = "files", params(
     ("sandbox" = String, Path, description = "The sandbox's id."),
@@ -456,6 +496,8 @@ pub async fn glob(
     ("regex" = Option<bool>, Query, description = "Whether the pattern is a regular expression; `false` if left out. Classes such as `\\w` are ASCII."),
     ("ignore_case" = Option<bool>, Query, description = "`false` if left out."),
     ("include" = Option<Vec<String>>, Query, description = "Only files that match this glob; may be repeated. Without a slash it is matched against the name alone."),
+    ("exclude_directory" = Option<Vec<String>>, Query, description = "Directories of this name, a glob, are not entered; may be repeated."),
+    ("carriage_returns" = Option<bool>, Query, description = "Whether the CR at the end of a line is told with it; `false` if left out."),
     ("hidden" = Option<bool>, Query, description = "Whether names that begin with a dot are looked at too; `false` if left out."),
     ("limit" = Option<u32>, Query, description = "At most so many lines, 1 to 10000; 1000 if left out."),
     ("bytes_max" = Option<u64>, Query, description = "At most so many bytes are read; 1 GiB if left out."),
@@ -481,11 +523,15 @@ pub async fn grep(
         include: params.all("include"),
         limits: limits(&mut params)?,
     };
-    let found = files(&app, &caller, id, params)?.grep(grep).await?;
+    let exclude_directories = params.all("exclude_directory");
+    let carriage_returns = params.flag("carriage_returns", false)?;
+    let with = GrepWith { grep, exclude_directories, carriage_returns };
+    let (found, mixed) = files(&app, &caller, id, params)?.grep_with(with).await?;
     let search = convert::search(&found);
     let mut matches = found.matches;
     matches.sort_by(|one, other| (&one.path, one.line).cmp(&(&other.path, other.line)));
-    Ok(Json(api::FoundLines { matches: matches.into_iter().map(convert::line_match).collect(), search }))
+    let matches = matches.into_iter().map(convert::line_match).collect();
+    Ok(Json(api::FoundLines { matches, mixed, search }))
 }
 
 fn limits(params: &mut Params) -> Result<SearchLimits, ApiError> {

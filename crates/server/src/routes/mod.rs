@@ -65,6 +65,7 @@ pub fn all() -> Router<App> {
         .route(&file("mkdir"), post(files::make_directory))
         .route(&file("move"), post(files::rename))
         .route(&file("copy"), post(files::copy))
+        .route(&file("edit"), post(files::edit))
         .route(&file("glob"), get(files::glob))
         .route(&file("grep"), get(files::grep))
         .route(&file("watch"), get(files::watch))

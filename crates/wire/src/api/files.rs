@@ -90,6 +90,10 @@ pub struct FoundFiles {
 pub struct FoundLines {
     /// By path and line.
     pub matches: Vec<LineMatch>,
+    /// How many of the skipped were text at their front and binary further on: lines before that may have been told. Counted
+    /// with `exclude_directory` or `carriage_returns` alone.
+    #[serde(default)]
+    pub mixed: u64,
     /// What the search did.
     #[serde(flatten)]
     pub search: Search,
@@ -135,7 +139,7 @@ pub struct LineMatch {
     pub line: u64,
     /// Where in the line the first match begins, in bytes from 0.
     pub column: u64,
-    /// The line, or 2 KiB of it around the match.
+    /// The line without its end, or 2 KiB of it around the match.
     pub text: String,
     /// The bytes of the text, where they are not UTF-8.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -144,6 +148,33 @@ pub struct LineMatch {
     pub text_start: u64,
     /// Whether the line goes on after the text.
     pub text_cut: bool,
+}
+
+/// `POST /v1/sandboxes/{id}/files/edit`
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct EditFile {
+    /// What to find, at most 1 MiB. Matches do not overlap, and are counted from the front.
+    pub old: String,
+    /// What takes its place, at most 1 MiB.
+    pub new: String,
+    /// Every match; if not, there must be one and no more. `false` if left out.
+    #[serde(default)]
+    pub all: bool,
+    /// If there is no such text, it is looked for with its lines ended by CR LF, then by LF, and what takes its place is ended
+    /// likewise. `false` if left out.
+    #[serde(default)]
+    pub adapt_line_ends: bool,
+}
+
+/// What an edit did.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct EditedFile {
+    /// In how many places.
+    pub replaced: u64,
+    /// The file as it is now.
+    #[serde(flatten)]
+    pub file: FileInfo,
 }
 
 /// What a copy or an archive made.

@@ -23,6 +23,7 @@ __all__ = [
     "CommandResult",
     "CreatedKey",
     "DiskUsage",
+    "EditedFile",
     "ExecutionResult",
     "ExplainedRule",
     "Explanation",
@@ -411,6 +412,14 @@ class FileInfo:
 
 
 @dataclass(frozen=True)
+class EditedFile(FileInfo):
+    """A file after an edit."""
+
+    #: In how many places.
+    replaced: int = field(kw_only=True)
+
+
+@dataclass(frozen=True)
 class FoundFiles:
     """What a search by name found. Iterating gives the files."""
 
@@ -452,6 +461,8 @@ class FoundLines:
     bytes_read: int
     skipped: int
     cut: str | None = None
+    #: How many of the skipped were text at their front and binary further on.
+    mixed: int = 0
 
     def __iter__(self) -> typing.Iterator[LineMatch]:
         return iter(self.matches)

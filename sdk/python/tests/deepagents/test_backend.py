@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,8 +13,8 @@ from deepagents.backends.sandbox import BaseSandbox
 from harness import Daemon
 
 from shoal import LifetimeRule, SandboxClient
+from shoal._sync.transport import Transport
 from shoal.deepagents import ShoalSandbox
-from shoal.deepagents._globs import _GIVES_FILES
 from shoal.deepagents.backend import _WRITE_REPLACES
 
 
@@ -181,7 +182,7 @@ touch 'back\\\\slash.py' "$(printf 'new\\nline.py')" "$(printf 'not-utf8-\\377.p
 PATTERNS = [
     "*.py", "**/*.py", "*", "**/*", "src/*.py", "src/**/*.py", "*/*.py", "main.py", "m*n.py", "**/deep/*", "*.txt", "none*",
     "**", "src/", "/src/*.py", "*.{py,md}", "[mt]*.py", "?op.py", ".*", "**/.hidden/*", "../*", "a**b", "", "src//*.py",
-    "many/**",
+    "many/**", "src/deep/*", "src/**/er/*", "**/**/*.py", "**/x*",
 ]  # fmt: skip
 ROOTS = ["/workspace", "/workspace/", "/workspace/src", "/workspace/none", "/workspace/top.py", "/workspace/way",
          "/workspace/src/..", "workspace", "/workspace//src"]  # fmt: skip
@@ -196,20 +197,90 @@ def test_glob_is_what_the_helper_gives(backend: ShoalSandbox) -> None:
             assert await backend.aglob(pattern, root) == helper, (pattern, root)
             assert await asyncio.to_thread(backend.glob, pattern, root) == helper, (pattern, root)
 
-    asyncio.run(compare(PATTERNS, ROOTS[:1]))
+    asyncio.run(compare([*PATTERNS, "*/*", "*/*/*.py"], ROOTS[:1]))
     backend.execute(MORE)
     asyncio.run(compare(PATTERNS, ROOTS[:1]))
     asyncio.run(compare(["*.py", "**/*.py", "*.txt"], ROOTS[1:]))
 
 
-@pytest.mark.skipif(not _GIVES_FILES, reason="deepagents before 0.7.7 follows links, which is left to its helper")
-def test_a_plain_glob_runs_nothing_in_the_sandbox(backend: ShoalSandbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    backend.execute(TREE)
+def run_nothing(monkeypatch: pytest.MonkeyPatch, helper: str) -> None:
+    """From here on, neither commands nor the helper can be used."""
     monkeypatch.delattr(ShoalSandbox, "aexecute")
     monkeypatch.delattr(ShoalSandbox, "execute")
-    monkeypatch.setattr(BaseSandbox, "glob", None)
-    for pattern in ("*.py", "**/*.py", "src/**/*.py", "src/*.py", "none*"):
+    monkeypatch.setattr(BaseSandbox, helper, None)
+
+
+def test_a_plain_glob_runs_nothing_in_the_sandbox(backend: ShoalSandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend.execute(TREE)
+    run_nothing(monkeypatch, "glob")
+    for pattern in ("*.py", "**/*.py", "src/**/*.py", "src/*.py", "none*", "*", "*/*"):
         assert backend.glob(pattern, "/workspace").error is None
+
+
+LINES = """
+mkdir -p src/deep/er .git/objects src/.hidden sub/.git 'with space' tmp; cd src
+printf 'needle\\nno\\nneedle needle\\n' > a.py; printf 'x needle\\r\\nneedle' > deep/crlf.py; echo Needle > deep/er/upper.py
+echo 'needle: 1:2' > 'with:colon.py'; echo needle > .hidden/h.py; echo needle > ../.git/objects/o; echo needle > .dot.py
+echo 'n.edle *[x] $y' > special.txt; echo 'grüße needle' > 'ünï.md'; echo needle > '../with space/a b.py'
+echo needle > ../sub/.git/f
+ln -s a.py link.py; ln -s deep linked; ln -s none broken; mkfifo fifo; touch empty; : > ../tmp/none
+printf '\\tneedle\\t\\n' > tabs.py
+"""
+BINARY = r"printf 'needle\000x\n' > src/binary.bin; printf 'a\000' > src/other.bin"
+ODD = r"""
+printf 'needle \377\n' > src/latin.txt
+(echo needle; head -c 120000 /dev/zero | tr '\0' x; echo; printf '\000needle\n') > src/mixed
+python3 -c "print('x' * 5000 + 'needle' + 'y' * 5000)" > src/long.txt; echo needle > "$(printf 'src/new\nline')"
+echo needle > "$(printf 'src/not-utf8-\377')"
+"""
+GREPS: list[tuple[str, str | None, str | None]] = [
+    ("needle", "/workspace", None), ("needle", "/workspace", "*.py"), ("needle", "/workspace", "a*"),
+    ("needle", "/workspace/src", "*"), ("needle", "/workspace", "*.none"), ("needle", "/workspace/src/a.py", None),
+    ("needle", "/workspace/src/a.py", "*.py"), ("needle", "/workspace/src/a.py", "*.txt"), ("none at all", "/workspace", None),
+    ("n.edle", "/workspace", None), ("*[x]", "/workspace", None), ("$y", "/workspace", None), ("grüße", "/workspace", None),
+    ("NEEDLE", "/workspace", None), ("needle", "/workspace/none", None), ("needle", "/workspace/src/linked", None),
+    ("needle", "/workspace/src/link.py", None), ("needle", "/workspace/src/broken", None), ("needle", "/workspace/.git", None),
+    ("needle", "/workspace/sub", None), ("needle", "/workspace/sub/.git", None), ("needle", "/workspace/tmp", None),
+    ("needle", "/workspace/with space", None), ("x needle", "/workspace", None), ("needle: 1:", "/workspace", None),
+    ("needle\t", "/workspace", None), ("needle\nno", "/workspace", None), ("-e", "/workspace", None),
+    (" ", "/workspace/src", None),
+    ("needle", "/workspace/", None), ("needle", "/workspace//src", None), ("needle", "src", None), ("needle", None, None),
+    ("needle", "/workspace", "src/*.py"), ("needle", "/workspace", "**/*.py"), ("needle", "/workspace", "*.{py,md}"),
+    ("needle", "/workspace", "[a-d]*.py"), ("needle", "/workspace", "?.py"), ("needle", "/workspace/src/empty", None),
+    ("x" * 5000, "/workspace", None),
+]  # fmt: skip
+
+
+def found_lines(result: Any) -> Any:
+    """A result, whose order nobody promises."""
+    matches = result.matches
+    by_path = None if matches is None else sorted(matches, key=lambda match: (match["path"], match["line"]))
+    return result.error, getattr(result, "truncated", None), by_path
+
+
+def test_grep_is_what_the_helper_gives(backend: ShoalSandbox) -> None:
+    async def compare(greps: list[tuple[str, str | None, str | None]], **more: Any) -> None:
+        for wish in greps:
+            helper = found_lines(await BaseSandbox.agrep(backend, *wish, **more))
+            assert found_lines(await backend.agrep(*wish, **more)) == helper, (wish, more)
+            assert found_lines(await asyncio.to_thread(backend.grep, *wish, **more)) == helper, (wish, more)
+
+    for prepare in (LINES, BINARY, ODD):
+        backend.execute(prepare)
+        asyncio.run(compare(GREPS if prepare is LINES else GREPS[:6]))
+    if "max_count" in inspect.signature(BaseSandbox.grep).parameters:
+        backend.execute("rm -r src/mixed src/latin.txt src/n*")
+        asyncio.run(compare([("needle", "/workspace/src/deep", None)], max_count=5))
+        asyncio.run(compare([("needle", "/workspace", None)], max_count=1000))
+        capped = backend.grep("needle", "/workspace", max_count=2)
+        assert capped.matches is not None and len(capped.matches) == 2 and capped.truncated
+
+
+def test_a_plain_grep_runs_nothing_in_the_sandbox(backend: ShoalSandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend.execute(LINES + BINARY)
+    run_nothing(monkeypatch, "grep")
+    for wish in (("needle", "/workspace"), ("needle", "/workspace/src", "*.py"), ("grüße", "/workspace")):
+        assert backend.grep(*wish).matches
 
 
 EDITS: list[tuple[str, str, str, bool]] = [
@@ -228,6 +299,24 @@ EDITS: list[tuple[str, str, str, bool]] = [
     ("/workspace", "x", "y", False),
     ("a.py", "three", "3", False),
     ("/workspace/large", "b", "c" * 60_000, False),
+    ("/workspace/lf.txt", "one\r\ntwo", "1\r\n2", False),
+    ("/workspace/mixed.txt", "a\nb", "c\nd", True),
+    ("/workspace/mixed.txt", "a\nb", "c\nd", True),
+    ("/workspace/mixed.txt", "e\n\r\nf", "g\n\r\n\n", False),
+    ("/workspace/a.py", "three", "ünï \U0001f600 \x00 $(id) '\"\\", False),
+    ("/workspace/a.py", "ünï", "ünï", False),
+    ("/workspace/a.py", "\n", "\n\n", False),
+    ("/workspace/empty", "x", "y", False),
+    ("/workspace//a.py", "1", "one", False),
+    ("/workspace/a.py/", "one", "1", False),
+    ("/workspace/a.py/below", "one", "1", False),
+    ("/workspace/broken", "x", "y", False),
+    ("/workspace/circle", "x", "y", False),
+    ("/workspace/fifo", "x", "y", False),
+    ("/workspace/..", "x", "y", False),
+    ("/workspace/huge", "x", "y", False),
+    ("/workspace/large", "a" * 1_100_000, "y", False),
+    ("/workspace/large", "c", "d", True),
 ]
 
 
@@ -248,13 +337,56 @@ def test_edit_does_what_the_helper_does(client: SandboxClient) -> None:
                     ("/workspace/target.txt", b"x\n"),
                     ("/workspace/hard", b"x\n"),
                     ("/workspace/large", b"a" * 300_000 + b"b"),
+                    ("/workspace/lf.txt", b"one\ntwo\n"),
+                    ("/workspace/mixed.txt", b"a\nb a\r\nb a\nb e\r\n\r\nf"),
+                    ("/workspace/empty", b""),
                 ]
             )
-            backend.execute("ln -s target.txt link.txt; ln hard second; chmod 640 a.py; chown 5:6 a.py")
+            backend.execute(
+                "ln -s target.txt link.txt; ln hard second; chmod 640 a.py; chown 5:6 a.py; ln -s none broken; "
+                "ln -s circle circle; mkfifo fifo; truncate -s 17M huge; echo x >> huge"
+            )
             results = [way(backend, *edit) for edit in EDITS]
             tree = backend.execute("find . -type f -printf '%p %m %U %G %n ' -exec sha256sum {} \\; | sort").output
             seen.append(([(result.path, result.error, result.occurrences) for result in results], tree))
     assert seen[0] == seen[1] == seen[2]
+
+
+def test_an_edit_is_one_request_and_runs_nothing(backend: ShoalSandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend.upload_files([("/workspace/f.txt", b"one two two\r\n"), ("/workspace/binary", b"\xff")])
+    requests: list[str] = []
+
+    def counted(self: Transport, method: str, path: str, **more: Any) -> Any:
+        requests.append(path)
+        return call(self, method, path, **more)
+
+    call = Transport.call
+    monkeypatch.setattr(Transport, "call", counted)
+    for path, old, error in [
+        ("/workspace/f.txt", "one", None),
+        ("/workspace/f.txt", "two\n", None),
+        ("/workspace/f.txt", "none", "not found"),
+        ("/workspace/f.txt", "1", "multiple times"),
+        ("/workspace/none", "one", "not found"),
+        ("/workspace/binary", "one", "not a text file"),
+        ("/workspace", "one", "not a regular file"),
+    ]:
+        requests.clear()
+        said = backend.edit(path, old, "1\n1")
+        assert (error or "None") in str(said.error), (path, old)
+        assert len(requests) == 1 and "/files/edit?" in requests[0], (path, old)
+
+
+def test_edits_of_one_file_at_once_are_all_made(backend: ShoalSandbox) -> None:
+    numbers = range(20)
+    backend.write("/workspace/f.txt", "".join(f"<{number}>\n" for number in numbers))
+
+    async def edit() -> list[Any]:
+        edits = (backend.aedit("/workspace/f.txt", f"<{number}>", f"[{number}]") for number in numbers)
+        return list(await asyncio.gather(*edits))
+
+    assert [result.error for result in asyncio.run(edit())] == [None] * len(numbers)
+    assert backend.execute("cat f.txt").output == "".join(f"[{number}]\n" for number in numbers)
 
 
 def test_an_agent_writes_a_program_sees_it_fail_and_mends_it(backend: ShoalSandbox) -> None:

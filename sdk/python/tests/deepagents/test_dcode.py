@@ -11,10 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from daemon import wait_until
 from deepagents_code.integrations.sandbox_factory import create_sandbox
 from deepagents_code.integrations.sandbox_provider import SandboxError, SandboxNotFoundError
 from deepagents_code.integrations.sandbox_registry import SandboxRegistry
-from harness import Daemon, wait_until
+from harness import Daemon
 
 from shoal import ResourceNotFoundError, SandboxClient
 from shoal.deepagents import ShoalProvider

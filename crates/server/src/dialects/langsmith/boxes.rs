@@ -86,7 +86,9 @@ pub async fn create(
     // A task of its own, so that what was begun is finished when the caller leaves.
     let mut making = tokio::spawn(making.in_current_span());
     let made = match tokio::time::timeout(patience, &mut making).await {
-        Ok(made) => made.map_err(|_| bug())??,
+        Ok(made) => made
+            .map_err(|_| Refusal::bug())?
+            .map_err(|error| Refusal::from(error).renamed("memory", "mem_bytes").renamed("cpu", "vcpus"))?,
         Err(_) => {
             // The caller is told that there is none, and could not name it: so there shall be none.
             tokio::spawn(
@@ -108,10 +110,6 @@ pub async fn create(
     };
     tracing::Span::current().record("sandbox", tracing::field::display(made.id));
     Ok((StatusCode::CREATED, Json(show(&app, &key, &made, &headers))).into_response())
-}
-
-fn bug() -> Refusal {
-    Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, "InternalError", "the daemon has a bug here")
 }
 
 fn patience(seconds: Option<f64>) -> Result<Duration, Refusal> {
@@ -240,7 +238,7 @@ fn cpu(vcpus: Option<f64>, millicores: Option<u32>) -> Result<Option<u32>, Refus
     match (millicores, vcpus) {
         (Some(millicores), _) => Ok(Some(millicores)),
         (None, Some(vcpus)) if vcpus > 0.0 && vcpus <= 4096.0 => Ok(Some((vcpus * MILLIS as f64) as u32)),
-        (None, Some(_)) => Err(Refusal::invalid("vcpus", "it is a number above zero")),
+        (None, Some(_)) => Err(Refusal::invalid("vcpus", "it is a number above zero, and at most 4096")),
         (None, None) => Ok(None),
     }
 }
@@ -410,9 +408,7 @@ pub async fn update(
 
 /// Deletes a sandbox with all that is in it.
 pub async fn delete(State(app): State<App>, Meant { key, sandbox }: Meant) -> Result<StatusCode, Refusal> {
-    let deleting = async move { app.engine.delete(&key.owner, sandbox.id).await };
-    // A task of its own, so that nothing is left half done when the caller leaves.
-    tokio::spawn(deleting.in_current_span()).await.map_err(|_| bug())??;
+    app.engine.delete(&key.owner, sandbox.id).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 

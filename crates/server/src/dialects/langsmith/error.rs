@@ -98,14 +98,14 @@ impl Refusal {
         Self::new(StatusCode::UNPROCESSABLE_ENTITY, "ValidationError", message).field(field)
     }
 
-    /// The same where clients do not read lists.
-    pub fn bad_request(message: impl Into<String>) -> Self {
-        Self::new(StatusCode::BAD_REQUEST, "BadRequest", message)
-    }
-
     /// What this server cannot do.
     pub fn unsupported(message: impl Into<String>) -> Self {
         Self::new(StatusCode::NOT_IMPLEMENTED, "NotSupported", message)
+    }
+
+    /// Something here panicked.
+    pub fn bug() -> Self {
+        Self::new(StatusCode::INTERNAL_SERVER_ERROR, "InternalError", "the daemon has a bug here")
     }
 
     /// Nothing there.
@@ -126,6 +126,19 @@ impl Refusal {
     /// For the log, and the `error` of a stream that has no status.
     pub fn error(&self) -> &str {
         &self.0.error
+    }
+
+    /// What kind of refusal it is.
+    pub fn status(&self) -> StatusCode {
+        self.0.status
+    }
+
+    /// With the name that a field has in this request, where the engine calls it otherwise.
+    pub fn renamed(mut self, engine: &str, here: &str) -> Self {
+        if self.0.field.as_deref() == Some(engine) {
+            self.0.field = Some(here.to_owned());
+        }
+        self
     }
 
     /// The sentence.

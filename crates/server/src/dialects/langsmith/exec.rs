@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use axum::extract::State;
 use axum::extract::ws::rejection::WebSocketUpgradeRejection;
-use axum::extract::ws::{CloseFrame, Message, WebSocket, WebSocketUpgrade, close_code};
+use axum::extract::ws::{Message, WebSocket, WebSocketUpgrade};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
@@ -28,12 +28,12 @@ use engine::{
     Attendance, Command, CommandRef, CommandSpec, CommandState, EngineError, Key, Offsets, Outcome, Sandbox,
     TextEvent, TextOutput,
 };
-use futures_util::stream::{SplitSink, SplitStream};
-use futures_util::{SinkExt, StreamExt};
-use serde::Deserialize;
+use futures_util::StreamExt;
+use futures_util::stream::SplitStream;
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, watch};
-use tokio::time::{Instant, MissedTickBehavior, timeout};
+use tokio::time::Instant;
 use tracing::Instrument;
 use wire::CommandId;
 use wire::guest::{ExitStatus, Program, Stream, TerminalSize};
@@ -41,11 +41,11 @@ use wire::guest::{ExitStatus, Program, Stream, TerminalSize};
 use super::error::{Doing, Refusal};
 use super::read::{DataBody, Target};
 use super::shapes::{Notes, RunConfig};
-use crate::app::{App, Arrival, Halt, Stopping};
+use crate::app::{App, Arrival, Stopping};
 use crate::body::{COMMAND_BODY_MAX, parse_json};
 use crate::stream::{
-    CLOSE_MAX, FIRST_MESSAGE_MAX, Input, PING_INTERVAL, Queued, SEND_STALL_MAX, SILENCE_MAX, STDIN_DRAIN_MAX,
-    StdinSender, bounded, stdin_queue, write_stdin,
+    Close, FIRST_MESSAGE_MAX, Input, Line, Lost, Queued, STDIN_WRITE_MAX, StdinSender, bounded, converse,
+    stdin_queue,
 };
 
 /// How long a command may take where the client does not say.
@@ -65,6 +65,9 @@ const KILLED: i32 = 137;
 /// The longest text in one message. In the worst case JSON writes six bytes for one, which must fit into the buffer that a connection
 /// has here (four times `OUTPUT_MESSAGE_MAX`), and into the 1 MiB that clients take.
 const TEXT_MAX: usize = 32 << 10;
+/// Input that was sent and that the command has not yet been given. There is no way to ask a client to wait, and the whole of any
+/// message must fit.
+const INPUT_QUEUE_BYTES_MAX: usize = COMMAND_BODY_MAX;
 /// Output of one stream in the answer to a plain request. Those who expect more open a WebSocket.
 const ANSWER_OUTPUT_MAX: usize = 16 << 20;
 
@@ -192,9 +195,7 @@ pub async fn start(
     );
     match starting.await {
         Ok(result) => result.map_err(|error| Refusal::data(Doing::Command, error)),
-        Err(_) => {
-            Err(Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, "InternalError", "the daemon has a bug here"))
-        }
+        Err(_) => Err(Refusal::bug()),
     }
 }
 
@@ -291,13 +292,30 @@ pub async fn execute(
 /// `GET {dataplane}/execute/ws`
 pub async fn socket(
     State(app): State<App>,
-    target: Target,
+    target: Result<Target, Refusal>,
     arrival: Option<Extension<Arrival>>,
     upgrade: Result<WebSocketUpgrade, WebSocketUpgradeRejection>,
 ) -> Result<Response, Refusal> {
     let upgrade = upgrade.map_err(|rejection| {
         Refusal::new(StatusCode::UPGRADE_REQUIRED, "UpgradeRequired", rejection.body_text())
     })?;
+    let target = match target {
+        Ok(target) => target,
+        // Clients take a 404 for a server that knows no WebSockets, say so, and try for a quarter of a minute to come back to a
+        // command. So a sandbox that is gone is told where they hear it.
+        Err(refusal) if refusal.status() == StatusCode::NOT_FOUND => {
+            let gone = text(&Verdict::Error("SandboxNotFound", refusal.message().to_owned()).message());
+            let session = move |mut socket: WebSocket| async move {
+                let _place = arrival;
+                // They listen once they have said what they want.
+                if let Ok(Ok(_)) = tokio::time::timeout(FIRST_MESSAGE_MAX, next_text(&mut socket)).await {
+                    Close::Ended.say_after(gone, socket).await;
+                }
+            };
+            return Ok(bounded(upgrade, COMMAND_BODY_MAX).on_upgrade(session).into_response());
+        }
+        Err(refusal) => return Err(refusal),
+    };
     match target.sandbox.state {
         engine::State::Running => {}
         // Answered before anything is begun, so that clients try again by themselves.
@@ -318,13 +336,10 @@ pub async fn socket(
         match opened {
             Ok(session) => session.serve(socket, stopping).await,
             Err(Opening::Closed(None)) => {}
-            Err(Opening::Closed(Some(close))) => close_socket(socket, close).await,
+            Err(Opening::Closed(Some(close))) => close.say(socket).await,
             Err(Opening::Refused(kind, error)) => {
                 tracing::info!(kind, error, "refused");
-                // If the client is gone there is nobody left to tell.
-                let _ =
-                    timeout(SEND_STALL_MAX, socket.send(text(&Verdict::Error(kind, error).message()))).await;
-                close_socket(socket, Close::Ended).await;
+                Close::Ended.say_after(text(&Verdict::Error(kind, error).message()), socket).await;
             }
         }
     };
@@ -336,26 +351,6 @@ pub async fn socket(
 enum Opening {
     Closed(Option<Close>),
     Refused(&'static str, String),
-}
-
-/// How a connection ends, as the daemon's side wishes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Close {
-    /// All was said.
-    Ended,
-    /// Come again.
-    Restart,
-    /// The key was deleted.
-    NoKey,
-}
-
-impl From<Halt> for Close {
-    fn from(halt: Halt) -> Self {
-        match halt {
-            Halt::Daemon => Self::Restart,
-            Halt::Key => Self::NoKey,
-        }
-    }
 }
 
 /// The next text that a client sends. Binary messages that hold text are taken too.
@@ -422,94 +417,66 @@ struct Session {
 }
 
 impl Session {
-    async fn serve(self, socket: WebSocket, mut stopping: Stopping) {
+    async fn serve(self, socket: WebSocket, stopping: Stopping) {
         let Self { command, from, end_stdin } = self;
         let output = command.attach_text(from);
         let (mut sink, mut stream) = socket.split();
-        let (mut stdin, queued) = stdin_queue();
+        let (mut stdin, queued) = stdin_queue(INPUT_QUEUE_BYTES_MAX);
+        let (lost, losses) = mpsc::channel(1);
         if end_stdin {
             // The queue is empty, so there is room.
             let _ = stdin.push(Input::End).await;
         }
-        let (heard, hearing) = watch::channel(Instant::now());
-        let mut key = stopping.key();
-        let pump = pump_stdin(command.clone(), queued);
-        tokio::pin!(pump);
-        let mut pumping = true;
-        let close = {
-            let mut writer = Writer { command: &command, sink: &mut sink, output, hearing };
-            let mut reader = Reader { command: &command, stream: &mut stream, stdin };
-            let write = writer.write(&mut stopping);
-            let read = reader.read(&heard);
-            tokio::pin!(write, read);
-            loop {
-                tokio::select! {
-                    () = key.wait() => break Some(Close::NoKey),
-                    close = &mut write => break close.ok(),
-                    () = &mut read => break None,
-                    () = &mut pump, if pumping => pumping = false,
-                }
-            }
-        };
-        // What the client sent before it closed still goes to the command.
-        if close != Some(Close::NoKey) && pumping && timeout(STDIN_DRAIN_MAX, pump).await.is_err() {
-            tracing::debug!("stdin of a client that has gone was not read in time");
-        }
+        let (line, hearing) = Line::new(&mut sink);
+        let key = stopping.key();
+        let write = Writer { command: &command, line, output, losses }.write(stopping);
+        let read = Reader { command: &command, stream: &mut stream, stdin, lost }.read(hearing);
+        let close = converse(key, write, read, pump_stdin(command.clone(), queued)).await;
         if let Some(close) = close
             && let Ok(socket) = sink.reunite(stream)
         {
-            close_socket(socket, close).await;
+            close.say(socket).await;
         }
     }
-}
-
-/// Says goodbye and waits a little for the answer: closing at once would throw away what is still on its way.
-async fn close_socket(mut socket: WebSocket, close: Close) {
-    let (code, reason) = match close {
-        Close::Ended => (close_code::NORMAL, ""),
-        Close::Restart => (close_code::RESTART, "connect again with the offsets reached"),
-        Close::NoKey => (close_code::POLICY, "the api key was deleted"),
-    };
-    let farewell = async {
-        let frame = CloseFrame { code, reason: reason.into() };
-        // An error means that the client is gone already, which is what this is for.
-        if socket.send(Message::Close(Some(frame))).await.is_ok() {
-            while let Some(Ok(_)) = socket.recv().await {}
-        }
-    };
-    let _ = timeout(CLOSE_MAX, farewell).await;
 }
 
 fn text(message: &Value) -> Message {
     Message::Text(message.to_string().into())
 }
 
-/// The client is gone or does not read.
-struct Lost;
+/// Some output. Most of what is sent is this, so that it is written without a copy in between.
+#[derive(Serialize)]
+struct Piece<'a> {
+    #[serde(rename = "type")]
+    stream: &'static str,
+    data: &'a str,
+    offset: u64,
+}
 
 /// Output and pings, to the client.
 struct Writer<'a> {
     command: &'a CommandRef,
-    sink: &'a mut SplitSink<WebSocket, Message>,
+    line: Line<'a>,
     output: TextOutput,
-    hearing: watch::Receiver<Instant>,
+    /// Why input was lost.
+    losses: mpsc::Receiver<String>,
 }
 
 impl Writer<'_> {
-    async fn write(&mut self, stopping: &mut Stopping) -> Result<Close, Lost> {
-        let mut pings = tokio::time::interval_at(Instant::now() + PING_INTERVAL, PING_INTERVAL);
-        pings.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    async fn write(mut self, mut stopping: Stopping) -> Result<Close, Lost> {
         let mut started = false;
         loop {
             let event = tokio::select! {
                 biased;
                 halt = stopping.wait() => return Ok(halt.into()),
-                _ = pings.tick() => {
-                    if self.hearing.borrow().elapsed() > SILENCE_MAX {
-                        return Err(Lost);
-                    }
-                    self.send(Message::Ping(Bytes::new())).await?;
+                () = self.line.ping_due() => {
+                    self.line.ping().await?;
                     continue;
+                }
+                // Said as the end, since nothing else can be: whoever sent it would wait for what the command cannot do without it.
+                Some(why) = self.losses.recv() => {
+                    self.line.send(text(&Verdict::Error(Doing::Command.error(), why).message())).await?;
+                    return Ok(Close::Ended);
                 }
                 event = self.output.next() => event,
             };
@@ -527,7 +494,7 @@ impl Writer<'_> {
                     if !started && let Verdict::Exit(_) = verdict {
                         self.say_started(0).await?;
                     }
-                    self.send(text(&verdict.message())).await?;
+                    self.line.send(text(&verdict.message())).await?;
                     return Ok(Close::Ended);
                 }
                 // The engine has let this reader go, or is itself on its way out.
@@ -538,7 +505,7 @@ impl Writer<'_> {
 
     async fn say_started(&mut self, pid: u32) -> Result<(), Lost> {
         let id = self.command.now().id;
-        self.send(text(&json!({"type": "started", "command_id": id.as_str(), "pid": pid}))).await
+        self.line.send(text(&json!({"type": "started", "command_id": id.as_str(), "pid": pid}))).await
     }
 
     async fn say_text(&mut self, stream: Stream, mut offset: u64, mut rest: &str) -> Result<(), Lost> {
@@ -549,17 +516,12 @@ impl Writer<'_> {
                 end -= 1;
             }
             let (piece, behind) = rest.split_at(end);
-            self.send(text(&json!({"type": name, "data": piece, "offset": offset}))).await?;
+            let message = serde_json::to_string(&Piece { stream: name, data: piece, offset })
+                .expect("text and a number are JSON");
+            self.line.send(Message::Text(message.into())).await?;
             (offset, rest) = (offset + piece.len() as u64, behind);
         }
         Ok(())
-    }
-
-    async fn send(&mut self, message: Message) -> Result<(), Lost> {
-        match timeout(SEND_STALL_MAX, self.sink.send(message)).await {
-            Ok(Ok(())) => Ok(()),
-            Ok(Err(_)) | Err(_) => Err(Lost),
-        }
     }
 }
 
@@ -568,32 +530,35 @@ struct Reader<'a> {
     command: &'a CommandRef,
     stream: &'a mut SplitStream<WebSocket>,
     stdin: StdinSender,
+    lost: mpsc::Sender<String>,
 }
 
 impl Reader<'_> {
     /// Until the client closes or is gone.
-    async fn read(&mut self, heard: &watch::Sender<Instant>) {
+    async fn read(mut self, hearing: watch::Sender<Instant>) {
         while let Some(Ok(message)) = self.stream.next().await {
-            heard.send_replace(Instant::now());
+            hearing.send_replace(Instant::now());
             let bytes = match message {
                 Message::Text(text) => Bytes::from(text),
                 Message::Binary(bytes) => bytes,
                 Message::Ping(_) | Message::Pong(_) => continue,
                 Message::Close(_) => return,
             };
-            // There is no way to refuse a message in this protocol; what makes no sense is left alone.
-            let Ok(wish) = parse_json(&bytes) else { continue };
-            let given = match wish {
-                Wish::Input { data } => self.stdin.push(Input::Bytes(data.into())).await,
-                Wish::CloseStdin => self.stdin.push(Input::End).await,
-                Wish::Kill => {
+            let given = match parse_json(&bytes) {
+                Ok(Wish::Input { data }) => self.stdin.push(Input::Bytes(data.into())).await,
+                Ok(Wish::CloseStdin) => self.stdin.push(Input::End).await,
+                Ok(Wish::Kill) => {
                     self.kill();
                     Ok(())
                 }
-                Wish::Execute(_) | Wish::Reconnect { .. } | Wish::Unknown => Ok(()),
+                // Said by a client that is newer than this.
+                Ok(Wish::Execute(_) | Wish::Reconnect { .. } | Wish::Unknown) => Ok(()),
+                // What it was meant to be is lost: text that is no text, most likely.
+                Err(error) => Err(error),
             };
             if let Err(error) = given {
-                tracing::info!(error = error.into_body().message, "input was refused");
+                // Once is enough.
+                let _ = self.lost.try_send(error.into_body().message);
             }
         }
     }
@@ -615,7 +580,7 @@ impl Reader<'_> {
 async fn pump_stdin(command: CommandRef, mut queue: mpsc::Receiver<Queued>) {
     while let Some(Queued { input, .. }) = queue.recv().await {
         let done = match input {
-            Input::Bytes(bytes) => write_stdin(&command, &mut None, bytes).await,
+            Input::Bytes(bytes) => append(&command, bytes).await,
             Input::End => command.end_stdin().await,
         };
         if let Err(error) = done {
@@ -623,4 +588,11 @@ async fn pump_stdin(command: CommandRef, mut queue: mpsc::Receiver<Queued>) {
             return;
         }
     }
+}
+
+async fn append(command: &CommandRef, mut bytes: Bytes) -> Result<(), EngineError> {
+    while !bytes.is_empty() {
+        command.append_stdin(bytes.split_to(bytes.len().min(STDIN_WRITE_MAX))).await?;
+    }
+    Ok(())
 }

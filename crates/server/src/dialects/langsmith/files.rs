@@ -52,23 +52,28 @@ fn files(app: &App, key: &Key, sandbox: &Sandbox) -> Result<Files, EngineError> 
     app.engine.files(&key.owner, sandbox.id, Notes::of(sandbox).run_config.user)
 }
 
+/// What is asked for cannot be.
+fn invalid(what: &'static str, why: &str) -> EngineError {
+    EngineError::Invalid { what, why: why.into() }
+}
+
 /// An absolute path.
-pub fn absolute(app: &App, key: &Key, sandbox: &Sandbox, path: Vec<u8>) -> Result<Vec<u8>, Refusal> {
+pub fn absolute(app: &App, key: &Key, sandbox: &Sandbox, path: Vec<u8>) -> Result<Vec<u8>, EngineError> {
     if path.is_empty() || path.contains(&0) || path.len() > wire::files::PATH_MAX {
-        return Err(Refusal::bad_request("`path` is not a path that can be used"));
+        return Err(invalid("path", "it is empty, too long, or has a NUL byte"));
     }
     if path.starts_with(b"/") {
         return Ok(path);
     }
     let place = match Notes::of(sandbox).run_config.work_dir {
         Some(place) => place,
-        None => app.engine.working_directory(&key.owner, sandbox.id).map_err(reading)?,
+        None => app.engine.working_directory(&key.owner, sandbox.id)?,
     };
     Ok(convert::join(place.as_bytes(), &path))
 }
 
-fn path(app: &App, target: &Target, params: &mut Params) -> Result<Vec<u8>, Refusal> {
-    let path = params.bytes("path").ok_or_else(|| Refusal::bad_request("`path` is missing"))?;
+fn path(app: &App, target: &Target, params: &mut Params) -> Result<Vec<u8>, EngineError> {
+    let path = params.bytes("path").ok_or_else(|| invalid("path", "it is missing"))?;
     absolute(app, &target.key, &target.sandbox, path)
 }
 
@@ -85,7 +90,7 @@ pub async fn upload(
         .map_err(|error| Refusal::new(error.status(), Doing::Write.error(), error.body_text()))?;
     let path = path(&app, &target, &mut params);
     let written = async {
-        let path = path?;
+        let path = path.map_err(writing)?;
         let files = files(&app, &target.key, &target.sandbox).map_err(writing)?;
         let stat = write_part(&files, &path, &mut form, &mut stopping).await?;
         Ok(Json(json!({"path": String::from_utf8_lossy(&path), "size_bytes": stat.size})))
@@ -151,7 +156,7 @@ pub async fn download(
     mut params: Params,
     headers: HeaderMap,
 ) -> Result<Response, Refusal> {
-    let path = path(&app, &target, &mut params)?;
+    let path = path(&app, &target, &mut params).map_err(reading)?;
     let files = files(&app, &target.key, &target.sandbox).map_err(reading)?;
     native::download(&app, &target.key, &files, &path, &headers).await.map_err(unsent)
 }
@@ -163,7 +168,7 @@ pub async fn stat(
     mut params: Params,
     headers: HeaderMap,
 ) -> Result<Response, Refusal> {
-    let path = path(&app, &target, &mut params)?;
+    let path = path(&app, &target, &mut params).map_err(reading)?;
     let files = files(&app, &target.key, &target.sandbox).map_err(reading)?;
     native::describe_file(&files, &path, &headers).await.map_err(unsent)
 }
@@ -183,7 +188,7 @@ pub struct Search {
 impl Search {
     fn root(&self, app: &App, target: &Target) -> Result<Vec<u8>, Refusal> {
         let path = self.path.clone().filter(|path| !path.is_empty()).unwrap_or_else(|| ".".into());
-        let path = absolute(app, &target.key, &target.sandbox, path.into_bytes())?;
+        let path = absolute(app, &target.key, &target.sandbox, path.into_bytes()).map_err(reading)?;
         Ok(path.strip_suffix(b"/.").map(<[u8]>::to_vec).unwrap_or(path))
     }
 
@@ -192,7 +197,7 @@ impl Search {
         let matches = match self.limit {
             None => MATCHES_DEFAULT,
             Some(limit) if limit > 0 => u32::try_from(limit).unwrap_or(most).min(most),
-            Some(_) => return Err(Refusal::bad_request("`limit` is a number above zero")),
+            Some(_) => return Err(reading(invalid("limit", "it is a number above zero"))),
         };
         Ok(SearchLimits {
             matches,

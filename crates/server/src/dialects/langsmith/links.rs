@@ -19,7 +19,7 @@ use wire::SandboxId;
 use super::LINKS;
 use super::error::{Doing, Refusal};
 use super::files::{absolute, unsent};
-use super::read::{Body, Meant, Named};
+use super::read::{Body, InPath, Meant};
 use crate::app::App;
 use crate::clock::rfc3339;
 use crate::routes::files as native;
@@ -117,7 +117,7 @@ async fn read(app: &App, token: &str) -> Result<(Link, Key, SandboxId), Refusal>
 /// `GET` and `HEAD` of a link.
 pub async fn follow(
     State(app): State<App>,
-    Named(token): Named,
+    InPath(token): InPath,
     method: Method,
     headers: HeaderMap,
 ) -> Result<Response, Refusal> {

@@ -9,7 +9,6 @@ use engine::pools::{PoolInfo, PoolName, PoolState, PoolUpdate};
 use engine::{EngineError, Key};
 use serde::Deserialize;
 use serde_json::{Value, json};
-use tracing::Instrument;
 
 use super::error::Refusal;
 use super::read::{Body, Named};
@@ -54,12 +53,7 @@ pub async fn create(
     }
     let wait = Duration::from_secs_f64(seconds.min(WAIT_SECONDS_MAX));
     let name = PoolName::parse(&body.name)?;
-    // A task of its own, so that nothing is left half done when the caller leaves.
-    let creating = create_and_wait(app, key, name, body, wait);
-    let made = tokio::spawn(creating.in_current_span()).await;
-    let made = made.map_err(|_| {
-        Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, "InternalError", "the daemon has a bug here")
-    })??;
+    let made = create_and_wait(app, key, name, body, wait).await?;
     Ok((StatusCode::CREATED, Json(show(&made))))
 }
 
@@ -105,11 +99,7 @@ pub async fn list(State(app): State<App>, Caller(key): Caller) -> Json<Value> {
 }
 
 /// A pool.
-pub async fn get(
-    State(app): State<App>,
-    Caller(key): Caller,
-    Named(name): Named,
-) -> Result<Json<Value>, Refusal> {
+pub async fn get(Named { app, key, name }: Named) -> Result<Json<Value>, Refusal> {
     Ok(Json(show(&app.engine.pool(&key.owner, &name)?)))
 }
 
@@ -123,9 +113,7 @@ pub struct Update {
 
 /// Gives a pool another name, or another size.
 pub async fn update(
-    State(app): State<App>,
-    Caller(key): Caller,
-    Named(name): Named,
+    Named { app, key, name }: Named,
     Body(body): Body<Update>,
 ) -> Result<Json<Value>, Refusal> {
     let update =
@@ -134,11 +122,7 @@ pub async fn update(
 }
 
 /// Deletes a pool and what waits in it.
-pub async fn delete(
-    State(app): State<App>,
-    Caller(key): Caller,
-    Named(name): Named,
-) -> Result<StatusCode, Refusal> {
+pub async fn delete(Named { app, key, name }: Named) -> Result<StatusCode, Refusal> {
     app.engine.delete_pool(&key.owner, &name).await?;
     Ok(StatusCode::NO_CONTENT)
 }

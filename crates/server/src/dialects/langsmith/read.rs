@@ -41,14 +41,34 @@ async fn read<T: DeserializeOwned>(request: Request, limit: usize) -> Result<T, 
     parse_json(if bytes.trim_ascii().is_empty() { b"{}" } else { &bytes })
 }
 
-/// Something in a path, decoded: a name or an id.
-pub struct Named(pub String);
+/// Something in a path, decoded.
+pub struct InPath(pub String);
 
-impl<S: Send + Sync> FromRequestParts<S> for Named {
+impl<S: Send + Sync> FromRequestParts<S> for InPath {
     type Rejection = Refusal;
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Refusal> {
         text_in_path(parts, state, "name").await.map(Self).map_err(Refusal::from)
+    }
+}
+
+/// Something that a path names by a name or an id, and the key that asks.
+pub struct Named {
+    /// Where it is.
+    pub app: App,
+    /// Whose.
+    pub key: Key,
+    /// Decoded.
+    pub name: String,
+}
+
+impl FromRequestParts<App> for Named {
+    type Rejection = Refusal;
+
+    async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, Refusal> {
+        let Caller(key) = Caller::from_request_parts(parts, app).await?;
+        let InPath(name) = InPath::from_request_parts(parts, app).await?;
+        Ok(Self { app: app.clone(), key, name })
     }
 }
 

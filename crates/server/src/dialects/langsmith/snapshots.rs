@@ -93,7 +93,8 @@ pub async fn create(
         None => own_tag(&image).into_iter().chain([LATEST.to_owned()]).collect(),
     };
     let template = with_run_config(TemplateSpec { image, ..TemplateSpec::default() }, run);
-    let snapshot = app.engine.create_snapshot(&key, SnapshotSpec { name, tags, template, note }).await?;
+    let made = app.engine.create_snapshot(&key, SnapshotSpec { name, tags, template, note }).await;
+    let snapshot = made.map_err(|error| Refusal::from(error).renamed("image", "docker_image"))?;
     Ok((StatusCode::CREATED, Json(show(&snapshot))))
 }
 
@@ -182,30 +183,18 @@ pub async fn list(
 }
 
 /// A snapshot, by its id, `name:tag` or name.
-pub async fn get(
-    State(app): State<App>,
-    Caller(key): Caller,
-    Named(reference): Named,
-) -> Result<Json<Value>, Refusal> {
+pub async fn get(Named { app, key, name: reference }: Named) -> Result<Json<Value>, Refusal> {
     Ok(Json(show(&app.engine.snapshot(&key.owner, &reference).await?)))
 }
 
 /// Removes a snapshot. Sandboxes that were made from it stay.
-pub async fn delete(
-    State(app): State<App>,
-    Caller(key): Caller,
-    Named(reference): Named,
-) -> Result<StatusCode, Refusal> {
+pub async fn delete(Named { app, key, name: reference }: Named) -> Result<StatusCode, Refusal> {
     app.engine.delete_snapshot(&key.owner, &reference).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
 /// What the tags of a name mean.
-pub async fn tags(
-    State(app): State<App>,
-    Caller(key): Caller,
-    Named(name): Named,
-) -> Result<Json<Value>, Refusal> {
+pub async fn tags(Named { app, key, name }: Named) -> Result<Json<Value>, Refusal> {
     let tags = app.engine.snapshot_tags(&key.owner, &name).await?.into_iter();
     let tags: Vec<Value> = tags.map(|(tag, id)| json!({"tag": tag, "snapshot_id": id})).collect();
     Ok(Json(json!({"name": name, "tags": tags})))

@@ -87,11 +87,7 @@ pub async fn list(State(app): State<App>, Caller(key): Caller) -> Json<Value> {
 }
 
 /// A template.
-pub async fn get(
-    State(app): State<App>,
-    Caller(key): Caller,
-    Named(name): Named,
-) -> Result<Json<Value>, Refusal> {
+pub async fn get(Named { app, key, name }: Named) -> Result<Json<Value>, Refusal> {
     Ok(Json(show(&app.engine.template(&key.owner, &name)?)))
 }
 
@@ -104,9 +100,7 @@ pub struct Update {
 
 /// Gives a template another name.
 pub async fn update(
-    State(app): State<App>,
-    Caller(key): Caller,
-    Named(name): Named,
+    Named { app, key, name }: Named,
     Body(body): Body<Update>,
 ) -> Result<Json<Value>, Refusal> {
     let update = TemplateUpdate {
@@ -117,11 +111,7 @@ pub async fn update(
 }
 
 /// Removes a template. Refused while something was made from it.
-pub async fn delete(
-    State(app): State<App>,
-    Caller(key): Caller,
-    Named(name): Named,
-) -> Result<StatusCode, Refusal> {
+pub async fn delete(Named { app, key, name }: Named) -> Result<StatusCode, Refusal> {
     app.engine.delete_template(&key.owner, &name).await?;
     Ok(StatusCode::NO_CONTENT)
 }

@@ -43,11 +43,7 @@ pub async fn list(State(app): State<App>, Caller(key): Caller) -> Result<Json<Va
 }
 
 /// A volume.
-pub async fn get(
-    State(app): State<App>,
-    Caller(key): Caller,
-    Named(name): Named,
-) -> Result<Json<Value>, Refusal> {
+pub async fn get(Named { app, key, name }: Named) -> Result<Json<Value>, Refusal> {
     Ok(Json(show(&app.engine.volume(&key.owner, &name).await?)))
 }
 
@@ -61,9 +57,7 @@ pub struct Update {
 
 /// Gives a volume another name, or makes it larger.
 pub async fn update(
-    State(app): State<App>,
-    Caller(key): Caller,
-    Named(name): Named,
+    Named { app, key, name }: Named,
     Body(body): Body<Update>,
 ) -> Result<Json<Value>, Refusal> {
     let size_bytes = body.size.as_deref().map(size).transpose()?;
@@ -79,11 +73,7 @@ pub async fn update(
 }
 
 /// Deletes a volume. Refused while a sandbox mounts it.
-pub async fn delete(
-    State(app): State<App>,
-    Caller(key): Caller,
-    Named(name): Named,
-) -> Result<StatusCode, Refusal> {
+pub async fn delete(Named { app, key, name }: Named) -> Result<StatusCode, Refusal> {
     app.engine.delete_volume(&key.owner, &name).await?;
     Ok(StatusCode::NO_CONTENT)
 }

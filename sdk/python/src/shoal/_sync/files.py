@@ -14,7 +14,7 @@ import httpx
 from .. import _archive, _seam
 from .._core import FILE_PIECE_BYTES, decoded, query, refused
 from ..errors import ResourceNotFoundError, SandboxClientError
-from ..models import FileEvent, FileInfo, FilesMade, FoundFiles, FoundLines
+from ..models import EditedFile, FileEvent, FileInfo, FilesMade, FoundFiles, FoundLines
 from .transport import Events, Transport
 
 FileInfos = list[FileInfo]
@@ -93,6 +93,48 @@ class Files:
             answer = self._transport.call("PUT", target, content=pieces(content), headers=headers, repeat=False)
         info: FileInfo = decoded(FileInfo, answer.json())
         return info
+
+    def edit(
+        self,
+        path: str,
+        old: str,
+        new: str,
+        *,
+        all: bool = False,
+        adapt_line_ends: bool = False,
+        if_match: str | None = None,
+        user: str | None = None,
+    ) -> EditedFile:
+        """Replaces text in a file, whole or not at all; permissions, owner and all names of the file stay.
+
+        >>> sb.write("/workspace/greeting", "hello world")
+        >>> (sb.files.edit("/workspace/greeting", "world", "moon")).replaced
+        1
+        >>> sb.files.read("/workspace/greeting")
+        b'hello moon'
+
+        Args:
+            path: Which file: UTF-8 text of at most 16 MiB; a link at its end is followed.
+            old: What to find.
+            new: What takes its place.
+            all: Every match; if not, there must be one and no more.
+            adapt_line_ends: If there is no such text, look for it with its lines ended by CR LF, then by LF, and end the
+                lines of what takes its place likewise.
+            if_match: Edit only if the file has this ``etag``.
+            user: As which user of the sandbox.
+
+        Raises:
+            ResourceNotFoundError: It does not exist.
+            SandboxOperationError: With the code ``no_match``, ``several_matches`` (``details["matches"]`` says how many) or
+                ``not_text``.
+        """
+        wish = {"old": old, "new": new, "all": all, "adapt_line_ends": adapt_line_ends}
+        headers = {} if if_match is None else {"If-Match": if_match}
+        target = self._path("/edit", path=path, user=user)
+        # Once it is done, the text is not there any more.
+        answer = self._transport.call("POST", target, json=wish, headers=headers, repeat=False)
+        edited: EditedFile = decoded(EditedFile, answer.json())
+        return edited
 
     def list(self, path: str, *, user: str | None = None) -> FileInfos:
         """The entries of a directory, by name. Links are not followed."""
@@ -199,6 +241,8 @@ class Files:
         regex: bool = False,
         ignore_case: bool = False,
         include: Sequence[str] | str = (),
+        exclude_directories: Sequence[str] | str = (),
+        carriage_returns: bool = False,
         hidden: bool = False,
         limit: int | None = None,
         timeout: float | None = None,
@@ -206,17 +250,23 @@ class Files:
     ) -> FoundLines:
         """Finds lines in files.
 
+        ``include`` are globs of files that are looked at, ``exclude_directories`` of names of directories that are not
+        entered. ``carriage_returns`` says whether the CR at the end of a line is told with it.
+
         >>> sb.write("/workspace/poem", "a rose\\nis a rose\\n")
         >>> [(match.line, match.text) for match in sb.files.grep("is a")]
         [(2, 'is a rose')]
         """
         includes = [include] if isinstance(include, str) else include
+        excluded = [exclude_directories] if isinstance(exclude_directories, str) else exclude_directories
         parameters: list[tuple[str, Any]] = [
             ("path", path),
             ("pattern", pattern),
             ("regex", regex or None),
             ("ignore_case", ignore_case or None),
             *(("include", text) for text in includes),
+            *(("exclude_directory", text) for text in excluded),
+            ("carriage_returns", carriage_returns or None),
             ("hidden", hidden or None),
             ("limit", limit),
             ("timeout_seconds", None if timeout is None else max(1, round(timeout))),

@@ -1,4 +1,4 @@
-"""Pages and edits of text files, as the helpers of ``BaseSandbox`` make them, without running Python in the sandbox.
+"""Pages of text files, as the helper of ``BaseSandbox`` makes them, without running Python in the sandbox.
 
 Only the plain case: a text file of a known kind that is small, valid and has the lines that are asked for. Everything else,
 errors included, is left to the helper of the installed version, whose words they are.
@@ -49,15 +49,3 @@ def page(raw: bytes, offset: int, limit: int) -> ReadResult | None:
         following = end if end < len(lines) else None
         where = {"total_lines": len(lines), "start_line": offset + 1, "end_line": end, "next_offset": following}
     return ReadResult(file_data=FileData(content="\n".join(shown), encoding="utf-8"), **where)
-
-
-def edited(raw: bytes, old: str, new: str, replace_all: bool) -> tuple[bytes, int] | None:
-    """The file after an edit, and how many places matched; ``None`` if it is not the plain case."""
-    try:
-        text = raw.decode()
-        count = text.count(old)
-        if count == 0 or (count > 1 and not replace_all):
-            return None
-        return text.replace(old, new).encode(), count
-    except UnicodeError:
-        return None

@@ -1,8 +1,8 @@
 """A sandbox as Deep Agents sees it. Translates, and keeps no state.
 
-``BaseSandbox`` does most of its work by running Python in the sandbox. What the native API does in one call with the
-same result, or in few, is overridden here (``ls``, ``write``, and ``read`` and ``edit`` of ordinary text files); the rest is
-left to the installed version.
+``BaseSandbox`` does most of its work by running Python or a shell in the sandbox. What the native API does in one call with
+the same result is overridden here, for ordinary files, patterns and paths (``ls``, ``read``, ``write``, ``edit``, ``glob``,
+``grep``); the rest is left to the installed version.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import asyncio
 import weakref
 from collections.abc import Sequence
 from importlib.metadata import version
+from typing import Any
 
 from deepagents.backends.protocol import (
     EditResult,
@@ -18,6 +19,7 @@ from deepagents.backends.protocol import (
     FileDownloadResponse,
     FileUploadResponse,
     GlobResult,
+    GrepResult,
     LsResult,
     ReadResult,
     WriteResult,
@@ -29,8 +31,8 @@ from .._async.transport import AsyncTransport
 from .._sync.sandbox import Sandbox
 from ..errors import CommandTimeoutError, ResourceNotFoundError, SandboxClientError, SandboxOperationError
 from ..models import ExecutionResult, FileInfo
-from ._globs import MATCHES_MAX, SECONDS_MAX, matched, search
-from ._pages import WHOLE_FILE_BYTES_MAX, edited, is_plain, page
+from . import _edits, _globs, _greps
+from ._pages import WHOLE_FILE_BYTES_MAX, is_plain, page
 from ._threads import off_loop
 
 #: How long a command may run unless the agent says otherwise, as with other Deep Agents sandboxes.
@@ -245,11 +247,11 @@ class ShoalSandbox(BaseSandbox):
 
     def glob(self, pattern: str, path: str | None = None) -> GlobResult:
         """Files by their names."""
-        wish = search(pattern, path)
+        wish = _globs.search(pattern, path)
         if wish is not None:
             found = None
             try:
-                found = off_loop(self._glob, *wish)
+                found = _globs.matched(off_loop(self._sandbox.files.glob, **_asked(wish)), wish)
             except SandboxClientError:
                 # The helper says what is wrong, in its own words.
                 pass
@@ -257,26 +259,52 @@ class ShoalSandbox(BaseSandbox):
                 return found
         return super().glob(pattern, path)
 
-    def _glob(self, pattern: str, root: str, hidden: bool) -> GlobResult | None:
-        files = self._sandbox.files
-        return matched(files.glob(pattern, root, hidden=hidden, limit=MATCHES_MAX, timeout=SECONDS_MAX), root)
-
     async def aglob(self, pattern: str, path: str | None = None) -> GlobResult:
         """As ``glob``, without a thread."""
-        wish = search(pattern, path)
+        wish = _globs.search(pattern, path)
         if wish is not None:
-            pattern_asked, root, hidden = wish
             found = None
             try:
-                files = self._async().files
-                found = matched(
-                    await files.glob(pattern_asked, root, hidden=hidden, limit=MATCHES_MAX, timeout=SECONDS_MAX), root
-                )
+                found = _globs.matched(await self._async().files.glob(**_asked(wish)), wish)
             except SandboxClientError:
                 pass
             if found is not None:
                 return found
         return await super().aglob(pattern, path)
+
+    # `max_count` came with 0.7; what the installed version does not know is not passed on to it.
+    def grep(self, pattern: str, path: str | None = None, glob: str | None = None, **more: Any) -> GrepResult:
+        """Lines by what is in them, with ``max_count`` as in the installed version."""
+        wish = _greps.search(pattern, path, glob, more.get("max_count"), self._not_searched())
+        if wish is not None:
+            found = None
+            try:
+                lines = off_loop(self._sandbox.files.grep, **wish)
+                found = _greps.matched(lines, wish["path"], glob, more.get("max_count"))
+            except SandboxClientError:
+                # The helper says what is wrong, in its own words.
+                pass
+            if found is not None:
+                return found
+        return super().grep(pattern, path, glob, **more)
+
+    async def agrep(self, pattern: str, path: str | None = None, glob: str | None = None, **more: Any) -> GrepResult:
+        """As ``grep``, without a thread."""
+        wish = _greps.search(pattern, path, glob, more.get("max_count"), self._not_searched())
+        if wish is not None:
+            found = None
+            try:
+                lines = await self._async().files.grep(**wish)
+                found = _greps.matched(lines, wish["path"], glob, more.get("max_count"))
+            except SandboxClientError:
+                pass
+            if found is not None:
+                return found
+        return await super().agrep(pattern, path, glob, **more)
+
+    def _not_searched(self) -> tuple[str, ...]:
+        # Since 0.7.26 or so; a class may say other names.
+        return tuple(getattr(self, "grep_exclude_dirs", ()))
 
     def write(self, file_path: str, content: str) -> WriteResult:
         """Writes a text file. A write makes the directories that lead to it, so nothing needs to be looked at first."""
@@ -293,53 +321,34 @@ class ShoalSandbox(BaseSandbox):
 
     def edit(self, file_path: str, old_string: str, new_string: str, replace_all: bool = False) -> EditResult:
         """Replaces text in a file."""
-        if old_string and file_path.startswith("/"):
+        if _edits.is_plain(file_path, old_string, new_string):
+            edit = self._sandbox.files.edit
             try:
-                found = off_loop(self._edit, file_path, old_string, new_string, replace_all)
-            except SandboxClientError:
-                # The helper says what is wrong, in its own words; or someone wrote in between, and it looks again.
-                found = None
-            if found is not None:
-                return found
+                edited = off_loop(edit, file_path, old_string, new_string, all=replace_all, adapt_line_ends=True)
+                return _edits.done(file_path, edited)
+            except SandboxClientError as error:
+                refused = _edits.refused(file_path, old_string, error)
+            if refused is not None:
+                return refused
         return super().edit(file_path, old_string, new_string, replace_all)
-
-    def _edit(self, path: str, old: str, new: str, replace_all: bool) -> EditResult | None:
-        files = self._sandbox.files
-        info = files.stat(path)
-        if not _is_editable(info):
-            return None
-        done = edited(files.read(path), old, new, replace_all)
-        if done is None:
-            return None
-        files.write(path, done[0], if_match=info.etag)
-        return EditResult(path=path, occurrences=done[1])
 
     async def aedit(self, file_path: str, old_string: str, new_string: str, replace_all: bool = False) -> EditResult:
         """As ``edit``, without a thread."""
-        if old_string and file_path.startswith("/"):
+        if _edits.is_plain(file_path, old_string, new_string):
+            edit = self._async().files.edit
             try:
-                found = await self._aedit(file_path, old_string, new_string, replace_all)
-            except SandboxClientError:
-                found = None
-            if found is not None:
-                return found
+                edited = await edit(file_path, old_string, new_string, all=replace_all, adapt_line_ends=True)
+                return _edits.done(file_path, edited)
+            except SandboxClientError as error:
+                refused = _edits.refused(file_path, old_string, error)
+            if refused is not None:
+                return refused
         return await super().aedit(file_path, old_string, new_string, replace_all)
 
-    async def _aedit(self, path: str, old: str, new: str, replace_all: bool) -> EditResult | None:
-        files = self._async().files
-        info = await files.stat(path)
-        if not _is_editable(info):
-            return None
-        done = edited(await files.read(path), old, new, replace_all)
-        if done is None:
-            return None
-        await files.write(path, done[0], if_match=info.etag)
-        return EditResult(path=path, occurrences=done[1])
 
-
-def _is_editable(info: FileInfo) -> bool:
-    # A file with a second name keeps it only if it is written in place, as the helper does.
-    return info.is_file and info.links == 1 and info.size <= WHOLE_FILE_BYTES_MAX
+def _asked(wish: _globs.Wish) -> dict[str, Any]:
+    where: dict[str, Any] = {"path": wish.root, "hidden": wish.hidden, "limit": wish.limit}
+    return {"pattern": wish.pattern, **where, "timeout": _globs.SECONDS_MAX}
 
 
 def _merged(command: str) -> str:

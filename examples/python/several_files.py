@@ -1,0 +1,33 @@
+"""Several files into a sandbox and out of it at once; what goes wrong with one is said of it, and the others come through.
+
+    python3 examples/python/several_files.py
+
+Uses the daemon of SHOAL_URL or of this machine, or starts a private one. Needs the package `deepagents`, whose answers these are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from shoal import SandboxClient, SandboxClientError
+from shoal.deepagents import ShoalSandbox
+
+FILES = [
+    ("/workspace/in/a.txt", b"first\n"),
+    ("/workspace/in/deep/b.bin", bytes(range(256))),
+    ("relative.txt", b"nowhere to go\n"),
+    ("/workspace", b"a directory is there\n"),
+]
+WANTED = ["/workspace/in/a.txt", "/workspace/in/deep/b.bin", "/workspace/none.txt", "/workspace/in", "relative.txt"]
+
+try:
+    client = SandboxClient()
+except SandboxClientError:
+    client = SandboxClient.local()
+with client, client.sandbox() as sandbox:
+    backend = ShoalSandbox(sandbox)
+    for up in backend.upload_files(FILES):
+        print("up", up.path, up.error or "ok")
+    # The same for asyncio moves several at once.
+    for down in asyncio.run(backend.adownload_files(WANTED)):
+        print("down", down.path, down.error or f"{len(down.content or b'')} bytes")
