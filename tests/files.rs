@@ -652,7 +652,8 @@ fn files_and_lines_are_found_within_limits() {
     assert_eq!(names(&found, "matches"), ["/workspace/README.md"]);
     sandbox.sh("printf 'needle\\r\\n' > crlf").ok();
     let with = "grep?path=/workspace&pattern=needle&hidden=true&carriage_returns=true";
-    let found = ask(&sandbox, "GET", &format!("{with}&exclude_directory=.git&exclude_directory=d*")).expect(200);
+    let found =
+        ask(&sandbox, "GET", &format!("{with}&exclude_directory=.git&exclude_directory=d*")).expect(200);
     assert_eq!(names(&found, "matches"), ["/workspace/crlf"]);
     assert_eq!((&found["matches"][0]["text"], &found["mixed"]), (&json!("needle\r"), &json!(0)));
     sandbox.sh("rm crlf").ok();

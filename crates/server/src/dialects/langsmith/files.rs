@@ -2,11 +2,8 @@
 //!
 //! A path that is not absolute is meant where commands run.
 
-use std::time::Duration;
-
 use axum::Json;
-use axum::extract::multipart::MultipartError;
-use axum::extract::{FromRequest, Multipart, Request, State};
+use axum::extract::{Request, State};
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::Response;
 use engine::{EngineError, Files, Key, Sandbox};
@@ -15,15 +12,15 @@ use serde_json::{Value, json};
 use wire::files::{Condition, FileStat, Grep, SearchLimits, WriteOptions};
 
 use super::error::{Doing, Refusal};
+use super::form::{Form, FormError};
 use super::read::{DataBody, Target};
 use super::shapes::Notes;
 use crate::app::{App, Stopping};
 use crate::convert;
+use crate::error::ApiError;
 use crate::params::Params;
 use crate::routes::files as native;
 
-/// How long a client may send nothing of a file that it has begun.
-const FORM_IDLE_MAX: Duration = Duration::from_secs(60);
 /// Matches of a search, if the caller does not say.
 const MATCHES_DEFAULT: u32 = 1000;
 /// How long a search takes at most: shorter than clients wait.
@@ -88,7 +85,7 @@ pub async fn upload(
     request: Request,
 ) -> Result<Json<Value>, Refusal> {
     let mut stopping = app.stopping(&target.key);
-    let mut form = Multipart::from_request(request, &app)
+    let mut form = Form::of(request)
         .await
         .map_err(|error| Refusal::new(error.status(), Doing::Write.error(), error.body_text()))?;
     let path = path(&app, &target, &mut params).map_err(writing)?;
@@ -101,14 +98,12 @@ pub async fn upload(
 async fn write_part(
     files: &Files,
     path: &[u8],
-    form: &mut Multipart,
+    form: &mut Form,
     stopping: &mut Stopping,
 ) -> Result<FileStat, Refusal> {
-    let incomplete = |error: MultipartError| {
-        Refusal::new(StatusCode::BAD_REQUEST, Doing::Write.error(), error.body_text())
-    };
-    while let Some(mut part) = form.next_field().await.map_err(incomplete)? {
+    while let Some(mut part) = unless_stopped(stopping, form.next()).await? {
         if part.name() != Some("file") {
+            while unless_stopped(stopping, part.chunk()).await?.is_some() {}
             continue;
         }
         let options = WriteOptions {
@@ -119,23 +114,31 @@ async fn write_part(
             condition: Condition::None,
         };
         let mut output = files.write(options).await.map_err(writing)?;
-        loop {
-            let chunk = tokio::select! {
-                chunk = tokio::time::timeout(FORM_IDLE_MAX, part.chunk()) => chunk,
-                _ = stopping.wait() => return Err(writing(EngineError::Stopping)),
-            };
-            let late = || {
-                let message = format!("nothing of the file came for {} s", FORM_IDLE_MAX.as_secs());
-                Refusal::new(StatusCode::REQUEST_TIMEOUT, Doing::Write.error(), message)
-            };
-            match chunk.map_err(|_| late())?.map_err(incomplete)? {
-                Some(bytes) if bytes.is_empty() => {}
-                Some(bytes) => output.write(bytes).await.map_err(writing)?,
-                None => return Ok(output.finish().await.map_err(writing)?.stat),
+        while let Some(bytes) = unless_stopped(stopping, part.chunk()).await? {
+            if !bytes.is_empty() {
+                output.write(bytes).await.map_err(writing)?;
             }
         }
+        return Ok(output.finish().await.map_err(writing)?.stat);
     }
     Err(Refusal::new(StatusCode::BAD_REQUEST, Doing::Write.error(), "the form has no part `file`"))
+}
+
+async fn unless_stopped<T>(
+    stopping: &mut Stopping,
+    reading: impl Future<Output = Result<T, FormError>>,
+) -> Result<T, Refusal> {
+    let read = tokio::select! {
+        read = reading => read,
+        halt = stopping.wait() => return Err(ApiError::from(halt).into()),
+    };
+    read.map_err(|error| {
+        let status = match &error {
+            FormError::Broken(_) | FormError::Shapeless => StatusCode::BAD_REQUEST,
+            FormError::Late => StatusCode::REQUEST_TIMEOUT,
+        };
+        Refusal::new(status, Doing::Write.error(), error.to_string())
+    })
 }
 
 /// Reads a file, or a range of it.

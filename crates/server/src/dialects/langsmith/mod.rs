@@ -14,6 +14,7 @@ mod boxes;
 mod error;
 mod exec;
 mod files;
+mod form;
 mod lacking;
 mod links;
 mod pools;
