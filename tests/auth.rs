@@ -414,6 +414,10 @@ fn a_deleted_key_loses_its_streams_at_once_and_no_other_does() {
         theirs.events(&command, "").open(daemon.address),
         theirs.request("GET", "/files/watch?path=/workspace").open(daemon.address),
     ];
+    let dialect = Request::new("POST", &format!("/langsmith/dp/{}/execute/stream/resume", mine.id))
+        .key(secret)
+        .json(&json!({"command_id": command}))
+        .open(daemon.address);
     let waiting = {
         let theirs = theirs.clone();
         std::thread::spawn(move || theirs.post_command(&json!({"argv": ["sleep", "1000"]})))
@@ -438,6 +442,9 @@ fn a_deleted_key_loses_its_streams_at_once_and_no_other_does() {
         assert_eq!(stream.status, 200);
         while stream.chunk().expect("it ends well").is_some() {}
     }
+    let told = dialect.expect("it was answered").into_response().expect("it ends well");
+    let told = String::from_utf8_lossy(&told.body).into_owned();
+    assert!(told.contains("the api key was deleted") && !told.contains("stopping"), "{told}");
     waiting.join().expect("no panic").expect_refusal(401, "unauthorized");
     drop(flood);
     // Others go on, and so do the commands.

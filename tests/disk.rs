@@ -1,6 +1,7 @@
 //! The store, and what sandboxes may put on disk.
 
 use std::fs;
+use std::io::{ErrorKind, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 
@@ -256,6 +257,32 @@ fn a_store_that_does_not_fit_is_refused_or_done_without() {
     assert!(
         !daemon.data_dir.join("store.img").exists() && !daemon.data_dir.join("store.img.unfinished").exists()
     );
+}
+
+#[test]
+fn a_full_host_disk_takes_nothing_from_the_store() {
+    // The store's file is allocated whole: what sandboxes were promised is there, whatever else is on that disk.
+    let daemon = Spawn { tmpfs_bytes: Some(700 << 20), ..spawn("loop", "256Mi") }.start();
+    let sandbox = daemon.sandbox();
+    let write = "read -r go; head -c 64M /dev/zero > /workspace/big && sync -f /workspace/big && wc -c < /workspace/big > /tmp/size";
+    let command = sandbox.spawn(json!({"script": write, "stdin": true}));
+    let filler = daemon.data_dir.join("filler");
+    let mut file = fs::File::create(&filler).expect("there is room yet");
+    let full = loop {
+        if let Err(error) = file.write_all(&[1; 1 << 16]) {
+            break error;
+        }
+    };
+    assert_eq!(full.kind(), ErrorKind::StorageFull);
+    sandbox.write(&command, b"go\n").expect(200);
+    let size = || sandbox.request("GET", "/files?path=/tmp/size").send(sandbox.address);
+    until_true("the sandbox has written what it may", || {
+        let answer = size();
+        answer.status == 200 && answer.body.trim_ascii() == b"67108864"
+    });
+    fs::remove_file(filler).expect("it is the test's own");
+    assert_eq!(sandbox.ended(&command)["exit_code"], 0);
+    daemon.sandbox().sh("echo works").ok();
 }
 
 #[test]

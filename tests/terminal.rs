@@ -1,4 +1,4 @@
-//! `shoal shell`, `run -t` and `attach`, as a person at a terminal uses them. The terminal is a real one: tmux's.
+//! `shoal shell`, `run -t`, `attach` and `top`, as a person at a terminal uses them. The terminal is a real one: tmux's.
 
 use std::path::PathBuf;
 use std::process::{Command, Output};
@@ -310,4 +310,21 @@ fn two_people_at_one_terminal_both_type() {
     first.type_line("exit 2");
     first.is_back_with(2, "eleven");
     second.is_back_with(2, "twelve");
+}
+
+#[test]
+fn who_looks_at_a_daemon_that_does_not_answer_can_leave() {
+    let daemon = Daemon::start();
+    let desk = Desk::at(&daemon);
+    desk.type_line("shoal top --interval 0.2");
+    desk.sees("by cpu");
+    send_signal(daemon.pid(), Signal::STOP);
+    // By the last of these, the next look has long begun.
+    for (key, sorted) in [("m", "by memory"), ("d", "by disk"), ("n", "by name"), ("c", "by cpu")].repeat(4) {
+        desk.type_keys(&[key]);
+        desk.sees(sorted);
+    }
+    desk.type_keys(&["q"]);
+    desk.is_back_with(0, "one");
+    send_signal(daemon.pid(), Signal::CONT);
 }

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
+import inspect
 import os
 import warnings
 from collections.abc import Iterator
@@ -16,10 +18,13 @@ with warnings.catch_warnings():
     import langsmith.sandbox as sandbox
     from langsmith.sandbox import AsyncSandboxClient, SandboxClient
 
+VERSION = tuple(int(part) for part in importlib.metadata.version("langsmith").split(".")[:3])
 #: The documented dialect: templates, volumes and pools.
 LEGACY = hasattr(SandboxClient, "create_template")
 #: Snapshots.
 MODERN = hasattr(SandboxClient, "create_snapshot")
+#: From 0.7.17 on, a kill closes the connection at once, so that most of the time the client does not hear how it ended.
+KILL_CLOSES = "pty" in inspect.signature(sandbox.Sandbox.run).parameters
 #: Files with ranges, `close_input`, SSE.
 NEWEST = hasattr(sandbox.Sandbox, "read_range")
 

@@ -9,7 +9,7 @@ import time
 from typing import Any
 
 import pytest
-from dialect import LEGACY, MODERN, SandboxClient, a_client, legacy, sandbox, settings, variables
+from dialect import KILL_CLOSES, LEGACY, SandboxClient, a_client, legacy, sandbox, settings, variables
 from harness import ALIAS, Daemon
 
 pytestmark = legacy
@@ -103,8 +103,8 @@ def streaming(client: Any) -> None:
                 print(chunk.data, end="")
             assert handle.result.exit_code != 0
         except SandboxConnectionError:
-            # From 0.7.17 on, which is behind the document, clients close the connection as they kill.
-            assert MODERN and sb.reconnect(handle.command_id).result.exit_code != 0
+            # Not with those that the document is of.
+            assert KILL_CLOSES and sb.reconnect(handle.command_id).result.exit_code != 0
         killer.join()
 
         command = "python -c 'name = input(\"Name: \"); print(f\"Hello {name}\")'"

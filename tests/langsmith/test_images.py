@@ -20,7 +20,7 @@ def imaged_daemon() -> Iterator[Daemon]:
     with (
         a_registry() as registry,
         variables(SHOAL_REGISTRY_MIRRORS=f"docker.io={registry.url}"),
-        a_daemon() as daemon,
+        a_daemon(Daemon) as daemon,
     ):
         for alias in daemon.ask("GET", "/v1/image-aliases")["aliases"]:
             daemon.ask("DELETE", f"/v1/image-aliases/{alias['name'].replace('/', '%2F')}")

@@ -45,6 +45,11 @@ const IDLE_MIN: usize = SPARED + 2 * ENDS;
 
 /// `shoal bench`
 pub async fn bench(arguments: &Bench) -> anyhow::Result<()> {
+    // Before anything is measured: minutes of it would be lost over a directory that cannot be made.
+    if let Some(directory) = &arguments.write {
+        std::fs::create_dir_all(directory)
+            .with_context(|| format!("cannot make `{}`", directory.display()))?;
+    }
     let scratch = Scratch::new()?;
     let base = scratch.0.join("daemon");
     // As `shoal serve` would keep them.
@@ -111,10 +116,13 @@ pub async fn bench(arguments: &Bench) -> anyhow::Result<()> {
     }
     drop(private);
     wait_for_the_end_of(data_dir).await?;
-    if let Some(directory) = &arguments.write {
-        report.write(directory, &machine())?;
-    }
-    if arguments.json { report.print_json() } else { report.print() }
+    let printed = if arguments.json { report.print_json() } else { report.print() };
+    // Whatever became of the one, the other is done.
+    let written = match &arguments.write {
+        Some(directory) => report.write(directory, &machine()),
+        None => Ok(()),
+    };
+    printed.and(written)
 }
 
 /// What was measured, and on what, for whoever compares.

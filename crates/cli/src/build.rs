@@ -86,8 +86,8 @@ fn show(bytes: &[u8]) {
     // If it cannot be shown, the build goes on all the same.
     let _ = if out.is_terminal() {
         let text = String::from_utf8_lossy(bytes);
-        let harmless: String = text.chars().filter(|c| matches!(c, '\n' | '\t') || !c.is_control()).collect();
-        out.write_all(harmless.as_bytes())
+        // Lines may end as on other systems.
+        out.write_all(print::harmless_lines(&text.replace('\r', "")).as_bytes())
     } else {
         out.write_all(bytes)
     };

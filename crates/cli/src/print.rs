@@ -198,6 +198,13 @@ pub fn harmless(text: &str) -> String {
     text.chars().map(printable).collect()
 }
 
+/// The same for a text of several lines, which stay.
+pub fn harmless_lines(text: &str) -> String {
+    text.chars()
+        .map(|character| if matches!(character, '\n' | '\t') { character } else { printable(character) })
+        .collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

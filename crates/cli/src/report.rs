@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use client::ClientError;
 use serde::Serialize;
 
+use crate::print::harmless_lines;
 use crate::serve;
 
 /// An error of the command line itself, with what to do about it.
@@ -73,7 +74,7 @@ pub fn warning(what: &str, colour: bool) {
     if JSON.load(Ordering::Relaxed) {
         eprintln!("{}", serde_json::json!({ "warning": what }));
     } else {
-        eprintln!("{}: {what}", painted("warning", "33", colour));
+        eprint!("{}", warned(what, colour));
     }
 }
 
@@ -89,15 +90,21 @@ fn causes(error: &anyhow::Error) -> Vec<String> {
     texts.split_off(1)
 }
 
+fn warned(what: &str, colour: bool) -> String {
+    format!("{}: {}\n", painted("warning", "33", colour), harmless_lines(what))
+}
+
+/// Names in it may have been chosen by guests: none of them moves the cursor.
 fn written(error: &anyhow::Error, colour: bool) -> String {
-    let mut text = format!("{}: {error}\n", painted("error", "31", colour));
+    let what = harmless_lines(&error.to_string());
+    let mut text = format!("{}: {what}\n", painted("error", "31", colour));
     for cause in causes(error) {
         // Some show the line of a file that they are about.
-        let cause = cause.trim_end().replace('\n', "\n    ");
+        let cause = harmless_lines(cause.trim_end()).replace('\n', "\n    ");
         text.push_str(&format!("  Caused by: {cause}\n"));
     }
     if let Some(hint) = hint(error) {
-        text.push_str(&format!("{}: {hint}\n", painted("hint", "36", colour)));
+        text.push_str(&format!("{}: {}\n", painted("hint", "36", colour), harmless_lines(&hint)));
     }
     text
 }
@@ -130,5 +137,15 @@ mod tests {
         let json = serde_json::to_string(&for_programs(&error)).expect("JSON");
         assert_eq!(json, r#"{"error":"cannot list","causes":["nobody listens"],"hint":"start it"}"#);
         assert!(written(&error, true).starts_with("\x1b[1;31merror\x1b[0m: cannot list"));
+    }
+
+    #[test]
+    fn what_guests_call_things_moves_no_cursor() {
+        let error = hinted_by(anyhow::anyhow!("`a\x1b[2J\u{9b}1A`\n\tb"), "cannot copy `\rc`", "mend `\x07`");
+        assert_eq!(
+            written(&error, false),
+            "error: cannot copy `\u{fffd}c`\n  Caused by: `a\u{fffd}[2J\u{fffd}1A`\n    \tb\nhint: mend `\u{fffd}`\n"
+        );
+        assert_eq!(warned("pool: \x1b]0;x\x07", false), "warning: pool: \u{fffd}]0;x\u{fffd}\n");
     }
 }

@@ -5,6 +5,8 @@
 
 use std::collections::HashMap;
 use std::io::{self, IsTerminal, Read, Write};
+use std::pin::Pin;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
@@ -168,21 +170,21 @@ impl Drop for Screen {
     }
 }
 
-async fn live(client: &Client, mut before: Look, mut view: View, interval: Duration) -> anyhow::Result<i32> {
+async fn live(client: &Client, first: Look, mut view: View, interval: Duration) -> anyhow::Result<i32> {
     let mut interrupts = Interrupts::catch()?;
     let mut resized = signal(SignalKind::window_change()).context("cannot catch signals")?;
     let screen = Screen::enter()?;
     let mut typed = keyboard();
-    let mut now = Look { at: Instant::now(), seen: Look::take(client).await?.seen };
+    // Until there is a second one, nothing is known of how busy processors are.
+    let mut now = Arc::new(first);
+    let mut before = Arc::clone(&now);
     let mut failure: Option<String> = None;
+    // Beside keys and signals: a daemon that does not answer must not keep anybody from leaving.
+    let mut looking: Option<Pin<Box<dyn Future<Output = anyhow::Result<Look>> + '_>>> = None;
     let mut next = Instant::now() + FIRST_LOOK.min(interval);
     loop {
         let (rows, columns) = (terminal::size().rows, terminal::size().columns);
-        let mut text = shown(&before, &now, &view, Some((rows.into(), columns.into())));
-        if let Some(failure) = &failure {
-            let line = print::cut(&print::harmless(failure), columns.into());
-            text = format!("{}\n{}", print::painted(&line, print::Paint::Red), text);
-        }
+        let text = screenful(&before, &now, &view, failure.as_deref(), (rows.into(), columns.into()));
         if !screen.draw(&text)? {
             return Ok(0);
         }
@@ -204,16 +206,22 @@ async fn live(client: &Client, mut before: Look, mut view: View, interval: Durat
                     }
                 }
                 view.skipped = view.skipped.min(now.seen.sandboxes.len().saturating_sub(1));
+                if view.still {
+                    looking = None;
+                }
             }
-            () = tokio::time::sleep_until(next.into()), if !view.still => {
+            () = tokio::time::sleep_until(next.into()), if looking.is_none() && !view.still => {
+                looking = Some(Box::pin(Look::take(client)));
+            }
+            looked = async { looking.as_mut().expect("the branch is taken only then").await }, if looking.is_some() => {
                 // A daemon that is away for a moment comes back; what was seen last stays until then.
-                match Look::take(client).await {
+                match looked {
                     Ok(look) => {
-                        (before, failure) = (std::mem::replace(&mut now, look), None);
+                        (before, failure) = (std::mem::replace(&mut now, Arc::new(look)), None);
                     }
                     Err(error) => failure = Some(format!("{error:#}")),
                 }
-                next = Instant::now() + interval;
+                (looking, next) = (None, Instant::now() + interval);
             }
         }
     }
@@ -233,6 +241,20 @@ fn keyboard() -> mpsc::Receiver<Vec<u8>> {
         }
     });
     typed
+}
+
+/// Everything, and above it why there is nothing newer, if so: both within a screen of so many rows and columns.
+fn screenful(
+    before: &Look,
+    now: &Look,
+    view: &View,
+    failure: Option<&str>,
+    (rows, columns): (usize, usize),
+) -> String {
+    let Some(failure) = failure else { return shown(before, now, view, Some((rows, columns))) };
+    let line = print::cut(&print::harmless(failure), columns);
+    let rest = shown(before, now, view, Some((rows.saturating_sub(1), columns)));
+    format!("{}\n{rest}", print::painted(&line, print::Paint::Red))
 }
 
 /// Everything, for a screen of so many rows and columns, or for a pipe.
@@ -398,6 +420,8 @@ mod tests {
         for rows in [1, 5, 24, 80] {
             let text = shown(&before, &now, &View::default(), Some((rows, 80)));
             assert!(text.lines().count() <= rows, "{rows}");
+            let text = screenful(&before, &now, &View::default(), Some("it is\naway"), (rows, 80));
+            assert!(text.lines().count() <= rows && text.contains("it is\u{fffd}away"), "{rows}: {text}");
         }
     }
 }

@@ -34,7 +34,9 @@ impl Client {
         name: &str,
         update: &api::UpdateVolume,
     ) -> Result<api::Volume, ClientError> {
-        self.call(json(Method::PATCH, path(name), update), Repeat::Harmless).await
+        // With a new name, a second try would not find the old one.
+        let repeat = if update.name.is_some() { Repeat::Never } else { Repeat::Harmless };
+        self.call(json(Method::PATCH, path(name), update), repeat).await
     }
 
     /// A directory or file of a volume as a tar stream.

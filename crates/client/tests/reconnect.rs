@@ -5,6 +5,7 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use bytes::Bytes;
 use engine::{Engine, EngineConfig, KeySecret};
@@ -151,4 +152,40 @@ async fn stdin_is_written_once_over_connections_that_are_cut_at_any_point() {
     writer.await.expect("the writer does not panic");
     assert!(heard == sent, "{} bytes came back of {}", heard.len(), sent.len());
     assert!(count.load(Ordering::Relaxed) > 10, "too few connections were cut to prove anything");
+}
+
+/// A daemon that answers one question and cuts every connection after that, and how often it was asked to change something.
+async fn one_that_answers_once() -> (SocketAddr, Arc<AtomicU64>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("there is a port");
+    let address = listener.local_addr().expect("it is bound");
+    let changes = Arc::new(AtomicU64::new(0));
+    let counted = changes.clone();
+    tokio::spawn(async move {
+        while let Ok((mut near, _)) = listener.accept().await {
+            let mut request = vec![0; 8192];
+            let length = near.read(&mut request).await.unwrap_or(0);
+            if request[..length].starts_with(b"GET ") {
+                let answer =
+                    b"HTTP/1.1 200 OK\r\ncontent-length: 14\r\nconnection: close\r\n\r\n{\"volumes\":[]}";
+                near.write_all(answer).await.expect("the client listens");
+            } else if length > 0 {
+                counted.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+    });
+    (address, changes)
+}
+
+#[tokio::test]
+async fn a_new_name_is_asked_for_once() {
+    let (daemon, changes) = one_that_answers_once().await;
+    let client = Client::new(&format!("http://{daemon}"), KEY).expect("the URL is valid");
+    let client = client.with_patience(Duration::from_millis(500));
+    client.volumes().await.expect("it answers once");
+    let rename = api::UpdateVolume { name: Some("other".into()), ..Default::default() };
+    client.update_volume("one", &rename).await.expect_err("it is cut");
+    assert_eq!(changes.load(Ordering::Relaxed), 1, "a second try would not find the old name");
+    let resize = api::UpdateVolume { size: Some("1Gi".into()), ..Default::default() };
+    client.update_volume("one", &resize).await.expect_err("it is cut");
+    assert!(changes.load(Ordering::Relaxed) > 2, "another size may be asked for again");
 }

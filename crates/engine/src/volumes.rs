@@ -555,9 +555,14 @@ impl crate::Engine {
             lifetime: Lifetime::new(vec![rule])?,
             ..SandboxSpec::default()
         };
-        let helper = self.create(key, spec, Wait::Ready).await?.id;
-        let files = self.files(&key.owner, helper, None)?;
-        Ok(VolumeFiles { files, helper, engine: self.clone(), owner: key.owner.clone() })
+        // A task of its own: what it makes for a caller that has left in the middle is dropped, and so removed.
+        let (engine, key) = (self.clone(), key.clone());
+        let opening = tokio::spawn(async move {
+            let helper = engine.create(&key, spec, Wait::Ready).await?.id;
+            let files = engine.files(&key.owner, helper, None)?;
+            Ok(VolumeFiles { files, helper, engine, owner: key.owner })
+        });
+        opening.await.map_err(|_| EngineError::Stopping)?
     }
 
     async fn check_volume_size(&self, size_bytes: u64) -> Result<(), EngineError> {

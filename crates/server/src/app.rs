@@ -26,7 +26,7 @@ use crate::error::{ApiError, Chain, Code};
 use crate::listen::Place;
 use crate::metrics::Metrics;
 use crate::origin::{Allowed, Refused};
-use crate::{dialects, routes, traces};
+use crate::{dialects, routes, traces, unread};
 
 /// What every handler has at hand. Cheap to clone.
 #[derive(Clone)]
@@ -79,6 +79,7 @@ impl App {
         dialects::mount(routes::all())
             .layer(middleware::from_fn_with_state(self.clone(), authenticate))
             .layer(middleware::from_fn_with_state(self.clone(), check_origin))
+            .layer(middleware::from_fn(unread::read_rest))
             .layer(middleware::from_fn_with_state(self.clone(), log))
             .with_state(self.clone())
     }

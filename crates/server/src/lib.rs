@@ -32,6 +32,7 @@ pub mod quantity;
 pub mod routes;
 pub mod stream;
 pub mod traces;
+pub mod unread;
 
 pub use config::{Config, ConfigError, Layers, Machine, Settings};
 pub use data_dir::{DataDir, DataDirError, Listening};

@@ -63,11 +63,20 @@ async fn in_store(scratch: &Path, kind: StoreKind, rounds: usize) -> anyhow::Res
     let size_bytes = (kind == StoreKind::Loop).then_some(STORE_BYTES);
     let store = StoreConfig { wish: StoreWish::Just(kind), size_bytes };
     let config = NsConfig { data_dir, installation, launcher: std::env::current_exe()?, spares: 0, store };
-    let backend = NsBackend::start(config).await?;
-    let measured = measure(&backend, rounds).await;
-    backend.end().await?;
-    forget_installation(installation)?;
-    measured
+    let measured = async {
+        let backend = NsBackend::start(config).await?;
+        let measured = measure(&backend, rounds).await;
+        let ended = backend.end().await;
+        let costs = measured?;
+        ended?;
+        Ok(costs)
+    };
+    let measured: anyhow::Result<Costs> = measured.await;
+    // Whatever failed, nothing stays on the machine; the first failure is the one that tells.
+    let forgotten = forget_installation(installation);
+    let costs = measured?;
+    forgotten?;
+    Ok(costs)
 }
 
 async fn measure(backend: &NsBackend, rounds: usize) -> anyhow::Result<Costs> {
@@ -121,10 +130,16 @@ async fn launches(
         let sandbox = SandboxId::from_random(random()?);
         let spec = Spec { sandbox, rootfs: Rootfs::Host, limits, mounts: mounts.clone() };
         let began = Instant::now();
-        backend.launch(&spec).await?;
-        // Init speaks when it is spoken to; that it listens is enough.
-        drop(backend.connect(sandbox).await?);
-        backend.teardown(sandbox).await?;
+        let up = async {
+            backend.launch(&spec).await?;
+            // Init speaks when it is spoken to; that it listens is enough.
+            backend.connect(sandbox).await.map(drop)
+        };
+        let up = up.await;
+        // Also what was launched in part; the first failure is the one that tells.
+        let down = backend.teardown(sandbox).await;
+        up?;
+        down?;
         times.push(began.elapsed());
     }
     Ok(median(times))

@@ -36,9 +36,6 @@ use crate::{convert, events};
 
 /// How long a caller may send nothing of a body that it has begun.
 const BODY_IDLE_MAX: Duration = Duration::from_secs(60);
-/// What is read of a body that was refused, so that the refusal is heard: a connection that is closed over unread bytes is reset.
-const REFUSED_BODY_MAX: usize = 16 << 20;
-const REFUSED_BODY_TIME_MAX: Duration = Duration::from_secs(2);
 /// How long a search takes, if the caller does not say, and at most.
 const SEARCH_SECONDS_DEFAULT: u64 = 20;
 const SEARCH_SECONDS_MAX: u64 = 300;
@@ -828,24 +825,11 @@ impl Incoming<'_> {
     }
 }
 
-/// Pours a body into `take`. If that refuses it, some of the rest is read, so that the refusal is heard.
+/// Pours a body into `take`.
 pub(super) async fn pour<T>(
     mut body: Body,
     stopping: &mut Stopping,
     take: impl AsyncFnOnce(Incoming<'_>) -> Result<T, ApiError>,
 ) -> Result<T, ApiError> {
-    let result = take(Incoming { body: &mut body, stopping }).await;
-    if result.is_err() {
-        let rest = async {
-            let mut left = REFUSED_BODY_MAX;
-            while left > 0
-                && let Some(Ok(frame)) = body.frame().await
-            {
-                left = left.saturating_sub(frame.data_ref().map_or(0, Bytes::len));
-            }
-        };
-        // Whoever is slower than this may see a broken connection in place of the answer.
-        let _ = tokio::time::timeout(REFUSED_BODY_TIME_MAX, rest).await;
-    }
-    result
+    take(Incoming { body: &mut body, stopping }).await
 }

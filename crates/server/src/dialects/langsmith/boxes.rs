@@ -408,9 +408,7 @@ pub async fn update(
 
 /// Deletes a sandbox with all that is in it.
 pub async fn delete(State(app): State<App>, Meant { key, sandbox }: Meant) -> Result<StatusCode, Refusal> {
-    let deleting = async move { app.engine.delete(&key.owner, sandbox.id).await };
-    // A task of its own, so that nothing is left half done when the caller leaves.
-    tokio::spawn(deleting.in_current_span()).await.map_err(|_| Refusal::bug())??;
+    app.engine.delete(&key.owner, sandbox.id).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 

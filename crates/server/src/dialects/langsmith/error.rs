@@ -98,11 +98,6 @@ impl Refusal {
         Self::new(StatusCode::UNPROCESSABLE_ENTITY, "ValidationError", message).field(field)
     }
 
-    /// The same where clients do not read lists.
-    pub fn bad_request(message: impl Into<String>) -> Self {
-        Self::new(StatusCode::BAD_REQUEST, "BadRequest", message)
-    }
-
     /// What this server cannot do.
     pub fn unsupported(message: impl Into<String>) -> Self {
         Self::new(StatusCode::NOT_IMPLEMENTED, "NotSupported", message)

@@ -422,15 +422,15 @@ impl Session {
         let output = command.attach_text(from);
         let (mut sink, mut stream) = socket.split();
         let (mut stdin, queued) = stdin_queue(INPUT_QUEUE_BYTES_MAX);
-        let (overflow, overflowed) = mpsc::channel(1);
+        let (lost, losses) = mpsc::channel(1);
         if end_stdin {
             // The queue is empty, so there is room.
             let _ = stdin.push(Input::End).await;
         }
         let (line, hearing) = Line::new(&mut sink);
         let key = stopping.key();
-        let write = Writer { command: &command, line, output, overflowed }.write(stopping);
-        let read = Reader { command: &command, stream: &mut stream, stdin, overflow }.read(hearing);
+        let write = Writer { command: &command, line, output, losses }.write(stopping);
+        let read = Reader { command: &command, stream: &mut stream, stdin, lost }.read(hearing);
         let close = converse(key, write, read, pump_stdin(command.clone(), queued)).await;
         if let Some(close) = close
             && let Ok(socket) = sink.reunite(stream)
@@ -459,7 +459,7 @@ struct Writer<'a> {
     line: Line<'a>,
     output: TextOutput,
     /// Why input was lost.
-    overflowed: mpsc::Receiver<String>,
+    losses: mpsc::Receiver<String>,
 }
 
 impl Writer<'_> {
@@ -474,7 +474,7 @@ impl Writer<'_> {
                     continue;
                 }
                 // Said as the end, since nothing else can be: whoever sent it would wait for what the command cannot do without it.
-                Some(why) = self.overflowed.recv() => {
+                Some(why) = self.losses.recv() => {
                     self.line.send(text(&Verdict::Error(Doing::Command.error(), why).message())).await?;
                     return Ok(Close::Ended);
                 }
@@ -530,7 +530,7 @@ struct Reader<'a> {
     command: &'a CommandRef,
     stream: &'a mut SplitStream<WebSocket>,
     stdin: StdinSender,
-    overflow: mpsc::Sender<String>,
+    lost: mpsc::Sender<String>,
 }
 
 impl Reader<'_> {
@@ -544,20 +544,21 @@ impl Reader<'_> {
                 Message::Ping(_) | Message::Pong(_) => continue,
                 Message::Close(_) => return,
             };
-            // There is no way to refuse a message in this protocol; what makes no sense is left alone.
-            let Ok(wish) = parse_json(&bytes) else { continue };
-            let given = match wish {
-                Wish::Input { data } => self.stdin.push(Input::Bytes(data.into())).await,
-                Wish::CloseStdin => self.stdin.push(Input::End).await,
-                Wish::Kill => {
+            let given = match parse_json(&bytes) {
+                Ok(Wish::Input { data }) => self.stdin.push(Input::Bytes(data.into())).await,
+                Ok(Wish::CloseStdin) => self.stdin.push(Input::End).await,
+                Ok(Wish::Kill) => {
                     self.kill();
                     Ok(())
                 }
-                Wish::Execute(_) | Wish::Reconnect { .. } | Wish::Unknown => Ok(()),
+                // Said by a client that is newer than this.
+                Ok(Wish::Execute(_) | Wish::Reconnect { .. } | Wish::Unknown) => Ok(()),
+                // What it was meant to be is lost: text that is no text, most likely.
+                Err(error) => Err(error),
             };
             if let Err(error) = given {
                 // Once is enough.
-                let _ = self.overflow.try_send(error.into_body().message);
+                let _ = self.lost.try_send(error.into_body().message);
             }
         }
     }

@@ -2,11 +2,8 @@
 //!
 //! A path that is not absolute is meant where commands run.
 
-use std::time::Duration;
-
 use axum::Json;
-use axum::extract::multipart::MultipartError;
-use axum::extract::{FromRequest, Multipart, Request, State};
+use axum::extract::{Request, State};
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::Response;
 use engine::{EngineError, Files, Key, Sandbox};
@@ -15,18 +12,15 @@ use serde_json::{Value, json};
 use wire::files::{Condition, FileStat, Grep, SearchLimits, WriteOptions};
 
 use super::error::{Doing, Refusal};
+use super::form::{Form, FormError};
 use super::read::{DataBody, Target};
 use super::shapes::Notes;
 use crate::app::{App, Stopping};
 use crate::convert;
+use crate::error::ApiError;
 use crate::params::Params;
 use crate::routes::files as native;
 
-/// How long a client may send nothing of a file that it has begun.
-const FORM_IDLE_MAX: Duration = Duration::from_secs(60);
-/// What is read of a form that was refused.
-const REFUSED_FORM_MAX: usize = 64 << 20;
-const REFUSED_FORM_TIME_MAX: Duration = Duration::from_secs(5);
 /// Matches of a search, if the caller does not say.
 const MATCHES_DEFAULT: u32 = 1000;
 /// How long a search takes at most: shorter than clients wait.
@@ -58,23 +52,28 @@ fn files(app: &App, key: &Key, sandbox: &Sandbox) -> Result<Files, EngineError> 
     app.engine.files(&key.owner, sandbox.id, Notes::of(sandbox).run_config.user)
 }
 
+/// What is asked for cannot be.
+fn invalid(what: &'static str, why: &str) -> EngineError {
+    EngineError::Invalid { what, why: why.into() }
+}
+
 /// An absolute path.
-pub fn absolute(app: &App, key: &Key, sandbox: &Sandbox, path: Vec<u8>) -> Result<Vec<u8>, Refusal> {
+pub fn absolute(app: &App, key: &Key, sandbox: &Sandbox, path: Vec<u8>) -> Result<Vec<u8>, EngineError> {
     if path.is_empty() || path.contains(&0) || path.len() > wire::files::PATH_MAX {
-        return Err(Refusal::bad_request("`path` is not a path that can be used"));
+        return Err(invalid("path", "it is empty, too long, or has a NUL byte"));
     }
     if path.starts_with(b"/") {
         return Ok(path);
     }
     let place = match Notes::of(sandbox).run_config.work_dir {
         Some(place) => place,
-        None => app.engine.working_directory(&key.owner, sandbox.id).map_err(reading)?,
+        None => app.engine.working_directory(&key.owner, sandbox.id)?,
     };
     Ok(convert::join(place.as_bytes(), &path))
 }
 
-fn path(app: &App, target: &Target, params: &mut Params) -> Result<Vec<u8>, Refusal> {
-    let path = params.bytes("path").ok_or_else(|| Refusal::bad_request("`path` is missing"))?;
+fn path(app: &App, target: &Target, params: &mut Params) -> Result<Vec<u8>, EngineError> {
+    let path = params.bytes("path").ok_or_else(|| invalid("path", "it is missing"))?;
     absolute(app, &target.key, &target.sandbox, path)
 }
 
@@ -86,48 +85,25 @@ pub async fn upload(
     request: Request,
 ) -> Result<Json<Value>, Refusal> {
     let mut stopping = app.stopping(&target.key);
-    let mut form = Multipart::from_request(request, &app)
+    let mut form = Form::of(request)
         .await
         .map_err(|error| Refusal::new(error.status(), Doing::Write.error(), error.body_text()))?;
-    let path = path(&app, &target, &mut params);
-    let written = async {
-        let path = path?;
-        let files = files(&app, &target.key, &target.sandbox).map_err(writing)?;
-        let stat = write_part(&files, &path, &mut form, &mut stopping).await?;
-        Ok(Json(json!({"path": String::from_utf8_lossy(&path), "size_bytes": stat.size})))
-    };
-    let written = written.await;
-    if written.is_err() {
-        // Some of the rest is read, so that the refusal is heard: a connection that is closed over unread bytes is reset.
-        let _ = tokio::time::timeout(REFUSED_FORM_TIME_MAX, drain(&mut form)).await;
-    }
-    written
-}
-
-async fn drain(form: &mut Multipart) {
-    let mut left = REFUSED_FORM_MAX;
-    while let Ok(Some(mut part)) = form.next_field().await {
-        while let Ok(Some(bytes)) = part.chunk().await {
-            left = left.saturating_sub(bytes.len());
-            if left == 0 {
-                return;
-            }
-        }
-    }
+    let path = path(&app, &target, &mut params).map_err(writing)?;
+    let files = files(&app, &target.key, &target.sandbox).map_err(writing)?;
+    let stat = write_part(&files, &path, &mut form, &mut stopping).await?;
+    Ok(Json(json!({"path": String::from_utf8_lossy(&path), "size_bytes": stat.size})))
 }
 
 /// Writes the part `file` of a form as it comes.
 async fn write_part(
     files: &Files,
     path: &[u8],
-    form: &mut Multipart,
+    form: &mut Form,
     stopping: &mut Stopping,
 ) -> Result<FileStat, Refusal> {
-    let incomplete = |error: MultipartError| {
-        Refusal::new(StatusCode::BAD_REQUEST, Doing::Write.error(), error.body_text())
-    };
-    while let Some(mut part) = form.next_field().await.map_err(incomplete)? {
+    while let Some(mut part) = unless_stopped(stopping, form.next()).await? {
         if part.name() != Some("file") {
+            while unless_stopped(stopping, part.chunk()).await?.is_some() {}
             continue;
         }
         let options = WriteOptions {
@@ -138,23 +114,31 @@ async fn write_part(
             condition: Condition::None,
         };
         let mut output = files.write(options).await.map_err(writing)?;
-        loop {
-            let chunk = tokio::select! {
-                chunk = tokio::time::timeout(FORM_IDLE_MAX, part.chunk()) => chunk,
-                _ = stopping.wait() => return Err(writing(EngineError::Stopping)),
-            };
-            let late = || {
-                let message = format!("nothing of the file came for {} s", FORM_IDLE_MAX.as_secs());
-                Refusal::new(StatusCode::REQUEST_TIMEOUT, Doing::Write.error(), message)
-            };
-            match chunk.map_err(|_| late())?.map_err(incomplete)? {
-                Some(bytes) if bytes.is_empty() => {}
-                Some(bytes) => output.write(bytes).await.map_err(writing)?,
-                None => return Ok(output.finish().await.map_err(writing)?.stat),
+        while let Some(bytes) = unless_stopped(stopping, part.chunk()).await? {
+            if !bytes.is_empty() {
+                output.write(bytes).await.map_err(writing)?;
             }
         }
+        return Ok(output.finish().await.map_err(writing)?.stat);
     }
     Err(Refusal::new(StatusCode::BAD_REQUEST, Doing::Write.error(), "the form has no part `file`"))
+}
+
+async fn unless_stopped<T>(
+    stopping: &mut Stopping,
+    reading: impl Future<Output = Result<T, FormError>>,
+) -> Result<T, Refusal> {
+    let read = tokio::select! {
+        read = reading => read,
+        halt = stopping.wait() => return Err(ApiError::from(halt).into()),
+    };
+    read.map_err(|error| {
+        let status = match &error {
+            FormError::Broken(_) | FormError::Shapeless => StatusCode::BAD_REQUEST,
+            FormError::Late => StatusCode::REQUEST_TIMEOUT,
+        };
+        Refusal::new(status, Doing::Write.error(), error.to_string())
+    })
 }
 
 /// Reads a file, or a range of it.
@@ -164,7 +148,7 @@ pub async fn download(
     mut params: Params,
     headers: HeaderMap,
 ) -> Result<Response, Refusal> {
-    let path = path(&app, &target, &mut params)?;
+    let path = path(&app, &target, &mut params).map_err(reading)?;
     let files = files(&app, &target.key, &target.sandbox).map_err(reading)?;
     native::download(&app, &target.key, &files, &path, &headers).await.map_err(unsent)
 }
@@ -176,7 +160,7 @@ pub async fn stat(
     mut params: Params,
     headers: HeaderMap,
 ) -> Result<Response, Refusal> {
-    let path = path(&app, &target, &mut params)?;
+    let path = path(&app, &target, &mut params).map_err(reading)?;
     let files = files(&app, &target.key, &target.sandbox).map_err(reading)?;
     native::describe_file(&files, &path, &headers).await.map_err(unsent)
 }
@@ -196,7 +180,7 @@ pub struct Search {
 impl Search {
     fn root(&self, app: &App, target: &Target) -> Result<Vec<u8>, Refusal> {
         let path = self.path.clone().filter(|path| !path.is_empty()).unwrap_or_else(|| ".".into());
-        let path = absolute(app, &target.key, &target.sandbox, path.into_bytes())?;
+        let path = absolute(app, &target.key, &target.sandbox, path.into_bytes()).map_err(reading)?;
         Ok(path.strip_suffix(b"/.").map(<[u8]>::to_vec).unwrap_or(path))
     }
 
@@ -205,7 +189,7 @@ impl Search {
         let matches = match self.limit {
             None => MATCHES_DEFAULT,
             Some(limit) if limit > 0 => u32::try_from(limit).unwrap_or(most).min(most),
-            Some(_) => return Err(Refusal::bad_request("`limit` is a number above zero")),
+            Some(_) => return Err(reading(invalid("limit", "it is a number above zero"))),
         };
         Ok(SearchLimits {
             matches,

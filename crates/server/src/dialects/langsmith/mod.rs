@@ -14,6 +14,7 @@ mod boxes;
 mod error;
 mod exec;
 mod files;
+mod form;
 mod lacking;
 mod links;
 mod pools;
@@ -27,8 +28,11 @@ mod volumes;
 pub use error::Refusal;
 
 use axum::Router;
-use axum::extract::DefaultBodyLimit;
+use axum::extract::{DefaultBodyLimit, Request};
+use axum::middleware::{self, Next};
+use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
+use tracing::Instrument;
 
 use crate::app::App;
 
@@ -81,6 +85,16 @@ pub fn control_plane() -> Router<App> {
         .route("/pools/{name}", get(pools::get).patch(pools::update).delete(pools::delete))
         .fallback(nothing_there)
         .method_not_allowed_fallback(wrong_method)
+        .layer(middleware::from_fn(carried_on))
+}
+
+/// Carries a request on when its caller leaves in the middle, so that nothing is left half done.
+async fn carried_on(request: Request, next: Next) -> Response {
+    match tokio::spawn(next.run(request).in_current_span()).await {
+        Ok(response) => response,
+        // The task panicked, which the panic hook has logged: nobody aborts it.
+        Err(_) => Refusal::bug().into_response(),
+    }
 }
 
 /// Everything below a sandbox's `dataplane_url`.

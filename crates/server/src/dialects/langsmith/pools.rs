@@ -9,7 +9,6 @@ use engine::pools::{PoolInfo, PoolName, PoolState, PoolUpdate};
 use engine::{EngineError, Key};
 use serde::Deserialize;
 use serde_json::{Value, json};
-use tracing::Instrument;
 
 use super::error::Refusal;
 use super::read::{Body, Named};
@@ -54,10 +53,7 @@ pub async fn create(
     }
     let wait = Duration::from_secs_f64(seconds.min(WAIT_SECONDS_MAX));
     let name = PoolName::parse(&body.name)?;
-    // A task of its own, so that nothing is left half done when the caller leaves.
-    let creating = create_and_wait(app, key, name, body, wait);
-    let made = tokio::spawn(creating.in_current_span()).await;
-    let made = made.map_err(|_| Refusal::bug())??;
+    let made = create_and_wait(app, key, name, body, wait).await?;
     Ok((StatusCode::CREATED, Json(show(&made))))
 }
 

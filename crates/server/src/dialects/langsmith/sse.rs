@@ -25,7 +25,7 @@ use wire::guest::Stream;
 use super::error::{Doing, Refusal};
 use super::exec::{Execute, Verdict, start};
 use super::read::{DataBody, Target};
-use crate::app::{App, Stopping};
+use crate::app::{App, Halt, Stopping};
 use crate::events::HEARTBEAT;
 
 /// Output in one response. As the vendor's: what is kept there for a client that does not come back.
@@ -116,10 +116,9 @@ impl Sending {
             }
             let next = tokio::select! {
                 next = self.output.next() => next,
-                _ = self.stopping.wait() => {
+                halt = self.stopping.wait() => {
                     self.said = Said::All;
-                    let why = json!({"error_type": "ServerShuttingDown", "error": "the daemon is stopping"});
-                    return Some(event("error", &why));
+                    return Some(event("error", &told(halt)));
                 }
             };
             match next {
@@ -177,6 +176,14 @@ fn name(stream: Stream) -> &'static str {
     match stream {
         Stream::Stderr => "stderr",
         Stream::Stdout | Stream::Stdin => "stdout",
+    }
+}
+
+/// Why a response ends before its command: a client comes again after the one, and need not after the other.
+fn told(halt: Halt) -> Value {
+    match halt {
+        Halt::Daemon => json!({"error_type": "ServerShuttingDown", "error": "the daemon is stopping"}),
+        Halt::Key => json!({"error_type": "Unauthorized", "error": "the api key was deleted"}),
     }
 }
 
