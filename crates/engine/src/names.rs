@@ -26,6 +26,11 @@ macro_rules! names {
                 }
             }
 
+            /// From a row: what was a name once stays one, also where the rule has become stricter.
+            pub(crate) fn kept(text: &str) -> Self {
+                Self(text.into())
+            }
+
             /// As it was written.
             pub fn as_str(&self) -> &str {
                 &self.0

@@ -131,7 +131,7 @@ impl Store {
                 Ok(PoolRow {
                     id: PoolId::from_bits(u128::from_be_bytes(row.get(0)?)),
                     owner: Owner::parse(row.get_ref(1)?.as_str()?).map_err(|_| unreadable(1, "owner"))?,
-                    name: PoolName::parse(row.get_ref(2)?.as_str()?).map_err(|_| unreadable(2, "name"))?,
+                    name: PoolName::kept(row.get_ref(2)?.as_str()?),
                     template: template.map(|bits| TemplateId::from_bits(u128::from_be_bytes(bits))),
                     replicas: row.get(4)?,
                     limits: KeyLimits {

@@ -148,7 +148,7 @@ pub(super) fn sandbox_from(row: &Row<'_>, now: Moment) -> rusqlite::Result<Sandb
     Ok(SandboxRow {
         id: sandbox_id(row, 0)?,
         owner: Owner::parse(row.get_ref(1)?.as_str()?).map_err(|_| unreadable(1, "owner"))?,
-        name: SandboxName::parse(row.get_ref(2)?.as_str()?).map_err(|_| unreadable(2, "name"))?,
+        name: SandboxName::kept(row.get_ref(2)?.as_str()?),
         template: row.get(3)?,
         // In tables of their own, read apart.
         template_version: None,

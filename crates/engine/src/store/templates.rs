@@ -223,8 +223,7 @@ impl Store {
                     Ok(TemplateRow {
                         id: template_id(row, 0)?,
                         owner: Owner::parse(row.get_ref(1)?.as_str()?).map_err(|_| unreadable(1, "owner"))?,
-                        name: TemplateName::parse(row.get_ref(2)?.as_str()?)
-                            .map_err(|_| unreadable(2, "name"))?,
+                        name: TemplateName::kept(row.get_ref(2)?.as_str()?),
                         version: row.get(3)?,
                         created_at: time(row, 4)?,
                     })

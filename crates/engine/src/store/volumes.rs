@@ -98,7 +98,7 @@ fn volume_from(row: &Row<'_>) -> rusqlite::Result<VolumeRow> {
     Ok(VolumeRow {
         id: volume_id(row, 0)?,
         owner: Owner::parse(row.get_ref(1)?.as_str()?).map_err(|_| unreadable(1, "owner"))?,
-        name: VolumeName::parse(row.get_ref(2)?.as_str()?).map_err(|_| unreadable(2, "name"))?,
+        name: VolumeName::kept(row.get_ref(2)?.as_str()?),
         size_bytes: unsigned(row, 3)?,
         state,
         created_at: time(row, 5)?,
