@@ -280,6 +280,7 @@ fn a_full_host_disk_takes_nothing_from_the_store() {
         let answer = size();
         answer.status == 200 && answer.body.trim_ascii() == b"67108864"
     });
+    drop(file);
     fs::remove_file(filler).expect("it is the test's own");
     assert_eq!(sandbox.ended(&command)["result"]["exit_code"], 0);
     daemon.sandbox().sh("echo works").ok();
