@@ -53,24 +53,24 @@ def test_everything_that_the_backend_has(backend: Any, sb: Any) -> None:
     assert backend.id == sb.name
     done = backend.execute("echo out; echo err >&2; exit 3")
     assert (done.exit_code, done.output, done.truncated) == (3, "out\n\nerr\n", False)
-    assert backend.write("/work/a.py", "import os\nprint('needle')\n").error is None
-    assert backend.read("/work/a.py").file_data["content"].endswith("print('needle')")
-    assert backend.read("/work/a.py", offset=1, limit=1).file_data["content"] == "print('needle')"
-    assert "file_not_found" in backend.read("/work/none").error
-    edited = backend.edit("/work/a.py", "needle", "thread")
+    assert backend.write("/data/a.py", "import os\nprint('needle')\n").error is None
+    assert backend.read("/data/a.py").file_data["content"].endswith("print('needle')")
+    assert backend.read("/data/a.py", offset=1, limit=1).file_data["content"] == "print('needle')"
+    assert "file_not_found" in backend.read("/data/none").error
+    edited = backend.edit("/data/a.py", "needle", "thread")
     assert (edited.error, edited.occurrences) == (None, 1)
-    assert sb.read("/work/a.py") == b"import os\nprint('thread')\n"
-    assert backend.edit("/work/a.py", "nowhere", "x").error
+    assert sb.read("/data/a.py") == b"import os\nprint('thread')\n"
+    assert backend.edit("/data/a.py", "nowhere", "x").error
     # More than fits into the words of a command.
     large = "".join(f"line {number} ü\n" for number in range(60_000))
-    assert backend.write("/work/large.txt", large).error is None
-    assert backend.edit("/work/large.txt", "line 59999 ü", "x" * 300_000).error is None
-    assert sb.read("/work/large.txt").decode() == large.replace("line 59999 ü", "x" * 300_000)
-    names = {entry["path"].rstrip("/") for entry in backend.ls("/work").entries}
-    assert names == {"/work/a.py", "/work/large.txt"}
-    assert [match["path"] for match in backend.glob("*.py", path="/work").matches] == ["/work/a.py"]
-    found = backend.grep("thread", path="/work").matches
-    assert [(match["path"], match["line"], match["text"]) for match in found] == [("/work/a.py", 2, "print('thread')")]
+    assert backend.write("/data/large.txt", large).error is None
+    assert backend.edit("/data/large.txt", "line 59999 ü", "x" * 300_000).error is None
+    assert sb.read("/data/large.txt").decode() == large.replace("line 59999 ü", "x" * 300_000)
+    names = {entry["path"].rstrip("/") for entry in backend.ls("/data").entries}
+    assert names == {"/data/a.py", "/data/large.txt"}
+    assert [match["path"] for match in backend.glob("*.py", path="/data").matches] == ["/data/a.py"]
+    found = backend.grep("thread", path="/data").matches
+    assert [(match["path"], match["line"], match["text"]) for match in found] == [("/data/a.py", 2, "print('thread')")]
 
 
 def test_files_up_and_down(backend: Any) -> None:
@@ -90,12 +90,12 @@ def test_the_same_with_asyncio(backend: Any) -> None:
         try:
             done = await asyncio.gather(*(backend.aexecute(f"echo {number}") for number in range(8)))
             assert [one.output for one in done] == [f"{number}\n" for number in range(8)]
-            assert (await backend.awrite("/work/a.txt", "one\ntwo\n")).error is None
-            assert (await backend.aedit("/work/a.txt", "two", "three")).error is None
-            assert (await backend.aread("/work/a.txt")).file_data["content"] == "one\nthree"
-            assert [entry["path"] for entry in (await backend.als("/work")).entries] == ["/work/a.txt"]
-            assert len((await backend.agrep("three", path="/work")).matches) == 1
-            assert len((await backend.aglob("*.txt", path="/work")).matches) == 1
+            assert (await backend.awrite("/data/a.txt", "one\ntwo\n")).error is None
+            assert (await backend.aedit("/data/a.txt", "two", "three")).error is None
+            assert (await backend.aread("/data/a.txt")).file_data["content"] == "one\nthree"
+            assert [entry["path"] for entry in (await backend.als("/data")).entries] == ["/data/a.txt"]
+            assert len((await backend.agrep("three", path="/data")).matches) == 1
+            assert len((await backend.aglob("*.txt", path="/data")).matches) == 1
         finally:
             if hasattr(backend, "aclose"):
                 await backend.aclose()
