@@ -219,7 +219,8 @@ impl Init {
                 self.accept();
             }
             self.listen_to_daemon();
-            let gained = self.table.read_turns(self.clock.now());
+            let gained =
+                self.table.read_turns(self.clock.now(), &self.watch).map_err(cannot("watch a pipe"))?;
             self.strike_deadlines();
             self.flush();
             self.tidy_groups();

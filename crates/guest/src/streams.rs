@@ -4,7 +4,8 @@
 //! the connection, is decided by `table` and `connection`.
 //!
 //! Descriptors are watched for edges (EPOLLET): a stream remembers that it is readable until a read says otherwise. So a stream
-//! whose window is full costs no system call, and needs none to be taken up again.
+//! whose window is full costs no system call, and needs none to be taken up again. A pipe is told of once, and then again when it
+//! was read until it was empty: what is written into one that need not be read yet wakes nobody.
 
 use std::collections::VecDeque;
 use std::io::IoSlice;
@@ -172,6 +173,12 @@ pub struct Turn {
     pub gained: usize,
     /// Another turn would find something to do at once.
     pub again: bool,
+    /// It is a pipe and empty: the kernel is to tell when it is not.
+    pub dry: bool,
+}
+
+impl Turn {
+    const NOTHING: Self = Self { gained: 0, again: false, dry: false };
 }
 
 /// Stdout or stderr of a command.
@@ -264,7 +271,7 @@ impl Output {
 
     /// Reads a chunk at most.
     pub fn turn(&mut self, pool: &mut Pool) -> Turn {
-        let Some(from) = self.from.clone() else { return Turn { gained: 0, again: false } };
+        let Some(from) = self.from.clone() else { return Turn::NOTHING };
         let limit = match self.tail {
             Tail::Open => CHUNK_MAX,
             Tail::Exactly(held) => held.min(CHUNK_MAX),
@@ -284,7 +291,12 @@ impl Output {
             Err(Errno::AGAIN) => self.dried_up(false),
             Err(_) => self.dried_up(self.source == Source::Pipe),
         };
-        Turn { gained, again: self.wants_turn() }
+        self.after(gained)
+    }
+
+    fn after(&self, gained: usize) -> Turn {
+        let dry = self.source == Source::Pipe && self.from.is_some() && !self.readable;
+        Turn { gained, again: self.wants_turn(), dry }
     }
 
     fn took(&mut self, length: usize, asked: usize) -> usize {
@@ -323,7 +335,7 @@ impl Output {
     }
 
     fn drain(&mut self, pool: &mut Pool) -> Turn {
-        let Some(from) = &self.from else { return Turn { gained: 0, again: false } };
+        let Some(from) = &self.from else { return Turn::NOTHING };
         let mut scratch = pool.take();
         match sys::read_onto(from.as_fd(), &mut scratch, CHUNK_MAX) {
             Ok(1..) | Err(Errno::INTR) => {}
@@ -331,7 +343,7 @@ impl Output {
             Ok(0) | Err(_) => self.from = None,
         }
         pool.give(scratch);
-        Turn { gained: 0, again: self.wants_turn() }
+        self.after(0)
     }
 
     fn grow_pipe(&mut self) {

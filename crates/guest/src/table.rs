@@ -6,11 +6,13 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
+use rustix::io::Errno;
 use wire::frame::{CHUNK_MAX, put_message};
 use wire::guest::{FromInit, Handle, Stream};
 
 use crate::command::Command;
 use crate::streams::Pool;
+use crate::watch::{Watch, Watched};
 
 /// Stream bytes on their way to the daemon as one frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -149,7 +151,7 @@ impl Table {
     }
 
     /// Gives each stream that waits one turn of reading.
-    pub fn read_turns(&mut self, now: u64) -> usize {
+    pub fn read_turns(&mut self, now: u64, watch: &Watch) -> Result<usize, Errno> {
         let mut gained = 0;
         for _ in 0..self.to_read.len() {
             let Some((handle, stream)) = self.to_read.pop_front() else { break };
@@ -161,6 +163,12 @@ impl Table {
                 output.waits_to_read = true;
                 self.to_read.push_back((handle, stream));
             }
+            if turn.dry
+                && let Some(from) = output.descriptor()
+            {
+                let watched = if stream == Stream::Stderr { Watched::Stderr } else { Watched::Stdout };
+                watch.again(from, watched(handle))?;
+            }
             gained += turn.gained;
             if turn.gained > 0 {
                 command.deadlines.heard(now);
@@ -169,7 +177,7 @@ impl Table {
             self.tell(handle);
             self.remove_if_gone(handle);
         }
-        gained
+        Ok(gained)
     }
 
     /// The daemon has stored a stream up to `offset`, which was sent to it.

@@ -51,16 +51,17 @@ impl Watch {
     }
 
     /// Watches a descriptor for as long as it is open. Each change is told once (EPOLLET), whichever directions the
-    /// descriptor has.
+    /// descriptor has. Of pipes that commands write to only the first is told; see [`Self::again`].
     pub fn add(&self, descriptor: impl AsFd, watched: Watched) -> Result<(), Errno> {
-        let direction = match watched {
-            Watched::Listener | Watched::Children | Watched::Report(_) => EventFlags::IN,
-            Watched::Stdout(_) | Watched::Stderr(_) => EventFlags::IN,
-            Watched::Stdin(_) => EventFlags::OUT,
-            Watched::Terminal(_) => EventFlags::IN | EventFlags::OUT,
-            Watched::Connection => EventFlags::IN | EventFlags::OUT | EventFlags::RDHUP,
-        };
-        epoll::add(&self.epoll, descriptor, EventData::new_u64(pack(watched)), direction | EventFlags::ET)
+        epoll::add(&self.epoll, descriptor, EventData::new_u64(pack(watched)), flags(watched))
+    }
+
+    /// Wants to be told once more of a pipe that was read until it was empty. What has come since is told at once.
+    ///
+    /// Every write to a watched pipe would wake us otherwise, whether it was empty or not, and most of all while there is no room
+    /// for what is written: a command that writes 4 KiB at a time would wake us for each of them.
+    pub fn again(&self, descriptor: impl AsFd, watched: Watched) -> Result<(), Errno> {
+        epoll::modify(&self.epoll, descriptor, EventData::new_u64(pack(watched)), flags(watched))
     }
 
     /// Waits until something happens, or for so many milliseconds. `None` is for ever.
@@ -86,6 +87,18 @@ impl Watch {
         });
         Ok(happenings.collect())
     }
+}
+
+/// What is wanted of it.
+fn flags(watched: Watched) -> EventFlags {
+    EventFlags::ET
+        | match watched {
+            Watched::Listener | Watched::Children | Watched::Report(_) => EventFlags::IN,
+            Watched::Stdout(_) | Watched::Stderr(_) => EventFlags::IN | EventFlags::ONESHOT,
+            Watched::Stdin(_) => EventFlags::OUT,
+            Watched::Terminal(_) => EventFlags::IN | EventFlags::OUT,
+            Watched::Connection => EventFlags::IN | EventFlags::OUT | EventFlags::RDHUP,
+        }
 }
 
 fn pack(watched: Watched) -> u64 {
