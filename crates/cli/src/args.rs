@@ -649,9 +649,6 @@ pub struct BenchFloor {
     /// What to measure
     #[arg(long)]
     pub kind: FloorKind,
-    /// How often
-    #[arg(long)]
-    pub rounds: usize,
     /// A generation of the image `host`
     #[arg(long)]
     pub image: PathBuf,
@@ -663,11 +660,11 @@ pub struct BenchFloor {
 /// What the floor measures.
 #[derive(Debug, Clone, Copy, clap::ValueEnum)]
 pub enum FloorKind {
-    /// A bare create, one after the other.
+    /// A bare create.
     Create,
     /// Bare creates, all begun at once.
     CreateMany,
-    /// A bare command, one after the other.
+    /// A bare command.
     Command,
 }
 

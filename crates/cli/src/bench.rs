@@ -26,13 +26,15 @@ use wire::api::{CreateSandbox, RunCommand};
 pub use floor::run as run_floor;
 use report::{Figure, Report, Row, median};
 
-use crate::args::{Bench, BenchPart};
+use crate::args::{Bench, BenchPart, FloorKind};
 use crate::private;
 
 /// Rounds before those that count: caches fill, namespaces are made ahead.
 const WARM_UP: usize = 10;
 /// Sandboxes that are asked for at the same moment.
 const AT_ONCE: usize = 100;
+/// How often they are.
+const AT_ONCE_ROUNDS: usize = 5;
 /// How long the daemon may take to remove everything when the run is over.
 const END_MAX: Duration = Duration::from_secs(60);
 /// Between two looks.
@@ -164,18 +166,22 @@ async fn create(
     scratch: &Path,
 ) -> anyhow::Result<Row> {
     progress("create to first result");
-    let mut times = Vec::new();
+    let (mut times, mut floors) = (Vec::new(), Vec::new());
+    let mut bare = floor.start(FloorKind::Create)?;
     for round in 0..WARM_UP + rounds {
         let began = Instant::now();
         let sandbox = client.create_sandbox(&CreateSandbox::default()).await?;
         run_true(client, sandbox.id).await?;
-        if round >= WARM_UP {
-            times.push(began.elapsed());
-        }
+        let took = began.elapsed();
         client.delete_sandbox(sandbox.id).await?;
+        let theirs = bare.round()?;
+        if round >= WARM_UP {
+            times.push(took);
+            floors.push(theirs);
+        }
     }
     let mut row = Row::new("create to first result, over HTTP", Figure::Time(median(times)));
-    row.compare("floor", Some(median(floor.create(rounds)?)));
+    row.compare("floor", Some(median(floors)));
     row.budget("at most 3x", "floor", 3.0);
     if !arguments.without_comparators {
         row.compare("bubblewrap", comparators::bubblewrap(rounds)?);
@@ -195,20 +201,24 @@ async fn command(
 ) -> anyhow::Result<(Row, Duration)> {
     progress("command in a running sandbox");
     let sandbox = client.create_sandbox(&CreateSandbox::default()).await?;
-    let (mut plain, mut shell) = (Vec::new(), Vec::new());
+    let (mut plain, mut shell, mut floors) = (Vec::new(), Vec::new(), Vec::new());
+    let mut bare = floor.start(FloorKind::Command)?;
     for round in 0..WARM_UP + 3 * rounds {
         let began = Instant::now();
         run_true(client, sandbox.id).await?;
         let between = Instant::now();
         run(client, sandbox.id, RunCommand { script: Some("true".into()), ..Default::default() }).await?;
+        let after = Instant::now();
+        let theirs = bare.round()?;
         if round >= WARM_UP {
             plain.push(between - began);
-            shell.push(between.elapsed());
+            shell.push(after - between);
+            floors.push(theirs);
         }
     }
     client.delete_sandbox(sandbox.id).await?;
     let mut row = Row::new("command `true`, over HTTP", Figure::Time(median(plain)));
-    row.compare("floor", Some(median(floor.command(3 * rounds)?)));
+    row.compare("floor", Some(median(floors)));
     let shell = median(shell);
     row.compare("through bash", Some(shell));
     row.budget("at most 2x", "floor", 2.0);
@@ -221,21 +231,26 @@ async fn command(
 
 async fn at_once(client: &Client, floor: &floor::Floor) -> anyhow::Result<Row> {
     progress("100 creates at once");
-    let began = Instant::now();
-    let creates = (0..AT_ONCE).map(|_| {
-        let client = client.clone();
-        tokio::spawn(async move { client.create_sandbox(&CreateSandbox::default()).await })
-    });
-    let mut made = Vec::new();
-    for create in creates.collect::<Vec<_>>() {
-        made.push(create.await.context("a create panicked")??.id);
+    let (mut times, mut floors) = (Vec::new(), Vec::new());
+    let mut bare = floor.start(FloorKind::CreateMany)?;
+    for _ in 0..AT_ONCE_ROUNDS {
+        let began = Instant::now();
+        let creates = (0..AT_ONCE).map(|_| {
+            let client = client.clone();
+            tokio::spawn(async move { client.create_sandbox(&CreateSandbox::default()).await })
+        });
+        let mut made = Vec::new();
+        for create in creates.collect::<Vec<_>>() {
+            made.push(create.await.context("a create panicked")??.id);
+        }
+        times.push(began.elapsed());
+        for id in made {
+            client.delete_sandbox(id).await?;
+        }
+        floors.push(bare.round()?);
     }
-    let took = began.elapsed();
-    for id in made {
-        client.delete_sandbox(id).await?;
-    }
-    let mut row = Row::new("100 creates at once", Figure::Time(took));
-    row.compare("100 floors", Some(floor.create_many(AT_ONCE)?));
+    let mut row = Row::new("100 creates at once", Figure::Time(median(times)));
+    row.compare("100 floors", Some(median(floors)));
     row.budget("at most 2x", "100 floors", 2.0);
     Ok(row)
 }

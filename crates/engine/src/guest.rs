@@ -19,7 +19,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 use tracing::{debug, warn};
 use wire::frame::{self, Decoder, FrameError, Incoming, MESSAGE_FROM_INIT_MAX};
 use wire::guest::{
-    COMMANDS_MAX, End, FromInit, Handle, OUTPUT_WINDOW, Start, StartError, Stream, ToInit, Versions, speaks,
+    COMMANDS_MAX, End, FromInit, Handle, Start, StartError, Stream, ToInit, Versions, speaks,
     spoken,
 };
 
@@ -59,12 +59,6 @@ const OUT_TARGET: usize = 128 * 1024;
 const IDLE_AFTER: Duration = Duration::from_secs(5);
 /// What a link reads into while it has no buffer.
 const SMALL_READ: usize = 256;
-/// So many bytes without a pause are a flood: two windows' worth.
-const FLOOD_BYTES: usize = 2 * OUTPUT_WINDOW;
-/// What a pause is not longer than.
-const FLOOD_PAUSE_MAX: Duration = Duration::from_millis(4);
-/// How long the link rests in one: the shortest time that timers here know, a moment that nobody notices.
-const REST: Duration = Duration::from_millis(1);
 
 /// Something init may not say.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -603,7 +597,6 @@ impl<'a> Talk<'a> {
         let (mut reader, mut writer) = tokio::io::split(stream);
         let mut decoder = Decoder::new(MESSAGE_FROM_INIT_MAX);
         let mut buffered = true;
-        let mut flood = Flood::default();
         let mut active = Instant::now();
         let deadline = active + Duration::from_secs(HANDSHAKE_SECONDS);
         let mut idle = std::pin::pin!(sleep_until(active + IDLE_AFTER));
@@ -631,13 +624,8 @@ impl<'a> Talk<'a> {
                     if read? == 0 {
                         return Ok(());
                     }
-                    let pause = active.elapsed();
-                    buffered = true;
-                    let gained = self.take_all(&mut decoder)?;
-                    if flood.needs_rest(pause, gained) {
-                        tokio::time::sleep(REST).await;
-                    }
-                    active = Instant::now();
+                    (buffered, active) = (true, Instant::now());
+                    self.take_all(&mut decoder)?;
                 }
                 () = self.home.outbox.wake.notified(), if !unwritten => {}
                 () = sleep_until(deadline), if self.stage != Stage::Open => return Err(TalkEnd::Late),
@@ -653,9 +641,7 @@ impl<'a> Talk<'a> {
         }
     }
 
-    /// Takes what has come, and tells how much of it commands wrote.
-    fn take_all(&mut self, decoder: &mut Decoder<FromInit>) -> Result<usize, TalkEnd> {
-        let mut gained = 0;
+    fn take_all(&mut self, decoder: &mut Decoder<FromInit>) -> Result<(), TalkEnd> {
         while let Some(incoming) = decoder.next()? {
             match incoming {
                 Incoming::Message(FromInit::NoCommonVersion { version_min, version_max }) => {
@@ -673,9 +659,6 @@ impl<'a> Talk<'a> {
                     if self.stage != Stage::Open {
                         return Err(Violation::OutOfTurn.into());
                     }
-                    if !is_transfer(handle) {
-                        gained += bytes.len();
-                    }
                     match self.live(handle)? {
                         Some(live) => live.receive(stream, offset, bytes)?,
                         // Nobody wants them, and init must get rid of them to come to the end.
@@ -687,7 +670,7 @@ impl<'a> Talk<'a> {
                 }
             }
         }
-        Ok(gained)
+        Ok(())
     }
 
     fn take(&mut self, message: FromInit) -> Result<(), Violation> {
@@ -843,26 +826,6 @@ impl<'a> Talk<'a> {
     }
 }
 
-/// A flood of bytes from one sandbox. Were each piece passed on as it comes, init, this process and the client would wake each other
-/// for every one, and half of the time would go into that. After a while the link rests for a moment: what has come meanwhile goes
-/// on at once, and all behind it fall into the same slow step. Measured on two processors, the same bytes cost half the time.
-#[derive(Debug, Default)]
-struct Flood {
-    bytes: usize,
-}
-
-impl Flood {
-    /// Takes note of bytes that came after a pause. Says whether it is time to rest.
-    fn needs_rest(&mut self, pause: Duration, gained: usize) -> bool {
-        self.bytes = if pause > FLOOD_PAUSE_MAX { gained } else { self.bytes + gained };
-        let rests = self.bytes >= FLOOD_BYTES;
-        if rests {
-            self.bytes = 0;
-        }
-        rests
-    }
-}
-
 /// Reads into the decoder: straight into its buffer, or through a small one while it has none. Cancel-safe.
 async fn read_some(
     reader: &mut ReadHalf<GuestStream>,
@@ -884,17 +847,6 @@ async fn read_some(
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_flood_is_told_from_a_conversation() {
-        let mut flood = Flood::default();
-        let piece = 64 * 1024;
-        let rests = (0..1024).filter(|_| flood.needs_rest(Duration::ZERO, piece)).count();
-        assert_eq!(rests, 1024 * piece / FLOOD_BYTES, "one for each part of it");
-        let slow = FLOOD_PAUSE_MAX * 2;
-        assert!((0..1024).all(|_| !flood.needs_rest(slow, piece)), "it pauses by itself");
-        assert!((0..1024).all(|_| !flood.needs_rest(Duration::ZERO, 80)), "lines");
-    }
 
     /// An init that is stopped with its connection open: every caller leaves at its deadline, and others come.
     #[test]

@@ -8,10 +8,11 @@ use std::os::fd::OwnedFd;
 
 use rustix::io::Errno;
 use wire::frame::{Decoder, FrameError, MESSAGE_TO_INIT_MAX, data_header};
-use wire::guest::{Handle, Stream, ToInit};
+use wire::guest::{Handle, OUTPUT_WINDOW, Stream, ToInit};
 
 use crate::streams::StdinFault;
 use crate::table::{Chunk, Table};
+use crate::watch::{Watch, Watched};
 
 /// Writes in one go, so that a daemon that reads as fast as we write does not keep the loop from everything else.
 const WRITES_PER_TURN: usize = 4;
@@ -67,6 +68,8 @@ pub struct Connection {
     pub parting: bool,
     readable: bool,
     writable: bool,
+    /// The kernel is to tell when there is room.
+    watched_for_room: bool,
     partial: Option<Partial>,
     /// The rest of a frame whose command was forgotten in its middle.
     orphaned: Vec<u8>,
@@ -74,6 +77,8 @@ pub struct Connection {
 
 impl Connection {
     pub fn new(socket: OwnedFd) -> Self {
+        // A window should fit, or a flood stops in the middle of every one. Where the kernel allows less, it does.
+        let _ = rustix::net::sockopt::set_socket_send_buffer_size(&socket, OUTPUT_WINDOW);
         Self {
             socket,
             decoder: Decoder::new(MESSAGE_TO_INIT_MAX),
@@ -82,6 +87,7 @@ impl Connection {
             parting: false,
             readable: true,
             writable: true,
+            watched_for_room: false,
             partial: None,
             orphaned: Vec::new(),
         }
@@ -129,6 +135,16 @@ impl Connection {
             self.write_once(table)?;
         }
         if self.parting && table.outbox.is_empty() { Err(Fault::NoCommonVersion) } else { Ok(()) }
+    }
+
+    /// Wants to be told of room only while there is none: otherwise every read of the daemon's would wake us.
+    pub fn watch_for_room(&mut self, watch: &Watch) -> Result<(), Errno> {
+        let wanted = !self.writable;
+        if std::mem::replace(&mut self.watched_for_room, wanted) == wanted {
+            return Ok(());
+        }
+        let watched = if wanted { Watched::FullConnection } else { Watched::Connection };
+        watch.again(&self.socket, watched)
     }
 
     /// The command's bytes are about to be freed: what is under way of them is copied.

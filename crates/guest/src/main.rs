@@ -67,6 +67,9 @@ const REAPS_PER_TURN: usize = 256;
 const RELEASE_AFTER_MS: u64 = 100;
 /// How long a connection that could not be taken waits for the next attempt.
 const ACCEPT_AGAIN_AFTER_MS: u64 = 50;
+/// A command that says nothing for so long is looked at, whether its program runs. Most say something first, or are over: then all
+/// of it is told at once, and nobody was woken in between.
+const LOOK_AFTER_MS: u64 = 2;
 
 fn main() -> ExitCode {
     // The kernel named us after the memory that we were executed from; people look for a name in `ps`. Not having one is
@@ -139,6 +142,8 @@ struct Init {
     /// Where the kernel counts how long init waits for the processor, where it does.
     waits: Option<std::fs::File>,
     schedule: Schedule,
+    /// Commands that are on their way to their programs, and when they are to be looked at. In this order.
+    launched: Vec<(Handle, u64)>,
     /// Commands whose groups should be looked at once everything else is done.
     groups_to_remove: Vec<Handle>,
     /// The command that is likely to be asked for next.
@@ -189,6 +194,7 @@ impl Init {
             clock: Clock::new(to_ms(monotonic())),
             waits: std::fs::File::open("/proc/self/schedstat").ok(),
             schedule: Schedule::default(),
+            launched: Vec::new(),
             groups_to_remove: Vec::new(),
             next_handle: Handle(1),
             reap_again: false,
@@ -205,7 +211,7 @@ impl Init {
             let awake = monotonic();
             // Whether the loop was ticking during that wait decides whether a gap in it means anything.
             self.clock.look(to_ms(awake), !self.schedule.is_empty(), || waited_ms(self.waits.as_ref()));
-            if happenings.is_empty() && timeout != Some(0) {
+            if happenings.is_empty() && timeout != Some(0) && self.launched.is_empty() {
                 self.release_memory();
             }
             self.holds_memory |= !happenings.is_empty();
@@ -218,11 +224,12 @@ impl Init {
             if self.accept_again {
                 self.accept();
             }
+            self.look_at_launched();
             self.listen_to_daemon();
             let gained =
                 self.table.read_turns(self.clock.now(), &self.watch).map_err(cannot("watch a pipe"))?;
             self.strike_deadlines();
-            self.flush();
+            self.flush()?;
             self.tidy_groups();
             if self.pace.turn(awake.saturating_sub(asleep), gained) && self.timeout_ms() != Some(0) {
                 std::thread::sleep(pace::NAP);
@@ -241,7 +248,8 @@ impl Init {
         let to_deadline = self.schedule.sleep_ms(self.clock.now());
         let to_release = self.holds_memory.then_some(RELEASE_AFTER_MS);
         let to_accept = self.accept_again.then_some(ACCEPT_AGAIN_AFTER_MS);
-        [to_deadline, to_release, to_accept].into_iter().flatten().min()
+        let to_look = self.launched.first().map(|(_, at)| at.saturating_sub(self.clock.now()));
+        [to_deadline, to_release, to_accept, to_look].into_iter().flatten().min()
     }
 
     fn dispatch(&mut self, happening: Happening) {
@@ -249,19 +257,19 @@ impl Init {
         match to {
             Watched::Listener => self.accept(),
             Watched::Children => self.reap(),
-            Watched::Connection => {
+            Watched::Connection | Watched::FullConnection => {
                 if let Some(connection) = &mut self.connection {
                     connection.mark(readable, writable);
                 }
             }
             Watched::Report(handle) => self.take_report(handle),
-            Watched::Stdout(handle) => self.table.mark_readable(handle, Stream::Stdout, hung_up),
-            Watched::Stderr(handle) => self.table.mark_readable(handle, Stream::Stderr, hung_up),
+            Watched::Stdout(handle) => self.mark_readable(handle, Stream::Stdout, hung_up),
+            Watched::Stderr(handle) => self.mark_readable(handle, Stream::Stderr, hung_up),
             Watched::Stdin(handle) if hung_up => self.stdin_hung_up(handle),
             Watched::Stdin(handle) => self.pump_stdin(handle),
             Watched::Terminal(handle) => {
                 if readable {
-                    self.table.mark_readable(handle, Stream::Stdout, false);
+                    self.mark_readable(handle, Stream::Stdout, false);
                 }
                 if writable {
                     self.pump_stdin(handle);
@@ -439,11 +447,14 @@ impl Init {
         }
     }
 
-    fn flush(&mut self) {
-        if let Some(connection) = &mut self.connection
-            && let Err(_fault) = connection.flush(&mut self.table)
-        {
-            self.drop_connection();
+    fn flush(&mut self) -> Result<(), InitError> {
+        let Some(connection) = &mut self.connection else { return Ok(()) };
+        match connection.flush(&mut self.table) {
+            Ok(()) => connection.watch_for_room(&self.watch).map_err(cannot("watch the connection")),
+            Err(_fault) => {
+                self.drop_connection();
+                Ok(())
+            }
         }
     }
 
@@ -477,15 +488,15 @@ impl Init {
             }
             Err(error) => Command::failed(start, error),
         };
+        if let Life::Starting { .. } = command.life {
+            self.launched.push((handle, self.clock.now() + LOOK_AFTER_MS));
+        }
         self.table.insert(handle, command);
         self.schedule(handle);
         self.attach(handle);
     }
 
     fn watch_command(&self, handle: Handle, command: &Command) -> Result<(), Errno> {
-        if let Life::Starting { report, .. } = &command.life {
-            self.watch.add(report, Watched::Report(handle))?;
-        }
         let descriptor = |stream| command.output(stream).and_then(|output| output.descriptor());
         if command.terminal {
             return descriptor(Stream::Stdout)
@@ -503,7 +514,28 @@ impl Init {
         Ok(())
     }
 
-    /// The child on its way to its program has come to the end of it, one way or the other.
+    /// The kernel has something of a stream. Whoever writes has started, which is told first.
+    fn mark_readable(&mut self, handle: Handle, stream: Stream, hung_up: bool) {
+        self.take_report(handle);
+        self.table.mark_readable(handle, stream, hung_up);
+    }
+
+    /// Tells of commands that have started and say nothing, and watches those that have not.
+    fn look_at_launched(&mut self) {
+        let now = self.clock.now();
+        while let Some((handle, _)) = self.launched.first().copied().filter(|(_, at)| *at <= now) {
+            self.take_report(handle);
+            self.launched.retain(|(launched, _)| *launched != handle);
+            let command = self.table.get(handle);
+            if let Some(Life::Starting { report, .. }) = command.map(|command| &command.life)
+                && self.watch.add(report, Watched::Report(handle)).is_err()
+            {
+                self.launched.push((handle, now + LOOK_AFTER_MS)); // The kernel has no memory to watch it: it is looked at.
+            }
+        }
+    }
+
+    /// The child on its way to its program may have come to the end of it, one way or the other.
     fn take_report(&mut self, handle: Handle) {
         let Some(command) = self.table.get_mut(handle) else { return };
         let Life::Starting { report, asked } = &command.life else { return };
@@ -513,6 +545,7 @@ impl Init {
             Ok(length) => length,
             Err(_) => 0,
         };
+        self.launched.retain(|(launched, _)| *launched != handle);
         let report = if length == Report::LENGTH { Report::from_bytes(bytes) } else { None };
         match report {
             Some(report) => {
@@ -533,6 +566,7 @@ impl Init {
     }
 
     fn signal(&mut self, handle: Handle, signal: i32) {
+        self.take_report(handle);
         let Some(command) = self.table.get_mut(handle) else { return };
         if let Life::Starting { .. } = command.life {
             // The child still ignores what init ignores, and may not lead its group yet.
@@ -615,7 +649,10 @@ impl Init {
                 self.table.remove_if_gone(handle);
             }
         }
-        self.surroundings.tree.prepare_ahead(self.next_handle);
+        // Not while a child on its way to its program may wait for this processor.
+        if self.launched.is_empty() {
+            self.surroundings.tree.prepare_ahead(self.next_handle);
+        }
     }
 
     // Stdin.

@@ -20,6 +20,8 @@ pub enum Watched {
     Children,
     /// The daemon.
     Connection,
+    /// The daemon, while there is no room for what it should be told.
+    FullConnection,
     /// A child on its way to its program.
     Report(Handle),
     Stdin(Handle),
@@ -56,10 +58,11 @@ impl Watch {
         epoll::add(&self.epoll, descriptor, EventData::new_u64(pack(watched)), flags(watched))
     }
 
-    /// Wants to be told once more of a pipe that was read until it was empty. What has come since is told at once.
+    /// Wants to be told of it once more, or of something else. What has come since is told at once.
     ///
-    /// Every write to a watched pipe would wake us otherwise, whether it was empty or not, and most of all while there is no room
-    /// for what is written: a command that writes 4 KiB at a time would wake us for each of them.
+    /// Pipes are asked about when they were read until they were empty. Every write to a watched pipe would wake us otherwise,
+    /// whether it was empty or not, and most of all while there is no room for what is written: a command that writes 4 KiB at a
+    /// time would wake us for each of them.
     pub fn again(&self, descriptor: impl AsFd, watched: Watched) -> Result<(), Errno> {
         epoll::modify(&self.epoll, descriptor, EventData::new_u64(pack(watched)), flags(watched))
     }
@@ -97,7 +100,8 @@ fn flags(watched: Watched) -> EventFlags {
             Watched::Stdout(_) | Watched::Stderr(_) => EventFlags::IN | EventFlags::ONESHOT,
             Watched::Stdin(_) => EventFlags::OUT,
             Watched::Terminal(_) => EventFlags::IN | EventFlags::OUT,
-            Watched::Connection => EventFlags::IN | EventFlags::OUT | EventFlags::RDHUP,
+            Watched::Connection => EventFlags::IN | EventFlags::RDHUP,
+            Watched::FullConnection => EventFlags::IN | EventFlags::OUT | EventFlags::RDHUP,
         }
 }
 
@@ -111,6 +115,7 @@ fn pack(watched: Watched) -> u64 {
         Watched::Stdout(handle) => (5, handle.0),
         Watched::Stderr(handle) => (6, handle.0),
         Watched::Terminal(handle) => (7, handle.0),
+        Watched::FullConnection => (8, 0),
     };
     (kind << 32) | u64::from(handle)
 }
@@ -126,6 +131,7 @@ fn unpack(data: u64) -> Option<Watched> {
         5 => Watched::Stdout(handle),
         6 => Watched::Stderr(handle),
         7 => Watched::Terminal(handle),
+        8 => Watched::FullConnection,
         _ => return None,
     })
 }
@@ -141,6 +147,7 @@ mod tests {
                 Watched::Listener,
                 Watched::Children,
                 Watched::Connection,
+                Watched::FullConnection,
                 Watched::Report(handle),
                 Watched::Stdin(handle),
                 Watched::Stdout(handle),

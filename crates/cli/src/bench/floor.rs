@@ -1,10 +1,12 @@
 //! The floor in a process of its own: it forks, and this one has many threads.
 
+use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
-use anyhow::{Context, ensure};
+use anyhow::Context;
+use clap::ValueEnum;
 
 use crate::args::{BenchFloor, FloorKind};
 
@@ -17,46 +19,63 @@ pub struct Floor {
 }
 
 impl Floor {
-    /// Bare creates, one after the other.
-    pub fn create(&self, rounds: usize) -> anyhow::Result<Vec<Duration>> {
-        self.measure("create", rounds)
-    }
-
-    /// Bare creates, all begun at once; the time until the last has ended.
-    pub fn create_many(&self, count: usize) -> anyhow::Result<Duration> {
-        self.measure("create-many", count)?.pop().context("the floor measured nothing")
-    }
-
-    /// Bare commands, one after the other.
-    pub fn command(&self, rounds: usize) -> anyhow::Result<Vec<Duration>> {
-        self.measure("command", rounds)
-    }
-
-    fn measure(&self, kind: &str, rounds: usize) -> anyhow::Result<Vec<Duration>> {
-        let output = Command::new(std::env::current_exe()?)
-            .args(["bench-floor", "--kind", kind, "--rounds", &rounds.to_string(), "--image"])
+    /// The bare kernel work of one kind, ready to be done whenever it is asked for: by turns with ours, so that whatever else the
+    /// machine is busy with meets both.
+    pub fn start(&self, kind: FloorKind) -> anyhow::Result<Beside> {
+        let name = kind.to_possible_value().context("a floor without a name")?;
+        let mut process = Command::new(std::env::current_exe()?)
+            .args(["bench-floor", "--kind", name.get_name(), "--image"])
             .arg(&self.image)
             .arg("--scratch")
             .arg(&self.scratch)
-            .stderr(Stdio::inherit())
-            .output()
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
             .context("cannot start the floor")?;
-        ensure!(output.status.success(), "the floor ended with {}", output.status);
-        let nanos: Vec<u64> =
-            serde_json::from_slice(&output.stdout).context("the floor said something odd")?;
-        Ok(nanos.into_iter().map(Duration::from_nanos).collect())
+        let asks = process.stdin.take().context("the floor has an input")?;
+        let answers = BufReader::new(process.stdout.take().context("the floor has an output")?);
+        Ok(Beside { process, asks: Some(asks), answers })
     }
 }
 
-/// `shoal bench-floor`, in its own process: prints nanoseconds as a JSON list.
+/// A floor that waits to be asked.
+pub struct Beside {
+    process: Child,
+    asks: Option<ChildStdin>,
+    answers: BufReader<ChildStdout>,
+}
+
+impl Beside {
+    /// Does it once, and tells how long it took.
+    pub fn round(&mut self) -> anyhow::Result<Duration> {
+        let asks = self.asks.as_mut().context("the floor has an input until it is dropped")?;
+        writeln!(asks).context("the floor has ended")?;
+        let mut line = String::new();
+        self.answers.read_line(&mut line).context("the floor does not answer")?;
+        Ok(Duration::from_nanos(line.trim().parse().context("the floor failed, and has said why")?))
+    }
+}
+
+impl Drop for Beside {
+    fn drop(&mut self) {
+        self.asks = None; // It ends when nobody can ask any more.
+        if let Err(error) = self.process.wait() {
+            eprintln!("the floor cannot be waited for: {error}");
+        }
+    }
+}
+
+/// `shoal bench-floor`, in its own process: for every line that it reads it does the work once and prints nanoseconds.
 pub fn run(arguments: &BenchFloor) -> anyhow::Result<()> {
-    let BenchFloor { kind, rounds, image, scratch } = arguments;
-    let times = match kind {
-        FloorKind::Create => runtime::floor::create(image, scratch, *rounds),
-        FloorKind::CreateMany => runtime::floor::create_many(image, scratch, *rounds).map(|time| vec![time]),
-        FloorKind::Command => runtime::floor::command(*rounds),
-    };
-    let nanos: Vec<u128> = times.context("the floor failed")?.iter().map(Duration::as_nanos).collect();
-    println!("{}", serde_json::to_string(&nanos)?);
+    let BenchFloor { kind, image, scratch } = arguments;
+    for line in std::io::stdin().lines() {
+        line.context("cannot read what is asked for")?;
+        let took = match kind {
+            FloorKind::Create => runtime::floor::create(image, scratch),
+            FloorKind::CreateMany => runtime::floor::create_many(image, scratch, super::AT_ONCE),
+            FloorKind::Command => runtime::floor::command(),
+        };
+        println!("{}", took.context("the floor failed")?.as_nanos());
+    }
     Ok(())
 }
