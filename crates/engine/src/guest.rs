@@ -607,8 +607,8 @@ impl<'a> Talk<'a> {
             if self.written == self.out.len() {
                 self.out.clear();
                 self.written = 0;
-                // A burst should not be held for ever.
-                self.out.shrink_to(OUT_TARGET);
+                // A burst should not be held for ever; what is gathered ends within a chunk of the target.
+                self.out.shrink_to(2 * OUT_TARGET);
                 if self.stage == Stage::Open {
                     self.put_unwanted();
                     self.home.outbox.fill(&mut self.out);

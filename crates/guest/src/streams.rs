@@ -21,10 +21,10 @@ use crate::sys;
 
 /// Chunks kept for reuse while streams are busy, for all commands together.
 const POOL_CHUNKS_MAX: usize = 32;
-/// Large reads before a pipe is made larger. A pipe costs memory of the kernel, so it must earn it.
-const LARGE_READS_BEFORE_GROWING: u8 = 8;
-/// What a large read is: a quarter of what a pipe holds at first.
-const LARGE_READ_MIN: usize = 16 * 1024;
+/// Large pieces before a pipe is made larger. A pipe costs memory of the kernel, so it must earn it.
+const LARGE_BEFORE_GROWING: u8 = 8;
+/// What a large piece is: a quarter of what a pipe holds at first.
+const LARGE_MIN: usize = 16 * 1024;
 /// How large a busy pipe is made: the most that the kernel gives without privilege.
 const BUSY_PIPE_SIZE: usize = 1024 * 1024;
 /// What a terminal can hold between a write to it and our read, and a margin: the kernel's own buffers end at 64 KiB and a line.
@@ -196,7 +196,27 @@ pub struct Output {
     readable: bool,
     hung_up: bool,
     tail: Tail,
-    large_reads: u8,
+    growth: Growth,
+}
+
+/// How a pipe earns its size.
+#[derive(Debug, Default)]
+struct Growth {
+    large: u8,
+}
+
+impl Growth {
+    /// So much went through the pipe at once.
+    fn moved(&mut self, length: usize, pipe: &OwnedFd) {
+        if length < LARGE_MIN {
+            return;
+        }
+        self.large = self.large.saturating_add(1);
+        if self.large == LARGE_BEFORE_GROWING {
+            // The kernel may refuse, when the guest's users have taken their share: then the pipe stays as it is. A terminal has none.
+            let _ = rustix::pipe::fcntl_setpipe_size(pipe, BUSY_PIPE_SIZE);
+        }
+    }
 }
 
 impl Output {
@@ -212,7 +232,7 @@ impl Output {
             readable: false,
             hung_up: false,
             tail: Tail::Open,
-            large_reads: 0,
+            growth: Growth::default(),
         }
     }
 
@@ -313,8 +333,8 @@ impl Output {
             }
             Tail::Open | Tail::Over => {}
         }
-        if length >= LARGE_READ_MIN {
-            self.grow_pipe();
+        if let Some(from) = &self.from {
+            self.growth.moved(length, from);
         }
         length
     }
@@ -344,16 +364,6 @@ impl Output {
         }
         pool.give(scratch);
         self.after(0)
-    }
-
-    fn grow_pipe(&mut self) {
-        self.large_reads = self.large_reads.saturating_add(1);
-        if self.large_reads == LARGE_READS_BEFORE_GROWING
-            && let Some(from) = &self.from
-        {
-            // The kernel may refuse, when the guest's users have taken their share: then the pipe stays as it is.
-            let _ = rustix::pipe::fcntl_setpipe_size(from, BUSY_PIPE_SIZE);
-        }
     }
 }
 
@@ -390,13 +400,26 @@ pub struct Input {
     within_line: bool,
     /// The command closed it, or never had it.
     closed: bool,
+    /// Some was given to the command as it came.
+    advanced: bool,
+    growth: Growth,
 }
 
 impl Input {
     /// A stdin that is written to `to`; without it, one that nobody takes.
     pub fn new(to: Option<Rc<OwnedFd>>, source: Source) -> Self {
         let closed = to.is_none();
-        Self { to, source, waiting: VecDeque::new(), taken: 0, end: None, within_line: false, closed }
+        Self {
+            to,
+            source,
+            waiting: VecDeque::new(),
+            taken: 0,
+            end: None,
+            within_line: false,
+            closed,
+            advanced: false,
+            growth: Growth::default(),
+        }
     }
 
     /// What it is written to, while it is.
@@ -429,8 +452,28 @@ impl Input {
         if self.waiting.len() + fresh.len() > STDIN_WINDOW {
             return Err(StdinFault::BeyondWindow);
         }
+        if self.waiting.is_empty() {
+            let given = self.give(IoSlice::new(fresh), IoSlice::new(&[])).unwrap_or(0); // Why not, `pump` finds out.
+            fresh = &fresh[given..];
+            self.advanced |= given > 0;
+        }
         self.waiting.extend(fresh);
         Ok(())
+    }
+
+    /// Gives the command what it takes of the next bytes, in two pieces.
+    fn give(&mut self, front: IoSlice<'_>, back: IoSlice<'_>) -> Result<usize, Errno> {
+        let Some(to) = &self.to else { return Ok(0) };
+        let length = rustix::io::writev(to, &[front, back])?;
+        let last = match length.checked_sub(1) {
+            None => return Ok(0),
+            Some(last) if last < front.len() => front[last],
+            Some(last) => back[last - front.len()],
+        };
+        self.within_line = last != b'\n';
+        self.taken += length as u64;
+        self.growth.moved(length, to);
+        Ok(length)
     }
 
     /// Stdin ends after `offset` bytes, or with those that are there if they are more. The first end stands: whoever says another
@@ -448,17 +491,19 @@ impl Input {
 
     /// Gives the command as much as it takes.
     pub fn pump(&mut self) -> Pumped {
-        let mut pumped = Pumped::default();
+        let mut pumped = Pumped { advanced: std::mem::take(&mut self.advanced), closed: false };
         let Some(to) = self.to.clone() else { return pumped };
-        while !self.waiting.is_empty() {
-            let (front, back) = self.waiting.as_slices();
-            match rustix::io::writev(&*to, &[IoSlice::new(front), IoSlice::new(back)]) {
-                Ok(0) | Err(Errno::AGAIN) => return pumped,
+        let mut waiting = std::mem::take(&mut self.waiting);
+        while !waiting.is_empty() {
+            let (front, back) = waiting.as_slices();
+            match self.give(IoSlice::new(front), IoSlice::new(back)) {
+                Ok(0) | Err(Errno::AGAIN) => {
+                    self.waiting = waiting;
+                    return pumped;
+                }
                 Err(Errno::INTR) => {}
                 Ok(length) => {
-                    self.within_line = self.waiting.get(length - 1) != Some(&b'\n');
-                    self.waiting.drain(..length);
-                    self.taken += length as u64;
+                    waiting.drain(..length);
                     pumped.advanced = true;
                 }
                 Err(_) => {
@@ -467,7 +512,7 @@ impl Input {
                 }
             }
         }
-        self.waiting = VecDeque::new();
+        self.waiting = waiting; // Its memory is used again, until there is nothing to do.
         if self.end == Some(self.taken) {
             let ended = match self.source {
                 Source::Pipe => true,
@@ -485,6 +530,11 @@ impl Input {
         self.to = None;
         self.waiting = VecDeque::new();
         !std::mem::replace(&mut self.closed, true)
+    }
+
+    /// Frees what is held only to be quick.
+    pub fn release_memory(&mut self) {
+        self.waiting.shrink_to_fit();
     }
 
     /// How far the stream has come to init, whether the command has it yet or not.

@@ -237,6 +237,7 @@ impl Table {
     /// Frees what is held only to be quick.
     pub fn release_memory(&mut self) {
         self.pool.release();
+        self.commands.values_mut().for_each(|command| command.stdin.release_memory());
         self.to_read.shrink_to_fit();
         self.to_send.shrink_to_fit();
         self.outbox.shrink_to_fit();

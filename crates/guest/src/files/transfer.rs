@@ -143,7 +143,8 @@ pub fn write(path: &[u8], options: &WriteOptions) -> Result<FileDone, FileError>
     let draft = Draft::begin(&place).at(path)?;
     let mut upload = Upload::new();
     let mut buffer = vec![0; BUFFER];
-    let mut bytes = 0u64;
+    // Bytes whose number is known need not be looked at for the mark that ends them.
+    let mut bytes = options.size.map_or(Ok(0), |size| move_in(&draft.file, size)).at(path)?;
     loop {
         let length = upload.take(&mut buffer).map_err(|broken| broken.with(path))?;
         if length == 0 {
@@ -179,6 +180,21 @@ pub fn write(path: &[u8], options: &WriteOptions) -> Result<FileDone, FileError>
     let file = draft.publish(&place, options.condition == Condition::Absent).at(path)?;
     let stat = rustix::fs::fstat(&file).at(path)?;
     Ok(FileDone::Written { stat: stat_of(&stat, None), created: now.is_none() })
+}
+
+/// Lets the kernel move up to `size` bytes from stdin into the file, as far as it can. What is left is read.
+fn move_in(file: &OwnedFd, size: u64) -> Result<u64, Errno> {
+    let mut moved = 0;
+    while moved < size {
+        let length = usize::try_from(size - moved).unwrap_or(usize::MAX);
+        match rustix::pipe::splice(rustix::stdio::stdin(), None, file, None, length, SpliceFlags::empty()) {
+            Ok(0) | Err(Errno::INVAL | Errno::NOSYS) => break,
+            Ok(length) => moved += length as u64,
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno),
+        }
+    }
+    Ok(moved)
 }
 
 /// Whether what is there is what the caller says it is.
