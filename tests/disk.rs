@@ -280,6 +280,11 @@ fn a_full_host_disk_takes_nothing_from_the_store() {
         let answer = size();
         answer.status == 200 && answer.body.trim_ascii() == b"67108864"
     });
+    // Commands are written down before they run. What the database has room for it still takes.
+    let mut answers = (0..5000).map(|_| sandbox.post_command(&json!({"argv": ["true"]})));
+    let refused =
+        answers.find(|answer| answer.status != 200).expect("no room for so many commands").expect(507);
+    assert_eq!(refused["code"], "disk_full", "{refused}");
     drop(file);
     fs::remove_file(filler).expect("it is the test's own");
     assert_eq!(sandbox.ended(&command)["result"]["exit_code"], 0);

@@ -10,7 +10,7 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from shoal import SandboxClient, SandboxClientError
+from shoal import SandboxClient
 
 AGENT = """
 import collections, json, pathlib
@@ -20,11 +20,11 @@ pathlib.Path("out").mkdir()
 pathlib.Path("out/words.json").write_text(json.dumps(words))
 """
 
-try:
-    client = SandboxClient()
-except SandboxClientError:
-    client = SandboxClient.local()
-with client, client.sandbox(env={"PYTHONUNBUFFERED": "1"}) as sb, tempfile.TemporaryDirectory() as local:
+with (
+    SandboxClient.here() as client,
+    client.sandbox(env={"PYTHONUNBUFFERED": "1"}) as sb,
+    tempfile.TemporaryDirectory() as local,
+):
     work = Path(local, "work")
     work.mkdir()
     (work / "text").write_text("a rose is a rose")

@@ -11,14 +11,10 @@ import os
 
 from deepagents import create_deep_agent
 
-from shoal import SandboxClient, SandboxClientError
+from shoal import SandboxClient
 from shoal.deepagents import ShoalSandbox
 
-try:
-    client = SandboxClient()
-except SandboxClientError:
-    client = SandboxClient.local()
-with client, client.sandbox() as sandbox:
+with SandboxClient.here() as client, client.sandbox() as sandbox:
     backend = ShoalSandbox(sandbox)
     backend.write("/workspace/data/numbers.txt", "1\n2\n")
     agent = create_deep_agent(model=os.environ["MODEL"], backend=backend)

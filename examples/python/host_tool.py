@@ -11,16 +11,12 @@ import os
 
 from deepagents import create_deep_agent
 
-from shoal import SandboxClient, SandboxClientError
+from shoal import SandboxClient
 from shoal.deepagents import ShoalSandbox
 
 TOKEN = os.environ.get("PUBLISH_TOKEN", "a secret")
 
-try:
-    client = SandboxClient()
-except SandboxClientError:
-    client = SandboxClient.local()
-with client, client.sandbox() as sandbox:
+with SandboxClient.here() as client, client.sandbox() as sandbox:
     backend = ShoalSandbox(sandbox)
 
     def publish(path: str) -> str:

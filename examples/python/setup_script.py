@@ -7,21 +7,13 @@ Uses the daemon of SHOAL_URL or of this machine, or starts a private one.
 
 from __future__ import annotations
 
-from shoal import Sandbox, SandboxClient, SandboxClientError
+from shoal import Sandbox, SandboxClient
 
 SETUP = """
 mkdir -p /opt/tools
 echo 'echo "hello, $1"' > /opt/tools/greet
 chmod +x /opt/tools/greet
 """
-
-
-def connect() -> SandboxClient:
-    """A daemon that is there, or one of our own."""
-    try:
-        return SandboxClient()
-    except SandboxClientError:
-        return SandboxClient.local()
 
 
 def prepare(sandbox: Sandbox, script: str) -> None:
@@ -31,7 +23,7 @@ def prepare(sandbox: Sandbox, script: str) -> None:
         raise SystemExit(f"the setup script failed with {done.exit_code}: {done.stderr}")
 
 
-with connect() as client:
+with SandboxClient.here() as client:
     with client.sandbox() as sandbox:
         prepare(sandbox, SETUP)
         print(sandbox.run("/opt/tools/greet once").stdout, end="")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 
-from shoal import SandboxClient, SandboxClientError
+from shoal import SandboxClient
 from shoal.deepagents import ShoalSandbox
 
 FILES = [
@@ -20,11 +20,7 @@ FILES = [
 ]
 WANTED = ["/workspace/in/a.txt", "/workspace/in/deep/b.bin", "/workspace/none.txt", "/workspace/in", "relative.txt"]
 
-try:
-    client = SandboxClient()
-except SandboxClientError:
-    client = SandboxClient.local()
-with client, client.sandbox() as sandbox:
+with SandboxClient.here() as client, client.sandbox() as sandbox:
     backend = ShoalSandbox(sandbox)
     for up in backend.upload_files(FILES):
         print("up", up.path, up.error or "ok")

@@ -9,15 +9,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
-from shoal import LifetimeRule, Sandbox, SandboxClient, SandboxClientError
-
-
-def connect() -> SandboxClient:
-    """A daemon that is there, or one of our own."""
-    try:
-        return SandboxClient()
-    except SandboxClientError:
-        return SandboxClient.local()
+from shoal import LifetimeRule, Sandbox, SandboxClient
 
 
 def sandbox_of(client: SandboxClient, thread: str) -> Sandbox:
@@ -25,7 +17,7 @@ def sandbox_of(client: SandboxClient, thread: str) -> Sandbox:
     return client.get_or_create({"app": "example", "thread": thread}, lifetime=[LifetimeRule.idle(1800)])
 
 
-with connect() as client:
+with SandboxClient.here() as client:
     with ThreadPoolExecutor(8) as pool:
         found = list(pool.map(lambda _: sandbox_of(client, "42"), range(8)))
     print(len({sandbox.id for sandbox in found}), "sandbox for 8 messages at once")

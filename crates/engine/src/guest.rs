@@ -19,8 +19,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 use tracing::{debug, warn};
 use wire::frame::{self, Decoder, FrameError, Incoming, MESSAGE_FROM_INIT_MAX};
 use wire::guest::{
-    COMMANDS_MAX, End, FromInit, Handle, Start, StartError, Stream, ToInit, Versions, speaks,
-    spoken,
+    COMMANDS_MAX, End, FromInit, Handle, Start, StartError, Stream, ToInit, Versions, speaks, spoken,
 };
 
 use crate::command::Hub;

@@ -221,6 +221,21 @@ pub enum StoreError {
     },
 }
 
+impl StoreError {
+    /// Whether it could not be written because the disk is full.
+    pub fn is_disk_full(&self) -> bool {
+        match self {
+            Self::Refused { source } => source.sqlite_error_code() == Some(rusqlite::ErrorCode::DiskFull),
+            Self::Shared { source } => source.is_disk_full(),
+            Self::Create { .. }
+            | Self::Open { .. }
+            | Self::Newer { .. }
+            | Self::Closed
+            | Self::Thread { .. } => false,
+        }
+    }
+}
+
 /// The two threads. Shared through an `Arc`; closed by [`Store::close`].
 pub(crate) struct Store {
     writer: mpsc::Sender<Job>,

@@ -7,8 +7,8 @@ use std::io::IoSlice;
 use std::os::fd::OwnedFd;
 
 use rustix::io::Errno;
-use wire::frame::{Decoder, FrameError, MESSAGE_TO_INIT_MAX, data_header};
-use wire::guest::{Handle, OUTPUT_WINDOW, Stream, ToInit};
+use wire::frame::{CHUNK_MAX, Decoder, FrameError, MESSAGE_TO_INIT_MAX, data_header};
+use wire::guest::{Handle, Stream, ToInit};
 
 use crate::streams::StdinFault;
 use crate::table::{Chunk, Table};
@@ -16,6 +16,8 @@ use crate::watch::{Watch, Watched};
 
 /// Writes in one go, so that a daemon that reads as fast as we write does not keep the loop from everything else.
 const WRITES_PER_TURN: usize = 4;
+/// What the socket takes off our hands: a few chunks, so that a flood does not stop after each; no more, since answers wait behind it.
+const SOCKET_SIZE: usize = 4 * CHUNK_MAX;
 /// While this much of what we have to say waits, nothing more is listened to: every answer is provoked by a question.
 const OUTBOX_MAX: usize = 256 * 1024;
 
@@ -77,8 +79,8 @@ pub struct Connection {
 
 impl Connection {
     pub fn new(socket: OwnedFd) -> Self {
-        // A window should fit, or a flood stops in the middle of every one. Where the kernel allows less, it does.
-        let _ = rustix::net::sockopt::set_socket_send_buffer_size(&socket, OUTPUT_WINDOW);
+        // Where the kernel allows less, it is less.
+        let _ = rustix::net::sockopt::set_socket_send_buffer_size(&socket, SOCKET_SIZE);
         Self {
             socket,
             decoder: Decoder::new(MESSAGE_TO_INIT_MAX),

@@ -212,6 +212,7 @@ impl From<EngineError> for ApiError {
                 .hint("try again, or delete the sandbox"),
             Create { source, .. } => backend(&source, &message, "create_failed"),
             Delete { source, .. } => backend(&source, &message, "delete_failed"),
+            Store { ref source, .. } if source.is_disk_full() => disk_full(&message),
             Usage { .. } | Store { .. } | Log { .. } | Clock { .. } => say(StatusCode::INTERNAL_SERVER_ERROR, "internal")
                 .hint("the daemon's log has the cause under this answer's x-request-id"),
             File { source } => file(&source, &message),
@@ -331,6 +332,9 @@ fn backend(error: &BackendError, message: &str, code: &'static str) -> ApiError 
             say(StatusCode::SERVICE_UNAVAILABLE, code).hint("try again")
         }
         BackendError::Layer { source, .. } => layer(source, message),
+        BackendError::Refused { source, .. } if source.kind() == std::io::ErrorKind::StorageFull => {
+            disk_full(&format!("{message}: {cause}"))
+        }
         BackendError::Refused { .. } | BackendError::Gone => say(StatusCode::INTERNAL_SERVER_ERROR, code)
             .hint("the daemon's log has the cause under this answer's x-request-id"),
     }
@@ -356,8 +360,8 @@ fn image(fault: &ImageFault, message: &str) -> ApiError {
 }
 
 fn disk_full(told: &str) -> ApiError {
-    ApiError::new(StatusCode::INSUFFICIENT_STORAGE, "disk_full", told)
-        .hint("`shoal image gc` and `shoal image rm` free what is not needed")
+    ApiError::new(StatusCode::INSUFFICIENT_STORAGE, "disk_full", format!("{told}: the daemon's disk is full"))
+        .hint("free some of it; `shoal image gc` and `shoal image rm` remove what is not needed")
 }
 
 fn registry(error: &RegistryError, told: &str) -> ApiError {

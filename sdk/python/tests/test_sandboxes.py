@@ -493,6 +493,26 @@ async def test_a_private_daemon_for_asyncio() -> None:
         assert (await sb.run("echo up")).stdout == "up\n"
 
 
+def test_a_program_takes_the_daemon_that_runs_or_starts_its_own(
+    daemon: Daemon, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SHOAL_URL", raising=False)
+    monkeypatch.setenv("SHOAL_API_KEY", daemon.key)
+    monkeypatch.setenv("SHOAL_DATA_DIR", str(daemon.directory / "data"))
+    with SandboxClient.here() as client:
+        assert client.api_endpoint == daemon.url
+        assert list(place.iterdir()) == [], "no other was started"
+    monkeypatch.setenv("SHOAL_DATA_DIR", str(tmp_path))
+    with SandboxClient.here() as client:
+        assert client.api_endpoint != daemon.url
+        assert client.list_sandboxes() == []
+    # A daemon that is named is meant, also where something is amiss with it.
+    monkeypatch.setenv("SHOAL_URL", daemon.url)
+    monkeypatch.delenv("SHOAL_API_KEY")
+    with pytest.raises(SandboxClientError, match="no api key"):
+        SandboxClient.here()
+
+
 def test_a_directory_that_is_just_made_is_left_alone(place: Path) -> None:
     base = place / "new"
     base.mkdir(mode=0o700)

@@ -116,7 +116,7 @@ const HEADER: [&str; 4] = ["WHAT", "MEDIAN", "OURS IS", "BUDGET"];
 const PAGE_HEAD: &str = "\
 # Benchmarks
 
-Written by `shoal bench --write docs`, from one run: every comparator was measured beside it, on the same machine, in the same minutes.
+Written by `shoal bench --write docs`, from one run: every comparator was measured beside it, on the same machine, in the same minutes; the floor, `cat` and plain HTTP round by round in turn with ours.
 Look at the ratios; the times are this machine's.
 *Floor* is the same kernel work with nothing around it: the same namespaces, overlays and pivot, then `/bin/true`; or, for commands, a plain fork, exec and wait.
 The sandboxes of the first row are [spares](../ARCHITECTURE.md#the-life-of-a-sandbox), which the daemon makes ahead; those of the row with 100 at once are made when they are asked for, all but eight.

@@ -19,7 +19,7 @@ use crate::find::read_key;
 /// How much is sent each time: long enough that the start of a process does not show.
 const BYTES: u64 = 256 << 20;
 /// How often each is measured.
-const ROUNDS: usize = 5;
+const ROUNDS: usize = 9;
 /// What is read and written at once, as most programs do.
 const PIECE: usize = 64 << 10;
 /// Pieces of an upload that wait to be sent.

@@ -54,6 +54,17 @@ class LivingEndpoint(Endpoint):
 
 def find(url: str | None, key: str | None) -> Endpoint:
     """The daemon that is meant, or an error that says how to have one."""
+    endpoint = found(url, key)
+    if endpoint is None:
+        raise SandboxClientError(
+            f"no daemon is running on `{data_dir()}`",
+            hint="start one with `shoal serve`, set SHOAL_URL and SHOAL_API_KEY, or use `SandboxClient.local()`",
+        )
+    return endpoint
+
+
+def found(url: str | None = None, key: str | None = None) -> Endpoint | None:
+    """The daemon that is meant. None: nobody names one, and none runs here."""
     url = url or os.environ.get("SHOAL_URL") or None
     key = key or os.environ.get("SHOAL_API_KEY") or None
     if url is not None:
@@ -66,13 +77,8 @@ def find(url: str | None, key: str | None) -> Endpoint:
             raise SandboxClientError("the api key has characters that no key has")
         return Endpoint(url, key)
     directory = data_dir()
-    found = living(directory)
-    if found is None:
-        raise SandboxClientError(
-            f"no daemon is running on `{directory}`",
-            hint="start one with `shoal serve`, set SHOAL_URL and SHOAL_API_KEY, or use `SandboxClient.local()`",
-        )
-    return LivingEndpoint(directory, found, key or read_key(directory))
+    address = living(directory)
+    return None if address is None else LivingEndpoint(directory, address, key or read_key(directory))
 
 
 def data_dir() -> Path:

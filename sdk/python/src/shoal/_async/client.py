@@ -20,7 +20,7 @@ from .._core import (
     query,
     selectors,
 )
-from .._find import Endpoint, find
+from .._find import Endpoint, find, found
 from .._local import start_local
 from ..errors import (
     ResourceCreationError,
@@ -99,6 +99,22 @@ class AsyncSandboxClient(ImageCalls, TemplateCalls, VolumeCalls, PoolCalls):
         """
         endpoint = await _seam.aoffload(start_local, binary, directory)
         return cls._of(endpoint, timeout)
+
+    @classmethod
+    async def here(cls, *, binary: str | None = None, timeout: float = TIMEOUT_DEFAULT_SECONDS) -> AsyncSandboxClient:
+        """A client of the daemon that the client itself would find, or of a private one where nobody names one and none runs.
+
+        For programs that should run anywhere, as they are.
+
+        Args:
+            binary: As for ``local``.
+            timeout: As for the client itself.
+
+        Raises:
+            SandboxClientError: ``SHOAL_URL`` names a daemon and no key for it is known; or as for ``local``.
+        """
+        endpoint = await _seam.aoffload(found)
+        return await cls.local(binary=binary, timeout=timeout) if endpoint is None else cls._of(endpoint, timeout)
 
     @classmethod
     def _of(cls, endpoint: Endpoint, timeout: float) -> AsyncSandboxClient:
