@@ -67,9 +67,6 @@ const REAPS_PER_TURN: usize = 256;
 const RELEASE_AFTER_MS: u64 = 100;
 /// How long a connection that could not be taken waits for the next attempt.
 const ACCEPT_AGAIN_AFTER_MS: u64 = 50;
-/// A command that says nothing for so long is looked at, whether its program runs. Most say something first, or are over: then all
-/// of it is told at once, and nobody was woken in between.
-const LOOK_AFTER_MS: u64 = 2;
 
 fn main() -> ExitCode {
     // The kernel named us after the memory that we were executed from; people look for a name in `ps`. Not having one is
@@ -142,8 +139,8 @@ struct Init {
     /// Where the kernel counts how long init waits for the processor, where it does.
     waits: Option<std::fs::File>,
     schedule: Schedule,
-    /// Commands that are on their way to their programs, and when they are to be looked at. In this order.
-    launched: Vec<(Handle, u64)>,
+    /// How many commands are on their way to their programs.
+    launched: usize,
     /// Commands whose groups should be looked at once everything else is done.
     groups_to_remove: Vec<Handle>,
     /// The command that is likely to be asked for next.
@@ -194,7 +191,7 @@ impl Init {
             clock: Clock::new(to_ms(monotonic())),
             waits: std::fs::File::open("/proc/self/schedstat").ok(),
             schedule: Schedule::default(),
-            launched: Vec::new(),
+            launched: 0,
             groups_to_remove: Vec::new(),
             next_handle: Handle(1),
             reap_again: false,
@@ -211,7 +208,7 @@ impl Init {
             let awake = monotonic();
             // Whether the loop was ticking during that wait decides whether a gap in it means anything.
             self.clock.look(to_ms(awake), !self.schedule.is_empty(), || waited_ms(self.waits.as_ref()));
-            if happenings.is_empty() && timeout != Some(0) && self.launched.is_empty() {
+            if happenings.is_empty() && timeout != Some(0) {
                 self.release_memory();
             }
             self.holds_memory |= !happenings.is_empty();
@@ -224,7 +221,6 @@ impl Init {
             if self.accept_again {
                 self.accept();
             }
-            self.look_at_launched();
             self.listen_to_daemon();
             let gained =
                 self.table.read_turns(self.clock.now(), &self.watch).map_err(cannot("watch a pipe"))?;
@@ -248,8 +244,7 @@ impl Init {
         let to_deadline = self.schedule.sleep_ms(self.clock.now());
         let to_release = self.holds_memory.then_some(RELEASE_AFTER_MS);
         let to_accept = self.accept_again.then_some(ACCEPT_AGAIN_AFTER_MS);
-        let to_look = self.launched.first().map(|(_, at)| at.saturating_sub(self.clock.now()));
-        [to_deadline, to_release, to_accept, to_look].into_iter().flatten().min()
+        [to_deadline, to_release, to_accept].into_iter().flatten().min()
     }
 
     fn dispatch(&mut self, happening: Happening) {
@@ -488,15 +483,16 @@ impl Init {
             }
             Err(error) => Command::failed(start, error),
         };
-        if let Life::Starting { .. } = command.life {
-            self.launched.push((handle, self.clock.now() + LOOK_AFTER_MS));
-        }
+        self.launched += usize::from(matches!(command.life, Life::Starting { .. }));
         self.table.insert(handle, command);
         self.schedule(handle);
         self.attach(handle);
     }
 
     fn watch_command(&self, handle: Handle, command: &Command) -> Result<(), Errno> {
+        if let Life::Starting { report, .. } = &command.life {
+            self.watch.add(report, Watched::Report(handle))?;
+        }
         let descriptor = |stream| command.output(stream).and_then(|output| output.descriptor());
         if command.terminal {
             return descriptor(Stream::Stdout)
@@ -520,21 +516,6 @@ impl Init {
         self.table.mark_readable(handle, stream, hung_up);
     }
 
-    /// Tells of commands that have started and say nothing, and watches those that have not.
-    fn look_at_launched(&mut self) {
-        let now = self.clock.now();
-        while let Some((handle, _)) = self.launched.first().copied().filter(|(_, at)| *at <= now) {
-            self.take_report(handle);
-            self.launched.retain(|(launched, _)| *launched != handle);
-            let command = self.table.get(handle);
-            if let Some(Life::Starting { report, .. }) = command.map(|command| &command.life)
-                && self.watch.add(report, Watched::Report(handle)).is_err()
-            {
-                self.launched.push((handle, now + LOOK_AFTER_MS)); // The kernel has no memory to watch it: it is looked at.
-            }
-        }
-    }
-
     /// The child on its way to its program may have come to the end of it, one way or the other.
     fn take_report(&mut self, handle: Handle) {
         let Some(command) = self.table.get_mut(handle) else { return };
@@ -545,7 +526,7 @@ impl Init {
             Ok(length) => length,
             Err(_) => 0,
         };
-        self.launched.retain(|(launched, _)| *launched != handle);
+        self.launched -= 1;
         let report = if length == Report::LENGTH { Report::from_bytes(bytes) } else { None };
         match report {
             Some(report) => {
@@ -650,7 +631,7 @@ impl Init {
             }
         }
         // Not while a child on its way to its program may wait for this processor.
-        if self.launched.is_empty() {
+        if self.launched == 0 {
             self.surroundings.tree.prepare_ahead(self.next_handle);
         }
     }
