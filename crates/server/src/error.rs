@@ -332,9 +332,6 @@ fn backend(error: &BackendError, message: &str, code: &'static str) -> ApiError 
             say(StatusCode::SERVICE_UNAVAILABLE, code).hint("try again")
         }
         BackendError::Layer { source, .. } => layer(source, message),
-        BackendError::Refused { source, .. } if source.kind() == std::io::ErrorKind::StorageFull => {
-            disk_full(&format!("{message}: {cause}"))
-        }
         BackendError::Refused { .. } | BackendError::Gone => say(StatusCode::INTERNAL_SERVER_ERROR, code)
             .hint("the daemon's log has the cause under this answer's x-request-id"),
     }
