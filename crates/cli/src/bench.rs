@@ -52,6 +52,9 @@ pub async fn bench(arguments: &Bench) -> anyhow::Result<()> {
         std::fs::create_dir_all(directory)
             .with_context(|| format!("cannot make `{}`", directory.display()))?;
     }
+    // What a build has just written would go to the disk while we measure.
+    eprintln!("waiting for the disk");
+    tokio::task::spawn_blocking(rustix::fs::sync).await.context("the disk was not waited for")?;
     let scratch = Scratch::new()?;
     let base = scratch.0.join("daemon");
     // As `shoal serve` would keep them.
