@@ -1,12 +1,13 @@
 //! Builds: a Dockerfile and its context become a template.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
 use serde_json::{Value, json};
 use shoal_tests::daemon::binary;
-use shoal_tests::images::{Layer, MadeImage, Puppet};
+use shoal_tests::images::{Layer, MadeImage, Puppet, digest};
 use shoal_tests::wait::{until, until_true};
 use shoal_tests::{Daemon, Response, Spawn};
 
@@ -14,7 +15,7 @@ use shoal_tests::{Daemon, Response, Spawn};
 struct Ground {
     daemon: Daemon,
     base: String,
-    _puppet: Puppet,
+    puppet: Puppet,
 }
 
 fn ground() -> Ground {
@@ -29,7 +30,7 @@ fn ground() -> Ground {
     let config = json!({"Env": ["PATH=/bin", "BEFORE=yes"]});
     let base = puppet.serve("base", "1", &MadeImage::of(&layer, config));
     let daemon = Spawn { config: puppet.config(), ..Spawn::default() }.start();
-    Ground { daemon, base, _puppet: puppet }
+    Ground { daemon, base, puppet }
 }
 
 /// A context as a tar stream.
@@ -91,7 +92,23 @@ impl Ground {
     }
 
     fn layers(&self) -> usize {
-        fs::read_dir(self.daemon.data_dir.join("images/layers")).expect("a directory").count()
+        self.layer_names().len()
+    }
+
+    /// As hexadecimal digits.
+    fn layer_names(&self) -> BTreeSet<String> {
+        let layers = fs::read_dir(self.daemon.data_dir.join("images/layers")).expect("a directory");
+        layers.map(|entry| entry.expect("an entry").file_name().into_string().expect("text")).collect()
+    }
+
+    fn cached(&self, build: &Value) -> usize {
+        self.log(build).matches("  cached\n").count()
+    }
+
+    /// Whatever is asked from now on is asked by another owner. Returns the key of the one before.
+    fn become_owner(&mut self, owner: &str) -> String {
+        let made = self.daemon.post("/v1/keys", &json!({"owner": owner})).expect(201);
+        std::mem::replace(&mut self.daemon.key, made["secret"].as_str().expect("a secret").to_owned())
     }
 }
 
@@ -205,6 +222,22 @@ fn stages_are_built_as_far_as_they_are_needed() {
 }
 
 #[test]
+fn a_stage_that_a_variable_names_is_built_or_refused() {
+    let ground = ground();
+    let dockerfile =
+        "ARG START=tools\nFROM BASE AS tools\nRUN echo made > /tool\nFROM $START\nRUN cp /tool /copy\n";
+    ground.built(dockerfile, Context::default());
+    assert_eq!(ground.sh("cat /copy"), "made");
+    // Which stages are built is decided before any step runs, so a variable of a step cannot name one.
+    let dockerfile = "FROM BASE AS tools\nRUN echo made > /tool\nFROM BASE\nARG SOURCE=tools\n\
+        COPY --from=$SOURCE /tool /\n";
+    let build = ground.build(dockerfile, Context::default());
+    assert_eq!(build["state"], "failed", "{build}");
+    let log = ground.log(&build);
+    assert!(log.contains("line 5: stage `tools` is not built"), "{log}");
+}
+
+#[test]
 fn a_secret_is_seen_by_its_step_and_by_nothing_else() {
     let ground = ground();
     // "hush-hush" in base64.
@@ -225,6 +258,133 @@ fn a_secret_is_seen_by_its_step_and_by_nothing_else() {
         build["reason"].as_str().expect("a reason").contains("line 2: the secret `other` was not given"),
         "{build}"
     );
+}
+
+#[test]
+fn another_owners_steps_are_never_taken_for_ones_own() {
+    let mut ground = ground();
+    // Whatever a step wrote, by its words or because somebody reached into its sandbox, is seen by its owner alone.
+    let dockerfile = "FROM BASE AS first\nRUN cat /proc/sys/kernel/random/uuid > /stamp\n\
+        FROM BASE\nWORKDIR /app\nCOPY a /a\nCOPY --from=first /stamp /stamp\nRUN cat /proc/sys/kernel/random/uuid >> /stamp\n\
+        WORKDIR /last\n";
+    let context = || Context::default().file("a", "1");
+    let first = ground.built(dockerfile, context());
+    let (stamp, layers) = (ground.sh("cat /stamp"), ground.layer_names());
+    assert_eq!((ground.cached(&first), stamp.lines().count()), (0, 2), "{}", ground.log(&first));
+    let admin = ground.become_owner("bob");
+    let others = ground.built(dockerfile, context());
+    assert_eq!(ground.cached(&others), 0, "{}", ground.log(&others));
+    let other = ground.sh("cat /stamp");
+    let shared = stamp.lines().find(|line| other.contains(line));
+    assert_eq!(shared, None, "a step of one owner is in the image of another");
+    let made = layers.len() - 2;
+    assert_eq!(ground.layers(), layers.len() + made, "all but what was fetched, and finished, is made again");
+    for (owner, stamp) in [("bob", other), ("the first", stamp)] {
+        let again = ground.built(dockerfile, context());
+        assert_eq!(ground.cached(&again), 4, "{owner}: {}", ground.log(&again));
+        assert_eq!(ground.sh("cat /stamp"), stamp, "{owner}");
+        ground.daemon.key.clone_from(&admin);
+    }
+}
+
+#[test]
+fn a_step_is_done_again_for_another_secret_and_never_seen_by_another_owner() {
+    let mut ground = ground();
+    let dockerfile = "FROM BASE\nRUN --mount=type=secret,id=token cat /run/secrets/token > /etc/app-token\nRUN wc -c < /etc/app-token > /length\n";
+    // "ours-4711", "ours-4712" and "theirs" in base64.
+    let build = |ground: &Ground, token: Option<&str>| {
+        let secrets = token.map(|token| json!({"token": token})).unwrap_or_else(|| json!({}));
+        let build =
+            ground.build_with(json!({"template": "t", "secrets": secrets}), dockerfile, Context::default());
+        assert_eq!(build["state"], "done", "{build} {}", ground.log(&build));
+        (ground.cached(&build), ground.sh("cat /etc/app-token"))
+    };
+    assert_eq!(build(&ground, Some("b3Vycy00NzEx")), (0, "ours-4711".into()));
+    assert_eq!(build(&ground, Some("b3Vycy00NzEx")), (2, "ours-4711".into()), "the same secret");
+    assert_eq!(build(&ground, Some("b3Vycy00NzEy")), (0, "ours-4712".into()), "another secret");
+    assert_eq!(build(&ground, Some("b3Vycy00NzEx")), (2, "ours-4711".into()), "the first one again");
+    let without = ground.build(dockerfile, Context::default());
+    assert_eq!(without["state"], "failed", "without a secret there is nothing to copy");
+    // Neither what another owner's step kept nor whether their secret is this one can be learnt.
+    ground.become_owner("bob");
+    assert_eq!(build(&ground, Some("dGhlaXJz")), (0, "theirs".into()));
+    assert_eq!(build(&ground, Some("b3Vycy00NzEx")), (0, "ours-4711".into()));
+}
+
+#[test]
+fn an_image_cannot_claim_a_layer_that_was_made_here() {
+    let mut ground = ground();
+    ground.built("FROM BASE\n", Context::default());
+    let before = ground.layer_names();
+    ground.built("FROM BASE\nRUN echo private > /private\n", Context::default());
+    let made: Vec<String> = ground.layer_names().difference(&before).cloned().collect();
+    assert_eq!(made.len(), 1, "{made:?}");
+    ground.become_owner("bob");
+    // Its configuration says that its only layer is the one that another owner's step made.
+    let honest = MadeImage::of(&Layer::busybox(), json!({}));
+    let mut claiming = honest.clone();
+    let mut manifest = honest.document();
+    let config = honest.blobs[manifest["config"]["digest"].as_str().expect("a digest")].clone();
+    let mut config: Value = serde_json::from_slice(&config).expect("JSON");
+    config["rootfs"]["diff_ids"] = json!([format!("sha256:{}", made[0])]);
+    let config = config.to_string().into_bytes();
+    manifest["config"]["digest"] = json!(digest(&config));
+    manifest["config"]["size"] = json!(config.len());
+    claiming.blobs.insert(digest(&config), config);
+    claiming.manifest = manifest.to_string().into_bytes();
+    let name = ground.puppet.serve("claiming", "1", &claiming);
+    let build = ground.build(&format!("FROM {name}\n"), Context::default());
+    assert_eq!(build["state"], "failed", "{build}");
+    let reason = build["reason"].as_str().expect("a reason");
+    assert!(reason.contains("layer 1 of 1") && reason.contains("digest"), "{reason}");
+}
+
+#[test]
+fn values_that_grow_with_each_line_are_refused() {
+    let ground = ground();
+    let before = ground.daemon.audit();
+    let repeated = |first: &str, line: &str, count: usize| {
+        format!("FROM BASE\nENV X=0123456789\n{first}\n{}", format!("{line}\n").repeat(count))
+    };
+    let long = "x".repeat(60_000);
+    for (dockerfile, line, part) in [
+        (repeated("ENV A=0123456789", "ENV A=$A$A", 40), 17, "a value may have at most 131072 bytes"),
+        (repeated("ARG A=0123456789", "ARG A=$A${A}", 40), 17, "a value may have at most 131072 bytes"),
+        (
+            repeated("ENV A=x", "LABEL a=${A:-$A}$A$A", 1).replace("A=x", &format!("A={long}")),
+            4,
+            "a value may have",
+        ),
+        (
+            format!("FROM BASE\nENV A={long}\nENV B=$A C=$A D=$A\nENV E=$A\n"),
+            4,
+            "the environment may have at most 262144 bytes",
+        ),
+        (
+            format!("FROM BASE\nENV A={long}\nLABEL B=$A C=$A D=$A\nLABEL E=$A F=$A\n"),
+            4,
+            "all labels together",
+        ),
+        (format!("FROM BASE\nENV A={long}\nENV B=$A C=$A D=$A E=$A F=$A\n"), 3, "one instruction may have"),
+        (
+            format!("FROM BASE\nENV A={long}\nCOPY {} /x/\n", "$A ".repeat(1000)),
+            3,
+            "one instruction may have",
+        ),
+        (
+            repeated("WORKDIR /", "WORKDIR $X$X$X$X$X$X$X$X$X$X", 100),
+            44,
+            "a working directory may have at most 4096 bytes",
+        ),
+        (format!("FROM BASE\nENV A={}x{}\n", "${B:-".repeat(9000), "}".repeat(9000)), 2, "16 deep"),
+    ] {
+        let build = ground.build(&dockerfile, Context::default());
+        let reason = build["reason"].as_str().unwrap_or_else(|| panic!("it was built: {build}"));
+        assert!(reason.contains(&format!("line {line}: ")) && reason.contains(part), "{part}: {reason}");
+        assert!(ground.log(&build).contains("hint: "), "{part}");
+    }
+    ground.daemon.get("/v1/templates/t").expect_refusal(404, "template_not_found");
+    ground.daemon.expect_nothing_beyond(&before);
 }
 
 #[test]

@@ -159,6 +159,143 @@ fn a_failure_is_told_to_people_and_to_programs() {
 }
 
 #[test]
+fn hints_speak_of_the_command_line_and_not_of_http() {
+    let daemon = Daemon::start();
+    daemon.sandbox_with(json!({"name": "work"}));
+    for (arguments, error, hint) in [
+        (&["image", "inspect", "foo"][..], "image `foo`", "`shoal image ls`"),
+        (&["template", "get", "foo"], "template `foo` does not exist", "`shoal template ls`"),
+        (&["volume", "get", "foo"], "volume `foo` does not exist", "`shoal volume ls`"),
+        (&["pool", "rm", "foo"], "pool `foo` does not exist", "`shoal pool ls`"),
+        (&["key", "rm", "foo"], "key `foo` does not exist", "`shoal key ls`"),
+        (&["logs", "work", "foo"], "command `foo` does not exist", "`shoal ps -a SANDBOX`"),
+        (&["create", "--template", "foo"], "template", "`shoal template ls`"),
+        (&["create", "--name", "work"], "work", "choose another name"),
+    ] {
+        let output = run(on(&daemon, arguments));
+        assert_eq!(output.status.code(), Some(1), "{arguments:?}");
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(said.contains(error) && said.contains(&format!("hint: {hint}")), "{arguments:?}: {said}");
+        assert!(!said.contains("/v1/") && !said.contains("GET "), "{arguments:?}: {said}");
+    }
+    let mut stranger = alone(&["ls"]);
+    stranger.env("SHOAL_URL", format!("http://{}", daemon.address)).env("SHOAL_API_KEY", "wrong");
+    let said = run(stranger);
+    let said = String::from_utf8_lossy(&said.stderr);
+    assert!(said.contains("hint: set SHOAL_API_KEY") && !said.contains("Bearer"), "{said}");
+    let said = run(on(&daemon, &["cp", "work:note", "."]));
+    let said = String::from_utf8_lossy(&said.stderr);
+    assert!(said.contains("the path in sandbox `work` must be absolute, got `note`"), "{said}");
+}
+
+#[test]
+fn the_beginning_of_an_id_or_a_name_is_enough() {
+    let daemon = Daemon::start();
+    let work = daemon.sandbox_with(json!({"name": "work"}));
+    daemon.sandbox_with(json!({"name": "worker"}));
+    let id_of = |text: &str| {
+        let shown: Value =
+            serde_json::from_str(&stdout(on(&daemon, &["inspect", "--json", text]))).expect("JSON");
+        shown["id"].as_str().expect("a text").to_owned()
+    };
+    assert_eq!(id_of("work"), work.id);
+    assert_eq!(id_of(&work.id[..13]), work.id);
+    assert_ne!(id_of("worke"), work.id);
+    let said = run(on(&daemon, &["inspect", "wor"]));
+    let said = String::from_utf8_lossy(&said.stderr);
+    assert!(said.contains("`wor` matches 2 sandboxes") && said.contains("hint: type more"), "{said}");
+    let command = work.spawn(json!({"script": "echo found"}));
+    until("it has written", || {
+        (stdout(on(&daemon, &["logs", "work", &command[..8]])) == "found\n").then_some(())
+    });
+    let pool: Value =
+        serde_json::from_str(&stdout(on(&daemon, &["pool", "create", "warm", "--replicas", "0", "--json"])))
+            .expect("JSON");
+    stdout(on(&daemon, &["pool", "rm", pool["id"].as_str().expect("a text")]));
+}
+
+#[test]
+fn verbs_and_flags_that_hands_type_do_what_they_say() {
+    let daemon = Daemon::start();
+    let home = Home::new();
+    let file = home.join("env").display().to_string();
+    std::fs::write(&file, "# tokens\nWORD=hi\nOTHER=from the file\n").expect("it can be written");
+    stdout(on(&daemon, &["create", "-n", "work", "--cpus", "1", "--env-file", &file, "-l", "app=chat"]));
+    assert_eq!(stdout(on(&daemon, &["exec", "-i", "work", "sh", "-c", "echo $WORD"])), "hi\n");
+    let own = ["exec", "--env-file", &file, "-e", "WORD=mine", "work", "sh", "-c", "echo $WORD $OTHER"];
+    assert_eq!(stdout(on(&daemon, &own)), "mine from the file\n");
+    assert_eq!(stdout(on(&daemon, &["run", "--rm", "--timeout", "1m", "--", "echo", "one"])), "one\n");
+    let output = run(on(&daemon, &["run", "--timeout", "200ms", "--", "sleep", "60"]));
+    assert_eq!(output.status.code(), Some(124), "{output:?}");
+
+    // In the background, until it is killed.
+    let command = stdout(on(&daemon, &["exec", "-d", "work", "sleep", "1000"]));
+    assert_eq!(stdout(on(&daemon, &["ps", "-q", "work"])), command);
+    assert!(stdout(on(&daemon, &["ps", "work"])).contains("sleep 1000"));
+    stdout(on(&daemon, &["kill", "work"]));
+    until("it is gone", || stdout(on(&daemon, &["ps", "-q", "work"])).is_empty().then_some(()));
+    let all = stdout(on(&daemon, &["ps", "-a", "work"]));
+    assert!(all.contains("sleep 1000") && all.contains("killed") && all.contains(" ago"), "{all}");
+    let output = run(on(&daemon, &["kill", "work"]));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("no command is running"), "{output:?}");
+
+    let printed =
+        stdout(on(&daemon, &["run", "-d", "--name", "web", "--", "sh", "-c", "seq 100; exec sleep 1000"]));
+    assert_eq!(
+        stdout(on(&daemon, &["ls", "-q"])).lines().next(),
+        Some(printed.trim()),
+        "the newest comes first"
+    );
+    let tail = || stdout(on(&daemon, &["logs", "--tail", "2", "web"]));
+    until("it has written", || (tail() == "99\n100\n").then_some(()));
+
+    stdout(on(&daemon, &["rename", "web", "site"]));
+    assert!(stdout(on(&daemon, &["ps"])).contains("site"));
+    assert!(stdout(on(&daemon, &["list"])).contains(" ago"));
+    let json: Value = serde_json::from_str(&stdout(on(&daemon, &["ls", "--json"]))).expect("JSON");
+    assert!(json[0]["created_at"].as_str().expect("a text").ends_with('Z'), "programs get the timestamp");
+    stdout(on(&daemon, &["rm", "-l", "app=chat"]));
+    assert_eq!(stdout(on(&daemon, &["ls", "-q"])), printed);
+    stdout(on(&daemon, &["delete", "--all"]));
+    assert_eq!(stdout(on(&daemon, &["ls", "-q"])), "");
+    assert_eq!(run(on(&daemon, &["rm", "site"])).status.code(), Some(1));
+    stdout(on(&daemon, &["rm", "-f", "site"]));
+
+    assert!(stdout(on(&daemon, &["images"])).starts_with("NAME"));
+    let said = stdout(on(&daemon, &["version"]));
+    assert!(said.starts_with("shoal ") && said.contains("\ndaemon "), "{said}");
+    assert!(stdout(alone(&["version"])).contains("daemon not running"));
+}
+
+#[test]
+fn a_user_who_may_not_read_the_data_directory_is_told_so() {
+    let daemon = Daemon::start();
+    let home = Home::new();
+    std::fs::set_permissions(home.path(), std::fs::Permissions::from_mode(0o755)).expect("it is ours");
+    let program = home.join("shoal");
+    std::fs::copy(binary(), &program).expect("it can be copied");
+    let as_nobody = |arguments: &[&str], data_dir: &std::path::Path| {
+        let output = Command::new(&program)
+            .args(arguments)
+            .env("SHOAL_DATA_DIR", data_dir)
+            .env("SHOAL_CONFIG", "")
+            .env_remove("SHOAL_URL")
+            .env_remove("SHOAL_API_KEY")
+            .stdin(Stdio::null())
+            .uid(65_534)
+            .gid(65_534)
+            .output()
+            .expect("nobody may execute it");
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    };
+    let said = as_nobody(&["ls"], &daemon.data_dir);
+    assert!(said.contains("cannot read") && said.contains("as this user"), "{said}");
+    assert!(!said.contains("no daemon is running"), "{said}");
+    let said = as_nobody(&["run", "--", "true"], std::path::Path::new("/nonexistent/shoal"));
+    assert!(said.starts_with("error: `shoal run` without a daemon needs root\nhint: "), "{said}");
+}
+
+#[test]
 fn completions_are_scripts_that_their_shell_can_read() {
     let script = stdout(alone(&["completions", "bash"]));
     // From a file: it is longer than an argument may be.
@@ -172,6 +309,34 @@ fn completions_are_scripts_that_their_shell_can_read() {
         assert!(stdout(alone(&["completions", shell])).contains("doctor"));
     }
     assert_eq!(run(alone(&["completions", "cmd.exe"])).status.code(), Some(2));
+}
+
+#[test]
+fn completions_offer_the_names_that_the_daemon_has() {
+    let daemon = Daemon::start();
+    daemon.sandbox_with(json!({"name": "work"}));
+    daemon.sandbox_with(json!({"name": "$(touch /tmp/expanded)"}));
+    let home = Home::new();
+    let path = home.path().join("completions");
+    std::fs::write(&path, stdout(alone(&["completions", "bash"]))).expect("it can be written");
+    let offered = |words: &[&str]| {
+        let script = "source \"$0\"; COMP_WORDS=(\"$@\"); COMP_CWORD=$(($# - 1)); _shoal_with_names shoal \
+                      \"${@: -1}\" \"${@: -2:1}\"; echo \"${COMPREPLY[@]}\"";
+        let mut bash = Command::new("bash");
+        let programs = binary().parent().expect("it is in a directory").display().to_string();
+        bash.args(["-c", script]).arg(&path).args(words).env("SHOAL_DATA_DIR", &daemon.data_dir);
+        bash.env("PATH", format!("{programs}:/usr/bin:/bin"))
+            .env_remove("SHOAL_URL")
+            .env_remove("SHOAL_API_KEY");
+        bash.stdout(Stdio::piped()).stderr(Stdio::piped());
+        stdout(bash)
+    };
+    assert_eq!(offered(&["shoal", "rm", "wo"]), "work\n");
+    assert_eq!(offered(&["shoal", "rm", ""]), "work\n", "a name that the shell would expand is not offered");
+    assert_eq!(offered(&["shoal", "run", "--sandbox", "w"]), "work\n");
+    assert_eq!(offered(&["shoal", "template", "get", "d"]), "default\n");
+    assert!(offered(&["shoal", "insp"]).contains("inspect"));
+    assert!(offered(&["shoal", "rm", "--"]).contains("--all"));
 }
 
 #[test]

@@ -253,7 +253,7 @@ fn a_store_that_does_not_fit_is_refused_or_done_without() {
     daemon.kill();
     daemon.spawn.environment = spawn("loop", "1Gi").environment;
     let said = daemon.try_start(&daemon.log(9)).expect_err("there is no room");
-    assert!(said.contains("bytes are free"), "{said}");
+    assert!(said.contains("free bytes"), "{said}");
     assert!(
         !daemon.data_dir.join("store.img").exists() && !daemon.data_dir.join("store.img.unfinished").exists()
     );

@@ -27,7 +27,10 @@ macro_rules! pages {
 }
 
 pages! {
-    the_readme: "README.md", 2 not run;
+    the_readme: "README.md", 4 not run;
+    the_page_on_contributing: "CONTRIBUTING.md", 0 not run;
+    the_page_on_deploying: "docs/deploy.md", 3 not run;
+    the_page_on_trouble: "docs/troubleshooting.md", 1 not run;
     the_page_on_lifecycle: "docs/concepts/lifecycle.md", 0 not run;
     the_page_on_langsmith: "docs/dialects/langsmith.md", 2 not run;
     the_start: "docs/start.md", 0 not run;
@@ -46,7 +49,7 @@ pages! {
     the_guide_to_threads: "docs/guides/threads.md", 0 not run;
     the_guide_to_upgrading: "docs/guides/upgrade.md", 1 not run;
     the_guide_to_volumes: "docs/guides/volumes.md", 0 not run;
-    the_page_on_operating: "docs/operate.md", 4 not run;
+    the_page_on_operating: "docs/operate.md", 5 not run;
     the_page_on_configuration: "docs/reference/config.md", 0 not run;
     the_page_on_errors: "docs/reference/errors.md", 0 not run;
 }

@@ -1100,7 +1100,7 @@ fn a_terminal_shows_a_bar_for_each_layer_and_a_pipe_shows_none() {
     for tar in &tars {
         assert!(shown.contains(&digest(tar)[7..19]), "{shown:?}");
     }
-    assert!(shown.contains("is fetched") && shown.contains('━'), "{shown:?}");
+    assert!(shown.contains("fetching") && shown.contains('━'), "{shown:?}");
     assert!(shown.contains(&digest(&made.manifest)), "{shown:?}");
     let quiet = shoal(&daemon, &["image", "pull", &name]);
     assert!(quiet.stderr.is_empty(), "{quiet:?}");

@@ -523,6 +523,100 @@ print('raw', call(41, 2, 3, 1)); print('raw', call(41, 2, 3, 255)); print('raw6'
     );
 }
 
+/// Checks that every line of a probe ends with this answer, and that there are at least so many.
+#[track_caller]
+fn all_answered(sandbox: &Sandbox, probe: &str, answer: &str, lines_min: usize) {
+    let text = sandbox.python(&format!("{CALL}{probe}")).ok().text();
+    let others: Vec<&str> = text.lines().filter(|line| !line.ends_with(&format!(" {answer}"))).collect();
+    assert!(others.is_empty(), "not answered with {answer}: {others:?}");
+    assert!(text.lines().count() >= lines_min, "the probe tried too little: {text}");
+}
+
+#[test]
+fn cannot_open_socket_pairs_of_other_families() {
+    let (_daemon, sandbox) = start();
+    // EPERM is the filter's answer: any other comes from the family's own code, which must not run.
+    all_answered(
+        &sandbox,
+        "
+pair = ctypes.create_string_buffer(8)
+for family in list(range(3, 10)) + list(range(11, 16)) + list(range(17, 50)):
+    for kind in (1, 2, 3, 5):
+        print('socketpair', family, kind, call(53, family, kind, 0, ctypes.addressof(pair)))
+",
+        "EPERM",
+        45 * 4,
+    );
+    sandbox.python("import socket; a, b = socket.socketpair(); a.send(b'x'); assert b.recv(1) == b'x'").ok();
+}
+
+#[test]
+fn cannot_open_sockets_whose_memory_nobody_counts() {
+    let (_daemon, sandbox) = start();
+    all_answered(
+        &sandbox,
+        "
+for protocol in range(1, 32):
+    for kind in (2, 3): print('netlink', protocol, kind, call(41, 16, kind, protocol))
+",
+        "EPROTONOSUPPORT",
+        62,
+    );
+    all_refused(&sandbox, "print('ping', call(41, 2, 2, 1)); print('ping6', call(41, 10, 2, 58))");
+    // What programs need of it works: the list of interfaces, and tools that would like to write an audit log.
+    sandbox
+        .python("import socket; assert socket.if_nameindex() == [(1, 'lo')]; socket.socket(16, 3, 0)")
+        .ok();
+    sandbox.sh("useradd --no-create-home probe && id probe && userdel probe").ok();
+}
+
+#[test]
+fn cannot_make_socket_buffers_larger() {
+    let (_daemon, sandbox) = start();
+    let program = "
+import socket
+kinds = [(socket.AF_INET, 1, 0), (socket.AF_INET, 2, 0), (socket.AF_INET6, 1, 0), (socket.AF_UNIX, 1, 0), (socket.AF_UNIX, 2, 0), (16, 3, 0)]
+for kind in kinds:
+    s = socket.socket(*kind)
+    for option in (socket.SO_RCVBUF, socket.SO_SNDBUF):
+        before = s.getsockopt(socket.SOL_SOCKET, option)
+        # Reported as done: programs exit when they are refused.
+        s.setsockopt(socket.SOL_SOCKET, option, 64 << 20)
+        assert s.getsockopt(socket.SOL_SOCKET, option) == before, (kind, option, before)
+    s.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED if kind[0] == socket.AF_UNIX else socket.SO_REUSEADDR, 1)
+";
+    sandbox.python(program).ok();
+    // SO_SNDBUFFORCE and SO_RCVBUFFORCE, which have no largest size.
+    all_refused(
+        &sandbox,
+        "
+for family in (1, 2, 16):
+    for option in (32, 33):
+        s = socket.socket(family, 2, 0)
+        print('force', family, option, attempt(lambda: s.setsockopt(1, option, 64 << 20)))
+",
+    );
+}
+
+#[test]
+fn cannot_watch_the_pressure_of_the_machine() {
+    let (_daemon, sandbox) = start();
+    assert!(Path::new("/proc/pressure").is_dir(), "this kernel has no pressure to watch");
+    all_refused(
+        &sandbox,
+        "
+def trigger(name):
+    fd = os.open(f'/proc/pressure/{name}', os.O_RDWR)
+    os.write(fd, b'some 500000 2000000')
+for name in ('cpu', 'memory', 'io', 'irq'):
+    print('trigger', name, attempt(lambda: trigger(name)))
+    print('read', name, attempt(lambda: open(f'/proc/pressure/{name}').read()))
+print('make', attempt(lambda: open('/proc/pressure/x', 'w')))
+",
+    );
+    assert_eq!(sandbox.sh("ls -A /proc/pressure").ok().text(), "");
+}
+
 #[test]
 fn has_no_network_but_loopback() {
     let (daemon, sandbox) = start();

@@ -473,7 +473,8 @@ fn tell(daemon: &Daemon, bytes: &[u8]) -> String {
 #[track_caller]
 fn has_words(asked: &[u8], answer: &[u8]) {
     let answer = String::from_utf8_lossy(answer);
-    if let Some((_, body)) = answer.split_once("\r\n\r\n") {
+    // What is no HTTP is refused by a status alone.
+    if let Some((_, body)) = answer.split_once("\r\n\r\n").filter(|(_, body)| !body.is_empty()) {
         let body: Value =
             serde_json::from_str(body).unwrap_or_else(|error| panic!("{error}: {asked:?} got {answer}"));
         assert!(body["code"].is_string() && body["message"].is_string(), "{asked:?} got {answer}");
@@ -508,10 +509,12 @@ fn garbage_on_the_port_does_not_disturb_the_daemon() {
     let _ = stream.read_to_end(&mut answer);
     assert!(!answer.starts_with(b"HTTP/1.1 2"), "headers are bounded");
     let answer = tell(&daemon, b"GET / HTTP/1.1\r\nhost: localhost\r\nbad header\r\n\r\n");
-    assert!(answer.contains("\"code\":\"malformed_request\""), "{answer}");
+    assert!(answer.starts_with("HTTP/1.1 400 "), "{answer}");
     let many: String = (0..100).map(|n| format!("x-{n}: y\r\n")).collect();
-    let answer =
-        tell(&daemon, format!("GET /v1/health HTTP/1.1\r\nhost: localhost\r\n{many}\r\n").as_bytes());
+    let answer = tell(
+        &daemon,
+        format!("GET /v1/health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n{many}\r\n").as_bytes(),
+    );
     assert!(
         answer.starts_with("HTTP/1.1 431 ") && answer.contains("\"code\":\"headers_too_large\""),
         "{answer}"

@@ -89,6 +89,113 @@ fn one_sandbox_out_of_memory_disturbs_no_other() {
     is_well(&greedy);
 }
 
+/// A daemon whose own place in the order of OOM victims is this one.
+fn daemon_at(score: i32) -> Daemon {
+    Spawn { through: ["choom", "-n", &score.to_string(), "--"].map(String::from).into(), ..Spawn::default() }
+        .start()
+}
+
+#[test]
+fn commands_are_oom_victims_before_init_whatever_the_score_of_the_daemon() {
+    for score in [0, 150, 300, 1000] {
+        let daemon = daemon_at(score);
+        let of = |pid: i32| {
+            let path = format!("/proc/{pid}/oom_score_adj");
+            std::fs::read_to_string(path).expect("it lives").trim().parse::<i32>().expect("a number")
+        };
+        assert_eq!(of(daemon.pid()), score);
+        let sandbox = daemon.sandbox();
+        let command = sandbox.spawn(json!({"script": "sleep 1000 & sleep 1000"}));
+        sandbox.running(&command);
+        let init = sandbox.init();
+        until_true("the command and its child run", || sandbox.processes().len() >= 3);
+        let (at_init, inside) =
+            (of(init), sandbox.sh("cat /proc/self/oom_score_adj /proc/1/oom_score_adj").ok());
+        assert_eq!((at_init, inside.text().as_str()), (200, "1000\n200"), "below a daemon at {score}");
+        for pid in sandbox.processes().into_iter().filter(|pid| *pid != init) {
+            assert_eq!(of(pid), 1000, "below a daemon at {score}");
+        }
+    }
+}
+
+#[test]
+fn a_shortage_that_init_meets_takes_a_command_and_init_lives() {
+    let daemon = Daemon::start();
+    let sandbox = daemon.sandbox_with(json!({"memory": "64Mi"}));
+    // Small itself, and most of the memory is in a file that stays when it dies.
+    let hold = "import time\nkeep = bytearray(b'x' * (8 << 20))\nopen('/dev/shm/big', 'wb').write(bytes(14 << 20))\nprint('held', flush=True)\ntime.sleep(1000)";
+    let hold = sandbox.spawn(json!({"argv": ["python3", "-c", hold]}));
+    sandbox.wrote(&hold, 5);
+    let script = format!("true {}", "x".repeat(15 << 20));
+    let big = sandbox.post_command(&json!({"script": script}));
+    assert!(big.status == 200 || big.status >= 400, "{}", big.describe());
+    assert_eq!(sandbox.get()["state"], "running", "init was killed");
+    assert_eq!(sandbox.ended(&hold)["result"]["outcome"], "out_of_memory");
+    sandbox.sh("rm /dev/shm/big").ok();
+    is_well(&sandbox);
+}
+
+/// Queues what `fill` sends on loopback, and says how many MiB were taken.
+const QUEUED: &str = "
+import errno, resource, socket, struct, sys
+hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]; resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+hold, queued = [], 0
+def buffers(s):
+    for option in (socket.SO_RCVBUF, socket.SO_SNDBUF): s.setsockopt(socket.SOL_SOCKET, option, 64 << 20)
+def taken(s):
+    # SO_MEMINFO: what waits to be read, its limit, what waits to be sent.
+    now = struct.unpack('9I', s.getsockopt(1, 55, 36))
+    return now[0] + now[2]
+try:
+    for n in range(COUNT):
+        FILL
+except OSError as error:
+    if error.errno not in (errno.ENOMEM, errno.ENOBUFS, errno.EMFILE): raise
+print(sum(taken(s) for s in hold) >> 20)
+";
+const FILL_TCP: &str = "
+        if n == 0: listener = socket.create_server(('127.0.0.1', 0), backlog=COUNT)
+        a = socket.socket(); buffers(a); a.connect(listener.getsockname()); b = listener.accept()[0]; buffers(b)
+        hold += [a, b]; a.setblocking(False)
+        try:
+            while True: a.send(bytes(1 << 16))
+        except BlockingIOError: pass";
+const FILL_UDP: &str = "
+        s = socket.socket(type=socket.SOCK_DGRAM); buffers(s); s.bind(('127.0.0.1', 0)); s.connect(s.getsockname())
+        hold.append(s); s.setblocking(False); before = -1
+        while taken(s) > before: before = taken(s); s.send(bytes(60000))";
+
+#[test]
+fn memory_in_socket_buffers_counts() {
+    let daemon = Daemon::start();
+    for (fill, count) in [(FILL_TCP, "60"), (FILL_UDP, "1500")] {
+        let sandbox = daemon.sandbox_with(json!({"memory": "64Mi"}));
+        let program = QUEUED.replace("FILL", fill.trim_start()).replace("COUNT", count);
+        let held = sandbox.python(&program);
+        if held.outcome() == "out_of_memory" {
+            continue;
+        }
+        let held: u64 = held.ok().text().parse().expect("a number");
+        // Every socket may hold a page beyond the limit, so that no connection stands still for ever.
+        assert!(held <= 80, "{held} MiB wait in sockets within 64 MiB");
+    }
+}
+
+#[test]
+fn all_sandboxes_together_leave_memory_to_the_host() {
+    let daemon = Daemon::start();
+    let groups = daemon.scope().cgroups();
+    let limits = groups.iter().flat_map(|group| {
+        ["memory.limit_in_bytes", "memory.max"].map(|file| std::fs::read_to_string(group.join(file)))
+    });
+    let limits: Vec<u64> = limits.filter_map(|text| text.ok()?.trim().parse().ok()).collect();
+    let meminfo = std::fs::read_to_string("/proc/meminfo").expect("every Linux has it");
+    let total = meminfo.split_whitespace().nth(1).expect("MemTotal comes first");
+    let total = total.parse::<u64>().expect("a number") << 10;
+    let [limit] = limits[..] else { panic!("one group has a limit: {limits:?} in {groups:?}") };
+    assert!(limit >= total / 2 && total - limit >= 256 << 20, "{limit} of {total}");
+}
+
 #[test]
 fn a_fork_bomb_stays_at_home() {
     let daemon = Daemon::start();

@@ -316,7 +316,7 @@ fn bad_templates_are_refused_and_leave_nothing() {
         (json!({"name": "t", "mounts": [{"volume": "v", "path": "data"}]}), "absolute"),
         (
             json!({"name": "t", "mounts": [{"volume": "v", "path": "/a"}, {"volume": "w", "path": "/a/"}]}),
-            "two of them",
+            "two mounts",
         ),
         (json!({"name": "t", "typo": 1}), "typo"),
         (json!({"image": "host"}), "name"),

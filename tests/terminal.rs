@@ -169,7 +169,7 @@ fn a_terminal_that_was_left_goes_on_and_can_be_come_back_to() {
     desk.type_keys(&["C-p"]);
     desk.sees("# mark=kept; echo earl''ier\n");
     desk.type_keys(&["C-u", "C-p", "C-q"]);
-    desk.sees("\nleft running; come back with `shoal attach");
+    desk.sees("\nleft running; return with `shoal attach");
     desk.is_back_with(0, "two");
     assert!(lives(&sandbox, "bash -l"));
 
@@ -190,7 +190,7 @@ fn a_terminal_that_was_left_goes_on_and_can_be_come_back_to() {
     desk.sees("\nfitting");
     desk.is_back_with(3, "four");
     desk.type_line("shoal attach work");
-    desk.sees("nothing runs at a terminal");
+    desk.sees("no command with a terminal is running");
     desk.is_back_with(125, "five");
 }
 

@@ -44,15 +44,21 @@ impl Certificate {
 
     /// A connection that trusts this certificate alone.
     fn connect(&self, daemon: &Daemon) -> StreamOwned<ClientConnection, TcpStream> {
+        self.connect_with(daemon, &[])
+    }
+
+    /// As above, with these protocols offered.
+    fn connect_with(&self, daemon: &Daemon, alpn: &[&str]) -> StreamOwned<ClientConnection, TcpStream> {
         let mut roots = RootCertStore::empty();
         let certificate = rustls::pki_types::CertificateDer::from_pem_file(self.file("cert.pem"));
         roots.add(certificate.expect("it was just written")).expect("it is one");
         let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let config = ClientConfig::builder_with_provider(provider)
+        let mut config = ClientConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()
             .expect("it has some")
             .with_root_certificates(roots)
             .with_no_client_auth();
+        config.alpn_protocols = alpn.iter().map(|protocol| protocol.as_bytes().to_vec()).collect();
         let name = ServerName::try_from("localhost").expect("a name");
         let tls = ClientConnection::new(Arc::new(config), name).expect("a connection");
         StreamOwned::new(tls, TcpStream::connect(daemon.address).expect("the daemon listens"))
@@ -198,4 +204,26 @@ fn certificates_that_cannot_be_used_end_the_start_with_a_sentence() {
     }
     let output = serve(&home, &["--listen", "127.0.0.1:0", "--tls-cert", &path(one.file("cert.pem"))]);
     assert!(!output.status.success());
+}
+
+#[test]
+fn http2_is_agreed_on_by_alpn() {
+    let certificate = Certificate::new();
+    let daemon = certificate.daemon();
+    for (offered, agreed) in [(&["h2", "http/1.1"][..], &b"h2"[..]), (&["http/1.1"], b"http/1.1")] {
+        let mut stream = certificate.connect_with(&daemon, offered);
+        // The client's preface and its empty SETTINGS (RFC 9113, section 3.4), or a request without a key.
+        let first: &[u8] = match agreed {
+            b"h2" => b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0",
+            _ => b"GET /v1/health HTTP/1.1\r\nhost: localhost\r\n\r\n",
+        };
+        stream.write_all(first).expect("it listens");
+        let mut answer = [0; 9];
+        stream.read_exact(&mut answer).expect("it answers");
+        assert_eq!(stream.conn.alpn_protocol(), Some(agreed));
+        match agreed {
+            b"h2" => assert_eq!(answer[3], 4, "its first frame is SETTINGS: {answer:?}"),
+            _ => assert_eq!(&answer, b"HTTP/1.1 "),
+        }
+    }
 }

@@ -6,6 +6,7 @@ use std::process::{Command, Output};
 use serde_json::{Value, json};
 use shoal_tests::ages::Age;
 use shoal_tests::daemon::{Home, binary, kill_hard};
+use shoal_tests::page::repository;
 use shoal_tests::{Collected, Daemon, Response, Said, Sandbox, Spawn, until};
 
 /// Prints 0, 1, 2, ... one per line, up to its argument, with a pause now and then: every byte can be foretold.
@@ -19,6 +20,24 @@ for n in range(int(sys.argv[1])):
 const SET_VERSION: &str = "
 import sqlite3, sys
 sqlite3.connect(sys.argv[1], timeout=60).execute('pragma user_version = 99')
+";
+/// Writes the rows as a daemon of an older schema would have: its tables, with what they have in common with ours.
+const REWRITE: &str = "
+import os, sqlite3, sys
+path, schema = sys.argv[1:]
+older = sqlite3.connect(path + '.older', isolation_level=None)
+older.executescript(open(schema).read())
+older.execute('attach ? as ours', (path,))
+columns = lambda of, table: [row[1] for row in older.execute(f'pragma {of}.table_info({table})')]
+for (table,) in older.execute('select name from main.sqlite_master where type = \\'table\\'').fetchall():
+    ours = columns('ours', table)
+    shared = ', '.join(column for column in columns('main', table) if column in ours)
+    older.execute(f'delete from main.{table}')
+    if shared: older.execute(f'insert into main.{table} ({shared}) select {shared} from ours.{table}')
+older.close()
+for suffix in ('-wal', '-shm'):
+    if os.path.exists(path + suffix): os.remove(path + suffix)
+os.rename(path + '.older', path)
 ";
 /// Takes long enough for a few upgrades.
 const LINES: u32 = 300_000;
@@ -124,6 +143,51 @@ fn a_sandbox_of_the_version_before_works_without_what_its_version_lacks() {
     assert_eq!(sandbox.ended(&sleeper)["result"]["outcome"], "killed");
     is_count(&rest(&daemon, &sandbox.id, &command, all));
     assert_eq!(read_file(&daemon.sandbox()).status, 200, "a new sandbox has what the old one lacks");
+}
+
+/// A database of each schema that ever landed, as SQL, the oldest first.
+fn schemas() -> Vec<PathBuf> {
+    let folder = repository().join("crates/engine/tests/fixtures");
+    let entries = std::fs::read_dir(folder).expect("the repository can be read");
+    let mut schemas: Vec<PathBuf> = entries.map(|entry| entry.expect("it can be read").path()).collect();
+    schemas.sort();
+    schemas
+}
+
+/// The program of an older build cannot be had here. What it leaves can: rows of its schema, and sandboxes alive whose
+/// init is as old.
+#[test]
+fn a_data_directory_of_every_build_before_goes_on_with_its_sandboxes_alive() {
+    let home = Home::new();
+    let mut daemon = start(Age { init: Some((1, 1)), ..Age::default() }.program(&home));
+    let old = daemon.sandbox_with(json!({"name": "old", "env": {"AGE": "old"}})).id;
+    daemon.sandbox_of(&old).sh("echo kept > /workspace/f").ok();
+    let finished = daemon.sandbox_of(&old).sh("echo before").ok().id().to_owned();
+    let counting = count(&daemon.sandbox_of(&old));
+    daemon.spawn.program = None;
+    let schemas = schemas();
+    let (newest, older) = schemas.split_last().expect("there are schemas");
+    for schema in older {
+        daemon.kill();
+        let database = daemon.data_dir.join("shoal.db");
+        let rewritten = Command::new("python3").arg("-c").arg(REWRITE).arg(&database).arg(schema).status();
+        assert!(rewritten.expect("python can be started").success(), "{}", schema.display());
+        daemon.start_again();
+        let sandbox = daemon.sandbox_of(&old);
+        let now = sandbox.get();
+        assert_eq!((&now["name"], &now["state"]), (&json!("old"), &json!("running")), "{}", schema.display());
+        assert_eq!(sandbox.sh("cat /workspace/f; echo $AGE").ok().text(), "kept\nold");
+        assert_eq!(sandbox.output(&finished).stdout, b"before\n");
+        assert_eq!(daemon.list().len(), 1, "{}", schema.display());
+    }
+    assert!(newest.exists() && older.len() > 10, "there is a schema for each migration");
+    is_count(&rest(&daemon, &old, &counting, Collected::default()));
+    let before = daemon.audit();
+    daemon.sandbox_of(&old).delete();
+    let new = daemon.sandbox();
+    new.sh("true").ok();
+    new.delete();
+    daemon.expect_nothing_beyond(&before);
 }
 
 #[test]

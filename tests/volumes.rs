@@ -153,7 +153,7 @@ fn bad_volumes_and_mounts_are_refused_and_leave_nothing() {
         (json!({"name": "x".repeat(256), "size": "1Gi"}), "255"),
         (json!({"name": "v", "size": "0"}), "size"),
         (json!({"name": "v", "size": "1"}), "left out"),
-        (json!({"name": "v", "size": "1Pi"}), "holds"),
+        (json!({"name": "v", "size": "1Pi"}), "the size of the store"),
         (json!({"name": "v", "size": "-1Gi"}), "size"),
         (json!({"name": "v", "size": "lots"}), "size"),
         (json!({"name": "v"}), "size"),

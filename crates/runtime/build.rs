@@ -16,7 +16,8 @@ fn main() {
         "Cargo.lock",
         "crates/archive/Cargo.toml",
         "crates/archive/src",
-        "crates/guest",
+        "crates/guest/Cargo.toml",
+        "crates/guest/src",
         "crates/wire/Cargo.toml",
         "crates/wire/src",
     ] {

@@ -1,8 +1,8 @@
-"""The agent itself in a sandbox: its program and its work go in, a set-up script prepares it, what it made comes out.
+"""Runs a whole agent inside a sandbox: uploads its program and its input, prepares it, and downloads its results.
 
     python3 examples/python/agent_in_sandbox.py
 
-The agent here is a few lines that need no model: it counts words. Yours is a program like any other.
+This agent needs no model: it counts words. Replace it with your own program.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A Deep Agent on this machine whose commands and files are in a sandbox: the sandbox is its tool.
+"""Runs a Deep Agent on this machine, with its commands and files in a sandbox.
 
     MODEL=anthropic:claude-sonnet-4-5 python3 examples/python/agent_with_sandbox.py
 
-Uses the daemon of SHOAL_URL or of this machine, or starts a private one.
+Uses the daemon that SHOAL_URL names or the one on this machine, or starts a private one.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A tool that needs a secret runs on this machine, beside the sandbox: neither the agent nor its sandbox ever sees the secret.
+"""Gives an agent a tool that runs on this machine and holds a secret, which neither the agent nor its sandbox ever sees.
 
     MODEL=anthropic:claude-sonnet-4-5 PUBLISH_TOKEN=... python3 examples/python/host_tool.py
 
-Uses the daemon of SHOAL_URL or of this machine, or starts a private one.
+Uses the daemon that SHOAL_URL names or the one on this machine, or starts a private one.
 """
 
 from __future__ import annotations

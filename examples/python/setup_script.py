@@ -1,8 +1,8 @@
-"""A sandbox that a script prepares before it is used; and a template that has it done already, for all that come after.
+"""Prepares a sandbox with a script, and builds a template that contains the result, for all later sandboxes.
 
     python3 examples/python/setup_script.py
 
-Uses the daemon of SHOAL_URL or of this machine, or starts a private one.
+Uses the daemon that SHOAL_URL names or the one on this machine, or starts a private one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ chmod +x /opt/tools/greet
 
 
 def prepare(sandbox: Sandbox, script: str) -> None:
-    """Runs a script in a sandbox. One that fails says why, and nobody uses the sandbox."""
+    """Runs a script in a sandbox, and raises an error if it fails."""
     done = sandbox.run(f"set -e\n{script}", timeout=300)
     if not done.success:
         raise SystemExit(f"the setup script failed with {done.exit_code}: {done.stderr}")

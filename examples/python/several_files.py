@@ -1,8 +1,8 @@
-"""Several files into a sandbox and out of it at once; what goes wrong with one is said of it, and the others come through.
+"""Copies several files into a sandbox and out of it at once, with an error for each file that fails.
 
     python3 examples/python/several_files.py
 
-Uses the daemon of SHOAL_URL or of this machine, or starts a private one. Needs the package `deepagents`, whose answers these are.
+Uses the daemon that SHOAL_URL names or the one on this machine, or starts a private one. Needs the package `deepagents`.
 """
 
 from __future__ import annotations

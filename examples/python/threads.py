@@ -1,8 +1,8 @@
-"""One sandbox for each thread of a conversation, whoever asks first, deleted when nobody has used it for half an hour.
+"""Keeps one sandbox per conversation thread, and deletes it after half an hour without use.
 
     python3 examples/python/threads.py
 
-Uses the daemon of SHOAL_URL or of this machine, or starts a private one.
+Uses the daemon that SHOAL_URL names or the one on this machine, or starts a private one.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from shoal import LifetimeRule, Sandbox, SandboxClient
 
 
 def sandbox_of(client: SandboxClient, thread: str) -> Sandbox:
-    """The thread's sandbox, made if there is none."""
+    """Returns the thread's sandbox, and creates it if there is none."""
     return client.get_or_create({"app": "example", "thread": thread}, lifetime=[LifetimeRule.idle(1800)])
 
 

@@ -72,9 +72,9 @@ def page(program: Path, measured: list[dict[str, Any]]) -> str:
                 versions[name].append(version)
     head = f"""# Benchmarks of the Python SDK
 
-Written by `sdk/python/benchmark.py`, from one run.
-Every two that are compared were measured in turns, in the same minutes; look at the ratios, the times are this machine's.
-Rows without a word about it are of the first version of deepagents below.
+`sdk/python/benchmark.py` wrote this page from a single run.
+The two sides of each comparison alternate within the same minutes; compare the ratios, because the times depend on the machine.
+Rows that name no version use the first version of deepagents below.
 
 - {shoal}
 - {", ".join(f"{name} {' and '.join(found)}" for name, found in versions.items())}

@@ -1,7 +1,7 @@
-"""Writes ``src/shoal/_sync`` from ``src/shoal/_async``: the sync client is the async one without its waiting words.
+"""Generates ``src/shoal/_sync`` from ``src/shoal/_async``: the sync client is the async one without ``async`` and ``await``.
 
-``python generate_sync.py`` writes; ``python generate_sync.py --check`` fails if what is there is not what would be written.
-Docstrings are treated like code, so that the examples in them fit both.
+``python generate_sync.py`` writes the files; ``python generate_sync.py --check`` fails if they are out of date.
+Docstrings are converted like code, so their examples work in both.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""Puts the program ``shoal`` into the wheel, if ``SHOAL_WHEEL_BINARY`` names it.
+"""Puts the program ``shoal`` into the wheel if ``SHOAL_WHEEL_BINARY`` names it.
 
-    SHOAL_WHEEL_BINARY=target/release/shoal pip wheel --no-deps -w dist sdk/python
+    SHOAL_WHEEL_BINARY=$PWD/target/release/shoal pip wheel --no-deps -w dist sdk/python
 
-The program becomes a script of the wheel, so that it is on ``PATH`` wherever the package is installed. Such a wheel is for
-the machines that the program runs on: Linux on its processor, with a C library at least as new as it asks for. Without the
-variable the wheel is pure Python and for any machine, with a daemon elsewhere.
+The path must be absolute, because pip runs this hook in another directory. The program becomes a script of the wheel, so it
+is on ``PATH`` wherever the package is installed. The wheel's tag says which machines it fits: Linux on the program's
+processor, with a C library at least as new as the program needs. Without the variable the wheel is pure Python, for any
+machine, to use with a daemon elsewhere.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class BinaryHook(BuildHookInterface[Any]):
             return
         program = Path(named).resolve()
         if not program.is_file():
-            raise FileNotFoundError(f"{VARIABLE} is `{named}`, which is no file")
+            raise FileNotFoundError(f"{VARIABLE} must be the absolute path of a file, got `{named}`")
         build_data["shared_scripts"] = {str(program): "shoal"}
         build_data["pure_python"] = False
         build_data["tag"] = f"py3-none-{platform_of(program.read_bytes())}"
@@ -44,7 +45,7 @@ class BinaryHook(BuildHookInterface[Any]):
 def platform_of(program: bytes) -> str:
     """The wheel tag for machines that can run a program."""
     if program[:5] != b"\x7fELF\x02":
-        raise ValueError(f"{VARIABLE} names something that is no 64-bit program for Linux")
+        raise ValueError(f"{VARIABLE} must name a 64-bit program for Linux")
     machine = MACHINES.get(int.from_bytes(program[18:20], "little"))
     if machine is None:
         raise ValueError(f"{VARIABLE} names a program for an unknown processor")

@@ -91,12 +91,10 @@ ENVIRONMENTS = (
         "wheel",
         TOOLS,
         (
-            (*PIP, "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", "{scratch}", "."),
-            # Only a shell can name a file whose name says for which machines it is.
-            ("sh", "-c", "{python} -m pip install -q --force-reinstall {scratch}/*.whl"),
+            ("{python}", "tests/wheel_build.py", "{shoal}", "{scratch}"),
             ("{python}", "tests/wheel_check.py"),
         ),
-        {"SHOAL_BINARY": None, "SHOAL_WHEEL_BINARY": "{shoal}"},
+        {"SHOAL_BINARY": None},
     ),
     *(Environment(name, TESTERS, (INSTALL, PYTEST), interpreter=found) for name, found in pythons()),
 )

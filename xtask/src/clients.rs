@@ -3,22 +3,33 @@
 //!
 //! Owns which suites there are and which program they try. What they test is their own business.
 
-use std::process::{Command, Stdio};
+use std::fs::{self, File};
+use std::path::PathBuf;
+use std::process::{Command, ExitStatus, Stdio};
+use std::thread::JoinHandle;
+use std::time::Instant;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 
-/// A suite: the word for it on the command line, what it is called, and its program.
-const SUITES: &[(&str, &str, &str)] = &[
-    ("python", "the Python SDK", "sdk/python/run_tests.py"),
-    ("langsmith", "LangSmith's clients", "tests/langsmith/run_tests.py"),
+struct Suite {
+    /// The word for it on the command line.
+    word: &'static str,
+    /// What it is called.
+    name: &'static str,
+    program: &'static str,
+}
+
+const SUITES: &[Suite] = &[
+    Suite { word: "python", name: "the Python SDK", program: "sdk/python/run_tests.py" },
+    Suite { word: "langsmith", name: "LangSmith's clients", program: "tests/langsmith/run_tests.py" },
 ];
 
 /// Whether the first argument, if there is one, is the word of a suite.
 pub fn check(arguments: &[String]) -> Result<()> {
     if let Some(word) = arguments.first()
-        && SUITES.iter().all(|(known, ..)| known != word)
+        && SUITES.iter().all(|suite| suite.word != word)
     {
-        let words: Vec<&str> = SUITES.iter().map(|(known, ..)| *known).collect();
+        let words: Vec<&str> = SUITES.iter().map(|suite| suite.word).collect();
         bail!("`{word}` is not a suite; there are: {}", words.join(", "));
     }
     Ok(())
@@ -27,15 +38,126 @@ pub fn check(arguments: &[String]) -> Result<()> {
 /// Runs all suites against the debug program, or the one whose word comes first, with the arguments after that. The first
 /// failure is returned once all ran.
 pub fn run(arguments: &[String]) -> Result<()> {
-    let shoal = std::env::current_exe()?.with_file_name("shoal");
-    let chosen = arguments.first();
     let mut outcome = Ok(());
-    for (_, name, program) in SUITES.iter().filter(|(word, ..)| chosen.is_none_or(|chosen| chosen == word)) {
-        let mut suite = Command::new("/usr/bin/python3");
-        // Environments are made once and then kept beside what cargo builds. A change of versions makes new ones.
-        suite.arg(program).arg("--shoal").arg(&shoal).args(["--environments", "target/python"]);
-        suite.args(arguments.iter().skip(1)).current_dir(super::root()).stdin(Stdio::null());
-        outcome = outcome.and(super::step(&format!("run the tests of {name}"), suite));
+    for suite in chosen(arguments) {
+        outcome = outcome.and(super::step(&suite.what(), suite.command(arguments)?));
     }
     outcome
+}
+
+/// Free memory from which on suites run beside compilers: two compilers of our largest crates take less than half of it,
+/// and so do two daemons with the sandboxes of their tests.
+const BESIDE_MEMORY_MIN: u64 = 8 << 30;
+
+/// All suites: under way, or still to be run.
+pub enum Suites {
+    /// With what they say in files.
+    Beside(JoinHandle<Vec<Result<Ran>>>),
+    /// There is not enough memory.
+    Later,
+}
+
+/// A suite that ran beside something else.
+pub struct Ran {
+    what: String,
+    log: PathBuf,
+    status: ExitStatus,
+    seconds: u64,
+}
+
+/// Starts all suites, one after the other, beside whatever comes next, if there is memory for both.
+pub fn start() -> Suites {
+    let free = fs::read_to_string("/proc/meminfo").ok().and_then(|text| memory_available(&text));
+    if free.is_none_or(|free| free < BESIDE_MEMORY_MIN) {
+        return Suites::Later;
+    }
+    println!("xtask: run the tests of clients beside the next steps; they are shown when they are done");
+    Suites::Beside(std::thread::spawn(|| chosen(&[]).map(Suite::run_aside).collect()))
+}
+
+impl Suites {
+    /// Waits for them, or runs them now. Says how each ended, with all that it said if it failed.
+    pub fn finish(self) -> Result<()> {
+        let all = match self {
+            Self::Later => return run(&[]),
+            Self::Beside(thread) => {
+                thread.join().map_err(|_| anyhow!("the thread of the client suites panicked"))?
+            }
+        };
+        let mut outcome = Ok(());
+        for ran in all {
+            outcome = outcome.and(ran.and_then(|ran| ran.tell()));
+        }
+        outcome
+    }
+}
+
+impl Ran {
+    fn tell(self) -> Result<()> {
+        let Self { what, log, status, seconds } = self;
+        let said = fs::read(&log).with_context(|| format!("cannot read {}", log.display()))?;
+        let said = String::from_utf8_lossy(&said);
+        if status.success() {
+            // The count; what stands before it is in the file.
+            println!("{}", said.lines().last().unwrap_or_default());
+            println!("xtask: {what}: done in {seconds} s beside other steps, see {}", log.display());
+            return Ok(());
+        }
+        println!("{said}");
+        eprintln!("xtask: cannot {what}: {status}");
+        bail!(super::Failed { what, status })
+    }
+}
+
+/// `MemAvailable` of `/proc/meminfo`, in bytes.
+fn memory_available(meminfo: &str) -> Option<u64> {
+    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(kib * 1024)
+}
+
+fn chosen(arguments: &[String]) -> impl Iterator<Item = &'static Suite> {
+    let word = arguments.first().cloned();
+    SUITES.iter().filter(move |suite| word.as_ref().is_none_or(|word| suite.word == word))
+}
+
+impl Suite {
+    fn what(&self) -> String {
+        format!("run the tests of {}", self.name)
+    }
+
+    fn command(&self, arguments: &[String]) -> Result<Command> {
+        let shoal = std::env::current_exe()?.with_file_name("shoal");
+        let mut command = Command::new("/usr/bin/python3");
+        // Environments are made once and then kept beside what cargo builds. A change of versions makes new ones.
+        command.arg(self.program).arg("--shoal").arg(&shoal).args(["--environments", "target/python"]);
+        command.args(arguments.iter().skip(1)).current_dir(super::root()).stdin(Stdio::null());
+        Ok(command)
+    }
+
+    /// Runs it with its output in a file.
+    fn run_aside(&'static self) -> Result<Ran> {
+        let folder = super::root().join("target/clients");
+        fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+        let log = folder.join(format!("{}.log", self.word));
+        let file = File::create(&log).with_context(|| format!("cannot make {}", log.display()))?;
+        let mut command = self.command(&[])?;
+        command.stdout(file.try_clone()?).stderr(file);
+        let started = Instant::now();
+        let what = self.what();
+        let status = command.status().with_context(|| format!("cannot {what}: cannot start python3"))?;
+        Ok(Ran { what, log, status, seconds: started.elapsed().as_secs() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn free_memory_is_read_as_the_kernel_writes_it() {
+        let text = "MemTotal:       24608948 kB\nMemFree:          512 kB\nMemAvailable:       2048 kB\n";
+        assert_eq!(memory_available(text), Some(2 << 20));
+        assert_eq!(memory_available("MemTotal: 1 kB\n"), None);
+    }
 }

@@ -1,13 +1,17 @@
 //! The chores of this repository. `cargo xtask test` is what CI runs, no more and no less.
 //!
 //! Owns the order of the steps and how their outcome is told. What each step checks is the business of the tool it
-//! starts, of `clients`, of `packages` and of `licences`.
+//! starts, of `clients` and of the other modules.
 
 #![forbid(unsafe_code)]
 
 mod clients;
+mod fuzz;
 mod licences;
+mod nextest;
 mod packages;
+mod rooms;
+mod test_files;
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -29,6 +33,9 @@ Chores:
                    Only the suites in other languages, on the program as it is in the source: `python`, `langsmith`.
                    ARGS are handed to the suite: `clients python --only sdk` runs one environment of it.
   lint             The checks of `test` without the tests and without root.
+  lint rooms       Only the check that no two folders of a crate depend on each other, with the graph.
+  fuzz [TARGET] [SECONDS]
+                   Run the fuzz targets with the stable compiler, each for 60 seconds unless SECONDS says otherwise.
   licences         Only the check of licences, with the list.
   --help           This text.
 ";
@@ -42,6 +49,8 @@ fn main() -> ExitCode {
         Some("check") if rest.is_empty() => test(&[]),
         Some("clients") => only_clients(&rest),
         Some("lint") if rest.is_empty() => lint(),
+        Some("lint") if rest == ["rooms"] => rooms::check(rooms::Tell::Everything),
+        Some("fuzz") => fuzz::run(&rest),
         Some("licences") if rest.is_empty() => licences::check(licences::Tell::Everything),
         None | Some("--help" | "-h" | "help") => {
             print!("{HELP}");
@@ -68,26 +77,35 @@ fn main() -> ExitCode {
     }
 }
 
-/// Everything. The tests come last, so that the last lines are the runner's count.
+/// Everything. What is quick comes first, and the tests come last, so that the last lines are the runner's count.
 fn test(runner_arguments: &[String]) -> Result<()> {
     packages::install_missing()?;
-    lint()?;
-    build()?;
+    let nextest = nextest::find_or_install()?;
+    lint_sources()?;
+    // The black-box tests start the programs themselves.
+    build("the programs and the tests", "--all-targets")?;
     step("remove what earlier tests have left", sweep()?)?;
-    // Whoever filters tests wants those alone. What fails here is told at the end, after the runner had its say.
-    let of_clients = if runner_arguments.is_empty() { clients::run(&[]) } else { Ok(()) };
+    // A filter of tests means those alone. The suites wait for downloads and daemons most of the time, so they run beside
+    // compilers, and never beside the tests, some of which compare times.
+    let suites = runner_arguments.is_empty().then(clients::start);
+    let linted = lint_compiled();
+    let of_clients = suites.map_or(Ok(()), clients::Suites::finish);
+    linted?;
     let mut runner = cargo();
-    let with_nextest = answers(cargo().args(["nextest", "--version"]));
-    if with_nextest {
-        runner.args(["nextest", "run", "--workspace", "--no-fail-fast"]).args(runner_arguments);
-    } else {
-        println!(
-            "xtask: cargo-nextest is not installed, so `cargo test` runs the tests, without its deadlines"
-        );
-        runner.args(["test", "--workspace", "--no-fail-fast"]).args(runner_arguments);
-        if !runner_arguments.iter().any(|argument| argument == "--") {
-            // Nobody keeps the heavy tests apart here, so they run one by one.
-            runner.args(["--", "--test-threads=1"]);
+    match nextest {
+        Some(nextest) => {
+            nextest.add_to(&mut runner);
+            runner.args(["nextest", "run", "--workspace", "--no-fail-fast"]).args(runner_arguments);
+        }
+        None => {
+            println!(
+                "xtask: without cargo-nextest, `cargo test` runs the tests, one by one and without deadlines"
+            );
+            runner.args(["test", "--workspace", "--no-fail-fast"]).args(runner_arguments);
+            if !runner_arguments.iter().any(|argument| argument == "--") {
+                // Nothing keeps the heavy tests apart here, so they run one by one.
+                runner.args(["--", "--test-threads=1"]);
+            }
         }
     }
     let outcome = step("run the tests", runner);
@@ -104,15 +122,15 @@ fn test(runner_arguments: &[String]) -> Result<()> {
 fn only_clients(arguments: &[String]) -> Result<()> {
     clients::check(arguments)?;
     packages::install_missing()?;
-    build()?;
+    build("the programs", "--bins")?;
     clients::run(arguments)
 }
 
-/// The black-box tests start the program itself, and the runner builds only what it runs.
-fn build() -> Result<()> {
+/// Builds what is run later, in one go: nothing is compiled twice with other features then.
+fn build(what: &str, targets: &str) -> Result<()> {
     let mut build = cargo();
-    build.args(["build", "--workspace", "--bins"]);
-    step("build the programs", build)
+    build.args(["build", "--workspace", targets]);
+    step(&format!("build {what}"), build)
 }
 
 /// Ends and removes what tests have left that were killed before they could do so. Built beside this program.
@@ -125,11 +143,25 @@ fn sweep() -> Result<Command> {
 
 /// What can be checked without running anything of ours.
 fn lint() -> Result<()> {
+    lint_sources()?;
+    lint_compiled()
+}
+
+/// What takes seconds: nothing is compiled.
+fn lint_sources() -> Result<()> {
     let mut format = cargo();
     format.args(["fmt", "--all", "--check"]);
     step("check the format", format)?;
     println!("xtask: check the licences");
     licences::check(licences::Tell::Count)?;
+    println!("xtask: check that the rooms of each crate depend on each other one way");
+    rooms::check(rooms::Tell::Faults)?;
+    println!("xtask: check that every file of tests is compiled");
+    test_files::check()
+}
+
+/// What the compiler finds.
+fn lint_compiled() -> Result<()> {
     let mut clippy = cargo();
     clippy.args(["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]);
     step("check the lints", clippy)?;

@@ -1,6 +1,6 @@
-//! One block of 512 bytes: a header, read and written.
+//! Reads and writes a header, one block of 512 bytes.
 
-/// Everything is in blocks of this size.
+/// The size of a block.
 pub const BLOCK: usize = 512;
 
 /// The fields of a header that matter.
@@ -20,7 +20,7 @@ pub struct Header {
 pub type Wrong = &'static str;
 
 impl Header {
-    /// Reads a block. `None`: it is all zeroes, which marks the end.
+    /// Reads a block. Returns `None` for a block of zeroes, which marks the end.
     pub fn parse(block: &[u8; BLOCK]) -> Result<Option<Self>, Wrong> {
         if block.iter().all(|byte| *byte == 0) {
             return Ok(None);
@@ -30,7 +30,7 @@ impl Header {
             return Err("its checksum is wrong");
         }
         let mut name = until_nul(&block[..100]).to_vec();
-        // Other formats have something else in the place of the prefix.
+        // Other formats store something else in the place of the prefix.
         if block[257..263] == *b"ustar\0" && block[345] != 0 {
             name = [until_nul(&block[345..500]), b"/", &name].concat();
         }
@@ -39,7 +39,7 @@ impl Header {
         let size = unsigned(124, 136).ok_or("its size is no number")?;
         Ok(Some(Self {
             name,
-            // Permissions, owners and times that make no sense are no reason to refuse the contents.
+            // Invalid permissions, owners and times are not a reason to refuse the contents.
             mode: unsigned(100, 108).unwrap_or(0o644) as u32 & 0o7777,
             uid: unsigned(108, 116).unwrap_or(0),
             gid: unsigned(116, 124).unwrap_or(0),
@@ -50,7 +50,7 @@ impl Header {
         }))
     }
 
-    /// Writes a block. Name and link must fit: longer ones go into blocks of their own before it.
+    /// Writes a block. Name and link must fit: longer ones go into separate blocks before it.
     pub fn to_block(&self) -> [u8; BLOCK] {
         let mut block = [0; BLOCK];
         block[..self.name.len()].copy_from_slice(&self.name);
@@ -68,7 +68,7 @@ impl Header {
     }
 }
 
-/// The sum of all bytes, those of the checksum itself taken for spaces.
+/// The sum of all bytes, with the checksum field counted as spaces.
 fn checksum(block: &[u8; BLOCK]) -> u32 {
     let bytes = block.iter().enumerate();
     bytes.map(|(at, byte)| if (148..156).contains(&at) { 32 } else { u32::from(*byte) }).sum()
@@ -78,7 +78,7 @@ fn until_nul(field: &[u8]) -> &[u8] {
     field.split(|byte| *byte == 0).next().unwrap_or_default()
 }
 
-/// Octal digits, or the number itself in big endian where the first bit says so.
+/// Parses octal digits, or a big-endian number if the first bit is set.
 fn number(field: &[u8]) -> Option<i128> {
     if field[0] & 0x80 != 0 {
         let negative = field[0] & 0x40 != 0;
@@ -127,7 +127,7 @@ mod tests {
         fn rubbish_is_refused_without_a_panic(bytes in proptest::collection::vec(any::<u8>(), BLOCK)) {
             let mut block: [u8; BLOCK] = bytes.try_into().expect("it has the length");
             let _ = Header::parse(&block);
-            // With a right sum, the fields behind it are looked at.
+            // With a correct sum, the other fields are checked.
             let sum = format!("{:06o}\0 ", checksum(&block));
             block[148..156].copy_from_slice(sum.as_bytes());
             let _ = Header::parse(&block);

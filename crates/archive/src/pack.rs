@@ -1,4 +1,4 @@
-//! A tree becomes a stream. The tree may change while it is walked: no link is followed, and what is written is what was opened.
+//! Packs a tree into a stream. The tree may change meanwhile: links are not followed, and the stream contains what was opened.
 
 use std::ffi::{CStr, CString};
 use std::io::{self, Write};
@@ -11,17 +11,17 @@ use crate::DEPTH_MAX;
 use crate::header::{BLOCK, Header};
 use crate::read::{Entry, EntryKind};
 
-/// What is read of a file at once.
+/// The size of one read.
 const BUFFER: usize = 256 * 1024;
-/// What fits into a header.
+/// The longest name that fits into a header.
 const NAME_MAX: usize = 99;
-/// The name that headers of long names have, as GNU tar has it.
+/// The name in headers of long names, as in GNU tar.
 const LONG_NAME: &[u8] = b"././@LongLink";
 
-/// Why a stream could not be made whole. What was written of it is of no use.
+/// Why a stream is incomplete. What was written of it is useless.
 #[derive(Debug, thiserror::Error)]
 pub enum PackError {
-    /// Something of the tree.
+    /// A part of the tree could not be read.
     #[error("cannot read `{}`", String::from_utf8_lossy(path))]
     Read {
         /// Below the top.
@@ -29,19 +29,19 @@ pub enum PackError {
         /// What the kernel said.
         source: Errno,
     },
-    /// A file became shorter while it was read, after its length had been written.
+    /// A file shrank while it was read, after its length had been written.
     #[error("`{}` became shorter while it was read", String::from_utf8_lossy(path))]
     Shrank {
         /// Below the top.
         path: Vec<u8>,
     },
-    /// Deeper than descriptors reach.
+    /// The tree is nested too deeply.
     #[error("`{}` is nested too deep", String::from_utf8_lossy(path))]
     TooDeep {
         /// Below the top.
         path: Vec<u8>,
     },
-    /// Where the stream goes.
+    /// The stream could not be written.
     #[error("cannot write the archive")]
     Write {
         /// Why.
@@ -57,16 +57,16 @@ pub struct Packed {
     pub entries: u64,
     /// The stream's own length.
     pub bytes: u64,
-    /// Sockets, FIFOs and devices, which are left out.
+    /// Sockets, FIFOs and devices, which are skipped.
     pub skipped: u64,
 }
 
-/// Everything in a directory, under names relative to it.
+/// Packs everything in a directory, under names relative to it.
 pub fn pack_directory(top: OwnedFd, to: &mut dyn Write) -> Result<Packed, PackError> {
     pack_directory_if(top, to, &|_| true)
 }
 
-/// What is wanted of a directory, by its path below the top. Of a directory that is not wanted, nothing is.
+/// Packs the part of a directory that the filter accepts, by path. Skips everything in a directory that it rejects.
 pub fn pack_directory_if(
     top: OwnedFd,
     to: &mut dyn Write,
@@ -77,7 +77,7 @@ pub fn pack_directory_if(
     packing.finish()
 }
 
-/// What stands in front of an entry's contents. Behind them come zeroes up to a multiple of [`crate::BLOCK`].
+/// The bytes before an entry's contents. After the contents come zeroes up to a multiple of [`crate::BLOCK`].
 pub fn entry_header(entry: &Entry) -> Vec<u8> {
     let kind = match entry.kind {
         EntryKind::File => b'0',
@@ -88,7 +88,7 @@ pub fn entry_header(entry: &Entry) -> Vec<u8> {
     };
     let mut out = Vec::new();
     let mut packing = Packing::new(&mut out);
-    // A vector takes whatever is written to it.
+    // Writing to a vector cannot fail.
     let name = packing.fitting(entry.path.clone(), b'L').unwrap_or_default();
     let link = packing.fitting(entry.link.clone(), b'K').unwrap_or_default();
     let Entry { mode, uid, gid, size, modified, .. } = *entry;
@@ -97,7 +97,7 @@ pub fn entry_header(entry: &Entry) -> Vec<u8> {
     out
 }
 
-/// One file, under a name.
+/// Packs one file, under a name.
 pub fn pack_file(file: OwnedFd, name: &[u8], to: &mut dyn Write) -> Result<Packed, PackError> {
     let mut packing = Packing::new(to);
     let read = |source| PackError::Read { path: name.to_vec(), source };
@@ -153,7 +153,7 @@ impl<'a> Packing<'a> {
                     let length = path.len();
                     open.push((child, length));
                 }
-                // It has vanished since the directory was read.
+                // It was deleted after the directory was read.
                 Err(PackError::Read { source: Errno::NOENT, .. }) => self.packed.skipped += 1,
                 Err(error) => return Err(error),
             }
@@ -161,7 +161,7 @@ impl<'a> Packing<'a> {
         Ok(())
     }
 
-    /// Writes one entry. A directory is given back, to be entered.
+    /// Writes one entry. Returns a directory, so that the caller can enter it.
     fn entry(
         &mut self,
         parent: BorrowedFd<'_>,
@@ -187,7 +187,7 @@ impl<'a> Packing<'a> {
             }
             FileType::RegularFile => {
                 let file = open(OFlags::NONBLOCK | OFlags::NOCTTY)?;
-                // Something else may have taken its place.
+                // It may have been replaced meanwhile.
                 let stat = rustix::fs::fstat(&file).map_err(read)?;
                 if FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile {
                     self.file(file.as_fd(), path, &stat)?;
@@ -203,7 +203,7 @@ impl<'a> Packing<'a> {
         }
     }
 
-    /// As many bytes as the file had when it was opened.
+    /// Writes as many bytes as the file had when it was opened.
     fn file(&mut self, file: BorrowedFd<'_>, path: &[u8], stat: &Stat) -> Result<(), PackError> {
         let size = u64::try_from(stat.st_size).unwrap_or(0);
         self.header(path.to_vec(), stat, b'0', size, Vec::new())?;
@@ -248,7 +248,7 @@ impl<'a> Packing<'a> {
         self.block(&header.to_block())
     }
 
-    /// A name as far as it fits into a header, after the whole of it in blocks of its own where it does not.
+    /// Writes a name as far as it fits into a header; a longer one first goes into blocks of its own.
     fn fitting(&mut self, mut name: Vec<u8>, kind: u8) -> Result<Vec<u8>, PackError> {
         if name.len() <= NAME_MAX {
             return Ok(name);

@@ -1,22 +1,22 @@
-//! The entries of a stream, one after the other, with what the formats put in front of them folded in.
+//! Reads the entries of a stream one by one, and merges the extra headers that formats put before them.
 
 use std::io::{self, Read};
 
 use crate::ENTRIES_MAX;
+use crate::error::UnpackError;
 use crate::header::{BLOCK, Header};
-use crate::unpack::UnpackError;
 
-/// What may stand in front of an entry: a long name, a long link, pax records. Longer ones are refused.
+/// The longest extra header before an entry: a long name, a long link, pax records. Longer ones are refused.
 const EXTENSION_MAX: u64 = 64 * 1024;
-/// How the key of an extended attribute begins, in the spelling that everybody writes.
+/// The prefix of an extended attribute's key, in the usual spelling.
 const ATTRIBUTE: &[u8] = b"SCHILY.xattr.";
-/// What is read at once of what nobody wants.
+/// The size of one read when skipping contents.
 const SKIP: usize = 64 * 1024;
 
 /// One entry, without its contents.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Entry {
-    /// As the stream has it. Nothing about it was checked but that it has no NUL.
+    /// The name from the stream. Checked only for NUL bytes.
     pub path: Vec<u8>,
     /// What it is.
     pub kind: EntryKind,
@@ -26,18 +26,18 @@ pub struct Entry {
     pub size: u64,
     /// In seconds since 1970.
     pub modified: i64,
-    /// Where a link leads, as the stream has it.
+    /// The target of a link, from the stream.
     pub link: Vec<u8>,
-    /// Whose it is, by number.
+    /// The numeric user id.
     pub uid: u64,
-    /// As with `uid`.
+    /// The numeric group id.
     pub gid: u64,
-    /// Extended attributes, as names and values. Nothing about them was checked.
+    /// Extended attributes, as unchecked names and values.
     pub attributes: Vec<(Vec<u8>, Vec<u8>)>,
 }
 
 impl Entry {
-    /// A directory with nothing special about it.
+    /// A plain directory.
     pub(crate) fn directory(path: Vec<u8>) -> Self {
         let (uid, gid, size, modified) = (0, 0, 0, 0);
         let (link, attributes) = (Vec::new(), Vec::new());
@@ -58,7 +58,7 @@ pub enum EntryKind {
     HardLink,
     /// A FIFO.
     Fifo,
-    /// A device, or something that only its maker knows.
+    /// A device, or an unknown type.
     Other,
 }
 
@@ -66,7 +66,7 @@ pub enum EntryKind {
 #[derive(Debug)]
 pub struct Entries<R> {
     from: R,
-    /// Contents of the present entry that were not read, and what fills them up to a block.
+    /// Contents of the current entry that were not read, and their padding.
     left: u64,
     padding: u64,
     count: u64,
@@ -74,7 +74,7 @@ pub struct Entries<R> {
     over: bool,
 }
 
-/// What was said in front of an entry.
+/// The extra headers before an entry.
 #[derive(Default)]
 struct Front {
     path: Option<Vec<u8>>,
@@ -87,34 +87,34 @@ struct Front {
 }
 
 impl<R: Read> Entries<R> {
-    /// A stream from its beginning.
+    /// Reads a stream from its beginning.
     pub fn new(from: R) -> Self {
         Self::with_limit(from, ENTRIES_MAX)
     }
 
-    /// The same, with another limit than [`ENTRIES_MAX`]. What stands in front of an entry is counted too.
+    /// The same, with another limit than [`ENTRIES_MAX`]. Extra headers count too.
     pub fn with_limit(from: R, count_max: u64) -> Self {
         Self { from, left: 0, padding: 0, count: 0, count_max, over: false }
     }
 
-    /// Where the stream comes from. What is read from it there is missing here.
+    /// The source of the stream. Bytes that are read from it directly are missing here.
     pub fn get_mut(&mut self) -> &mut R {
         &mut self.from
     }
 
-    /// The stream, when all of it was read.
+    /// Returns the source after the whole stream was read.
     pub fn into_inner(self) -> R {
         self.from
     }
 
-    /// The next entry; what was not read of the one before is passed over. `None`: that was all, and the stream is at its end.
+    /// Returns the next entry, and skips the rest of the previous one; `None` at the end of the stream.
     pub fn next_entry(&mut self) -> Result<Option<Entry>, UnpackError> {
         let mut front = Front::default();
         while !self.over {
             self.skip_rest()?;
             let mut block = [0; BLOCK];
             let Some(()) = self.read_block(&mut block)? else {
-                // Some leave the mark of the end away. A stream without anything is none.
+                // Some tools omit the end mark. An empty input is not a stream.
                 if self.count == 0 {
                     return Err(UnpackError::Truncated);
                 }
@@ -147,7 +147,7 @@ impl<R: Read> Entries<R> {
         let path = front.path.unwrap_or(header.name);
         let link = front.link.unwrap_or(header.link);
         let kind = match header.kind {
-            // Before there was a kind for directories.
+            // From before the format had a type for directories.
             b'0' | 0 | b'7' if path.ends_with(b"/") => EntryKind::Directory,
             b'0' | 0 | b'7' => EntryKind::File,
             b'1' => EntryKind::HardLink,
@@ -168,7 +168,7 @@ impl<R: Read> Entries<R> {
         Ok(Entry { path, kind, mode: header.mode, size, modified, link, uid, gid, attributes })
     }
 
-    /// Contents of the present entry. 0: no more.
+    /// Reads contents of the current entry. Returns 0 at their end.
     pub fn read_contents(&mut self, into: &mut [u8]) -> Result<usize, UnpackError> {
         let limit = usize::try_from(self.left).unwrap_or(usize::MAX).min(into.len());
         if limit == 0 {
@@ -183,7 +183,7 @@ impl<R: Read> Entries<R> {
         }
     }
 
-    /// All contents of the present entry, which is one of those that stand in front of another.
+    /// Reads all contents of the current entry, which is an extra header.
     fn extension(&mut self) -> Result<Vec<u8>, UnpackError> {
         if self.left > EXTENSION_MAX {
             return Err(UnpackError::Header { why: "what stands in front of an entry is too long" });
@@ -210,7 +210,7 @@ impl<R: Read> Entries<R> {
         Ok(())
     }
 
-    /// What follows the mark of the end is filling.
+    /// Skips the padding after the end mark.
     fn drain(&mut self) -> Result<(), UnpackError> {
         self.over = true;
         let mut scratch = vec![0; SKIP];
@@ -218,7 +218,7 @@ impl<R: Read> Entries<R> {
         Ok(())
     }
 
-    /// A whole block, or `None` at the end of the stream.
+    /// Reads a whole block, or `None` at the end of the stream.
     fn read_block(&mut self, block: &mut [u8; BLOCK]) -> Result<Option<()>, UnpackError> {
         let mut filled = 0;
         while filled < BLOCK {

@@ -1,109 +1,50 @@
-//! A stream becomes a tree, and nothing beside that tree is touched, whatever the stream says.
+//! Unpacks a stream into a tree, and never touches anything outside that tree, whatever the stream contains.
 //!
 //! The rules:
-//! - A name is relative and has no `..`; one that is otherwise is refused, and with it the rest of the stream.
-//! - Nothing is ever written through a link: every directory on the way is opened without following one, whether it was there
+//! - A name must be relative and must not contain `..`; otherwise this entry and the rest of the stream are refused.
+//! - Nothing is ever written through a link: every directory of a path is opened without following links, whether it existed
 //!   before or came in the stream.
-//! - A file or link that is in the way of one gives way; a directory does not, and neither gives way to a directory.
-//! - Of permissions, only those of user, group and others are kept: no setuid, no setgid. Files belong to whoever unpacks.
-//! - Devices, FIFOs and unknown entries are counted and left out. Sparse files are refused: what is written was sent.
-//! - A hard link leads to a regular file below the same top, found in the same way.
+//! - A new file or link replaces an existing file or link, but never a directory; a directory replaces neither.
+//! - Only the permissions of user, group and others are kept: no setuid, no setgid. Files belong to the unpacking user.
+//! - Devices, FIFOs and unknown entries are counted and skipped. Sparse files are refused, so that every byte on disk was sent.
+//! - A hard link must lead to a regular file below the same top, opened in the same way.
 
 use std::ffi::CString;
-use std::io::{self, Read};
+use std::io::Read;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, Timespec, Timestamps};
 use rustix::io::Errno;
 
 use crate::DEPTH_MAX;
+use crate::error::UnpackError;
 use crate::read::{Entries, Entry, EntryKind};
 
-/// What is moved at once.
+/// The size of one read.
 const BUFFER: usize = 256 * 1024;
-/// How often something that takes the place of a new file is removed before that is given up.
+/// How often to remove something that keeps appearing under the name of a new file.
 const ATTEMPTS_MAX: usize = 8;
-/// Directories whose permissions wait for the end, because nothing could be put into them otherwise.
+/// Directories that get their permissions at the end, because they could not be written to otherwise.
 const LATER_MAX: usize = 65_536;
 
-/// Which symbolic links are made.
+/// Which symbolic links are created.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Links {
-    /// Wherever they lead.
+    /// All of them.
     Any,
-    /// Those that lead nowhere but below the top. Others are counted and left out.
+    /// Only those that stay below the top. Others are counted and skipped.
     Inside,
 }
 
-/// What came of a stream.
+/// The result of unpacking a stream.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Unpacked {
     /// Files, links and directories.
     pub entries: u64,
-    /// What the files hold.
+    /// Bytes of contents.
     pub bytes: u64,
-    /// What was left out.
+    /// Skipped entries.
     pub skipped: u64,
-}
-
-/// Why a stream was not unpacked to its end. What came before is there.
-#[derive(Debug, thiserror::Error)]
-pub enum UnpackError {
-    /// The stream itself broke.
-    #[error("cannot read the archive")]
-    Read {
-        /// Why.
-        source: io::Error,
-    },
-    /// The stream ends in the middle of an entry, or has nothing in it.
-    #[error("the archive ends too early")]
-    Truncated,
-    /// A header that is none.
-    #[error("the archive is damaged or is no tar archive: {why}")]
-    Header {
-        /// What is wrong.
-        why: &'static str,
-    },
-    /// A name that leads out of the top, or nowhere.
-    #[error("the name `{}` is refused: {why}", String::from_utf8_lossy(path))]
-    Name {
-        /// As the stream has it.
-        path: Vec<u8>,
-        /// What is wrong.
-        why: &'static str,
-    },
-    /// Something that is not unpacked by rule.
-    #[error("the archive has {what}, which is not supported")]
-    Unsupported {
-        /// What.
-        what: &'static str,
-    },
-    /// A directory on the way is a link.
-    #[error("`{}` leads through a link, which is never followed", String::from_utf8_lossy(path))]
-    ThroughLink {
-        /// As the stream has it.
-        path: Vec<u8>,
-    },
-    /// A directory where a file should be, or the other way round.
-    #[error("something else is in the way of `{}`", String::from_utf8_lossy(path))]
-    InTheWay {
-        /// As the stream has it.
-        path: Vec<u8>,
-    },
-    /// More than are taken.
-    #[error("the archive has more than {limit} entries")]
-    TooMany {
-        /// How many are taken.
-        limit: u64,
-    },
-    /// The kernel refused.
-    #[error("cannot create `{}`", String::from_utf8_lossy(path))]
-    Create {
-        /// As the stream has it.
-        path: Vec<u8>,
-        /// What it said.
-        source: Errno,
-    },
 }
 
 /// Unpacks a stream into the directory `top`.
@@ -121,7 +62,7 @@ pub fn unpack(from: &mut dyn Read, top: &OwnedFd, links: Links) -> Result<Unpack
 struct Unpacking<'a> {
     top: BorrowedFd<'a>,
     links: Links,
-    /// The directory that the last entry was in: mostly, the next one is in it too.
+    /// The directory of the last entry, which is often that of the next one too.
     parent: Option<(Vec<CString>, OwnedFd)>,
     /// Directories and the permissions they get at the end.
     later: Vec<(Vec<CString>, u32)>,
@@ -141,7 +82,7 @@ impl Unpacking<'_> {
         }
         let mut names = names(&entry.path)?;
         let Some(name) = names.pop() else {
-            // The top itself, which is as whoever made it wants it.
+            // The top itself keeps the permissions that its creator gave it.
             return match entry.kind {
                 EntryKind::Directory => Ok(()),
                 _ => Err(UnpackError::Name { path: entry.path.clone(), why: "it names nothing" }),
@@ -184,7 +125,7 @@ impl Unpacking<'_> {
         Ok(())
     }
 
-    /// The directory an entry is in, made where it is missing.
+    /// Opens the directory of an entry, and creates it if needed.
     fn parent(&mut self, names: Vec<CString>, entry: &Entry) -> Result<OwnedFd, UnpackError> {
         if let Some((known, parent)) = &self.parent
             && *known == names
@@ -261,7 +202,7 @@ impl Unpacking<'_> {
         })
     }
 
-    /// Gives directories the permissions that would have been in the way, the deepest first.
+    /// Sets the postponed permissions of directories, the deepest first.
     fn finish(mut self) -> Result<Unpacked, UnpackError> {
         while let Some((names, mode)) = self.later.pop() {
             let path: Vec<u8> = names.iter().map(|name| name.to_bytes()).collect::<Vec<_>>().join(&b'/');
@@ -277,14 +218,14 @@ impl Unpacking<'_> {
     }
 }
 
-/// Whether directories on the way are made.
+/// Whether to create missing directories.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Missing {
     Make,
     Refuse,
 }
 
-/// A directory on the way, and never a link to one.
+/// Opens a directory of a path, never through a link.
 const DIRECTORY: OFlags =
     OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
@@ -296,7 +237,7 @@ fn created(entry: &Entry, source: Errno) -> UnpackError {
     UnpackError::Create { path: entry.path.clone(), source }
 }
 
-/// What is in the place of a directory: a link, which is told apart, or something else.
+/// Finds out what is in the place of a directory: a link, or something else.
 fn obstacle(parent: &OwnedFd, name: &CString, entry: &Entry) -> UnpackError {
     let stat = rustix::fs::statat(parent, name, AtFlags::SYMLINK_NOFOLLOW);
     match stat.map(|stat| FileType::from_raw_mode(stat.st_mode)) {
@@ -310,7 +251,7 @@ fn make_file(parent: &OwnedFd, name: &CString, entry: &Entry) -> Result<OwnedFd,
     in_its_place(parent, name, entry, || rustix::fs::openat(parent, name, flags, Mode::from_raw_mode(0o600)))
 }
 
-/// Makes something new under a name. What has the name is removed first, unless it is a directory.
+/// Creates an entry under a name. Removes an existing one first, unless it is a directory.
 fn in_its_place<T>(
     parent: &OwnedFd,
     name: &CString,
@@ -329,11 +270,11 @@ fn in_its_place<T>(
             Err(source) => return Err(created(entry, source)),
         }
     }
-    // Somebody makes it anew as fast as we remove it.
+    // Another process creates it again as fast as we remove it.
     Err(UnpackError::InTheWay { path: entry.path.clone() })
 }
 
-/// The names of a path, checked. Empty for the top itself.
+/// The checked components of a path. Empty for the top itself.
 fn names(path: &[u8]) -> Result<Vec<CString>, UnpackError> {
     let refused = |why| UnpackError::Name { path: path.to_vec(), why };
     if path.starts_with(b"/") {
@@ -353,8 +294,8 @@ fn names(path: &[u8]) -> Result<Vec<CString>, UnpackError> {
     Ok(names)
 }
 
-/// Whether a link that is `depth` directories below the top leads nowhere but below it. `..` may stand at its front only, where
-/// it leads through directories that are real; behind another name, which may be a link itself, it may lead anywhere.
+/// Whether a link that is `depth` directories below the top stays below it. `..` is allowed only at the front, where it leads
+/// through real directories; after another name, which may itself be a link, it could lead anywhere.
 fn leads_inside(target: &[u8], depth: usize) -> bool {
     if target.starts_with(b"/") {
         return false;
@@ -375,7 +316,7 @@ fn leads_inside(target: &[u8], depth: usize) -> bool {
 
 fn set_time(file: &OwnedFd, seconds: i64) {
     let time = Timespec { tv_sec: seconds, tv_nsec: 0 };
-    // A time that the file system cannot keep is no reason to refuse the contents.
+    // A time that the file system cannot store is not a reason to refuse the contents.
     let _ = rustix::fs::futimens(file, &Timestamps { last_access: time, last_modification: time });
 }
 

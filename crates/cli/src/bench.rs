@@ -27,7 +27,7 @@ pub use floor::run as run_floor;
 use report::{Figure, Report, Row, median};
 
 use crate::args::{Bench, BenchPart, FloorKind};
-use crate::private;
+use crate::daemon::private;
 
 /// Rounds before those that count: caches fill, namespaces are made ahead.
 const WARM_UP: usize = 10;
@@ -130,7 +130,7 @@ pub async fn bench(arguments: &Bench) -> anyhow::Result<()> {
     printed.and(written)
 }
 
-/// What was measured, and on what, for whoever compares.
+/// What was measured, and on what machine.
 fn machine() -> String {
     let said = |program: &str, arguments: &[&str]| {
         let output = std::process::Command::new(program).args(arguments).output().ok()?;

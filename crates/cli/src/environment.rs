@@ -44,12 +44,12 @@ pub struct Environment {
 /// When colours are wanted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
 pub enum Color {
-    /// On a terminal.
+    /// On a terminal
     #[default]
     Auto,
-    /// Also into files and pipes.
+    /// Also in files and pipes
     Always,
-    /// Not at all.
+    /// Never
     Never,
 }
 
@@ -113,11 +113,17 @@ impl Environment {
                 .collect(),
             registry_username: given("SHOAL_REGISTRY_USERNAME"),
             registry_password: given("SHOAL_REGISTRY_PASSWORD"),
-            docker_config: crate::images::docker_config(path("DOCKER_CONFIG"), path("HOME")),
+            docker_config: docker_config(path("DOCKER_CONFIG"), path("HOME")),
             colour: colours.resolve(color, std::io::stderr().is_terminal()),
             colour_stdout: colours.resolve(color, std::io::stdout().is_terminal()),
         }
     }
+}
+
+/// Where Docker keeps its credentials.
+fn docker_config(directory: Option<PathBuf>, home: Option<PathBuf>) -> Option<PathBuf> {
+    let directory = directory.or_else(|| Some(home?.join(".docker")))?;
+    Some(directory.join("config.json"))
 }
 
 #[cfg(test)]

@@ -5,49 +5,26 @@
 
 #![forbid(unsafe_code)]
 
-mod amount;
 mod args;
 mod bench;
-mod build;
-mod config;
-mod copy;
-mod detach;
-mod doctor;
+mod commands;
+mod daemon;
 mod environment;
-mod find;
-mod images;
-mod interrupts;
-mod keys;
-mod launcher;
-mod layers;
-mod lifetime;
-mod logs;
-mod notify;
-mod pipes;
-mod pools;
-mod print;
-mod private;
-mod progress;
-mod report;
-mod run;
-mod sandboxes;
-mod screen;
-mod serve;
-mod session;
-mod shell;
-mod stats;
-mod templates;
+mod output;
 mod terminal;
-mod top;
-mod volumes;
-mod watch;
 
 use std::process::exit;
 
 use clap::{ArgMatches, CommandFactory, FromArgMatches};
 
-use crate::args::{Arguments, ConfigAction, KeyAction, Subcommand};
+use crate::args::{Arguments, ConfigAction, Image, ImageAction, KeyAction, Subcommand};
+use crate::commands::{
+    build, command, completions, config, copy, doctor, image, key, launcher, lifetime, logs, pool, run,
+    sandbox, serve, shell, stats, template, top, version, volume, watch,
+};
+use crate::daemon::settings;
 use crate::environment::Environment;
+use crate::output::{print, report};
 
 /// A failure of our own, for all subcommands that run nothing.
 const FAILED: i32 = 1;
@@ -65,7 +42,7 @@ fn main() {
     // The launcher is one thread, so nothing is started before it is known not to be wanted.
     match &mut arguments.subcommand {
         Subcommand::Doctor(doctor) => {
-            let data_dir = doctor.data_dir.clone().unwrap_or_else(|| config::data_dir(&environment));
+            let data_dir = doctor.data_dir.clone().unwrap_or_else(|| settings::data_dir(&environment));
             doctor.findings = runtime::doctor::examine(&data_dir);
         }
         Subcommand::Launcher(config) => exit(end(&environment, FAILED, launcher::run(config).map(|()| 0))),
@@ -73,7 +50,7 @@ fn main() {
         _ => {}
     }
     let failed = match &arguments.subcommand {
-        Subcommand::Run(_) | Subcommand::Shell(_) | Subcommand::Attach(_) => RUN_FAILED,
+        Subcommand::Run(_) | Subcommand::Exec(_) | Subcommand::Shell(_) | Subcommand::Attach(_) => RUN_FAILED,
         _ => FAILED,
     };
     // A daemon has much to do at once. What asks it waits for one thing after the other, and is quicker without threads to wake.
@@ -109,40 +86,48 @@ async fn dispatch(subcommand: Subcommand, environment: &Environment) -> anyhow::
     match subcommand {
         Subcommand::Serve(arguments) => serve::serve(*arguments, environment).await,
         Subcommand::Run(arguments) => run::run(*arguments, environment).await,
+        Subcommand::Exec(arguments) => run::run((*arguments).into(), environment).await,
         Subcommand::Shell(arguments) => shell::shell(*arguments, environment).await,
         Subcommand::Attach(arguments) => shell::attach(arguments, environment).await,
-        Subcommand::Create(arguments) => sandboxes::create(*arguments, environment).await,
-        Subcommand::Ls(arguments) => sandboxes::list(arguments, environment).await,
-        Subcommand::Inspect(arguments) => sandboxes::inspect(arguments, environment).await,
+        Subcommand::Create(arguments) => sandbox::create(*arguments, environment).await,
+        Subcommand::Ls(arguments) => sandbox::list(arguments, environment).await,
+        Subcommand::Inspect(arguments) => sandbox::inspect(arguments, environment).await,
+        Subcommand::Rename(arguments) => sandbox::rename(arguments, environment).await,
+        Subcommand::Ps(arguments) => command::list(arguments, environment).await,
+        Subcommand::Kill(arguments) => command::kill(arguments, environment).await,
         Subcommand::Label(arguments) => lifetime::label(arguments, environment).await,
         Subcommand::Lifetime(arguments) => lifetime::lifetime(arguments, environment).await,
         Subcommand::Touch(arguments) => lifetime::touch(arguments, environment).await,
         Subcommand::Explain(arguments) => lifetime::explain(arguments, environment).await,
-        Subcommand::Rm(arguments) => sandboxes::remove(arguments, environment).await,
+        Subcommand::Rm(arguments) => sandbox::remove(arguments, environment).await,
         Subcommand::Cp(arguments) => copy::copy(arguments, environment).await,
         Subcommand::Logs(arguments) => logs::logs(arguments, environment).await,
         Subcommand::Watch(arguments) => watch::watch(arguments, environment).await,
         Subcommand::Stats(arguments) => stats::stats(arguments, environment).await,
         Subcommand::Top(arguments) => top::top(arguments, environment).await,
-        Subcommand::Image(arguments) => images::image(arguments, environment).await,
+        Subcommand::Image(arguments) => image::image(arguments, environment).await,
+        Subcommand::Images(arguments) => {
+            image::image(Image { action: ImageAction::Ls(arguments) }, environment).await
+        }
+        Subcommand::Pull(arguments) => {
+            image::image(Image { action: ImageAction::Pull(arguments) }, environment).await
+        }
         Subcommand::Build(arguments) => build::build(*arguments, environment).await,
-        Subcommand::Pool(arguments) => pools::pool(arguments, environment).await,
-        Subcommand::Template(arguments) => templates::template(arguments, environment).await,
-        Subcommand::Volume(arguments) => volumes::volume(arguments, environment).await,
+        Subcommand::Pool(arguments) => pool::pool(arguments, environment).await,
+        Subcommand::Template(arguments) => template::template(arguments, environment).await,
+        Subcommand::Volume(arguments) => volume::volume(arguments, environment).await,
         Subcommand::Key(arguments) => match arguments.action {
-            KeyAction::Create(arguments) => keys::create(arguments, environment).await,
-            KeyAction::Ls(arguments) => keys::list(arguments, environment).await,
-            KeyAction::Rm(arguments) => keys::remove(arguments, environment).await,
+            KeyAction::Create(arguments) => key::create(arguments, environment).await,
+            KeyAction::Ls(arguments) => key::list(arguments, environment).await,
+            KeyAction::Rm(arguments) => key::remove(arguments, environment).await,
         },
         Subcommand::Config(arguments) => match arguments.action {
             ConfigAction::Show(arguments) => config::show(*arguments, environment),
         },
         Subcommand::Doctor(arguments) => doctor::doctor(arguments, environment).await,
-        Subcommand::Completions(arguments) => {
-            let mut script = Vec::new();
-            clap_complete::generate(arguments.shell, &mut Arguments::command(), "shoal", &mut script);
-            print::text(&String::from_utf8_lossy(&script)).map(|()| 0)
-        }
+        Subcommand::Completions(arguments) => completions::completions(&arguments),
+        Subcommand::CompleteNames(arguments) => completions::names(arguments, environment).await,
+        Subcommand::Version(arguments) => version::version(arguments, environment).await,
         Subcommand::Bench(arguments) => bench::bench(&arguments).await.map(|()| 0),
         Subcommand::Launcher(_) | Subcommand::BenchFloor(_) => {
             unreachable!("what has one thread is started before the runtime")

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use runtime::StoreConfig;
 use runtime::ns::{NsBackend, NsConfig, forget_installation};
-use runtime::{Backend, BackendError, Spec};
+use runtime::{BackendError, Isolation, Spec};
 use wire::launch::{Limits, Processes, Rootfs, StoreKind, StoreWish};
 use wire::{InstallationId, SandboxId};
 

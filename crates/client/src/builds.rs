@@ -1,4 +1,4 @@
-//! Builds: begun, followed, listed.
+//! Builds: start, follow and list them.
 
 use bytes::Bytes;
 use http::Method;
@@ -19,7 +19,7 @@ pub struct BuildLog {
 }
 
 impl BuildLog {
-    /// The next bytes; `None` at the end.
+    /// Returns the next bytes, or `None` at the end.
     pub async fn next(&mut self) -> Result<Option<Bytes>, ClientError> {
         next_bytes(&mut self.body, &self.url).await
     }
@@ -63,7 +63,7 @@ fn in_header(wish: &api::StartBuild) -> HeaderValue {
 }
 
 impl Client {
-    /// Begins a build with a context.
+    /// Starts a build with a context.
     pub async fn start_build(
         &self,
         wish: &api::StartBuild,
@@ -86,23 +86,23 @@ impl Client {
         serde_json::from_slice(&answer).map_err(|error| ClientError::Strange { url, what: error.to_string() })
     }
 
-    /// All builds that are remembered, newest first.
+    /// Lists all builds that the daemon still has, newest first.
     pub async fn builds(&self) -> Result<Vec<api::Build>, ClientError> {
         let list: api::BuildList = self.read("/v1/builds".into()).await?;
         Ok(list.builds)
     }
 
-    /// A build.
+    /// Returns a build.
     pub async fn build(&self, id: &str) -> Result<api::Build, ClientError> {
         self.read(format!("/v1/builds/{}", in_query(id))).await
     }
 
-    /// Ends a build, and forgets it.
+    /// Cancels a build, and deletes its record.
     pub async fn delete_build(&self, id: &str) -> Result<(), ClientError> {
         self.act(Method::DELETE, format!("/v1/builds/{}", in_query(id)), Repeat::Never).await
     }
 
-    /// A build's log from an offset on, until the build is over.
+    /// Streams a build's log from an offset until the build ends.
     pub async fn follow_build(&self, id: &str, offset: u64) -> Result<BuildLog, ClientError> {
         let path = format!("/v1/builds/{}/log?follow=true&offset={offset}", in_query(id));
         let mut call = plain(Method::GET, path);

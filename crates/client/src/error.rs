@@ -9,10 +9,10 @@ use wire::api::ErrorBody;
 /// A cause from the layers below: the network, TLS, HTTP.
 pub type Cause = Box<dyn Error + Send + Sync>;
 
-/// Why a call did not do what it should.
+/// Why a call failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
-    /// The address is no URL of a daemon.
+    /// The address is not the URL of a daemon.
     #[error("`{url}` is not the URL of a daemon")]
     BadUrl {
         /// As it was given.
@@ -29,7 +29,7 @@ pub enum ClientError {
         /// Why.
         source: Cause,
     },
-    /// Nobody listens there.
+    /// Nothing listens at this address.
     #[error("cannot reach the daemon at {url}")]
     Unreachable {
         /// Where.
@@ -37,7 +37,7 @@ pub enum ClientError {
         /// Why.
         source: Cause,
     },
-    /// Whoever listens there did not prove to be the daemon.
+    /// The TLS certificate is not trusted.
     #[error("cannot open a secure connection to the daemon at {url}")]
     Insecure {
         /// Where.
@@ -45,7 +45,7 @@ pub enum ClientError {
         /// Why.
         source: Cause,
     },
-    /// The connection ended in the middle.
+    /// The connection broke.
     #[error("the connection to the daemon at {url} broke")]
     Broken {
         /// Where.
@@ -61,23 +61,23 @@ pub enum ClientError {
         /// The deadline.
         seconds: u64,
     },
-    /// The daemon refused, and said why.
+    /// The daemon returned an error.
     #[error("{}", body.message)]
     Refused {
-        /// The HTTP status; none when it was said on a stream.
+        /// The HTTP status; `None` if the error came on a stream.
         status: Option<u16>,
-        /// What it said.
+        /// The error.
         body: Box<ErrorBody>,
     },
-    /// Something answered that does not speak this API.
+    /// The answer is not that of a daemon.
     #[error("the answer from {url} is not one of a daemon: {what}")]
     Strange {
         /// Where.
         url: String,
-        /// What is strange about it.
+        /// What is wrong with it.
         what: String,
     },
-    /// Something on this machine.
+    /// An error on this machine.
     #[error("cannot copy from or to `{}`", path.display())]
     Local {
         /// Where.
@@ -88,15 +88,15 @@ pub enum ClientError {
     /// A stream could not be continued in time.
     #[error("the stream broke and could not be continued within {seconds} s")]
     LostPatience {
-        /// How long was tried.
+        /// How long the client tried.
         seconds: u64,
-        /// How the last try ended.
+        /// The error of the last attempt.
         source: Box<ClientError>,
     },
 }
 
 impl ClientError {
-    /// The stable code, where the daemon gave one.
+    /// The daemon's stable code, if it sent one.
     pub fn code(&self) -> Option<&str> {
         match self {
             Self::Refused { body, .. } => Some(&body.code),
@@ -113,7 +113,7 @@ impl ClientError {
         }
     }
 
-    /// What to do about it, where there is something.
+    /// What to do about it, if known.
     pub fn hint(&self) -> Option<&str> {
         match self {
             Self::Refused { body, .. } => body.hint.as_deref(),
@@ -132,7 +132,7 @@ impl ClientError {
         }
     }
 
-    /// Whether the same call may succeed in a moment, because the daemon is away or on its way out.
+    /// Whether the same call may succeed soon, because the daemon is away or stopping.
     pub(crate) fn is_passing(&self) -> bool {
         match self {
             Self::Unreachable { .. } | Self::Broken { .. } | Self::Late { .. } => true,

@@ -1,7 +1,7 @@
 //! Files of a sandbox: typed calls, streams both ways, and whole directories.
 //!
-//! A path in a sandbox is bytes, so that every file can be named; text will do where it is text. Streams are not repeated when
-//! they break: a write is whole or did not happen, and a read is known to be cut off.
+//! A path in a sandbox is bytes, so that every file can be named; text works too. Streams are not repeated when they break:
+//! a write is complete or did not happen, and the reader of a broken read gets an error.
 
 use std::io;
 use std::path::Path;
@@ -22,9 +22,9 @@ use crate::sse::{SseReader, next_bytes};
 use crate::transport::{Body, Call, Wait};
 use crate::{Client, Repeat, escape, json, plain};
 
-/// Pieces that wait between a directory on disk and the connection.
+/// Pieces that are buffered between a directory on disk and the connection.
 const PIECES_MAX: usize = 8;
-/// What is gathered into one piece.
+/// The size of one piece.
 const PIECE: usize = 256 * 1024;
 
 /// The files of one sandbox.
@@ -38,32 +38,32 @@ pub struct Files {
 /// How to write a file.
 #[derive(Debug, Clone, Default)]
 pub struct WriteFile {
-    /// Permissions. `None`: those of the file that was there, else 0644.
+    /// Permissions. `None` keeps those of an existing file, or sets 0644.
     pub mode: Option<u32>,
-    /// Missing directories are an error.
+    /// Fail if a directory is missing.
     pub no_parents: bool,
-    /// There must be none.
+    /// Fail if the file exists.
     pub only_new: bool,
-    /// It must be the file with this tag.
+    /// Fail unless the existing file has this tag.
     pub only_if: Option<String>,
 }
 
-/// What to look for in files.
+/// A search in the contents of files.
 #[derive(Debug, Clone, Default)]
 pub struct GrepFiles {
-    /// What to find.
+    /// The pattern.
     pub pattern: String,
     /// Whether the pattern is a regular expression.
     pub regex: bool,
-    /// Whether `a` also finds `A`.
+    /// Whether to ignore case.
     pub ignore_case: bool,
     /// Only files that match one of these globs.
     pub include: Vec<String>,
-    /// Directories of a name that matches one of these globs are not entered.
+    /// Skip directories whose name matches one of these globs.
     pub exclude_directories: Vec<String>,
-    /// Whether names that begin with a dot are looked at too.
+    /// Whether to search names that begin with a dot.
     pub hidden: bool,
-    /// At most so many lines.
+    /// The maximum number of lines.
     pub limit: Option<u32>,
 }
 
@@ -74,7 +74,7 @@ impl Client {
     }
 }
 
-/// Bodies of any length, both ways.
+/// Bodies of any length, in both directions.
 impl Client {
     pub(crate) async fn download(&self, call: Call) -> Result<Download, ClientError> {
         let response = self.transport.stream(&call, None).await?;
@@ -142,17 +142,17 @@ impl Files {
         self.client.send(&call, repeat).await
     }
 
-    /// What a file is. A link at the end is followed.
+    /// Returns information about a file. Follows a link at the end of the path.
     pub async fn stat(&self, path: impl AsRef<[u8]>) -> Result<api::FileInfo, ClientError> {
         self.ask("/stat", &[("path", path.as_ref())]).await
     }
 
-    /// What a file is. A link at the end is told of itself.
+    /// Returns information about a file, or about the link itself if the path ends in one.
     pub async fn stat_link(&self, path: impl AsRef<[u8]>) -> Result<api::FileInfo, ClientError> {
         self.ask("/stat", &[("path", path.as_ref()), ("follow", b"false")]).await
     }
 
-    /// One page of a directory, by name.
+    /// Lists one page of a directory, sorted by name.
     pub async fn list_page(
         &self,
         path: impl AsRef<[u8]>,
@@ -163,7 +163,7 @@ impl Files {
         self.ask("/list", &pairs).await
     }
 
-    /// All of a directory, by name.
+    /// Lists a whole directory, sorted by name.
     pub async fn list(&self, path: impl AsRef<[u8]>) -> Result<Vec<api::FileInfo>, ClientError> {
         let (mut all, mut cursor) = (Vec::new(), None::<String>);
         loop {
@@ -181,7 +181,7 @@ impl Files {
         self.download("", path.as_ref(), None).await
     }
 
-    /// Opens a part of a file: from `start`, and no further than `length` bytes.
+    /// Opens a part of a file: at most `length` bytes from `start`.
     pub async fn read_range(
         &self,
         path: impl AsRef<[u8]>,
@@ -236,7 +236,7 @@ impl Files {
         self.client.upload(call, contents).await
     }
 
-    /// Replaces text in a file. Not repeated: the second time, the text is not there any more.
+    /// Replaces text in a file. Never repeated: a second attempt would not find the text.
     pub async fn edit(
         &self,
         path: impl AsRef<[u8]>,
@@ -246,12 +246,12 @@ impl Files {
         self.client.call(Call { wait: Wait::Forever, ..call }, Repeat::Never).await
     }
 
-    /// Makes a directory and what leads to it. It may exist already.
+    /// Creates a directory and its parents. It may exist already.
     pub async fn make_directory(&self, path: impl AsRef<[u8]>) -> Result<(), ClientError> {
         self.act(Method::POST, "/mkdir", &[("path", path.as_ref())], Repeat::Harmless).await.map(drop)
     }
 
-    /// Gives something another name. Not repeated: the second time, it is not there any more.
+    /// Moves a file or directory. Never repeated: a second attempt would not find it.
     pub async fn rename(
         &self,
         from: impl AsRef<[u8]>,
@@ -262,7 +262,7 @@ impl Files {
         self.act(Method::POST, "/move", &pairs, Repeat::Never).await.map(drop)
     }
 
-    /// Copies something inside the sandbox, directories with everything in them.
+    /// Copies a file, or a directory with its contents, inside the sandbox.
     pub async fn copy(
         &self,
         from: impl AsRef<[u8]>,
@@ -280,13 +280,13 @@ impl Files {
             .map_err(|error| ClientError::Strange { url: self.client.url(), what: error.to_string() })
     }
 
-    /// Removes a file or a link; with `recursive`, a directory with everything in it.
+    /// Deletes a file or a link; with `recursive`, a directory with its contents.
     pub async fn remove(&self, path: impl AsRef<[u8]>, recursive: bool) -> Result<(), ClientError> {
         let pairs = [("path", path.as_ref()), ("recursive", truth(recursive))];
         self.act(Method::DELETE, "", &pairs, Repeat::Never).await.map(drop)
     }
 
-    /// Paths below a directory that match a pattern. Without `limit`, at most 1000.
+    /// Finds paths below a directory that match a pattern. Without `limit`, at most 1000.
     pub async fn glob(
         &self,
         path: impl AsRef<[u8]>,
@@ -299,7 +299,7 @@ impl Files {
         self.ask("/glob", &pairs).await
     }
 
-    /// Lines of a file, or of files below a directory, that match a pattern.
+    /// Finds lines that match a pattern, in a file or in files below a directory.
     pub async fn grep(
         &self,
         path: impl AsRef<[u8]>,
@@ -319,7 +319,7 @@ impl Files {
         self.ask("/grep", &pairs).await
     }
 
-    /// What happens to a file or in a directory.
+    /// Streams changes of a file or in a directory.
     pub async fn watch(&self, path: impl AsRef<[u8]>, recursive: bool) -> Result<FileWatch, ClientError> {
         let pairs = [("path", path.as_ref()), ("recursive", truth(recursive))];
         let call = plain(Method::GET, self.target("/watch", &pairs));
@@ -327,7 +327,7 @@ impl Files {
         Ok(FileWatch(SseReader::new(response.into_body(), self.client.url())))
     }
 
-    /// A directory, or one file, as a tar stream.
+    /// Reads a directory, or one file, as a tar stream.
     pub async fn pack(&self, path: impl AsRef<[u8]>) -> Result<Download, ClientError> {
         self.download("/tar", path.as_ref(), None).await
     }
@@ -342,7 +342,7 @@ impl Files {
         self.upload(call, archive).await
     }
 
-    /// Copies what is in a directory of this machine into one of the sandbox. `seen` is told of bytes on their way.
+    /// Copies the contents of a local directory into one of the sandbox. Calls `seen` with the bytes sent so far.
     pub async fn upload_directory(
         &self,
         from: &Path,
@@ -356,7 +356,7 @@ impl Files {
             let mut out = io::BufWriter::with_capacity(PIECE, Pieces { pieces, seen });
             let packed = archive::pack_directory(top.into(), &mut out);
             if let Err(error) = &packed {
-                // The stream is of no use, and must not look as if it were whole.
+                // The stream is incomplete, and must not look complete.
                 let broken = Err(io::Error::other(error.to_string()));
                 let _ = out.get_ref().pieces.blocking_send(broken);
             }
@@ -365,15 +365,15 @@ impl Files {
         let unpacked = self.unpack(to, Upload::pieces(body, None)).await;
         let packed = packing.await.unwrap_or_else(|error| Err(io::Error::other(error).into()));
         match (packed, unpacked) {
-            // That nobody takes the pieces is told better by who should have.
+            // If the receiver is gone, it reports the better error.
             (Ok(_), unpacked) | (Err(archive::PackError::Write { .. }), unpacked) => unpacked,
             (Err(error), _) => Err(local(io::Error::other(error))),
         }
     }
 
-    /// Copies what is in a directory of the sandbox into one of this machine, which is made where it is missing. What comes is
-    /// not trusted: nothing beside the directory is touched, and links that lead out of it are left out. `seen` is told of
-    /// bytes on their way.
+    /// Copies the contents of a directory of the sandbox into a local one, which is created if needed. Does not trust the
+    /// sandbox: writes nothing outside the directory, and skips links that lead out of it. Calls `seen` with the bytes
+    /// received so far.
     pub async fn download_directory(
         &self,
         from: impl AsRef<[u8]>,
@@ -416,25 +416,25 @@ fn truth(truth: bool) -> &'static [u8] {
     if truth { b"true" } else { b"false" }
 }
 
-/// Bytes on their way up.
+/// The body of an upload.
 pub struct Upload {
     size: Option<u64>,
     body: Body,
 }
 
 impl Upload {
-    /// All at once.
+    /// The whole body at once.
     pub fn bytes(bytes: impl Into<Bytes>) -> Self {
         let bytes = bytes.into();
         Self { size: Some(bytes.len() as u64), body: crate::transport::whole(bytes) }
     }
 
-    /// A directory of this machine as a tar stream, with the numbers of its owners. `seen` is told of bytes on their way.
+    /// A local directory as a tar stream, with the numeric ids of its owners. Calls `seen` with the bytes sent so far.
     pub fn directory(from: &Path, seen: impl Fn(u64) + Send + 'static) -> Result<Self, ClientError> {
         Self::directory_if(from, |_| true, seen)
     }
 
-    /// What is wanted of a directory, by the path below it. Of a directory that is not wanted, nothing is.
+    /// The part of a directory that the filter accepts, by path. Skips everything in a directory that it rejects.
     pub fn directory_if(
         from: &Path,
         wanted: impl Fn(&[u8]) -> bool + Send + 'static,
@@ -446,7 +446,7 @@ impl Upload {
         tokio::task::spawn_blocking(move || {
             let mut out = io::BufWriter::with_capacity(PIECE, Pieces { pieces, seen });
             if let Err(error) = archive::pack_directory_if(top.into(), &mut out, &wanted) {
-                // The stream is of no use, and must not look as if it were whole.
+                // The stream is incomplete, and must not look complete.
                 let _ = out.get_ref().pieces.blocking_send(Err(io::Error::other(error.to_string())));
             }
         });
@@ -457,7 +457,7 @@ impl Upload {
         (self.size, self.body)
     }
 
-    /// Piece by piece. An error, or a size that does not come true, makes the upload fail as a whole.
+    /// A body in pieces. An error, or a wrong size, makes the whole upload fail.
     pub fn pieces(pieces: mpsc::Receiver<io::Result<Bytes>>, size: Option<u64>) -> Self {
         let frames = stream::unfold(pieces, async |mut pieces| {
             let piece = pieces.recv().await?;
@@ -467,25 +467,25 @@ impl Upload {
     }
 }
 
-/// Bytes on their way down.
+/// The body of a download.
 pub struct Download {
-    /// How many come, where that is known.
+    /// The length, if known.
     pub size: Option<u64>,
-    /// Tells this content from another.
+    /// The entity tag of this content.
     pub etag: Option<String>,
-    /// Whether it is the range that was asked for, and not the whole file.
+    /// Whether this is the requested range, and not the whole file.
     pub partial: bool,
     url: String,
     body: Incoming,
 }
 
 impl Download {
-    /// The next bytes; `None` when all have come. An error means that they are not all.
+    /// Returns the next bytes, or `None` at the end. After an error, the content is incomplete.
     pub async fn next(&mut self) -> Result<Option<Bytes>, ClientError> {
         next_bytes(&mut self.body, &self.url).await
     }
 
-    /// All of them, if they are at most `limit`.
+    /// Returns all bytes, if there are at most `limit`.
     pub async fn collect(mut self, limit: usize) -> Result<Vec<u8>, ClientError> {
         let mut all = Vec::new();
         while let Some(bytes) = self.next().await? {
@@ -499,14 +499,14 @@ impl Download {
     }
 }
 
-/// What happens to files, as it happens.
+/// Changes of files.
 pub struct FileWatch(SseReader);
 
 impl FileWatch {
-    /// The next event. `None`: the daemon stops, and the watch may be begun anew.
+    /// Returns the next event, or `None` if the daemon stops; then start another watch.
     pub async fn next(&mut self) -> Result<Option<api::FileEvent>, ClientError> {
         loop {
-            // Comments have no data: they only show that the stream lives.
+            // Comments have no data: they only show that the stream is alive.
             let Some(event) = self.0.next().await? else { return Ok(None) };
             let Some(event) = event else { continue };
             let told = serde_json::from_slice(&event.data);
@@ -539,7 +539,7 @@ impl<F: Fn(u64)> io::Write for Pieces<F> {
 struct Received {
     pieces: mpsc::Receiver<Option<Bytes>>,
     piece: Bytes,
-    /// The end was said, and is not only that nobody speaks any more.
+    /// The sender has marked the end; a closed channel alone does not mean the end.
     whole: bool,
 }
 

@@ -1,4 +1,4 @@
-//! Images: pulled, imported, listed and named.
+//! Images: pull, import, list and name them.
 
 use http::Method;
 use http::header::{self, HeaderValue};
@@ -10,23 +10,23 @@ use crate::sse::SseReader;
 use crate::transport::{Call, Wait};
 use crate::{Client, Repeat, in_query, json, plain};
 
-/// What becomes of the last name of an image that sandboxes were made from.
+/// What to do with the last name of an image that sandboxes use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum InUse {
-    /// It stays, and the removal is refused.
+    /// Keep it, and fail.
     Refuse,
-    /// It goes. The sandboxes keep what they need.
+    /// Remove it. The sandboxes keep what they need.
     Release,
 }
 
-/// What happens while an image comes.
+/// Progress of a pull or import.
 pub struct ImageEvents {
     reader: SseReader,
     over: bool,
 }
 
 impl ImageEvents {
-    /// The next event. The last one says that the images are here; if they do not come, it is an error.
+    /// Returns the next event. The last one names the images; a failure is an error.
     pub async fn next(&mut self) -> Result<Option<api::ImageEvent>, ClientError> {
         if self.over {
             return Ok(None);
@@ -62,12 +62,12 @@ impl ImageEvents {
 }
 
 impl Client {
-    /// Pulls an image. Dropping the events stops it, unless somebody else waits for it too.
+    /// Pulls an image. Dropping the events stops the pull, unless another caller waits for it too.
     pub async fn pull_image(&self, wish: &api::PullImage) -> Result<ImageEvents, ClientError> {
         self.image_events(json(Method::POST, "/v1/images/pull".into(), wish), None).await
     }
 
-    /// Sends an archive whose images are to be taken.
+    /// Imports the images of an archive.
     pub async fn import_image(
         &self,
         archive: Upload,
@@ -103,18 +103,18 @@ impl Client {
         Ok(ImageEvents { reader: SseReader::new(response.into_body(), self.url()), over: false })
     }
 
-    /// All images, newest first.
+    /// Lists all images, newest first.
     pub async fn images(&self) -> Result<Vec<api::Image>, ClientError> {
         let list: api::ImageList = self.read("/v1/images".into()).await?;
         Ok(list.images)
     }
 
-    /// An image by name, alias or digest.
+    /// Returns an image by name, alias or digest.
     pub async fn image(&self, name: &str) -> Result<api::Image, ClientError> {
         self.read(format!("/v1/images/{}", in_query(name))).await
     }
 
-    /// Takes an image's name away, and removes what nobody uses any more.
+    /// Removes an image's name, and then what is no longer used.
     pub async fn remove_image(&self, name: &str, in_use: InUse) -> Result<api::CollectedImages, ClientError> {
         let force = match in_use {
             InUse::Refuse => "",
@@ -124,25 +124,25 @@ impl Client {
         self.call(call, Repeat::Never).await
     }
 
-    /// Removes what nobody uses.
+    /// Removes unused images and layers.
     pub async fn collect_images(&self) -> Result<api::CollectedImages, ClientError> {
         self.call(plain(Method::POST, "/v1/images/gc".into()), Repeat::Harmless).await
     }
 
-    /// All aliases, by name.
+    /// Lists all aliases, sorted by name.
     pub async fn image_aliases(&self) -> Result<Vec<api::ImageAlias>, ClientError> {
         let list: api::ImageAliasList = self.read("/v1/image-aliases".into()).await?;
         Ok(list.aliases)
     }
 
-    /// From now on, `name` stands for `target`.
+    /// Makes `name` stand for `target`.
     pub async fn set_image_alias(&self, name: &str, target: &str) -> Result<api::ImageAlias, ClientError> {
         let path = format!("/v1/image-aliases/{}", in_query(name));
         let wish = api::SetImageAlias { target: target.to_owned() };
         self.call(json(Method::PUT, path, &wish), Repeat::Harmless).await
     }
 
-    /// Ends an alias.
+    /// Deletes an alias.
     pub async fn delete_image_alias(&self, name: &str) -> Result<(), ClientError> {
         self.act(Method::DELETE, format!("/v1/image-aliases/{}", in_query(name)), Repeat::Never).await
     }

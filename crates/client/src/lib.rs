@@ -1,10 +1,10 @@
-//! The Rust SDK of Shoal: typed calls, streams, reconnects. No knowledge of the engine.
+//! The Rust SDK of Shoal: typed calls, streams, reconnects. Knows nothing about the engine.
 //!
 //! ```no_run
 //! # async fn example() -> Result<(), shoal_client::ClientError> {
 //! use shoal_client::{Client, api};
 //!
-//! let client = Client::new("http://127.0.0.1:7878", "the api key")?;
+//! let client = Client::new("http://127.0.0.1:7878", "the API key")?;
 //! let sandbox = client.create_sandbox(&api::CreateSandbox::default()).await?;
 //! let command = api::RunCommand { script: Some("echo hi".into()), ..Default::default() };
 //! let finished = client.run(sandbox.id, command).await?;
@@ -14,9 +14,8 @@
 //! # }
 //! ```
 //!
-//! Calls that may be repeated without harm are repeated while a daemon that has answered before is away, so that
-//! a restart of the daemon goes unnoticed. Creating a sandbox and starting a command are among them: both carry an id
-//! that makes asking twice the same as asking once.
+//! The client repeats idempotent calls while a daemon that has answered before is away, so callers do not notice a
+//! restart of the daemon. Creating a sandbox and starting a command are idempotent too: both carry an id.
 
 #![forbid(unsafe_code)]
 
@@ -52,24 +51,24 @@ pub use watch::SandboxWatch;
 pub use wire::api;
 pub use wire::{CommandId, SandboxId};
 
-/// How long an answer may take that waits for nothing but the daemon.
+/// How long the daemon may take to answer a call that does not wait for a command.
 const ANSWER_TIME_MAX: Duration = Duration::from_secs(120);
 /// How long a daemon that has answered before may be away.
 const PATIENCE_DEFAULT: Duration = Duration::from_secs(60);
-/// Between two tries, at first and at most.
+/// The first and the longest pause between two attempts.
 const PAUSE_MIN: Duration = Duration::from_millis(20);
 const PAUSE_MAX: Duration = Duration::from_secs(1);
-/// Sandboxes or commands asked for at once when all are wanted.
+/// The page size for listing all sandboxes or commands.
 const PAGE: u32 = 200;
 
-/// A daemon, and a key to it. Cheap to clone.
+/// A daemon's address and an API key. Cheap to clone.
 #[derive(Clone)]
 pub struct Client {
     transport: Arc<Transport>,
     patience: Duration,
 }
 
-/// Whether a call may be sent again when it is not known what came of it.
+/// Whether a call may be repeated if its outcome is unknown.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Repeat {
     Harmless,
@@ -77,48 +76,48 @@ enum Repeat {
 }
 
 impl Client {
-    /// A client of the daemon at `url`, with an api key. Nothing is sent yet.
+    /// Creates a client of the daemon at `url`, with an API key. Sends nothing yet.
     pub fn new(url: &str, key: &str) -> Result<Self, ClientError> {
         Ok(Self { transport: Arc::new(Transport::new(url, key)?), patience: PATIENCE_DEFAULT })
     }
 
-    /// The same, with another limit for how long the daemon may be away.
+    /// Changes how long the daemon may be away.
     pub fn with_patience(mut self, patience: Duration) -> Self {
         self.patience = patience;
         self
     }
 
-    /// The daemon has moved. Holds for all clones, and for streams when they next reconnect.
+    /// Sets a new address of the daemon, for all clones, and for streams at their next reconnect.
     pub fn move_to(&self, url: &str) -> Result<(), ClientError> {
         self.transport.move_to(url)
     }
 
-    /// Where the daemon is.
+    /// The daemon's URL.
     pub fn url(&self) -> String {
         self.transport.url()
     }
 
-    /// What is running there.
+    /// Returns the daemon's version.
     pub async fn version(&self) -> Result<api::Version, ClientError> {
         self.read("/v1/version".into()).await
     }
 
-    /// Whether it lives.
+    /// Checks that the daemon runs.
     pub async fn health(&self) -> Result<api::Health, ClientError> {
         self.read("/v1/health".into()).await
     }
 
-    /// Whether it takes work.
+    /// Checks that the daemon accepts work.
     pub async fn ready(&self) -> Result<api::Health, ClientError> {
         self.read("/v1/ready".into()).await
     }
 
-    /// Creates a sandbox, once, however often the request has to be sent.
+    /// Creates one sandbox, even if the request has to be repeated.
     pub async fn create_sandbox(&self, wish: &api::CreateSandbox) -> Result<api::Sandbox, ClientError> {
         self.create_sandbox_once(wish, &random_id().to_string()).await
     }
 
-    /// Creates a sandbox, or finds the one that was created under this idempotency key before.
+    /// Creates a sandbox, or returns the one that was created with this idempotency key before.
     pub async fn create_sandbox_once(
         &self,
         wish: &api::CreateSandbox,
@@ -127,8 +126,8 @@ impl Client {
         self.send_create(wish, idempotency_key).await.map(|created| created.sandbox)
     }
 
-    /// The sandbox with all of `wish.match_labels`, or a new one that has them. However many ask at once, one is created;
-    /// `created` says to one of them that it was theirs.
+    /// Returns the sandbox with all of `wish.match_labels`, or creates it. Simultaneous calls create one sandbox; `created`
+    /// is true for one of them.
     pub async fn get_or_create_sandbox(
         &self,
         wish: &api::CreateSandbox,
@@ -148,22 +147,22 @@ impl Client {
         self.call(call, Repeat::Harmless).await
     }
 
-    /// A sandbox.
+    /// Returns a sandbox.
     pub async fn sandbox(&self, id: SandboxId) -> Result<api::Sandbox, ClientError> {
         self.read(format!("/v1/sandboxes/{id}")).await
     }
 
-    /// One page of sandboxes, newest first.
+    /// Lists one page of sandboxes, newest first.
     pub async fn sandboxes_page(&self, cursor: Option<&str>) -> Result<api::SandboxPage, ClientError> {
         self.read(paged("/v1/sandboxes", cursor)).await
     }
 
-    /// All sandboxes, newest first.
+    /// Lists all sandboxes, newest first.
     pub async fn sandboxes(&self) -> Result<Vec<api::Sandbox>, ClientError> {
         self.sandboxes_labelled::<&str>(&[]).await
     }
 
-    /// All sandboxes that every selector means, newest first. A selector is `key=value`, `key!=value`, `key` or `!key`.
+    /// Lists all sandboxes that match every selector, newest first. A selector is `key=value`, `key!=value`, `key` or `!key`.
     pub async fn sandboxes_labelled<T: AsRef<str>>(
         &self,
         selectors: &[T],
@@ -183,13 +182,13 @@ impl Client {
         }
     }
 
-    /// The sandbox of this name, if there is one.
+    /// Returns the sandbox with this name, if there is one.
     pub async fn sandbox_named(&self, name: &str) -> Result<Option<api::Sandbox>, ClientError> {
         let page: api::SandboxPage = self.read(format!("/v1/sandboxes?name={}", in_query(name))).await?;
         Ok(page.sandboxes.into_iter().find(|sandbox| sandbox.name == name))
     }
 
-    /// What happens to sandboxes and their commands from now on: to all, or to one.
+    /// Streams events of all sandboxes and their commands, or of one sandbox, from now on.
     pub fn watch(&self, only: Option<SandboxId>) -> SandboxWatch {
         SandboxWatch::new(self.clone(), only)
     }
@@ -203,22 +202,22 @@ impl Client {
         self.call(json(Method::PATCH, format!("/v1/sandboxes/{id}"), wish), Repeat::Harmless).await
     }
 
-    /// Renews a sandbox: all clocks of its lifetime begin anew, but that of its creation.
+    /// Renews a sandbox: all clocks of its lifetime restart, except the one that counts from its creation.
     pub async fn touch_sandbox(&self, id: SandboxId) -> Result<api::Explanation, ClientError> {
         self.call(plain(Method::POST, format!("/v1/sandboxes/{id}/touch")), Repeat::Harmless).await
     }
 
-    /// Why a sandbox lives, and when and how it ends.
+    /// Explains why a sandbox lives, and when and how it ends.
     pub async fn explain_sandbox(&self, id: SandboxId) -> Result<api::Explanation, ClientError> {
         self.read(format!("/v1/sandboxes/{id}/explain")).await
     }
 
-    /// Deletes a sandbox with all that is in it. Returns when nothing of it is left.
+    /// Deletes a sandbox and everything in it. Returns when nothing of it is left.
     pub async fn delete_sandbox(&self, id: SandboxId) -> Result<(), ClientError> {
         self.act(Method::DELETE, format!("/v1/sandboxes/{id}"), Repeat::Harmless).await
     }
 
-    /// Runs a command and waits for its end. At most 1 MiB of each stream is in the answer.
+    /// Runs a command and waits for its end. The answer has at most 1 MiB of each stream.
     pub async fn run(
         &self,
         sandbox: SandboxId,
@@ -247,12 +246,12 @@ impl Client {
         CommandStream::start(self.clone(), sandbox, wish)
     }
 
-    /// Streams a command that was started before, from these offsets on.
+    /// Streams a command that was started before, from the given offsets.
     pub fn attach(&self, sandbox: SandboxId, command: CommandId, from: Offsets) -> CommandStream {
         CommandStream::attach(self.clone(), sandbox, command, from)
     }
 
-    /// A command, without its output.
+    /// Returns a command, without its output.
     pub async fn command(
         &self,
         sandbox: SandboxId,
@@ -261,7 +260,7 @@ impl Client {
         self.read(command_path(sandbox, command, "")).await
     }
 
-    /// All commands of a sandbox, oldest first.
+    /// Lists all commands of a sandbox, oldest first.
     pub async fn commands(&self, sandbox: SandboxId) -> Result<Vec<api::Command>, ClientError> {
         let path = format!("/v1/sandboxes/{sandbox}/commands");
         let mut all = Vec::new();
@@ -276,7 +275,7 @@ impl Client {
         }
     }
 
-    /// Writes to a command's stdin at `offset`, so that a repeated write is one. Returns how much there is in all.
+    /// Writes to a command's stdin at `offset`, so that a repeated write happens once. Returns the total length.
     pub async fn write_stdin(
         &self,
         sandbox: SandboxId,
@@ -291,12 +290,12 @@ impl Client {
         Ok(written.offset)
     }
 
-    /// Ends a command's stdin.
+    /// Closes a command's stdin.
     pub async fn end_stdin(&self, sandbox: SandboxId, command: &CommandId) -> Result<(), ClientError> {
         self.act(Method::POST, command_path(sandbox, command, "/stdin/end"), Repeat::Harmless).await
     }
 
-    /// Sends a signal to a command's process group. Not repeated: two signals are not one.
+    /// Sends a signal to a command's process group. Never repeated, because two signals differ from one.
     pub async fn signal(
         &self,
         sandbox: SandboxId,
@@ -308,12 +307,12 @@ impl Client {
         self.send(&call, Repeat::Never).await.map(drop)
     }
 
-    /// Ends a command's whole tree of processes.
+    /// Kills all processes of a command.
     pub async fn kill(&self, sandbox: SandboxId, command: &CommandId) -> Result<(), ClientError> {
         self.act(Method::POST, command_path(sandbox, command, "/kill"), Repeat::Harmless).await
     }
 
-    /// Tells a command's terminal its new size.
+    /// Changes the size of a command's terminal.
     pub async fn resize(
         &self,
         sandbox: SandboxId,
@@ -324,12 +323,12 @@ impl Client {
         self.send(&call, Repeat::Harmless).await.map(drop)
     }
 
-    /// What a sandbox uses, beside what it may.
+    /// Returns a sandbox's resource use and limits.
     pub async fn stats(&self, sandbox: SandboxId) -> Result<api::SandboxStats, ClientError> {
         self.read(format!("/v1/sandboxes/{sandbox}/stats")).await
     }
 
-    /// What all sandboxes use, newest first, and the machine they share.
+    /// Returns the use and limits of all sandboxes, newest first, and of the machine.
     pub async fn all_stats(&self) -> Result<api::StatsPage, ClientError> {
         let mut all: api::StatsPage = self.read(paged("/v1/stats", None)).await?;
         while let Some(cursor) = all.next_cursor.take() {
@@ -340,12 +339,12 @@ impl Client {
         Ok(all)
     }
 
-    /// Creates a key. Not repeated: a second key would be one that nobody knows of.
+    /// Creates a key. Never repeated, because nobody would know a second key.
     pub async fn create_key(&self, wish: &api::CreateKey) -> Result<api::CreatedKey, ClientError> {
         self.call(json(Method::POST, "/v1/keys".into(), wish), Repeat::Never).await
     }
 
-    /// All keys.
+    /// Lists all keys.
     pub async fn keys(&self) -> Result<Vec<api::Key>, ClientError> {
         let list: api::KeyList = self.read("/v1/keys".into()).await?;
         Ok(list.keys)
@@ -366,7 +365,7 @@ impl Client {
             .map_err(|error| ClientError::Strange { url: self.url(), what: error.to_string() })
     }
 
-    /// A call with no body either way. If it is sent again and what it asks for is true by then, that is success.
+    /// A call without a body in either direction. If a repeated call finds its effect done already, that is success.
     async fn act(&self, method: Method, path: String, repeat: Repeat) -> Result<(), ClientError> {
         let deleting = method == Method::DELETE;
         let call = plain(method, path);
@@ -390,7 +389,7 @@ impl Client {
                 Ok(body) => return Ok(body),
                 Err(error) => error,
             };
-            // A daemon that was never there is not about to come back.
+            // A daemon that was never there will not come back.
             let again = repeat == Repeat::Harmless && error.is_passing() && self.transport.was_reached();
             if !again || !patience.pause().await {
                 return Err(error);
@@ -399,7 +398,7 @@ impl Client {
     }
 }
 
-/// How long to go on trying, and how fast.
+/// How long and how often to retry.
 pub(crate) struct Patience {
     longest: Duration,
     since: Instant,
@@ -411,12 +410,12 @@ impl Patience {
         Self { longest, since: Instant::now(), pause: PAUSE_MIN }
     }
 
-    /// Something worked: start anew.
+    /// Resets the deadline and the pause after a success.
     pub(crate) fn renew(&mut self) {
         *self = Self::new(self.longest);
     }
 
-    /// Waits before another try, or says that there is no more time.
+    /// Waits before the next attempt, or reports that the time is up.
     pub(crate) async fn pause(&mut self) -> bool {
         if self.since.elapsed() + self.pause > self.longest {
             return false;
@@ -452,12 +451,12 @@ fn paged(path: &str, cursor: Option<&str>) -> String {
     }
 }
 
-/// A text as part of a URL: all but the plainest characters escaped.
+/// Escapes text for use in a URL.
 fn in_query(text: &str) -> String {
     escape(text.as_bytes())
 }
 
-/// The same for bytes that need not be text.
+/// Escapes bytes, which need not be text, for use in a URL.
 fn escape(bytes: &[u8]) -> String {
     let mut escaped = String::with_capacity(bytes.len());
     for byte in bytes.iter().copied() {

@@ -1,4 +1,4 @@
-//! Pools: made, scaled, renamed, listed and deleted.
+//! Pools: create, scale, rename, list and delete.
 
 use http::Method;
 use wire::api;
@@ -12,23 +12,23 @@ fn path(name: &str) -> String {
 }
 
 impl Client {
-    /// Makes a pool. It fills in the background: [`Client::settled_pool`] waits for that.
+    /// Creates a pool. It fills in the background; [`Client::settled_pool`] waits for that.
     pub async fn create_pool(&self, wish: &api::CreatePool) -> Result<api::Pool, ClientError> {
         self.call(json(Method::POST, "/v1/pools".into(), wish), Repeat::Never).await
     }
 
-    /// All pools by name, without what waits in them.
+    /// Lists all pools by name, without their waiting sandboxes.
     pub async fn pools(&self) -> Result<Vec<api::Pool>, ClientError> {
         let list: api::PoolList = self.read("/v1/pools".into()).await?;
         Ok(list.pools)
     }
 
-    /// A pool, with what waits in it.
+    /// Returns a pool, with its waiting sandboxes.
     pub async fn pool(&self, name: &str) -> Result<api::Pool, ClientError> {
         self.read(path(name)).await
     }
 
-    /// A pool once it is ready or says why it cannot be, or as it is after so many seconds, 300 at most.
+    /// Waits until a pool is ready or failing, for at most this many seconds (up to 300), and returns it.
     pub async fn settled_pool(&self, name: &str, wait_seconds: u32) -> Result<api::Pool, ClientError> {
         let mut call = plain(Method::GET, format!("{}?wait_seconds={wait_seconds}", path(name)));
         call.wait = Wait::Forever;
@@ -40,7 +40,7 @@ impl Client {
         self.call(json(Method::PATCH, path(name), update), Repeat::Never).await
     }
 
-    /// Deletes a pool and what waits in it.
+    /// Deletes a pool and its waiting sandboxes.
     pub async fn delete_pool(&self, name: &str) -> Result<(), ClientError> {
         self.act(Method::DELETE, path(name), Repeat::Never).await
     }

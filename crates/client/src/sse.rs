@@ -1,4 +1,4 @@
-//! Server-sent events as they come on one connection.
+//! Server-sent events of one connection.
 
 use bytes::{Bytes, BytesMut};
 use http_body_util::BodyExt;
@@ -6,14 +6,14 @@ use hyper::body::Incoming;
 
 use crate::error::ClientError;
 
-/// One event at most: among the longest are those that describe all images of an archive.
+/// The longest event. Among the longest are those that describe all images of an archive.
 const EVENT_MAX: usize = 8 << 20;
 
 /// One event.
 pub(crate) struct Sse {
-    /// Where a connection that follows would go on.
+    /// The position from which a later connection continues.
     pub id: Option<String>,
-    /// What it says.
+    /// The event's data.
     pub data: Bytes,
 }
 
@@ -29,13 +29,13 @@ impl SseReader {
         Self { body, url, buffer: BytesMut::new() }
     }
 
-    /// Where it comes from.
+    /// The source of the bytes.
     pub fn url(&self) -> &str {
         &self.url
     }
 
-    /// The next event, or a comment, which has none and only shows that the stream lives (`Some(None)`). `None`: the
-    /// stream has ended. Cancel-safe.
+    /// Returns the next event, `Some(None)` for a comment, which only shows that the stream is alive, or `None` at the
+    /// end of the stream. Cancel-safe.
     pub async fn next(&mut self) -> Result<Option<Option<Sse>>, ClientError> {
         loop {
             if let Some(end) = self.buffer.windows(2).position(|two| two == b"\n\n") {

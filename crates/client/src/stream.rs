@@ -1,12 +1,12 @@
-//! A command as it runs: output in order, each byte once, and stdin, over as many connections as it takes.
+//! A running command: output in order, each byte once, and stdin, across reconnects.
 //!
-//! A task of its own holds the connection. It counts what has arrived, and when the connection breaks it opens
-//! another from those offsets; it keeps what was written to stdin until the daemon says that the command has it.
-//! A reader that does not read makes the task wait, and the command with it.
+//! A task holds the connection. It counts what has arrived, and when the connection breaks it opens another one at those
+//! offsets; it keeps what was written to stdin until the daemon confirms that the command has it.
+//! If the reader does not read, the task waits, and so does the command.
 //!
-//! Stdin is counted, so that what is sent again is written once. That holds for one writer: when someone else writes to
-//! the same stdin, as two people at one terminal do, counting would take their bytes for ours sent twice. So it ends
-//! when theirs are noticed, and from then on what a broken connection may have lost is not sent again.
+//! Stdin is counted, so that repeated bytes are written once. This works for a single writer: if someone else writes to
+//! the same stdin, as two people at one terminal do, counting would mistake their bytes for repeated ones. So counting
+//! stops when their bytes are noticed, and from then on the task does not repeat what a broken connection may have lost.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -49,9 +49,9 @@ pub struct Offsets {
 /// Something that happened to a command.
 #[derive(Debug, Clone, PartialEq)]
 pub enum StreamEvent {
-    /// How it is now: at first, and when it gets its pid.
+    /// The command's state: first on each stream, and when it gets its pid.
     Command(Box<Command>),
-    /// Output. The pieces of a stream come in order and without gaps, other than those that `Lost` names.
+    /// Output. The pieces of a stream arrive in order, without gaps other than those that `Lost` reports.
     Output {
         /// Which stream.
         stream: OutputStream,
@@ -60,7 +60,7 @@ pub enum StreamEvent {
         /// The bytes.
         bytes: Bytes,
     },
-    /// The bytes from `from` to `to` are no longer kept.
+    /// The daemon has dropped the bytes from `from` to `to`.
     Lost {
         /// Which stream.
         stream: OutputStream,
@@ -69,13 +69,13 @@ pub enum StreamEvent {
         /// The first that is not.
         to: u64,
     },
-    /// Something that was sent was refused, stdin for instance because the command has closed it.
+    /// The daemon rejected a message, for example stdin that the command has closed.
     Refused(ErrorBody),
-    /// It is over and all output was seen. The last event.
+    /// The command has ended and all output was delivered. The last event.
     Ended(Box<Command>),
 }
 
-/// A command as it runs. Dropping it lets go of the connection and leaves the command alone.
+/// A running command. Dropping it closes the connection and does not end the command.
 pub struct CommandStream {
     id: CommandId,
     events: mpsc::Receiver<Result<StreamEvent, ClientError>>,
@@ -129,7 +129,7 @@ impl CommandStream {
         &self.id
     }
 
-    /// The next thing; `None` after the last event or an error. Cancel-safe.
+    /// Returns the next event, or `None` after the last event or an error. Cancel-safe.
     pub async fn next(&mut self) -> Option<Result<StreamEvent, ClientError>> {
         self.events.recv().await
     }
@@ -139,13 +139,13 @@ impl CommandStream {
         self.input.clone()
     }
 
-    /// Tells the command's terminal its size, now and on every connection that follows. Of sizes that come faster than
-    /// they can be told, the last is.
+    /// Sets the size of the command's terminal, now and on every later connection. If sizes change faster than they can
+    /// be sent, only the last is sent.
     pub fn resize(&self, size: TerminalSize) {
         self.size.send_replace(Some(size));
     }
 
-    /// Whether the daemon is there at the moment.
+    /// Whether the daemon is connected at the moment.
     pub fn connected(&self) -> watch::Receiver<bool> {
         self.connected.clone()
     }
@@ -157,7 +157,7 @@ impl Drop for CommandStream {
     }
 }
 
-/// The command takes no more input, or the stream is over.
+/// The command accepts no more input, or the stream has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the command takes no more input")]
 pub struct InputClosed;
@@ -175,7 +175,7 @@ enum Wish {
 }
 
 impl Input {
-    /// Writes; waits while too much is on its way.
+    /// Writes; waits while too much is unacknowledged.
     pub async fn write(&self, mut bytes: Bytes) -> Result<(), InputClosed> {
         while !bytes.is_empty() {
             let piece = bytes.split_to(bytes.len().min(STDIN_MESSAGE_MAX));
@@ -191,13 +191,13 @@ impl Input {
         taken.await.map_err(|_| InputClosed)
     }
 
-    /// No more.
+    /// Closes stdin.
     pub async fn end(&self) -> Result<(), InputClosed> {
         self.0.send(Wish::End).await.map_err(|_| InputClosed)
     }
 }
 
-/// What was written to stdin and may have to be sent again.
+/// Bytes of stdin that may have to be sent again.
 #[derive(Debug, Default)]
 struct Stdin {
     /// Where `unacknowledged` begins; `None` where stdin is not ours alone, so that it cannot be counted.
@@ -251,7 +251,7 @@ impl Stdin {
     fn tell_taken(&mut self) {
         if self.length == 0 {
             for waiting in self.waiting.drain(..) {
-                // Who has stopped waiting need not know.
+                // A waiter that has left need not be told.
                 let _ = waiting.send(());
             }
         }
@@ -275,9 +275,9 @@ struct Task {
     connected: watch::Sender<bool>,
 }
 
-/// Why a connection is over.
+/// Why a connection ended.
 enum Over {
-    /// So is everything.
+    /// The whole stream has ended.
     Done,
     /// It cannot be continued.
     Failed(ClientError),

@@ -1,4 +1,4 @@
-//! Templates: made, changed, listed, and how far they are.
+//! Templates: create, change, list, and follow their preparation.
 
 use http::Method;
 use http::header::{self, HeaderValue};
@@ -9,14 +9,14 @@ use crate::sse::SseReader;
 use crate::transport::Wait;
 use crate::{Client, Repeat, in_query, json, plain};
 
-/// How far a template is.
+/// Progress of a template's preparation.
 pub struct TemplateEvents {
     reader: SseReader,
     over: bool,
 }
 
 impl TemplateEvents {
-    /// The next event; `None` after the last. A stream that is cut before is an error.
+    /// Returns the next event, or `None` after the last. It is an error if the stream breaks before.
     pub async fn next(&mut self) -> Result<Option<api::TemplateEvent>, ClientError> {
         if self.over {
             return Ok(None);
@@ -47,12 +47,12 @@ fn path(name: &str) -> String {
 }
 
 impl Client {
-    /// Makes a template. It may still be on its way then: [`Client::template_events`] tells.
+    /// Creates a template. Its preparation may still be in progress: see [`Client::template_events`].
     pub async fn create_template(&self, wish: &api::CreateTemplate) -> Result<api::Template, ClientError> {
         self.call(json(Method::POST, "/v1/templates".into(), wish), Repeat::Never).await
     }
 
-    /// Makes a template, or gives one that exists just this content.
+    /// Creates a template, or replaces the content of an existing one.
     pub async fn apply_template(
         &self,
         name: &str,
@@ -61,13 +61,13 @@ impl Client {
         self.call(json(Method::PUT, path(name), spec), Repeat::Harmless).await
     }
 
-    /// All templates by name, the built-in one first.
+    /// Lists all templates, the built-in one first, then by name.
     pub async fn templates(&self) -> Result<Vec<api::Template>, ClientError> {
         let list: api::TemplateList = self.read("/v1/templates".into()).await?;
         Ok(list.templates)
     }
 
-    /// A template.
+    /// Returns a template.
     pub async fn template(&self, name: &str) -> Result<api::Template, ClientError> {
         self.read(path(name)).await
     }
@@ -86,12 +86,12 @@ impl Client {
         self.act(Method::DELETE, path(name), Repeat::Never).await
     }
 
-    /// Tries a preparation again that failed.
+    /// Retries a preparation that failed.
     pub async fn prepare_template(&self, name: &str) -> Result<api::Template, ClientError> {
         self.call(plain(Method::POST, format!("{}/prepare", path(name))), Repeat::Harmless).await
     }
 
-    /// How far a template is, until it is ready or has failed.
+    /// Streams the progress of a template until it is ready or has failed.
     pub async fn template_events(&self, name: &str) -> Result<TemplateEvents, ClientError> {
         let mut call = plain(Method::GET, format!("{}/events", path(name)));
         call.wait = Wait::Forever;

@@ -1,4 +1,4 @@
-//! Bytes to and from the daemon: pooled HTTP/1.1 connections and WebSockets, in the clear or over TLS.
+//! Bytes to and from the daemon: pooled HTTP/1.1 connections and WebSockets, plain or over TLS.
 
 use std::error::Error;
 use std::io;
@@ -28,7 +28,7 @@ use wire::api::ErrorBody;
 
 use crate::error::{Cause, ClientError};
 
-/// How long a connection may take to come about.
+/// How long connecting may take.
 const CONNECT_MAX: Duration = Duration::from_secs(5);
 /// How long a WebSocket's handshake may take, with the connection.
 const HANDSHAKE_MAX: Duration = Duration::from_secs(10);
@@ -53,9 +53,9 @@ pub type Socket = WebSocketStream<TokioIo<MaybeHttpsStream<TokioIo<TcpStream>>>>
 /// How long to wait for an answer.
 #[derive(Debug, Clone, Copy)]
 pub enum Wait {
-    /// At most so long.
+    /// At most this long.
     AtMost(Duration),
-    /// As long as it takes: the answer comes when a command is over.
+    /// No limit: the answer comes when a command ends.
     Forever,
 }
 
@@ -125,7 +125,7 @@ impl Transport {
         self.endpoint.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Sends a call once. The body of a good answer, or what went wrong.
+    /// Sends a call once. Returns the body of a successful answer, or the error.
     pub async fn send(&self, call: &Call) -> Result<Bytes, ClientError> {
         let url = self.url();
         let exchange = async {
@@ -309,7 +309,7 @@ fn refused(url: &str, status: StatusCode, body: &[u8]) -> ClientError {
     }
 }
 
-/// Nobody listens, or whoever does is not trusted: people do different things about the two.
+/// Tells a missing listener from an untrusted certificate, because the remedies differ.
 fn not_connected(url: &str, error: &(dyn Error + 'static)) -> ClientError {
     let (text, insecure) = (chain_end(error).to_string(), is_tls(error));
     let (url, source) = (url.to_owned(), Cause::from(text));

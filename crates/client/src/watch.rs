@@ -1,4 +1,4 @@
-//! What happens to sandboxes, over as many connections as it takes.
+//! Events of sandboxes, across reconnects.
 
 use std::time::Duration;
 
@@ -11,14 +11,14 @@ use crate::error::ClientError;
 use crate::sse::SseReader;
 use crate::{Client, Patience, plain};
 
-/// The daemon shows every 15 s that it lives; a connection that is silent for longer than this is dead.
+/// The daemon sends something every 15 s; a connection that is silent for longer than this is dead.
 const SILENCE_MAX: Duration = Duration::from_secs(60);
 
-/// What happens to sandboxes and their commands, as it happens.
+/// Events of sandboxes and their commands.
 pub struct SandboxWatch {
     client: Client,
     only: Option<SandboxId>,
-    /// The last event that was seen.
+    /// The last event that the caller has seen.
     place: Option<String>,
     reader: Option<SseReader>,
     patience: Patience,
@@ -30,8 +30,8 @@ impl SandboxWatch {
         Self { client, only, place: None, reader: None, patience }
     }
 
-    /// The next event. The first is `Ready`, once. A connection that breaks is followed by another that goes on after the last
-    /// event; what could not be continued is told by `Missed`. After an error comes nothing more.
+    /// Returns the next event. The first is `Ready`, once. If the connection breaks, another continues after the last event;
+    /// `Missed` reports that some events are gone. Nothing follows an error.
     pub async fn next(&mut self) -> Result<SandboxEvent, ClientError> {
         loop {
             let error = match self.try_next().await {
@@ -51,7 +51,7 @@ impl SandboxWatch {
         }
     }
 
-    /// One piece of one connection. `None`: nothing that the caller should see.
+    /// Reads one piece of one connection. `None` means nothing for the caller.
     async fn try_next(&mut self) -> Result<Option<SandboxEvent>, ClientError> {
         let mut reader = match self.reader.take() {
             Some(reader) => reader,
@@ -72,7 +72,7 @@ impl SandboxWatch {
         let told = serde_json::from_slice(&event.data)
             .map_err(|error| ClientError::Strange { url, what: error.to_string() })?;
         self.place = event.id.or(self.place.take());
-        // A connection that goes on is nothing new to the caller.
+        // The caller need not know about a reconnect.
         Ok(Some(told).filter(|told| first || *told != SandboxEvent::Ready))
     }
 

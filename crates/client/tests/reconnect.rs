@@ -10,8 +10,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use engine::{Engine, EngineConfig, KeySecret};
 use runtime::fake::{FakeHost, pattern};
-use server::app::App;
-use server::listen::{Connections, Listener};
+use server::daemon::compose;
+use server::daemon::listen::{Connections, Listener};
 use server::{Config, Layers, Machine, Settings};
 use shoal_client::{Client, StreamEvent, api};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
@@ -38,10 +38,10 @@ async fn daemon() -> (SocketAddr, tempfile::TempDir) {
     let engine = Engine::start(engine_config, Arc::new(FakeHost::new())).await.expect("the engine starts");
     let secret = KeySecret::parse(KEY).expect("it is long enough");
     engine.set_bootstrap_key(&secret).await.expect("it can be set");
-    let app = App::new(engine, &config);
+    let app = compose::app(engine, &config);
     let listener = Listener::bind(&config).await.expect("there is a port");
     let address = listener.local_url().trim_start_matches("http://").parse().expect("an address");
-    let router = app.router();
+    let router = compose::router(&app);
     tokio::spawn(async move { listener.serve(router, &Connections::new()).await });
     (address, home)
 }

@@ -1,8 +1,6 @@
 //! The engine on the fake host, when nothing goes wrong.
 
-mod common;
-
-use common::*;
+use crate::common::*;
 use engine::*;
 use shoal_engine as engine;
 

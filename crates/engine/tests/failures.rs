@@ -1,10 +1,8 @@
 //! Every step made to fail, deletes at any moment, limits, and what a restart finds.
 
-mod common;
-
 use std::time::Duration;
 
-use common::*;
+use crate::common::*;
 use engine::*;
 use runtime::fake::{FakeFailure, FakeHost, FakeStep, FakeThing};
 use shoal_engine as engine;

@@ -1,9 +1,7 @@
 //! File operations on the fake host: exact bytes, callers that leave, connections that break, daemons that die.
 
-mod common;
-
+use crate::common::{World, eventually, owner, pattern};
 use bytes::Bytes;
-use common::{World, eventually, owner, pattern};
 use engine::{EngineError, Files};
 use runtime::fake::FakeHost;
 use shoal_engine as engine;

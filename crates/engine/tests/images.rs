@@ -1,11 +1,9 @@
 //! Images on a fake host: what is kept, what is referred to, and what a failure or a crash leaves.
 
-mod common;
-
 use std::io::Write;
 
-use common::{World, key, key_of, owner};
-use engine::images::{Format, ImageFault, ImageRef, InUse};
+use crate::common::{World, key, key_of, owner};
+use engine::image::{Format, ImageFault, ImageRef, InUse};
 use engine::{EngineError, KeyLimits, SandboxSpec, Wait};
 use runtime::fake::{FakeFailure, FakeHost, FakeStep};
 use shoal_engine as engine;

@@ -1,10 +1,8 @@
 //! Labels: how sandboxes are found by them, and made once where there is none.
 
-mod common;
-
 use std::collections::{BTreeMap, BTreeSet};
 
-use common::*;
+use crate::common::*;
 use engine::*;
 use runtime::fake::{FakeFailure, FakeStep};
 use shoal_engine as engine;

@@ -1,13 +1,11 @@
 //! Pools: what stands ready is claimed once, by one, and replaced; also through crashes.
 
-mod common;
-
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use common::*;
-use engine::pools::{PoolInfo, PoolName, PoolState, PoolUpdate, REPLICAS_MAX, Standing};
-use engine::templates::{TemplateName, TemplateSpec, TemplateUpdate};
+use crate::common::*;
+use engine::pool::{PoolInfo, PoolName, PoolState, PoolUpdate, REPLICAS_MAX, Standing};
+use engine::template::{TemplateName, TemplateSpec, TemplateUpdate};
 use engine::*;
 use runtime::fake::{FakeFailure, FakeStep};
 use shoal_engine as engine;

@@ -1,10 +1,8 @@
 //! Captures of sandboxes that run: they go on afterwards whatever failed, and nothing is left of what nobody wants any more.
 
-mod common;
-
-use common::*;
-use engine::snapshots::{Snapshot, SnapshotSpec, SnapshotState};
-use engine::templates::TemplateSpec;
+use crate::common::*;
+use engine::snapshot::{Snapshot, SnapshotSpec, SnapshotState};
+use engine::template::TemplateSpec;
 use engine::*;
 use runtime::fake::{FakeFailure, FakeStep};
 use shoal_engine as engine;

@@ -1,10 +1,8 @@
 //! What sandboxes use, on the fake host.
 
-mod common;
-
 use std::time::Duration;
 
-use common::*;
+use crate::common::*;
 use engine::*;
 use runtime::fake::{FakeFailure, FakeStep};
 use runtime::{DiskUsage, Usage};

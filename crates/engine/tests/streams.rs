@@ -1,11 +1,9 @@
 //! Output, stdin and results: exact over crashes, broken connections, slow readers and hostile inits.
 
-mod common;
-
 use std::time::Duration;
 
+use crate::common::*;
 use bytes::Bytes;
-use common::*;
 use engine::*;
 use proptest::prelude::*;
 use runtime::fake::{FakeHost, FakeThing};
@@ -272,7 +270,7 @@ async fn stdin_that_nobody_reads_is_refused_in_the_end() {
 async fn results_say_how_it_ended() {
     let world = World::new().await;
     let sandbox = world.create().await.id;
-    let kill = ExitStatus::Signal(9);
+    let (kill, terminate) = (ExitStatus::Signal(9), ExitStatus::Signal(15));
     for (script, expected) in [
         ("exit 0", Outcome::Exited(0)),
         ("exit 137", Outcome::Exited(137)),
@@ -286,7 +284,7 @@ async fn results_say_how_it_ended() {
     }
     let spec = CommandSpec { timeout: Some(Duration::from_millis(5)), ..script_of("hang") };
     let command = world.engine.run(&owner(), sandbox, spec).await.expect("it starts");
-    assert_eq!(outcome(&command.ended().await), Outcome::TimedOut(kill));
+    assert_eq!(outcome(&command.ended().await), Outcome::TimedOut(terminate));
     let command = world.run(sandbox, "hang").await;
     command.kill().await.expect("init hears");
     assert_eq!(outcome(&command.ended().await), Outcome::Killed(kill));

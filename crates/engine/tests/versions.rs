@@ -1,8 +1,6 @@
 //! Daemons and inits of different ages, on the fake host.
 
-mod common;
-
-use common::*;
+use crate::common::*;
 use engine::*;
 use runtime::fake::FakeHost;
 use shoal_engine as engine;

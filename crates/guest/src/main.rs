@@ -6,11 +6,12 @@
 //! guest code has run.
 //!
 //! ```text
-//! shoal-init [--no-cgroup] [--listen-fd N] [--cgroup-fd N]
+//! shoal-init [--no-cgroup] [--listen-fd N] [--cgroup-fd N] [--oom-score-fd N]
 //! ```
 //!
 //! Descriptor 3 is a listening socket, on which the daemon connects as often as it likes; descriptor 4 the directory of the
-//! sandbox's own cgroup, in which every command gets a child.
+//! sandbox's own cgroup, in which every command gets a child; descriptor 5 init's own `/proc/self/oom_score_adj`, open to read
+//! and write.
 //!
 //! Read in this order: this file is the loop and what messages mean; `command` is one command's life, `table` all of them and
 //! whose turn it is; `streams` windows and pipes, `pace` how often they are looked at; `connection` the daemon's socket; `spawn` the way to a running program, with
@@ -101,11 +102,12 @@ struct Options {
     listener: RawFd,
     /// `None`: without cgroups.
     group: Option<RawFd>,
+    oom_score: RawFd,
 }
 
 impl Options {
     fn parse(arguments: impl Iterator<Item = String>) -> Result<Self, InitError> {
-        let mut options = Self { listener: 3, group: Some(4) };
+        let mut options = Self { listener: 3, group: Some(4), oom_score: 5 };
         let mut arguments = arguments;
         while let Some(argument) = arguments.next() {
             let mut number = || {
@@ -116,11 +118,15 @@ impl Options {
                 "--no-cgroup" => options.group = None,
                 "--listen-fd" => options.listener = number()?,
                 "--cgroup-fd" => options.group = Some(number()?),
+                "--oom-score-fd" => options.oom_score = number()?,
                 _ => return Err(InitError::Argument(argument)),
             }
         }
         match options.group {
             Some(group) if group == options.listener => Err(InitError::Argument("--cgroup-fd".into())),
+            _ if options.oom_score == options.listener || options.group == Some(options.oom_score) => {
+                Err(InitError::Argument("--oom-score-fd".into()))
+            }
             _ => Ok(options),
         }
     }
@@ -162,12 +168,13 @@ impl Init {
             Some(number) => Tree::Groups(Groups::new(adopt(number, "cgroup directory")?)),
             None => Tree::Walk,
         };
+        let oom_score = adopt(options.oom_score, "OOM score")?;
         sys::close_on_exec_from(3).map_err(cannot("mark descriptors"))?;
         rustix::fs::fcntl_setfl(&listener, OFlags::NONBLOCK)
             .map_err(cannot("set up the listening socket"))?;
         let null = rustix::fs::open("/dev/null", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
             .map_err(cannot("open /dev/null"))?;
-        let oom_score = OomScore::open();
+        let oom_score = OomScore::new(oom_score.into()).map_err(cannot("set the order of OOM victims"))?;
         // Guest processes must not look into us through /proc, where our descriptors are.
         rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable)
             .map_err(cannot("hide from /proc"))?;
@@ -771,10 +778,22 @@ mod tests {
 
     #[test]
     fn the_command_line_is_short_and_strict() {
-        assert_eq!(parse(""), Some(Options { listener: 3, group: Some(4) }));
-        assert_eq!(parse("--no-cgroup --listen-fd 7"), Some(Options { listener: 7, group: None }));
-        assert_eq!(parse("--cgroup-fd 5"), Some(Options { listener: 3, group: Some(5) }));
-        for wrong in ["--help", "--listen-fd", "--listen-fd x", "--listen-fd 1", "--cgroup-fd 3"] {
+        let usual = || Options { listener: 3, group: Some(4), oom_score: 5 };
+        assert_eq!(parse(""), Some(usual()));
+        let without = Options { listener: 7, group: None, ..usual() };
+        assert_eq!(parse("--no-cgroup --listen-fd 7"), Some(without));
+        assert_eq!(parse("--cgroup-fd 6"), Some(Options { group: Some(6), ..usual() }));
+        assert_eq!(parse("--oom-score-fd 8"), Some(Options { oom_score: 8, ..usual() }));
+        let wrong = [
+            "--help",
+            "--listen-fd",
+            "--listen-fd x",
+            "--listen-fd 1",
+            "--cgroup-fd 3",
+            "--oom-score-fd 3",
+            "--oom-score-fd 4",
+        ];
+        for wrong in wrong {
             assert_eq!(parse(wrong), None, "{wrong}");
         }
     }

@@ -176,7 +176,7 @@ pub fn spawn(start: &Start, surroundings: &Surroundings) -> Result<Spawned, Star
         launch.become_program(&streams, &Place { group, surroundings, report: &report_end })
     };
     let forked = surroundings.oom_score.as_command(|| sys::fork(group.as_ref().map(AsFd::as_fd), child));
-    match forked {
+    match forked.and_then(std::convert::identity) {
         Ok(pid) => {
             Ok(Spawned { pid, report, stdin: streams.stdin, stdout: streams.stdout, stderr: streams.stderr })
         }

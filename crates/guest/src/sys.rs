@@ -18,7 +18,7 @@ pub fn adopt(number: RawFd) -> io::Result<OwnedFd> {
         return Err(io::Error::last_os_error());
     }
     // SAFETY: the number is open, as was just checked. It was inherited, so nothing in this process owns it yet; `main` calls
-    // this once for each of its two distinct numbers, before it opens anything else.
+    // this once for each of its three distinct numbers, before it opens anything else.
     Ok(unsafe { OwnedFd::from_raw_fd(number) })
 }
 

@@ -258,40 +258,39 @@ fn carries(pid: i32, marker: &str) -> bool {
 /// What the kernel goes by when memory runs out: who is to die first.
 ///
 /// Commands must stand before init. Init may not lower its own score below where it began, but it may raise it and come back; so
-/// it stands where commands will for the moment of a fork, and the child inherits the place. That is two writes to an open file,
-/// where the child would have to find its own in `/proc`, which is dearer than everything else it does before the exec. In that
-/// moment init is still the smallest of those in that place.
+/// it stands where commands will for the moment of a fork, and the child inherits the place. That is two writes to a file that
+/// the launcher opened and handed over: init and its forks are not dumpable, so they may not open their own in `/proc`.
 #[derive(Debug)]
 pub struct OomScore {
-    file: Option<std::fs::File>,
+    file: std::fs::File,
     own: String,
 }
 
 impl OomScore {
-    /// Half of the scale: above init's own, and with room for a guest to set its own processes apart.
-    const OF_COMMANDS: &str = "500";
+    /// The end of the scale. The kernel adds a thousandth of the memory limit for each point and compares sums, so the distance
+    /// is what init may hold, twice the largest message, beyond a small command and still not be the first to die. A guest may
+    /// lower the scores of its own processes to set them apart.
+    const OF_COMMANDS: &str = "1000";
 
-    /// Best effort: a guest without /proc, or an init without the right, has no say in the matter.
-    pub fn open() -> Self {
+    /// Takes over the file of this process.
+    pub fn new(mut file: std::fs::File) -> io::Result<Self> {
         let mut own = String::new();
-        let opened = std::fs::OpenOptions::new().read(true).write(true).open("/proc/self/oom_score_adj");
-        let file = opened.ok().filter(|mut file| file.read_to_string(&mut own).is_ok());
-        Self { file, own }
+        file.read_to_string(&mut own)?;
+        let score = Self { file, own: own.trim().to_owned() };
+        // Once for nothing, so that an order that cannot be set shows before there is a sandbox.
+        score.as_command(|| ())?;
+        Ok(score)
     }
 
     /// Does something, a fork, in the place of commands.
-    pub fn as_command<T>(&self, fork: impl FnOnce() -> T) -> T {
-        self.write(Self::OF_COMMANDS);
+    pub fn as_command<T>(&self, fork: impl FnOnce() -> T) -> io::Result<T> {
+        // The file has no positions: every write is a new value.
+        rustix::io::write(&self.file, Self::OF_COMMANDS.as_bytes())?;
         let result = fork();
-        self.write(&self.own);
-        result
-    }
-
-    fn write(&self, score: &str) {
-        if let Some(file) = &self.file {
-            // The file has no positions: every write is a new value. If one is refused, there is nothing else to try.
-            let _ = rustix::io::write(file, score.as_bytes());
-        }
+        // The kernel never refuses to return to where init began. If it did, the child would live all the same, and init would
+        // stand where commands do until the next start.
+        let _ = rustix::io::write(&self.file, self.own.as_bytes());
+        Ok(result)
     }
 }
 

@@ -10,6 +10,10 @@ use std::fmt;
 pub const LENGTH_MAX: usize = 1024 * 1024;
 /// Steps in all stages together. Each may become a layer, and an overlay takes some hundred of those.
 pub const STEPS_MAX: usize = 500;
+/// One value with its variables expanded: what the kernel takes as one argument or variable (`MAX_ARG_STRLEN`).
+pub const VALUE_BYTES_MAX: usize = 128 * 1024;
+/// How deep `${A:-${B:-...}}` may be nested. People write two.
+const NESTING_MAX: usize = 16;
 
 /// The words that do something.
 pub const WORDS: [&str; 11] =
@@ -191,6 +195,14 @@ pub enum Problem {
         /// How many are allowed.
         limit: usize,
     },
+    /// What variables expand to.
+    #[error("with its variables expanded, {what} may have at most {limit} bytes")]
+    TooLarge {
+        /// Of what.
+        what: &'static str,
+        /// In bytes.
+        limit: usize,
+    },
 }
 
 impl DockerfileError {
@@ -214,6 +226,10 @@ impl DockerfileError {
             Problem::Remote { .. } => "fetch it with RUN, or put it into the context".into(),
             Problem::Malformed { .. } => "check quotes and brackets".into(),
             Problem::TooMany { .. } => "join some of them".into(),
+            Problem::TooLarge { .. } => {
+                "look for a variable that grows with each line, as in A=$A$A; large values belong into files"
+                    .into()
+            }
         }
     }
 }
@@ -682,80 +698,112 @@ fn words(text: &str) -> Result<Vec<String>, Problem> {
     Ok(words)
 }
 
-/// Takes quotes off and puts variables in: `$NAME`, `${NAME}`, `${NAME:-word}`, `${NAME:+word}`.
-pub fn expand(text: &str, lookup: &dyn Fn(&str) -> Option<String>) -> Result<String, Problem> {
-    let mut out = String::new();
-    let mut rest = text;
-    let mut quote: Option<char> = None;
-    while let Some(character) = rest.chars().next() {
-        rest = &rest[character.len_utf8()..];
-        match (quote, character) {
-            (Some('\''), '\'') | (Some('"'), '"') => quote = None,
-            (Some('\''), other) => out.push(other),
-            (None, '\'' | '"') => quote = Some(character),
-            (_, '\\') => {
-                let Some(next) = rest.chars().next() else {
-                    out.push('\\');
-                    break;
-                };
-                // In double quotes a backslash stands for itself, save before what it can guard.
-                if quote == Some('"') && !matches!(next, '"' | '\\' | '$') {
-                    out.push('\\');
-                }
-                out.push(next);
-                rest = &rest[next.len_utf8()..];
-            }
-            (_, '$') => {
-                let (value, after) = reference(rest, lookup)?;
-                out.push_str(&value);
-                rest = after;
-            }
-            (_, other) => out.push(other),
-        }
-    }
-    match quote {
-        Some(open) => Err(Problem::Malformed { what: format!("a quote {open} is not closed") }),
-        None => Ok(out),
-    }
+/// Takes quotes off and puts variables in: `$NAME`, `${NAME}`, `${NAME:-word}`, `${NAME:+word}`. What comes out has at most
+/// `most` bytes: since a variable may be set from itself, a few lines would otherwise fill any memory.
+pub fn expand<'v>(
+    text: &str,
+    most: usize,
+    lookup: &dyn Fn(&str) -> Option<&'v str>,
+) -> Result<String, Problem> {
+    let mut expansion = Expansion { out: String::new(), most, lookup };
+    expansion.expand(text, 0)?;
+    Ok(expansion.out)
 }
 
-/// What stands behind a `$`.
-fn reference<'a>(
-    rest: &'a str,
-    lookup: &dyn Fn(&str) -> Option<String>,
-) -> Result<(String, &'a str), Problem> {
-    let name_of = |text: &'a str| {
-        let end = text.find(|c: char| !c.is_ascii_alphanumeric() && c != '_').unwrap_or(text.len());
-        text.split_at(end)
-    };
-    let Some(braced) = rest.strip_prefix('{') else {
-        let (name, after) = name_of(rest);
-        // A lone `$` is one.
-        return Ok(if name.is_empty() {
-            ("$".into(), rest)
+struct Expansion<'a, 'v> {
+    out: String,
+    most: usize,
+    lookup: &'a dyn Fn(&str) -> Option<&'v str>,
+}
+
+impl Expansion<'_, '_> {
+    /// Refuses what would become too long before it is copied.
+    fn push(&mut self, text: &str) -> Result<(), Problem> {
+        if text.len() > self.most - self.out.len() {
+            return Err(Problem::TooLarge { what: "a value", limit: self.most });
+        }
+        self.out.push_str(text);
+        Ok(())
+    }
+
+    fn push_character(&mut self, character: char) -> Result<(), Problem> {
+        self.push(character.encode_utf8(&mut [0; 4]))
+    }
+
+    fn expand(&mut self, text: &str, depth: usize) -> Result<(), Problem> {
+        if depth > NESTING_MAX {
+            let what = format!("variables stand inside one another more than {NESTING_MAX} deep");
+            return Err(Problem::Malformed { what });
+        }
+        let mut rest = text;
+        let mut quote: Option<char> = None;
+        while let Some(character) = rest.chars().next() {
+            rest = &rest[character.len_utf8()..];
+            match (quote, character) {
+                (Some('\''), '\'') | (Some('"'), '"') => quote = None,
+                (Some('\''), other) => self.push_character(other)?,
+                (None, '\'' | '"') => quote = Some(character),
+                (_, '\\') => {
+                    let Some(next) = rest.chars().next() else {
+                        self.push("\\")?;
+                        break;
+                    };
+                    // In double quotes a backslash stands for itself, save before what it can guard.
+                    if quote == Some('"') && !matches!(next, '"' | '\\' | '$') {
+                        self.push("\\")?;
+                    }
+                    self.push_character(next)?;
+                    rest = &rest[next.len_utf8()..];
+                }
+                (_, '$') => rest = self.reference(rest, depth)?,
+                (_, other) => self.push_character(other)?,
+            }
+        }
+        match quote {
+            Some(open) => Err(Problem::Malformed { what: format!("a quote {open} is not closed") }),
+            None => Ok(()),
+        }
+    }
+
+    /// Puts in what stands behind a `$`, and returns what comes after it.
+    fn reference<'t>(&mut self, rest: &'t str, depth: usize) -> Result<&'t str, Problem> {
+        let name_of = |text: &'t str| {
+            let end = text.find(|c: char| !c.is_ascii_alphanumeric() && c != '_').unwrap_or(text.len());
+            text.split_at(end)
+        };
+        let lookup = self.lookup;
+        let Some(braced) = rest.strip_prefix('{') else {
+            let (name, after) = name_of(rest);
+            // A lone `$` is one.
+            self.push(if name.is_empty() { "$" } else { lookup(name).unwrap_or_default() })?;
+            return Ok(after);
+        };
+        let (name, after) = name_of(braced);
+        let malformed = || Problem::Malformed { what: format!("`${{{}` is not a variable", cut(braced)) };
+        if name.is_empty() {
+            return Err(malformed());
+        }
+        if let Some(after) = after.strip_prefix('}') {
+            self.push(lookup(name).unwrap_or_default())?;
+            return Ok(after);
+        }
+        let end = closing(after).ok_or_else(malformed)?;
+        let (inner, after) = (&after[..end], &after[end + 1..]);
+        let set = lookup(name).filter(|value| !value.is_empty());
+        if let Some(word) = inner.strip_prefix(":-") {
+            match set {
+                Some(value) => self.push(value)?,
+                None => self.expand(word, depth + 1)?,
+            }
+        } else if let Some(word) = inner.strip_prefix(":+") {
+            if set.is_some() {
+                self.expand(word, depth + 1)?;
+            }
         } else {
-            (lookup(name).unwrap_or_default(), after)
-        });
-    };
-    let (name, after) = name_of(braced);
-    let malformed = || Problem::Malformed { what: format!("`${{{}` is not a variable", cut(braced)) };
-    if name.is_empty() {
-        return Err(malformed());
+            return Err(malformed());
+        }
+        Ok(after)
     }
-    if let Some(after) = after.strip_prefix('}') {
-        return Ok((lookup(name).unwrap_or_default(), after));
-    }
-    let end = closing(after).ok_or_else(malformed)?;
-    let (inner, after) = (&after[..end], &after[end + 1..]);
-    let set = lookup(name).filter(|value| !value.is_empty());
-    let value = if let Some(word) = inner.strip_prefix(":-") {
-        set.map_or_else(|| expand(word, lookup), Ok)?
-    } else if let Some(word) = inner.strip_prefix(":+") {
-        set.map_or_else(|| Ok(String::new()), |_| expand(word, lookup))?
-    } else {
-        return Err(malformed());
-    };
-    Ok((value, after))
 }
 
 /// Where the brace closes that was opened before.
@@ -872,8 +920,8 @@ mod tests {
         assert_eq!(steps("ENV A the rest = it"), [Instruction::Env(vec![pair("A", "the rest = it")])]);
         assert_eq!(steps("LABEL org.x=\"a b\""), [Instruction::Label(vec![pair("org.x", "\"a b\"")])]);
         let lookup = |name: &str| match name {
-            "A" => Some("1".to_owned()),
-            "EMPTY" => Some(String::new()),
+            "A" => Some("1"),
+            "EMPTY" => Some(""),
             _ => None,
         };
         for (text, expected) in [
@@ -890,10 +938,53 @@ mod tests {
             ("cost: 5$", "cost: 5$"),
             ("a\\", "a\\"),
         ] {
-            assert_eq!(expand(text, &lookup).as_deref(), Ok(expected), "{text}");
+            assert_eq!(expand(text, VALUE_BYTES_MAX, &lookup).as_deref(), Ok(expected), "{text}");
         }
         for text in ["'open", "${", "${A", "${A?b}", "${}", "\"$A"] {
-            expand(text, &lookup).expect_err(text);
+            expand(text, VALUE_BYTES_MAX, &lookup).expect_err(text);
+        }
+    }
+
+    #[test]
+    fn a_value_that_doubles_is_refused_before_it_is_copied() {
+        let mut value = "0123456789".to_owned();
+        let doubled = (0..40).find_map(|_| {
+            let next = expand("$A${A}", VALUE_BYTES_MAX, &|_| Some(value.as_str()));
+            next.map(|next| value = next).err()
+        });
+        assert_eq!(doubled, Some(Problem::TooLarge { what: "a value", limit: VALUE_BYTES_MAX }));
+        assert!(value.len() > VALUE_BYTES_MAX / 2 && value.capacity() <= 2 * VALUE_BYTES_MAX);
+        let long = "x".repeat(10);
+        let lookup = |name: &str| (name == "A").then_some(long.as_str());
+        for (text, fits) in [
+            ("$A", true),
+            ("${A}", true),
+            ("${A:-no}", true),
+            ("${B:-$A}", true),
+            ("${A:+$A}", true),
+            ("1234567890", true),
+            ("$A.", false),
+            (".$A", false),
+            ("${A:-no}.", false),
+            ("${B:-$A}.", false),
+            ("${A:+$A.}", false),
+            ("'12345678901'", false),
+            ("1234567890\\", false),
+            ("1234567890$", false),
+            ("123456789é", false),
+        ] {
+            assert_eq!(expand(text, 10, &lookup).is_ok(), fits, "{text}");
+        }
+    }
+
+    #[test]
+    fn variables_inside_one_another_have_a_bound() {
+        let nested = |depth: usize| format!("{}x{}", "${B:-".repeat(depth), "}".repeat(depth));
+        assert_eq!(expand(&nested(NESTING_MAX), 10, &|_| None).as_deref(), Ok("x"));
+        // As many as a Dockerfile has room for: each would take its part of the stack.
+        for depth in [NESTING_MAX + 1, LENGTH_MAX / 6] {
+            let refused = expand(&nested(depth), 10, &|_| None).expect_err("it is too deep");
+            assert!(refused.to_string().contains("16 deep"), "{refused}");
         }
     }
 

@@ -1,32 +1,19 @@
-//! A plan becomes an isolated process tree.
+//! Turns a plan into an isolated process tree, and keeps its files.
 //!
-//! Knows the kernel and nothing of HTTP, rows or owners. Read in this order: [`backend`] is what the engine sees; [`ns`] is
-//! the daemon's half of the backend `ns`, [`launcher`] the privileged half; [`plan`] says what is done to make a
-//! sandbox, [`enter`] does it; the rest are its tools. [`doctor`] is apart: whether this
-//! machine has what all of it needs.
+//! This crate knows the kernel. It knows no HTTP, no database and no owners. Read in this order: [`backend`] is the interface that
+//! the engine sees; [`ns`] isolates sandboxes with namespaces; [`storage`] keeps images, writable files and volumes; [`sys`] holds
+//! the system calls that no safe crate wraps. [`doctor`] stands apart: it checks whether this machine has what the rest needs.
+//! Folders depend on each other in one direction: `doctor` and `ns` on `storage`, all of them on `backend` and `sys`.
 
 pub mod backend;
-pub mod cgroup;
-pub mod disk;
 pub mod doctor;
-pub mod enter;
 #[cfg(feature = "fake")]
 pub mod fake;
-pub mod floor;
-pub mod host_image;
-pub mod launcher;
-pub mod layer_store;
 pub mod ns;
-pub mod places;
-pub mod plan;
-pub mod ranges;
-pub mod remove;
-pub mod seccomp;
-pub mod slot;
-pub mod spares;
-pub mod store;
+pub mod storage;
 pub mod sys;
-pub mod unpacker;
 
-pub use backend::{Backend, BackendError, DiskUsage, GuestStream, LayerSpec, Machine, Spec, Usage};
-pub use store::StoreConfig;
+pub use backend::{
+    Backend, BackendError, DiskUsage, GuestStream, Isolation, LayerSpec, Machine, Spec, Storage, Usage,
+};
+pub use storage::pool::StoreConfig;

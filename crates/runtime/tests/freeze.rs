@@ -4,7 +4,7 @@ use std::fs;
 use std::os::fd::AsRawFd;
 use std::process::{Child, Command, Stdio};
 
-use shoal_runtime::cgroup::Cgroups;
+use shoal_runtime::ns::cgroup::Cgroups;
 use wire::launch::{Limits, Motion};
 use wire::{InstallationId, SandboxId};
 

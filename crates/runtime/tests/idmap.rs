@@ -7,8 +7,8 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-use shoal_runtime::enter::cut_out;
 use shoal_runtime::sys;
+use shoal_runtime::sys::mounts::cut_out;
 
 /// A user namespace that maps 0 and up onto a range, held by a process that sleeps.
 struct Range {

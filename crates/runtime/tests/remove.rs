@@ -5,7 +5,7 @@ use std::os::fd::AsFd;
 
 use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_change};
 use rustix::thread::UnshareFlags;
-use shoal_runtime::remove::remove_tree;
+use shoal_runtime::storage::remove::remove_tree;
 use shoal_runtime::sys;
 
 #[test]

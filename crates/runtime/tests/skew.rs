@@ -51,7 +51,10 @@ async fn a_launcher_that_says_another_version_is_not_used() {
     let said = said(greeted_with(&format!("bytes([0, 0, {}])", VERSION + 1)).await);
     assert_eq!(
         said,
-        format!("cannot use the launcher: it speaks version {} and this daemon {VERSION}", VERSION + 1)
+        format!(
+            "cannot use the launcher: the launcher speaks version {}, this daemon speaks {VERSION}",
+            VERSION + 1
+        )
     );
 }
 

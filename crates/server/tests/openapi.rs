@@ -5,7 +5,7 @@ use std::path::Path;
 #[test]
 fn the_committed_description_has_not_drifted() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/reference/openapi.json");
-    let now = shoal_server::openapi::json();
+    let now = shoal_server::native::openapi::json();
     if std::env::var_os("UPDATE_OPENAPI").is_some() {
         std::fs::write(&path, &now).expect("the description can be written");
     }
@@ -20,7 +20,7 @@ fn the_committed_description_has_not_drifted() {
 #[test]
 fn it_is_openapi_3_1_and_every_route_says_who_may() {
     let description: serde_json::Value =
-        serde_json::from_str(&shoal_server::openapi::json()).expect("it is JSON");
+        serde_json::from_str(&shoal_server::native::openapi::json()).expect("it is JSON");
     assert!(description["openapi"].as_str().expect("a version").starts_with("3.1"));
     assert!(description["security"].as_array().is_some_and(|schemes| schemes.len() == 2));
     assert_eq!(description["paths"].as_object().expect("paths").len(), 54);

@@ -1,11 +1,11 @@
 //! The pages of the reference that people read: `api.md` is written from the description of the API, and `errors.md` has
 //! every code that the source has, with its status.
 
-mod page;
-
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
+
+use crate::page;
 
 fn reference(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/reference").join(name)
@@ -14,7 +14,7 @@ fn reference(name: &str) -> PathBuf {
 #[test]
 fn the_page_of_the_api_has_not_drifted() {
     let path = reference("api.md");
-    let description = serde_json::from_str(&shoal_server::openapi::json()).expect("it is JSON");
+    let description = serde_json::from_str(&shoal_server::native::openapi::json()).expect("it is JSON");
     let now = page::write(&description);
     if std::env::var_os("UPDATE_REFERENCE").is_some() {
         fs::write(&path, &now).expect("the page can be written");

@@ -10,7 +10,9 @@ use engine::{Engine, EngineConfig, KeySecret};
 use http_body_util::BodyExt;
 use runtime::fake::FakeHost;
 use serde_json::{Value, json};
-use shoal_server::app::App;
+use shoal_server::daemon::compose;
+use shoal_server::http::app::App;
+use shoal_server::http::body::BODY_TIME_MAX;
 use shoal_server::{Config, Layers, Machine, Settings};
 use tower::ServiceExt;
 
@@ -64,8 +66,8 @@ impl World {
         .expect("the engine starts");
         let secret = KeySecret::parse(KEY).expect("it is long enough");
         engine.set_bootstrap_key(&secret).await.expect("it can be set");
-        let app = App::new(engine, &config);
-        Self { router: app.router(), app, host, _home: home }
+        let app = compose::app(engine, &config);
+        Self { router: compose::router(&app), app, host, _home: home }
     }
 
     async fn send(&self, request: Request<Body>) -> Answer {
@@ -211,7 +213,7 @@ async fn a_body_beyond_its_limit_is_refused_with_and_without_an_announcement() {
     let quiet = json(Method::POST, "/v1/sandboxes").body(Body::from(large.clone())).expect("a request");
     world.send(quiet).await.refused(413, "body_too_large");
     // A command may be longer, up to its own limit.
-    let path = format!("/v1/sandboxes/{NOBODY}/commands");
+    let path = format!("/v1/sandboxes/{}/commands", world.sandbox().await);
     let command = json(Method::POST, &path).body(Body::from(large)).expect("a request");
     world.send(command).await.refused(400, "invalid_json");
     let huge = json(Method::POST, &path).body(Body::from(vec![b' '; (24 << 20) + 1])).expect("a request");
@@ -297,4 +299,51 @@ async fn a_machine_that_fails_is_told_apart_from_one_that_is_full() {
     // More often than the engine tries again.
     world.host.fail(FakeStep::Process, FakeFailure::LauncherGone, 100);
     world.ask(Method::POST, "/v1/sandboxes", Some(json!({}))).await.refused(503, "create_failed");
+}
+
+#[tokio::test]
+async fn a_body_for_what_does_not_exist_is_not_read() {
+    let world = World::new().await;
+    for (method, path) in [
+        (Method::POST, format!("/v1/sandboxes/{NOBODY}/commands")),
+        (Method::PATCH, format!("/v1/sandboxes/{NOBODY}")),
+        (Method::POST, format!("/v1/sandboxes/{NOBODY}/files/edit?path=/a")),
+        (Method::POST, format!("/v1/sandboxes/{NOBODY}/commands/none/stdin")),
+        (Method::POST, format!("/v1/sandboxes/{NOBODY}/commands/none/signal")),
+        (Method::POST, format!("/langsmith/dp/{NOBODY}/execute")),
+    ] {
+        let never = futures_util::stream::pending::<Result<bytes::Bytes, std::io::Error>>();
+        let request = Request::builder()
+            .method(method)
+            .uri(&path)
+            .header(header::HOST, "localhost")
+            .header("x-api-key", KEY)
+            .header(header::CONTENT_TYPE, "application/json")
+            // So that the layer around the routes does not wait for it either.
+            .header(header::EXPECT, "100-continue")
+            .body(Body::from_stream(never))
+            .expect("a request");
+        let answer = tokio::time::timeout(BODY_TIME_MAX / 2, world.router.clone().oneshot(request));
+        let answer = answer.await.expect("it does not wait for the body").expect("it answers");
+        assert_eq!(answer.status(), StatusCode::NOT_FOUND, "{path}");
+    }
+}
+
+#[tokio::test]
+async fn a_head_that_is_longer_than_anyone_needs_is_refused_with_words() {
+    let world = World::new().await;
+    let refused = async |path: String, headers: usize, status, code| {
+        let mut request = Request::get(path).header(header::HOST, "localhost");
+        for at in 0..headers {
+            request = request.header(format!("x-{at}"), "y");
+        }
+        let request = request.body(Body::empty()).expect("a request");
+        let answer = world.router.clone().oneshot(request).await.expect("it answers");
+        assert_eq!(answer.status().as_u16(), status);
+        let body = answer.into_body().collect().await.expect("a body").to_bytes();
+        let body: Value = serde_json::from_slice(&body).expect("it is JSON");
+        assert_eq!(body["code"], code);
+    };
+    refused("/v1/health".into(), 64, 431, "headers_too_large").await;
+    refused(format!("/v1/{}", "a".repeat(32 << 10)), 0, 414, "uri_too_long").await;
 }

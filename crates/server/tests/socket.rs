@@ -6,10 +6,12 @@ use std::time::Duration;
 
 use engine::{Engine, EngineConfig, KeySecret};
 use futures_util::{SinkExt, StreamExt};
+use hyper_util::rt::{TokioExecutor, TokioIo};
 use runtime::fake::{FakeHost, pattern};
 use serde_json::{Value, json};
-use shoal_server::app::App;
-use shoal_server::listen::{Connections, Listener};
+use shoal_server::daemon::compose;
+use shoal_server::daemon::listen::{Connections, Listener};
+use shoal_server::http::app::App;
 use shoal_server::{Config, Layers, Machine, Settings};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -50,10 +52,10 @@ impl World {
         let key = engine.set_bootstrap_key(&secret).await.expect("it can be set");
         let spec = engine::SandboxSpec::default();
         let sandbox = engine.create(&key, spec, engine::Wait::Ready).await.expect("it can be made").id;
-        let app = App::new(engine, &config);
+        let app = compose::app(engine, &config);
         let listener = Listener::bind(&config).await.expect("there is a port");
         let address = listener.local_url().trim_start_matches("http://").parse().expect("an address");
-        let router = app.router();
+        let router = compose::router(&app);
         tokio::spawn(async move { listener.serve(router, &Connections::new()).await });
         Self { app, address, sandbox, _home: home }
     }
@@ -250,4 +252,50 @@ async fn websockets_count_as_connections() {
         .expect("in time")
         .expect("an answer");
     assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn silent_connections_keep_nobody_out_who_has_a_key() {
+    let world = World::new().await;
+    let mut silent = Vec::new();
+    for _ in 0..12 {
+        silent.push(TcpStream::connect(world.address).await.expect("the kernel takes it"));
+    }
+    let mut caller = TcpStream::connect(world.address).await.expect("the kernel takes it");
+    let request = format!(
+        "GET /v1/health HTTP/1.1\r\nhost: localhost\r\nx-api-key: {KEY}\r\nconnection: close\r\n\r\n"
+    );
+    caller.write_all(request.as_bytes()).await.expect("it is taken");
+    let mut answer = String::new();
+    // Far less than the time after which a silent connection is cut off.
+    tokio::time::timeout(Duration::from_secs(10), caller.read_to_string(&mut answer))
+        .await
+        .expect("it does not wait for them")
+        .expect("an answer");
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn http2_is_served_with_prior_knowledge() {
+    let world = World::new().await;
+    let tcp = TcpStream::connect(world.address).await.expect("it listens");
+    let (mut sender, connection) =
+        hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(tcp))
+            .await
+            .expect("it speaks HTTP/2");
+    tokio::spawn(connection);
+    for (host, key, status) in [
+        (world.address.to_string(), KEY, 200),
+        (world.address.to_string(), "another-key-than-the-one-it-has", 401),
+        ("evil.example".into(), KEY, 421),
+    ] {
+        let request = axum::http::Request::get(format!("http://{host}/v1/health"))
+            .header("x-api-key", key)
+            .body(axum::body::Body::empty())
+            .expect("a request");
+        let answer = sender.send_request(request).await.expect("it answers");
+        assert_eq!(answer.version(), axum::http::Version::HTTP_2);
+        assert_eq!(answer.status().as_u16(), status, "{host}");
+        assert!(answer.headers().contains_key("x-request-id"));
+    }
 }

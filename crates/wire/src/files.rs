@@ -15,7 +15,10 @@
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use crate::guest::{VERSION_WITH_EDIT, VERSION_WITH_FILES};
+/// The oldest version that knows `Program::Files`.
+pub const VERSION_WITH_FILES: u32 = 2;
+/// The oldest version that knows [`FileOp::Edit`] and [`FileOp::GrepWith`].
+pub const VERSION_WITH_EDIT: u32 = 3;
 
 /// The kernel's PATH_MAX without the NUL: a longer path cannot be said to it at once.
 pub const PATH_MAX: usize = 4095;

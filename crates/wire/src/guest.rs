@@ -29,10 +29,6 @@ use crate::files::FileOp;
 pub const VERSION: u32 = 3;
 /// The oldest version that this build still speaks.
 pub const VERSION_MIN: u32 = 1;
-/// The oldest version that knows [`Program::Files`].
-pub const VERSION_WITH_FILES: u32 = 2;
-/// The oldest version that knows [`FileOp::Edit`] and [`FileOp::GrepWith`].
-pub const VERSION_WITH_EDIT: u32 = 3;
 
 /// Versions from one to another, both included.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -21,8 +21,11 @@ pub struct Image {
 pub enum ImageAction {
     Pull(PullImage),
     Import(ImportImage),
+    #[command(visible_alias = "list")]
     Ls(ListImages),
+    #[command(visible_alias = "get", alias = "show")]
     Inspect(InspectImage),
+    #[command(visible_alias = "delete", alias = "remove")]
     Rm(RemoveImage),
     Gc(CollectImages),
     Alias(Alias),
@@ -33,29 +36,29 @@ pub enum ImageAction {
 #[command(after_help = "\
 Examples:
   shoal image pull python:3.12
-  shoal image pull registry.example.com/team/app@sha256:4f53cda18c2baa0c0354bb5f9a3ecbe5ed12ab4d8e11ba873c2f11161202b945
-  echo $TOKEN | shoal image pull --username robot --password-stdin registry.example.com/team/app:1
+  shoal image pull registry.example.com/team/app:1
+  echo $TOKEN | shoal image pull --username me --password-stdin example.com/app:1
 
-Credentials come from these flags, else from SHOAL_REGISTRY_USERNAME and SHOAL_REGISTRY_PASSWORD, else from Docker's
-config.json (in $DOCKER_CONFIG or ~/.docker). Programs that it names (credHelpers, credsStore) are not run. What is pulled
-with credentials is seen by the key's owner alone.")]
+Credentials come from these flags, else from SHOAL_REGISTRY_USERNAME and SHOAL_REGISTRY_PASSWORD, else from Docker's \
+config.json (in $DOCKER_CONFIG or ~/.docker). Credential helpers (credHelpers, credsStore) are not run. An image pulled \
+with credentials is visible only to the owner of the API key.")]
 pub struct PullImage {
-    /// Such as python:3.12
+    /// The image, for example python:3.12
     #[arg(value_name = "IMAGE")]
     pub reference: String,
-    /// For another kind of machine, as linux/arm64
+    /// Pull the image for this platform, for example linux/arm64
     #[arg(long)]
     pub platform: Option<String>,
-    /// For the registry
+    /// Log in to the registry with this name
     #[arg(long, value_name = "NAME", requires = "password_stdin")]
     pub username: Option<String>,
-    /// Read the password for it from stdin
+    /// Read the password from stdin
     #[arg(long, requires = "username")]
     pub password_stdin: bool,
-    /// Use no credentials, wherever there are some
+    /// Use no credentials
     #[arg(long, conflicts_with = "username")]
     pub anonymous: bool,
-    /// Speak plain HTTP with this registry
+    /// Use plain HTTP to talk to the registry
     #[arg(long)]
     pub insecure: bool,
     /// Print the image as JSON
@@ -63,7 +66,7 @@ pub struct PullImage {
     pub json: bool,
 }
 
-/// Take images from a file or a directory.
+/// Import images from a file or a directory.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -72,17 +75,19 @@ Examples:
   shoal image import --name base:1 rootfs.tar.gz
   shoal image import --name base:2 ./rootfs
 
-A file is an OCI or Docker archive or the tar stream of a root file system, compressed with gzip or zstd or not at all; a
-directory is an OCI layout or a root file system. Of a directory, owners are taken by number; hard links become files, and
-sockets, devices and extended attributes are left out: give `tar --xattrs -C DIR -c . | shoal image import -` what matters.")]
+A file is an OCI or Docker archive, or a tar archive of a root file system, optionally compressed with gzip or zstd. A \
+directory is an OCI layout or a root file system.
+
+From a directory, numeric owners are kept, hard links become files, and sockets, devices and extended attributes are \
+skipped. To keep extended attributes, use `tar --xattrs -C DIR -c . | shoal image import -`.")]
 pub struct ImportImage {
     /// A file, a directory, or - for stdin
     #[arg(value_name = "PATH")]
     pub from: PathBuf,
-    /// What to call it; needed where the archive does not say
+    /// Name the image; required if the archive has no name
     #[arg(long, value_name = "IMAGE")]
     pub name: Option<String>,
-    /// What it is, if that cannot be told from its contents
+    /// The format, if the contents are ambiguous
     #[arg(long, value_parser = ["oci", "docker", "rootfs"])]
     pub format: Option<String>,
     /// Print the images as JSON
@@ -94,52 +99,52 @@ pub struct ImportImage {
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  shoal image ls\n  shoal image ls --json | jq -r '.[].names[]'")]
 pub struct ListImages {
-    /// Print an array of objects
+    /// Print a JSON array
     #[arg(long)]
     pub json: bool,
 }
 
-/// Show an image: how its programs run, and its layers.
+/// Show the configuration and the layers of an image.
 #[derive(Debug, Args)]
 #[command(
     after_help = "Examples:\n  shoal image inspect python:3.12\n  shoal image inspect --json 4f53cda1 | jq .config.env"
 )]
 pub struct InspectImage {
-    /// A name, an alias, or the beginning of a digest
+    /// A name, an alias, or a prefix of a digest
     #[arg(value_name = "IMAGE")]
     pub image: String,
-    /// Print it as JSON
+    /// Print the image as JSON
     #[arg(long)]
     pub json: bool,
 }
 
-/// Take names from images, and remove what nobody uses any more.
+/// Remove names of images, and every image and layer that is no longer used.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  shoal image rm python:3.12\n  shoal image rm 4f53cda1          by digest: all its names"
+    after_help = "Examples:\n  shoal image rm python:3.12\n  shoal image rm 4f53cda1          all names of this digest"
 )]
 pub struct RemoveImage {
-    /// Names, or beginnings of digests
+    /// Names, or prefixes of digests
     #[arg(value_name = "IMAGE", required = true)]
     pub images: Vec<String>,
-    /// Take the last name too while sandboxes use the image; they go on
+    /// Remove the last name even while sandboxes use the image; they keep running
     #[arg(long, short)]
     pub force: bool,
-    /// Print what was removed as JSON
+    /// Print the number of removed images, layers and bytes as JSON
     #[arg(long)]
     pub json: bool,
 }
 
-/// Remove images without a name and a sandbox, and layers without an image.
+/// Remove images that have no name and no sandbox, and layers that have no image.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  shoal image gc")]
 pub struct CollectImages {
-    /// Print what was removed as JSON
+    /// Print the number of removed images, layers and bytes as JSON
     #[arg(long)]
     pub json: bool,
 }
 
-/// Let one name stand for another.
+/// Manage aliases: names that stand for another image.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  shoal image alias set ubuntu:24.04 host\n  shoal image alias ls")]
 pub struct Alias {
@@ -150,38 +155,40 @@ pub struct Alias {
 #[derive(Debug, clap::Subcommand)]
 pub enum AliasAction {
     Set(SetAlias),
+    #[command(visible_alias = "list")]
     Ls(ListAliases),
+    #[command(visible_alias = "delete", alias = "remove")]
     Rm(RemoveAlias),
 }
 
-/// From now on, whoever asks for NAME gets TARGET.
+/// Make NAME an alias of TARGET.
 #[derive(Debug, Args)]
 #[command(
     after_help = "Examples:\n  shoal image alias set python:3 registry.local/python:3.12\n  shoal image alias set ubuntu:24.04 host"
 )]
 pub struct SetAlias {
-    /// What people ask for
+    /// The alias
     pub name: String,
-    /// An image, or host
+    /// An image, or `host`
     pub target: String,
 }
 
-/// List aliases, by name.
+/// List aliases by name.
 #[derive(Debug, Args)]
 #[command(
     after_help = "Examples:\n  shoal image alias ls\n  shoal image alias ls --json | jq -r '.[].target'"
 )]
 pub struct ListAliases {
-    /// Print an array of objects
+    /// Print a JSON array
     #[arg(long)]
     pub json: bool,
 }
 
-/// End aliases.
+/// Remove aliases.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  shoal image alias rm ubuntu:24.04")]
 pub struct RemoveAlias {
-    /// What people ask for
+    /// The aliases
     #[arg(value_name = "NAME", required = true)]
     pub names: Vec<String>,
 }

@@ -1,15 +1,17 @@
-//! The arguments about labels and lifetimes.
+//! The arguments of `shoal label`, `lifetime`, `touch` and `explain`.
 
 use std::time::Duration;
 
 use clap::Args;
 use client::api;
 
-/// Set and remove labels of a sandbox, all at once.
+use super::value::{duration, pair};
+
+/// Set, remove or print the labels of a sandbox.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
-  shoal label work app=chat thread=42      set two
+  shoal label work app=chat thread=42      set two labels
   shoal label work thread-                 remove one
   shoal label work                         print them")]
 pub struct Label {
@@ -31,23 +33,23 @@ pub struct LabelChange {
     pub value: Option<String>,
 }
 
-/// Say anew how long a sandbox lives. What held before does not hold any more, and all clocks but that of creation begin anew.
+/// Replace the lifetime rules of a sandbox. Every clock restarts, except the one since creation.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
   shoal lifetime work --idle 30m
   shoal lifetime work --idle 30m --hard-ttl 7d
-  shoal lifetime work --rule start:5m:delete      five minutes after its start, or after the last `shoal touch`
-  shoal lifetime work --none                      until it is deleted
+  shoal lifetime work --rule start:5m:delete    after start or `shoal touch`
+  shoal lifetime work --none                    until someone deletes it
 
-`shoal explain work` says what the rules come to.")]
+`shoal explain work` shows when and how the sandbox ends.")]
 #[group(id = "wish", required = true, multiple = true, args = ["idle", "hard_ttl", "rule", "none"])]
 pub struct Lifetime {
     /// The sandbox's id or name
     pub sandbox: String,
     #[command(flatten)]
     pub rules: Rules,
-    /// No rules: it lives until it is deleted
+    /// Remove all rules: the sandbox lives until someone deletes it
     #[arg(long, conflicts_with_all = ["idle", "hard_ttl", "rule"])]
     pub none: bool,
     /// Print the sandbox as JSON
@@ -55,19 +57,19 @@ pub struct Lifetime {
     pub json: bool,
 }
 
-/// Rules of a lifetime.
+/// Lifetime rules.
 #[derive(Debug, Default, Args)]
 pub struct Rules {
-    /// Delete it when nobody has used it for so long, as 30m, 12h or 7d
-    #[arg(long, value_name = "LENGTH", value_parser = length)]
+    /// Delete the sandbox when it is unused for this long, for example 30m, 12h or 7d
+    #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub idle: Option<Duration>,
-    /// Delete it so long after its creation, whatever happens
-    #[arg(long, value_name = "LENGTH", value_parser = length)]
+    /// Delete the sandbox this long after its creation, used or not
+    #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub hard_ttl: Option<Duration>,
-    /// Any rule: since last-use, start or creation, so long, then what, as start:5m:delete; may be repeated
-    #[arg(long, value_name = "SINCE:LENGTH:ACTION", value_parser = rule)]
+    /// Add a rule: since last-use, start, paused or creation, how long, and the action; repeatable
+    #[arg(long, value_name = "SINCE:DURATION:ACTION", value_parser = rule)]
     pub rule: Vec<api::LifetimeRule>,
-    /// Keep rules whose action this version cannot do, without effect
+    /// Accept rules whose action this version does not support; they have no effect
     #[arg(long, requires = "rule")]
     pub accept_inactive: bool,
 }
@@ -89,33 +91,26 @@ impl Rules {
     }
 }
 
-/// Renew a sandbox: it lives on as if it were used and started now. Says when it ends.
+/// Restart the idle and start clocks of a sandbox, and print when it ends.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  shoal touch work")]
 pub struct Touch {
     /// The sandbox's id or name
     pub sandbox: String,
-    /// Print what is known as JSON
+    /// Print the explanation as JSON
     #[arg(long)]
     pub json: bool,
 }
 
-/// Say why a sandbox lives, and when and how it ends.
+/// Explain when and how a sandbox ends.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  shoal explain work\n  shoal explain --json work | jq .end.at")]
 pub struct Explain {
     /// The sandbox's id or name
     pub sandbox: String,
-    /// Print what is known as JSON
+    /// Print the explanation as JSON
     #[arg(long)]
     pub json: bool,
-}
-
-pub(super) fn pair(text: &str) -> Result<(String, String), String> {
-    match text.split_once('=') {
-        Some((key, value)) if !key.is_empty() => Ok((key.to_owned(), value.to_owned())),
-        Some(_) | None => Err("write it as KEY=VALUE".into()),
-    }
 }
 
 fn change(text: &str) -> Result<LabelChange, String> {
@@ -124,25 +119,8 @@ fn change(text: &str) -> Result<LabelChange, String> {
     }
     match text.strip_suffix('-') {
         Some(key) if !key.is_empty() => Ok(LabelChange { key: key.to_owned(), value: None }),
-        Some(_) | None => Err("write it as KEY=VALUE to set it, or as KEY- to remove it".into()),
+        Some(_) | None => Err("write KEY=VALUE to set a label, or KEY- to remove it".into()),
     }
-}
-
-/// A number with a unit; seconds where there is none.
-fn length(text: &str) -> Result<Duration, String> {
-    let wrong = || format!("`{text}` is not a length such as 90, 90s, 30m, 12h or 7d");
-    let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
-    let (number, unit) = text.split_at(digits);
-    let seconds = match unit {
-        "ms" => 0.001,
-        "" | "s" => 1.0,
-        "m" | "min" => 60.0,
-        "h" => 3600.0,
-        "d" => 86_400.0,
-        _ => return Err(wrong()),
-    };
-    let number: f64 = number.parse().map_err(|_| wrong())?;
-    Duration::try_from_secs_f64(number * seconds).map_err(|_| wrong())
 }
 
 fn rule(text: &str) -> Result<api::LifetimeRule, String> {
@@ -150,24 +128,24 @@ fn rule(text: &str) -> Result<api::LifetimeRule, String> {
     let (Some(since), Some(after), Some(action), None) =
         (parts.next(), parts.next(), parts.next(), parts.next())
     else {
-        return Err("write it as SINCE:LENGTH:ACTION, as start:5m:delete".into());
+        return Err("write SINCE:DURATION:ACTION, for example start:5m:delete".into());
     };
     let since = match since.replace('_', "-").as_str() {
         "last-use" => api::RuleSince::LastUse,
         "start" => api::RuleSince::Start,
         "paused" => api::RuleSince::Paused,
         "creation" => api::RuleSince::Creation,
-        _ => return Err("it counts since last-use, start, paused or creation".into()),
+        _ => return Err("SINCE must be last-use, start, paused or creation".into()),
     };
     let action = match action.replace('_', "-").as_str() {
         "pause-keep-memory" => api::RuleAction::PauseKeepMemory,
         "pause-drop-memory" => api::RuleAction::PauseDropMemory,
         "delete" => api::RuleAction::Delete,
-        _ => return Err("the action is delete, pause-keep-memory or pause-drop-memory".into()),
+        _ => return Err("ACTION must be delete, pause-keep-memory or pause-drop-memory".into()),
     };
     Ok(api::LifetimeRule {
         since,
-        after_seconds: length(after)?.as_secs_f64(),
+        after_seconds: duration(after)?.as_secs_f64(),
         action,
         accept_inactive: false,
     })
@@ -176,23 +154,6 @@ fn rule(text: &str) -> Result<api::LifetimeRule, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn lengths_have_units() {
-        for (text, millis) in [
-            ("90", 90_000),
-            ("1.5s", 1500),
-            ("250ms", 250),
-            ("30m", 1_800_000),
-            ("2h", 7_200_000),
-            ("1d", 86_400_000),
-        ] {
-            assert_eq!(length(text), Ok(Duration::from_millis(millis)), "{text}");
-        }
-        for text in ["", "m", "-1s", "1 s", "1w", "1.2.3", "1e3", "inf", "NaN", "99999999999999999999999d"] {
-            assert!(length(text).is_err(), "{text}");
-        }
-    }
 
     #[test]
     fn labels_are_set_and_removed() {

@@ -4,11 +4,10 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use super::lifetime::pair;
-use super::variable;
+use super::value::{pair, variable};
 use super::volume::mount;
 
-/// Make, change and list templates: what sandboxes are made from.
+/// Manage templates: what sandboxes are made from.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -23,61 +22,64 @@ pub struct Template {
 #[derive(Debug, clap::Subcommand)]
 pub enum TemplateAction {
     Create(Box<CreateTemplate>),
+    #[command(visible_alias = "inspect", alias = "show")]
     Get(GetTemplate),
+    #[command(visible_alias = "list")]
     Ls(ListTemplates),
     Update(Box<UpdateTemplate>),
     Prepare(PrepareTemplate),
+    #[command(visible_alias = "delete", alias = "remove")]
     Rm(RemoveTemplate),
     Apply(ApplyTemplates),
 }
 
-/// Make a template.
+/// Create a template.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
   shoal template create small --cpu 500m --memory 512Mi
-  shoal template create python --image python:3.12 -e PYTHONUNBUFFERED=1 --user app --wait
+  shoal template create python --image python:3.12 --user app --wait
   shoal template create web --workdir /srv -- python3 -m http.server
   shoal create --template small
 
-Its image is pulled in the background; --wait shows how far it is, and fails if it does not come.")]
+The image is pulled in the background; --wait shows the progress, and fails if the pull fails.")]
 pub struct CreateTemplate {
-    /// What to call it
+    /// Name of the template
     pub name: String,
-    /// An image such as python:3.12 [default: host]
+    /// Use this image, for example python:3.12 [default: host]
     #[arg(long, value_name = "IMAGE")]
     pub image: Option<String>,
-    /// Processors, as 2, 1.5 or 500m [default: 1]
-    #[arg(long)]
+    /// Limit the processors, for example 2, 1.5 or 500m [default: 1]
+    #[arg(long, visible_alias = "cpus")]
     pub cpu: Option<String>,
-    /// Memory, as 512Mi or 2Gi [default: 1Gi]
+    /// Limit the memory, for example 512Mi or 2Gi [default: 1Gi]
     #[arg(long)]
     pub memory: Option<String>,
-    /// What a sandbox's files may take, as 5Gi [default: 10Gi]
+    /// Limit the disk space of a sandbox's files, for example 5Gi [default: 10Gi]
     #[arg(long)]
     pub disk: Option<String>,
-    /// Set an environment variable for every command; may be repeated
+    /// Set an environment variable for every command; repeatable
     #[arg(short, long = "env", value_name = "NAME=VALUE", value_parser = variable)]
     pub env: Vec<(String, String)>,
-    /// Where commands run [default: the image's]
+    /// Run commands in this directory [default: the image's]
     #[arg(short, long, value_name = "DIR")]
     pub workdir: Option<String>,
-    /// Who commands run as [default: the image's]
+    /// Run commands as this user [default: the image's]
     #[arg(short, long)]
     pub user: Option<String>,
-    /// Mount a volume in every sandbox, `:ro` to look only; may be repeated
+    /// Mount a volume in every sandbox, read-only with `:ro`; repeatable
     #[arg(long = "mount", value_name = "VOLUME:/PATH", value_parser = mount)]
     pub mounts: Vec<client::api::VolumeMount>,
-    /// A label for every sandbox made from it; may be repeated
+    /// Set a label on every sandbox made from the template; repeatable
     #[arg(short, long = "label", value_name = "KEY=VALUE", value_parser = pair)]
     pub labels: Vec<(String, String)>,
-    /// Wait until it is ready
+    /// Wait until the template is ready
     #[arg(long)]
     pub wait: bool,
     /// Print the template as JSON
     #[arg(long)]
     pub json: bool,
-    /// What runs when a command names no program [default: the image's]
+    /// The default program and its arguments [default: the image's]
     #[arg(last = true, value_name = "COMMAND")]
     pub command: Vec<String>,
 }
@@ -88,9 +90,9 @@ pub struct CreateTemplate {
     after_help = "Examples:\n  shoal template get python\n  shoal template get --json python | jq .version"
 )]
 pub struct GetTemplate {
-    /// Its name
+    /// Name of the template
     pub name: String,
-    /// Print it as JSON
+    /// Print the template as JSON
     #[arg(long)]
     pub json: bool,
 }
@@ -99,12 +101,12 @@ pub struct GetTemplate {
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  shoal template ls\n  shoal template ls --json | jq -r '.[].name'")]
 pub struct ListTemplates {
-    /// Print an array of objects
+    /// Print a JSON array
     #[arg(long)]
     pub json: bool,
 }
 
-/// Change a template. Sandboxes that exist keep the version they were made from.
+/// Change a template. Existing sandboxes keep the version they were made from.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -112,69 +114,69 @@ Examples:
   shoal template update python --image python:3.13 --wait
   shoal template update python --name python-old
 
-What is not named stays as it is. Variables and labels are set one by one; --no-env and --no-labels remove all that were there
-before. A name by itself makes no new version.")]
+Settings without a flag stay as they are. --env and --label set single entries; --no-env and --no-labels remove all \
+earlier ones first. A change of the name alone makes no new version.")]
 pub struct UpdateTemplate {
-    /// Its name
+    /// Name of the template
     #[arg(value_name = "NAME")]
     pub template: String,
-    /// Another name for it
+    /// Rename the template
     #[arg(long = "name", value_name = "NEW")]
     pub name: Option<String>,
-    /// Another image
+    /// Use this image
     #[arg(long, value_name = "IMAGE")]
     pub image: Option<String>,
-    /// Processors, as 2, 1.5 or 500m
-    #[arg(long)]
+    /// Limit the processors, for example 2, 1.5 or 500m
+    #[arg(long, visible_alias = "cpus")]
     pub cpu: Option<String>,
-    /// Memory, as 512Mi or 2Gi
+    /// Limit the memory, for example 512Mi or 2Gi
     #[arg(long)]
     pub memory: Option<String>,
-    /// What a sandbox's files may take, as 5Gi; empty for the usual 10Gi
+    /// Limit the disk space of a sandbox's files, for example 5Gi; empty for the default of 10Gi
     #[arg(long)]
     pub disk: Option<String>,
-    /// Set an environment variable; may be repeated
+    /// Set an environment variable; repeatable
     #[arg(short, long = "env", value_name = "NAME=VALUE", value_parser = variable)]
     pub env: Vec<(String, String)>,
     /// Remove all variables first
     #[arg(long)]
     pub no_env: bool,
-    /// Where commands run; empty for the image's
+    /// Run commands in this directory; empty for the image's
     #[arg(short, long, value_name = "DIR")]
     pub workdir: Option<String>,
-    /// Who commands run as; empty for the image's
+    /// Run commands as this user; empty for the image's
     #[arg(short, long)]
     pub user: Option<String>,
-    /// Mount a volume, in place of what is at that path; may be repeated
+    /// Mount a volume, replacing any mount at the same path; repeatable
     #[arg(long = "mount", value_name = "VOLUME:/PATH", value_parser = mount)]
     pub mounts: Vec<client::api::VolumeMount>,
     /// Remove all mounts first
     #[arg(long)]
     pub no_mounts: bool,
-    /// Set a label; may be repeated
+    /// Set a label; repeatable
     #[arg(short, long = "label", value_name = "KEY=VALUE", value_parser = pair)]
     pub labels: Vec<(String, String)>,
     /// Remove all labels first
     #[arg(long)]
     pub no_labels: bool,
-    /// Wait until it is ready
+    /// Wait until the template is ready
     #[arg(long)]
     pub wait: bool,
     /// Print the template as JSON
     #[arg(long)]
     pub json: bool,
-    /// What runs when a command names no program
+    /// The default program and its arguments
     #[arg(last = true, value_name = "COMMAND")]
     pub command: Vec<String>,
 }
 
-/// Try again what failed when a template was prepared.
+/// Retry the preparation of a template that failed.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  shoal template prepare --wait python")]
 pub struct PrepareTemplate {
-    /// Its name
+    /// Name of the template
     pub name: String,
-    /// Wait until it is ready
+    /// Wait until the template is ready
     #[arg(long)]
     pub wait: bool,
     /// Print the template as JSON
@@ -182,20 +184,20 @@ pub struct PrepareTemplate {
     pub json: bool,
 }
 
-/// Delete templates. Refused while sandboxes were made from them.
+/// Delete templates. Fails while sandboxes made from them exist.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  shoal template rm python")]
 pub struct RemoveTemplate {
-    /// Their names
+    /// Names of the templates
     #[arg(value_name = "NAME", required = true)]
     pub names: Vec<String>,
 }
 
-/// Make templates what a file says.
+/// Create or update the templates that a file describes.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
-  shoal template apply                       the templates of shoal.toml, here
+  shoal template apply                       the templates in ./shoal.toml
   shoal template apply -f env/shoal.toml --wait
 
 The file:
@@ -218,13 +220,13 @@ The file:
   [templates.app]
   build = { context = \".\", dockerfile = \"Dockerfile\", args = { VERSION = \"3\" } }
 
-What is left out is as if it never was. Templates that the file does not name stay as they are; one that is so already gets no new
-version.")]
+A setting that the file omits gets its default. Templates that the file does not name stay as they are. A template that \
+already matches gets no new version.")]
 pub struct ApplyTemplates {
-    /// The file
+    /// The file to read
     #[arg(short, long, value_name = "FILE", default_value = "shoal.toml")]
     pub file: PathBuf,
-    /// Wait until all are ready
+    /// Wait until all templates are ready
     #[arg(long)]
     pub wait: bool,
     /// Print the templates as JSON

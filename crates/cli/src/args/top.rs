@@ -1,36 +1,38 @@
 //! The arguments of `shoal top`.
 
+use std::time::Duration;
+
 use clap::{Args, ValueEnum};
 
-use super::interval;
+use super::value::interval;
 
-/// Watch sandboxes, pools and the machine, live.
+/// Show a live view of sandboxes, pools and the machine.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
   shoal top                        until q is pressed
   shoal top --sort memory
-  shoal top --once                 one look, as a table
+  shoal top --once                 print a table once
   shoal top --json | jq .machine
 
-Keys: c, m, d and n sort by cpu, memory, disk and name; arrows, PgUp and PgDn move the list; space stands still; q leaves.
-Into a pipe it prints one look, as with --once.")]
+Keys: c, m, d and n sort by cpu, memory, disk and name; arrows, PgUp and PgDn scroll; space pauses; q quits. If stdout is \
+not a terminal, `shoal top` prints a table once.")]
 pub struct Top {
-    /// Look once, and print a table
+    /// Print a table once
     #[arg(long)]
     pub once: bool,
-    /// Seconds between two looks
-    #[arg(long, value_name = "SECONDS", default_value_t = 2.0, value_parser = interval)]
-    pub interval: f64,
-    /// What comes first
+    /// Time between two refreshes, for example 500ms or 10s
+    #[arg(long, value_name = "DURATION", default_value = "2s", value_parser = interval)]
+    pub interval: Duration,
+    /// Sort by
     #[arg(long, value_name = "BY", default_value = "cpu")]
     pub sort: TopSort,
-    /// Print one look as JSON
+    /// Print JSON once
     #[arg(long)]
     pub json: bool,
 }
 
-/// What the list is sorted by, the largest first.
+/// What the list is sorted by; the largest comes first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum TopSort {
     /// Processors used now
@@ -39,6 +41,6 @@ pub enum TopSort {
     Memory,
     /// Disk
     Disk,
-    /// The name, from A on
+    /// Name, in alphabetical order
     Name,
 }

@@ -3,7 +3,7 @@
 use clap::Args;
 use client::api;
 
-/// Make, change and list volumes: storage that outlives sandboxes and is mounted into them.
+/// Manage volumes: storage that outlives sandboxes and is mounted into them.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -20,29 +20,32 @@ pub struct Volume {
 #[derive(Debug, clap::Subcommand)]
 pub enum VolumeAction {
     Create(CreateVolume),
+    #[command(visible_alias = "inspect", alias = "show")]
     Get(GetVolume),
+    #[command(visible_alias = "list")]
     Ls(ListVolumes),
     Resize(ResizeVolume),
     Rename(RenameVolume),
+    #[command(visible_alias = "delete", alias = "remove")]
     Rm(RemoveVolume),
     Cp(CopyVolume),
     Import(ImportVolume),
     Export(ExportVolume),
 }
 
-/// Make a volume.
+/// Create a volume.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
   shoal volume create data --size 5Gi
-  shoal volume create try --from data          with the files that `data` has now; copies nothing")]
+  shoal volume create try --from data          a copy-on-write copy of `data`")]
 pub struct CreateVolume {
-    /// What to call it
+    /// Name of the volume
     pub name: String,
-    /// What it may hold, as 512Mi or 5Gi [default: 1Gi, or as much as the one it is a copy of]
+    /// Size, for example 512Mi or 5Gi [default: 1Gi, or the size of the volume in --from]
     #[arg(long)]
     pub size: Option<String>,
-    /// Begin with the files of this volume
+    /// Start with the files of this volume
     #[arg(long, value_name = "VOLUME")]
     pub from: Option<String>,
     /// Print the volume as JSON
@@ -50,13 +53,13 @@ pub struct CreateVolume {
     pub json: bool,
 }
 
-/// Show a volume, how full it is and who mounts it.
+/// Show a volume, its usage and the sandboxes that mount it.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  shoal volume get data\n  shoal volume get --json data | jq .used_bytes")]
 pub struct GetVolume {
-    /// Its name
+    /// Name of the volume
     pub name: String,
-    /// Print it as JSON
+    /// Print the volume as JSON
     #[arg(long)]
     pub json: bool,
 }
@@ -65,42 +68,42 @@ pub struct GetVolume {
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  shoal volume ls\n  shoal volume ls --json | jq -r '.[].name'")]
 pub struct ListVolumes {
-    /// Print an array of objects
+    /// Print a JSON array
     #[arg(long)]
     pub json: bool,
 }
 
-/// Let a volume hold more, or less, though not less than is in it. Sandboxes that mount it go on.
+/// Change the size of a volume, to no less than its files need. Sandboxes that mount it keep running.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  shoal volume resize data 10Gi")]
 pub struct ResizeVolume {
-    /// Its name
+    /// Name of the volume
     pub name: String,
-    /// What it may hold, as 512Mi or 5Gi
+    /// The new size, for example 512Mi or 5Gi
     pub size: String,
     /// Print the volume as JSON
     #[arg(long)]
     pub json: bool,
 }
 
-/// Give a volume another name. Sandboxes that mount it go on; templates name volumes by name.
+/// Rename a volume. Sandboxes that mount it keep running; templates refer to volumes by name.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  shoal volume rename data data-2024")]
 pub struct RenameVolume {
-    /// Its name
+    /// Name of the volume
     pub name: String,
-    /// Its new name
+    /// The new name
     pub new: String,
     /// Print the volume as JSON
     #[arg(long)]
     pub json: bool,
 }
 
-/// Delete volumes with all their files. Refused while sandboxes mount them.
+/// Delete volumes and all their files. Fails while sandboxes mount them.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  shoal volume rm data")]
 pub struct RemoveVolume {
-    /// Their names
+    /// Names of the volumes
     #[arg(value_name = "NAME", required = true)]
     pub names: Vec<String>,
 }
@@ -109,23 +112,23 @@ pub struct RemoveVolume {
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
-  shoal volume cp ./set.csv data:/                   a file into the volume
-  shoal volume cp ./models data:/models              a directory
+  shoal volume cp ./set.csv data:/             a file into the volume
+  shoal volume cp ./models data:/models        a directory
   shoal volume cp data:/report.txt .
-  shoal volume cp data:/a.txt data:/b.txt            within the volume
+  shoal volume cp data:/a.txt data:/b.txt      within the volume
 
-A sandbox that mounts the volume does it, and is deleted afterwards. A whole volume is copied by `shoal volume create --from`.")]
+A temporary sandbox mounts the volume for the copy. To copy a whole volume, use `shoal volume create --from`.")]
 pub struct CopyVolume {
-    /// A path of this machine, VOLUME:/path, or - for stdin
+    /// A local path, VOLUME:/path, or `-` for stdin
     pub from: String,
-    /// A path of this machine, VOLUME:/path, or - for stdout
+    /// A local path, VOLUME:/path, or `-` for stdout
     pub to: String,
-    /// Print what was copied as JSON
+    /// Print the number of copied entries and bytes as JSON
     #[arg(long)]
     pub json: bool,
 }
 
-/// Unpack a tar stream into a volume.
+/// Unpack a tar archive into a volume.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -133,20 +136,20 @@ Examples:
   tar -C ./models -c . | shoal volume import data --path /models
   shoal volume import data -f data.tar")]
 pub struct ImportVolume {
-    /// Its name
+    /// Name of the volume
     pub name: String,
-    /// The directory of the volume that it is unpacked into; made if it is missing
+    /// Unpack into this directory of the volume; created if missing
     #[arg(long, value_name = "DIR", default_value = "/")]
     pub path: String,
-    /// Read this file and not stdin
+    /// Read this file instead of stdin
     #[arg(short, long, value_name = "FILE")]
     pub file: Option<std::path::PathBuf>,
-    /// Print what was made as JSON
+    /// Print the number of unpacked entries and bytes as JSON
     #[arg(long)]
     pub json: bool,
 }
 
-/// Write a volume's files as a tar stream.
+/// Write a volume's files as a tar archive.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -154,26 +157,26 @@ Examples:
   shoal volume export data --path /models | tar -t
   shoal volume export one | shoal volume import two")]
 pub struct ExportVolume {
-    /// Its name
+    /// Name of the volume
     pub name: String,
-    /// The directory or file of the volume that is packed
+    /// Pack this directory or file of the volume
     #[arg(long, value_name = "PATH", default_value = "/")]
     pub path: String,
-    /// Write this file and not stdout
+    /// Write this file instead of stdout
     #[arg(short, long, value_name = "FILE")]
     pub file: Option<std::path::PathBuf>,
 }
 
-/// `VOLUME:/path`, with `:ro` to look only. Names have no colon.
+/// `VOLUME:/path`, read-only with `:ro`. Names have no colon.
 pub fn mount(text: &str) -> Result<api::VolumeMount, String> {
     let parts: Vec<&str> = text.split(':').collect();
     let (volume, path, read_only) = match parts.as_slice() {
         [volume, path] | [volume, path, "rw"] => (volume, path, false),
         [volume, path, "ro"] => (volume, path, true),
-        _ => return Err("it is VOLUME:/path, or VOLUME:/path:ro".into()),
+        _ => return Err("write VOLUME:/path, or VOLUME:/path:ro for read-only".into()),
     };
     if volume.is_empty() || !path.starts_with('/') {
-        return Err("it is VOLUME:/path, or VOLUME:/path:ro".into());
+        return Err("write VOLUME:/path, or VOLUME:/path:ro for read-only".into());
     }
     Ok(api::VolumeMount { volume: (*volume).into(), path: (*path).into(), read_only })
 }

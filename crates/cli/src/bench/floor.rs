@@ -71,9 +71,9 @@ pub fn run(arguments: &BenchFloor) -> anyhow::Result<()> {
     for line in std::io::stdin().lines() {
         line.context("cannot read what is asked for")?;
         let took = match kind {
-            FloorKind::Create => runtime::floor::create(image, scratch),
-            FloorKind::CreateMany => runtime::floor::create_many(image, scratch, super::AT_ONCE),
-            FloorKind::Command => runtime::floor::command(),
+            FloorKind::Create => runtime::ns::floor::create(image, scratch),
+            FloorKind::CreateMany => runtime::ns::floor::create_many(image, scratch, super::AT_ONCE),
+            FloorKind::Command => runtime::ns::floor::command(),
         };
         println!("{}", took.context("the floor failed")?.as_nanos());
     }

@@ -15,7 +15,7 @@ use tungstenite::client::IntoClientRequest;
 use wire::SandboxId;
 
 use super::report::{Figure, Row, median};
-use crate::find::read_key;
+use crate::daemon::find::read_key;
 
 /// Prints the seconds of each round, in lines.
 const PROGRAM: &str = r#"

@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::Context;
 
 use super::chart::{self, Bar, Group};
-use crate::print;
+use crate::output::print;
 
 /// The middle one.
 pub fn median(mut times: Vec<Duration>) -> Duration {
@@ -116,10 +116,11 @@ const HEADER: [&str; 4] = ["WHAT", "MEDIAN", "OURS IS", "BUDGET"];
 const PAGE_HEAD: &str = "\
 # Benchmarks
 
-Written by `shoal bench --write docs`, from one run: every comparator was measured beside it, on the same machine, in the same minutes; the floor, `cat` and plain HTTP round by round in turn with ours.
-Look at the ratios; the times are this machine's.
-*Floor* is the same kernel work with nothing around it: the same namespaces, overlays and pivot, then `/bin/true`; or, for commands, a plain fork, exec and wait.
-The sandboxes of the first row are [spares](../ARCHITECTURE.md#the-life-of-a-sandbox), which the daemon makes ahead; those of the row with 100 at once are made when they are asked for, all but eight.
+`shoal bench --write docs` wrote this page from a single run.
+All tools ran on the same machine within the same minutes; the floor, `cat` and plain HTTP alternate with Shoal, round by round.
+Compare the ratios: the times depend on the machine.
+*Floor* is the bare kernel work: the same namespaces, overlays and pivot, then `/bin/true`; for commands, a plain fork, exec and wait.
+The first row uses [spares](../ARCHITECTURE.md#the-life-of-a-sandbox), which the daemon makes ahead of time; in the row with 100 creates at once, all but eight are made on demand.
 
 ";
 

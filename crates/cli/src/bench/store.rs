@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use runtime::ns::{NsBackend, NsConfig, forget_installation};
-use runtime::{Backend, Spec, StoreConfig};
+use runtime::{Isolation, Spec, Storage, StoreConfig};
 use wire::launch::{Access, Limits, Mount, Rootfs, StoreKind, StoreWish};
 use wire::{InstallationId, SandboxId, VolumeId};
 
@@ -22,7 +22,7 @@ const VOLUME_BYTES: u64 = 64 << 20;
 pub async fn rows(scratch: &Path, rounds: usize) -> anyhow::Result<Vec<Row>> {
     let plain = in_store(scratch, StoreKind::Directory, rounds).await?;
     let mut rows = vec![Row::new("launch and teardown, store directory", Figure::Time(plain.launch))];
-    if runtime::store::make_program().is_some() {
+    if runtime::storage::pool::make_program().is_some() {
         let ours = in_store(scratch, StoreKind::Loop, rounds).await?;
         let mut row = Row::new("launch and teardown, store loop", Figure::Time(ours.launch));
         row.compare("store directory", Some(plain.launch));

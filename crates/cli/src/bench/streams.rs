@@ -14,7 +14,7 @@ use wire::api::{CreateSandbox, RunCommand};
 
 use super::langsmith;
 use super::report::{Figure, Row, median};
-use crate::find::read_key;
+use crate::daemon::find::read_key;
 
 /// How much is sent each time: long enough that the start of a process does not show.
 const BYTES: u64 = 256 << 20;

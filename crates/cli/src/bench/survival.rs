@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail, ensure};
 use client::{Client, Offsets, StreamEvent};
 use runtime::ns::{NsBackend, NsConfig, forget_installation};
-use runtime::{Backend, Spec, StoreConfig};
+use runtime::{Isolation, Spec, StoreConfig};
 use rustix::process::{Pid, Signal, kill_process};
 use wire::api::{CreateSandbox, RunCommand};
 use wire::launch::{Limits, Motion, Rootfs, StoreKind, StoreWish};
@@ -51,7 +51,7 @@ pub async fn restart(client: &Client, data_dir: &Path, count: usize) -> anyhow::
     kill_process(Pid::from_raw(old).context("the daemon has a pid")?, Signal::KILL)
         .context("cannot kill the daemon")?;
     let deadline = Instant::now() + BACK_MAX;
-    // Whoever holds the lease starts another.
+    // The holder of the lease starts another.
     while daemon_pid(data_dir).map_or(true, |pid| pid == old) || client.ready().await.is_err() {
         ensure!(Instant::now() < deadline, "the daemon did not come back");
         tokio::time::sleep(STEP).await;

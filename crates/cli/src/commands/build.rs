@@ -12,11 +12,14 @@ use client::{Client, Upload, api};
 use image::ignore::Ignore;
 
 use crate::args::Build;
+use crate::daemon::find;
 use crate::environment::Environment;
-use crate::progress::Progress;
-use crate::report::hinted;
-use crate::{find, print};
+use crate::output::print;
+use crate::output::progress::Progress;
+use crate::output::report::{self, hinted};
 
+/// How much of the end of a log is searched for the reason of a failure.
+const LOG_END_MAX: usize = 8 * 1024;
 /// A secret that is longer is a mistake.
 const SECRET_MAX: u64 = 64 * 1024;
 
@@ -25,7 +28,14 @@ pub async fn build(arguments: Build, environment: &Environment) -> anyhow::Resul
     let client = find::daemon(environment)?;
     if let Some(id) = &arguments.cancel {
         client.delete_build(id).await?;
+        report::done(&format!("cancelled build {id}"));
         return Ok(0);
+    }
+    if !arguments.context.is_dir() {
+        return Err(hinted(
+            format!("the context `{}` is not a directory", arguments.context.display()),
+            "name the directory with the Dockerfile and the files that it copies",
+        ));
     }
     let dockerfile = match &arguments.file {
         None => "Dockerfile".to_owned(),
@@ -56,6 +66,8 @@ pub async fn build(arguments: Build, environment: &Environment) -> anyhow::Resul
 pub async fn built(client: &Client, wish: &api::StartBuild, context: Upload) -> anyhow::Result<api::Build> {
     let started = client.start_build(wish, context).await?;
     let (mut offset, mut build) = (0, started);
+    // The end of the log, which says why a build failed.
+    let mut end = Vec::new();
     while build.state == api::BuildState::Running {
         let mut log = client.follow_build(&build.id, offset).await?;
         loop {
@@ -63,6 +75,8 @@ pub async fn built(client: &Client, wish: &api::StartBuild, context: Upload) -> 
                 Ok(Some(bytes)) => {
                     offset += bytes.len() as u64;
                     show(&bytes);
+                    end.extend_from_slice(&bytes);
+                    end.drain(..end.len().saturating_sub(LOG_END_MAX));
                 }
                 Ok(None) => break,
                 // The daemon may be back in a moment; if not, the next question says so.
@@ -72,10 +86,15 @@ pub async fn built(client: &Client, wish: &api::StartBuild, context: Upload) -> 
         build = client.build(&build.id).await?;
     }
     match &build.reason {
-        Some(reason) => Err(hinted(
-            format!("template `{}` could not be built: {reason}", build.template),
-            "steps that were done are not done again when it is built anew",
-        )),
+        Some(reason) => {
+            // Once is enough.
+            let known = String::from_utf8_lossy(&end).contains(reason.as_str());
+            let why = if known { String::new() } else { format!(": {reason}") };
+            Err(hinted(
+                format!("template `{}` could not be built{why}", build.template),
+                "fix the cause and build again; finished steps are cached",
+            ))
+        }
         None => Ok(build),
     }
 }
@@ -96,12 +115,15 @@ fn show(bytes: &[u8]) {
 /// The path of the Dockerfile as the daemon finds it.
 fn inside(context: &Path, file: &Path) -> anyhow::Result<String> {
     let real = |path: &Path| path.canonicalize().with_context(|| format!("cannot find `{}`", path.display()));
+    // As it was typed, else as a path in the context.
+    let within = context.join(file);
+    let file = if file.exists() || !within.exists() { file } else { within.as_path() };
     let (top, whole) = (real(context)?, real(file)?);
     match whole.strip_prefix(&top).ok().and_then(Path::to_str) {
         Some(path) => Ok(path.to_owned()),
         None => Err(hinted(
             format!("`{}` is not in the context `{}`", file.display(), context.display()),
-            "put it there, or build with another context",
+            "move it into the context, or build with another context",
         )),
     }
 }
@@ -142,12 +164,8 @@ pub fn script_context(image: &str, script: &str) -> Vec<u8> {
 fn secrets(texts: &[String], environment: &Environment) -> anyhow::Result<BTreeMap<String, String>> {
     let mut secrets = BTreeMap::new();
     for text in texts {
-        let wrong = || {
-            hinted(
-                format!("`{text}` is not a secret"),
-                "write it as id=NAME,src=FILE or id=NAME,env=VARIABLE",
-            )
-        };
+        let wrong =
+            || hinted(format!("`{text}` is not a secret"), "write id=NAME,src=FILE or id=NAME,env=VARIABLE");
         let (mut id, mut value) = (None, None);
         for part in text.split(',') {
             match part.split_once('=').ok_or_else(wrong)? {
@@ -164,7 +182,10 @@ fn secrets(texts: &[String], environment: &Environment) -> anyhow::Result<BTreeM
                 }
                 ("env", name) => {
                     let found = environment.variable(name).ok_or_else(|| {
-                        hinted(format!("there is no variable `{name}`"), "set it, or use src=FILE")
+                        hinted(
+                            format!("the environment variable `{name}` is not set"),
+                            "set it, or use src=FILE",
+                        )
                     })?;
                     value = Some(found.into_encoded_bytes());
                 }

@@ -17,12 +17,13 @@ use serde::Serialize;
 use tokio::sync::mpsc;
 
 use crate::args::Copy;
+use crate::daemon::find;
 use crate::environment::Environment;
-use crate::interrupts::Interrupts;
-use crate::pipes::Pipe;
-use crate::progress::Progress;
-use crate::report::{self, hinted};
-use crate::{find, print};
+use crate::output::print;
+use crate::output::progress::Progress;
+use crate::output::report::{self, hinted};
+use crate::terminal::interrupts::Interrupts;
+use crate::terminal::pipes::Pipe;
 
 /// Pieces that wait between the disk and the connection.
 pub const PIECES_MAX: usize = 8;
@@ -43,7 +44,7 @@ pub enum End {
 }
 
 impl End {
-    /// A path with a slash before its first colon is one of this machine.
+    /// A path with a slash before its first colon is one of this machine, and so is a file with a colon in its name.
     pub fn parse(text: &str) -> Self {
         match text.split_once(':') {
             _ if text == "-" => Self::Stream,
@@ -86,7 +87,7 @@ pub async fn copy(arguments: Copy, environment: &Environment) -> anyhow::Result<
 pub fn told(copied: &Copied, json: bool, environment: &Environment) -> anyhow::Result<i32> {
     if copied.skipped > 0 {
         let what =
-            format!("{} entries were left out: devices, sockets, or links that lead outside", copied.skipped);
+            format!("skipped {} entries: devices, sockets, or links that point outside", copied.skipped);
         report::warning(&what, environment.colour);
     }
     if json {
@@ -103,8 +104,8 @@ pub async fn between(arguments: &Copy, environment: &Environment) -> anyhow::Res
             Ok(files.copy(&path, &to, true).await?.into())
         }
         (End::Remote { .. }, End::Remote { .. }) => Err(hinted(
-            "a copy from one sandbox into another goes through this machine",
-            "shoal cp ONE:/path - | shoal cp - OTHER:/path",
+            "cannot copy directly from one sandbox to another",
+            "use `shoal cp ONE:/path - | shoal cp - OTHER:/path`",
         )),
         (End::Remote { sandbox, path }, to) => {
             let files = files(&sandbox, arguments, environment).await?;
@@ -125,11 +126,28 @@ pub async fn between(arguments: &Copy, environment: &Environment) -> anyhow::Res
                 End::Remote { .. } => unreachable!("both remote was matched above"),
             }
         }
-        (End::Stream | End::Local(_), End::Stream | End::Local(_)) => Err(hinted(
-            "one of the two must be in a sandbox",
-            "write it as SANDBOX:/path, as in `shoal cp notes.txt work:/workspace/`",
-        )),
+        (End::Stream | End::Local(_), End::Stream | End::Local(_)) => Err(relative(arguments)
+            .unwrap_or_else(|| {
+                hinted(
+                    "one of the two paths must be in a sandbox",
+                    "write SANDBOX:/path, for example `shoal cp notes.txt work:/workspace/`",
+                )
+            })),
     }
+}
+
+/// The error for `SANDBOX:path`, where no file of this machine has that name.
+fn relative(arguments: &Copy) -> Option<anyhow::Error> {
+    [&arguments.from, &arguments.to].into_iter().find_map(|text| {
+        let (sandbox, path) = text.split_once(':')?;
+        if sandbox.is_empty() || sandbox.contains('/') || Path::new(text).exists() {
+            return None;
+        }
+        Some(hinted(
+            format!("the path in sandbox `{sandbox}` must be absolute, got `{path}`"),
+            format!("write `{sandbox}:/workspace/{path}`"),
+        ))
+    })
 }
 
 async fn files(sandbox: &str, arguments: &Copy, environment: &Environment) -> anyhow::Result<Files> {
@@ -146,7 +164,7 @@ async fn files(sandbox: &str, arguments: &Copy, environment: &Environment) -> an
 fn base(path: &str) -> anyhow::Result<&str> {
     path.rsplit('/')
         .find(|name| !name.is_empty() && *name != ".")
-        .ok_or_else(|| hinted("`/` has no name to be copied under", "name what is in it"))
+        .ok_or_else(|| hinted("cannot copy `/` itself", "copy the files and directories in it"))
 }
 
 /// As with cp(1): into a directory that exists, under its own name; else under the name that was given.
@@ -168,7 +186,8 @@ async fn local_up(files: &Files, from: &Path, to: &str) -> anyhow::Result<Copied
     let about = fs::metadata(from).with_context(cannot)?;
     let full = from.canonicalize().with_context(cannot)?;
     let name = full.file_name().map(|name| name.to_string_lossy().into_owned());
-    let name = name.ok_or_else(|| hinted("`/` has no name to be copied under", "name what is in it"))?;
+    let name =
+        name.ok_or_else(|| hinted("cannot copy `/` itself", "copy the files and directories in it"))?;
     let to = remote_target(files, to, &name).await?;
     if about.is_dir() {
         let progress = Arc::new(Progress::new(None));
@@ -334,6 +353,16 @@ mod tests {
             (":/a", End::Local(":/a".into())),
         ] {
             assert_eq!(End::parse(text), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_relative_path_in_a_sandbox_is_named_as_the_mistake() {
+        let copy = |from: &str, to: &str| Copy { from: from.into(), to: to.into(), user: None, json: false };
+        let error = relative(&copy("mine:note", ".")).expect("it is the mistake");
+        assert_eq!(error.to_string(), "the path in sandbox `mine` must be absolute, got `note`");
+        for (from, to) in [("a", "b"), ("./a:b", "c"), (":a", "b")] {
+            assert!(relative(&copy(from, to)).is_none(), "{from} {to}");
         }
     }
 

@@ -8,9 +8,9 @@ use runtime::doctor::{Finding, Verdict};
 use serde::Serialize;
 
 use crate::args::Doctor;
+use crate::daemon::{find, settings};
 use crate::environment::Environment;
-use crate::find;
-use crate::print::{self, Paint};
+use crate::output::print::{self, Paint};
 
 /// Something is missing, and Shoal does not work without it.
 const MISSING: i32 = 1;
@@ -51,19 +51,28 @@ async fn daemon(environment: &Environment) -> Vec<Finding> {
     let client = match find::named_or_living(environment) {
         Ok(Some(client)) => client,
         Ok(None) => {
+            if let Some(error) = find::unreadable(&settings::data_dir(environment)) {
+                let remedy = "run `sudo shoal doctor`, or set SHOAL_URL and SHOAL_API_KEY";
+                return vec![Finding::lacking(
+                    NAME,
+                    error.to_string(),
+                    "commands that need a daemon fail",
+                    remedy,
+                )];
+            }
             return vec![Finding::lacking(
                 NAME,
-                "none is running",
-                "`shoal run` and `shoal shell` start one for themselves; all else needs one",
+                "not running",
+                "`shoal run` and `shoal shell` start a private daemon; all other commands need one",
                 "start it with `systemctl start shoal` or `shoal serve`, or set SHOAL_URL and SHOAL_API_KEY",
             )];
         }
         Err(error) => {
-            let remedy = "see `shoal --help` for how a daemon and its key are found";
+            let remedy = "see `shoal --help` for how `shoal` finds a daemon and its key";
             return vec![Finding::lacking(
                 NAME,
                 format!("{error:#}"),
-                "only what needs no daemon works",
+                "commands that need a daemon fail",
                 remedy,
             )];
         }
@@ -78,15 +87,15 @@ async fn answers(client: &Client) -> Vec<Finding> {
         Err(error) if error.code() == Some("unauthorized") => {
             return vec![Finding::lacking(
                 "api_key",
-                format!("the daemon at {url} does not take it"),
-                "every request is refused",
-                "set SHOAL_API_KEY to its key; it keeps its first one in `api.key` in its data directory",
+                format!("the daemon at {url} rejects it"),
+                "every request fails",
+                "set SHOAL_API_KEY to its key; the daemon keeps its first key in `api.key` in its data directory",
             )];
         }
         Err(error) => {
-            let remedy = "look at its log; `systemctl restart shoal` leaves sandboxes alone";
+            let remedy = "check its log; `systemctl restart shoal` leaves sandboxes running";
             let what = format!("{url}: {:#}", anyhow::Error::new(error));
-            return vec![Finding::lacking("daemon", what, "only what needs no daemon works", remedy)];
+            return vec![Finding::lacking("daemon", what, "commands that need a daemon fail", remedy)];
         }
     };
     let ours = env!("CARGO_PKG_VERSION");
@@ -95,11 +104,11 @@ async fn answers(client: &Client) -> Vec<Finding> {
         findings.push(Finding::lacking(
             "daemon_version",
             format!("the daemon is {version}, this program is {ours}"),
-            "newer commands may not be understood",
-            "restart it: sandboxes go on meanwhile",
+            "the daemon may not support newer commands",
+            "restart it; sandboxes keep running",
         ));
     }
-    findings.push(Finding::found("api_key", "the daemon takes it"));
+    findings.push(Finding::found("api_key", "the daemon accepts it"));
     findings
 }
 
@@ -159,10 +168,13 @@ fn summary(findings: &[Finding]) -> String {
     if missing > 0 {
         return format!("{missing} missing: Shoal does not work here\n");
     }
-    let unknown = if unknown > 0 { format!(", {unknown} could not be found out") } else { String::new() };
+    let unknown = if unknown > 0 { format!(", {unknown} could not be checked") } else { String::new() };
     match lacking {
         0 => format!("Shoal works here{unknown}\n"),
-        _ => format!("Shoal works here; {lacking} lacking, at the cost given{unknown}\n"),
+        _ => format!(
+            "Shoal works here, with {lacking} {}{unknown}\n",
+            if lacking == 1 { "limitation" } else { "limitations" }
+        ),
     }
 }
 
@@ -202,7 +214,7 @@ mod tests {
              \u{20}        cost: few\n\
              \u{20}        do:   raise it\n\
              \n\
-             Shoal works here; 1 lacking, at the cost given\n"
+             Shoal works here, with 1 limitation\n"
         );
         let missing = [Finding::missing("kernel", "Linux 2.6", "all", "install another")];
         assert!(shown(&missing, 80).ends_with("\n1 missing: Shoal does not work here\n"));

@@ -1,7 +1,7 @@
 //! `shoal image`: images of the daemon, and how far they are on their way to it.
 
 use std::io::Read;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::Context;
@@ -10,11 +10,12 @@ use image::{Credentials, DockerConfig, ImageRef};
 use tokio::sync::mpsc;
 
 use crate::args::{AliasAction, Image, ImageAction, ImportImage, PullImage};
+use crate::daemon::find;
 use crate::environment::Environment;
-use crate::layers::Layers;
-use crate::progress::{Progress, size};
-use crate::report::hinted;
-use crate::{find, print, report};
+use crate::output::layers::Layers;
+use crate::output::progress::{Progress, size};
+use crate::output::report::hinted;
+use crate::output::{age, print, report};
 
 /// A password that is longer is a mistake.
 const PASSWORD_MAX: u64 = 64 * 1024;
@@ -244,11 +245,11 @@ async fn list(client: &Client, json: bool) -> anyhow::Result<i32> {
                 size(image.size_bytes),
                 size(image.unpacked_bytes),
                 image.sandboxes.to_string(),
-                image.created_at.clone(),
+                age::ago(&image.created_at),
             ]
         })
         .collect();
-    let header = ["name", "alias", "digest", "platform", "fetched", "unpacked", "sandboxes", "created"];
+    let header = ["name", "alias", "digest", "platform", "size", "unpacked", "sandboxes", "created"];
     print::table(&header, &rows)?;
     Ok(0)
 }
@@ -269,11 +270,11 @@ fn described(image: &api::Image) -> String {
     image.names.iter().for_each(|name| line("name", name));
     image.aliases.iter().for_each(|alias| line("alias", alias));
     line("platform", &image.platform);
-    line("size", &format!("{} fetched, {} unpacked", size(image.size_bytes), size(image.unpacked_bytes)));
-    line("created", &image.created_at);
+    line("size", &format!("{} compressed, {} unpacked", size(image.size_bytes), size(image.unpacked_bytes)));
+    line("created", &age::ago_and_when(&image.created_at));
     line("sandboxes", &image.sandboxes.to_string());
     if image.private {
-        line("private", "seen by this key's owner alone");
+        line("private", "visible only to the owner of this key");
     }
     config.user.iter().for_each(|user| line("user", user));
     config.working_directory.iter().for_each(|directory| line("directory", directory));
@@ -286,12 +287,12 @@ fn described(image: &api::Image) -> String {
     config.env.iter().for_each(|(name, value)| line("env", &format!("{name}={value}")));
     config.labels.iter().for_each(|(key, value)| line("label", &format!("{key}={value}")));
     for layer in &image.layers {
-        let digest = layer.digest.as_deref().map_or("of Shoal", short);
+        let digest = layer.digest.as_deref().map_or("built here", short);
         let mut notes = format!("{digest}  {}, {} entries", size(layer.unpacked_bytes), layer.entries);
         for (count, what) in [
-            (layer.devices_skipped, "devices left out"),
-            (layer.owners_changed, "owners now nobody"),
-            (layer.attributes_dropped, "attributes left out"),
+            (layer.devices_skipped, "devices skipped"),
+            (layer.owners_changed, "owners changed to nobody"),
+            (layer.attributes_dropped, "attributes skipped"),
         ] {
             if count > 0 {
                 notes += &format!(", {count} {what}");
@@ -328,26 +329,25 @@ async fn alias(client: &Client, action: AliasAction, environment: &Environment) 
             if arguments.json {
                 return print::json(&aliases).map(|()| 0);
             }
-            let rows: Vec<Vec<String>> =
-                aliases.into_iter().map(|alias| vec![alias.name, alias.target, alias.created_at]).collect();
+            let rows: Vec<Vec<String>> = aliases
+                .into_iter()
+                .map(|alias| vec![alias.name, alias.target, age::ago(&alias.created_at)])
+                .collect();
             print::table(&["name", "target", "created"], &rows)?;
             Ok(0)
         }
         AliasAction::Rm(arguments) => {
             let mut failures = 0;
             for name in &arguments.names {
-                if let Err(error) = client.delete_image_alias(name).await {
-                    failures += 1;
-                    report::failure(&error.into(), environment.colour);
+                match client.delete_image_alias(name).await {
+                    Ok(()) => report::done(&format!("removed alias `{name}`")),
+                    Err(error) => {
+                        failures += 1;
+                        report::failure(&error.into(), environment.colour);
+                    }
                 }
             }
             Ok(i32::from(failures > 0))
         }
     }
-}
-
-/// Where Docker keeps its credentials.
-pub fn docker_config(directory: Option<PathBuf>, home: Option<PathBuf>) -> Option<PathBuf> {
-    let directory = directory.or_else(|| Some(home?.join(".docker")))?;
-    Some(directory.join("config.json"))
 }

@@ -3,8 +3,9 @@
 use client::api;
 
 use crate::args::{CreateKey, ListKeys, RemoveKey};
+use crate::daemon::find;
 use crate::environment::Environment;
-use crate::{amount, find, print, report};
+use crate::output::{age, amount, print, report};
 
 /// `shoal key create`
 pub async fn create(arguments: CreateKey, environment: &Environment) -> anyhow::Result<i32> {
@@ -35,26 +36,26 @@ pub async fn list(arguments: ListKeys, environment: &Environment) -> anyhow::Res
     let rows: Vec<Vec<String>> = keys
         .into_iter()
         .map(|key| {
-            let opens = opens(&key).to_owned();
+            let access = access(&key).to_owned();
             vec![
                 key.id,
                 key.owner,
-                opens,
+                access,
                 limit(key.sandboxes_max.map(|count| count.to_string())),
                 limit(key.cpu_millis_max.map(amount::cpu)),
                 limit(key.memory_bytes_max.map(amount::memory)),
-                key.created_at,
+                age::ago(&key.created_at),
             ]
         })
         .collect();
-    print::table(&["id", "owner", "opens", "sandboxes", "cpu", "memory", "created"], &rows)?;
+    print::table(&["id", "owner", "access", "sandboxes", "cpu", "memory", "created"], &rows)?;
     Ok(0)
 }
 
-/// What a key opens, in a word.
-fn opens(key: &api::Key) -> &'static str {
+/// What a key gives access to.
+fn access(key: &api::Key) -> &'static str {
     match (key.admin, key.metrics_only) {
-        (true, _) => "sandboxes, keys, metrics",
+        (true, _) => "everything",
         (false, true) => "metrics",
         (false, false) => "sandboxes",
     }
@@ -65,9 +66,17 @@ pub async fn remove(arguments: RemoveKey, environment: &Environment) -> anyhow::
     let client = find::daemon(environment)?;
     let mut removed = Vec::new();
     for id in &arguments.keys {
-        match client.delete_key(id).await {
-            Ok(()) => removed.push(id),
-            Err(error) => report::failure(&error.into(), environment.colour),
+        let deleted = async {
+            let id = find::key(&client, id).await?;
+            client.delete_key(&id).await?;
+            anyhow::Ok(id)
+        };
+        match deleted.await {
+            Ok(id) => {
+                report::done(&format!("deleted key {id}"));
+                removed.push(id);
+            }
+            Err(error) => report::failure(&error, environment.colour),
         }
     }
     if arguments.json {

@@ -1,7 +1,7 @@
 //! `shoal launcher`: what the daemon starts to have something done to the kernel. One thread, no runtime.
 
 use runtime::StoreConfig;
-use runtime::launcher::LauncherConfig;
+use runtime::ns::launcher::LauncherConfig;
 
 use crate::args::Launcher;
 
@@ -12,5 +12,5 @@ pub fn run(arguments: &Launcher) -> anyhow::Result<()> {
         installation: arguments.installation,
         store: StoreConfig { wish: arguments.store, size_bytes: arguments.store_size },
     };
-    Ok(runtime::launcher::run(&config)?)
+    Ok(runtime::ns::launcher::run(&config)?)
 }

@@ -3,8 +3,9 @@
 use client::api;
 
 use crate::args::{Explain, Label, Lifetime, Touch};
+use crate::daemon::find;
 use crate::environment::Environment;
-use crate::{find, print};
+use crate::output::print;
 
 /// `shoal label`
 pub async fn label(arguments: Label, environment: &Environment) -> anyhow::Result<i32> {

@@ -3,11 +3,13 @@
 use client::{Client, api};
 
 use crate::args::{Pool, PoolAction};
+use crate::commands::delete_each;
+use crate::daemon::find::{self, Sure};
 use crate::environment::Environment;
-use crate::print::Paint;
-use crate::progress::Waiting;
-use crate::report::hinted;
-use crate::{find, print, report};
+use crate::output::print::Paint;
+use crate::output::progress::Waiting;
+use crate::output::report::hinted;
+use crate::output::{age, print};
 
 /// How long one request waits for a pool; it is asked again then.
 const WAIT_SECONDS: u32 = 60;
@@ -24,7 +26,8 @@ pub async fn pool(arguments: Pool, environment: &Environment) -> anyhow::Result<
         }
         PoolAction::Ls(arguments) => list(&client, arguments.json).await,
         PoolAction::Get(arguments) => {
-            let mut pool = client.pool(&arguments.name).await?;
+            let name = find::pool(&client, &arguments.name, Sure::Unique).await?;
+            let mut pool = client.pool(&name).await?;
             if arguments.wait {
                 pool = full(&client, pool).await?;
             }
@@ -36,26 +39,26 @@ pub async fn pool(arguments: Pool, environment: &Environment) -> anyhow::Result<
         }
         PoolAction::Scale(arguments) => {
             let update = api::UpdatePool { replicas: Some(arguments.replicas), ..Default::default() };
-            let pool = client.update_pool(&arguments.name, &update).await?;
+            let pool = client
+                .update_pool(&find::pool(&client, &arguments.name, Sure::Unique).await?, &update)
+                .await?;
             finish(&client, pool, arguments.wait, arguments.json).await
         }
         PoolAction::Rename(arguments) => {
             let update = api::UpdatePool { name: Some(arguments.new), ..Default::default() };
-            let pool = client.update_pool(&arguments.name, &update).await?;
+            let pool = client
+                .update_pool(&find::pool(&client, &arguments.name, Sure::Unique).await?, &update)
+                .await?;
             finish(&client, pool, false, arguments.json).await
         }
         PoolAction::Rm(arguments) => {
-            let mut failures = 0;
-            for name in &arguments.names {
-                let waiting = Waiting::new("deleting the pool");
-                let deleted = client.delete_pool(name).await;
-                drop(waiting);
-                if let Err(error) = deleted {
-                    failures += 1;
-                    report::failure(&error.into(), environment.colour);
-                }
-            }
-            Ok(i32::from(failures > 0))
+            let delete = async |name: &str| {
+                let _waiting = Waiting::new("deleting the pool");
+                let name = find::pool(&client, name, Sure::Whole).await?;
+                client.delete_pool(&name).await?;
+                anyhow::Ok(name)
+            };
+            Ok(delete_each("pool", &arguments.names, environment, delete).await)
         }
     }
 }
@@ -83,10 +86,10 @@ async fn full(client: &Client, mut pool: api::Pool) -> anyhow::Result<api::Pool>
         match (pool.state, &pool.reason) {
             (api::PoolState::Ready, _) => return Ok(pool),
             (api::PoolState::Failing, reason) => {
-                let reason = reason.as_deref().unwrap_or("it does not say why");
+                let reason = reason.as_deref().unwrap_or("no reason given");
                 return Err(hinted(
                     format!("pool `{}` cannot be filled: {reason}", pool.name),
-                    format!("it is tried again by itself; `shoal pool get {}` tells how it is", pool.name),
+                    format!("the daemon retries by itself; `shoal pool get {}` shows the state", pool.name),
                 ));
             }
             (api::PoolState::Filling | api::PoolState::Deleting, _) => {
@@ -144,10 +147,10 @@ fn show(pool: &api::Pool) -> anyhow::Result<()> {
     pool.reason.iter().for_each(|reason| line("reason", &plain(reason)));
     pool.retry_at.iter().for_each(|at| line("retry", at));
     line("ready", &format!("{} of {}", pool.ready, pool.replicas));
-    line("claims", &format!("{}, and {} found none ready", pool.claims, pool.misses));
+    line("claims", &format!("{}, and {} requests found no ready sandbox", pool.claims, pool.misses));
     line("id", &pool.id);
-    line("created", &pool.created_at);
-    line("updated", &pool.updated_at);
+    line("created", &age::ago_and_when(&pool.created_at));
+    line("updated", &age::ago_and_when(&pool.updated_at));
     print::text(&text)?;
     let members = pool.members.as_deref().unwrap_or_default();
     if members.is_empty() {
@@ -160,11 +163,11 @@ fn show(pool: &api::Pool) -> anyhow::Result<()> {
             vec![
                 member.id.to_string(),
                 member.name.clone(),
-                crate::sandboxes::word(&member.state),
+                print::word(&member.state),
                 member.template_version.to_string(),
-                member.created_at.clone(),
+                age::ago(&member.created_at),
             ]
         })
         .collect();
-    print::table(&["member", "name", "state", "version", "made"], &rows)
+    print::table(&["member", "name", "state", "version", "created"], &rows)
 }

@@ -9,15 +9,18 @@ use base64::engine::general_purpose::STANDARD as BASE64;
 use client::{Client, CommandId, CommandStream, SandboxId, StreamEvent, api};
 
 use crate::args::Run;
-use crate::detach::DetachKeys;
+use crate::commands::{image, sandbox, shell, variables};
+use crate::daemon::find;
+use crate::daemon::private::{self, Private};
 use crate::environment::Environment;
-use crate::interrupts::Interrupts;
-use crate::pipes::{Pipe, feed_stdin};
-use crate::private::{self, Private};
-use crate::progress::Waiting;
-use crate::report::{self, hinted};
-use crate::session::Left;
-use crate::{find, images, print, shell, terminal};
+use crate::output::print;
+use crate::output::progress::Waiting;
+use crate::output::report::{self, hinted};
+use crate::terminal;
+use crate::terminal::detach::DetachKeys;
+use crate::terminal::interrupts::Interrupts;
+use crate::terminal::pipes::{Pipe, feed_stdin};
+use crate::terminal::session::Left;
 
 /// After a timeout, as with timeout(1).
 const TIMED_OUT: i32 = 124;
@@ -66,14 +69,19 @@ enum Over {
     Ended(Box<api::Command>),
     /// A signal came first; the exit code that goes with it.
     Interrupted(i32),
-    /// Whoever read our output has gone.
+    /// The reader of our output has gone.
     ReaderGone,
 }
 
 /// `shoal run`
-pub async fn run(arguments: Run, environment: &Environment) -> anyhow::Result<i32> {
-    if arguments.terminal && !terminal::is_typed_on() {
-        return Err(hinted("-t needs a terminal to type on, and stdin is none", "leave -t out"));
+pub async fn run(mut arguments: Run, environment: &Environment) -> anyhow::Result<i32> {
+    let process = &mut arguments.process;
+    process.env = variables::collect(std::mem::take(&mut process.env), &process.env_files, environment)?;
+    if arguments.manner.background {
+        return background(&find::daemon(environment)?, &arguments, environment).await;
+    }
+    if arguments.manner.terminal && !terminal::is_typed_on() {
+        return Err(hinted("-t needs a terminal, and stdin is not one", "leave out -t"));
     }
     let mut interrupts = Interrupts::catch()?;
     let daemon = tokio::select! {
@@ -86,12 +94,12 @@ pub async fn run(arguments: Run, environment: &Environment) -> anyhow::Result<i3
             sandbox = find::sandbox(client, text) => sandbox?,
             code = interrupts.next() => return Ok(code),
         };
-        if arguments.terminal {
-            let keys = arguments.detach.detach_keys.clone();
+        if arguments.manner.terminal {
+            let keys = arguments.manner.detach.detach_keys.clone();
             let (command, left) =
-                shell::run(client, sandbox.id, &arguments, keys, &mut interrupts, environment).await;
-            let place = shell::Place { client, sandbox: sandbox.id, command };
-            return place.leave(left, arguments.timeout, &mut interrupts, environment).await;
+                shell::run(client, &sandbox, &arguments, keys, &mut interrupts, environment).await;
+            let place = shell::Place { client, sandbox: &sandbox, command, newest: true };
+            return place.leave(left, arguments.manner.timeout, &mut interrupts, environment).await;
         }
         return in_sandbox(client, sandbox.id, &arguments, &mut interrupts, environment).await;
     }
@@ -99,34 +107,34 @@ pub async fn run(arguments: Run, environment: &Environment) -> anyhow::Result<i3
         Ok(sandbox) => sandbox,
         Err(code) => return Ok(code),
     };
-    let result = if arguments.terminal {
+    let result = if arguments.manner.terminal {
         let keys = match &daemon {
-            Daemon::Shared(_) => arguments.detach.detach_keys.clone(),
+            Daemon::Shared(_) => arguments.manner.detach.detach_keys.clone(),
             // It ends with us, and so would what is left in it.
             Daemon::Private(_) => DetachKeys::none(),
         };
-        let (command, left) =
-            shell::run(client, sandbox, &arguments, keys, &mut interrupts, environment).await;
+        let (_, left) = shell::run(client, &sandbox, &arguments, keys, &mut interrupts, environment).await;
         match left {
             Ok(Left::Detached) => {
-                shell::say_left_running(sandbox, &command);
-                eprintln!("the sandbox stays until `shoal rm {sandbox}`");
+                let handle = sandbox::handle(&sandbox);
+                shell::say_left_running(&handle);
+                eprintln!("the sandbox stays until you delete it with `shoal rm {handle}`");
                 return Ok(0);
             }
             Ok(Left::Interrupted(code)) => Ok(code),
-            Ok(Left::Ended(command)) => concluded(&command, arguments.timeout, environment),
+            Ok(Left::Ended(command)) => concluded(&command, arguments.manner.timeout, environment),
             Err(error) => Err(error),
         }
     } else {
-        in_own_sandbox(client, sandbox, &arguments, &mut interrupts, environment).await
+        in_own_sandbox(client, sandbox.id, &arguments, &mut interrupts, environment).await
     };
     let _waiting = Waiting::new("deleting the sandbox");
     // A second signal leaves at once; the daemon carries the deletion on.
     tokio::select! {
-        deleted = client.delete_sandbox(sandbox) => if let Err(error) = deleted {
+        deleted = client.delete_sandbox(sandbox.id) => if let Err(error) = deleted {
             // Someone else deleted it: so be it.
             if error.code() != Some("sandbox_not_found") {
-                report::warning(&format!("cannot delete sandbox {sandbox}: {error}"), environment.colour);
+                report::warning(&format!("cannot delete sandbox `{}`: {error}", sandbox.name), environment.colour);
             }
         },
         code = interrupts.next() => return Ok(code),
@@ -134,20 +142,37 @@ pub async fn run(arguments: Run, environment: &Environment) -> anyhow::Result<i3
     result
 }
 
-/// Creates a sandbox. After a signal it is waited for all the same, so that it can be deleted.
-async fn create(
-    client: &Client,
-    arguments: &Run,
-    interrupts: &mut Interrupts,
-    environment: &Environment,
-) -> anyhow::Result<Result<SandboxId, i32>> {
-    if let Some(image) = &arguments.spec.image {
-        tokio::select! {
-            had = images::have(client, image, environment) => had?,
-            code = interrupts.next() => return Ok(Err(code)),
-        }
+/// Starts a command and leaves it running; prints the id to ask for it by.
+async fn background(client: &Client, arguments: &Run, environment: &Environment) -> anyhow::Result<i32> {
+    if let Some(text) = &arguments.sandbox {
+        let sandbox = find::sandbox(client, text).await?;
+        let command = client.start(sandbox.id, wish(arguments)).await?;
+        print::line(&command.id.to_string())?;
+        return Ok(0);
     }
-    let wish = api::CreateSandbox {
+    if let Some(image) = &arguments.spec.image {
+        image::have(client, image, environment).await?;
+    }
+    let waiting = Waiting::new("creating a sandbox");
+    let sandbox = client.create_sandbox(&new_sandbox(arguments)).await?;
+    drop(waiting);
+    if let Err(error) = client.start(sandbox.id, wish(arguments)).await {
+        // Nobody knows of the sandbox yet. If it cannot be deleted, that is less than what there is to say already.
+        let _ = client.delete_sandbox(sandbox.id).await;
+        return Err(error.into());
+    }
+    print::line(&sandbox.id.to_string())?;
+    let handle = sandbox::handle(&sandbox);
+    report::done(&format!(
+        "follow the output with `shoal logs -f {handle}`, delete with `shoal rm {handle}`"
+    ));
+    Ok(0)
+}
+
+/// The sandbox that a command wants for itself.
+fn new_sandbox(arguments: &Run) -> api::CreateSandbox {
+    api::CreateSandbox {
+        name: arguments.name.clone(),
         template: arguments.spec.template.clone(),
         pool: arguments.spec.pool.clone(),
         image: arguments.spec.image.clone(),
@@ -156,12 +181,28 @@ async fn create(
         disk: arguments.spec.disk.clone(),
         mounts: arguments.spec.mounts.clone(),
         ..Default::default()
-    };
+    }
+}
+
+/// Creates a sandbox. After a signal it is waited for all the same, so that it can be deleted.
+async fn create(
+    client: &Client,
+    arguments: &Run,
+    interrupts: &mut Interrupts,
+    environment: &Environment,
+) -> anyhow::Result<Result<api::Sandbox, i32>> {
+    if let Some(image) = &arguments.spec.image {
+        tokio::select! {
+            had = image::have(client, image, environment) => had?,
+            code = interrupts.next() => return Ok(Err(code)),
+        }
+    }
+    let wish = new_sandbox(arguments);
     let _waiting = Waiting::new("creating a sandbox");
     let creating = client.create_sandbox(&wish);
     tokio::pin!(creating);
     let code = tokio::select! {
-        sandbox = &mut creating => return Ok(Ok(sandbox?.id)),
+        sandbox = &mut creating => return Ok(Ok(sandbox?)),
         code = interrupts.next() => code,
     };
     let undo = async {
@@ -236,13 +277,13 @@ async fn in_sandbox(
 /// The exit code of a command whose output was shown as it came, with a word on stderr where it needs one.
 pub fn concluded(
     command: &api::Command,
-    timeout_seconds: Option<f64>,
+    timeout: Option<Duration>,
     environment: &Environment,
 ) -> anyhow::Result<i32> {
     let Some(result) = &command.result else {
         return Err(anyhow::Error::msg("the command ended without a result"));
     };
-    if let Some(error) = complaint(result, timeout_seconds) {
+    if let Some(error) = complaint(result, timeout) {
         report::failure(&error, environment.colour);
     }
     Ok(exit_code(result))
@@ -253,10 +294,10 @@ pub fn wish(arguments: &Run) -> api::RunCommand {
     api::RunCommand {
         // Where nothing is named, the image's own entrypoint runs.
         argv: Some(arguments.command.clone()).filter(|command| !command.is_empty()),
-        env: arguments.env.iter().cloned().collect(),
-        cwd: arguments.workdir.clone(),
-        user: arguments.user.clone(),
-        timeout_seconds: arguments.timeout,
+        env: arguments.process.env.iter().cloned().collect(),
+        cwd: arguments.process.workdir.clone(),
+        user: arguments.process.user.clone(),
+        timeout_seconds: arguments.manner.timeout.map(|timeout| timeout.as_secs_f64()),
         ..Default::default()
     }
 }
@@ -320,7 +361,7 @@ impl Streaming {
         if stdin {
             feed_stdin(stream.input());
         }
-        let to = if arguments.json {
+        let to = if arguments.manner.json {
             Output::Json { stdout: Kept::default(), stderr: Kept::default() }
         } else {
             Output::Pipes { stdout: Pipe::stdout(), stderr: Pipe::stderr() }
@@ -355,7 +396,7 @@ impl Streaming {
                         api::OutputStream::Stdout => "stdout",
                         api::OutputStream::Stderr => "stderr",
                     };
-                    report::warning(&format!("{} bytes of {name} are lost", to - from), environment.colour);
+                    report::warning(&format!("{} bytes of {name} were lost", to - from), environment.colour);
                 }
                 // What is refused here is stdin that the command does not take, as with any pipe.
                 StreamEvent::Command(_) | StreamEvent::Refused(_) => {}
@@ -394,7 +435,7 @@ impl Streaming {
                 stdout_cut,
                 stderr_cut,
             })?;
-        } else if let Some(error) = complaint(&result, arguments.timeout) {
+        } else if let Some(error) = complaint(&result, arguments.manner.timeout) {
             report::failure(&error, environment.colour);
         }
         Ok(exit_code(&result))
@@ -419,15 +460,16 @@ fn exit_code(result: &api::CommandResult) -> i32 {
 }
 
 /// What is said about a command that did not end by itself.
-fn complaint(result: &api::CommandResult, timeout_seconds: Option<f64>) -> Option<anyhow::Error> {
-    let message = || result.message.clone().unwrap_or_else(|| "it did not say why".into());
+fn complaint(result: &api::CommandResult, timeout: Option<Duration>) -> Option<anyhow::Error> {
+    let message = || result.message.clone().unwrap_or_else(|| "no reason given".into());
     match result.outcome {
         api::Outcome::Exited | api::Outcome::Signaled | api::Outcome::Killed => None,
         api::Outcome::TimedOut | api::Outcome::IdleTimedOut => {
-            let seconds = timeout_seconds.map_or_else(String::new, |seconds| format!(" after {seconds} s"));
-            Some(anyhow::Error::msg(format!("the command was ended{seconds}: {}", message())))
+            let seconds =
+                timeout.map_or_else(String::new, |timeout| format!(" after {} s", timeout.as_secs_f64()));
+            Some(anyhow::Error::msg(format!("the command was killed{seconds}: {}", message())))
         }
-        api::Outcome::OutOfMemory => Some(hinted(message(), "give the sandbox more with --memory")),
+        api::Outcome::OutOfMemory => Some(hinted(message(), "give the sandbox more memory with --memory")),
         api::Outcome::FailedToStart | api::Outcome::SandboxGone => Some(anyhow::Error::msg(message())),
     }
 }

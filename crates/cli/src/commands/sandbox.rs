@@ -1,25 +1,27 @@
-//! `shoal create`, `ls`, `inspect` and `rm`.
+//! `shoal create`, `ls`, `inspect`, `rename` and `rm`.
 
-use client::api;
+use client::{ClientError, api};
 use serde::Serialize;
 
-use crate::args::{Create, Inspect, List, Remove};
+use crate::args::{Create, Inspect, List, Remove, Rename};
+use crate::commands::{command, image, variables};
+use crate::daemon::find::{self, Sure};
 use crate::environment::Environment;
-use crate::progress::Waiting;
-use crate::{amount, find, images, print, report};
+use crate::output::progress::Waiting;
+use crate::output::{age, amount, print, report};
 
 /// `shoal create`
 pub async fn create(arguments: Create, environment: &Environment) -> anyhow::Result<i32> {
     let client = find::daemon(environment)?;
     if let (Some(image), false) = (&arguments.spec.image, arguments.no_wait) {
-        images::have(&client, image, environment).await?;
+        image::have(&client, image, environment).await?;
     }
     let wish = api::CreateSandbox {
         image: arguments.spec.image,
         name: arguments.name,
         template: arguments.spec.template,
         pool: arguments.spec.pool,
-        env: arguments.env.into_iter().collect(),
+        env: variables::collect(arguments.env, &arguments.env_files, environment)?.into_iter().collect(),
         cpu: arguments.spec.cpu,
         memory: arguments.spec.memory,
         disk: arguments.spec.disk,
@@ -48,6 +50,12 @@ pub async fn list(arguments: List, environment: &Environment) -> anyhow::Result<
         print::json(&sandboxes)?;
         return Ok(0);
     }
+    if arguments.quiet {
+        for sandbox in &sandboxes {
+            print::line(&sandbox.id.to_string())?;
+        }
+        return Ok(0);
+    }
     let labelled = sandboxes.iter().any(|sandbox| !sandbox.labels.is_empty());
     let imaged = sandboxes.iter().any(|sandbox| sandbox.image != "host" || sandbox.image_alias.is_some());
     let rows: Vec<Vec<String>> = sandboxes
@@ -57,9 +65,9 @@ pub async fn list(arguments: List, environment: &Environment) -> anyhow::Result<
             let mut row = vec![
                 sandbox.id.to_string(),
                 sandbox.name,
-                word(&sandbox.state),
+                print::word(&sandbox.state),
                 sandbox.template,
-                sandbox.created_at,
+                age::ago(&sandbox.created_at),
             ];
             if imaged {
                 row.push(image);
@@ -105,17 +113,17 @@ pub async fn inspect(arguments: Inspect, environment: &Environment) -> anyhow::R
     let mut facts = vec![
         ("id", sandbox.id.to_string()),
         ("name", sandbox.name),
-        ("state", word(&sandbox.state)),
+        ("state", print::word(&sandbox.state)),
         ("template", template),
         ("image", image),
         ("cpu", amount::cpu(sandbox.limits.cpu_millis.into())),
         ("memory", amount::memory(sandbox.limits.memory_bytes)),
-        ("processes", sandbox.limits.pids.to_string()),
-        ("created", sandbox.created_at),
     ];
-    facts.extend(sandbox.claimed_from.map(|pool| ("claimed", format!("from pool {pool}"))));
     facts.extend(sandbox.limits.disk_bytes.map(|bytes| ("disk", amount::memory(bytes))));
-    facts.extend(sandbox.mounts.iter().map(|mount| ("mount", crate::volumes::mount_text(mount))));
+    facts.push(("processes", sandbox.limits.pids.to_string()));
+    facts.push(("created", age::ago_and_when(&sandbox.created_at)));
+    facts.extend(sandbox.claimed_from.map(|pool| ("claimed", format!("from pool {pool}"))));
+    facts.extend(sandbox.mounts.iter().map(|mount| ("mount", crate::commands::volume::mount_text(mount))));
     facts.extend(sandbox.image_digest.map(|digest| ("digest", digest)));
     facts.extend(sandbox.reason.map(|reason| ("reason", reason)));
     facts.extend(sandbox.labels.into_iter().map(|(key, value)| ("label", format!("{key}={value}"))));
@@ -126,46 +134,17 @@ pub async fn inspect(arguments: Inspect, environment: &Environment) -> anyhow::R
     print::table(&["sandbox", ""], &rows)?;
     if !commands.is_empty() {
         print::line("")?;
-        let rows: Vec<Vec<String>> = commands.iter().map(command_row).collect();
-        print::table(&["command", "state", "exit", "created", "program"], &rows)?;
+        command::table(&commands)?;
     }
     Ok(0)
 }
 
-fn command_row(command: &api::Command) -> Vec<String> {
-    let program = command.argv.as_ref().map(|argv| argv.join(" ")).or_else(|| command.script.clone());
-    vec![
-        command.id.to_string(),
-        word(&command.state),
-        command.result.as_ref().map(ending).unwrap_or_default(),
-        command.created_at.clone(),
-        program.unwrap_or_default(),
-    ]
-}
-
-/// How a command ended: its exit code if it exited, else in words, since a number would say less than is known.
-fn ending(result: &api::CommandResult) -> String {
-    match (result.outcome, result.exit_code, result.signal) {
-        (api::Outcome::Exited | api::Outcome::FailedToStart, Some(code), _) => code.to_string(),
-        (api::Outcome::Signaled, _, Some(signal)) => format!("signal {signal}"),
-        (outcome, _, _) => word(&outcome).replace('_', " "),
-    }
-}
-
 /// A rule of a lifetime as `--rule` takes it.
 fn rule_text(rule: &api::KeptRule) -> String {
-    let idle = if rule.acts { "" } else { " (kept, does not act in this version)" };
+    let idle = if rule.acts { "" } else { " (inactive in this version)" };
     let typed = |word: String| word.replace('_', "-");
     let after = amount::length(rule.after_seconds);
-    format!("{}:{after}:{}{idle}", typed(word(&rule.since)), typed(word(&rule.action)))
-}
-
-/// A state as the API spells it.
-pub fn word<T: Serialize>(state: &T) -> String {
-    match serde_json::to_value(state) {
-        Ok(serde_json::Value::String(word)) => word,
-        Ok(_) | Err(_) => String::new(),
-    }
+    format!("{}:{after}:{}{idle}", typed(print::word(&rule.since)), typed(print::word(&rule.action)))
 }
 
 /// One line of what `shoal rm --json` prints.
@@ -177,23 +156,56 @@ struct Removed<'a> {
     error: Option<String>,
 }
 
+/// `shoal rename`
+pub async fn rename(arguments: Rename, environment: &Environment) -> anyhow::Result<i32> {
+    let client = find::daemon(environment)?;
+    let before = find::sandbox(&client, &arguments.sandbox).await?;
+    let wish = api::UpdateSandbox { name: Some(arguments.new), ..Default::default() };
+    let sandbox = client.update_sandbox(before.id, &wish).await?;
+    if arguments.json {
+        print::json(&sandbox)?;
+    } else {
+        report::done(&format!("renamed `{}` to `{}`", before.name, sandbox.name));
+    }
+    Ok(0)
+}
+
+/// What to call a sandbox on the command line: its name, or the beginning of its id where a shell would read the name otherwise.
+pub fn handle(sandbox: &api::Sandbox) -> String {
+    let plain = |character: char| character.is_ascii_alphanumeric() || "._-".contains(character);
+    let name = &sandbox.name;
+    if !name.is_empty() && !name.starts_with('-') && name.chars().all(plain) {
+        return name.clone();
+    }
+    print::short_id(&sandbox.id.to_string()).to_owned()
+}
+
 /// `shoal rm`: each one, whatever becomes of the others.
 pub async fn remove(arguments: Remove, environment: &Environment) -> anyhow::Result<i32> {
     let client = find::daemon(environment)?;
+    // What to delete, and what to call it.
+    let chosen: Vec<(String, String)> = if arguments.all || !arguments.labels.is_empty() {
+        let sandboxes = client.sandboxes_labelled(&arguments.labels).await?;
+        sandboxes.into_iter().map(|sandbox| (sandbox.id.to_string(), sandbox.name)).collect()
+    } else {
+        arguments.sandboxes.into_iter().map(|text| (text.clone(), text)).collect()
+    };
     let mut all = Vec::new();
-    for text in &arguments.sandboxes {
+    for (text, shown) in &chosen {
         let removed = async {
             let sandbox = match text.parse() {
                 Ok(id) => id,
-                Err(_) => find::sandbox(&client, text).await?.id,
+                Err(_) => find::sandbox_surely(&client, text, Sure::Whole).await?.id,
             };
             anyhow::Ok(client.delete_sandbox(sandbox).await?)
         };
         let waiting = Waiting::new("deleting sandboxes");
-        let error = removed.await.err();
+        let error = removed.await.err().filter(|error| !(arguments.force && is_missing(error)));
         drop(waiting);
-        if let Some(error) = &error {
-            report::failure(error, environment.colour);
+        match &error {
+            Some(error) => report::failure(error, environment.colour),
+            None if arguments.quiet => {}
+            None => report::done(&format!("deleted sandbox `{shown}`")),
         }
         all.push(Removed {
             sandbox: text,
@@ -205,4 +217,33 @@ pub async fn remove(arguments: Remove, environment: &Environment) -> anyhow::Res
         print::json(&all)?;
     }
     Ok(i32::from(all.iter().any(|removed| !removed.deleted)))
+}
+
+/// Whether a sandbox was not deleted because there is none.
+fn is_missing(error: &anyhow::Error) -> bool {
+    let refused =
+        error.downcast_ref::<ClientError>().is_some_and(|error| error.code() == Some("sandbox_not_found"));
+    refused || find::is_missing(error)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_handle_can_be_typed() {
+        let sandbox = |name: &str| {
+            let json = serde_json::json!({
+                "id": "3f2b8c1e-90ab-4def-8123-456789abcdef", "name": name, "state": "running",
+                "template": "default", "image": "host", "created_at": "2026-01-31T09:05:00.250Z",
+                "limits": {"cpu_millis": 1000, "memory_bytes": 1, "pids": 1},
+                "labels": {}, "lifetime": [], "env": {}, "mounts": [],
+            });
+            serde_json::from_value::<api::Sandbox>(json).expect("it is what the API answers")
+        };
+        assert_eq!(handle(&sandbox("silver-spoon.2")), "silver-spoon.2");
+        for name in ["two words", "-x", "a:b", "$(x)"] {
+            assert_eq!(handle(&sandbox(name)), "3f2b8c1e", "{name}");
+        }
+    }
 }

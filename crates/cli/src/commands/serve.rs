@@ -5,21 +5,17 @@ use std::sync::Arc;
 use anyhow::Context;
 use runtime::StoreConfig;
 use runtime::ns::{NsBackend, NsConfig, forget_installation};
-use server::log::{self, Format};
-use server::traces::Traces;
-use server::{
-    ConfigError, Daemon, DataDir, DataDirError, Ended, Layers, Listener, PrivateDir, ServeError, Settings,
-    Start, choose_key,
-};
+use server::observe::log::{self, Format};
+use server::observe::traces::Traces;
+use server::{Daemon, DataDir, Ended, Layers, Listener, PrivateDir, ServeError, Settings, Start, choose_key};
 
 use wire::launch::StoreKind;
 
 use crate::args::{DaemonFlags, Serve};
+use crate::daemon::{FIRST_OWN_DESCRIPTOR, notify, settings};
 use crate::environment::Environment;
-use crate::{config, notify, print};
+use crate::output::print;
 
-/// The first descriptor beyond stdin, stdout and stderr.
-pub const FIRST_OWN_DESCRIPTOR: i32 = 3;
 /// The file that this process was started from, whatever has become of its name: a launcher of another build, put in place for
 /// the next start, would not understand this daemon.
 const OWN_PROGRAM: &str = "/proc/self/exe";
@@ -28,20 +24,20 @@ const PRIVATE_LISTEN: &str = "127.0.0.1:0";
 
 /// `shoal serve`
 pub async fn serve(arguments: Serve, environment: &Environment) -> anyhow::Result<i32> {
-    // What whoever started the daemon had open beside the three that everyone has is no business of the launcher's.
+    // The launcher must not inherit other descriptors of the process that started the daemon.
     runtime::sys::close_on_exec_from(FIRST_OWN_DESCRIPTOR).context("cannot mark descriptors")?;
     let private = arguments.private.as_deref().map(PrivateDir::new);
     if private.is_some() {
-        // A session of its own, so that Ctrl-C and the end of the terminal of whoever started it do not reach it.
+        // A session of its own, so that Ctrl-C and the end of the terminal that started it do not reach it.
         rustix::process::setsid().context("cannot leave the session")?;
     }
     let take_over = arguments.take_over;
-    let config = config::whole(&layers(arguments.flags, environment, private.as_ref())?)?;
+    let config = settings::whole(&layers(arguments.flags, environment, private.as_ref())?)?;
     let format = if config.log_json { Format::Json } else { Format::Human { colour: environment.colour } };
     let filter = environment.log.as_deref().unwrap_or(log::FILTER_DEFAULT);
     let traces = config.otlp_endpoint.as_ref().map(Traces::start).transpose()?;
     log::start(format, filter, traces.as_ref())
-        .with_context(|| format!("SHOAL_LOG is `{filter}`, which is no filter"))?;
+        .with_context(|| format!("SHOAL_LOG is not a valid filter: `{filter}`"))?;
 
     let data_dir = match take_over {
         true => {
@@ -107,14 +103,6 @@ fn layers(
         };
         return Ok(Layers { flags, ..Layers::default() });
     }
-    let file = config::file(arguments.config.as_deref(), environment)?;
-    config::layers(arguments, environment, file)
-}
-
-/// What to do about a failure of the daemon, where there is something.
-pub fn hint(cause: &(dyn std::error::Error + 'static)) -> Option<String> {
-    let config = cause.downcast_ref::<ConfigError>().and_then(ConfigError::hint);
-    let data_dir = cause.downcast_ref::<DataDirError>().and_then(DataDirError::hint).map(str::to_owned);
-    let serve = || cause.downcast_ref::<ServeError>().and_then(ServeError::hint).map(str::to_owned);
-    config.or(data_dir).or_else(serve)
+    let file = settings::file(arguments.config.as_deref(), environment)?;
+    settings::layers(arguments, environment, file)
 }

@@ -7,9 +7,10 @@ use std::time::{Duration, Instant};
 use client::{Client, SandboxId, api};
 
 use crate::args::Stats;
+use crate::daemon::find;
 use crate::environment::Environment;
-use crate::progress::size;
-use crate::{find, print};
+use crate::output::progress::size;
+use crate::output::{amount, print};
 
 /// How long to look before the first table, so that it can tell how busy processors are now and not since the beginning.
 const FIRST_LOOK: Duration = Duration::from_millis(500);
@@ -29,7 +30,7 @@ pub async fn stats(arguments: Stats, environment: &Environment) -> anyhow::Resul
         }
         return Ok(0);
     }
-    let interval = Duration::from_secs_f64(arguments.interval);
+    let interval = arguments.interval;
     let clears = arguments.watch && std::io::stdout().is_terminal();
     let mut pause = FIRST_LOOK.min(interval);
     loop {
@@ -107,8 +108,7 @@ impl Look {
 }
 
 /// The head of a table of sandboxes.
-pub const HEADER: [&str; 9] =
-    ["id", "name", "state", "cpu", "cpu time", "memory", "pids", "disk", "commands"];
+pub const HEADER: [&str; 9] = ["id", "name", "state", "cpu", "time", "memory", "pids", "disk", "cmds"];
 
 /// What such a table says of one.
 pub fn row(stats: &api::SandboxStats, used_before: Option<f64>, between: f64) -> Vec<String> {
@@ -117,19 +117,20 @@ pub fn row(stats: &api::SandboxStats, used_before: Option<f64>, between: f64) ->
     let usage = stats.usage.as_ref();
     let cpu = usage.zip(used_before).filter(|_| between > 0.0).map(|(usage, before)| {
         let busy = (usage.cpu_seconds - before).max(0.0) / between;
-        format!("{busy:.2} / {}", processors(limits.cpu_millis.into()))
+        format!("{busy:.2}/{}", processors(limits.cpu_millis.into()))
     });
     vec![
         stats.sandbox_id.to_string(),
         stats.name.clone(),
-        crate::sandboxes::word(&stats.state),
+        print::word(&stats.state),
         cpu.unwrap_or_else(none),
         usage.map_or_else(none, |usage| time(usage.cpu_seconds)),
         usage.map_or_else(none, |usage| of(usage.memory_bytes, limits.memory_bytes)),
-        usage.map_or_else(none, |usage| format!("{} / {}", usage.pids, limits.pids)),
+        usage.map_or_else(none, |usage| format!("{}/{}", usage.pids, limits.pids)),
         stats.disk.as_ref().map_or_else(none, |disk| {
-            let more = if disk.complete { "" } else { "> " };
-            let held = limits.disk_bytes.map_or_else(|| size(disk.bytes), |limit| of(disk.bytes, limit));
+            let more = if disk.complete { "" } else { ">" };
+            let held =
+                limits.disk_bytes.map_or_else(|| amount::rounded(disk.bytes), |limit| of(disk.bytes, limit));
             format!("{more}{held}")
         }),
         stats.commands_running.to_string(),
@@ -163,7 +164,7 @@ fn machine(machine: &api::MachineStats) -> String {
 }
 
 fn of(used: u64, limit: u64) -> String {
-    format!("{} / {}", size(used), size(limit))
+    format!("{}/{}", amount::rounded(used), amount::memory(limit))
 }
 
 /// Thousandths of a processor, as short as they can be said.
@@ -177,10 +178,10 @@ fn processors(millis: u64) -> String {
 /// A length of time, in the unit that tells most.
 fn time(seconds: f64) -> String {
     match seconds {
-        s if s < 1.0 => format!("{:.0} ms", s * 1000.0),
-        s if s < 60.0 => format!("{s:.1} s"),
-        s if s < 3600.0 => format!("{}m {:02}s", s as u64 / 60, s as u64 % 60),
-        s => format!("{}h {:02}m", s as u64 / 3600, s as u64 / 60 % 60),
+        s if s < 1.0 => format!("{:.0}ms", s * 1000.0),
+        s if s < 60.0 => format!("{s:.1}s"),
+        s if s < 3600.0 => format!("{}m{:02}s", s as u64 / 60, s as u64 % 60),
+        s => format!("{}h{:02}m", s as u64 / 3600, s as u64 / 60 % 60),
     }
 }
 
@@ -203,17 +204,14 @@ mod tests {
     #[test]
     fn a_row_says_what_is_used_and_what_may_be() {
         let row = row(&of_sandbox(10.5, true), Some(10.0), 2.0);
-        assert_eq!(
-            row[2..],
-            ["running", "0.25 / 1.5", "10.5 s", "34.0 MiB / 2.0 GiB", "4 / 512", "12.0 MiB", "1"]
-        );
+        assert_eq!(row[2..], ["running", "0.25/1.5", "10.5s", "34Mi/2Gi", "4/512", "12Mi", "1"]);
     }
 
     #[test]
     fn what_is_not_known_is_not_made_up() {
         let mut stats = of_sandbox(1.0, false);
         assert_eq!(row(&stats, None, 1.0)[3], "-", "one look tells no rate");
-        assert_eq!(row(&stats, None, 1.0)[7], "> 12.0 MiB");
+        assert_eq!(row(&stats, None, 1.0)[7], ">12Mi");
         (stats.usage, stats.disk) = (None, None);
         assert_eq!(row(&stats, Some(1.0), 1.0)[3..8], ["-", "-", "-", "-", "-"]);
     }
@@ -221,7 +219,7 @@ mod tests {
     #[test]
     fn lengths_are_short() {
         for (seconds, text) in
-            [(0.0, "0 ms"), (0.25, "250 ms"), (59.94, "59.9 s"), (61.0, "1m 01s"), (7260.0, "2h 01m")]
+            [(0.0, "0ms"), (0.25, "250ms"), (59.94, "59.9s"), (61.0, "1m01s"), (7260.0, "2h01m")]
         {
             assert_eq!(time(seconds), text);
         }

@@ -10,12 +10,14 @@ use serde::Deserialize;
 use crate::args::{
     ApplyTemplates, CreateTemplate, PrepareTemplate, Template, TemplateAction, UpdateTemplate,
 };
+use crate::commands::{build, delete_each};
+use crate::daemon::find::{self, Sure};
 use crate::environment::Environment;
-use crate::layers::Layers;
-use crate::print::Paint;
-use crate::progress::Waiting;
-use crate::report::hinted;
-use crate::{amount, build, find, print, report};
+use crate::output::layers::Layers;
+use crate::output::print::Paint;
+use crate::output::progress::Waiting;
+use crate::output::report::hinted;
+use crate::output::{age, amount, print, report};
 
 /// A longer file is a mistake.
 const FILE_MAX: u64 = 1024 * 1024;
@@ -26,7 +28,8 @@ pub async fn template(arguments: Template, environment: &Environment) -> anyhow:
     match arguments.action {
         TemplateAction::Create(arguments) => create(&client, *arguments, environment).await,
         TemplateAction::Get(arguments) => {
-            let template = client.template(&arguments.name).await?;
+            let template =
+                client.template(&find::template(&client, &arguments.name, Sure::Unique).await?).await?;
             if arguments.json {
                 print::json(&template)?
             } else {
@@ -38,14 +41,12 @@ pub async fn template(arguments: Template, environment: &Environment) -> anyhow:
         TemplateAction::Update(arguments) => update(&client, *arguments, environment).await,
         TemplateAction::Prepare(arguments) => prepare(&client, arguments, environment).await,
         TemplateAction::Rm(arguments) => {
-            let mut failures = 0;
-            for name in &arguments.names {
-                if let Err(error) = client.delete_template(name).await {
-                    failures += 1;
-                    report::failure(&error.into(), environment.colour);
-                }
-            }
-            Ok(i32::from(failures > 0))
+            let delete = async |name: &str| {
+                let name = find::template(&client, name, Sure::Whole).await?;
+                client.delete_template(&name).await?;
+                anyhow::Ok(name)
+            };
+            Ok(delete_each("template", &arguments.names, environment, delete).await)
         }
         TemplateAction::Apply(arguments) => apply(&client, arguments, environment).await,
     }
@@ -84,12 +85,13 @@ async fn update(
         pairs.extend(set);
         changes.then_some(pairs)
     };
+    let name = find::template(client, &arguments.template, Sure::Unique).await?;
     // Maps are replaced as a whole, so what stays has to be said again.
     let same = arguments.env.is_empty() && arguments.labels.is_empty() && arguments.mounts.is_empty();
     let (env, labels, mut mounts) = match same {
         true => (BTreeMap::new(), BTreeMap::new(), Vec::new()),
         false => {
-            let before = client.template(&arguments.template).await?;
+            let before = client.template(&name).await?;
             (before.env, before.labels, before.mounts)
         }
     };
@@ -114,7 +116,7 @@ async fn update(
         labels: pairs(labels, arguments.no_labels, arguments.labels),
         mounts,
     };
-    let template = client.update_template(&arguments.template, &update).await?;
+    let template = client.update_template(&name, &update).await?;
     finish(client, template, arguments.wait, arguments.json, environment).await
 }
 
@@ -123,7 +125,8 @@ async fn prepare(
     arguments: PrepareTemplate,
     environment: &Environment,
 ) -> anyhow::Result<i32> {
-    let template = client.prepare_template(&arguments.name).await?;
+    let template =
+        client.prepare_template(&find::template(client, &arguments.name, Sure::Unique).await?).await?;
     finish(client, template, arguments.wait, arguments.json, environment).await
 }
 
@@ -178,7 +181,7 @@ pub async fn settled(
     match &template.reason {
         Some(reason) if template.state == api::TemplateState::Failed => Err(hinted(
             format!("template `{}` could not be prepared: {reason}", template.name),
-            format!("mend that, then try again: shoal template prepare --wait {}", template.name),
+            format!("fix the cause, then retry with `shoal template prepare --wait {}`", template.name),
         )),
         Some(_) | None => Ok(template),
     }
@@ -225,7 +228,7 @@ async fn list(client: &Client, json: bool) -> anyhow::Result<i32> {
                 amount::memory(template.limits.memory_bytes),
                 template.disk_bytes.map_or_else(|| "-".into(), amount::memory),
                 template.sandboxes.to_string(),
-                template.updated_at.clone().unwrap_or_else(|| "built in".into()),
+                template.updated_at.as_deref().map_or_else(|| "built in".into(), age::ago),
             ]
         })
         .collect();
@@ -250,7 +253,10 @@ fn described(template: &api::Template) -> String {
     if let Some(disk) = template.disk_bytes {
         line("disk", &amount::memory(disk));
     }
-    template.mounts.iter().for_each(|mount| line("mount", &plain(&crate::volumes::mount_text(mount))));
+    template
+        .mounts
+        .iter()
+        .for_each(|mount| line("mount", &plain(&crate::commands::volume::mount_text(mount))));
     template.cwd.iter().for_each(|cwd| line("directory", &plain(cwd)));
     template.user.iter().for_each(|user| line("user", &plain(user)));
     if !template.command.is_empty() {
@@ -260,8 +266,8 @@ fn described(template: &api::Template) -> String {
     template.labels.iter().for_each(|(key, value)| line("label", &plain(&format!("{key}={value}"))));
     line("sandboxes", &template.sandboxes.to_string());
     template.id.iter().for_each(|id| line("id", id));
-    template.created_at.iter().for_each(|at| line("created", at));
-    template.updated_at.iter().for_each(|at| line("updated", at));
+    template.created_at.iter().for_each(|at| line("created", &age::ago_and_when(at)));
+    template.updated_at.iter().for_each(|at| line("updated", &age::ago_and_when(at)));
     text
 }
 
@@ -330,17 +336,20 @@ async fn apply_one(
     };
     let context = match (steps.script, image) {
         (Some(_), None) => {
-            return Err(hinted("`build.script` needs something to run in", "name an `image` beside it"));
+            return Err(hinted("`build.script` needs an image to run in", "set `image` next to it"));
         }
         (Some(_), Some(_)) if steps.dockerfile.is_some() => {
-            return Err(hinted("`build` has a script and a Dockerfile", "give one of them"));
+            return Err(hinted("`build` has both a script and a Dockerfile", "keep one of them"));
         }
         (Some(script), Some(image)) => {
             wish.dockerfile = None;
             Upload::bytes(build::script_context(&image, &script))
         }
         (None, Some(_)) => {
-            return Err(hinted("`image` and a Dockerfile say two things", "leave `image` out: FROM says it"));
+            return Err(hinted(
+                "`image` and a Dockerfile exclude each other",
+                "remove `image`; FROM in the Dockerfile names it",
+            ));
         }
         (None, None) => {
             let directory = beside.join(steps.context.unwrap_or_default());
@@ -359,11 +368,11 @@ fn read(path: &Path) -> anyhow::Result<File> {
     }
     let text = std::fs::read_to_string(path).with_context(|| format!("cannot read `{shown}`"))?;
     let file: File = toml::from_str(&text).map_err(|error| {
-        let hint = "`shoal template apply --help` shows what such a file looks like";
-        hinted(format!("`{shown}` is not a file of templates: {}", error.to_string().trim_end()), hint)
+        let hint = "see `shoal template apply --help` for an example";
+        hinted(format!("`{shown}` is not a valid templates file: {}", error.to_string().trim_end()), hint)
     })?;
     if file.templates.is_empty() {
-        let hint = "describe one under `[templates.NAME]`";
+        let hint = "add one under `[templates.NAME]`";
         return Err(hinted(format!("`{shown}` has no templates"), hint));
     }
     Ok(file)

@@ -16,11 +16,13 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 
 use crate::args::{Top, TopSort};
+use crate::commands::{pool, stats};
+use crate::daemon::find;
 use crate::environment::Environment;
-use crate::interrupts::Interrupts;
-use crate::progress::size;
+use crate::output::print;
+use crate::output::progress::size;
+use crate::terminal::interrupts::Interrupts;
 use crate::terminal::{self, Raw};
-use crate::{find, pools, print, stats};
 
 /// How long to look before the first table, so that it can tell how busy processors are now.
 const FIRST_LOOK: Duration = Duration::from_millis(500);
@@ -39,7 +41,7 @@ pub async fn top(arguments: Top, environment: &Environment) -> anyhow::Result<i3
         print::json(&first.seen)?;
         return Ok(0);
     }
-    let interval = Duration::from_secs_f64(arguments.interval);
+    let interval = arguments.interval;
     let view = View { sort: arguments.sort, ..View::default() };
     if arguments.once || !io::stdout().is_terminal() || !terminal::is_typed_on() {
         tokio::time::sleep(FIRST_LOOK.min(interval)).await;
@@ -71,7 +73,7 @@ impl Look {
     }
 }
 
-/// How whoever looks wants to see it.
+/// How the table is shown.
 #[derive(Debug, Clone, Copy)]
 struct View {
     sort: TopSort,
@@ -283,9 +285,9 @@ fn shown(before: &Look, now: &Look, view: &View, room: Option<(usize, usize)>) -
     if !now.seen.pools.is_empty() {
         // Pools have at most a third of the screen.
         let most = room.map_or(usize::MAX, |(rows, _)| (rows / 3).max(2));
-        let rows: Vec<Vec<String>> = now.seen.pools.iter().take(most).map(pools::row).collect();
+        let rows: Vec<Vec<String>> = now.seen.pools.iter().take(most).map(pool::row).collect();
         text.push('\n');
-        text.push_str(&print::columns(&pools::HEADER, &rows));
+        text.push_str(&print::columns(&pool::HEADER, &rows));
         if now.seen.pools.len() > most {
             text.push_str(&format!("and {} more pools\n", now.seen.pools.len() - most));
         }
@@ -340,7 +342,7 @@ fn head(now: &Look, busy: f64, view: &View) -> String {
         "{}, {} with {ready} of {wanted} ready, by {sorted}{}\n",
         counted(sandboxes.len(), "sandbox", "sandboxes"),
         counted(pools.len(), "pool", "pools"),
-        if view.still { ", standing still" } else { "" },
+        if view.still { ", paused" } else { "" },
     );
     text.push_str(&format!(
         "{busy:.2} of {} processors used by them, memory {}, disk {}\n",

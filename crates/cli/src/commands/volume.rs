@@ -9,12 +9,14 @@ use client::{Client, SandboxId, Upload, api};
 use tokio::sync::mpsc;
 
 use crate::args::{Copy, CopyVolume, CreateVolume, ExportVolume, ImportVolume, Volume, VolumeAction};
-use crate::copy::{self, Copied, End, PIECES_MAX};
+use crate::commands::copy::{self, Copied, End, PIECES_MAX};
+use crate::commands::delete_each;
+use crate::daemon::find::{self, Sure};
 use crate::environment::Environment;
-use crate::interrupts::Interrupts;
-use crate::progress::{Progress, Waiting};
-use crate::report::hinted;
-use crate::{amount, find, print, report};
+use crate::output::progress::{Progress, Waiting};
+use crate::output::report::hinted;
+use crate::output::{age, amount, print, report};
+use crate::terminal::interrupts::Interrupts;
 
 /// What a volume holds when nobody says how much: enough to begin with, and it can grow.
 const SIZE_DEFAULT: &str = "1Gi";
@@ -27,7 +29,7 @@ pub async fn volume(arguments: Volume, environment: &Environment) -> anyhow::Res
     match arguments.action {
         VolumeAction::Create(arguments) => create(&client, arguments).await,
         VolumeAction::Get(arguments) => {
-            let volume = client.volume(&arguments.name).await?;
+            let volume = client.volume(&find::volume(&client, &arguments.name, Sure::Unique).await?).await?;
             match arguments.json {
                 true => print::json(&volume)?,
                 false => print::line(described(&volume).trim_end())?,
@@ -37,21 +39,21 @@ pub async fn volume(arguments: Volume, environment: &Environment) -> anyhow::Res
         VolumeAction::Ls(arguments) => list(&client, arguments.json).await,
         VolumeAction::Resize(arguments) => {
             let update = api::UpdateVolume { size: Some(arguments.size), ..Default::default() };
-            told(&client.update_volume(&arguments.name, &update).await?, arguments.json)
+            let name = find::volume(&client, &arguments.name, Sure::Unique).await?;
+            told(&client.update_volume(&name, &update).await?, arguments.json)
         }
         VolumeAction::Rename(arguments) => {
             let update = api::UpdateVolume { name: Some(arguments.new), ..Default::default() };
-            told(&client.update_volume(&arguments.name, &update).await?, arguments.json)
+            let name = find::volume(&client, &arguments.name, Sure::Unique).await?;
+            told(&client.update_volume(&name, &update).await?, arguments.json)
         }
         VolumeAction::Rm(arguments) => {
-            let mut failures = 0;
-            for name in &arguments.names {
-                if let Err(error) = client.delete_volume(name).await {
-                    failures += 1;
-                    report::failure(&error.into(), environment.colour);
-                }
-            }
-            Ok(i32::from(failures > 0))
+            let delete = async |name: &str| {
+                let name = find::volume(&client, name, Sure::Whole).await?;
+                client.delete_volume(&name).await?;
+                anyhow::Ok(name)
+            };
+            Ok(delete_each("volume", &arguments.names, environment, delete).await)
         }
         VolumeAction::Cp(arguments) => copy(&client, arguments, environment).await,
         VolumeAction::Import(arguments) => import(&client, arguments, environment).await,
@@ -98,9 +100,9 @@ async fn list(client: &Client, json: bool) -> anyhow::Result<i32> {
         vec![
             print::plain(&volume.name).to_string(),
             amount::memory(volume.size_bytes),
-            volume.used_bytes.map_or_else(|| "-".into(), used),
+            volume.used_bytes.map_or_else(|| "-".into(), amount::rounded),
             if holders.is_empty() { "-".into() } else { holders.join(" ") },
-            volume.created_at,
+            age::ago(&volume.created_at),
         ]
     };
     let rows: Vec<Vec<String>> = volumes.into_iter().map(row).collect();
@@ -108,27 +110,20 @@ async fn list(client: &Client, json: bool) -> anyhow::Result<i32> {
     Ok(0)
 }
 
-/// Rounded to what people read at a glance.
-fn used(bytes: u64) -> String {
-    const UNITS: [(u64, &str); 3] = [(1 << 30, "Gi"), (1 << 20, "Mi"), (1 << 10, "Ki")];
-    let unit = UNITS.into_iter().find(|(size, _)| bytes >= *size);
-    unit.map_or_else(|| bytes.to_string(), |(size, unit)| format!("{:.1}{unit}", bytes as f64 / size as f64))
-}
-
 fn described(volume: &api::Volume) -> String {
     let mut text = String::new();
     let mut line = |name: &str, value: &str| text += &format!("{name:<10} {value}\n");
     line("name", &print::plain(&volume.name));
-    let kept = if volume.size_enforced { "" } else { " (not enforced: the store has no limits)" };
+    let kept = if volume.size_enforced { "" } else { " (not enforced: the storage has no limits)" };
     line("size", &format!("{}{kept}", amount::memory(volume.size_bytes)));
-    volume.used_bytes.iter().for_each(|bytes| line("used", &used(*bytes)));
+    volume.used_bytes.iter().for_each(|bytes| line("used", &amount::rounded(*bytes)));
     for holder in &volume.mounted_by {
-        let end = if holder.read_only { ", to look only" } else { "" };
+        let end = if holder.read_only { ", read-only" } else { "" };
         line("mounted", &print::plain(&format!("by {} at {}{end}", holder.name, holder.path)));
     }
     line("id", &volume.id);
-    line("created", &volume.created_at);
-    line("updated", &volume.updated_at);
+    line("created", &age::ago_and_when(&volume.created_at));
+    line("updated", &age::ago_and_when(&volume.updated_at));
     text
 }
 
@@ -140,12 +135,12 @@ async fn copy(client: &Client, arguments: CopyVolume, environment: &Environment)
     let (from, to) = (remote(&arguments.from), remote(&arguments.to));
     let volume = match (&from, &to) {
         (None, None) => {
-            let hint = "write it as VOLUME:/path, as in `shoal volume cp notes.txt data:/`";
-            return Err(hinted("one of the two must be in a volume", hint));
+            let hint = "write VOLUME:/path, for example `shoal volume cp notes.txt data:/`";
+            return Err(hinted("one of the two paths must be in a volume", hint));
         }
         (Some((one, _)), Some((other, _))) if one != other => {
-            let hint = format!("shoal volume export {one} | shoal volume import {other}");
-            return Err(hinted("a copy from one volume into another goes through this machine", hint));
+            let hint = format!("use `shoal volume export {one} | shoal volume import {other}`");
+            return Err(hinted("cannot copy directly from one volume to another", hint));
         }
         (Some((volume, _)), _) | (None, Some((volume, _))) => volume.clone(),
     };
@@ -189,7 +184,9 @@ async fn copy(client: &Client, arguments: CopyVolume, environment: &Environment)
 
 async fn ended(client: &Client, helper: SandboxId, environment: &Environment) {
     if let Err(error) = client.delete_sandbox(helper).await {
-        let what = format!("sandbox {helper} is left for {HELPER_IDLE_SECONDS} seconds: {error}");
+        let what = format!(
+            "cannot delete the temporary sandbox {helper}, which deletes itself in {HELPER_IDLE_SECONDS} s: {error}"
+        );
         report::warning(&what, environment.colour);
     }
 }
@@ -209,12 +206,20 @@ async fn import(client: &Client, arguments: ImportVolume, environment: &Environm
     let seen = Arc::clone(&progress);
     // A thread that is left behind when the program ends: stdin may never do so.
     std::thread::spawn(move || copy::feed(from, size, &pieces, &seen));
-    let made = client.import_volume(&arguments.name, &arguments.path, Upload::pieces(body, size)).await?;
+    let made = client
+        .import_volume(
+            &find::volume(client, &arguments.name, Sure::Unique).await?,
+            &arguments.path,
+            Upload::pieces(body, size),
+        )
+        .await?;
     copy::told(&Copied::from(made), arguments.json, environment)
 }
 
 async fn export(client: &Client, arguments: ExportVolume) -> anyhow::Result<i32> {
-    let mut download = client.export_volume(&arguments.name, &arguments.path).await?;
+    let mut download = client
+        .export_volume(&find::volume(client, &arguments.name, Sure::Unique).await?, &arguments.path)
+        .await?;
     let Some(path) = &arguments.file else {
         copy::to_stdout(download).await?;
         return Ok(0);

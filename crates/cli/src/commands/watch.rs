@@ -5,12 +5,11 @@ use std::collections::HashMap;
 use client::{Client, SandboxId, api};
 
 use crate::args::Watch;
+use crate::daemon::find;
 use crate::environment::Environment;
-use crate::find;
-use crate::interrupts::Interrupts;
-use crate::print::{self, Paint};
-use crate::report;
-use crate::sandboxes::word;
+use crate::output::print::{self, Paint, word};
+use crate::output::report;
+use crate::terminal::interrupts::Interrupts;
 
 /// `shoal watch`
 pub async fn watch(arguments: Watch, environment: &Environment) -> anyhow::Result<i32> {
@@ -37,7 +36,7 @@ async fn follow(arguments: &Watch, environment: &Environment) -> anyhow::Result<
             format!("{}\n", serde_json::to_string(&event)?)
         } else {
             if event == api::SandboxEvent::Missed {
-                report::warning("some events were missed; this is how things are now", environment.colour);
+                report::warning("some events were missed; showing the current state", environment.colour);
             }
             view.shown(event).await?
         };
@@ -132,7 +131,7 @@ fn ending(result: &api::CommandResult) -> String {
     let paint = if result.exit_code == Some(0) { Paint::Green } else { Paint::Red };
     let what = match (result.outcome, result.exit_code, result.signal) {
         (api::Outcome::Exited, Some(code), _) => format!("exited with {code}"),
-        (api::Outcome::Signaled, _, Some(signal)) => format!("was ended by signal {signal}"),
+        (api::Outcome::Signaled, _, Some(signal)) => format!("was killed by signal {signal}"),
         (outcome, ..) => match &result.message {
             Some(message) => format!("ended: {}, {}", word(&outcome), print::harmless(message)),
             None => format!("ended: {}", word(&outcome)),
@@ -155,7 +154,7 @@ mod tests {
         };
         for (result, text) in [
             (result(api::Outcome::Exited, Some(3), None, None), "exited with 3"),
-            (result(api::Outcome::Signaled, Some(137), Some(9), None), "was ended by signal 9"),
+            (result(api::Outcome::Signaled, Some(137), Some(9), None), "was killed by signal 9"),
             (result(api::Outcome::Killed, Some(137), Some(9), None), "ended: killed"),
             (
                 result(api::Outcome::TimedOut, None, None, Some("too\x1blong")),

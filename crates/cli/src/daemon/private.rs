@@ -1,6 +1,6 @@
 //! The client's half of a private daemon: one that `shoal run` starts for itself when there is no other.
 //!
-//! The daemon's half, and the files that both share, are described in `server::lease`. All runs of one user share one
+//! The daemon's half, and the files that both share, are described in `server::daemon::private`. All runs of one user share one
 //! daemon. A run holds a lease for as long as it lives; if the daemon dies under it, the run starts another, which
 //! adopts what the dead one left.
 
@@ -18,9 +18,9 @@ use rustix::fs::{FlockOperation, Mode, OFlags, flock};
 use rustix::io::Errno;
 use tokio::io::AsyncReadExt;
 
-use crate::find::{Listening, read_key};
-use crate::report::hinted;
-use crate::serve::FIRST_OWN_DESCRIPTOR;
+use crate::daemon::FIRST_OWN_DESCRIPTOR;
+use crate::daemon::find::{Listening, read_key};
+use crate::output::report::hinted;
 
 /// How long a daemon may take to start; the first start on a cold disk reads much of `/usr`. Also how long another run
 /// may hold the lock, for the same reason.
@@ -61,6 +61,12 @@ pub struct Site {
 
 /// Joins the private daemon of a site, or starts it.
 pub async fn join(site: Site) -> anyhow::Result<Private> {
+    if !rustix::process::geteuid().is_root() {
+        return Err(hinted(
+            "`shoal run` without a daemon needs root",
+            "use `sudo shoal run`, or set SHOAL_URL and SHOAL_API_KEY to use a running daemon",
+        ));
+    }
     let lease = obtain(site.clone()).await?;
     let key = read_key(&site.base.join("data"))?;
     let client = Client::new(&lease.url, &key)?;
@@ -141,7 +147,7 @@ impl Directory {
                 return Ok(lease);
             }
             if let Some(status) = daemon.try_wait().context("cannot wait for the daemon")? {
-                return Err(self.not_started(&format!("it ended with {status}")));
+                return Err(self.not_started(&format!("it exited with {status}")));
             }
             if Instant::now() > deadline {
                 // Dropping its handle leaves it alone: it ends by itself when no lease is taken.
@@ -172,10 +178,10 @@ impl Directory {
             Ok(0) => return Ok(None),
             Err(error) if error.kind() == io::ErrorKind::ConnectionReset => return Ok(None),
             Ok(_) => {}
-            Err(error) => return Err(error).context("the private daemon does not answer"),
+            Err(error) => return Err(error).context("the private daemon did not answer"),
         }
         let listening: Listening =
-            serde_json::from_str(&line).context("the private daemon answers strangely")?;
+            serde_json::from_str(&line).context("cannot parse the answer of the private daemon")?;
         Ok(Some(Lease { stream, url: listening.url }))
     }
 

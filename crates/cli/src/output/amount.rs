@@ -12,6 +12,17 @@ pub fn memory(bytes: u64) -> String {
     unit.map_or_else(|| bytes.to_string(), |(size, unit)| format!("{}{unit}", bytes / size))
 }
 
+/// Bytes that are in use, rounded to what people read at a glance: `1.5Gi`, `34Mi`.
+pub fn rounded(bytes: u64) -> String {
+    const UNITS: [(u64, &str); 4] = [(1 << 40, "Ti"), (1 << 30, "Gi"), (1 << 20, "Mi"), (1 << 10, "Ki")];
+    let Some((size, unit)) = UNITS.into_iter().find(|(size, _)| bytes >= *size) else {
+        return bytes.to_string();
+    };
+    let value = bytes as f64 / size as f64;
+    let text = if value < 10.0 { format!("{value:.1}") } else { format!("{value:.0}") };
+    format!("{}{unit}", text.trim_end_matches(".0"))
+}
+
 /// A length of time: `30m`, or the largest unit in which it is a whole number.
 pub fn length(seconds: f64) -> String {
     const UNITS: [(f64, &str); 3] = [(86_400.0, "d"), (3600.0, "h"), (60.0, "m")];
@@ -37,6 +48,16 @@ mod tests {
             (0, "0"),
         ] {
             assert_eq!(memory(bytes), text);
+        }
+        for (bytes, text) in [
+            (0, "0"),
+            (1000, "1000"),
+            (1536, "1.5Ki"),
+            (34 << 20, "34Mi"),
+            (1 << 30, "1Gi"),
+            (3 << 39, "1.5Ti"),
+        ] {
+            assert_eq!(rounded(bytes), text);
         }
         for (seconds, text) in
             [(600.0, "10m"), (86_400.0, "1d"), (90.0, "90s"), (5400.0, "90m"), (7200.0, "2h"), (0.5, "0.5s")]

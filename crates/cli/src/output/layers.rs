@@ -67,11 +67,11 @@ impl Drop for Layers {
 
 fn word(state: LayerState) -> &'static str {
     match state {
-        LayerState::Waiting => "waits",
-        LayerState::Fetching => "is fetched",
-        LayerState::Fetched => "is fetched, and waits",
-        LayerState::Unpacking => "is unpacked",
-        LayerState::Done => "is here",
-        LayerState::Present => "was here",
+        LayerState::Waiting => "waiting",
+        LayerState::Fetching => "fetching",
+        LayerState::Fetched => "fetched",
+        LayerState::Unpacking => "unpacking",
+        LayerState::Done => "done",
+        LayerState::Present => "cached",
     }
 }

@@ -2,6 +2,7 @@
 //!
 //! On a terminal a table fits its width and has colours; into a pipe it goes whole and plain.
 
+use std::collections::HashSet;
 use std::io::{self, IsTerminal, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -10,8 +11,36 @@ use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
 use crate::terminal;
 
-/// A column is not made narrower than this.
-const COLUMN_MIN: usize = 6;
+/// A column of text is not made narrower than this.
+const COLUMN_MIN: usize = 8;
+/// How much of an id is shown where a table has no room for all of it: enough to be typed.
+pub const SHORT_ID: usize = 8;
+/// Columns of ids, which are shortened before anything else: the beginning of an id is as good as all of it.
+const IDS: [&str; 3] = ["ID", "MEMBER", "COMMAND"];
+/// Columns of words and numbers that mean nothing when they are cut.
+const UNCUT: [&str; 21] = [
+    "STATE",
+    "CPU",
+    "TIME",
+    "MEMORY",
+    "PIDS",
+    "DISK",
+    "CMDS",
+    "CREATED",
+    "UPDATED",
+    "EXIT",
+    "SIZE",
+    "USED",
+    "READY",
+    "MAKING",
+    "CLAIMS",
+    "MISSES",
+    "VERSION",
+    "SANDBOXES",
+    "ACCESS",
+    "UNPACKED",
+    "DIGEST",
+];
 /// Between two columns.
 const GAP: &str = "  ";
 
@@ -96,7 +125,7 @@ pub fn live(text: &str) -> anyhow::Result<bool> {
 fn raw(bytes: &[u8]) -> anyhow::Result<()> {
     let mut stdout = io::stdout().lock();
     match stdout.write_all(bytes).and_then(|()| stdout.flush()) {
-        // Whoever read has seen enough, as with `| head -1`.
+        // The reader has seen enough, as with `| head -1`.
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         result => Ok(result?),
     }
@@ -114,14 +143,19 @@ pub fn width() -> Option<usize> {
 
 fn laid_out(header: &[&str], rows: &[Vec<String>], room: Option<usize>, colour: bool) -> String {
     let header: Vec<String> = header.iter().map(|word| word.to_uppercase()).collect();
-    let shown: Vec<Vec<String>> = std::iter::once(&header)
+    let mut shown: Vec<Vec<String>> = std::iter::once(&header)
         .chain(rows)
         .map(|row| row.iter().map(|cell| cell.chars().map(printable).collect()).collect())
         .collect();
     let widest = |column: usize| shown.iter().map(|row| row[column].width()).max().unwrap_or(0);
     let mut widths: Vec<usize> = (0..header.len()).map(widest).collect();
     if let Some(room) = room {
-        narrow(&mut widths, room);
+        let total =
+            |widths: &[usize]| widths.iter().sum::<usize>() + GAP.len() * widths.len().saturating_sub(1);
+        if IDS.contains(&header[0].as_str()) && total(&widths) > room {
+            widths[0] = shorten(&mut shown);
+        }
+        narrow(&mut widths, &header, room);
     }
     let mut text = String::new();
     for (number, row) in shown.iter().enumerate() {
@@ -140,18 +174,52 @@ fn laid_out(header: &[&str], rows: &[Vec<String>], room: Option<usize>, colour: 
     text
 }
 
+/// A state as the API spells it.
+pub fn word<T: Serialize>(state: &T) -> String {
+    match serde_json::to_value(state) {
+        Ok(serde_json::Value::String(word)) => word,
+        Ok(_) | Err(_) => String::new(),
+    }
+}
+
 /// A text of others, on one line.
 pub fn plain(text: &str) -> String {
     text.chars().map(printable).collect()
 }
 
-/// Takes from the widest columns until all fit. The first stays: it is what a row is known by, and is copied.
-fn narrow(widths: &mut [usize], room: usize) {
-    let Some((first, others)) = widths.split_first_mut() else { return };
-    let room = room.saturating_sub(*first + GAP.len() * others.len());
-    while others.iter().sum::<usize>() > room {
-        let Some(widest) = others.iter_mut().filter(|width| **width > COLUMN_MIN).max() else { return };
-        *widest -= 1;
+/// Replaces the ids in the first column by beginnings that tell them apart, and returns how wide it is now.
+fn shorten(shown: &mut [Vec<String>]) -> usize {
+    let ids: Vec<String> = shown.iter().skip(1).map(|row| row[0].clone()).collect();
+    let beginnings = |length: usize| -> HashSet<String> {
+        ids.iter().map(|id| id.chars().take(length).collect()).collect()
+    };
+    let all: HashSet<&String> = ids.iter().collect();
+    let longest = ids.iter().map(|id| id.chars().count()).max().unwrap_or(0);
+    let length = (SHORT_ID..longest).find(|length| beginnings(*length).len() == all.len()).unwrap_or(longest);
+    for row in shown.iter_mut().skip(1) {
+        row[0] = row[0].chars().take(length).collect();
+    }
+    shown.iter().map(|row| row[0].width()).max().unwrap_or(0)
+}
+
+/// The beginning of an id, as tables show it.
+pub fn short_id(id: &str) -> &str {
+    id.char_indices().nth(SHORT_ID).map_or(id, |(at, _)| &id[..at])
+}
+
+/// Takes from the widest columns of text until all fit, and then from whatever is widest: a line that is broken by the
+/// terminal is worse than a cell that is cut. The first stays: it is what a row is known by, and is copied.
+fn narrow(widths: &mut [usize], header: &[String], room: usize) {
+    let room = room.saturating_sub(GAP.len() * widths.len().saturating_sub(1));
+    for (least, uncut) in [(COLUMN_MIN, true), (1, false)] {
+        while widths.iter().sum::<usize>() > room {
+            let columns = widths.iter_mut().zip(header).skip(1);
+            let may = |(width, name): &(&mut usize, &String)| {
+                **width > least && !(uncut && UNCUT.contains(&name.as_str()))
+            };
+            let Some((widest, _)) = columns.filter(may).max_by_key(|(width, _)| **width) else { break };
+            *widest -= 1;
+        }
     }
 }
 
@@ -188,7 +256,7 @@ fn paint_of(header: &str, cell: &str) -> Option<Paint> {
     }
 }
 
-/// Names are free text of others; none may move the cursor of whoever lists them.
+/// Names are free text from other people; none may move the cursor when they are listed.
 fn printable(character: char) -> char {
     if character.is_control() { '\u{fffd}' } else { character }
 }
@@ -229,15 +297,34 @@ mod tests {
     #[test]
     fn a_table_fits_its_terminal() {
         let rows = [vec!["0123456789".into(), "a name that is long".into(), "short".into()]];
-        let text = laid_out(&["id", "name", "z"], &rows, Some(30), false);
-        assert_eq!(text, "ID          NAME         Z\n0123456789  a name tha…  short\n");
-        assert!(text.lines().all(|line| line.width() <= 30));
+        let text = laid_out(&["key", "name", "z"], &rows, Some(30), false);
+        assert_eq!(text, "KEY         NAME         Z\n0123456789  a name tha…  short\n");
         // Where there is no room at all, something is shown all the same.
-        let text = laid_out(&["id", "name", "z"], &rows, Some(3), false);
-        assert_eq!(text, "ID          NAME    Z\n0123456789  a nam…  short\n");
+        let text = laid_out(&["key", "name", "z"], &rows, Some(3), false);
+        assert_eq!(text, "KEY         …  Z\n0123456789  …  …\n");
         assert_eq!(cut("日本語", 5), "日本…");
         assert_eq!(cut("日本語", 4), "日…");
         assert_eq!(cut("", 0), "");
+    }
+
+    #[test]
+    fn an_id_is_shortened_before_anything_is_cut_and_tells_rows_apart() {
+        let header = ["id", "name", "state", "memory"];
+        let row = |id: &str, name: &str| {
+            vec![id.to_owned(), name.to_owned(), "running".to_owned(), "808Ki/1Gi".to_owned()]
+        };
+        let rows = [
+            row("ef54aa3e-fabe-47eb-aab8-d69b8fc04652", "w1"),
+            row("ef54aa3e-0abe-47eb-aab8-d69b8fc04652", "silver-spoon-of-a-long-name"),
+        ];
+        let text = laid_out(&header, &rows, Some(80), false);
+        assert!(text.contains("\nef54aa3e-f  w1 "), "{text}");
+        assert!(text.contains("\nef54aa3e-0  silver-spoon-of-a-long-name  running  808Ki/1Gi\n"), "{text}");
+        let text = laid_out(&header, &rows, Some(45), false);
+        assert!(text.lines().all(|line| line.width() <= 45), "{text}");
+        assert!(text.contains("silver-spoon…  running  808Ki/1Gi\n"), "the name gives way first: {text}");
+        let whole = laid_out(&header, &rows, None, false);
+        assert!(whole.contains("ef54aa3e-fabe-47eb-aab8-d69b8fc04652"), "into a pipe it goes whole");
     }
 
     #[test]

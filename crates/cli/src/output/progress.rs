@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 
 use tokio::task::JoinHandle;
 
-use crate::{print, terminal};
+use crate::output::print;
+use crate::terminal;
 
 /// What takes less is not worth a line.
 const SHOWN_AFTER: Duration = Duration::from_secs(1);

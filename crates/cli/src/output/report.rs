@@ -1,13 +1,18 @@
 //! Failures: what happened, why, and what to do; in words for people, as JSON where `--json` was asked for.
 
 use std::fmt;
+use std::io::IsTerminal;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use client::ClientError;
 use serde::Serialize;
+use server::{ConfigError, DataDirError, ServeError};
 
-use crate::print::harmless_lines;
-use crate::serve;
+use crate::output::hints;
+use crate::output::print::harmless_lines;
+
+/// What rustls says of bytes that are no TLS.
+const NOT_TLS: &str = "InvalidContentType";
 
 /// An error of the command line itself, with what to do about it.
 #[derive(Debug)]
@@ -69,6 +74,13 @@ pub fn failure(error: &anyhow::Error, colour: bool) {
     }
 }
 
+/// Tells a person at a terminal that something was done. Programs see it in the exit code.
+pub fn done(what: &str) {
+    if !JSON.load(Ordering::Relaxed) && std::io::stderr().is_terminal() {
+        eprintln!("{}", harmless_lines(what));
+    }
+}
+
 /// Prints something that is no failure but should be known.
 pub fn warning(what: &str, colour: bool) {
     if JSON.load(Ordering::Relaxed) {
@@ -112,9 +124,32 @@ fn written(error: &anyhow::Error, colour: bool) -> String {
 fn hint(error: &anyhow::Error) -> Option<String> {
     error.chain().find_map(|cause| {
         None.or_else(|| cause.downcast_ref::<Hinted>().map(|hinted| hinted.hint.clone()))
-            .or_else(|| cause.downcast_ref::<ClientError>().and_then(ClientError::hint).map(str::to_owned))
-            .or_else(|| serve::hint(cause))
+            .or_else(|| cause.downcast_ref::<ClientError>().and_then(client_hint))
+            .or_else(|| daemon_hint(cause))
     })
+}
+
+/// What to do about an error of the client: in words of the command line first, else in the daemon's.
+fn client_hint(error: &ClientError) -> Option<String> {
+    let of_code = error.code().and_then(hints::of_code);
+    // What a TLS client reads where the other side speaks plain HTTP.
+    let plain_http = matches!(error, ClientError::Insecure { source, .. } if chain(source.as_ref()).any(|text| text.contains(NOT_TLS)));
+    let plain_http = plain_http.then_some("the daemon may serve plain HTTP: try http:// in SHOAL_URL");
+    let own = error.hint().filter(|hint| !hints::speaks_http(hint));
+    plain_http.or(own).or(of_code).map(str::to_owned)
+}
+
+/// The texts of an error and of its causes.
+fn chain<'a>(error: &'a (dyn std::error::Error + 'static)) -> impl Iterator<Item = String> + 'a {
+    std::iter::successors(Some(error), |error| error.source()).map(ToString::to_string)
+}
+
+/// What to do about a failure of the daemon, where there is something.
+fn daemon_hint(cause: &(dyn std::error::Error + 'static)) -> Option<String> {
+    let config = cause.downcast_ref::<ConfigError>().and_then(ConfigError::hint);
+    let data_dir = cause.downcast_ref::<DataDirError>().and_then(DataDirError::hint).map(str::to_owned);
+    let serve = || cause.downcast_ref::<ServeError>().and_then(ServeError::hint).map(str::to_owned);
+    config.or(data_dir).or_else(serve)
 }
 
 fn painted(word: &str, code: &str, colour: bool) -> String {
@@ -140,11 +175,20 @@ mod tests {
     }
 
     #[test]
+    fn plain_http_on_the_other_side_is_recognised() {
+        let cause = std::io::Error::other("received corrupt message of type InvalidContentType");
+        let url = "https://127.0.0.1:1".to_owned();
+        let hint = |source: client::Cause| client_hint(&ClientError::Insecure { url: url.clone(), source });
+        assert!(hint(Box::new(cause)).expect("a hint").contains("http://"));
+        assert!(hint("unknown issuer".into()).expect("a hint").contains("certificate"));
+    }
+
+    #[test]
     fn what_guests_call_things_moves_no_cursor() {
-        let error = hinted_by(anyhow::anyhow!("`a\x1b[2J\u{9b}1A`\n\tb"), "cannot copy `\rc`", "mend `\x07`");
+        let error = hinted_by(anyhow::anyhow!("`a\x1b[2J\u{9b}1A`\n\tb"), "cannot copy `\rc`", "fix `\x07`");
         assert_eq!(
             written(&error, false),
-            "error: cannot copy `\u{fffd}c`\n  Caused by: `a\u{fffd}[2J\u{fffd}1A`\n    \tb\nhint: mend `\u{fffd}`\n"
+            "error: cannot copy `\u{fffd}c`\n  Caused by: `a\u{fffd}[2J\u{fffd}1A`\n    \tb\nhint: fix `\u{fffd}`\n"
         );
         assert_eq!(warned("pool: \x1b]0;x\x07", false), "warning: pool: \u{fffd}]0;x\u{fffd}\n");
     }

@@ -19,7 +19,7 @@ pub struct DetachKeys(Vec<u8>);
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum BadKeys {
     /// Not a key.
-    #[error("`{key}` is no key: write a character, or `ctrl-` and one of a to z, @, [, \\, ], ^ and _")]
+    #[error("`{key}` is not a key: write a character, or `ctrl-` and one of a to z, @, [, \\, ], ^ and _")]
     Key {
         /// As it was given.
         key: String,

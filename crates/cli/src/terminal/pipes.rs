@@ -45,7 +45,7 @@ impl Pipe {
         std::thread::spawn(move || {
             let mut result = Ok(());
             while let Some(piece) = receiver.blocking_recv() {
-                // Each piece at once: whoever reads along should see a prompt without a line's end.
+                // Write each piece at once: a person who reads along should see a prompt that has no line end.
                 result = to.write_all(&piece).and_then(|()| to.flush());
                 if result.is_err() {
                     break;

@@ -1,4 +1,4 @@
-//! What the programs in a sandbox have done to our terminal, so that it can be undone, and shown again to whoever joins.
+//! What the programs in a sandbox have done to our terminal, so that it can be undone, and shown again to people who join.
 //!
 //! Not an emulator: it knows control sequences by their shape and remembers the modes that outlive a program that does
 //! not get to undo them: another screen, mouse reports, a hidden cursor, bracketed paste.

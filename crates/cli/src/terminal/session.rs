@@ -2,7 +2,7 @@
 //!
 //! Keys go to the command as they are typed, Ctrl-C included; what it writes goes to the screen; the sizes are kept alike.
 //! Waiting for one never holds up the other, so that someone can leave while the daemon is away or the screen stands still.
-//! What becomes of the command and its sandbox afterwards is for the caller, who is told how the session ended.
+//! What becomes of the command and its sandbox afterwards is up to the caller, who learns how the session ended.
 
 use std::io::{self, Read};
 use std::time::Duration;
@@ -14,10 +14,10 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep_until, timeout};
 
-use crate::detach::{DetachKeys, Typed, Watch};
-use crate::interrupts::Interrupts;
-use crate::pipes::Pipe;
-use crate::screen::{self, Screen};
+use crate::terminal::detach::{DetachKeys, Typed, Watch};
+use crate::terminal::interrupts::Interrupts;
+use crate::terminal::pipes::Pipe;
+use crate::terminal::screen::{self, Screen};
 use crate::terminal::{self, Raw};
 
 /// How long keys that may be the beginning of the sequence to leave are held back.
@@ -29,11 +29,11 @@ const TYPED_PIECE_MAX: usize = 32 << 10;
 /// What is read from the terminal at once, and how many such pieces wait.
 const READ_MAX: usize = 16 << 10;
 const READS_MAX: usize = 4;
-/// How much of what was written before is looked at by whoever joins, for the modes that are in force.
+/// How much earlier output a joining client reads to find the terminal modes in force.
 pub const REPLAY_MAX: u64 = 1 << 20;
-/// How long a program may take to draw itself at another size before it is told the right one.
+/// How long a program may take to redraw at another size before it gets the right one.
 const REDRAW_MAX: Duration = Duration::from_millis(150);
-/// How long the daemon may be away before a person is told.
+/// How long the daemon may be away before the person sees a message.
 const AWAY_TOLD_AFTER: Duration = Duration::from_secs(1);
 /// How long what was typed before someone left may take to reach the command, and what is left to say may take to be shown
 /// on a terminal that may be gone.
@@ -71,7 +71,7 @@ pub struct Session {
     typed: Bytes,
     /// When keys that are held back are sent all the same.
     release_at: Option<Instant>,
-    /// When the right size is told to a program that was told another to make it draw.
+    /// When a program that got a wrong size, so that it redraws, gets the right one.
     redraw_at: Option<Instant>,
     away: Away,
 }
@@ -155,7 +155,7 @@ impl Session {
 
     async fn follow(&mut self, raw: &Raw, interrupts: &mut Interrupts) -> anyhow::Result<Left> {
         let mut resized = signal(SignalKind::window_change()).context("cannot catch signals")?;
-        // SIGCONT: we were stopped, and whoever had the terminal meanwhile has changed its mode.
+        // SIGCONT: we were stopped, and another program may have changed the mode of the terminal meanwhile.
         let mut continued = signal(SignalKind::from_raw(rustix::process::Signal::CONT.as_raw()))
             .context("cannot catch signals")?;
         let mut keys = read_keys();
@@ -206,7 +206,7 @@ impl Session {
     fn hear(&mut self, event: StreamEvent) -> Option<Left> {
         match event {
             StreamEvent::Output { bytes, offset, .. } => self.hear_output(offset, bytes),
-            // What is no longer kept cannot be shown; whoever joins begins where something is.
+            // Dropped output cannot be shown; a joining client begins at the first byte that is kept.
             StreamEvent::Lost { .. } | StreamEvent::Refused(_) => {}
             StreamEvent::Command(command) => {
                 if self.earlier.as_ref().is_some_and(|earlier| earlier.until <= command.stdout.start) {
@@ -233,7 +233,7 @@ impl Session {
         self.show(&bytes);
     }
 
-    /// All that was written before is known: its last lines are shown, and the program is made to draw itself anew.
+    /// All earlier output was read: shows its last lines, and makes the program redraw.
     fn show_earlier(&mut self) {
         let Some(earlier) = self.earlier.take() else { return };
         let size = terminal::size();

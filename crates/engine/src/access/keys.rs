@@ -13,6 +13,7 @@ use tokio::sync::watch;
 
 use crate::error::EngineError;
 use crate::model::Key;
+use crate::model::random::{random, random_u64};
 
 /// The id of the key that the operator set.
 pub const BOOTSTRAP_ID: &str = "bootstrap";
@@ -173,21 +174,6 @@ impl Keys {
             .find(|known| known.hash.is(&hash))
             .map(|known| known.key.clone())
     }
-}
-
-/// Random bytes from the kernel.
-pub(crate) fn random<const N: usize>() -> [u8; N] {
-    let mut bytes = [0; N];
-    getrandom::fill(&mut bytes).expect("the kernel has random bytes once it has booted");
-    bytes
-}
-
-pub(crate) fn random_u64() -> u64 {
-    u64::from_le_bytes(random())
-}
-
-pub(crate) fn random_u128() -> u128 {
-    u128::from_le_bytes(random())
 }
 
 #[cfg(test)]

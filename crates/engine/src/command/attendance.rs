@@ -9,48 +9,39 @@ use std::time::Duration;
 
 use tracing::{info, warn};
 
-use super::{CommandRef, Hub, HubState};
+use super::{CommandRef, LiveCommand, LiveCommandState};
 use crate::error::{EngineError, chain};
 
 /// How long whoever started a command, or was attached to it when the daemon died, may take to come.
 const ARRIVAL: Duration = Duration::from_secs(60);
 
-/// For how long a command waits for someone.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Attendance {
-    /// Ends it when nobody was attached for so long; zero: as soon as the last one leaves. `None`: it runs on.
-    pub unattended: Option<Duration>,
-    /// After its end it can be found for so long. `None`: as long as there is room.
-    pub kept: Option<Duration>,
-}
-
-impl Hub {
+impl LiveCommand {
     /// It runs, and somebody should come.
     pub(super) fn expect_someone(self: &Arc<Self>) {
         self.expect_someone_from(&self.lock());
     }
 
     /// The same with the lock held.
-    pub(super) fn expect_someone_from(self: &Arc<Self>, state: &HubState) {
+    pub(super) fn expect_someone_from(self: &Arc<Self>, state: &LiveCommandState) {
         if let Some(length) = self.attendance.unattended {
             self.end_unless_attended(state, length.max(ARRIVAL));
         }
     }
 
     /// Someone has left.
-    pub(super) fn left(self: &Arc<Self>, state: &HubState) {
+    pub(super) fn left(self: &Arc<Self>, state: &LiveCommandState) {
         if let Some(length) = self.attendance.unattended {
             self.end_unless_attended(state, length);
         }
     }
 
     /// Ends it after a while, unless somebody is attached or was meanwhile.
-    fn end_unless_attended(self: &Arc<Self>, state: &HubState, after: Duration) {
+    fn end_unless_attended(self: &Arc<Self>, state: &LiveCommandState, after: Duration) {
         if !state.readers.is_empty() || state.ending.is_some() {
             return;
         }
         let (hub, seen) = (Arc::downgrade(self), state.reader_next);
-        self.home.shared.runtime.spawn(async move {
+        self.live.shared.runtime.spawn(async move {
             tokio::time::sleep(after).await;
             let Some(hub) = hub.upgrade() else { return };
             {
@@ -59,11 +50,11 @@ impl Hub {
                     return;
                 }
             }
-            info!(sandbox = %hub.home.id, command = %hub.id, "ends a command that nobody is attached to");
+            info!(sandbox = %hub.live.id, command = %hub.id, "ends a command that nobody is attached to");
             match (CommandRef { hub: Arc::clone(&hub) }).kill().await {
                 Ok(()) | Err(EngineError::CommandEnded { .. }) => {}
                 Err(error) => {
-                    warn!(sandbox = %hub.home.id, command = %hub.id, error = chain(&error), "cannot end it");
+                    warn!(sandbox = %hub.live.id, command = %hub.id, error = chain(&error), "cannot end it");
                 }
             }
         });

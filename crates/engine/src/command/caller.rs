@@ -8,17 +8,17 @@ use bytes::Bytes;
 use tokio::time::{Instant, timeout_at};
 use wire::guest::{TerminalSize, ToInit};
 
-use super::{ANSWER_SECONDS, Hub, HubState, Output, STDIN_SECONDS, STREAMS};
+use super::{ANSWER_SECONDS, LiveCommand, LiveCommandState, Output, STDIN_SECONDS, STREAMS};
+use crate::command::log::{Next, ReadPlan};
 use crate::error::EngineError;
 use crate::guest::Unsaid;
-use crate::log::{Next, ReadPlan};
 use crate::model::{Command, Gathered, Offsets, Signal, Span};
-use crate::uses::Use;
+use crate::sandbox::activity::Use;
 
 /// A command that can be watched and acted on. Holding it keeps nothing alive but memory.
 #[derive(Clone)]
 pub struct CommandRef {
-    pub(crate) hub: Arc<Hub>,
+    pub(crate) hub: Arc<LiveCommand>,
 }
 
 impl CommandRef {
@@ -29,12 +29,12 @@ impl CommandRef {
 
     /// When it is over.
     pub async fn ended(&self) -> Command {
-        let over = |state: &mut HubState| match state.result() {
+        let over = |state: &mut LiveCommandState| match state.result() {
             Some(_) => ControlFlow::Break(()),
             None => ControlFlow::Continue(()),
         };
         // Whoever waits for a command uses the sandbox, for as long as the command takes.
-        let _using = Use::begin(&self.hub.home);
+        let _using = Use::begin(&self.hub.live);
         self.hub.until(over).await;
         self.hub.now()
     }
@@ -105,7 +105,7 @@ impl CommandRef {
     }
 
     async fn take_all_input(&self, mut at: Option<u64>, mut rest: Bytes) -> Result<u64, EngineError> {
-        let _using = self.hub.home.begin_use()?;
+        let _using = self.hub.live.begin_use()?;
         loop {
             let step = self.hub.until(|state| self.take_input(state, &mut at, &mut rest)).await;
             self.hub.offer_stdin();
@@ -119,7 +119,7 @@ impl CommandRef {
     #[allow(clippy::type_complexity)] // Only `write_stdin` sees it.
     fn take_input(
         &self,
-        state: &mut HubState,
+        state: &mut LiveCommandState,
         at: &mut Option<u64>,
         rest: &mut Bytes,
     ) -> ControlFlow<Option<Result<u64, EngineError>>> {
@@ -150,7 +150,7 @@ impl CommandRef {
         ControlFlow::Break(rest.is_empty().then(|| Ok(state.stdin.accepted())))
     }
 
-    fn takes_input(&self, state: &HubState) -> Result<(), EngineError> {
+    fn takes_input(&self, state: &LiveCommandState) -> Result<(), EngineError> {
         if state.ending.is_some() {
             return Err(EngineError::CommandEnded { id: self.hub.id.clone() });
         }
@@ -216,16 +216,16 @@ impl CommandRef {
 
     /// Says something to init and waits until it has read it.
     async fn request(&self, message: Option<ToInit>, resend: Resend) -> Result<(), EngineError> {
-        let _using = self.hub.home.begin_use()?;
+        let _using = self.hub.live.begin_use()?;
         let deadline = Instant::now() + Duration::from_secs(ANSWER_SECONDS);
-        let unresponsive = || EngineError::Unresponsive { id: self.hub.home.id };
+        let unresponsive = || EngineError::Unresponsive { id: self.hub.live.id };
         loop {
             if self.hub.lock().ending.is_some() {
                 return Err(EngineError::CommandEnded { id: self.hub.id.clone() });
             }
-            let said = timeout_at(deadline, self.hub.home.outbox.say(message.clone()));
+            let said = timeout_at(deadline, self.hub.live.outbox.say(message.clone()));
             let ended = async {
-                let over = |state: &mut HubState| {
+                let over = |state: &mut LiveCommandState| {
                     if state.ending.is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
                 };
                 self.hub.until(over).await;

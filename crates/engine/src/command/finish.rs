@@ -11,13 +11,13 @@ use std::time::Duration;
 use tracing::{debug, error};
 use wire::guest::{End, EndCause, ExitStatus, OUTPUT_WINDOW, StartError};
 
-use super::{Hub, Phase, STREAMS};
-use crate::error::{StoreError, chain};
-use crate::events::Happened;
+use super::{LiveCommand, Phase, STREAMS};
+use crate::command::log::StreamLog;
+use crate::db::ResultRow;
+use crate::error::{DbError, chain};
 use crate::guest::Violation;
-use crate::log::StreamLog;
 use crate::model::Outcome;
-use crate::store::ResultRow;
+use crate::observe::events::Happened;
 
 /// A result that could not be committed is tried again after so long.
 const RESULT_RETRY: Duration = Duration::from_secs(1);
@@ -40,7 +40,7 @@ pub(super) enum EndingKind {
     Unheard,
 }
 
-impl Hub {
+impl LiveCommand {
     /// The command is over.
     pub fn ended(self: &Arc<Self>, end: End, ends: [u64; 2]) -> Result<(), Violation> {
         self.set_ending(EndingKind::Guest(end), Some(ends))
@@ -99,7 +99,7 @@ impl Hub {
         let pid = state.pid;
         let bytes = [state.logs[0].short(), state.logs[1].short()];
         let result = move |outcome| ResultRow {
-            ended_at: crate::now(),
+            ended_at: crate::observe::clock::now(),
             pid,
             outcome,
             stdout: spans[0],
@@ -114,7 +114,7 @@ impl Hub {
                 state.phase = Phase::Finishing(None);
                 drop(state);
                 let hub = Arc::clone(self);
-                self.home.shared.runtime.spawn(async move {
+                self.live.shared.runtime.spawn(async move {
                     let (outcome, kills) = hub.outcome_of_kill(end).await;
                     hub.commit_result(result(outcome), kills);
                 });
@@ -133,7 +133,7 @@ impl Hub {
 
     /// The outcome, and the memory kill that is spoken for by it.
     pub(super) async fn outcome_of_kill(&self, end: End) -> (Outcome, Option<u64>) {
-        match self.home.claim_oom_kill(self.oom_kills_before).await {
+        match self.live.claim_oom_kill(self.oom_kills_before).await {
             Some(claimed) => (Outcome::OutOfMemory(end.status), Some(claimed)),
             None => (outcome(end), None),
         }
@@ -142,20 +142,20 @@ impl Hub {
     pub(super) fn commit_result(self: &Arc<Self>, result: ResultRow, oom_kills: Option<u64>) {
         let hub = Arc::clone(self);
         let row = result.clone();
-        let done = move |committed: Result<(), StoreError>| match committed {
+        let done = move |committed: Result<(), DbError>| match committed {
             Ok(()) => hub.result_committed(result),
-            Err(StoreError::Closed) => {} // Init keeps the result for the next daemon.
+            Err(DbError::Closed) => {} // Init keeps the result for the next daemon.
             Err(error) => {
-                error!(sandbox = %hub.home.id, command = %hub.id, error = chain(&error),
+                error!(sandbox = %hub.live.id, command = %hub.id, error = chain(&error),
                     "cannot store a result; it is tried again");
-                let runtime = hub.home.shared.runtime.clone();
+                let runtime = hub.live.shared.runtime.clone();
                 runtime.spawn(async move {
                     tokio::time::sleep(RESULT_RETRY).await;
                     hub.commit_result(result, oom_kills);
                 });
             }
         };
-        self.home.shared.store.end_command(self.home.id, self.handle, row, oom_kills, done);
+        self.live.shared.db.end_command(self.live.id, self.handle, row, oom_kills, done);
     }
 
     pub(super) fn result_committed(self: &Arc<Self>, result: ResultRow) {
@@ -163,16 +163,16 @@ impl Hub {
         // Init may not be told that it can forget what it has not told; when it does, it hears so (`guest`).
         let told = result.outcome != Outcome::TimedOutUnheard;
         let took = result.ended_at.duration_since(self.created_at).unwrap_or_default();
-        self.home.shared.metrics.command_ended(&result.outcome, took);
+        self.live.shared.metrics.command_ended(&result.outcome, took);
         let outcome = result.outcome.clone();
         self.lock().phase = Phase::Ended(Box::new(result));
-        self.home.command_ended(self, bytes);
-        self.home.tell(Happened::CommandEnded { command: self.id.clone(), outcome });
+        self.live.command_ended(self, bytes);
+        self.live.tell(Happened::CommandEnded { command: self.id.clone(), outcome });
         if told {
-            self.home.outbox.acknowledge_result(self.handle);
+            self.live.outbox.acknowledge_result(self.handle);
         }
         self.changed.notify_waiters();
-        debug!(sandbox = %self.home.id, command = %self.id, "command ended");
+        debug!(sandbox = %self.live.id, command = %self.id, "command ended");
     }
 
     /// The host is about to end it at its timeout. `false`: it has ended already.
@@ -233,7 +233,7 @@ impl Hub {
         let spans = [state.logs[0].span(), state.logs[1].span()];
         state.ending = Some(Ending { what: EndingKind::SandboxGone, ends: spans.map(|span| span.end) });
         state.phase = Phase::Ended(Box::new(ResultRow {
-            ended_at: crate::now(),
+            ended_at: crate::observe::clock::now(),
             pid: state.pid,
             outcome: Outcome::SandboxGone,
             stdout: spans[0],

@@ -18,9 +18,9 @@ use tracing::warn;
 use wire::guest::{Handle, Start};
 use wire::launch::Processes;
 
-use crate::command::Hub;
+use crate::command::LiveCommand;
 use crate::error::chain;
-use crate::home::Home;
+use crate::sandbox::live::LiveSandbox;
 
 /// How much later than init's own kill the host's comes: init may be short of the processor for a while without being stuck.
 const MARGIN: Duration = Duration::from_secs(5);
@@ -60,7 +60,7 @@ impl Backstop {
     }
 
     /// The command runs. Harmless when that is known.
-    pub fn arm(&self, home: &Arc<Home>, start: &Start) {
+    pub fn arm(&self, live: &Arc<LiveSandbox>, start: &Start) {
         // A length beyond all time never strikes.
         let Some(at) = length(start).and_then(|length| Instant::now().checked_add(length)) else { return };
         let handle = start.handle;
@@ -74,7 +74,7 @@ impl Backstop {
         let watch = !std::mem::replace(&mut state.watched, true);
         drop(state);
         if watch {
-            home.shared.runtime.spawn(watch_over(Arc::downgrade(home)));
+            live.shared.runtime.spawn(watch_over(Arc::downgrade(live)));
         } else if first {
             self.earlier.notify_one();
         }
@@ -127,17 +127,17 @@ impl Backstop {
 }
 
 /// Holds the sandbox only while it looks.
-async fn watch_over(home: Weak<Home>) {
+async fn watch_over(live: Weak<LiveSandbox>) {
     loop {
         let next = {
-            let Some(home) = home.upgrade() else { return };
-            match home.backstop.due() {
+            let Some(live) = live.upgrade() else { return };
+            match live.backstop.due() {
                 None => return,
                 Some(Ok(handle)) => {
-                    home.shared.runtime.spawn(strike(Arc::clone(&home), handle));
+                    live.shared.runtime.spawn(strike(Arc::clone(&live), handle));
                     continue;
                 }
-                Some(Err(at)) => (at, Arc::clone(&home.backstop)),
+                Some(Err(at)) => (at, Arc::clone(&live.backstop)),
             }
         };
         let (at, backstop) = next;
@@ -149,29 +149,29 @@ async fn watch_over(home: Weak<Home>) {
 }
 
 /// Ends a command that has outlived its timeout, and sees to it that it gets a result.
-async fn strike(home: Arc<Home>, handle: Handle) {
-    let Ok(Some(hub)) = home.live(handle) else { return };
+async fn strike(live: Arc<LiveSandbox>, handle: Handle) {
+    let Ok(Some(hub)) = live.live(handle) else { return };
     if !hub.strike() {
         return; // It is over; its result is on its way.
     }
-    warn!(sandbox = %home.id, command = %hub.id, "init has not ended a command at its timeout; the host does");
-    if !end_from_outside(&home, &hub).await {
+    warn!(sandbox = %live.id, command = %hub.id, "init has not ended a command at its timeout; the host does");
+    if !end_from_outside(&live, &hub).await {
         return;
     }
     if timeout(REPORT_WAIT, hub.over()).await.is_err() {
-        warn!(sandbox = %home.id, command = %hub.id, "init does not say how a command ended");
+        warn!(sandbox = %live.id, command = %hub.id, "init does not say how a command ended");
         hub.unheard();
     }
 }
 
 /// `false`: it has ended otherwise, or the engine stops, and the next one sees to it.
-async fn end_from_outside(home: &Home, hub: &Hub) -> bool {
+async fn end_from_outside(live: &LiveSandbox, hub: &LiveCommand) -> bool {
     let mut pause = RETRY_MIN;
     loop {
-        let ended = home.shared.backend.end_processes(home.id, Processes::OfCommand(hub.handle)).await;
+        let ended = live.shared.backend.end_processes(live.id, Processes::OfCommand(hub.handle)).await;
         let Err(error) = ended else { return true };
-        warn!(sandbox = %home.id, command = %hub.id, error = chain(&error), "cannot end a command; trying again");
-        if timeout(pause, hub.over()).await.is_ok() || home.is_halted() {
+        warn!(sandbox = %live.id, command = %hub.id, error = chain(&error), "cannot end a command; trying again");
+        if timeout(pause, hub.over()).await.is_ok() || live.is_halted() {
             return false;
         }
         pause = (pause * 2).min(RETRY_MAX);

@@ -1,6 +1,6 @@
 //! One command: its streams, its result, and everyone who watches it.
 //!
-//! A [`Hub`] is where the link to init, the threads that write logs, and callers meet. Its lock is held for moments and
+//! A [`LiveCommand`] is where the link to init, the threads that write logs, and callers meet. Its lock is held for moments and
 //! never over a wait. The order of things is: the row of the intent is committed, init is told, bytes come and are
 //! handed to readers and to the disk, init hears what is on disk, the result comes, and when all output is on disk the
 //! result is committed; only then do callers see the end, and init may forget the command.
@@ -10,10 +10,16 @@
 
 mod attendance;
 mod caller;
+mod calls;
 mod finish;
+pub(crate) mod host_timeouts;
+mod lane;
+pub(crate) mod log;
 mod output;
 mod retention;
+pub(crate) mod start;
 mod stdin;
+pub mod text;
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -26,18 +32,18 @@ use tokio::time::{Instant, timeout_at};
 use wire::CommandId;
 use wire::guest::{Handle, STDIN_WINDOW, Start, Stream, ToInit};
 
-use crate::error::{EngineError, StoreError};
-use crate::events::Happened;
+use crate::command::log::StreamLog;
+use crate::db::{CommandRow, Inserted, ResultRow};
+use crate::error::{DbError, EngineError};
 use crate::guest::Violation;
-use crate::home::Home;
-use crate::log::StreamLog;
 use crate::model::{Command, CommandState};
-use crate::store::{CommandRow, Inserted, ResultRow};
+use crate::observe::events::Happened;
+use crate::sandbox::live::LiveSandbox;
 
 use finish::{Ending, EndingKind};
 use stdin::Stdin;
 
-pub use attendance::Attendance;
+pub use crate::model::attendance::Attendance;
 pub use caller::CommandRef;
 pub use output::Output;
 
@@ -62,8 +68,8 @@ fn index(stream: Stream) -> Option<usize> {
 }
 
 /// See the head of this file.
-pub(crate) struct Hub {
-    pub home: Arc<Home>,
+pub(crate) struct LiveCommand {
+    pub live: Arc<LiveSandbox>,
     pub id: CommandId,
     pub handle: Handle,
     pub start: Arc<Start>,
@@ -72,12 +78,12 @@ pub(crate) struct Hub {
     pub attendance: Attendance,
     /// The sandbox's memory kills when it began, where that is known.
     oom_kills_before: Option<u64>,
-    state: Mutex<HubState>,
+    state: Mutex<LiveCommandState>,
     /// Told whenever something changed that someone may wait for.
     changed: Notify,
 }
 
-struct HubState {
+struct LiveCommandState {
     phase: Phase,
     pid: Option<u32>,
     logs: [StreamLog; 2],
@@ -132,7 +138,7 @@ pub(crate) enum Refusal {
     /// The sandbox is not running any more.
     NoSandbox,
     /// The store refused.
-    Store(Arc<StoreError>),
+    Store(Arc<DbError>),
 }
 
 struct Reader {
@@ -141,7 +147,7 @@ struct Reader {
     let_go: bool,
 }
 
-impl HubState {
+impl LiveCommandState {
     /// The first offset of a stream that an attached reader still wants.
     fn floor(&self, log: usize) -> Option<u64> {
         self.readers.values().filter(|reader| !reader.let_go).map(|reader| reader.at[log]).min()
@@ -167,10 +173,10 @@ impl HubState {
     }
 }
 
-impl Hub {
+impl LiveCommand {
     /// A command that is about to get its row.
     pub fn intended(
-        home: &Arc<Home>,
+        live: &Arc<LiveSandbox>,
         id: CommandId,
         start: Start,
         request_digest: [u8; 32],
@@ -178,23 +184,23 @@ impl Hub {
         attendance: Attendance,
     ) -> Arc<Self> {
         let row = CommandRow {
-            sandbox: home.id,
+            sandbox: live.id,
             handle: start.handle,
             id,
             request_digest,
             start,
-            created_at: crate::now(),
+            created_at: crate::observe::clock::now(),
             oom_kills_before,
             attendance,
             result: None,
         };
         let stdin = Stdin { closed: !row.start.stdin, ..Stdin::default() };
-        Self::new(home, row, Phase::Intended, STREAMS.map(StreamLog::new), stdin)
+        Self::new(live, row, Phase::Intended, STREAMS.map(StreamLog::new), stdin)
     }
 
     /// A command that a row and the files on disk tell of. Blocks.
-    pub fn recovered(home: &Arc<Home>, mut row: CommandRow) -> std::io::Result<Arc<Self>> {
-        let directory = home.command_directory(row.handle);
+    pub fn recovered(live: &Arc<LiveSandbox>, mut row: CommandRow) -> std::io::Result<Arc<Self>> {
+        let directory = live.command_directory(row.handle);
         let spans = row.result.as_ref().map(|result| [result.stdout, result.stderr]);
         let log = |at: usize| match (&row.result, spans) {
             (Some(result), Some(spans)) => {
@@ -209,7 +215,7 @@ impl Hub {
             Some(result) => Phase::Ended(Box::new(result)),
             None => Phase::Committed,
         };
-        let hub = Self::new(home, row, phase, logs, stdin);
+        let hub = Self::new(live, row, phase, logs, stdin);
         hub.lock().pid = pid;
         if let Some(spans) = spans {
             let ends = spans.map(|span| span.end);
@@ -218,9 +224,15 @@ impl Hub {
         Ok(hub)
     }
 
-    fn new(home: &Arc<Home>, row: CommandRow, phase: Phase, logs: [StreamLog; 2], stdin: Stdin) -> Arc<Self> {
+    fn new(
+        live: &Arc<LiveSandbox>,
+        row: CommandRow,
+        phase: Phase,
+        logs: [StreamLog; 2],
+        stdin: Stdin,
+    ) -> Arc<Self> {
         let acknowledged = [logs[0].granted(), logs[1].granted()];
-        let state = HubState {
+        let state = LiveCommandState {
             phase,
             pid: None,
             logs,
@@ -241,7 +253,7 @@ impl Hub {
             disk_refused: false,
         };
         Arc::new(Self {
-            home: Arc::clone(home),
+            live: Arc::clone(live),
             id: row.id,
             handle: row.handle,
             start: Arc::new(row.start),
@@ -254,16 +266,16 @@ impl Hub {
         })
     }
 
-    fn lock(&self) -> MutexGuard<'_, HubState> {
+    fn lock(&self) -> MutexGuard<'_, LiveCommandState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn directory(&self) -> PathBuf {
-        self.home.command_directory(self.handle)
+        self.live.command_directory(self.handle)
     }
 
     /// Waits until `check` breaks.
-    async fn until<T>(&self, mut check: impl FnMut(&mut HubState) -> ControlFlow<T>) -> T {
+    async fn until<T>(&self, mut check: impl FnMut(&mut LiveCommandState) -> ControlFlow<T>) -> T {
         loop {
             if let ControlFlow::Break(value) = check(&mut self.lock()) {
                 return value;
@@ -283,7 +295,7 @@ impl Hub {
     /// Sends the row to the store, and the command to init once the row is committed.
     pub fn commit_intent(self: &Arc<Self>) {
         let row = CommandRow {
-            sandbox: self.home.id,
+            sandbox: self.live.id,
             handle: self.handle,
             id: self.id.clone(),
             request_digest: self.request_digest,
@@ -294,10 +306,10 @@ impl Hub {
             result: None,
         };
         let hub = Arc::clone(self);
-        self.home.shared.store.insert_command(row, move |inserted| hub.intent_answered(inserted));
+        self.live.shared.db.insert_command(row, move |inserted| hub.intent_answered(inserted));
     }
 
-    fn intent_answered(self: &Arc<Self>, inserted: Result<Inserted, StoreError>) {
+    fn intent_answered(self: &Arc<Self>, inserted: Result<Inserted, DbError>) {
         let refusal = match inserted {
             Ok(Inserted::Yes) => None,
             Ok(Inserted::Exists(row)) => Some(Refusal::Exists(row.into())),
@@ -311,9 +323,9 @@ impl Hub {
         }
         drop(state);
         if refusal.is_some() {
-            self.home.forget_command(self);
+            self.live.forget_command(self);
         } else {
-            self.home.outbox.start(self);
+            self.live.outbox.start(Arc::clone(self) as Arc<dyn crate::guest::Lane>);
             self.finish_if_due(); // The sandbox may have failed meanwhile.
         }
         self.changed.notify_waiters();
@@ -354,9 +366,9 @@ impl Hub {
             return Ok(());
         }
         if !named {
-            self.home.outbox.abandon(self.handle);
+            self.live.outbox.abandon(self.handle);
         }
-        Err(EngineError::Unresponsive { id: self.home.id })
+        Err(EngineError::Unresponsive { id: self.live.id })
     }
 
     // What init says. Untrusted.
@@ -370,9 +382,9 @@ impl Hub {
             None => state.pid = Some(pid),
         }
         drop(state);
-        self.home.backstop.arm(&self.home, &self.start);
+        self.live.backstop.arm(&self.live, &self.start);
         self.expect_someone();
-        self.home.tell(Happened::CommandStarted { command: self.id.clone(), pid });
+        self.live.tell(Happened::CommandStarted { command: self.id.clone(), pid });
         self.changed.notify_waiters();
         Ok(())
     }
@@ -396,7 +408,7 @@ impl Hub {
             self.queue_ack(&mut state);
             return Ok(());
         }
-        self.home.shared.metrics.received(stream, bytes.len());
+        self.live.shared.metrics.received(stream, bytes.len());
         self.changed.notify_waiters();
         self.store_when_due(state);
         Ok(())
@@ -412,7 +424,7 @@ impl Hub {
         }
         state.pid = state.pid.or(pid);
         if state.pid.is_some() && state.ending.is_none() {
-            self.home.backstop.arm(&self.home, &self.start);
+            self.live.backstop.arm(&self.live, &self.start);
             self.expect_someone_from(&state);
         }
         let stdin = &mut state.stdin;
@@ -483,7 +495,7 @@ impl Hub {
         self.describe(&self.lock())
     }
 
-    fn describe(&self, state: &HubState) -> Command {
+    fn describe(&self, state: &LiveCommandState) -> Command {
         let mut spans = [state.logs[0].span(), state.logs[1].span()];
         let (command_state, ended_at) = match state.result() {
             Some(result) => {
@@ -498,7 +510,7 @@ impl Hub {
         };
         Command {
             id: self.id.clone(),
-            sandbox: self.home.id,
+            sandbox: self.live.id,
             state: command_state,
             start: Arc::clone(&self.start),
             stdout: spans[0],

@@ -11,14 +11,14 @@ use tokio::time::Instant;
 use tracing::error;
 use wire::frame::CHUNK_MAX;
 
-use super::{Hub, HubState, Reader, STREAMS};
-use crate::log::{Next, ReadPlan};
+use super::{LiveCommand, LiveCommandState, Reader, STREAMS};
+use crate::command::log::{Next, ReadPlan};
 use crate::model::{Offsets, OutputEvent};
-use crate::uses::Use;
+use crate::sandbox::activity::Use;
 
 /// A command's output as it comes. Dropping it lets the front fall off again.
 pub struct Output {
-    hub: Arc<Hub>,
+    hub: Arc<LiveCommand>,
     reader: u64,
     /// Read from files, not yet handed out.
     ahead: [Bytes; 2],
@@ -39,7 +39,7 @@ enum Step {
 }
 
 impl Output {
-    pub(super) fn attach(hub: &Arc<Hub>, from: Offsets) -> Self {
+    pub(super) fn attach(hub: &Arc<LiveCommand>, from: Offsets) -> Self {
         let mut state = hub.lock();
         let reader = state.reader_next;
         state.reader_next += 1;
@@ -54,7 +54,7 @@ impl Output {
             stdin_given: None,
             turn: 0,
             over: false,
-            using: Use::begin(&hub.home),
+            using: Use::begin(&hub.live),
         }
     }
 
@@ -89,7 +89,7 @@ impl Output {
         }
     }
 
-    fn step(&mut self, state: &mut HubState) -> ControlFlow<Step> {
+    fn step(&mut self, state: &mut LiveCommandState) -> ControlFlow<Step> {
         let give = |event| ControlFlow::Break(Step::Give(event));
         let Some(reader) = state.readers.get(&self.reader).filter(|reader| !reader.let_go) else {
             return ControlFlow::Break(Step::Leave(OutputEvent::Stalled));
@@ -129,7 +129,7 @@ impl Output {
     }
 
     /// Nothing to read: stdin's acknowledgements, and the end.
-    fn step_idle(&mut self, state: &mut HubState) -> ControlFlow<Step> {
+    fn step_idle(&mut self, state: &mut LiveCommandState) -> ControlFlow<Step> {
         let given = state.stdin.given;
         if self.hub.start.stdin && !state.stdin.unknown && self.stdin_given != Some(given) {
             let first = self.stdin_given.replace(given).is_none();
@@ -145,23 +145,23 @@ impl Output {
         }
     }
 
-    fn take_ahead(&mut self, state: &mut HubState) -> Option<OutputEvent> {
+    fn take_ahead(&mut self, state: &mut LiveCommandState) -> Option<OutputEvent> {
         let log = [self.turn, 1 - self.turn].into_iter().find(|log| !self.ahead[*log].is_empty())?;
         let bytes = std::mem::take(&mut self.ahead[log]);
         Some(self.hand_out(state, log, bytes))
     }
 
     /// Hands out a chunk of `bytes` and keeps the rest for the next time.
-    fn hand_out(&mut self, state: &mut HubState, log: usize, mut bytes: Bytes) -> OutputEvent {
+    fn hand_out(&mut self, state: &mut LiveCommandState, log: usize, mut bytes: Bytes) -> OutputEvent {
         let offset = state.readers[&self.reader].at[log];
         let chunk = bytes.split_to(bytes.len().min(CHUNK_MAX));
         self.ahead[log] = bytes;
-        self.hub.home.shared.metrics.read(chunk.len());
+        self.hub.live.shared.metrics.read(chunk.len());
         self.move_to(state, log, offset + chunk.len() as u64);
         OutputEvent::Bytes { stream: STREAMS[log], offset, bytes: chunk }
     }
 
-    fn move_to(&self, state: &mut HubState, log: usize, at: u64) {
+    fn move_to(&self, state: &mut LiveCommandState, log: usize, at: u64) {
         if let Some(reader) = state.readers.get_mut(&self.reader) {
             reader.at[log] = at;
             reader.moved = Instant::now();
@@ -170,7 +170,7 @@ impl Output {
 
     /// A log that cannot be read is reported as lost: what is not there cannot be waited for.
     fn unreadable(&mut self, log: usize, error: &std::io::Error) -> OutputEvent {
-        error!(sandbox = %self.hub.home.id, command = %self.hub.id, %error, "cannot read stored output");
+        error!(sandbox = %self.hub.live.id, command = %self.hub.id, %error, "cannot read stored output");
         let mut state = self.hub.lock();
         let from = state.readers.get(&self.reader).map_or(0, |reader| reader.at[log]);
         let to = state.logs[log].received();

@@ -10,8 +10,8 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tracing::{error, warn};
 
-use super::{Hub, HubState, Phase, STALL_SECONDS, STREAMS};
-use crate::log::{Again, PATIENCE, Retired, StreamLog, WRITE_MIN, Writes};
+use super::{LiveCommand, LiveCommandState, Phase, STALL_SECONDS, STREAMS};
+use crate::command::log::{Again, PATIENCE, Retired, StreamLog, WRITE_MIN, Writes};
 
 /// When output that is not stored is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,7 +23,7 @@ pub(super) enum Due {
     Now,
 }
 
-impl HubState {
+impl LiveCommandState {
     pub(super) fn due(&self) -> Due {
         if self.logs.iter().all(StreamLog::is_stored) {
             return Due::Never;
@@ -38,10 +38,10 @@ impl HubState {
     }
 }
 
-impl Hub {
+impl LiveCommand {
     /// Lets the front fall off, frees memory, and grants acknowledgements unless a reader holds things up.
     /// The files are removed by whoever calls.
-    pub(super) fn settle(self: &Arc<Self>, state: &mut HubState, directory: &Path) -> Vec<PathBuf> {
+    pub(super) fn settle(self: &Arc<Self>, state: &mut LiveCommandState, directory: &Path) -> Vec<PathBuf> {
         let mut files = Vec::new();
         let mut held = false;
         let over = state.ending.is_some();
@@ -52,7 +52,7 @@ impl Hub {
             let retired = if finishing {
                 Retired::default()
             } else {
-                state.logs[log].retire(directory, self.home.shared.config.output_kept_max, floor)
+                state.logs[log].retire(directory, self.live.shared.config.output_kept_max, floor)
             };
             // When the command is over no more can come, so there is nobody to make wait.
             let must_wait = retired.held && !over;
@@ -70,20 +70,20 @@ impl Hub {
         }
         if held && !std::mem::replace(&mut state.watched, true) {
             let hub = Arc::clone(self);
-            self.home.shared.runtime.spawn(async move { hub.watch_stalled().await });
+            self.live.shared.runtime.spawn(async move { hub.watch_stalled().await });
         }
         self.queue_ack(state);
         files
     }
 
     /// Has output written when there is enough of it, or when it has waited long enough.
-    pub(super) fn store_when_due(self: &Arc<Self>, mut state: MutexGuard<'_, HubState>) {
+    pub(super) fn store_when_due(self: &Arc<Self>, mut state: MutexGuard<'_, LiveCommandState>) {
         match state.due() {
             Due::Never => {}
             Due::Now => {
                 if !std::mem::replace(&mut state.writing, true) {
                     drop(state);
-                    self.home.shared.logs.schedule(Arc::clone(self) as Arc<dyn Writes>);
+                    self.live.shared.logs.schedule(Arc::clone(self) as Arc<dyn Writes>);
                 }
             }
             Due::Soon => {
@@ -97,7 +97,7 @@ impl Hub {
 
     fn store_after_patience(self: &Arc<Self>) {
         let hub = Arc::downgrade(self);
-        self.home.shared.runtime.spawn(async move {
+        self.live.shared.runtime.spawn(async move {
             tokio::time::sleep(PATIENCE).await;
             if let Some(hub) = hub.upgrade() {
                 hub.store_rest();
@@ -112,21 +112,21 @@ impl Hub {
         let over = matches!(state.phase, Phase::Finishing(_) | Phase::Ended(_));
         if state.due() != Due::Never && !over && !std::mem::replace(&mut state.writing, true) {
             drop(state);
-            self.home.shared.logs.schedule(Arc::clone(self) as Arc<dyn Writes>);
+            self.live.shared.logs.schedule(Arc::clone(self) as Arc<dyn Writes>);
         }
     }
 
     /// Puts the command into the link's list if init may forget more than it was told.
-    pub(super) fn queue_ack(self: &Arc<Self>, state: &mut HubState) {
+    pub(super) fn queue_ack(self: &Arc<Self>, state: &mut LiveCommandState) {
         // When the command is over, the result's acknowledgement covers everything.
         let due = (0..STREAMS.len()).any(|log| state.ack_due(log) > state.acknowledged[log]);
         if due && state.ending.is_none() && !state.ack_queued {
-            state.ack_queued = self.home.outbox.ack(self);
+            state.ack_queued = self.live.outbox.ack(Arc::clone(self) as Arc<dyn crate::guest::Lane>);
         }
     }
 
     /// A reader moved or left: perhaps the front may fall off now. Files are removed by the log writers.
-    pub(super) fn reader_moved(self: &Arc<Self>, mut state: MutexGuard<'_, HubState>) {
+    pub(super) fn reader_moved(self: &Arc<Self>, mut state: MutexGuard<'_, LiveCommandState>) {
         for log in 0..STREAMS.len() {
             let floor = state.floor(log);
             state.logs[log].trim(floor);
@@ -134,7 +134,7 @@ impl Hub {
         let schedule = state.held_since.is_some() && !std::mem::replace(&mut state.writing, true);
         drop(state);
         if schedule {
-            self.home.shared.logs.schedule(Arc::clone(self) as Arc<dyn Writes>);
+            self.live.shared.logs.schedule(Arc::clone(self) as Arc<dyn Writes>);
         }
     }
 
@@ -148,7 +148,7 @@ impl Hub {
     /// Tells when to look again; `None` when nobody holds anything up.
     pub(super) fn let_go_stalled(self: &Arc<Self>) -> Option<Instant> {
         let limit = Duration::from_secs(STALL_SECONDS);
-        let kept_max = self.home.shared.config.output_kept_max;
+        let kept_max = self.live.shared.config.output_kept_max;
         let now = Instant::now();
         let mut soonest = now + limit;
         let mut let_go = 0;
@@ -157,7 +157,7 @@ impl Hub {
             state.watched = false;
             return None;
         };
-        let HubState { logs, readers, .. } = &mut *state;
+        let LiveCommandState { logs, readers, .. } = &mut *state;
         for reader in readers.values_mut().filter(|reader| !reader.let_go) {
             let holds = logs.iter().zip(reader.at).any(|(log, at)| log.is_held_by(at, kept_max));
             let deadline = reader.moved.max(since) + limit;
@@ -169,7 +169,7 @@ impl Hub {
             }
         }
         if let_go > 0 {
-            warn!(sandbox = %self.home.id, command = %self.id, readers = let_go,
+            warn!(sandbox = %self.live.id, command = %self.id, readers = let_go,
                 "readers that held up a command for {STALL_SECONDS} s were let go");
             self.reader_moved(state);
             self.changed.notify_waiters();
@@ -178,7 +178,7 @@ impl Hub {
     }
 }
 
-impl Writes for Hub {
+impl Writes for LiveCommand {
     fn write_pass(self: Arc<Self>) -> Again {
         let directory = self.directory();
         let appends = {
@@ -191,7 +191,7 @@ impl Writes for Hub {
             }
             [state.logs[0].unstored(), state.logs[1].unstored()]
         };
-        let segment_max = crate::log::segment_max(self.home.shared.config.output_kept_max);
+        let segment_max = crate::command::log::segment_max(self.live.shared.config.output_kept_max);
         let mut refused = None;
         let began = Instant::now();
         let written = appends.map(|append| match append?.write(&directory, segment_max) {
@@ -201,7 +201,11 @@ impl Writes for Hub {
                 None
             }
         });
-        crate::slow::LOG_WRITE.check(&self.home.shared.metrics, Some(self.home.id), began.elapsed());
+        crate::observe::timing::LOG_WRITE.check(
+            &self.live.shared.metrics,
+            Some(self.live.id),
+            began.elapsed(),
+        );
         let mut state = self.lock();
         for (log, written) in written.into_iter().enumerate() {
             if let Some(written) = written {
@@ -219,7 +223,7 @@ impl Writes for Hub {
         }
         for file in files {
             if let Err(error) = std::fs::remove_file(&file) {
-                warn!(sandbox = %self.home.id, command = %self.id, file = %file.display(), %error,
+                warn!(sandbox = %self.live.id, command = %self.id, file = %file.display(), %error,
                     "cannot remove old output");
             }
         }
@@ -228,7 +232,7 @@ impl Writes for Hub {
         match refused {
             Some(error) => {
                 if !reported {
-                    error!(sandbox = %self.home.id, command = %self.id, %error,
+                    error!(sandbox = %self.live.id, command = %self.id, %error,
                         "cannot store output; the command waits and it is tried again");
                 }
                 Again::Later

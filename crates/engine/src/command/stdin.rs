@@ -9,7 +9,7 @@ use std::sync::Arc;
 use wire::frame::CHUNK_MAX;
 use wire::guest::STDIN_WINDOW;
 
-use super::Hub;
+use super::LiveCommand;
 use crate::guest::Violation;
 
 /// Bytes on their way to the command.
@@ -48,7 +48,7 @@ impl Stdin {
     }
 }
 
-/// What [`Hub::take_stdin`] found.
+/// What [`LiveCommand::take_stdin`] found.
 pub(crate) struct StdinTaken {
     pub offset: u64,
     pub bytes: Vec<u8>,
@@ -57,7 +57,7 @@ pub(crate) struct StdinTaken {
     pub more: bool,
 }
 
-impl Hub {
+impl LiveCommand {
     /// Stdin up to `offset` was given to the command.
     pub fn stdin_given(self: &Arc<Self>, offset: u64) -> Result<(), Violation> {
         let mut state = self.lock();
@@ -118,6 +118,6 @@ impl Hub {
         if !due || stdin.unknown || stdin.closed || state.stdin_queued {
             return;
         }
-        state.stdin_queued = self.home.outbox.stdin(self);
+        state.stdin_queued = self.live.outbox.stdin(Arc::clone(self) as Arc<dyn crate::guest::Lane>);
     }
 }

@@ -1,30 +1,15 @@
-//! Rows of builds: what became of them. Their logs are files.
+//! Rows of builds and their results. Logs of builds are files.
 
 use std::time::SystemTime;
 
 use rusqlite::{Row, params};
 use wire::BuildId;
 
-use super::Store;
-use super::rows::{micros, time, unreadable};
+use super::Db;
+use super::rows::{micros, owner_from, time, unreadable};
 use crate::error::EngineError;
-use crate::images::BuildState;
 use crate::model::Owner;
-
-/// The table, for the list of migrations.
-pub(super) const TABLES: &str = "
-    CREATE TABLE builds (
-        id                 BLOB NOT NULL PRIMARY KEY,
-        owner              TEXT NOT NULL,
-        template           TEXT NOT NULL,
-        state              TEXT NOT NULL,
-        reason             TEXT,
-        -- Of the template, once there is one.
-        version            INTEGER,
-        created_at         INTEGER NOT NULL,
-        ended_at           INTEGER
-    ) WITHOUT ROWID;
-";
+use crate::model::progress::BuildState;
 
 /// A build's row.
 #[derive(Debug, Clone)]
@@ -50,24 +35,26 @@ fn words(state: &BuildState) -> (&'static str, Option<&str>, Option<u32>) {
 }
 
 fn build_from(row: &Row<'_>) -> rusqlite::Result<BuildRow> {
-    let state = match row.get_ref(3)?.as_str()? {
+    let state = match row.get_ref("state")?.as_str()? {
         "running" => BuildState::Running,
-        "done" => BuildState::Done { version: row.get::<_, Option<u32>>(5)?.unwrap_or_default() },
-        "failed" => BuildState::Failed { reason: row.get::<_, Option<String>>(4)?.unwrap_or_default() },
-        _ => return Err(unreadable(3, "state")),
+        "done" => BuildState::Done { version: row.get::<_, Option<u32>>("version")?.unwrap_or_default() },
+        "failed" => {
+            BuildState::Failed { reason: row.get::<_, Option<String>>("reason")?.unwrap_or_default() }
+        }
+        _ => return Err(unreadable(row, "state", "state")),
     };
-    let ended: Option<i64> = row.get(7)?;
+    let ended: Option<i64> = row.get("ended_at")?;
     Ok(BuildRow {
-        id: BuildId::from_bits(u128::from_be_bytes(row.get(0)?)),
-        owner: Owner::parse(row.get_ref(1)?.as_str()?).map_err(|_| unreadable(1, "owner"))?,
-        template: row.get(2)?,
+        id: BuildId::from_bits(u128::from_be_bytes(row.get("id")?)),
+        owner: owner_from(row)?,
+        template: row.get("template")?,
         state,
-        created_at: time(row, 6)?,
-        ended_at: ended.map(|_| time(row, 7)).transpose()?,
+        created_at: time(row, "created_at")?,
+        ended_at: ended.map(|_| time(row, "ended_at")).transpose()?,
     })
 }
 
-impl Store {
+impl Db {
     /// All builds, the oldest first.
     pub async fn builds(&self) -> Result<Vec<BuildRow>, EngineError> {
         self.question("read the builds' rows", |db| {
@@ -78,27 +65,31 @@ impl Store {
         .await
     }
 
-    /// A build, new or changed.
+    /// Inserts a build, or replaces its row.
     pub async fn put_build(&self, row: BuildRow) -> Result<(), EngineError> {
         self.change("write the build's row", move |db| {
             let (state, reason, version) = words(&row.state);
-            db.prepare_cached("INSERT OR REPLACE INTO builds VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)")?
-                .execute(params![
-                    id(row.id),
-                    row.owner.as_str(),
-                    row.template,
-                    state,
-                    reason,
-                    version,
-                    micros(row.created_at),
-                    row.ended_at.map(micros)
-                ])?;
+            db.prepare_cached(
+                "INSERT OR REPLACE INTO builds (id, owner, template, state, reason, version, created_at,
+                     ended_at)
+                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)",
+            )?
+            .execute(params![
+                id(row.id),
+                row.owner.as_str(),
+                row.template,
+                state,
+                reason,
+                version,
+                micros(row.created_at),
+                row.ended_at.map(micros)
+            ])?;
             Ok(())
         })
         .await
     }
 
-    /// Forgets a build.
+    /// Deletes a build.
     pub async fn delete_build(&self, build: BuildId) -> Result<(), EngineError> {
         self.change("delete the build's row", move |db| {
             db.prepare_cached("DELETE FROM builds WHERE id = ?1")?.execute(params![id(build)])?;
@@ -107,7 +98,7 @@ impl Store {
         .await
     }
 
-    /// Takes away the names that builds gave to what they were working on.
+    /// Deletes the image names that builds gave to their intermediate images: all names with `prefix`.
     pub async fn remove_build_names(&self, prefix: String) -> Result<(), EngineError> {
         self.change("remove a build's names", move |db| {
             db.prepare_cached("DELETE FROM image_names WHERE substr(name, 1, length(?1)) = ?1")?

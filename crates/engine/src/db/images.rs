@@ -1,7 +1,7 @@
-//! Rows of images: what each is made of, what it is called, and who uses it.
+//! Rows of images: their layers, their names and aliases, and which sandboxes use them.
 //!
-//! An image is kept while it has a name, a sandbox or a template, a layer while it has an image. A sandbox takes its reference in the
-//! same change that finds the image, so nothing is ever collected between the two.
+//! An image is kept while a name, a sandbox or a template refers to it; a layer is kept while an image has it. The change
+//! that finds an image for a sandbox also writes the reference, so the image cannot be collected in between.
 
 use std::time::SystemTime;
 
@@ -10,63 +10,15 @@ use rusqlite::{Connection, OptionalExtension, Row, params};
 use wire::SandboxId;
 use wire::launch::LayerFacts;
 
-use super::Store;
+use super::Db;
 use super::rows::{id_bytes, micros, sandbox_id, signed, time, unreadable, unsigned};
 use crate::error::EngineError;
-
-/// The tables, for the list of migrations.
-pub(super) const TABLES: &str = "
-    CREATE TABLE layers (
-        layer              TEXT NOT NULL PRIMARY KEY,
-        blob               TEXT,
-        contents           TEXT,
-        size               INTEGER NOT NULL,
-        entries            INTEGER NOT NULL,
-        bytes              INTEGER NOT NULL,
-        devices_skipped    INTEGER NOT NULL,
-        owners_changed     INTEGER NOT NULL,
-        attributes_dropped INTEGER NOT NULL,
-        created_at         INTEGER NOT NULL
-    ) WITHOUT ROWID;
-    CREATE TABLE images (
-        digest             TEXT NOT NULL PRIMARY KEY,
-        config             TEXT NOT NULL,
-        created_at         INTEGER NOT NULL
-    ) WITHOUT ROWID;
-    CREATE TABLE image_layers (
-        image              TEXT NOT NULL REFERENCES images (digest) ON DELETE CASCADE,
-        position           INTEGER NOT NULL,
-        layer              TEXT NOT NULL REFERENCES layers (layer),
-        PRIMARY KEY (image, position)
-    ) WITHOUT ROWID;
-    CREATE INDEX image_layers_by_layer ON image_layers (layer);
-    CREATE TABLE image_names (
-        -- The empty owner is everyone.
-        owner              TEXT NOT NULL,
-        name               TEXT NOT NULL,
-        image              TEXT NOT NULL REFERENCES images (digest),
-        named_at           INTEGER NOT NULL,
-        PRIMARY KEY (owner, name)
-    ) WITHOUT ROWID;
-    CREATE INDEX image_names_by_image ON image_names (image);
-    CREATE TABLE image_aliases (
-        name               TEXT NOT NULL PRIMARY KEY,
-        target             TEXT NOT NULL,
-        created_at         INTEGER NOT NULL
-    ) WITHOUT ROWID;
-    CREATE TABLE sandbox_images (
-        sandbox            BLOB NOT NULL PRIMARY KEY REFERENCES sandboxes (id) ON DELETE CASCADE,
-        image              TEXT REFERENCES images (digest),
-        alias              TEXT
-    ) WITHOUT ROWID;
-    CREATE INDEX sandbox_images_by_image ON sandbox_images (image) WHERE image IS NOT NULL;
-";
 
 /// A layer's row.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct LayerRow {
     pub layer: Digest,
-    /// What it came from and what was in that; none for layers that are our own.
+    /// The digests of the compressed blob and of its contents; none for layers that were made here.
     pub blob: Option<Digest>,
     pub contents: Option<Digest>,
     pub size: u64,
@@ -74,7 +26,7 @@ pub(crate) struct LayerRow {
     pub created_at: SystemTime,
 }
 
-/// An image's row, with its layers, the lowest first.
+/// An image's row, with its layers from the lowest up.
 #[derive(Debug, Clone)]
 pub(crate) struct ImageRow {
     pub digest: Digest,
@@ -87,11 +39,20 @@ pub(crate) struct ImageRow {
 /// A name's row.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct NameRow {
-    /// Empty for everyone.
+    /// Empty for a name that all owners share.
     pub owner: String,
     pub name: String,
     pub image: Digest,
     pub named_at: SystemTime,
+}
+
+/// Where a layer comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum LayerOrigin {
+    /// From a registry or an archive. Its digest is that of its contents.
+    Fetched,
+    /// Made here. Its digest is computed from how it was made.
+    Made,
 }
 
 /// An alias's row.
@@ -102,7 +63,7 @@ pub(crate) struct AliasRow {
     pub created_at: SystemTime,
 }
 
-/// What a sandbox was made from.
+/// The image that a sandbox uses.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ImageUseRow {
     pub sandbox: SandboxId,
@@ -120,13 +81,13 @@ pub(crate) struct LoadedImages {
     pub uses: Vec<ImageUseRow>,
 }
 
-fn digest_from(row: &Row<'_>, column: usize) -> rusqlite::Result<Digest> {
-    row.get_ref(column)?.as_str()?.parse().map_err(|_| unreadable(column, "digest"))
+fn digest_from(row: &Row<'_>, column: &str) -> rusqlite::Result<Digest> {
+    row.get_ref(column)?.as_str()?.parse().map_err(|_| unreadable(row, column, "digest"))
 }
 
-pub(super) fn optional_digest(row: &Row<'_>, column: usize) -> rusqlite::Result<Option<Digest>> {
+pub(super) fn optional_digest(row: &Row<'_>, column: &str) -> rusqlite::Result<Option<Digest>> {
     let text: Option<String> = row.get(column)?;
-    text.map(|text| text.parse().map_err(|_| unreadable(column, "digest"))).transpose()
+    text.map(|text| text.parse().map_err(|_| unreadable(row, column, "digest"))).transpose()
 }
 
 const LAYER_COLUMNS: &str = "layer, blob, contents, size, entries, bytes, devices_skipped, owners_changed,
@@ -134,18 +95,18 @@ const LAYER_COLUMNS: &str = "layer, blob, contents, size, entries, bytes, device
 
 fn layer_from(row: &Row<'_>) -> rusqlite::Result<LayerRow> {
     Ok(LayerRow {
-        layer: digest_from(row, 0)?,
-        blob: optional_digest(row, 1)?,
-        contents: optional_digest(row, 2)?,
-        size: unsigned(row, 3)?,
+        layer: digest_from(row, "layer")?,
+        blob: optional_digest(row, "blob")?,
+        contents: optional_digest(row, "contents")?,
+        size: unsigned(row, "size")?,
         facts: LayerFacts {
-            entries: unsigned(row, 4)?,
-            bytes: unsigned(row, 5)?,
-            devices_skipped: unsigned(row, 6)?,
-            owners_changed: unsigned(row, 7)?,
-            attributes_dropped: unsigned(row, 8)?,
+            entries: unsigned(row, "entries")?,
+            bytes: unsigned(row, "bytes")?,
+            devices_skipped: unsigned(row, "devices_skipped")?,
+            owners_changed: unsigned(row, "owners_changed")?,
+            attributes_dropped: unsigned(row, "attributes_dropped")?,
         },
-        created_at: time(row, 9)?,
+        created_at: time(row, "created_at")?,
     })
 }
 
@@ -153,7 +114,7 @@ pub(super) fn text(digest: Digest) -> String {
     digest.to_string()
 }
 
-impl Store {
+impl Db {
     /// All rows about images.
     pub async fn load_images(&self) -> Result<LoadedImages, EngineError> {
         self.question("read the images' rows", |db| {
@@ -164,35 +125,44 @@ impl Store {
             let mut images: Vec<ImageRow> = db
                 .prepare("SELECT digest, config, created_at, over_host FROM images")?
                 .query_map([], |row| {
-                    let (digest, config) = (digest_from(row, 0)?, row.get(1)?);
-                    let (created_at, over_host) = (time(row, 2)?, row.get(3)?);
+                    let (digest, config) = (digest_from(row, "digest")?, row.get("config")?);
+                    let (created_at, over_host) = (time(row, "created_at")?, row.get("over_host")?);
                     Ok(ImageRow { digest, config, over_host, layers: Vec::new(), created_at })
                 })?
                 .collect::<Result<_, _>>()?;
             let mut stack =
                 db.prepare("SELECT layer FROM image_layers WHERE image = ?1 ORDER BY position")?;
             for image in &mut images {
-                let layers = stack.query_map([text(image.digest)], |row| digest_from(row, 0))?;
+                let layers = stack.query_map([text(image.digest)], |row| digest_from(row, "layer"))?;
                 image.layers = layers.collect::<Result<_, _>>()?;
             }
             let names = db
                 .prepare("SELECT owner, name, image, named_at FROM image_names")?
                 .query_map([], |row| {
-                    let (owner, name) = (row.get(0)?, row.get(1)?);
-                    Ok(NameRow { owner, name, image: digest_from(row, 2)?, named_at: time(row, 3)? })
+                    let (owner, name) = (row.get("owner")?, row.get("name")?);
+                    Ok(NameRow {
+                        owner,
+                        name,
+                        image: digest_from(row, "image")?,
+                        named_at: time(row, "named_at")?,
+                    })
                 })?
                 .collect::<Result<_, _>>()?;
             let aliases = db
                 .prepare("SELECT name, target, created_at FROM image_aliases")?
                 .query_map([], |row| {
-                    Ok(AliasRow { name: row.get(0)?, target: row.get(1)?, created_at: time(row, 2)? })
+                    Ok(AliasRow {
+                        name: row.get("name")?,
+                        target: row.get("target")?,
+                        created_at: time(row, "created_at")?,
+                    })
                 })?
                 .collect::<Result<_, _>>()?;
             let uses = db
                 .prepare("SELECT sandbox, image, alias FROM sandbox_images")?
                 .query_map([], |row| {
-                    let (image, alias) = (optional_digest(row, 1)?, row.get(2)?);
-                    Ok(ImageUseRow { sandbox: sandbox_id(row, 0)?, image, alias })
+                    let (image, alias) = (optional_digest(row, "image")?, row.get("alias")?);
+                    Ok(ImageUseRow { sandbox: sandbox_id(row, "sandbox")?, image, alias })
                 })?
                 .collect::<Result<_, _>>()?;
             Ok(LoadedImages { layers, images, names, aliases, uses })
@@ -200,11 +170,13 @@ impl Store {
         .await
     }
 
-    /// A layer that is whole and on disk.
+    /// Inserts a layer that is complete on disk.
     pub async fn put_layer(&self, row: LayerRow) -> Result<(), EngineError> {
         self.change("write the layer's row", move |db| {
             db.prepare_cached(
-                "INSERT OR IGNORE INTO layers VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10)",
+                "INSERT OR IGNORE INTO layers (layer, blob, contents, size, entries, bytes,
+                     devices_skipped, owners_changed, attributes_dropped, created_at)
+                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10)",
             )?
             .execute(params![
                 text(row.layer),
@@ -223,7 +195,7 @@ impl Store {
         .await
     }
 
-    /// Whether there is a row. Asked among the changes, so that it is true with regard to all that were asked before.
+    /// Whether a layer has a row. Runs on the writer's thread, so that the answer includes all earlier changes.
     pub async fn has_layer(&self, layer: Digest) -> Result<bool, EngineError> {
         self.change("look for the layer's row", move |db| {
             db.prepare_cached("SELECT 1 FROM layers WHERE layer = ?1")?.exists([text(layer)])
@@ -231,7 +203,19 @@ impl Store {
         .await
     }
 
-    /// What came of making a layer, if there is a row. Asked as with [`Self::has_layer`].
+    /// Where a layer comes from, if it has a row. Runs on the writer's thread like [`Self::has_layer`].
+    pub async fn layer_origin(&self, layer: Digest) -> Result<Option<LayerOrigin>, EngineError> {
+        self.change("look for the layer's row", move |db| {
+            db.prepare_cached("SELECT contents IS NOT NULL AS is_fetched FROM layers WHERE layer = ?1")?
+                .query_row([text(layer)], |row| {
+                    Ok(if row.get("is_fetched")? { LayerOrigin::Fetched } else { LayerOrigin::Made })
+                })
+                .optional()
+        })
+        .await
+    }
+
+    /// The facts about a layer's contents, if it has a row. Runs on the writer's thread like [`Self::has_layer`].
     pub async fn layer_facts(&self, layer: Digest) -> Result<Option<LayerFacts>, EngineError> {
         self.change("look for the layer's row", move |db| {
             db.prepare_cached(&format!("SELECT {LAYER_COLUMNS} FROM layers WHERE layer = ?1"))?
@@ -241,7 +225,7 @@ impl Store {
         .await
     }
 
-    /// An image with its names. Gives the facts of its layers; `None`: one of them is not there.
+    /// Inserts an image with its names. Returns the facts of its layers, or `None` if a layer is missing.
     pub async fn put_image(
         &self,
         row: ImageRow,
@@ -260,10 +244,15 @@ impl Store {
                 }
             }
             let added = db
-                .prepare_cached("INSERT OR IGNORE INTO images VALUES (?1, ?2, ?3, ?4)")?
+                .prepare_cached(
+                    "INSERT OR IGNORE INTO images (digest, config, created_at, over_host)
+                     VALUES (?1, ?2, ?3, ?4)",
+                )?
                 .execute(params![text(row.digest), row.config, micros(row.created_at), row.over_host])?;
             if added == 1 {
-                let mut add = db.prepare_cached("INSERT INTO image_layers VALUES (?1, ?2, ?3)")?;
+                let mut add = db.prepare_cached(
+                    "INSERT INTO image_layers (image, position, layer) VALUES (?1, ?2, ?3)",
+                )?;
                 for (position, layer) in row.layers.iter().enumerate() {
                     add.execute(params![text(row.digest), position as i64, text(*layer)])?;
                 }
@@ -276,7 +265,7 @@ impl Store {
         .await
     }
 
-    /// The image that an owner means by a name, for a sandbox that takes it in the same step.
+    /// Finds the image that an owner means by a name, and takes it for a sandbox in the same change.
     pub async fn take_image(
         &self,
         sandbox: SandboxId,
@@ -293,7 +282,7 @@ impl Store {
         .await
     }
 
-    /// Takes a name away. `false`: there was none.
+    /// Deletes a name. `false` if there was none.
     pub async fn remove_image_name(&self, owner: String, name: String) -> Result<bool, EngineError> {
         self.change("remove the image's name", move |db| {
             let changed = db
@@ -304,15 +293,15 @@ impl Store {
         .await
     }
 
-    /// Takes all names from images that have a layer which is not on disk any more, so that they are pulled again. Tells which.
+    /// Deletes all names of images with a layer that is missing on disk, so that they are pulled again. Returns the images.
     pub async fn forget_images_of(&self, layer: Digest) -> Result<Vec<Digest>, EngineError> {
         self.change("forget broken images", move |db| {
             let broken: Vec<Digest> = db
                 .prepare_cached("SELECT DISTINCT image FROM image_layers WHERE layer = ?1")?
-                .query_map([text(layer)], |row| digest_from(row, 0))?
+                .query_map([text(layer)], |row| digest_from(row, "image"))?
                 .collect::<Result<_, _>>()?;
             let mut forget = db.prepare_cached("DELETE FROM image_names WHERE image = ?1")?;
-            // Whoever starts next prepares them again, should this daemon not get to it.
+            // If this daemon does not get to prepare them again, the next one does.
             let mut unprepare = db.prepare_cached(
                 "UPDATE template_versions SET state = 'preparing', resolved = NULL, image = NULL WHERE image = ?1",
             )?;
@@ -325,7 +314,7 @@ impl Store {
         .await
     }
 
-    /// Removes the images that have neither a name nor a sandbox nor a template, if they are older than `before`. Tells which.
+    /// Deletes the images older than `before` that no name, sandbox or template refers to. Returns them.
     pub async fn collect_images(&self, before: SystemTime) -> Result<Vec<Digest>, EngineError> {
         self.change("remove unused images", move |db| {
             let unused: Vec<Digest> = db
@@ -335,7 +324,7 @@ impl Store {
                        AND NOT EXISTS (SELECT 1 FROM sandbox_images WHERE image = digest)
                        AND NOT EXISTS (SELECT 1 FROM template_versions WHERE image = digest)",
                 )?
-                .query_map([micros(before)], |row| digest_from(row, 0))?
+                .query_map([micros(before)], |row| digest_from(row, "digest"))?
                 .collect::<Result<_, _>>()?;
             let mut remove = db.prepare_cached("DELETE FROM images WHERE digest = ?1")?;
             for image in &unused {
@@ -346,28 +335,28 @@ impl Store {
         .await
     }
 
-    /// The layers that no image has, if they are older than `before`.
+    /// The layers older than `before` that no image has.
     pub async fn unused_layers(&self, before: SystemTime) -> Result<Vec<Digest>, EngineError> {
         self.question("find unused layers", move |db| {
             db.prepare_cached(
                 "SELECT layer FROM layers WHERE created_at < ?1
                    AND NOT EXISTS (SELECT 1 FROM image_layers WHERE image_layers.layer = layers.layer)",
             )?
-            .query_map([micros(before)], |row| digest_from(row, 0))?
+            .query_map([micros(before)], |row| digest_from(row, "layer"))?
             .collect()
         })
         .await
     }
 
-    /// The names of all layers.
+    /// The digests of all layers.
     pub async fn layers(&self) -> Result<Vec<Digest>, EngineError> {
         self.question("list the layers' rows", |db| {
-            db.prepare("SELECT layer FROM layers")?.query_map([], |row| digest_from(row, 0))?.collect()
+            db.prepare("SELECT layer FROM layers")?.query_map([], |row| digest_from(row, "layer"))?.collect()
         })
         .await
     }
 
-    /// Removes a layer's row, unless an image has it or it is pinned. Tells what it held, if it is gone.
+    /// Deletes a layer's row, unless an image has it or it is pinned. Returns the size of its contents if it was deleted.
     pub async fn remove_layer(
         &self,
         layer: Digest,
@@ -379,7 +368,7 @@ impl Store {
             }
             let bytes = db
                 .prepare_cached("SELECT bytes FROM layers WHERE layer = ?1")?
-                .query_row([text(layer)], |row| unsigned(row, 0))
+                .query_row([text(layer)], |row| unsigned(row, "bytes"))
                 .optional()?;
             let changed = db
                 .prepare_cached(
@@ -392,17 +381,19 @@ impl Store {
         .await
     }
 
-    /// A new alias, or another target for an old one.
+    /// Inserts an alias, or changes the target of an existing one.
     pub async fn put_alias(&self, row: AliasRow) -> Result<(), EngineError> {
         self.change("write the alias", move |db| {
-            db.prepare_cached("INSERT OR REPLACE INTO image_aliases VALUES (?1, ?2, ?3)")?
-                .execute(params![row.name, row.target, micros(row.created_at)])?;
+            db.prepare_cached(
+                "INSERT OR REPLACE INTO image_aliases (name, target, created_at) VALUES (?1, ?2, ?3)",
+            )?
+            .execute(params![row.name, row.target, micros(row.created_at)])?;
             Ok(())
         })
         .await
     }
 
-    /// `false`: there was none.
+    /// Deletes an alias. `false` if there was none.
     pub async fn delete_alias(&self, name: String) -> Result<bool, EngineError> {
         self.change("delete the alias", move |db| {
             Ok(db.prepare_cached("DELETE FROM image_aliases WHERE name = ?1")?.execute([name])? == 1)
@@ -412,21 +403,19 @@ impl Store {
 }
 
 fn put_name(db: &Connection, name: &NameRow) -> rusqlite::Result<()> {
-    db.prepare_cached("INSERT OR REPLACE INTO image_names VALUES (?1, ?2, ?3, ?4)")?.execute(params![
-        name.owner,
-        name.name,
-        text(name.image),
-        micros(name.named_at)
-    ])?;
+    db.prepare_cached(
+        "INSERT OR REPLACE INTO image_names (owner, name, image, named_at) VALUES (?1, ?2, ?3, ?4)",
+    )?
+    .execute(params![name.owner, name.name, text(name.image), micros(name.named_at)])?;
     Ok(())
 }
 
-/// An owner's own image of that name goes before everyone's.
+/// The image with a name. An owner's own image takes precedence over a shared one.
 pub(super) fn find_image(db: &Connection, owner: &str, name: &str) -> rusqlite::Result<Option<Digest>> {
     db.prepare_cached(
         "SELECT image FROM image_names WHERE name = ?1 AND owner IN (?2, '') ORDER BY owner DESC LIMIT 1",
     )?
-    .query_row(params![name, owner], |row| digest_from(row, 0))
+    .query_row(params![name, owner], |row| digest_from(row, "image"))
     .optional()
 }
 
@@ -434,7 +423,7 @@ fn exists(db: &Connection, image: Digest) -> rusqlite::Result<bool> {
     db.prepare_cached("SELECT 1 FROM images WHERE digest = ?1")?.exists([text(image)])
 }
 
-/// In the change that inserts a sandbox: what it is made from, if that is here.
+/// Part of the change that inserts a sandbox: writes which image it uses, if the image is on this machine.
 pub(super) fn insert_use(
     db: &Connection,
     sandbox: SandboxId,
@@ -444,19 +433,16 @@ pub(super) fn insert_use(
     held: Option<Digest>,
 ) -> rusqlite::Result<Option<Digest>> {
     let found = match (image, held) {
-        (crate::images::HOST, _) if alias.is_none() => return Ok(None),
-        (crate::images::HOST, _) => None,
-        // What its template holds, unless that let go of it this moment.
+        (crate::model::template::HOST, _) if alias.is_none() => return Ok(None),
+        (crate::model::template::HOST, _) => None,
+        // The image that its template holds, unless the template has just dropped it.
         (name, Some(held)) => match exists(db, held)? {
             true => Some(held),
             false => find_image(db, owner, name)?,
         },
         (name, None) => find_image(db, owner, name)?,
     };
-    db.prepare_cached("INSERT INTO sandbox_images VALUES (?1, ?2, ?3)")?.execute(params![
-        id_bytes(sandbox),
-        found.map(text),
-        alias
-    ])?;
+    db.prepare_cached("INSERT INTO sandbox_images (sandbox, image, alias) VALUES (?1, ?2, ?3)")?
+        .execute(params![id_bytes(sandbox), found.map(text), alias])?;
     Ok(found)
 }

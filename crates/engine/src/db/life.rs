@@ -1,5 +1,5 @@
-//! What belongs to a sandbox's life and is in tables of its own: labels, lifetime rules, and the times that they count from.
-//! A sandbox without them has no rows there, and pays nothing for them.
+//! What sandboxes have in separate tables: labels, notes, lifetime rules, and the times that the rules count from.
+//! A sandbox without them has no rows there.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
@@ -7,15 +7,16 @@ use std::time::Duration;
 use rusqlite::{Connection, Row, params};
 use wire::SandboxId;
 
-use super::rows::{SandboxRow, id_bytes, sandbox_id, signed, unreadable, unsigned};
-use crate::clock::Stamp;
+use super::rows::{id_bytes, sandbox_id, signed, unknown, unreadable, unsigned};
+use super::sandboxes::SandboxRow;
 use crate::error::EngineError;
-use crate::labels::Labels;
-use crate::lifetime::{Action, LastUse, Lifetime, Rule, Since};
 use crate::model::SandboxName;
-use crate::notes::Notes;
+use crate::model::dialect_notes::Notes;
+use crate::model::labels::Labels;
+use crate::model::lifetime::{Action, LastUse, Lifetime, Rule, Since};
+use crate::observe::clock::Stamp;
 
-/// What the clocks of a lifetime count from. Rows have them for sandboxes with rules.
+/// The times that lifetime rules count from. Only sandboxes with rules have rows for them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Stamps {
     pub created: Stamp,
@@ -23,29 +24,29 @@ pub(crate) struct Stamps {
     pub used: Stamp,
     pub last_use: LastUse,
     pub paused: Option<Stamp>,
-    /// What it had had of the processors when it was last looked at.
+    /// The processor time that the sandbox had used when the driver last read it.
     pub cpu: Option<Duration>,
 }
 
 impl Stamps {
-    /// Of a sandbox that was just asked for.
+    /// The times of a new sandbox.
     pub fn born(created: Stamp) -> Self {
         Self { created, started: None, used: created, last_use: LastUse::Start, paused: None, cpu: None }
     }
 }
 
-/// What changes about a sandbox, in one commit.
+/// A change of a sandbox, written in one commit.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct SandboxChange {
     pub name: Option<SandboxName>,
     pub labels: Option<Labels>,
     pub notes: Option<Notes>,
-    /// With rules, the times that they count from.
+    /// A change of the rules comes with `stamps`, the times that they count from.
     pub lifetime: Option<Lifetime>,
     pub stamps: Option<Stamps>,
 }
 
-/// Writes all labels of a sandbox that has none.
+/// Inserts the labels of a sandbox. It must have none in the table.
 pub(super) fn insert_labels(db: &Connection, sandbox: SandboxId, labels: &Labels) -> rusqlite::Result<()> {
     for (key, value) in labels.pairs() {
         db.prepare_cached("INSERT INTO labels (sandbox, key, value) VALUES (?1, ?2, ?3)")?
@@ -54,17 +55,7 @@ pub(super) fn insert_labels(db: &Connection, sandbox: SandboxId, labels: &Labels
     Ok(())
 }
 
-/// Migration: what a dialect keeps with a sandbox.
-pub(super) const NOTES: &str = "
-    CREATE TABLE notes (
-        sandbox         BLOB NOT NULL REFERENCES sandboxes (id) ON DELETE CASCADE,
-        key             TEXT NOT NULL,
-        value           TEXT NOT NULL,
-        PRIMARY KEY (sandbox, key)
-    ) WITHOUT ROWID;
-";
-
-/// Writes all notes of a sandbox that has none.
+/// Inserts the notes of a sandbox. It must have none in the table.
 pub(super) fn insert_notes(db: &Connection, sandbox: SandboxId, notes: &Notes) -> rusqlite::Result<()> {
     for (key, value) in notes.pairs() {
         db.prepare_cached("INSERT INTO notes (sandbox, key, value) VALUES (?1, ?2, ?3)")?
@@ -73,7 +64,7 @@ pub(super) fn insert_notes(db: &Connection, sandbox: SandboxId, notes: &Notes) -
     Ok(())
 }
 
-/// Writes all rules of a sandbox that has none.
+/// Inserts the rules of a sandbox. It must have none in the table.
 pub(super) fn insert_rules(db: &Connection, sandbox: SandboxId, lifetime: &Lifetime) -> rusqlite::Result<()> {
     for (position, rule) in lifetime.rules().iter().enumerate() {
         db.prepare_cached(
@@ -90,7 +81,7 @@ pub(super) fn insert_rules(db: &Connection, sandbox: SandboxId, lifetime: &Lifet
     Ok(())
 }
 
-/// Writes what the clocks of a sandbox count from, in place of what was there.
+/// Writes the times of a sandbox over those in the table.
 pub(super) fn put_stamps(db: &Connection, sandbox: SandboxId, stamps: &Stamps) -> rusqlite::Result<()> {
     put_stamp(db, sandbox, Since::Creation, &stamps.created)?;
     put_use(db, sandbox, stamps)?;
@@ -141,7 +132,7 @@ fn put(
     Ok(())
 }
 
-/// Adds to sandboxes what other tables have of them. A row of a sandbox that is not there is skipped; there is none.
+/// Adds labels, notes, rules and times to sandboxes. Skips rows of sandboxes that are not in the list.
 pub(super) fn add_life(db: &Connection, sandboxes: &mut [SandboxRow]) -> rusqlite::Result<()> {
     let at: HashMap<SandboxId, usize> =
         sandboxes.iter().enumerate().map(|(at, sandbox)| (sandbox.id, at)).collect();
@@ -151,49 +142,50 @@ pub(super) fn add_life(db: &Connection, sandboxes: &mut [SandboxRow]) -> rusqlit
     let mut read = db.prepare("SELECT sandbox, key, value FROM labels")?;
     let mut rows = read.query([])?;
     while let Some(row) = rows.next()? {
-        if let Some(at) = at.get(&sandbox_id(row, 0)?) {
-            labels.entry(*at).or_default().insert(row.get(1)?, row.get(2)?);
+        if let Some(at) = at.get(&sandbox_id(row, "sandbox")?) {
+            labels.entry(*at).or_default().insert(row.get("key")?, row.get("value")?);
         }
     }
     let mut read = db.prepare("SELECT sandbox, key, value FROM notes")?;
     let mut rows = read.query([])?;
     while let Some(row) = rows.next()? {
-        if let Some(at) = at.get(&sandbox_id(row, 0)?) {
-            notes.entry(*at).or_default().insert(row.get(1)?, row.get(2)?);
+        if let Some(at) = at.get(&sandbox_id(row, "sandbox")?) {
+            notes.entry(*at).or_default().insert(row.get("key")?, row.get("value")?);
         }
     }
     let mut read =
         db.prepare("SELECT sandbox, since, after_ms, action FROM rules ORDER BY sandbox, position")?;
     let mut rows = read.query([])?;
     while let Some(row) = rows.next()? {
-        if let Some(at) = at.get(&sandbox_id(row, 0)?) {
-            let after = Duration::from_millis(unsigned(row, 2)?);
+        if let Some(at) = at.get(&sandbox_id(row, "sandbox")?) {
+            let after = Duration::from_millis(unsigned(row, "after_ms")?);
             rules.entry(*at).or_default().push(Rule {
-                since: since(row, 1)?,
+                since: since(row, "since")?,
                 after,
-                action: action(row, 3)?,
+                action: action(row, "action")?,
             });
         }
     }
     let mut read = db.prepare("SELECT sandbox, since, wall_at, boot, since_boot, kind, cpu FROM stamps")?;
     let mut rows = read.query([])?;
     while let Some(row) = rows.next()? {
-        let Some(at) = at.get(&sandbox_id(row, 0)?) else { continue };
-        let boot = u128::from_be_bytes(row.get(3)?);
-        let stamp = Stamp { wall_micros: row.get(2)?, boot, since_boot_micros: row.get(4)? };
+        let Some(at) = at.get(&sandbox_id(row, "sandbox")?) else { continue };
+        let boot = u128::from_be_bytes(row.get("boot")?);
+        let stamp =
+            Stamp { wall_micros: row.get("wall_at")?, boot, since_boot_micros: row.get("since_boot")? };
         let stamps = &mut sandboxes[*at].stamps;
-        match since(row, 1)? {
+        match since(row, "since")? {
             Since::Creation => stamps.created = stamp,
             Since::Start => stamps.started = Some(stamp),
             Since::Paused => stamps.paused = Some(stamp),
             Since::LastUse => {
                 stamps.used = stamp;
-                stamps.last_use = last_use(row, 5)?;
-                stamps.cpu = row.get::<_, Option<i64>>(6)?.map(|cpu| Duration::from_micros(cpu as u64));
+                stamps.last_use = last_use(row, "kind")?;
+                stamps.cpu = row.get::<_, Option<i64>>("cpu")?.map(|cpu| Duration::from_micros(cpu as u64));
             }
         }
     }
-    let unreadable = |_: EngineError| unreadable(0, "set of labels, notes or rules");
+    let unreadable = |_: EngineError| unknown(0, "set of labels, notes or rules");
     for (at, labels) in labels {
         sandboxes[at].labels = Labels::new(labels).map_err(unreadable)?;
     }
@@ -206,20 +198,22 @@ pub(super) fn add_life(db: &Connection, sandboxes: &mut [SandboxRow]) -> rusqlit
     Ok(())
 }
 
-fn since(row: &Row<'_>, column: usize) -> rusqlite::Result<Since> {
+fn since(row: &Row<'_>, column: &str) -> rusqlite::Result<Since> {
     let word = row.get_ref(column)?.as_str()?;
     let all = [Since::LastUse, Since::Start, Since::Paused, Since::Creation];
-    all.into_iter().find(|since| since.word() == word).ok_or_else(|| unreadable(column, "clock"))
+    all.into_iter().find(|since| since.word() == word).ok_or_else(|| unreadable(row, column, "clock"))
 }
 
-fn last_use(row: &Row<'_>, column: usize) -> rusqlite::Result<LastUse> {
+fn last_use(row: &Row<'_>, column: &str) -> rusqlite::Result<LastUse> {
     let Some(word) = row.get_ref(column)?.as_str_or_null()? else { return Ok(LastUse::Request) };
     let all = [LastUse::Start, LastUse::Request, LastUse::Touch, LastUse::Processor];
-    all.into_iter().find(|last_use| last_use.word() == word).ok_or_else(|| unreadable(column, "kind of use"))
+    all.into_iter()
+        .find(|last_use| last_use.word() == word)
+        .ok_or_else(|| unreadable(row, column, "kind of use"))
 }
 
-fn action(row: &Row<'_>, column: usize) -> rusqlite::Result<Action> {
+fn action(row: &Row<'_>, column: &str) -> rusqlite::Result<Action> {
     let word = row.get_ref(column)?.as_str()?;
     let all = [Action::PauseKeepMemory, Action::PauseDropMemory, Action::Delete];
-    all.into_iter().find(|action| action.word() == word).ok_or_else(|| unreadable(column, "action"))
+    all.into_iter().find(|action| action.word() == word).ok_or_else(|| unreadable(row, column, "action"))
 }

@@ -1,46 +1,15 @@
-//! Rows of snapshots: what was published under which name, and what each tag means now.
+//! Rows of snapshots, their names, and the snapshot that each tag refers to.
 
 use std::time::SystemTime;
 
 use rusqlite::{Connection, OptionalExtension, Row, params};
 use wire::{SandboxId, SnapshotId, TemplateId};
 
-use super::Store;
-use super::rows::{micros, time, unreadable};
+use super::Db;
+use super::rows::{micros, owner_from, time, unreadable};
 use crate::error::EngineError;
 use crate::model::Owner;
-use crate::snapshots::SnapshotState;
-
-/// The tables, for the list of migrations.
-pub(super) const TABLES: &str = "
-    CREATE TABLE snapshots (
-        id                 BLOB NOT NULL PRIMARY KEY,
-        owner              TEXT NOT NULL,
-        name               TEXT NOT NULL,
-        -- Tags that are set when it is ready, one in a line.
-        wanted_tags        TEXT NOT NULL,
-        -- What sandboxes are made from, once there is that.
-        template           BLOB,
-        -- Where it was captured. That may be gone.
-        sandbox            BLOB,
-        image              TEXT,
-        state              TEXT NOT NULL,
-        reason             TEXT,
-        note               TEXT NOT NULL,
-        created_at         INTEGER NOT NULL,
-        updated_at         INTEGER NOT NULL
-    ) WITHOUT ROWID;
-    CREATE INDEX snapshots_by_name ON snapshots (owner, name);
-    CREATE INDEX snapshots_by_template ON snapshots (template) WHERE template IS NOT NULL;
-    CREATE TABLE snapshot_tags (
-        owner              TEXT NOT NULL,
-        name               TEXT NOT NULL,
-        tag                TEXT NOT NULL,
-        snapshot           BLOB NOT NULL REFERENCES snapshots (id) ON DELETE CASCADE,
-        PRIMARY KEY (owner, name, tag)
-    ) WITHOUT ROWID;
-    CREATE INDEX snapshot_tags_by_snapshot ON snapshot_tags (snapshot);
-";
+use crate::model::progress::SnapshotState;
 
 /// A snapshot's row.
 #[derive(Debug, Clone)]
@@ -56,14 +25,14 @@ pub(crate) struct SnapshotRow {
     pub note: String,
     pub created_at: SystemTime,
     pub updated_at: SystemTime,
-    /// In a table of their own, and read with it.
+    /// From the table `snapshot_tags`.
     pub tags: Vec<String>,
 }
 
 const COLUMNS: &str =
     "id, owner, name, wanted_tags, template, sandbox, image, state, reason, note, created_at, updated_at";
 
-fn bits(row: &Row<'_>, column: usize) -> rusqlite::Result<Option<u128>> {
+fn bits(row: &Row<'_>, column: &str) -> rusqlite::Result<Option<u128>> {
     Ok(row.get::<_, Option<[u8; 16]>>(column)?.map(u128::from_be_bytes))
 }
 
@@ -81,26 +50,28 @@ fn words(state: &SnapshotState) -> (&'static str, Option<&str>) {
 }
 
 fn snapshot_from(row: &Row<'_>) -> rusqlite::Result<SnapshotRow> {
-    let lines: String = row.get(3)?;
-    let state = match row.get_ref(7)?.as_str()? {
+    let lines: String = row.get("wanted_tags")?;
+    let state = match row.get_ref("state")?.as_str()? {
         "building" => SnapshotState::Building,
         "ready" => SnapshotState::Ready,
-        "failed" => SnapshotState::Failed { reason: row.get::<_, Option<String>>(8)?.unwrap_or_default() },
+        "failed" => {
+            SnapshotState::Failed { reason: row.get::<_, Option<String>>("reason")?.unwrap_or_default() }
+        }
         "deleting" => SnapshotState::Deleting,
-        _ => return Err(unreadable(7, "state of a snapshot")),
+        _ => return Err(unreadable(row, "state", "state of a snapshot")),
     };
     Ok(SnapshotRow {
-        id: SnapshotId::from_bits(bits(row, 0)?.ok_or_else(|| unreadable(0, "snapshot"))?),
-        owner: Owner::parse(row.get_ref(1)?.as_str()?).map_err(|_| unreadable(1, "owner"))?,
-        name: row.get(2)?,
+        id: SnapshotId::from_bits(bits(row, "id")?.ok_or_else(|| unreadable(row, "id", "snapshot"))?),
+        owner: owner_from(row)?,
+        name: row.get("name")?,
         wanted_tags: lines.lines().map(str::to_owned).collect(),
-        template: bits(row, 4)?.map(TemplateId::from_bits),
-        sandbox: bits(row, 5)?.map(SandboxId::from_bits),
-        image: row.get(6)?,
+        template: bits(row, "template")?.map(TemplateId::from_bits),
+        sandbox: bits(row, "sandbox")?.map(SandboxId::from_bits),
+        image: row.get("image")?,
         state,
-        note: row.get(9)?,
-        created_at: time(row, 10)?,
-        updated_at: time(row, 11)?,
+        note: row.get("note")?,
+        created_at: time(row, "created_at")?,
+        updated_at: time(row, "updated_at")?,
         tags: Vec::new(),
     })
 }
@@ -108,13 +79,13 @@ fn snapshot_from(row: &Row<'_>) -> rusqlite::Result<SnapshotRow> {
 fn with_tags(db: &Connection, mut row: SnapshotRow) -> rusqlite::Result<SnapshotRow> {
     row.tags = db
         .prepare_cached("SELECT tag FROM snapshot_tags WHERE snapshot = ?1 ORDER BY tag")?
-        .query_map(params![id(row.id)], |row| row.get(0))?
+        .query_map(params![id(row.id)], |row| row.get("tag"))?
         .collect::<Result<_, _>>()?;
     Ok(row)
 }
 
-impl Store {
-    /// A new snapshot.
+impl Db {
+    /// Inserts a snapshot.
     pub async fn insert_snapshot(&self, row: SnapshotRow) -> Result<(), EngineError> {
         self.change("write the snapshot's row", move |db| {
             let (state, reason) = words(&row.state);
@@ -140,7 +111,7 @@ impl Store {
         .await
     }
 
-    /// What sandboxes of a snapshot are made from.
+    /// Writes the template from which sandboxes of a snapshot are made.
     pub async fn set_snapshot_template(
         &self,
         snapshot: SnapshotId,
@@ -154,8 +125,8 @@ impl Store {
         .await
     }
 
-    /// What came of a snapshot. One that is ready takes its tags from whichever had them; one that goes gives them up.
-    /// `false`: it is gone, or going.
+    /// Changes the state of a snapshot. A snapshot that becomes ready takes over its tags from other snapshots; one that is
+    /// being deleted loses its tags. `false` if the snapshot is being deleted already, or gone.
     pub async fn settle_snapshot(
         &self,
         snapshot: SnapshotId,
@@ -178,7 +149,10 @@ impl Store {
                         .prepare_cached(&format!("SELECT {COLUMNS} FROM snapshots WHERE id = ?1"))?
                         .query_row(params![id(snapshot)], snapshot_from)?;
                     for tag in &row.wanted_tags {
-                        db.prepare_cached("INSERT OR REPLACE INTO snapshot_tags VALUES (?1, ?2, ?3, ?4)")?
+                        db.prepare_cached(
+                            "INSERT OR REPLACE INTO snapshot_tags (owner, name, tag, snapshot)
+                             VALUES (?1, ?2, ?3, ?4)",
+                        )?
                             .execute(params![row.owner.as_str(), row.name, tag, id(snapshot)])?;
                     }
                 }
@@ -193,7 +167,7 @@ impl Store {
         .await
     }
 
-    /// A snapshot of which nothing is left.
+    /// Deletes the row of a snapshot.
     pub async fn delete_snapshot(&self, snapshot: SnapshotId) -> Result<(), EngineError> {
         self.change("delete the snapshot's row", move |db| {
             db.prepare_cached("DELETE FROM snapshots WHERE id = ?1")?.execute(params![id(snapshot)])?;
@@ -214,7 +188,7 @@ impl Store {
         .await
     }
 
-    /// All snapshots of an owner, or of everyone, newest first.
+    /// All snapshots of one owner or of all, newest first.
     pub async fn snapshots(&self, owner: Option<Owner>) -> Result<Vec<SnapshotRow>, EngineError> {
         self.question("read the snapshots' rows", move |db| {
             let rows = db
@@ -228,7 +202,7 @@ impl Store {
         .await
     }
 
-    /// What the tags of a name mean.
+    /// The tags of a name, and the snapshot that each refers to.
     pub async fn snapshot_tags(
         &self,
         owner: Owner,
@@ -239,8 +213,8 @@ impl Store {
                 "SELECT tag, snapshot FROM snapshot_tags WHERE owner = ?1 AND name = ?2 ORDER BY tag",
             )?
             .query_map(params![owner.as_str(), name], |row| {
-                let id = bits(row, 1)?.ok_or_else(|| unreadable(1, "snapshot"))?;
-                Ok((row.get(0)?, SnapshotId::from_bits(id)))
+                let id = bits(row, "snapshot")?.ok_or_else(|| unreadable(row, "snapshot", "snapshot"))?;
+                Ok((row.get("tag")?, SnapshotId::from_bits(id)))
             })?
             .collect()
         })

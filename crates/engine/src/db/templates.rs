@@ -1,7 +1,8 @@
-//! Rows of templates: their versions, which image each of them holds, and which sandboxes were made from which.
+//! Rows of templates: their versions, the image that each version holds, and which sandboxes were made from which version.
 //!
-//! The newest version of a template holds its image, so that it is never collected; a sandbox holds its own. A version stays while
-//! a sandbox was made from it, and a template cannot go before its sandboxes: the tables say so too.
+//! The newest version of a template holds its image, so that the image is never collected; a sandbox holds its own. A
+//! version stays while there are sandboxes that were made from it, and a template cannot be deleted before its sandboxes:
+//! foreign keys ensure both.
 
 use std::collections::BTreeMap;
 use std::time::SystemTime;
@@ -12,49 +13,17 @@ use serde::{Deserialize, Serialize};
 use wire::launch::Access;
 use wire::{SandboxId, TemplateId};
 
-use super::Store;
+use super::Db;
 use super::images::{find_image, optional_digest, text};
-use super::rows::{from_json, id_bytes, json, micros, sandbox_id, time, unreadable};
+use super::rows::{from_json, id_bytes, json, micros, owner_from, sandbox_id, time, unreadable};
 use crate::error::EngineError;
-use crate::labels::Labels;
 use crate::model::Owner;
-use crate::templates::{Preparation, Prepared, TemplateName, TemplateSpec};
-use crate::volumes::VolumeMount;
+use crate::model::labels::Labels;
+use crate::model::names::TemplateName;
+use crate::model::template::VolumeMount;
+use crate::model::template::{Preparation, Prepared, TemplateSpec};
 
-/// The tables, for the list of migrations.
-pub(super) const TABLES: &str = "
-    CREATE TABLE templates (
-        id                 BLOB NOT NULL PRIMARY KEY,
-        owner              TEXT NOT NULL,
-        name               TEXT NOT NULL,
-        -- The newest.
-        version            INTEGER NOT NULL,
-        created_at         INTEGER NOT NULL,
-        UNIQUE (owner, name)
-    ) WITHOUT ROWID;
-    CREATE TABLE template_versions (
-        template           BLOB NOT NULL REFERENCES templates (id) ON DELETE CASCADE,
-        version            INTEGER NOT NULL,
-        spec               TEXT NOT NULL,
-        state              TEXT NOT NULL,
-        reason             TEXT,
-        -- What the image's name meant, and just which image that was.
-        resolved           TEXT,
-        image              TEXT REFERENCES images (digest),
-        made_at            INTEGER NOT NULL,
-        PRIMARY KEY (template, version)
-    ) WITHOUT ROWID;
-    CREATE INDEX template_versions_by_image ON template_versions (image) WHERE image IS NOT NULL;
-    CREATE TABLE sandbox_templates (
-        sandbox            BLOB NOT NULL PRIMARY KEY REFERENCES sandboxes (id) ON DELETE CASCADE,
-        template           BLOB NOT NULL,
-        version            INTEGER NOT NULL,
-        FOREIGN KEY (template, version) REFERENCES template_versions (template, version)
-    ) WITHOUT ROWID;
-    CREATE INDEX sandbox_templates_by_version ON sandbox_templates (template, version);
-";
-
-/// Versions of a template that are kept although nothing was made from them.
+/// How many older versions of a template are kept even if no sandbox was made from them.
 const VERSIONS_KEPT: u32 = 20;
 
 /// A template's row.
@@ -67,7 +36,7 @@ pub(crate) struct TemplateRow {
     pub created_at: SystemTime,
 }
 
-/// The row of one of its versions.
+/// The row of one version of a template.
 #[derive(Debug, Clone)]
 pub(crate) struct VersionRow {
     pub template: TemplateId,
@@ -93,7 +62,7 @@ pub(crate) struct LoadedTemplates {
     pub uses: Vec<TemplateUseRow>,
 }
 
-/// A spec as a row keeps it.
+/// A spec as it is stored in a row.
 #[derive(Serialize, Deserialize)]
 struct SpecText {
     image: String,
@@ -105,12 +74,12 @@ struct SpecText {
     user: Option<String>,
     command: Vec<String>,
     labels: BTreeMap<String, String>,
-    /// Not in rows from before there were volumes.
+    /// Rows that are older than volumes do not have it.
     #[serde(default)]
     mounts: Vec<MountText>,
 }
 
-/// A mount as a row keeps it.
+/// A mount as it is stored in a row.
 #[derive(Serialize, Deserialize)]
 struct MountText {
     volume: String,
@@ -131,10 +100,10 @@ fn spec_text(spec: &TemplateSpec) -> String {
     json(&SpecText { image, cpu_millis, memory_bytes, disk_bytes, env, cwd, user, command, labels, mounts })
 }
 
-fn spec_from(row: &Row<'_>, column: usize) -> rusqlite::Result<TemplateSpec> {
+fn spec_from(row: &Row<'_>, column: &str) -> rusqlite::Result<TemplateSpec> {
     let SpecText { image, cpu_millis, memory_bytes, disk_bytes, env, cwd, user, command, labels, mounts } =
         from_json(row, column)?;
-    let labels = Labels::new(labels).map_err(|_| unreadable(column, "template"))?;
+    let labels = Labels::new(labels).map_err(|_| unreadable(row, column, "template"))?;
     let mounts = mounts.into_iter().map(|MountText { volume, path, read_only }| VolumeMount {
         volume,
         path,
@@ -148,11 +117,11 @@ fn id(template: TemplateId) -> [u8; 16] {
     template.bits().to_be_bytes()
 }
 
-fn template_id(row: &Row<'_>, column: usize) -> rusqlite::Result<TemplateId> {
+fn template_id(row: &Row<'_>, column: &str) -> rusqlite::Result<TemplateId> {
     Ok(TemplateId::from_bits(u128::from_be_bytes(row.get(column)?)))
 }
 
-/// Its word, why it failed, what its image's name meant, and the image.
+/// The columns `state`, `reason`, `resolved` and `image`.
 fn preparation_words(
     preparation: &Preparation,
 ) -> (&'static str, Option<&str>, Option<&str>, Option<String>) {
@@ -165,55 +134,59 @@ fn preparation_words(
 }
 
 fn version_from(row: &Row<'_>) -> rusqlite::Result<VersionRow> {
-    let preparation = match row.get_ref(3)?.as_str()? {
+    let preparation = match row.get_ref("state")?.as_str()? {
         "preparing" => Preparation::Preparing,
-        "ready" => Preparation::Ready(Prepared { resolved: row.get(5)?, image: optional_digest(row, 6)? }),
-        "failed" => Preparation::Failed { reason: row.get::<_, Option<String>>(4)?.unwrap_or_default() },
+        "ready" => Preparation::Ready(Prepared {
+            resolved: row.get("resolved")?,
+            image: optional_digest(row, "image")?,
+        }),
+        "failed" => {
+            Preparation::Failed { reason: row.get::<_, Option<String>>("reason")?.unwrap_or_default() }
+        }
         "replaced" => Preparation::Replaced,
-        _ => return Err(unreadable(3, "state")),
+        _ => return Err(unreadable(row, "state", "state")),
     };
     Ok(VersionRow {
-        template: template_id(row, 0)?,
-        version: row.get(1)?,
-        spec: spec_from(row, 2)?,
+        template: template_id(row, "template")?,
+        version: row.get("version")?,
+        spec: spec_from(row, "spec")?,
         preparation,
-        made_at: time(row, 7)?,
+        made_at: time(row, "made_at")?,
     })
 }
 
 fn insert_version(db: &Connection, row: &VersionRow) -> rusqlite::Result<()> {
     let (state, reason, resolved, image) = preparation_words(&row.preparation);
-    db.prepare_cached("INSERT INTO template_versions VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)")?.execute(
-        params![
-            id(row.template),
-            row.version,
-            spec_text(&row.spec),
-            state,
-            reason,
-            resolved,
-            image,
-            micros(row.made_at)
-        ],
-    )?;
+    db.prepare_cached(
+        "INSERT INTO template_versions (template, version, spec, state, reason, resolved, image, made_at)
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)",
+    )?
+    .execute(params![
+        id(row.template),
+        row.version,
+        spec_text(&row.spec),
+        state,
+        reason,
+        resolved,
+        image,
+        micros(row.made_at)
+    ])?;
     Ok(())
 }
 
-/// In the change that inserts a sandbox: what it was made from.
+/// Part of the change that inserts a sandbox: writes which version it was made from.
 pub(super) fn insert_template_use(
     db: &Connection,
     sandbox: SandboxId,
     template: TemplateId,
     version: u32,
 ) -> rusqlite::Result<()> {
-    db.prepare_cached("INSERT INTO sandbox_templates VALUES (?1, ?2, ?3)")?.execute(params![
-        id_bytes(sandbox),
-        id(template),
-        version
-    ])?;
+    db.prepare_cached("INSERT INTO sandbox_templates (sandbox, template, version) VALUES (?1, ?2, ?3)")?
+        .execute(params![id_bytes(sandbox), id(template), version])?;
     Ok(())
 }
 
-impl Store {
+impl Db {
     /// All rows about templates.
     pub async fn load_templates(&self) -> Result<LoadedTemplates, EngineError> {
         self.question("read the templates' rows", |db| {
@@ -221,11 +194,11 @@ impl Store {
                 .prepare("SELECT id, owner, name, version, created_at FROM templates")?
                 .query_map([], |row| {
                     Ok(TemplateRow {
-                        id: template_id(row, 0)?,
-                        owner: Owner::parse(row.get_ref(1)?.as_str()?).map_err(|_| unreadable(1, "owner"))?,
-                        name: TemplateName::kept(row.get_ref(2)?.as_str()?),
-                        version: row.get(3)?,
-                        created_at: time(row, 4)?,
+                        id: template_id(row, "id")?,
+                        owner: owner_from(row)?,
+                        name: TemplateName::kept(row.get_ref("name")?.as_str()?),
+                        version: row.get("version")?,
+                        created_at: time(row, "created_at")?,
                     })
                 })?
                 .collect::<Result<_, _>>()?;
@@ -238,8 +211,8 @@ impl Store {
             let uses = db
                 .prepare("SELECT sandbox, template, version FROM sandbox_templates")?
                 .query_map([], |row| {
-                    let (sandbox, template) = (sandbox_id(row, 0)?, template_id(row, 1)?);
-                    Ok(TemplateUseRow { sandbox, template, version: row.get(2)? })
+                    let (sandbox, template) = (sandbox_id(row, "sandbox")?, template_id(row, "template")?);
+                    Ok(TemplateUseRow { sandbox, template, version: row.get("version")? })
                 })?
                 .collect::<Result<_, _>>()?;
             Ok(LoadedTemplates { templates, versions, uses })
@@ -247,10 +220,13 @@ impl Store {
         .await
     }
 
-    /// A new template with its first version. The caller has checked that the name is free; the table checks again.
+    /// Inserts a template with its first version. The caller has checked that the name is free; the table checks again.
     pub async fn insert_template(&self, row: TemplateRow, first: VersionRow) -> Result<(), EngineError> {
         self.change("write the template's row", move |db| {
-            db.prepare_cached("INSERT INTO templates VALUES (?1, ?2, ?3, ?4, ?5)")?.execute(params![
+            db.prepare_cached(
+                "INSERT INTO templates (id, owner, name, version, created_at) VALUES (?1, ?2, ?3, ?4, ?5)",
+            )?
+            .execute(params![
                 id(row.id),
                 row.owner.as_str(),
                 row.name.as_str(),
@@ -262,7 +238,7 @@ impl Store {
         .await
     }
 
-    /// Another name, another version, or both. What was prepared for older versions is let go.
+    /// Writes a new name, a new version, or both. Older versions then hold no image any more.
     pub async fn change_template(
         &self,
         template: TemplateId,
@@ -295,7 +271,7 @@ impl Store {
         .await
     }
 
-    /// What came of a preparation. `false`: the version is not the newest any more, or the template is gone.
+    /// Writes the result of a preparation. `false` if the version is no longer the newest, or the template is gone.
     pub async fn record_preparation(
         &self,
         template: TemplateId,
@@ -308,7 +284,8 @@ impl Store {
         .await
     }
 
-    /// The image that an owner means by a name, held by a version from the same step on. `None`: it is not here.
+    /// Finds the image that an owner means by a name, and lets a version hold it in the same change. `None` if the image is
+    /// not on this machine.
     pub async fn take_template_image(
         &self,
         template: TemplateId,
@@ -319,13 +296,13 @@ impl Store {
         self.change("take the image for the template", move |db| {
             let Some(image) = find_image(db, owner.as_str(), &name)? else { return Ok(None) };
             let ready = Preparation::Ready(Prepared { resolved: name, image: Some(image) });
-            let _ = set_preparation(db, template, version, &ready)?; // One that was replaced meanwhile holds nothing.
+            let _ = set_preparation(db, template, version, &ready)?; // A version that was replaced meanwhile holds no image.
             Ok(Some(image))
         })
         .await
     }
 
-    /// A template with all its versions. Refused by the table while a sandbox was made from one of them.
+    /// Deletes a template with all its versions. Fails while there is a sandbox that was made from one of them.
     pub async fn delete_template(&self, template: TemplateId) -> Result<(), EngineError> {
         self.change("delete the template's row", move |db| {
             db.prepare_cached("DELETE FROM templates WHERE id = ?1")?.execute(params![id(template)])?;
@@ -343,7 +320,7 @@ fn set_preparation(
 ) -> rusqlite::Result<bool> {
     let newest: Option<u32> = db
         .prepare_cached("SELECT version FROM templates WHERE id = ?1")?
-        .query_row([id(template)], |row| row.get(0))
+        .query_row([id(template)], |row| row.get("version"))
         .optional()?;
     if newest != Some(version) {
         return Ok(false);

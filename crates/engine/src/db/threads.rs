@@ -1,6 +1,6 @@
-//! The two threads of the store: one commits changes in groups, the other answers questions.
+//! The two threads of the database: one commits changes in groups, the other answers questions.
 //!
-//! A job carries what to do and whom to tell. Nobody is told before the commit that covers the change.
+//! A job carries the work and the callback for its result. A change calls back only after the commit that includes it.
 
 use std::fs;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -11,16 +11,16 @@ use std::time::Instant;
 use rusqlite::Connection;
 use tokio::sync::mpsc;
 
-use super::StoreError;
+use crate::error::DbError;
 use crate::error::chain;
-use crate::metrics::Metrics;
-use crate::slow;
+use crate::observe::metrics::Metrics;
+use crate::observe::timing;
 
-pub(super) type Answer = Box<dyn FnOnce(Result<(), StoreError>) + Send>;
-/// Is given the open transaction, or why there is none.
+pub(super) type Answer = Box<dyn FnOnce(Result<(), DbError>) + Send>;
+/// Takes the open transaction, or the error that prevented one.
 pub(super) type Act = Box<dyn FnOnce(Result<&Connection, Arc<rusqlite::Error>>) -> (Fate, Answer) + Send>;
 
-/// Whether a change goes into the commit.
+/// Whether the commit includes a change.
 #[derive(PartialEq, Eq)]
 pub(super) enum Fate {
     Keep,
@@ -32,18 +32,18 @@ pub(super) enum Job {
     Stop,
 }
 
-/// Changes in one transaction, at most: bounds how long the first of them waits for the last.
+/// How many changes one transaction may hold. Bounds how long the first of them waits for the last.
 pub(super) const BATCH_MAX: usize = 256;
-/// Commits between two rounds of carrying the log of changes back into the database file.
+/// Commits between two checkpoints, which copy the write-ahead log back into the database file.
 pub(super) const COMMITS_PER_CHECKPOINT: u32 = 512;
-/// If readers keep that from finishing, the writer does it itself at this size of the log.
+/// If readers keep checkpoints from finishing, the writer runs one itself when the log exceeds this size.
 pub(super) const LOG_BYTES_MAX: u64 = 64 * 1024 * 1024;
 
-/// Wraps a change so that its result reaches `done` after the commit, or says why there was none.
-/// A job that is dropped unasked tells `done` that the store is closed.
+/// Wraps a change so that `done` gets its result after the commit, or the error that prevented the commit.
+/// If the job is dropped before it runs, `done` gets `Closed`.
 pub(super) fn job<T: Send + 'static>(
     act: impl FnOnce(&Connection) -> rusqlite::Result<T> + Send + 'static,
-    done: impl FnOnce(Result<T, StoreError>) + Send + 'static,
+    done: impl FnOnce(Result<T, DbError>) + Send + 'static,
 ) -> Job {
     let mut done = Done(Some(done), std::marker::PhantomData);
     Job::Act(Box::new(move |db| {
@@ -52,33 +52,33 @@ pub(super) fn job<T: Send + 'static>(
         let answer: Answer = Box::new(move |committed| {
             done.tell(match result {
                 Ok(value) => committed.map(|()| value),
-                Err(source) => Err(StoreError::Refused { source }),
+                Err(source) => Err(DbError::Refused { source }),
             });
         });
         (fate, answer)
     }))
 }
 
-pub(super) struct Done<T, F: FnOnce(Result<T, StoreError>)>(Option<F>, std::marker::PhantomData<fn(T)>);
+pub(super) struct Done<T, F: FnOnce(Result<T, DbError>)>(Option<F>, std::marker::PhantomData<fn(T)>);
 
-impl<T, F: FnOnce(Result<T, StoreError>)> Done<T, F> {
-    fn tell(&mut self, result: Result<T, StoreError>) {
+impl<T, F: FnOnce(Result<T, DbError>)> Done<T, F> {
+    fn tell(&mut self, result: Result<T, DbError>) {
         if let Some(done) = self.0.take() {
             done(result);
         }
     }
 }
 
-impl<T, F: FnOnce(Result<T, StoreError>)> Drop for Done<T, F> {
+impl<T, F: FnOnce(Result<T, DbError>)> Drop for Done<T, F> {
     fn drop(&mut self) {
-        self.tell(Err(StoreError::Closed));
+        self.tell(Err(DbError::Closed));
     }
 }
 
 pub(super) fn write_loop(
     db: &Connection,
     mut changes: mpsc::Receiver<Job>,
-    keeper: &mpsc::Sender<Job>,
+    checkpoints: &mpsc::Sender<Job>,
     log: &Path,
     metrics: &Metrics,
 ) {
@@ -102,7 +102,7 @@ pub(super) fn write_loop(
         if count > 0 {
             let took = began.elapsed();
             metrics.committed(count, took);
-            slow::COMMIT.check(metrics, None, took);
+            timing::COMMIT.check(metrics, None, took);
         }
         if stop {
             return;
@@ -110,18 +110,18 @@ pub(super) fn write_loop(
         commits += 1;
         if commits >= COMMITS_PER_CHECKPOINT {
             commits = 0;
-            carry_back(db, keeper, log);
+            carry_back(db, checkpoints, log);
         }
     }
 }
 
-/// Runs the changes in one transaction, then answers each.
+/// Runs the changes in one transaction, then calls back for each.
 pub(super) fn commit(db: &Connection, acts: Vec<Act>) {
     if acts.is_empty() {
         return;
     }
     let mut answers = Vec::with_capacity(acts.len());
-    // IMMEDIATE: the lock is taken now and not at the first write, where it could be refused half-way.
+    // IMMEDIATE takes the lock now. At the first write, SQLite could refuse it when part of the work is done.
     let mut result =
         db.prepare_cached("BEGIN IMMEDIATE").and_then(|mut begin| begin.execute([])).map_err(Arc::new);
     for act in acts {
@@ -149,17 +149,17 @@ pub(super) fn commit(db: &Connection, acts: Vec<Act>) {
     for answer in answers {
         let committed = match &failure {
             None => Ok(()),
-            Some(source) => Err(StoreError::Refused { source: Arc::clone(source) }),
+            Some(source) => Err(DbError::Refused { source: Arc::clone(source) }),
         };
-        // Whoever is told does more than listen. A bug there must not take the thread from all others.
+        // The callback is code of the caller. If it panics, the thread must go on for all other callers.
         if catch_unwind(AssertUnwindSafe(|| answer(committed))).is_err() {
-            tracing::error!("whoever waited for a change of a row panicked");
+            tracing::error!("the callback of a database change panicked");
         }
     }
 }
 
-/// Runs one change in a savepoint. A change that failed is undone and answers for
-/// itself; an error here is one of the savepoint, which spoils the whole transaction.
+/// Runs one change in a savepoint. A change that fails is rolled back and reports its own error. An error of this
+/// function is one of the savepoint itself, and fails the whole transaction.
 pub(super) fn run_change(db: &Connection, act: Act) -> Result<Answer, (Answer, rusqlite::Error)> {
     let step = |sql: &str| db.prepare_cached(sql).and_then(|mut step| step.execute([])).map(|_| ());
     if let Err(error) = step("SAVEPOINT change") {
@@ -174,8 +174,8 @@ pub(super) fn run_change(db: &Connection, act: Act) -> Result<Answer, (Answer, r
     }
 }
 
-/// Asks the reader's thread to carry the log back; if that has not kept it small, does it here.
-pub(super) fn carry_back(db: &Connection, keeper: &mpsc::Sender<Job>, log: &Path) {
+/// Asks the reader's thread for a checkpoint. Runs one here if those have not kept the log small.
+pub(super) fn carry_back(db: &Connection, checkpoints: &mpsc::Sender<Job>, log: &Path) {
     let size = fs::metadata(log).map_or(0, |metadata| metadata.len());
     if size > LOG_BYTES_MAX {
         if let Err(error) = db.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(())) {
@@ -184,13 +184,13 @@ pub(super) fn carry_back(db: &Connection, keeper: &mpsc::Sender<Job>, log: &Path
         return;
     }
     let passive = |db: &Connection| db.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(()));
-    let logged = |result: Result<(), StoreError>| {
+    let logged = |result: Result<(), DbError>| {
         if let Err(error) = result {
             tracing::warn!(error = chain(&error), "cannot carry the database's log back");
         }
     };
-    // A full or closed queue is no loss: the next round comes.
-    let _ = keeper.try_send(job(passive, logged));
+    // If the queue is full or closed, the next round makes up for it.
+    let _ = checkpoints.try_send(job(passive, logged));
 }
 
 pub(super) fn read_loop(db: &Connection, mut questions: mpsc::Receiver<Job>) {

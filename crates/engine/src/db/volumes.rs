@@ -1,6 +1,6 @@
 //! Rows of volumes, and which sandboxes mount them.
 //!
-//! A volume cannot go before the sandboxes that mount it: the tables say so too.
+//! A volume cannot be deleted before the sandboxes that mount it: a foreign key ensures it.
 
 use std::collections::HashMap;
 use std::time::SystemTime;
@@ -9,44 +9,21 @@ use rusqlite::{Connection, Row, params};
 use wire::launch::Access;
 use wire::{SandboxId, VolumeId};
 
-use super::Store;
-use super::rows::{SandboxRow, id_bytes, micros, sandbox_id, signed, time, unreadable, unsigned};
+use super::Db;
+use super::rows::{id_bytes, micros, owner_from, sandbox_id, signed, time, unreadable, unsigned};
+use super::sandboxes::SandboxRow;
 use crate::error::EngineError;
 use crate::model::Owner;
-use crate::volumes::VolumeName;
+use crate::model::names::VolumeName;
 
-/// The tables, for the list of migrations.
-pub(super) const TABLES: &str = "
-    CREATE TABLE volumes (
-        id                 BLOB NOT NULL PRIMARY KEY,
-        owner              TEXT NOT NULL,
-        name               TEXT NOT NULL,
-        size_bytes         INTEGER NOT NULL,
-        state              TEXT NOT NULL,
-        created_at         INTEGER NOT NULL,
-        updated_at         INTEGER NOT NULL,
-        UNIQUE (owner, name)
-    ) WITHOUT ROWID;
-    CREATE TABLE mounts (
-        sandbox            BLOB NOT NULL REFERENCES sandboxes (id) ON DELETE CASCADE,
-        path               TEXT NOT NULL,
-        volume             BLOB NOT NULL REFERENCES volumes (id),
-        access             TEXT NOT NULL,
-        PRIMARY KEY (sandbox, path)
-    ) WITHOUT ROWID;
-    CREATE INDEX mounts_by_volume ON mounts (volume);
-    -- NULL: no limit, as in all rows that are older than this.
-    ALTER TABLE sandboxes ADD COLUMN disk_bytes INTEGER;
-";
-
-/// Where a volume is in its life.
+/// The state of a volume.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum VolumeState {
-    /// Nobody was told of it yet.
+    /// It is being created, and no caller knows of it yet.
     Creating,
     /// It can be mounted.
     Ready,
-    /// It goes.
+    /// It is being deleted.
     Deleting,
 }
 
@@ -72,7 +49,7 @@ pub(crate) struct VolumeRow {
     pub updated_at: SystemTime,
 }
 
-/// A volume in a sandbox.
+/// A volume that a sandbox mounts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct MountRow {
     pub volume: VolumeId,
@@ -84,29 +61,29 @@ fn id(volume: VolumeId) -> [u8; 16] {
     volume.bits().to_be_bytes()
 }
 
-fn volume_id(row: &Row<'_>, column: usize) -> rusqlite::Result<VolumeId> {
+fn volume_id(row: &Row<'_>, column: &str) -> rusqlite::Result<VolumeId> {
     Ok(VolumeId::from_bits(u128::from_be_bytes(row.get(column)?)))
 }
 
 fn volume_from(row: &Row<'_>) -> rusqlite::Result<VolumeRow> {
-    let state = match row.get_ref(4)?.as_str()? {
+    let state = match row.get_ref("state")?.as_str()? {
         "creating" => VolumeState::Creating,
         "ready" => VolumeState::Ready,
         "deleting" => VolumeState::Deleting,
-        _ => return Err(unreadable(4, "state")),
+        _ => return Err(unreadable(row, "state", "state")),
     };
     Ok(VolumeRow {
-        id: volume_id(row, 0)?,
-        owner: Owner::parse(row.get_ref(1)?.as_str()?).map_err(|_| unreadable(1, "owner"))?,
-        name: VolumeName::kept(row.get_ref(2)?.as_str()?),
-        size_bytes: unsigned(row, 3)?,
+        id: volume_id(row, "id")?,
+        owner: owner_from(row)?,
+        name: VolumeName::kept(row.get_ref("name")?.as_str()?),
+        size_bytes: unsigned(row, "size_bytes")?,
         state,
-        created_at: time(row, 5)?,
-        updated_at: time(row, 6)?,
+        created_at: time(row, "created_at")?,
+        updated_at: time(row, "updated_at")?,
     })
 }
 
-/// In the change that inserts a sandbox: what it mounts.
+/// Part of the change that inserts a sandbox: writes its mounts.
 pub(super) fn insert_mounts(
     db: &Connection,
     sandbox: SandboxId,
@@ -123,26 +100,26 @@ pub(super) fn insert_mounts(
     Ok(())
 }
 
-/// Adds to sandboxes what they mount, in the order of paths.
+/// Adds their mounts to sandboxes, in the order of paths.
 pub(super) fn add_mounts(db: &Connection, sandboxes: &mut [SandboxRow]) -> rusqlite::Result<()> {
     let at: HashMap<SandboxId, usize> =
         sandboxes.iter().enumerate().map(|(at, sandbox)| (sandbox.id, at)).collect();
     let mut read = db.prepare("SELECT sandbox, path, volume, access FROM mounts ORDER BY sandbox, path")?;
     let mut rows = read.query([])?;
     while let Some(row) = rows.next()? {
-        let Some(at) = at.get(&sandbox_id(row, 0)?) else { continue };
-        let access = match row.get_ref(3)?.as_str()? {
+        let Some(at) = at.get(&sandbox_id(row, "sandbox")?) else { continue };
+        let access = match row.get_ref("access")?.as_str()? {
             "rw" => Access::ReadWrite,
             "ro" => Access::ReadOnly,
-            _ => return Err(unreadable(3, "access")),
+            _ => return Err(unreadable(row, "access", "access")),
         };
-        let mount = MountRow { volume: volume_id(row, 2)?, path: row.get(1)?, access };
+        let mount = MountRow { volume: volume_id(row, "volume")?, path: row.get("path")?, access };
         sandboxes[*at].mounts.push(mount);
     }
     Ok(())
 }
 
-impl Store {
+impl Db {
     /// All volumes.
     pub async fn load_volumes(&self) -> Result<Vec<VolumeRow>, EngineError> {
         self.question("read the volumes' rows", |db| {
@@ -153,7 +130,7 @@ impl Store {
         .await
     }
 
-    /// A new volume. The caller has checked that the name is free; the table checks again.
+    /// Inserts a volume. The caller has checked that the name is free; the table checks again.
     pub async fn insert_volume(&self, row: VolumeRow) -> Result<(), EngineError> {
         self.change("write the volume's row", move |db| {
             db.prepare_cached(
@@ -174,7 +151,7 @@ impl Store {
         .await
     }
 
-    /// Where a volume is in its life from now on.
+    /// Changes the state of a volume.
     pub async fn set_volume_state(&self, volume: VolumeId, state: VolumeState) -> Result<(), EngineError> {
         self.change("write the volume's state", move |db| {
             db.prepare_cached("UPDATE volumes SET state = ?1 WHERE id = ?2")?
@@ -184,7 +161,7 @@ impl Store {
         .await
     }
 
-    /// What a volume is called, and what it may hold.
+    /// Changes the name and the size of a volume.
     pub async fn change_volume(
         &self,
         volume: VolumeId,
@@ -202,7 +179,7 @@ impl Store {
         .await
     }
 
-    /// The row of a volume whose files are gone. Refused by the table while a sandbox mounts it.
+    /// Deletes the row of a volume whose files are gone. Fails while a sandbox mounts it.
     pub async fn delete_volume(&self, volume: VolumeId) -> Result<(), EngineError> {
         self.change("delete the volume's row", move |db| {
             db.prepare_cached("DELETE FROM volumes WHERE id = ?1")?.execute(params![id(volume)])?;

@@ -1,5 +1,9 @@
 //! Everything that can be refused or go wrong, one variant per thing a caller can act on.
 
+mod class;
+mod db;
+mod image;
+
 use std::error::Error;
 use std::fmt::Write;
 use std::io;
@@ -11,8 +15,9 @@ use wire::files::FileError;
 use wire::guest::{StartError, Versions};
 use wire::{CommandId, SandboxId};
 
-use crate::images::{BuildError, ImageFault};
-pub use crate::store::StoreError;
+pub use self::class::{ErrorClass, Noun};
+pub use self::db::DbError;
+pub use self::image::{BuildError, ImageFault};
 
 /// Why the engine did not do what it was asked.
 #[derive(Debug, thiserror::Error)]
@@ -184,7 +189,7 @@ pub enum EngineError {
     /// A lifetime rule with an action that this version cannot do.
     #[error("a lifetime rule with the action `{action}` cannot act: this version cannot pause sandboxes")]
     ActionUnsupported {
-        /// [`crate::lifetime::Action::word`].
+        /// [`crate::model::lifetime::Action::word`].
         action: &'static str,
     },
     /// Something the caller can change.
@@ -267,7 +272,7 @@ pub enum EngineError {
         /// What was being done, as it reads after "cannot".
         doing: &'static str,
         /// Why.
-        source: StoreError,
+        source: DbError,
     },
     /// A log could not be read.
     #[error("cannot {doing} the output of command `{id}`")]
@@ -412,6 +417,13 @@ fn users(all: &[(usize, &str, &str)]) -> String {
         count => Some(format!("{count} {many}")),
     };
     all.iter().filter_map(some).collect::<Vec<_>>().join(" and ")
+}
+
+/// The beginning of a text, at most so many bytes of it.
+pub(crate) fn truncated(mut text: String, bytes_max: usize) -> String {
+    let end = (0..=text.len().min(bytes_max)).rev().find(|at| text.is_char_boundary(*at));
+    text.truncate(end.unwrap_or(0));
+    text
 }
 
 /// An error with its causes, in one line.

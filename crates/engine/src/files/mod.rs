@@ -3,6 +3,10 @@
 //! Whatever comes back was said by a guest, and is read like it: counted, bounded, and refused where it makes no sense. Dropping
 //! any of the streams ends the operation in the guest.
 
+mod calls;
+mod lane;
+pub(crate) mod transfer;
+
 use std::sync::Arc;
 
 use bytes::{Buf, Bytes, BytesMut};
@@ -14,8 +18,8 @@ use wire::files::{
 };
 
 use crate::error::EngineError;
-use crate::home::Home;
-use crate::transfer::{Patience, Place, Running};
+use crate::files::transfer::{Patience, Place, Running};
+use crate::sandbox::live::LiveSandbox;
 
 /// What the entries or matches of one answer may add up to in memory.
 const GATHERED_MAX: usize = 32 * 1024 * 1024;
@@ -24,7 +28,7 @@ pub const MATCHES_MAX: u32 = 10_000;
 
 /// The files of one sandbox, as one of its users.
 pub struct Files {
-    home: Arc<Home>,
+    live: Arc<LiveSandbox>,
     user: Option<String>,
 }
 
@@ -73,13 +77,13 @@ pub struct Edited {
 }
 
 impl Files {
-    pub(crate) fn new(home: Arc<Home>, user: Option<String>) -> Self {
-        Self { home, user }
+    pub(crate) fn new(live: Arc<LiveSandbox>, user: Option<String>) -> Self {
+        Self { live, user }
     }
 
     async fn start(&self, op: FileOp, patience: Patience) -> Result<Running, EngineError> {
         let place = if matches!(op, FileOp::Watch { .. }) { Place::Watch } else { Place::Short };
-        Running::start(&self.home, op, self.user.clone(), patience, place).await
+        Running::start(&self.live, op, self.user.clone(), patience, place).await
     }
 
     async fn done(&self, op: FileOp, patience: Patience) -> Result<(FileDone, Running), EngineError> {

@@ -26,11 +26,11 @@ use wire::guest::{
 
 use crate::command::ANSWER_SECONDS;
 use crate::error::EngineError;
-use crate::guest::Violation;
-use crate::home::Home;
-use crate::metrics::FileMeter;
-use crate::slow;
-use crate::uses::Use;
+use crate::guest::{Lane, Violation};
+use crate::observe::metrics::FileMeter;
+use crate::observe::timing;
+use crate::sandbox::activity::Use;
+use crate::sandbox::live::LiveSandbox;
 
 /// File operations at once in one sandbox. More wait for a moment.
 pub const TRANSFERS_MAX: usize = 64;
@@ -102,8 +102,8 @@ impl Transfers {
     }
 
     /// One that init has and nobody here knows: of a daemon that died. It ends as if its caller had left.
-    pub fn adopt_orphan(&self, home: &Arc<Home>, handle: Handle) -> Arc<Transfer> {
-        let orphan = Transfer::new(home, start(handle, None, None), None);
+    pub fn adopt_orphan(&self, live: &Arc<LiveSandbox>, handle: Handle) -> Arc<Transfer> {
+        let orphan = Transfer::new(live, start(handle, None, None), None);
         orphan.lock().abandoned = true;
         self.lock().live.insert(handle, Arc::clone(&orphan));
         orphan
@@ -126,13 +126,13 @@ impl Transfers {
 
     fn insert(
         &self,
-        home: &Arc<Home>,
+        live: &Arc<LiveSandbox>,
         make: impl FnOnce(Handle) -> Arc<Transfer>,
     ) -> Result<Arc<Transfer>, EngineError> {
         let mut state = self.lock();
         if state.closed {
             drop(state);
-            return Err(home.wrong_state());
+            return Err(live.wrong_state());
         }
         let handle = loop {
             // In a circle; there are far fewer places than handles, so a free one is found soon.
@@ -173,18 +173,18 @@ fn start(handle: Handle, op: Option<FileOp>, user: Option<String>) -> Start {
 
 /// Lets a sandbox that nobody uses yet run something, so that its first command finds everything looked up: the first one of all
 /// takes a quarter longer than those after it. Whether it succeeds is of no meaning, since a template need not have a shell.
-pub(crate) async fn rehearse(home: &Arc<Home>) {
+pub(crate) async fn rehearse(live: &Arc<LiveSandbox>) {
     let limit = Duration::from_secs(REHEARSAL_SECONDS);
-    if timeout(limit, home.outbox.version()).await.is_err() {
+    if timeout(limit, live.outbox.version()).await.is_err() {
         return; // Whoever looks after the pool finds out.
     }
     let program = Program::Shell { script: REHEARSAL.into() };
     let timeout_ms = Some(REHEARSAL_SECONDS * 1000);
-    let begun = home.transfers.insert(home, |handle| {
-        Transfer::new(home, Start { program, timeout_ms, ..start(handle, None, None) }, None)
+    let begun = live.transfers.insert(live, |handle| {
+        Transfer::new(live, Start { program, timeout_ms, ..start(handle, None, None) }, None)
     });
     let Ok(transfer) = begun else { return };
-    home.outbox.start_transfer(&transfer);
+    live.outbox.start(Arc::clone(&transfer) as Arc<dyn Lane>);
     let over = |state: &mut TransferState| match state.ending {
         Some(_) => ControlFlow::Break(()),
         None => ControlFlow::Continue(()),
@@ -196,7 +196,7 @@ pub(crate) async fn rehearse(home: &Arc<Home>) {
 
 /// See the head of this file.
 pub(crate) struct Transfer {
-    home: Arc<Home>,
+    live: Arc<LiveSandbox>,
     pub handle: Handle,
     pub start: Arc<Start>,
     state: Mutex<TransferState>,
@@ -305,9 +305,9 @@ fn index(stream: Stream) -> Option<usize> {
 }
 
 impl Transfer {
-    fn new(home: &Arc<Home>, start: Start, place: Option<OwnedSemaphorePermit>) -> Arc<Self> {
+    fn new(live: &Arc<LiveSandbox>, start: Start, place: Option<OwnedSemaphorePermit>) -> Arc<Self> {
         Arc::new(Self {
-            home: Arc::clone(home),
+            live: Arc::clone(live),
             handle: start.handle,
             start: Arc::new(start),
             state: Mutex::new(TransferState {
@@ -359,8 +359,8 @@ impl Transfer {
 
     /// It did not start.
     pub fn failed_to_start(&self, error: StartError) {
-        self.home.outbox.acknowledge_result(self.handle);
-        self.home.transfers.forget(self.handle);
+        self.live.outbox.acknowledge_result(self.handle);
+        self.live.transfers.forget(self.handle);
         self.end(Ending::FailedToStart(error));
     }
 
@@ -409,8 +409,8 @@ impl Transfer {
         }
         drop(state);
         // What is left to take is in memory: init may forget it all.
-        self.home.outbox.acknowledge_result(self.handle);
-        self.home.transfers.forget(self.handle);
+        self.live.outbox.acknowledge_result(self.handle);
+        self.live.transfers.forget(self.handle);
         self.end(Ending::Guest(end));
         Ok(())
     }
@@ -482,8 +482,8 @@ impl Transfer {
     /// Init has lost it.
     pub fn lost(&self) {
         // Takes it out of the lists, and is of no meaning to an init that does not know it.
-        self.home.outbox.acknowledge_result(self.handle);
-        self.home.transfers.forget(self.handle);
+        self.live.outbox.acknowledge_result(self.handle);
+        self.live.transfers.forget(self.handle);
         self.end(Ending::SandboxGone);
     }
 
@@ -500,13 +500,13 @@ impl Transfer {
     fn offer_acks(self: &Arc<Self>, state: &mut TransferState) {
         let due = state.output.iter().any(|output| output.taken > output.acknowledged);
         if due && state.ending.is_none() && !state.ack_queued {
-            state.ack_queued = self.home.outbox.ack_transfer(self);
+            state.ack_queued = self.live.outbox.ack(Arc::clone(self) as Arc<dyn Lane>);
         }
     }
 
     fn offer_stdin(self: &Arc<Self>, state: &mut TransferState) {
         if state.input.is_due() && state.ending.is_none() && !state.stdin_queued {
-            state.stdin_queued = self.home.outbox.stdin_transfer(self);
+            state.stdin_queued = self.live.outbox.stdin(Arc::clone(self) as Arc<dyn Lane>);
         }
     }
 
@@ -564,7 +564,7 @@ impl Transfer {
         state.input.chunks.clear();
         self.offer_acks(&mut state);
         drop(state);
-        self.home.outbox.abandon(self.handle);
+        self.live.outbox.abandon(self.handle);
         self.changed.notify_waiters();
     }
 
@@ -590,7 +590,7 @@ impl Transfer {
         }
         state.stalled = true;
         drop(state);
-        warn!(sandbox = %self.home.id, "a caller that took nothing of a file for {TAKE_SECONDS} s was let go");
+        warn!(sandbox = %self.live.id, "a caller that took nothing of a file for {TAKE_SECONDS} s was let go");
         self.abandon();
         None
     }
@@ -632,15 +632,15 @@ pub(crate) enum Place {
 impl Running {
     /// Starts an operation, and waits until init has it.
     pub async fn start(
-        home: &Arc<Home>,
+        live: &Arc<LiveSandbox>,
         op: FileOp,
         user: Option<String>,
         patience: Patience,
         place: Place,
     ) -> Result<Self, EngineError> {
-        let meter = FileMeter::start(&home.shared, &op);
-        let begun = Self::begin(home, op, user, patience, place);
-        let mut begun = slow::FILE_START.watch(&home.shared.metrics, home.id, begun).await;
+        let meter = FileMeter::start(&live.shared, &op);
+        let begun = Self::begin(live, op, user, patience, place);
+        let mut begun = timing::FILE_START.watch(&live.shared.metrics, live.id, begun).await;
         match &mut begun {
             Ok(running) => running.meter = Some(meter),
             Err(_) => meter.conclude(&begun),
@@ -649,37 +649,37 @@ impl Running {
     }
 
     async fn begin(
-        home: &Arc<Home>,
+        live: &Arc<LiveSandbox>,
         op: FileOp,
         user: Option<String>,
         patience: Patience,
         place: Place,
     ) -> Result<Self, EngineError> {
-        if !home.state().takes_commands() {
-            return Err(home.wrong_state());
+        if !live.state().takes_commands() {
+            return Err(live.wrong_state());
         }
-        let using = home.begin_use()?;
+        let using = live.begin_use()?;
         let (places, limit) = match place {
-            Place::Short => (&home.transfers.places, TRANSFERS_MAX),
-            Place::Watch => (&home.transfers.watches, WATCHES_MAX),
+            Place::Short => (&live.transfers.places, TRANSFERS_MAX),
+            Place::Watch => (&live.transfers.watches, WATCHES_MAX),
         };
         let waiting = timeout(Duration::from_secs(PLACE_SECONDS), Arc::clone(places).acquire_owned());
         let Ok(Ok(place)) = waiting.await else {
-            let what = format!("sandbox `{}` has {limit} file operations under way", home.id);
+            let what = format!("sandbox `{}` has {limit} file operations under way", live.id);
             return Err(EngineError::Full { what });
         };
         let deadline = Instant::now() + Duration::from_secs(ANSWER_SECONDS);
-        let unresponsive = |_| EngineError::Unresponsive { id: home.id };
+        let unresponsive = |_| EngineError::Unresponsive { id: live.id };
         // Not before there is a connection: after a restart, init may have operations whose handles are not known yet.
-        let version = timeout_at(deadline, home.outbox.version()).await.map_err(unresponsive)?;
+        let version = timeout_at(deadline, live.outbox.version()).await.map_err(unresponsive)?;
         if version < op.since() {
-            return Err(EngineError::InitTooOld { id: home.id, version });
+            return Err(EngineError::InitTooOld { id: live.id, version });
         }
-        let oom_kills_before = home.oom_kills().await;
-        let transfer = home
+        let oom_kills_before = live.oom_kills().await;
+        let transfer = live
             .transfers
-            .insert(home, |handle| Transfer::new(home, start(handle, Some(op), user), Some(place)))?;
-        home.outbox.start_transfer(&transfer);
+            .insert(live, |handle| Transfer::new(live, start(handle, Some(op), user), Some(place)))?;
+        live.outbox.start(Arc::clone(&transfer) as Arc<dyn Lane>);
         let running = Self { transfer, patience, oom_kills_before, _using: using, meter: None };
         let answered = running.transfer.until(|state| {
             if state.pid.is_some() || state.ending.is_some() {
@@ -689,14 +689,14 @@ impl Running {
             }
         });
         timeout_at(deadline, answered).await.map_err(unresponsive)?;
-        debug!(sandbox = %home.id, handle = running.transfer.handle.0, "file operation started");
+        debug!(sandbox = %live.id, handle = running.transfer.handle.0, "file operation started");
         Ok(running)
     }
 
     /// Watches over a caller that takes a long stream in its own time.
     pub fn watch_taking(&self) {
         let transfer = Arc::downgrade(&self.transfer);
-        self.transfer.home.shared.runtime.spawn(Transfer::watch_taking(transfer));
+        self.transfer.live.shared.runtime.spawn(Transfer::watch_taking(transfer));
     }
 
     async fn patiently<T>(&self, wait: impl Future<Output = T>) -> Result<T, EngineError> {
@@ -704,7 +704,7 @@ impl Running {
             Patience::Endless => Ok(wait.await),
             Patience::Idle => timeout(Duration::from_secs(IDLE_SECONDS), wait)
                 .await
-                .map_err(|_| EngineError::Unresponsive { id: self.transfer.home.id }),
+                .map_err(|_| EngineError::Unresponsive { id: self.transfer.live.id }),
         }
     }
 
@@ -712,7 +712,7 @@ impl Running {
     pub async fn next(&self) -> Result<Option<Bytes>, EngineError> {
         let next = self.patiently(self.transfer.until(|state| take(state, 0))).await??;
         if let Some(bytes) = &next {
-            self.transfer.home.shared.metrics.file_bytes_out(bytes.len());
+            self.transfer.live.shared.metrics.file_bytes_out(bytes.len());
             let mut state = self.transfer.lock();
             self.transfer.offer_acks(&mut state);
         }
@@ -737,7 +737,7 @@ impl Running {
             if state.input.closed {
                 return Ok(false);
             }
-            self.transfer.home.shared.metrics.file_bytes_in(fits);
+            self.transfer.live.shared.metrics.file_bytes_in(fits);
             state.input.accepted += fits as u64;
             state.input.chunks.push_back(bytes.split_to(fits));
             self.transfer.offer_stdin(&mut state);
@@ -791,7 +791,7 @@ impl Running {
         let ending = self.transfer.lock().ending.clone();
         match ending {
             Some(Ending::FailedToStart(error)) => Err(EngineError::FileNotStarted { why: error }),
-            Some(Ending::SandboxGone) | None => Err(self.transfer.home.wrong_state()),
+            Some(Ending::SandboxGone) | None => Err(self.transfer.live.wrong_state()),
             Some(Ending::Guest(end)) => match result_from_bytes(&result) {
                 Some(Ok(done)) => Ok(done),
                 Some(Err(source)) => Err(EngineError::File { source }),
@@ -802,17 +802,17 @@ impl Running {
 
     /// Init, or who took its place, says what it may not.
     pub fn strange(&self) -> EngineError {
-        EngineError::FileStrange { id: self.transfer.home.id }
+        EngineError::FileStrange { id: self.transfer.live.id }
     }
 
     /// It ended without a word: something killed it.
     async fn without_result(&self, end: End) -> EngineError {
-        let home = &self.transfer.home;
+        let live = &self.transfer.live;
         let killed = end.cause == EndCause::Itself && end.status == ExitStatus::Signal(SIGKILL);
-        if killed && home.claim_oom_kill(self.oom_kills_before).await.is_some() {
-            return EngineError::FileOutOfMemory { id: home.id };
+        if killed && live.claim_oom_kill(self.oom_kills_before).await.is_some() {
+            return EngineError::FileOutOfMemory { id: live.id };
         }
-        EngineError::FileKilled { id: home.id }
+        EngineError::FileKilled { id: live.id }
     }
 }
 

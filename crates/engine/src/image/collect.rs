@@ -12,18 +12,19 @@ use runtime::BackendError;
 use tracing::{info, warn};
 
 use super::Collected;
+use crate::Shared;
 use crate::error::{EngineError, chain};
-use crate::home::Shared;
 
 /// Between two collections that nobody asked for.
 const INTERVAL: Duration = Duration::from_secs(600);
 /// How old something must be for these: a pull that failed is often tried again.
 const KEPT: Duration = Duration::from_secs(3600);
 
-/// Compares rows and files once, then collects now and then.
-pub(crate) async fn keep_collected(shared: Arc<Shared>) {
-    if let Err(error) = reconcile(&shared).await {
-        warn!(error = chain(&error), "cannot compare layers with their rows");
+/// Compares rows and files once, then collects at intervals. `on_lost` gets the images whose files are gone.
+pub(crate) async fn keep_collected(shared: Arc<Shared>, on_lost: impl Fn(&Arc<Shared>, &[Digest])) {
+    match reconcile(&shared).await {
+        Ok(lost) => on_lost(&shared, &lost),
+        Err(error) => warn!(error = chain(&error), "cannot compare layers with their rows"),
     }
     loop {
         if let Err(error) = collect(&shared, KEPT).await {
@@ -35,10 +36,10 @@ pub(crate) async fn keep_collected(shared: Arc<Shared>) {
 
 /// One collection of what is older than `kept`.
 pub(super) async fn collect(shared: &Arc<Shared>, kept: Duration) -> Result<Collected, EngineError> {
-    let now = crate::now();
+    let now = crate::observe::clock::now();
     let before = now.checked_sub(kept).unwrap_or(now);
     let naming = shared.images.naming.lock().await;
-    let images = shared.store.collect_images(before).await?;
+    let images = shared.db.collect_images(before).await?;
     {
         let mut stock = shared.images.stock();
         for image in &images {
@@ -47,14 +48,14 @@ pub(super) async fn collect(shared: &Arc<Shared>, kept: Duration) -> Result<Coll
     }
     drop(naming);
     let mut collected = Collected { images: images.len(), ..Collected::default() };
-    for layer in shared.store.unused_layers(before).await? {
+    for layer in shared.db.unused_layers(before).await? {
         let lock = shared.images.lock_of(layer);
         // Whoever holds it unpacks it just now.
         let Ok(_alone) = lock.try_lock() else { continue };
         let pins = Arc::clone(&shared.images.pins);
         // Asked in the change itself: a pull pins a layer before it asks whether there is one.
         let is_pinned = move || pins.lock().unwrap_or_else(PoisonError::into_inner).contains_key(&layer);
-        if let Some(bytes) = shared.store.remove_layer(layer, is_pinned).await? {
+        if let Some(bytes) = shared.db.remove_layer(layer, is_pinned).await? {
             collected.layers += 1;
             collected.bytes += bytes;
             remove_files(shared, layer).await;
@@ -74,35 +75,36 @@ pub(super) async fn collect(shared: &Arc<Shared>, kept: Duration) -> Result<Coll
 }
 
 /// Files without a row have no meaning; rows without files are worse, and are forgotten.
-async fn reconcile(shared: &Arc<Shared>) -> Result<(), EngineError> {
+async fn reconcile(shared: &Arc<Shared>) -> Result<Vec<Digest>, EngineError> {
+    let mut lost = Vec::new();
     let files: HashSet<Digest> = match shared.backend.layers().await {
         Ok(layers) => layers.into_iter().collect(),
         Err(error) => {
             warn!(error = chain(&error), "cannot list layers; the next start tries again");
-            return Ok(());
+            return Ok(Vec::new());
         }
     };
-    let rows: HashSet<Digest> = shared.store.layers().await?.into_iter().collect();
+    let rows: HashSet<Digest> = shared.db.layers().await?.into_iter().collect();
     for layer in files.difference(&rows) {
         let lock = shared.images.lock_of(*layer);
         let Ok(_alone) = lock.try_lock() else { continue };
-        if !shared.store.has_layer(*layer).await? {
+        if !shared.db.has_layer(*layer).await? {
             info!(%layer, "removing a layer that has no row");
             remove_files(shared, *layer).await;
         }
     }
     for layer in rows.difference(&files) {
         // It may have been removed since the rows were read.
-        if !shared.store.has_layer(*layer).await? {
+        if !shared.db.has_layer(*layer).await? {
             continue;
         }
         warn!(%layer, "the files of a layer are gone; its images have to be pulled again");
         let _naming = shared.images.naming.lock().await;
-        let broken = shared.store.forget_images_of(*layer).await?;
+        let broken = shared.db.forget_images_of(*layer).await?;
         shared.images.stock().names.retain(|_, row| !broken.contains(&row.image));
-        crate::templates::prepare_again(shared, &broken);
+        lost.extend(broken);
     }
-    Ok(())
+    Ok(lost)
 }
 
 /// If this fails, the files have no row, and the next start tries again.

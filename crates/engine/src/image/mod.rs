@@ -7,22 +7,21 @@
 //! Images belong to everyone on the machine, save for those that were pulled with credentials of a caller: these are seen by that
 //! caller's owner alone.
 
-mod build;
-mod capture;
 mod collect;
-mod pull;
+pub(crate) mod made;
+pub(crate) mod pull;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, SystemTime};
 
 use image::{Blobs, Digest, ImageConfig, Registries};
-use runtime::BackendError;
 use tokio::sync::Semaphore;
-use wire::launch::{LayerFacts, LayerFault, Rootfs};
+use wire::SandboxId;
+use wire::launch::{LayerFacts, Rootfs};
 
-pub use build::{BuildError, BuildInfo, BuildLog, BuildSpec, BuildState, hint as build_hint};
+pub use crate::error::{BuildError, ImageFault};
+pub use crate::model::template::HOST;
 pub use image::archive_file::{ArchiveError, Format};
 pub use image::blobs::Upload;
 pub use image::credentials::BadDockerConfig;
@@ -31,18 +30,14 @@ pub use image::registry::{Mirror, RegistrySettings, Transport, is_registry};
 pub use image::{BadImage, BadReference, Credentials, DockerConfig, ImageRef, Platform, RegistryError};
 pub use pull::{LayerProgress, LayerState, Pull, PullProgress, PullSpec};
 
-use crate::error::{EngineError, StoreError};
-use crate::home::{Home, Shared};
+use crate::Shared;
+use crate::db::{AliasRow, ImageRow, LayerRow, LoadedImages, NameRow};
+use crate::error::{DbError, EngineError};
 use crate::model::{Key, Owner};
-use crate::store::{AliasRow, ImageRow, LayerRow, LoadedImages, NameRow};
 
-pub(crate) use build::{Builds, recover as recover_builds};
-pub(crate) use capture::{capture, unname};
 pub(crate) use collect::keep_collected;
 pub(crate) use pull::{Pulls, pull};
 
-/// The image that is the machine itself.
-pub const HOST: &str = "host";
 /// Layers that are fetched at the same time, of all pulls together: enough to fill a line, few enough not to be turned away.
 const DOWNLOADS_MAX: usize = 6;
 /// Layers that are unpacked at the same time.
@@ -204,78 +199,6 @@ pub struct Collected {
     pub bytes: u64,
 }
 
-/// Why an image did not come here.
-#[derive(Debug, thiserror::Error)]
-pub enum ImageFault {
-    /// The registry, or the way there, or what it gave.
-    #[error(transparent)]
-    Registry(#[from] RegistryError),
-    /// The archive that was sent.
-    #[error(transparent)]
-    Archive(#[from] ArchiveError),
-    /// A layer, or the disk.
-    #[error("cannot unpack its layer {number} of {count}")]
-    Layer {
-        /// From the lowest up.
-        number: usize,
-        /// How many there are.
-        count: usize,
-        /// Why.
-        source: BackendError,
-    },
-    /// The rows.
-    #[error(transparent)]
-    Store(Box<EngineError>),
-    /// A file of our own.
-    #[error("cannot {doing}")]
-    Keep {
-        /// As it reads after "cannot".
-        doing: &'static str,
-        /// What the kernel said.
-        source: io::Error,
-    },
-    /// Somebody removed it at the same time.
-    #[error("a part of it was removed while it was added")]
-    Removed,
-    /// The daemon is going down.
-    #[error("the engine is stopping")]
-    Stopping,
-}
-
-impl ImageFault {
-    /// Whether there was no room for it.
-    pub fn is_disk_full(&self) -> bool {
-        let full = |error: &io::Error| {
-            matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
-        };
-        match self {
-            Self::Registry(RegistryError::DiskFull { .. }) | Self::Archive(ArchiveError::DiskFull { .. }) => {
-                true
-            }
-            Self::Registry(RegistryError::Keep { source, .. })
-            | Self::Archive(ArchiveError::Io { source, .. })
-            | Self::Keep { source, .. } => full(source),
-            Self::Layer { source: BackendError::Layer { source, .. }, .. } => match source.as_ref() {
-                LayerFault::Kernel { errno, .. } => full(&io::Error::from_raw_os_error(*errno)),
-                _ => false,
-            },
-            Self::Layer { source: BackendError::Full { .. }, .. } => true,
-            Self::Registry(_)
-            | Self::Archive(_)
-            | Self::Layer { .. }
-            | Self::Store(_)
-            | Self::Removed
-            | Self::Stopping => false,
-        }
-    }
-}
-
-impl From<EngineError> for ImageFault {
-    fn from(error: EngineError) -> Self {
-        Self::Store(Box::new(error))
-    }
-}
-
 /// All images of one data directory.
 pub(crate) struct Images {
     registries: Arc<Registries>,
@@ -294,10 +217,10 @@ pub(crate) struct Images {
 
 /// What rows say, at hand.
 #[derive(Default)]
-struct Stock {
+pub(crate) struct Stock {
     images: HashMap<Digest, Arc<StoredImage>>,
     /// By name and owner, the empty one being everyone.
-    names: BTreeMap<(String, String), NameRow>,
+    pub names: BTreeMap<(String, String), NameRow>,
     aliases: BTreeMap<String, Alias>,
 }
 
@@ -307,7 +230,7 @@ impl Images {
         let directory = config.data_dir.join("images/blobs");
         let blobs = Blobs::open(directory.clone()).map_err(|source| EngineError::Store {
             doing: "open the directory of blobs",
-            source: StoreError::Create { path: directory, source },
+            source: DbError::Create { path: directory, source },
         })?;
         let mut stock = Stock::default();
         let layers: HashMap<Digest, &LayerRow> = loaded.layers.iter().map(|row| (row.layer, row)).collect();
@@ -338,7 +261,7 @@ impl Images {
         })
     }
 
-    fn stock(&self) -> MutexGuard<'_, Stock> {
+    pub(crate) fn stock(&self) -> MutexGuard<'_, Stock> {
         self.stock.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -379,7 +302,7 @@ impl Images {
     }
 
     /// One lock per layer: who holds it unpacks it or removes it.
-    fn lock_of(&self, layer: Digest) -> Arc<tokio::sync::Mutex<()>> {
+    pub(crate) fn lock_of(&self, layer: Digest) -> Arc<tokio::sync::Mutex<()>> {
         let mut locks = self.locks.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(lock) = locks.get(&layer).and_then(Weak::upgrade) {
             return lock;
@@ -391,7 +314,7 @@ impl Images {
     }
 
     /// Keeps layers from being removed until an image has them.
-    fn pin(&self, layers: impl IntoIterator<Item = Digest>) -> Pins {
+    pub(crate) fn pin(&self, layers: impl IntoIterator<Item = Digest>) -> Pins {
         let layers: Vec<Digest> = layers.into_iter().collect();
         let mut pins = self.pins.lock().unwrap_or_else(PoisonError::into_inner);
         for layer in &layers {
@@ -420,16 +343,34 @@ impl Images {
 }
 
 /// Takes the image that a sandbox's owner means by its name for the sandbox, if it is here.
-pub(crate) async fn take(home: &Home) -> Result<Option<Arc<StoredImage>>, EngineError> {
-    let shared = &home.shared;
+pub(crate) async fn take(
+    shared: &Shared,
+    sandbox: SandboxId,
+    owner: &Owner,
+    image: &str,
+) -> Result<Option<Arc<StoredImage>>, EngineError> {
     // So that what rows say now is what the stock says.
     let _naming = shared.images.naming.lock().await;
-    let taken = shared.store.take_image(home.id, home.owner.to_string(), home.image.clone()).await?;
+    let taken = shared.db.take_image(sandbox, owner.to_string(), image.to_owned()).await?;
     Ok(taken.and_then(|digest| shared.images.get(digest)))
 }
 
+/// Takes a name away again: a template holds the image now.
+pub(crate) async fn unname(shared: &Shared, name: &str) -> Result<(), EngineError> {
+    let owners: Vec<String> = {
+        let stock = shared.images.stock();
+        stock.names.keys().filter(|(known, _)| known == name).map(|(_, owner)| owner.clone()).collect()
+    };
+    let _naming = shared.images.naming.lock().await;
+    for owner in owners {
+        shared.db.remove_image_name(owner.clone(), name.to_owned()).await?;
+        shared.images.stock().names.remove(&(name.to_owned(), owner));
+    }
+    Ok(())
+}
+
 /// See [`Images::pin`].
-struct Pins {
+pub(crate) struct Pins {
     pins: Arc<Mutex<HashMap<Digest, usize>>>,
     layers: Vec<Digest>,
 }
@@ -545,7 +486,7 @@ impl crate::Engine {
             return Err(EngineError::ImageInUse { name: text.to_owned(), sandboxes, templates });
         }
         for row in rows {
-            shared.store.remove_image_name(row.owner.clone(), row.name.clone()).await?;
+            shared.db.remove_image_name(row.owner.clone(), row.name.clone()).await?;
             shared.images.stock().names.remove(&(row.name, row.owner));
         }
         drop(naming);
@@ -587,9 +528,9 @@ impl crate::Engine {
                 return invalid("there are as many aliases as are kept already");
             }
         }
-        let created_at = crate::now();
+        let created_at = crate::observe::clock::now();
         let row = AliasRow { name: name.canonical(), target: target.canonical(), created_at };
-        self.shared().store.put_alias(row.clone()).await?;
+        self.shared().db.put_alias(row.clone()).await?;
         let alias = Alias { name: row.name.clone(), target: row.target, created_at };
         images.stock().aliases.insert(row.name, alias);
         Ok(Alias { name: name.familiar(), target: target.familiar(), created_at })
@@ -599,7 +540,7 @@ impl crate::Engine {
     pub async fn delete_alias(&self, name: &str) -> Result<(), EngineError> {
         let canonical = ImageName::parse(name)?.canonical();
         let _naming = self.shared().images.naming.lock().await;
-        match self.shared().store.delete_alias(canonical.clone()).await? {
+        match self.shared().db.delete_alias(canonical.clone()).await? {
             true => {
                 self.shared().images.stock().aliases.remove(&canonical);
                 Ok(())
@@ -623,16 +564,16 @@ impl crate::Engine {
 
 /// How many sandboxes were made from an image, whosever they are.
 fn sandboxes_of(shared: &Shared, image: Digest) -> usize {
-    let homes = shared.directory().all();
-    homes.iter().filter(|home| home.stored_image().is_some_and(|stored| stored.digest == image)).count()
+    let sandboxes = shared.registry().all();
+    sandboxes.iter().filter(|live| live.stored_image().is_some_and(|stored| stored.digest == image)).count()
 }
 
 /// How many of an owner's sandboxes were made from each image.
 fn sandboxes_by_image(shared: &Shared, owner: &Owner) -> HashMap<Digest, usize> {
     let mut counts = HashMap::new();
-    for home in shared.directory().all() {
-        if home.owner == *owner
-            && let Some(image) = home.stored_image()
+    for live in shared.registry().all() {
+        if live.owner == *owner
+            && let Some(image) = live.stored_image()
         {
             *counts.entry(image.digest).or_default() += 1;
         }

@@ -16,17 +16,17 @@ use runtime::{BackendError, LayerSpec};
 use tokio::sync::{SemaphorePermit, watch};
 use tokio::task::AbortHandle;
 use tracing::{Instrument, info, info_span};
-use wire::launch::{Finish, LayerFacts, LayerSource};
+use wire::launch::{Finish, LayerFacts, LayerFault, LayerSource};
 
 use super::{Format, ImageFault, StoredImage, StoredLayer, Transport, collect, familiar};
-use crate::driver::Task;
+use crate::Shared;
+use crate::db::{ImageRow, LayerOrigin, LayerRow, NameRow};
 use crate::error::{EngineError, chain};
-use crate::home::Shared;
 use crate::model::{Key, Owner};
-use crate::store::{ImageRow, LayerRow, NameRow};
+use crate::task::Task;
 
 /// The longest path that the kernel takes. What is longer cannot be made.
-const WORKING_DIRECTORY_MAX: usize = 4096;
+pub(crate) const WORKING_DIRECTORY_MAX: usize = 4096;
 
 /// What is to be pulled, and how.
 #[derive(Debug, Clone)]
@@ -233,7 +233,7 @@ fn secret_digest(credentials: &Credentials) -> [u8; 32] {
         Credentials::Identity { token } => ["identity", token, ""],
         Credentials::Bearer { token } => ["bearer", token, ""],
     };
-    crate::digest(&parts)
+    crate::model::check::digest(&parts)
 }
 
 fn start<F>(
@@ -306,7 +306,7 @@ async fn add(
         // Held from before the question: whoever unpacks it just now writes its row before they let go of the blob, so that it is
         // never fetched twice.
         let _held = images.blobs.hold(layer.blob);
-        let fetch = match shared.store.has_layer(layer.layer).await? {
+        let fetch = match is_fetched(shared, layer.layer, number, image.layers.len()).await? {
             true => {
                 step(progress, number, LayerState::Present, layer.size);
                 None
@@ -322,7 +322,7 @@ async fn add(
         let failed = |source| ImageFault::Layer { number: number + 1, count, source };
         let lock = images.lock_of(layer.layer);
         let _alone = lock.lock().await;
-        let here = fetch.is_none() || shared.store.has_layer(layer.layer).await?;
+        let here = fetch.is_none() || is_fetched(shared, layer.layer, number, count).await?;
         if !here && let Some(fetch) = fetch {
             let holding = fetch.await.map_err(|_| ImageFault::Stopping)??;
             let from = LayerSource::Blob { blob: layer.blob, contents: layer.contents };
@@ -332,7 +332,7 @@ async fn add(
             let written = match unpack(shared, &spec, &read).await {
                 Ok(facts) => {
                     let row = layer_row(layer.layer, Some(layer), facts);
-                    shared.store.put_layer(row).await.map_err(Into::into)
+                    shared.db.put_layer(row).await.map_err(Into::into)
                 }
                 Err(error) => Err(failed(error)),
             };
@@ -355,16 +355,34 @@ async fn add(
     {
         let lock = images.lock_of(finish);
         let _alone = lock.lock().await;
-        if !shared.store.has_layer(finish).await? {
+        if !shared.db.has_layer(finish).await? {
             let below = stored.iter().rev().map(|layer| layer.layer).collect();
             let spec = LayerSpec { layer: finish, below, over_host: false, from: LayerSource::Finish(last) };
             let failed = |source| ImageFault::Layer { number: count, count, source };
             let facts = unpack(shared, &spec, &|_| ()).await.map_err(failed)?;
-            shared.store.put_layer(layer_row(finish, None, facts)).await?;
+            shared.db.put_layer(layer_row(finish, None, facts)).await?;
         }
         stored.push(StoredLayer { layer: finish, blob: None, size: 0, facts: LayerFacts::default() });
     }
     name(shared, image, false, stored, owner, names).await
+}
+
+/// Whether a layer that an image names was fetched before. An image that names a layer made here is refused: no bytes have that
+/// digest, so whoever claims it has read the name somewhere and wants files that are not theirs.
+async fn is_fetched(shared: &Shared, layer: Digest, number: usize, count: usize) -> Result<bool, ImageFault> {
+    match shared.db.layer_origin(layer).await? {
+        None => Ok(false),
+        Some(LayerOrigin::Fetched) => Ok(true),
+        Some(LayerOrigin::Made) => {
+            let why = "its digest is not that of a layer which can be fetched".into();
+            let source = Box::new(LayerFault::Damaged { why });
+            Err(ImageFault::Layer {
+                number: number + 1,
+                count,
+                source: BackendError::Layer { layer, source },
+            })
+        }
+    }
 }
 
 /// A blob that is not needed any more. Removing it is work for the disk.
@@ -374,7 +392,7 @@ async fn let_go(holding: Holding) {
 }
 
 /// Writes the image and its names, and takes it into the stock.
-pub(super) async fn name(
+pub(crate) async fn name(
     shared: &Arc<Shared>,
     image: Image,
     over_host: bool,
@@ -382,7 +400,7 @@ pub(super) async fn name(
     owner: String,
     names: Vec<String>,
 ) -> Result<Arc<StoredImage>, ImageFault> {
-    let now = crate::now();
+    let now = crate::observe::clock::now();
     let row = ImageRow {
         digest: image.digest,
         config: image.config_text.clone(),
@@ -395,7 +413,7 @@ pub(super) async fn name(
         .map(|name| NameRow { owner: owner.clone(), name, image: image.digest, named_at: now })
         .collect();
     let _naming = shared.images.naming.lock().await;
-    let Some(facts) = shared.store.put_image(row, rows.clone()).await? else {
+    let Some(facts) = shared.db.put_image(row, rows.clone()).await? else {
         return Err(ImageFault::Removed);
     };
     let with_facts = |(layer, facts): (StoredLayer, LayerFacts)| StoredLayer { facts, ..layer };
@@ -418,14 +436,14 @@ pub(super) async fn name(
     Ok(stored)
 }
 
-pub(super) fn layer_row(layer: Digest, from: Option<&LayerBlob>, facts: LayerFacts) -> LayerRow {
+pub(crate) fn layer_row(layer: Digest, from: Option<&LayerBlob>, facts: LayerFacts) -> LayerRow {
     LayerRow {
         layer,
         blob: from.map(|from| from.blob),
         contents: from.map(|from| from.contents),
         size: from.map_or(0, |from| from.size),
         facts,
-        created_at: crate::now(),
+        created_at: crate::observe::clock::now(),
     }
 }
 
@@ -460,7 +478,7 @@ fn fetch(
 }
 
 /// Unpacks a layer. A launcher that died in the middle is asked again, once.
-pub(super) async fn unpack(
+pub(crate) async fn unpack(
     shared: &Arc<Shared>,
     spec: &LayerSpec,
     read: &(dyn Fn(u64) + Send + Sync),
@@ -469,18 +487,18 @@ pub(super) async fn unpack(
 }
 
 /// One of the places for those who unpack at the same time.
-pub(super) struct Place<'a> {
+pub(crate) struct Place<'a> {
     _permit: Option<SemaphorePermit<'a>>,
 }
 
 /// Waits for a place. There are few, and some are held for long.
-pub(super) async fn place(shared: &Shared) -> Place<'_> {
+pub(crate) async fn place(shared: &Shared) -> Place<'_> {
     // Nobody closes it.
     Place { _permit: shared.images.unpacks.acquire().await.ok() }
 }
 
 /// Unpacks a layer where a place was taken before.
-pub(super) async fn unpack_in(
+pub(crate) async fn unpack_in(
     shared: &Arc<Shared>,
     _place: &Place<'_>,
     spec: &LayerSpec,

@@ -1,5 +1,17 @@
 //! What goes into the engine and comes out of it. Checked types: whoever holds one need not check again.
 
+pub mod attendance;
+pub(crate) mod check;
+pub mod defaults;
+pub mod dialect_notes;
+pub mod labels;
+pub mod lifetime;
+pub(crate) mod names;
+pub mod progress;
+pub(crate) mod random;
+pub mod state;
+pub mod template;
+
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
@@ -10,16 +22,15 @@ use wire::guest::{ExitStatus, Program, Start, StartError, Stream, TerminalSize};
 use wire::launch::Limits;
 use wire::{CommandId, SandboxId};
 
-pub use crate::names::SandboxName;
+pub use crate::model::names::SandboxName;
 
-pub use crate::command::Attendance;
-pub use crate::error::{EngineError, StoreError};
-pub use crate::keys::{KeyEnd, KeySecret};
-pub use crate::labels::{LabelChanges, Labels, Selector};
-pub use crate::lifecycle::{Disk, Kept, State};
-pub use crate::lifetime::{Action, Explanation, LastUse, Lifetime, Renewal, Rule, Since};
-pub use crate::notes::{NoteChanges, Notes};
-pub use crate::volumes::VolumeMount;
+pub use crate::error::{DbError, EngineError, ErrorClass, Noun};
+pub use crate::model::attendance::Attendance;
+pub use crate::model::dialect_notes::{NoteChanges, Notes};
+pub use crate::model::labels::{LabelChanges, Labels, Selector};
+pub use crate::model::lifetime::{Action, Explanation, LastUse, Lifetime, Renewal, Rule, Since};
+pub use crate::model::state::{Disk, Kept, State};
+pub use crate::model::template::VolumeMount;
 
 /// Whose sandboxes.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -91,7 +102,7 @@ impl Default for SandboxSpec {
     fn default() -> Self {
         Self {
             name: None,
-            template: crate::template::DEFAULT.into(),
+            template: crate::model::defaults::DEFAULT.into(),
             image: None,
             env: BTreeMap::new(),
             cpu_millis: None,
@@ -195,7 +206,7 @@ pub struct ListQuery {
     pub cursor: Option<String>,
     /// Only the one with exactly this name.
     pub name: Option<String>,
-    /// Only those that all of these mean; [`crate::labels::SELECTORS_MAX`] at most.
+    /// Only those that all of these mean; [`crate::model::labels::SELECTORS_MAX`] at most.
     pub selectors: Vec<Selector>,
 }
 

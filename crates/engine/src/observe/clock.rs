@@ -142,6 +142,17 @@ impl Stamp {
     }
 }
 
+/// Now, as a row can keep it.
+pub(crate) fn now() -> SystemTime {
+    in_micros(SystemTime::now())
+}
+
+/// A time as a row can keep it: in microseconds.
+pub(crate) fn in_micros(time: SystemTime) -> SystemTime {
+    let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
+    UNIX_EPOCH + Duration::from_micros(u64::try_from(since.as_micros()).unwrap_or(u64::MAX))
+}
+
 /// How long ago something was.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Age {

@@ -13,10 +13,11 @@ use std::time::SystemTime;
 use tokio::sync::Notify;
 use wire::{CommandId, SandboxId};
 
-use crate::keys::random_u64;
-use crate::lifecycle::State;
+use crate::model::names::TemplateName;
+use crate::model::random::random_u64;
+use crate::model::state::State;
+use crate::model::template::Preparation;
 use crate::model::{Outcome, Owner, SandboxName};
-use crate::templates::{Preparation, TemplateName};
 
 /// Events that are kept. Each has a few hundred bytes, so all of them have a few MiB at most.
 pub const EVENTS_KEPT_MAX: usize = 8192;
@@ -173,7 +174,7 @@ impl Events {
     }
 
     fn keep(&self, owner: &Owner, about: About) {
-        let (at, owner) = (crate::now(), owner.clone());
+        let (at, owner) = (crate::observe::clock::now(), owner.clone());
         let mut kept = self.kept();
         let id = EventId { start: self.start, serial: kept.last() + 1 };
         kept.events.push_back(Arc::new(Event { id, at, owner, about }));

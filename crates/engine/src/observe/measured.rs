@@ -2,12 +2,14 @@
 
 use std::sync::Arc;
 
-use runtime::{Backend, BackendError, DiskUsage, GuestStream, LayerSpec, Machine, Spec, Usage};
+use runtime::{
+    Backend, BackendError, DiskUsage, GuestStream, Isolation, LayerSpec, Machine, Spec, Storage, Usage,
+};
 use wire::launch::{LayerFacts, Limits, Motion, Processes, Rootfs, StoreFacts};
 use wire::{Digest, SandboxId, VolumeId};
 
-use crate::metrics::Metrics;
-use crate::slow;
+use crate::observe::metrics::Metrics;
+use crate::observe::timing;
 
 /// Asks another backend, and times it.
 pub(crate) struct Measured {
@@ -16,27 +18,31 @@ pub(crate) struct Measured {
 }
 
 #[async_trait::async_trait]
-impl Backend for Measured {
+impl Isolation for Measured {
     async fn prepare(&self, rootfs: &Rootfs) -> Result<(), BackendError> {
-        slow::PREPARE.request(&self.metrics, None, self.backend.prepare(rootfs)).await
+        timing::PREPARE.request(&self.metrics, None, self.backend.prepare(rootfs)).await
     }
 
     async fn launch(&self, spec: &Spec) -> Result<(), BackendError> {
-        slow::LAUNCH.request(&self.metrics, Some(spec.sandbox), self.backend.launch(spec)).await
+        timing::LAUNCH.request(&self.metrics, Some(spec.sandbox), self.backend.launch(spec)).await
     }
 
     async fn connect(&self, sandbox: SandboxId) -> Result<GuestStream, BackendError> {
-        slow::CONNECT.request(&self.metrics, Some(sandbox), self.backend.connect(sandbox)).await
+        timing::CONNECT.request(&self.metrics, Some(sandbox), self.backend.connect(sandbox)).await
     }
 
     async fn teardown(&self, sandbox: SandboxId) -> Result<(), BackendError> {
-        slow::TEARDOWN.request(&self.metrics, Some(sandbox), self.backend.teardown(sandbox)).await
+        timing::TEARDOWN.request(&self.metrics, Some(sandbox), self.backend.teardown(sandbox)).await
     }
 
     async fn end_processes(&self, sandbox: SandboxId, which: Processes) -> Result<(), BackendError> {
-        slow::END_PROCESSES
+        timing::END_PROCESSES
             .request(&self.metrics, Some(sandbox), self.backend.end_processes(sandbox, which))
             .await
+    }
+
+    async fn freeze(&self, sandbox: SandboxId, motion: Motion) -> Result<(), BackendError> {
+        timing::FREEZE.request(&self.metrics, Some(sandbox), self.backend.freeze(sandbox, motion)).await
     }
 
     fn foresee(&self, rootfs: &Rootfs, limits: &Limits) {
@@ -51,16 +57,31 @@ impl Backend for Measured {
         self.backend.stop().await;
     }
 
-    async fn freeze(&self, sandbox: SandboxId, motion: Motion) -> Result<(), BackendError> {
-        slow::FREEZE.request(&self.metrics, Some(sandbox), self.backend.freeze(sandbox, motion)).await
-    }
-
     async fn inventory(&self) -> Result<Vec<SandboxId>, BackendError> {
-        slow::INVENTORY.request(&self.metrics, None, self.backend.inventory()).await
+        timing::INVENTORY.request(&self.metrics, None, self.backend.inventory()).await
     }
 
     async fn oom_kills(&self, sandbox: SandboxId) -> Result<u64, BackendError> {
-        slow::OOM_KILLS.request(&self.metrics, Some(sandbox), self.backend.oom_kills(sandbox)).await
+        timing::OOM_KILLS.request(&self.metrics, Some(sandbox), self.backend.oom_kills(sandbox)).await
+    }
+
+    async fn usage(&self, sandboxes: &[SandboxId]) -> Result<Vec<Option<Usage>>, BackendError> {
+        timing::USAGE.request(&self.metrics, None, self.backend.usage(sandboxes)).await
+    }
+
+    async fn machine(&self) -> Result<Machine, BackendError> {
+        timing::MACHINE.request(&self.metrics, None, self.backend.machine()).await
+    }
+}
+
+#[async_trait::async_trait]
+impl Storage for Measured {
+    fn store(&self) -> StoreFacts {
+        self.backend.store()
+    }
+
+    async fn disk_usage(&self, sandbox: SandboxId) -> Result<DiskUsage, BackendError> {
+        timing::DISK_USAGE.request(&self.metrics, Some(sandbox), self.backend.disk_usage(sandbox)).await
     }
 
     async fn unpack_layer(
@@ -68,27 +89,15 @@ impl Backend for Measured {
         layer: &LayerSpec,
         read: &(dyn Fn(u64) + Send + Sync),
     ) -> Result<LayerFacts, BackendError> {
-        slow::UNPACK_LAYER.request(&self.metrics, None, self.backend.unpack_layer(layer, read)).await
+        timing::UNPACK_LAYER.request(&self.metrics, None, self.backend.unpack_layer(layer, read)).await
     }
 
     async fn remove_layer(&self, layer: Digest) -> Result<(), BackendError> {
-        slow::REMOVE_LAYER.request(&self.metrics, None, self.backend.remove_layer(layer)).await
+        timing::REMOVE_LAYER.request(&self.metrics, None, self.backend.remove_layer(layer)).await
     }
 
     async fn layers(&self) -> Result<Vec<Digest>, BackendError> {
-        slow::LAYERS.request(&self.metrics, None, self.backend.layers()).await
-    }
-
-    async fn usage(&self, sandboxes: &[SandboxId]) -> Result<Vec<Option<Usage>>, BackendError> {
-        slow::USAGE.request(&self.metrics, None, self.backend.usage(sandboxes)).await
-    }
-
-    async fn disk_usage(&self, sandbox: SandboxId) -> Result<DiskUsage, BackendError> {
-        slow::DISK_USAGE.request(&self.metrics, Some(sandbox), self.backend.disk_usage(sandbox)).await
-    }
-
-    fn store(&self) -> StoreFacts {
-        self.backend.store()
+        timing::LAYERS.request(&self.metrics, None, self.backend.layers()).await
     }
 
     async fn create_volume(
@@ -97,26 +106,24 @@ impl Backend for Measured {
         size_bytes: u64,
         from: Option<VolumeId>,
     ) -> Result<(), BackendError> {
-        slow::VOLUME.request(&self.metrics, None, self.backend.create_volume(volume, size_bytes, from)).await
+        timing::VOLUME
+            .request(&self.metrics, None, self.backend.create_volume(volume, size_bytes, from))
+            .await
     }
 
     async fn resize_volume(&self, volume: VolumeId, size_bytes: u64) -> Result<(), BackendError> {
-        slow::VOLUME.request(&self.metrics, None, self.backend.resize_volume(volume, size_bytes)).await
+        timing::VOLUME.request(&self.metrics, None, self.backend.resize_volume(volume, size_bytes)).await
     }
 
     async fn remove_volume(&self, volume: VolumeId) -> Result<(), BackendError> {
-        slow::VOLUME.request(&self.metrics, None, self.backend.remove_volume(volume)).await
+        timing::VOLUME.request(&self.metrics, None, self.backend.remove_volume(volume)).await
     }
 
     async fn volume_usage(&self, volume: VolumeId) -> Result<DiskUsage, BackendError> {
-        slow::DISK_USAGE.request(&self.metrics, None, self.backend.volume_usage(volume)).await
+        timing::DISK_USAGE.request(&self.metrics, None, self.backend.volume_usage(volume)).await
     }
 
     async fn volumes(&self) -> Result<Vec<VolumeId>, BackendError> {
-        slow::VOLUME.request(&self.metrics, None, self.backend.volumes()).await
-    }
-
-    async fn machine(&self) -> Result<Machine, BackendError> {
-        slow::MACHINE.request(&self.metrics, None, self.backend.machine()).await
+        timing::VOLUME.request(&self.metrics, None, self.backend.volumes()).await
     }
 }

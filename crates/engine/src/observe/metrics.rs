@@ -16,8 +16,8 @@ use runtime::BackendError;
 use wire::files::FileOp;
 use wire::guest::Stream;
 
+use crate::Shared;
 use crate::error::EngineError;
-use crate::home::Shared;
 use crate::model::Outcome;
 
 /// From half a millisecond, about what a command takes, to a minute.
@@ -323,13 +323,13 @@ impl Metrics {
 
     /// Brings those up to date that are not counted but looked up.
     pub fn look(&self, shared: &Shared) {
-        let homes = shared.directory().all();
+        let sandboxes = shared.registry().all();
         let (mut commands, mut transfers) = (0, 0);
-        let mut states = crate::lifecycle::State::WORDS.map(|word| (word, 0));
-        for home in homes.iter().filter(|home| !home.is_waiting()) {
-            commands += home.live_count();
-            transfers += home.transfers.count();
-            let word = home.state().word();
+        let mut states = crate::model::state::State::WORDS.map(|word| (word, 0));
+        for live in sandboxes.iter().filter(|live| !live.is_waiting()) {
+            commands += live.live_count();
+            transfers += live.transfers.count();
+            let word = live.state().word();
             if let Some((_, count)) = states.iter_mut().find(|(state, _)| *state == word) {
                 *count += 1;
             }

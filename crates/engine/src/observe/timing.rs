@@ -12,7 +12,7 @@ use tracing::{Instrument, Span, debug_span, warn};
 use wire::SandboxId;
 
 use crate::TRACE_TARGET;
-use crate::metrics::Metrics;
+use crate::observe::metrics::Metrics;
 
 /// A step, and when it is slow.
 #[derive(Debug, Clone, Copy)]

@@ -8,11 +8,11 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use crate::home::Home;
+use crate::sandbox::live::LiveSandbox;
 
 /// The uses of one sandbox.
 #[derive(Debug, Default)]
-pub(crate) struct Uses {
+pub(crate) struct Activity {
     state: Mutex<UsesNow>,
 }
 
@@ -27,7 +27,7 @@ pub(crate) struct UsesNow {
     pub closed: bool,
 }
 
-impl Uses {
+impl Activity {
     fn lock(&self) -> MutexGuard<'_, UsesNow> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -53,26 +53,26 @@ impl Uses {
 
 /// A use under way. It ends when it is dropped.
 pub(crate) struct Use {
-    home: Arc<Home>,
+    live: Arc<LiveSandbox>,
 }
 
 impl Use {
     /// Begins a use. `None`: the sandbox is about to go.
-    pub fn begin(home: &Arc<Home>) -> Option<Self> {
-        let mut state = home.uses.lock();
+    pub fn begin(live: &Arc<LiveSandbox>) -> Option<Self> {
+        let mut state = live.uses.lock();
         if state.closed {
             return None;
         }
         state.open += 1;
         drop(state);
-        Some(Self { home: Arc::clone(home) })
+        Some(Self { live: Arc::clone(live) })
     }
 }
 
 impl Drop for Use {
     fn drop(&mut self) {
-        let now = self.home.shared.clock.now().since_boot;
-        let mut state = self.home.uses.lock();
+        let now = self.live.shared.clock.now().since_boot;
+        let mut state = self.live.uses.lock();
         state.open -= 1;
         // Clocks of two threads may be read in one order and written in the other.
         state.last = state.last.max(Some(now));

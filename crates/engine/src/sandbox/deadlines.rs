@@ -11,11 +11,11 @@
 
 use std::time::Duration;
 
-use crate::clock::{Moment, Stamp};
-use crate::lifecycle::State;
-use crate::lifetime::{Explanation, LastUse, Life, Lifetime, Strike, explain, first_strike};
-use crate::store::Stamps;
-use crate::uses::UsesNow;
+use crate::db::Stamps;
+use crate::observe::clock::{Moment, Stamp};
+use crate::sandbox::activity::UsesNow;
+use crate::sandbox::lifecycle::State;
+use crate::sandbox::lifetime::{Explanation, LastUse, Life, Lifetime, Strike, explain, first_strike};
 
 /// The longest time between two looks: how late a rule may strike after the machine was suspended, since timers stand still then.
 const LOOK_MAX: Duration = Duration::from_secs(60);
@@ -32,7 +32,7 @@ const RETRY: Duration = Duration::from_secs(10);
 
 /// See the head of this file.
 #[derive(Debug)]
-pub(crate) struct Keeper {
+pub(crate) struct Deadlines {
     lifetime: Lifetime,
     stamps: Stamps,
     /// Whether that tells of the last use. It does not where no rule asked for it, and the daemon started since.
@@ -58,7 +58,7 @@ struct Look {
     at: Duration,
 }
 
-impl Keeper {
+impl Deadlines {
     /// Of a sandbox that was just asked for.
     pub fn newborn(lifetime: Lifetime, now: Moment) -> Self {
         Self::new(lifetime, Stamps::born(Stamp::of(now)), now)
@@ -70,17 +70,17 @@ impl Keeper {
             .then(|| u64::try_from(stamps.used.since_boot_micros).ok())
             .flatten();
         let look = stamps.cpu.zip(at).map(|(cpu, at)| Look { cpu, at: Duration::from_micros(at) });
-        let mut keeper = Self::new(lifetime, stamps, now);
-        keeper.look = look;
-        keeper.knows_use = keeper.lifetime.acts();
+        let mut deadlines = Self::new(lifetime, stamps, now);
+        deadlines.look = look;
+        deadlines.knows_use = deadlines.lifetime.acts();
         // The row may be behind by a look, and that look may have been late.
-        keeper.slack = 2 * keeper.pace();
+        deadlines.slack = 2 * deadlines.pace();
         if state == State::Running {
             // The daemon died between the start and the row that tells when it was.
-            keeper.stamps.started.get_or_insert(Stamp::of(now));
+            deadlines.stamps.started.get_or_insert(Stamp::of(now));
         }
-        keeper.settle(now);
-        keeper
+        deadlines.settle(now);
+        deadlines
     }
 
     fn new(lifetime: Lifetime, stamps: Stamps, now: Moment) -> Self {

@@ -10,60 +10,13 @@
 //! A row holds the state and the goal. The goal is written before acting, so after a crash recovery
 //! knows what was under way and finishes it, or undoes it, and says which.
 
-/// Where a sandbox is in its life.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum State {
-    /// Being made.
-    Creating,
-    /// Takes commands.
-    Running,
-    /// Kept, and not running.
-    Paused(Kept),
-    /// Going.
-    Deleting,
-    /// Broken; the reason is beside it.
-    Failed {
-        /// Whether it could be made to run again.
-        disk: Disk,
-    },
-}
-
-/// What a pause kept.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Kept {
-    /// Everything, in memory.
-    Frozen,
-    /// Everything, on disk.
-    Saved,
-    /// The filesystem; processes were ended.
-    Dropped,
-}
+pub use crate::model::state::{Disk, Goal, Kept, State};
 
 impl Kept {
     /// Whether what was kept is what `asked` for. A frozen sandbox is not a saved one: it still uses memory.
     fn satisfies(self, asked: Kept) -> bool {
         self == asked
     }
-}
-
-/// What is left of a failed sandbox's filesystem.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Disk {
-    /// All of it.
-    Whole,
-    /// Nothing that could be used.
-    Lost,
-}
-
-/// What the driver works towards.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Goal {
-    /// That it takes commands.
-    Running,
-    /// That it is kept and does not run.
-    Paused(Kept),
-    /// That nothing of it is left.
-    Gone,
 }
 
 /// What a caller may ask; it can be denied.
@@ -89,9 +42,6 @@ pub enum Denied {
 }
 
 impl State {
-    /// What [`Self::word`] may say.
-    pub(crate) const WORDS: [&str; 5] = ["creating", "running", "paused", "deleting", "failed"];
-
     /// The goal that `wish` sets. `Ok(None)` when the wish is already true or under way: asking twice is harmless.
     pub fn goal(self, wish: Wish) -> Result<Option<Goal>, Denied> {
         use State::{Creating, Deleting, Failed, Paused, Running};
@@ -107,25 +57,6 @@ impl State {
             (Creating, Pause(_) | Resume) => Err(Denied::NotReady),
             (Failed { .. }, Pause(_)) | (Failed { disk: Disk::Lost }, Resume) => Err(Denied::Failed),
             (Deleting, Pause(_) | Resume) => Err(Denied::Over),
-        }
-    }
-
-    /// Whether commands may be started in it.
-    pub fn takes_commands(self) -> bool {
-        match self {
-            Self::Running => true,
-            Self::Creating | Self::Paused(_) | Self::Deleting | Self::Failed { .. } => false,
-        }
-    }
-
-    /// One word for it, the same in rows, errors and logs.
-    pub fn word(self) -> &'static str {
-        match self {
-            Self::Creating => "creating",
-            Self::Running => "running",
-            Self::Paused(_) => "paused",
-            Self::Deleting => "deleting",
-            Self::Failed { .. } => "failed",
         }
     }
 }

@@ -17,179 +17,17 @@
 use std::fmt::Write;
 use std::time::{Duration, SystemTime};
 
-use crate::clock::Age;
-use crate::error::EngineError;
-use crate::lifecycle::State;
+use crate::model::lifetime::words;
+pub use crate::model::lifetime::{
+    Action, End, Explanation, LENGTH_MAX, LENGTH_MIN, LastUse, Lifetime, RULES_MAX, Renewal, Rule, RuleNow,
+    Since,
+};
+use crate::model::state::State;
+use crate::observe::clock::Age;
 
-/// Rules of one sandbox at most.
-pub const RULES_MAX: usize = 8;
-/// The shortest length; less is a mistake in units.
-pub const LENGTH_MIN: Duration = Duration::from_millis(100);
-/// The longest length, ten years; more is a mistake in units.
-pub const LENGTH_MAX: Duration = Duration::from_secs(3660 * 86_400);
 /// After a start of the daemon, nothing is deleted for want of use for so long (or for the length of the rule, where that is
 /// shorter): those who used it must have the time to come back.
 pub const RECONNECT: Duration = Duration::from_secs(60);
-
-/// From when a rule counts.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Since {
-    /// The end of the last use.
-    LastUse,
-    /// The start, or the last refresh after it.
-    Start,
-    /// The last pause, while it lasts.
-    Paused,
-    /// When it was asked for.
-    Creation,
-}
-
-/// What a rule does.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Action {
-    /// Pause it and keep its memory.
-    PauseKeepMemory,
-    /// Pause it, end its processes and keep its files.
-    PauseDropMemory,
-    /// Delete it with all that is in it.
-    Delete,
-}
-
-impl Action {
-    /// Whether this version does it. A rule that does not act is kept and shown, and says so.
-    pub fn acts(self) -> bool {
-        match self {
-            Self::Delete => true,
-            Self::PauseKeepMemory | Self::PauseDropMemory => false,
-        }
-    }
-
-    /// One word for it, the same in rows and errors.
-    pub fn word(self) -> &'static str {
-        match self {
-            Self::PauseKeepMemory => "pause_keep_memory",
-            Self::PauseDropMemory => "pause_drop_memory",
-            Self::Delete => "delete",
-        }
-    }
-}
-
-impl Since {
-    /// One word for it, the same in rows and errors.
-    pub fn word(self) -> &'static str {
-        match self {
-            Self::LastUse => "last_use",
-            Self::Start => "start",
-            Self::Paused => "paused",
-            Self::Creation => "creation",
-        }
-    }
-
-    /// What begins it anew.
-    pub fn renewal(self) -> Renewal {
-        match self {
-            Self::LastUse => Renewal::UseOrTouch,
-            Self::Start => Renewal::Touch,
-            Self::Paused | Self::Creation => Renewal::Nothing,
-        }
-    }
-}
-
-/// What makes a clock begin anew.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Renewal {
-    /// Any use, and a touch.
-    UseOrTouch,
-    /// A touch.
-    Touch,
-    /// Nothing that a caller does.
-    Nothing,
-}
-
-/// One rule.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Rule {
-    /// Its clock.
-    pub since: Since,
-    /// Its length.
-    pub after: Duration,
-    /// What it does.
-    pub action: Action,
-}
-
-impl Rule {
-    /// Why it ends a sandbox, as it reads after "because".
-    pub fn reason(&self) -> String {
-        let after = words(self.after);
-        match self.since {
-            Since::LastUse => format!("nobody has used it for {after}"),
-            Since::Start => format!("its start or last touch was {after} ago"),
-            Since::Paused => format!("it was paused for {after}"),
-            Since::Creation => format!("its creation was {after} ago"),
-        }
-    }
-}
-
-/// A list of rules, checked.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Lifetime(Vec<Rule>);
-
-impl Lifetime {
-    /// Rules that are within their bounds. Rows keep whole milliseconds.
-    pub fn new(rules: Vec<Rule>) -> Result<Self, EngineError> {
-        let invalid = |why: String| Err(EngineError::Invalid { what: "lifetime", why });
-        if rules.len() > RULES_MAX {
-            return invalid(format!("it has {} rules, the limit is {RULES_MAX}", rules.len()));
-        }
-        if rules.iter().any(|rule| !(LENGTH_MIN..=LENGTH_MAX).contains(&rule.after)) {
-            let (least, most) = (LENGTH_MIN.as_secs_f64(), LENGTH_MAX.as_secs());
-            return invalid(format!("the length of a rule is {least} to {most} seconds"));
-        }
-        let whole = |rule: Rule| Rule { after: Duration::from_millis(rule.after.as_millis() as u64), ..rule };
-        Ok(Self(rules.into_iter().map(whole).collect()))
-    }
-
-    /// In the order they were given.
-    pub fn rules(&self) -> &[Rule] {
-        &self.0
-    }
-
-    /// Whether any of them does anything.
-    pub fn acts(&self) -> bool {
-        self.0.iter().any(|rule| rule.action.acts())
-    }
-
-    /// The shortest time without use that any of them acts upon.
-    pub fn idle_min(&self) -> Option<Duration> {
-        let idle = |rule: &&Rule| rule.since == Since::LastUse && rule.action.acts();
-        self.0.iter().filter(idle).map(|rule| rule.after).min()
-    }
-}
-
-/// What the last use was.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum LastUse {
-    /// It began to run, or was asked for.
-    Start,
-    /// A request or a stream.
-    Request,
-    /// A touch, or a change of the lifetime.
-    Touch,
-    /// A command that uses the processor.
-    Processor,
-}
-
-impl LastUse {
-    /// One word for it, the same in rows.
-    pub fn word(self) -> &'static str {
-        match self {
-            Self::Start => "start",
-            Self::Request => "request",
-            Self::Touch => "touch",
-            Self::Processor => "processor",
-        }
-    }
-}
 
 /// What is known of a sandbox at one moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -249,62 +87,19 @@ pub fn left(rule: &Rule, life: &Life) -> Option<Duration> {
 
 /// What happens first, among the rules that act. Of two at once, the one that comes first in the list.
 pub fn first_strike(lifetime: &Lifetime, life: &Life) -> Option<Strike> {
-    let acting = lifetime.0.iter().enumerate().filter(|(_, rule)| rule.action.acts());
+    let acting = lifetime.rules().iter().enumerate().filter(|(_, rule)| rule.action.acts());
     let strikes = acting.filter_map(|(at, rule)| left(rule, life).map(|left| Strike { rule: at, left }));
     strikes.min_by_key(|strike| strike.left)
 }
 
-/// Why a sandbox lives, and when and how it ends.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Explanation {
-    /// For people.
-    pub sentence: String,
-    /// Where it is in its life.
-    pub state: State,
-    /// Uses under way: requests, open streams, commands that someone waits for.
-    pub uses: u32,
-    /// When the last use ended, and what it was; now, while it is in use. `None`: nobody knows.
-    pub last_use: Option<(SystemTime, LastUse)>,
-    /// How it ends, if nothing happens until then.
-    pub end: Option<End>,
-    /// All rules, in their order.
-    pub rules: Vec<RuleNow>,
-}
-
-/// How a sandbox ends.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct End {
-    /// By which rule, by its place in the list.
-    pub rule: usize,
-    /// What the rule does.
-    pub action: Action,
-    /// When.
-    pub at: SystemTime,
-    /// In how long.
-    pub left: Duration,
-    /// What would postpone it.
-    pub renewal: Renewal,
-}
-
-/// A rule at one moment.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct RuleNow {
-    /// The rule.
-    pub rule: Rule,
-    /// In how long it strikes, if nothing happens until then. `None` where it does not act or does not count now.
-    pub left: Option<Duration>,
-    /// When that is.
-    pub at: Option<SystemTime>,
-}
-
 /// Says why a sandbox lives, and when and how it ends.
 pub fn explain(lifetime: &Lifetime, life: &Life, reason: Option<&str>, wall: SystemTime) -> Explanation {
-    let rules = lifetime.0.iter().map(|rule| {
+    let rules = lifetime.rules().iter().map(|rule| {
         let left = left(rule, life).filter(|_| rule.action.acts());
         RuleNow { rule: *rule, left, at: left.map(|left| wall + left) }
     });
     let end = first_strike(lifetime, life).map(|strike| {
-        let rule = &lifetime.0[strike.rule];
+        let rule = lifetime.rules()[strike.rule];
         let (action, renewal) = (rule.action, rule.since.renewal());
         End { rule: strike.rule, action, at: wall + strike.left, left: strike.left, renewal }
     });
@@ -350,12 +145,12 @@ fn sentence(lifetime: &Lifetime, life: &Life, end: Option<&End>, reason: Option<
     };
     // Writing to a String does not fail.
     let _ = match end {
-        None if lifetime.0.is_empty() => {
+        None if lifetime.rules().is_empty() => {
             write!(text, " and has no lifetime rules, so it lives until it is deleted.")
         }
         None => write!(text, " and no rule of its lifetime ends it now, so it lives until it is deleted."),
         Some(end) => {
-            let rule = &lifetime.0[end.rule];
+            let rule = lifetime.rules()[end.rule];
             let after = words(rule.after);
             match rule.since {
                 Since::LastUse if life.uses > 0 => {
@@ -382,7 +177,7 @@ fn sentence(lifetime: &Lifetime, life: &Life, end: Option<&End>, reason: Option<
             }
         }
     };
-    match lifetime.0.iter().filter(|rule| !rule.action.acts()).count() {
+    match lifetime.rules().iter().filter(|rule| !rule.action.acts()).count() {
         0 => {}
         1 => text.push_str(" Its rule to pause it is kept and does not act: this version cannot pause."),
         count => {
@@ -399,30 +194,12 @@ fn ago(length: Duration) -> String {
     if length < Duration::from_secs(1) { "a moment ago".into() } else { format!("{} ago", words(length)) }
 }
 
-/// A length as people say it: the largest unit, and the next one where it matters.
-fn words(length: Duration) -> String {
-    const UNITS: [(u64, &str); 4] = [(86_400, "d"), (3600, "h"), (60, "min"), (1, "s")];
-    if length < Duration::from_secs(1) {
-        return format!("{} ms", length.as_millis());
-    }
-    let seconds = length.as_secs();
-    let at = UNITS.iter().position(|(unit, _)| seconds >= *unit).unwrap_or(UNITS.len() - 1);
-    let (unit, name) = UNITS[at];
-    let whole = format!("{} {name}", seconds / unit);
-    match UNITS.get(at + 1) {
-        Some((smaller, name)) if seconds % unit >= *smaller => {
-            format!("{whole} {} {name}", seconds % unit / smaller)
-        }
-        Some(_) | None => whole,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::time::UNIX_EPOCH;
 
     use super::*;
-    use crate::lifecycle::{Disk, Kept};
+    use crate::sandbox::lifecycle::{Disk, Kept};
 
     const HOUR: u64 = 3600;
 

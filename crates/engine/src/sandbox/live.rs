@@ -7,43 +7,38 @@ use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use runtime::Backend;
-use tokio::sync::{Notify, Semaphore, mpsc};
+use tokio::sync::{Notify, mpsc};
 use tokio::task::AbortHandle;
 use tokio::time::timeout;
 use tracing::warn;
 use wire::guest::{COMMANDS_MAX, Handle, Start, Versions};
-use wire::launch::Limits;
+use wire::launch::{LayerSource, Limits};
 use wire::{CommandId, SandboxId};
 
-use crate::EngineConfig;
-use crate::backstop::Backstop;
-use crate::clock::Clock;
-use crate::command::{Attendance, Hub};
-use crate::directory::Directory;
-use crate::driver::Message;
+use crate::Shared;
+use crate::command::host_timeouts::Backstop;
+use crate::command::{Attendance, LiveCommand};
+use crate::db::Identity;
+use crate::db::{SandboxRow, Tally};
 use crate::error::{EngineError, chain};
-use crate::events::{Events, Happened};
-use crate::guest::{Outbox, Violation, versions};
-use crate::images::{Builds, Images, StoredImage};
-use crate::keys::Keys;
-use crate::labels::Labels;
-use crate::lifecycle::{Disk as DiskState, State};
-use crate::lifetime::Lifetime;
-use crate::log::LogWriters;
-use crate::metrics::Metrics;
+use crate::files::transfer::{Transfers, is_transfer};
+use crate::guest::{Lane, Outbox, Peer, Violation, versions};
+use crate::image::StoredImage;
+use crate::model::dialect_notes::Notes;
+use crate::model::labels::Labels;
 use crate::model::{Owner, Sandbox, SandboxName, Wait};
-use crate::notes::Notes;
-use crate::pools::{Pool, Pools};
-use crate::signing::Signer;
-use crate::stats::Disk;
-use crate::store::{SandboxRow, Store, Tally};
-use crate::templates::{Templates, Version};
-use crate::transfer::Transfers;
-use crate::uses::{Use, Uses};
-use crate::volumes::{Mounted, Volumes};
+use crate::observe::events::Happened;
+use crate::observe::metrics::Metrics;
+use crate::observe::stats::Disk;
+use crate::sandbox::activity::{Activity, Use};
+use crate::sandbox::driver::Message;
+use crate::sandbox::lifecycle::{Disk as DiskState, State};
+use crate::sandbox::lifetime::Lifetime;
+use crate::template::Version;
+use crate::volume::Mounted;
 
 /// Ended commands that a sandbox keeps. The oldest fall off, rows and logs.
 const ENDED_MAX: u64 = 10_000;
@@ -54,70 +49,8 @@ const STARTS_BYTES_MAX: usize = 64 * 1024 * 1024;
 /// How long the count of memory kills may take. It is read from a file on the host.
 const OOM_KILLS_WAIT: Duration = Duration::from_secs(5);
 
-/// What all sandboxes share.
-pub(crate) struct Shared {
-    pub config: EngineConfig,
-    pub backend: Arc<dyn Backend>,
-    pub clock: Arc<dyn Clock>,
-    pub metrics: Arc<Metrics>,
-    pub store: Store,
-    pub logs: LogWriters,
-    pub keys: Keys,
-    pub images: Images,
-    pub templates: Templates,
-    pub volumes: Volumes,
-    pub pools: Pools,
-    pub signer: Signer,
-    pub builds: Builds,
-    pub runtime: tokio::runtime::Handle,
-    pub directory: Mutex<Directory>,
-    /// Bounds how many sandboxes are adopted at once after a restart.
-    pub adoptions: Semaphore,
-    /// Bounds how many sandboxes have their files counted at once.
-    pub counts: Semaphore,
-    /// Tasks to be ended with the engine, besides the drivers.
-    pub tasks: Mutex<Vec<AbortHandle>>,
-    pub events: Arc<Events>,
-}
-
-impl Shared {
-    pub fn directory(&self) -> MutexGuard<'_, Directory> {
-        self.directory.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub fn output_directory(&self) -> PathBuf {
-        self.config.data_dir.join("output")
-    }
-
-    /// Ends all tasks and threads. Sandboxes are not touched. Blocks for the moment that a write takes.
-    pub fn halt(&self) {
-        let homes = self.directory().close();
-        for home in &homes {
-            if let Some(driver) = home.driver.lock().unwrap_or_else(PoisonError::into_inner).take() {
-                driver.abort();
-            }
-        }
-        self.images.halt();
-        self.templates.halt();
-        self.pools.halt();
-        self.builds.halt();
-        for task in self.tasks.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
-            task.abort();
-        }
-        self.logs.stop();
-        self.store.close();
-        for home in homes {
-            let mut table = home.table();
-            table.halted = true;
-            table.live.clear();
-            drop(table);
-            home.transfers.close();
-        }
-    }
-}
-
 /// One sandbox.
-pub(crate) struct Home {
+pub(crate) struct LiveSandbox {
     pub shared: Arc<Shared>,
     pub id: SandboxId,
     pub owner: Owner,
@@ -135,13 +68,13 @@ pub(crate) struct Home {
     pub transfers: Transfers,
     pub backstop: Arc<Backstop>,
     pub disk: Disk,
-    pub uses: Uses,
+    pub uses: Activity,
     /// The driver's.
     pub inbox: mpsc::Sender<Message>,
     pub driver: Mutex<Option<AbortHandle>>,
     /// Somebody is about to end its processes, and that is no failure.
     end_expected: AtomicBool,
-    face: Mutex<Face>,
+    view: Mutex<View>,
     changed: Notify,
     table: Mutex<Table>,
     /// Of the sandbox's memory kills, in the order the kernel counts them: all up to this one are spoken for, each of them the
@@ -151,9 +84,18 @@ pub(crate) struct Home {
     pub still: tokio::sync::Mutex<()>,
 }
 
+/// Where a sandbox waits that stands ready and belongs to no caller yet. It hears of every change instead of the owner's watchers.
+pub(crate) trait WaitingRoom: Send + Sync {
+    /// Something happened to a sandbox that waits here.
+    fn wake(&self);
+
+    /// A sandbox waits here since before this daemon started.
+    fn adopt(&self, sandbox: &Arc<LiveSandbox>);
+}
+
 /// What others see of it.
 #[derive(Debug, Clone)]
-pub(crate) struct Face {
+pub(crate) struct View {
     pub name: SandboxName,
     pub state: State,
     pub reason: Option<String>,
@@ -166,18 +108,9 @@ pub(crate) struct Face {
     pub recorded: bool,
     pub identity: Arc<Identity>,
     /// Where it waits for whoever claims it. Until then nobody but its pool sees it.
-    pub waits_in: Option<Weak<Pool>>,
+    pub waits_in: Option<Weak<dyn WaitingRoom>>,
     /// What the pool was called where it waited.
     pub claimed_from: Option<String>,
-}
-
-/// What came with the request that it answers: when it was asked for, or when it was claimed.
-#[derive(Debug, Clone)]
-pub(crate) struct Identity {
-    pub env: BTreeMap<String, String>,
-    pub created_at: SystemTime,
-    pub idempotency_key: Option<String>,
-    pub request_digest: [u8; 32],
 }
 
 /// Its commands that have no result yet.
@@ -188,7 +121,7 @@ struct Table {
     /// The engine stops, and the table says nothing any more.
     halted: bool,
     handle_next: u32,
-    live: BTreeMap<Handle, Arc<Hub>>,
+    live: BTreeMap<Handle, Arc<LiveCommand>>,
     by_id: HashMap<CommandId, Handle>,
     starts_bytes: usize,
     ended: u64,
@@ -199,12 +132,12 @@ struct Table {
 /// What became of the wish to start a command.
 pub(crate) enum Intent {
     /// It is new; its row must be written.
-    New(Arc<Hub>),
+    New(Arc<LiveCommand>),
     /// It was asked for before.
-    Known(Arc<Hub>),
+    Known(Arc<LiveCommand>),
 }
 
-impl Home {
+impl LiveSandbox {
     pub fn new(
         shared: Arc<Shared>,
         row: &SandboxRow,
@@ -212,7 +145,7 @@ impl Home {
         tally: Tally,
         inbox: mpsc::Sender<Message>,
     ) -> Arc<Self> {
-        let face = Face {
+        let view = View {
             name: row.name.clone(),
             state: row.state,
             reason: row.reason.clone(),
@@ -227,7 +160,10 @@ impl Home {
                 idempotency_key: row.idempotency_key.clone(),
                 request_digest: row.request_digest,
             }),
-            waits_in: row.pool.and_then(|pool| shared.pools.by_id(pool)).map(|pool| Arc::downgrade(&pool)),
+            waits_in: row.pool.and_then(|pool| shared.pools.by_id(pool)).map(|pool| {
+                let pool: Arc<dyn WaitingRoom> = pool;
+                Arc::downgrade(&pool)
+            }),
             claimed_from: row.claimed_from.clone(),
         };
         let table = Table {
@@ -252,11 +188,11 @@ impl Home {
             transfers: Transfers::default(),
             backstop: Arc::default(),
             disk: Disk::default(),
-            uses: Uses::default(),
+            uses: Activity::default(),
             inbox,
             driver: Mutex::new(None),
             end_expected: AtomicBool::new(false),
-            face: Mutex::new(face),
+            view: Mutex::new(view),
             changed: Notify::new(),
             table: Mutex::new(table),
             oom_kills_claimed: Mutex::new(row.oom_kills),
@@ -268,39 +204,39 @@ impl Home {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    // The face.
+    // The view.
 
-    pub fn face(&self) -> MutexGuard<'_, Face> {
-        self.face.lock().unwrap_or_else(PoisonError::into_inner)
+    pub fn view(&self) -> MutexGuard<'_, View> {
+        self.view.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub fn state(&self) -> State {
-        self.face().state
+        self.view().state
     }
 
     pub fn identity(&self) -> Arc<Identity> {
-        Arc::clone(&self.face().identity)
+        Arc::clone(&self.view().identity)
     }
 
     /// Whether it waits in a pool, and is nobody's yet.
     pub fn is_waiting(&self) -> bool {
-        self.face().waits_in.is_some()
+        self.view().waits_in.is_some()
     }
 
     /// Its init speaks nothing that this daemon does. The row is left as it is, for a daemon that does.
     pub fn set_unspoken(&self, theirs: Versions, reason: String) {
-        let mut face = self.face();
-        (face.state, face.reason) = (State::Failed { disk: DiskState::Whole }, Some(reason));
-        face.unspoken = Some(theirs);
-        drop(face);
+        let mut view = self.view();
+        (view.state, view.reason) = (State::Failed { disk: DiskState::Whole }, Some(reason));
+        view.unspoken = Some(theirs);
+        drop(view);
         self.tell_state();
         self.changed.notify_waiters();
     }
 
     /// What its row says: what is shown, save where that is about this daemon alone.
     pub fn state_in_row(&self) -> State {
-        let face = self.face();
-        if face.unspoken.is_some() { State::Running } else { face.state }
+        let view = self.view();
+        if view.unspoken.is_some() { State::Running } else { view.state }
     }
 
     /// The driver's alone, after the row says so.
@@ -310,28 +246,28 @@ impl Home {
             State::Running => self.backstop.go_on(),
             State::Creating | State::Deleting | State::Failed { .. } => {}
         }
-        let mut face = self.face();
-        (face.state, face.reason, face.unspoken) = (state, reason, None);
-        drop(face);
+        let mut view = self.view();
+        (view.state, view.reason, view.unspoken) = (state, reason, None);
+        drop(view);
         self.tell_state();
         self.changed.notify_waiters();
     }
 
     /// The driver's alone: the row is written.
     pub fn set_recorded(&self) {
-        self.face().recorded = true;
+        self.view().recorded = true;
         self.changed.notify_waiters();
     }
 
     /// Tells whoever watches what its state and name are.
     pub fn tell_state(&self) {
-        let Face { name, state, reason, .. } = self.face().clone();
+        let View { name, state, reason, .. } = self.view().clone();
         self.tell(Happened::Sandbox { name, state, reason });
     }
 
     /// Tells whoever watches what happened to it; its pool alone, while it waits there.
     pub fn tell(&self, what: Happened) {
-        let waits_in = self.face().waits_in.clone();
+        let waits_in = self.view().waits_in.clone();
         match waits_in {
             Some(pool) => {
                 if let Some(pool) = pool.upgrade() {
@@ -343,29 +279,29 @@ impl Home {
     }
 
     pub fn describe(&self) -> Sandbox {
-        let face = self.face().clone();
+        let view = self.view().clone();
         Sandbox {
             id: self.id,
             owner: self.owner.clone(),
-            name: face.name,
-            state: face.state,
-            reason: face.reason,
+            name: view.name,
+            state: view.state,
+            reason: view.reason,
             template: match &self.version {
                 Some(version) => version.head.name().to_string(),
                 None => self.template.clone(),
             },
             template_version: self.version.as_ref().map_or(1, |version| version.number),
-            image: crate::images::familiar(&self.image),
+            image: crate::image::familiar(&self.image),
             image_alias: self.image_alias(),
             image_digest: self.stored_image().map(|image| image.digest),
             limits: self.limits,
             mounts: self.mounts.iter().map(Mounted::described).collect(),
-            env: face.identity.env.clone(),
-            labels: face.labels,
-            notes: face.notes,
-            lifetime: face.lifetime,
-            claimed_from: face.claimed_from,
-            created_at: face.identity.created_at,
+            env: view.identity.env.clone(),
+            labels: view.labels,
+            notes: view.notes,
+            lifetime: view.lifetime,
+            claimed_from: view.claimed_from,
+            created_at: view.identity.created_at,
         }
     }
 
@@ -389,6 +325,11 @@ impl Home {
         self.image_use().0.clone()
     }
 
+    /// What it has written, as the source of a layer, and how much that may be.
+    pub fn written(&self) -> LayerSource {
+        LayerSource::Sandbox { sandbox: self.id, bytes_max: self.limits.disk_bytes.unwrap_or(u64::MAX) }
+    }
+
     /// What it was made from; none for the machine itself, and while the image is on its way.
     pub fn stored_image(&self) -> Option<Arc<StoredImage>> {
         self.image_use().1.clone()
@@ -410,8 +351,8 @@ impl Home {
             let mut changed = std::pin::pin!(self.changed.notified());
             changed.as_mut().enable();
             let (recorded, state) = {
-                let face = self.face();
-                (face.recorded, face.state)
+                let view = self.view();
+                (view.recorded, view.state)
             };
             match state {
                 State::Creating => changed.await,
@@ -436,8 +377,8 @@ impl Home {
             let mut changed = std::pin::pin!(self.changed.notified());
             changed.as_mut().enable();
             let (recorded, state) = {
-                let face = self.face();
-                (face.recorded, face.state)
+                let view = self.view();
+                (view.recorded, view.state)
             };
             match state {
                 _ if recorded => return Ok(()),
@@ -455,17 +396,17 @@ impl Home {
 
     /// Why it does not take commands.
     pub fn wrong_state(&self) -> EngineError {
-        let face = self.face();
-        if let Some(theirs) = face.unspoken {
+        let view = self.view();
+        if let Some(theirs) = view.unspoken {
             return EngineError::NoCommonVersion { id: self.id, theirs, ours: versions() };
         }
-        match face.state {
+        match view.state {
             State::Failed { .. } => {
-                let reason = face.reason.clone().unwrap_or_else(|| "the reason was not recorded".into());
+                let reason = view.reason.clone().unwrap_or_else(|| "the reason was not recorded".into());
                 EngineError::SandboxFailed { id: self.id, reason }
             }
             State::Creating | State::Running | State::Paused(_) | State::Deleting => {
-                EngineError::WrongState { id: self.id, state: face.state.word() }
+                EngineError::WrongState { id: self.id, state: view.state.word() }
             }
         }
     }
@@ -473,11 +414,11 @@ impl Home {
     // Commands.
 
     pub fn command_directory(&self, handle: Handle) -> PathBuf {
-        self.directory().join(handle.0.to_string())
+        self.output_directory().join(handle.0.to_string())
     }
 
     /// Where the output of all its commands is.
-    pub fn directory(&self) -> PathBuf {
+    pub fn output_directory(&self) -> PathBuf {
         self.shared.output_directory().join(self.id.to_string())
     }
 
@@ -514,14 +455,15 @@ impl Home {
         }
         table.starts_bytes += size;
         table.handle_next += 1;
-        let hub = Hub::intended(self, id.clone(), start, request_digest, oom_kills_before, attendance);
+        let hub =
+            LiveCommand::intended(self, id.clone(), start, request_digest, oom_kills_before, attendance);
         table.by_id.insert(id, handle);
         table.live.insert(handle, Arc::clone(&hub));
         Ok(Intent::New(hub))
     }
 
     /// Takes a command into the table that a row told of.
-    pub fn adopt_command(&self, hub: Arc<Hub>) {
+    pub fn adopt_command(&self, hub: Arc<LiveCommand>) {
         let mut table = self.table();
         table.starts_bytes += start_size(&hub.start);
         table.by_id.insert(hub.id.clone(), hub.handle);
@@ -529,7 +471,7 @@ impl Home {
     }
 
     /// It has no row.
-    pub fn forget_command(&self, hub: &Hub) {
+    pub fn forget_command(&self, hub: &LiveCommand) {
         self.backstop.disarm(hub.handle);
         let mut table = self.table();
         if table.live.remove(&hub.handle).is_some() {
@@ -539,15 +481,15 @@ impl Home {
     }
 
     /// Its result is stored.
-    pub fn command_ended(self: &Arc<Self>, hub: &Hub, output_bytes: u64) {
+    pub fn command_ended(self: &Arc<Self>, hub: &LiveCommand, output_bytes: u64) {
         self.forget_command(hub);
         let mut table = self.table();
         table.ended += 1;
         table.ended_bytes += output_bytes;
         if self.too_much(&table).is_some() && !std::mem::replace(&mut table.pruning, true) {
             drop(table);
-            let home = Arc::clone(self);
-            self.shared.runtime.spawn(async move { home.prune().await });
+            let live = Arc::clone(self);
+            self.shared.runtime.spawn(async move { live.prune().await });
         }
     }
 
@@ -571,7 +513,7 @@ impl Home {
                     }
                 }
             };
-            let dropped = match self.shared.store.drop_oldest_commands(self.id, count, bytes).await {
+            let dropped = match self.shared.db.drop_oldest_commands(self.id, count, bytes).await {
                 Ok(dropped) => dropped,
                 Err(error) => {
                     warn!(sandbox = %self.id, error = chain(&error), "cannot drop old commands");
@@ -592,7 +534,8 @@ impl Home {
     /// An ended command has no row any more: its output goes too.
     pub async fn dropped(&self, handle: Handle, bytes: u64) {
         let directory = self.command_directory(handle);
-        let removed = tokio::task::spawn_blocking(move || crate::log::remove_directory(&directory)).await;
+        let removed =
+            tokio::task::spawn_blocking(move || crate::command::log::remove_directory(&directory)).await;
         if let Ok(Err(error)) = removed {
             warn!(sandbox = %self.id, %error, "cannot remove the output of an old command");
         }
@@ -602,7 +545,7 @@ impl Home {
     }
 
     /// A command by its number: `None` if it has its result, an error if there never was one that init was told of.
-    pub fn live(&self, handle: Handle) -> Result<Option<Arc<Hub>>, Violation> {
+    pub fn live(&self, handle: Handle) -> Result<Option<Arc<LiveCommand>>, Violation> {
         let table = self.table();
         if table.halted {
             // That it is not in the table does not mean that it has its result: init must not be told so.
@@ -619,13 +562,22 @@ impl Home {
         }
     }
 
+    /// The engine stops: the table of commands answers nothing from now on, and file operations end.
+    pub fn halt(&self) {
+        let mut table = self.table();
+        table.halted = true;
+        table.live.clear();
+        drop(table);
+        self.transfers.close();
+    }
+
     /// Whether the engine stops.
     pub fn is_halted(&self) -> bool {
         self.table().halted
     }
 
     /// A command by its id, while it has no result.
-    pub fn live_by_id(&self, id: &CommandId) -> Option<Arc<Hub>> {
+    pub fn live_by_id(&self, id: &CommandId) -> Option<Arc<LiveCommand>> {
         let table = self.table();
         table.by_id.get(id).and_then(|handle| table.live.get(handle)).cloned()
     }
@@ -636,13 +588,13 @@ impl Home {
     }
 
     /// All commands whose rows are written and that have no result.
-    pub fn live_commands(&self) -> Vec<Arc<Hub>> {
+    pub fn live_commands(&self) -> Vec<Arc<LiveCommand>> {
         let hubs: Vec<_> = self.table().live.values().cloned().collect();
         hubs.into_iter().filter(|hub| hub.is_committed()).collect()
     }
 
     /// No more commands and no more file operations. Gives the commands that have no result.
-    pub fn close_commands(&self) -> Vec<Arc<Hub>> {
+    pub fn close_commands(&self) -> Vec<Arc<LiveCommand>> {
         self.transfers.close();
         let mut table = self.table();
         table.closed = true;
@@ -697,3 +649,39 @@ pub(crate) fn start_size(start: &Start) -> usize {
 
 /// How long anything may wait in a driver's inbox before the engine says that it is stuck.
 pub(crate) const INBOX_WAIT: Duration = Duration::from_secs(10);
+
+impl Peer for LiveSandbox {
+    fn id(&self) -> SandboxId {
+        self.id
+    }
+
+    fn outbox(&self) -> &Outbox {
+        &self.outbox
+    }
+
+    fn backend(&self) -> &dyn Backend {
+        self.shared.backend.as_ref()
+    }
+
+    fn metrics(&self) -> &Metrics {
+        &self.shared.metrics
+    }
+
+    fn lane(&self, handle: Handle) -> Result<Option<Arc<dyn Lane>>, Violation> {
+        if is_transfer(handle) {
+            return Ok(self.transfers.live(handle).map(|transfer| transfer as Arc<dyn Lane>));
+        }
+        Ok(self.live(handle)?.map(|command| command as Arc<dyn Lane>))
+    }
+
+    fn lanes(&self) -> Vec<Arc<dyn Lane>> {
+        let commands = self.live_commands().into_iter().map(|command| command as Arc<dyn Lane>);
+        commands.chain(self.transfers.all().into_iter().map(|transfer| transfer as Arc<dyn Lane>)).collect()
+    }
+
+    fn adopt_orphan(self: Arc<Self>, handle: Handle) {
+        if is_transfer(handle) && self.transfers.live(handle).is_none() {
+            self.transfers.adopt_orphan(&self, handle);
+        }
+    }
+}

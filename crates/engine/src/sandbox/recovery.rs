@@ -10,14 +10,15 @@ use tokio::sync::mpsc;
 use tracing::info;
 use wire::SandboxId;
 
-use crate::command::Hub;
-use crate::driver::{self, Birth, INBOX_MAX};
+use crate::Shared;
+use crate::command::LiveCommand;
+use crate::db::{CommandRow, ImageUseRow, Tally};
 use crate::error::{EngineError, chain};
-use crate::home::{Home, Shared};
-use crate::keeper::Keeper;
-use crate::lifecycle::State;
-use crate::store::{CommandRow, ImageUseRow, Tally};
-use crate::templates::Version;
+use crate::sandbox::deadlines::Deadlines;
+use crate::sandbox::driver::{self, Birth, INBOX_MAX};
+use crate::sandbox::lifecycle::State;
+use crate::sandbox::live::LiveSandbox;
+use crate::template::Version;
 
 /// Takes every row's sandbox into the directory and starts its driver.
 pub(crate) async fn recover(
@@ -27,7 +28,7 @@ pub(crate) async fn recover(
 ) -> Result<(), EngineError> {
     let mut uses: HashMap<SandboxId, ImageUseRow> = uses.into_iter().map(|row| (row.sandbox, row)).collect();
     let now = shared.clock.now();
-    let loaded = shared.store.load(now).await?;
+    let loaded = shared.db.load(now).await?;
     let tallies: HashMap<SandboxId, Tally> = loaded.tallies.into_iter().collect();
     let mut commands: HashMap<SandboxId, Vec<CommandRow>> = HashMap::new();
     for row in loaded.commands {
@@ -37,36 +38,36 @@ pub(crate) async fn recover(
     if !loaded.sandboxes.is_empty() {
         info!(sandboxes = loaded.sandboxes.len(), commands = commands.len(), "recovering");
     }
-    let mut found: Vec<(Arc<Home>, _, _, _)> = Vec::new();
+    let mut found: Vec<(Arc<LiveSandbox>, _, _, _)> = Vec::new();
     for row in loaded.sandboxes {
         let (inbox, messages) = mpsc::channel(INBOX_MAX);
         let (version, tally) = (versions.remove(&row.id), tallies.get(&row.id).copied().unwrap_or_default());
-        let home = Home::new(Arc::clone(shared), &row, version, tally, inbox);
+        let live = LiveSandbox::new(Arc::clone(shared), &row, version, tally, inbox);
         if let Some(used) = uses.remove(&row.id) {
-            home.set_image_alias(used.alias);
+            live.set_image_alias(used.alias);
             if let Some(image) = used.image.and_then(|digest| shared.images.get(digest)) {
-                home.set_image(image);
+                live.set_image(image);
             }
         }
         let commands = commands.remove(&row.id).unwrap_or_default();
-        let keeper = Keeper::recovered(row.lifetime, row.stamps, row.state, now);
-        found.push((home, messages, commands, keeper));
+        let deadlines = Deadlines::recovered(row.lifetime, row.stamps, row.state, now);
+        found.push((live, messages, commands, deadlines));
     }
     let ready = tokio::task::spawn_blocking(move || {
-        let adopt = |(home, messages, commands, keeper)| {
-            let unreadable = adopt_commands(&home, commands).err();
-            (home, messages, unreadable, keeper)
+        let adopt = |(live, messages, commands, deadlines)| {
+            let unreadable = adopt_commands(&live, commands).err();
+            (live, messages, unreadable, deadlines)
         };
         found.into_iter().map(adopt).collect::<Vec<_>>()
     });
-    for (home, messages, unreadable, keeper) in ready.await.map_err(|_| EngineError::Stopping)? {
+    for (live, messages, unreadable, deadlines) in ready.await.map_err(|_| EngineError::Stopping)? {
         let unreadable = unreadable.map(|error| chain(&error));
-        shared.directory().insert(&home);
+        shared.registry().insert(&live);
         // A crash may have come between the sandbox's failure and the results of its commands.
-        if matches!(home.state(), State::Failed { .. }) {
-            home.live_commands().iter().for_each(Hub::sandbox_gone);
+        if matches!(live.state(), State::Failed { .. }) {
+            live.live_commands().iter().for_each(LiveCommand::sandbox_gone);
         }
-        driver::spawn(&home, messages, keeper, Birth::Recovered { unreadable });
+        driver::spawn(&live, messages, deadlines, Birth::Recovered { unreadable });
     }
     Ok(())
 }
@@ -75,11 +76,11 @@ pub(crate) async fn recover(
 ///
 /// A log that cannot be read is the end of its sandbox, and of no other: without the command, init would be told that its result is
 /// stored.
-fn adopt_commands(home: &Arc<Home>, rows: Vec<CommandRow>) -> Result<(), EngineError> {
+fn adopt_commands(live: &Arc<LiveSandbox>, rows: Vec<CommandRow>) -> Result<(), EngineError> {
     for row in rows {
         let id = row.id.clone();
         let log = |source| EngineError::Log { doing: "find", id, source };
-        home.adopt_command(Hub::recovered(home, row).map_err(log)?);
+        live.adopt_command(LiveCommand::recovered(live, row).map_err(log)?);
     }
     Ok(())
 }

@@ -12,15 +12,17 @@ use wire::SandboxId;
 use wire::launch::Limits;
 
 use crate::error::EngineError;
-use crate::home::Home;
-use crate::labels::{Labels, Selector};
-use crate::lifecycle::State;
+use crate::model::labels::{Labels, Selector};
 use crate::model::{Capacity, KeyLimits, Owner, SandboxName};
+use crate::sandbox::lifecycle::State;
+use crate::sandbox::live::LiveSandbox;
+use crate::volume::Holder;
+use wire::VolumeId;
 
 /// See the head of this file.
 #[derive(Default)]
-pub(crate) struct Directory {
-    by_id: HashMap<SandboxId, Arc<Home>>,
+pub(crate) struct Registry {
+    by_id: HashMap<SandboxId, Arc<LiveSandbox>>,
     owners: HashMap<Owner, Owned>,
     used: Usage,
     closed: bool,
@@ -30,7 +32,7 @@ pub(crate) struct Directory {
 #[derive(Default)]
 struct Owned {
     /// In the order they were asked for.
-    by_time: BTreeMap<Place, Arc<Home>>,
+    by_time: BTreeMap<Place, Arc<LiveSandbox>>,
     names: HashMap<SandboxName, Named>,
     idempotency_keys: HashMap<String, SandboxId>,
     labels: LabelIndex,
@@ -90,8 +92,8 @@ impl Place {
         Self { micros, id }
     }
 
-    pub fn of_home(home: &Home) -> Self {
-        Self::of(home.identity().created_at, home.id)
+    pub fn of_home(live: &LiveSandbox) -> Self {
+        Self::of(live.identity().created_at, live.id)
     }
 
     /// As a cursor.
@@ -160,17 +162,17 @@ impl Usage {
     }
 }
 
-impl Directory {
+impl Registry {
     /// A sandbox that belongs to `owner`. Another owner's looks like none, and so does one that waits in a pool.
-    pub fn find(&self, owner: &Owner, id: SandboxId) -> Result<Arc<Home>, EngineError> {
+    pub fn find(&self, owner: &Owner, id: SandboxId) -> Result<Arc<LiveSandbox>, EngineError> {
         match self.by_id.get(&id) {
             _ if self.closed => Err(EngineError::Stopping),
-            Some(home) if home.owner == *owner && !home.is_waiting() => Ok(Arc::clone(home)),
+            Some(live) if live.owner == *owner && !live.is_waiting() => Ok(Arc::clone(live)),
             Some(_) | None => Err(EngineError::SandboxNotFound { id: id.to_string() }),
         }
     }
 
-    pub fn get(&self, id: SandboxId) -> Option<Arc<Home>> {
+    pub fn get(&self, id: SandboxId) -> Option<Arc<LiveSandbox>> {
         self.by_id.get(&id).cloned()
     }
 
@@ -188,12 +190,25 @@ impl Directory {
         }
     }
 
-    pub fn all(&self) -> Vec<Arc<Home>> {
+    pub fn all(&self) -> Vec<Arc<LiveSandbox>> {
         self.by_id.values().cloned().collect()
     }
 
+    /// The sandboxes that mount a volume, by name.
+    pub fn holders(&self, volume: VolumeId) -> Vec<Holder> {
+        let mut holders: Vec<Holder> = Vec::new();
+        for live in self.by_id.values() {
+            for mount in live.mounts.iter().filter(|mount| mount.volume.id == volume) {
+                let (path, access) = (mount.path.clone(), mount.access);
+                holders.push(Holder { sandbox: live.id, name: live.view().name.to_string(), path, access });
+            }
+        }
+        holders.sort_by(|a, b| (&a.name, &a.path).cmp(&(&b.name, &b.path)));
+        holders
+    }
+
     /// The sandbox that was asked for with this idempotency key.
-    pub fn by_idempotency_key(&self, owner: &Owner, key: &str) -> Option<Arc<Home>> {
+    pub fn by_idempotency_key(&self, owner: &Owner, key: &str) -> Option<Arc<LiveSandbox>> {
         let id = self.owners.get(owner)?.idempotency_keys.get(key)?;
         self.get(*id)
     }
@@ -239,36 +254,36 @@ impl Directory {
     }
 
     /// Takes a sandbox in. It counts from now on; one that waits in a pool is found by nobody yet.
-    pub fn insert(&mut self, home: &Arc<Home>) {
-        self.used = self.used.with(&home.limits);
-        self.by_id.insert(home.id, Arc::clone(home));
-        let owned = self.owners.entry(home.owner.clone()).or_default();
-        owned.used = owned.used.with(&home.limits);
-        owned.names.insert(home.face().name.clone(), Named { id: home.id, holds: 1 });
-        if !home.is_waiting() {
-            self.show(home);
+    pub fn insert(&mut self, live: &Arc<LiveSandbox>) {
+        self.used = self.used.with(&live.limits);
+        self.by_id.insert(live.id, Arc::clone(live));
+        let owned = self.owners.entry(live.owner.clone()).or_default();
+        owned.used = owned.used.with(&live.limits);
+        owned.names.insert(live.view().name.clone(), Named { id: live.id, holds: 1 });
+        if !live.is_waiting() {
+            self.show(live);
         }
     }
 
     /// Lets a sandbox be found: it was asked for, or claimed.
-    pub fn show(&mut self, home: &Arc<Home>) {
-        let (place, face) = (Place::of_home(home), home.face().clone());
-        let owned = self.owners.entry(home.owner.clone()).or_default();
-        owned.by_time.insert(place, Arc::clone(home));
+    pub fn show(&mut self, live: &Arc<LiveSandbox>) {
+        let (place, face) = (Place::of_home(live), live.view().clone());
+        let owned = self.owners.entry(live.owner.clone()).or_default();
+        owned.by_time.insert(place, Arc::clone(live));
         owned.labels.insert(&face.labels, place);
         if let Some(key) = &face.identity.idempotency_key {
-            owned.idempotency_keys.insert(key.clone(), home.id);
+            owned.idempotency_keys.insert(key.clone(), live.id);
         }
     }
 
     /// Lets a sandbox not be found any more: its claim came to nothing, and it goes. It counts until then.
-    pub fn hide(&mut self, home: &Home) {
-        let (place, face) = (Place::of_home(home), home.face().clone());
-        let Some(owned) = self.owners.get_mut(&home.owner) else { return };
+    pub fn hide(&mut self, live: &LiveSandbox) {
+        let (place, face) = (Place::of_home(live), live.view().clone());
+        let Some(owned) = self.owners.get_mut(&live.owner) else { return };
         owned.by_time.remove(&place);
         owned.labels.remove(&face.labels, place);
         if let Some(key) = &face.identity.idempotency_key
-            && owned.idempotency_keys.get(key) == Some(&home.id)
+            && owned.idempotency_keys.get(key) == Some(&live.id)
         {
             owned.idempotency_keys.remove(key);
         }
@@ -276,22 +291,22 @@ impl Directory {
 
     /// Gives back what a sandbox took. Harmless when it is not there.
     pub fn remove(&mut self, id: SandboxId) {
-        let Some(home) = self.by_id.remove(&id) else { return };
-        self.used = self.used.without(&home.limits);
-        self.hide(&home);
-        let Some(owned) = self.owners.get_mut(&home.owner) else { return };
-        owned.used = owned.used.without(&home.limits);
+        let Some(live) = self.by_id.remove(&id) else { return };
+        self.used = self.used.without(&live.limits);
+        self.hide(&live);
+        let Some(owned) = self.owners.get_mut(&live.owner) else { return };
+        owned.used = owned.used.without(&live.limits);
         owned.names.retain(|_, named| named.id != id);
         if owned.used.sandboxes == 0 {
-            self.owners.remove(&home.owner);
+            self.owners.remove(&live.owner);
         }
     }
 
     /// Keeps a name for a sandbox that is being renamed.
-    pub fn reserve_name(&mut self, home: &Home, name: &SandboxName) -> Result<(), EngineError> {
-        let owned = self.owners.entry(home.owner.clone()).or_default();
-        let named = owned.names.entry(name.clone()).or_insert(Named { id: home.id, holds: 0 });
-        if named.id != home.id {
+    pub fn reserve_name(&mut self, live: &LiveSandbox, name: &SandboxName) -> Result<(), EngineError> {
+        let owned = self.owners.entry(live.owner.clone()).or_default();
+        let named = owned.names.entry(name.clone()).or_insert(Named { id: live.id, holds: 0 });
+        if named.id != live.id {
             return Err(EngineError::NameTaken { name: name.to_string() });
         }
         named.holds += 1;
@@ -299,9 +314,9 @@ impl Directory {
     }
 
     /// Frees a name that is not the sandbox's any more, or did not become it; unless another rename still holds it.
-    pub fn free_name(&mut self, home: &Home, name: &SandboxName) {
-        let Some(owned) = self.owners.get_mut(&home.owner) else { return };
-        if let Some(named) = owned.names.get_mut(name).filter(|named| named.id == home.id) {
+    pub fn free_name(&mut self, live: &LiveSandbox, name: &SandboxName) {
+        let Some(owned) = self.owners.get_mut(&live.owner) else { return };
+        if let Some(named) = owned.names.get_mut(name).filter(|named| named.id == live.id) {
             named.holds -= 1;
             if named.holds == 0 {
                 owned.names.remove(name);
@@ -310,13 +325,13 @@ impl Directory {
     }
 
     /// Gives a sandbox other labels. Its row has them by now.
-    pub fn relabel(&mut self, home: &Home, labels: Labels) {
-        let before = std::mem::replace(&mut home.face().labels, labels.clone());
+    pub fn relabel(&mut self, live: &LiveSandbox, labels: Labels) {
+        let before = std::mem::replace(&mut live.view().labels, labels.clone());
         // A sandbox that has left the directory must not come back through its labels.
-        if self.by_id.contains_key(&home.id)
-            && let Some(owned) = self.owners.get_mut(&home.owner)
+        if self.by_id.contains_key(&live.id)
+            && let Some(owned) = self.owners.get_mut(&live.owner)
         {
-            let place = Place::of_home(home);
+            let place = Place::of_home(live);
             owned.labels.remove(&before, place);
             owned.labels.insert(&labels, place);
         }
@@ -328,20 +343,20 @@ impl Directory {
         &self,
         owner: &Owner,
         labels: &Labels,
-        take: impl FnMut(&Arc<Home>) -> Option<T>,
+        take: impl FnMut(&Arc<LiveSandbox>) -> Option<T>,
     ) -> Option<T> {
         let owned = self.owners.get(owner)?;
         let candidates = labels.pairs().iter().map(|(key, value)| owned.labels.get(key, value));
         let fewest = candidates.min_by_key(|places| places.len())?;
-        let homes = fewest.iter().filter_map(|place| owned.by_time.get(place));
-        let lives = |home: &&Arc<Home>| {
-            let face = home.face();
+        let sandboxes = fewest.iter().filter_map(|place| owned.by_time.get(place));
+        let lives = |live: &&Arc<LiveSandbox>| {
+            let face = live.view();
             match face.state {
                 State::Creating | State::Running | State::Paused(_) => face.labels.include(labels),
                 State::Deleting | State::Failed { .. } => false,
             }
         };
-        homes.filter(lives).find_map(take)
+        sandboxes.filter(lives).find_map(take)
     }
 
     /// An owner's sandboxes before a place, newest first.
@@ -352,14 +367,14 @@ impl Directory {
         name: Option<&str>,
         selectors: &[Selector],
         limit: usize,
-    ) -> Result<Vec<Arc<Home>>, EngineError> {
+    ) -> Result<Vec<Arc<LiveSandbox>>, EngineError> {
         if self.closed {
             return Err(EngineError::Stopping);
         }
         let Some(owned) = self.owners.get(owner) else { return Ok(Vec::new()) };
         let range = (Bound::Unbounded, before.map_or(Bound::Unbounded, Bound::Excluded));
-        let meant = |home: &&Arc<Home>| {
-            let face = home.face();
+        let meant = |live: &&Arc<LiveSandbox>| {
+            let face = live.view();
             name.is_none_or(|name| face.name.as_str() == name)
                 && selectors.iter().all(|selector| selector.matches(&face.labels))
         };
@@ -370,20 +385,20 @@ impl Directory {
         });
         Ok(match fewest.min_by_key(|places| places.len()) {
             Some(places) => {
-                let homes = places.range(range).rev().filter_map(|place| owned.by_time.get(place));
-                homes.filter(meant).take(limit).cloned().collect()
+                let sandboxes = places.range(range).rev().filter_map(|place| owned.by_time.get(place));
+                sandboxes.filter(meant).take(limit).cloned().collect()
             }
             None => {
-                let homes = owned.by_time.range(range).rev().map(|(_, home)| home);
-                homes.filter(meant).take(limit).cloned().collect()
+                let sandboxes = owned.by_time.range(range).rev().map(|(_, live)| live);
+                sandboxes.filter(meant).take(limit).cloned().collect()
             }
         })
     }
 
     /// No more requests. Gives all sandboxes.
-    pub fn close(&mut self) -> Vec<Arc<Home>> {
+    pub fn close(&mut self) -> Vec<Arc<LiveSandbox>> {
         self.closed = true;
         self.owners.clear();
-        self.by_id.drain().map(|(_, home)| home).collect()
+        self.by_id.drain().map(|(_, live)| live).collect()
     }
 }

@@ -11,11 +11,12 @@ use tracing::{info, warn};
 use wire::SandboxId;
 use wire::guest::Handle;
 
-use crate::driver::{Message, teardown_id};
-use crate::error::{EngineError, StoreError, chain};
-use crate::home::Shared;
-use crate::lifecycle::State;
-use crate::slow;
+use crate::Shared;
+use crate::error::{DbError, EngineError, chain};
+use crate::observe::timing;
+use crate::sandbox::clean::teardown_id;
+use crate::sandbox::driver::Message;
+use crate::sandbox::lifecycle::State;
 
 /// Between two sweeps. Strays are rare, so this is about how long a failed cleanup may lie around.
 const INTERVAL: Duration = Duration::from_secs(60);
@@ -38,7 +39,7 @@ pub(crate) async fn keep_swept(shared: Arc<Shared>) {
 /// Drops commands whose time is over, rows and output.
 pub(crate) async fn drop_expired_commands(shared: &Arc<Shared>) {
     loop {
-        let dropped = match shared.store.drop_expired_commands(crate::now(), EXPIRED_MAX).await {
+        let dropped = match shared.db.drop_expired_commands(crate::observe::clock::now(), EXPIRED_MAX).await {
             Ok(dropped) => dropped,
             Err(error) => {
                 warn!(
@@ -51,8 +52,8 @@ pub(crate) async fn drop_expired_commands(shared: &Arc<Shared>) {
         let count = dropped.len();
         for (sandbox, handle, bytes) in dropped {
             // Of a sandbox that is gone meanwhile, the output is gone too.
-            let Some(home) = shared.directory().get(sandbox) else { continue };
-            home.dropped(handle, bytes).await;
+            let Some(live) = shared.registry().get(sandbox) else { continue };
+            live.dropped(handle, bytes).await;
         }
         if count < EXPIRED_MAX {
             return;
@@ -66,15 +67,15 @@ pub(crate) async fn sweep(shared: &Arc<Shared>) -> usize {
     let removed = sweep_unmeasured(shared).await;
     let took = began.elapsed();
     shared.metrics.swept(removed, took);
-    slow::SWEEP.check(&shared.metrics, None, took);
+    timing::SWEEP.check(&shared.metrics, None, took);
     removed
 }
 
 async fn sweep_unmeasured(shared: &Arc<Shared>) -> usize {
     // Those that run before the inventory is taken must be in it.
     let running: Vec<SandboxId> = {
-        let homes = shared.directory().all();
-        homes.iter().filter(|home| home.state() == State::Running).map(|home| home.id).collect()
+        let sandboxes = shared.registry().all();
+        sandboxes.iter().filter(|live| live.state() == State::Running).map(|live| live.id).collect()
     };
     let inventory = tokio::time::timeout(Duration::from_secs(INVENTORY_SECONDS), shared.backend.inventory());
     let found: HashSet<SandboxId> = match inventory.await {
@@ -90,7 +91,7 @@ async fn sweep_unmeasured(shared: &Arc<Shared>) -> usize {
     };
     let mut removed = 0;
     for id in &found {
-        if shared.directory().is_stray(*id) {
+        if shared.registry().is_stray(*id) {
             match teardown_id(shared.backend.as_ref(), *id).await {
                 Ok(()) => {
                     info!(sandbox = %id, "removed what was left of a sandbox that has no row");
@@ -102,16 +103,16 @@ async fn sweep_unmeasured(shared: &Arc<Shared>) -> usize {
             }
         }
     }
-    for home in shared.directory().all() {
-        let message = match home.state() {
-            State::Deleting | State::Failed { .. } => Message::Swept { present: found.contains(&home.id) },
-            State::Running if running.contains(&home.id) && !found.contains(&home.id) => {
+    for live in shared.registry().all() {
+        let message = match live.state() {
+            State::Deleting | State::Failed { .. } => Message::Swept { present: found.contains(&live.id) },
+            State::Running if running.contains(&live.id) && !found.contains(&live.id) => {
                 Message::Swept { present: false }
             }
             State::Creating | State::Running | State::Paused(_) => continue,
         };
         // A full inbox belongs to a busy driver; the next sweep comes.
-        let _ = home.inbox.try_send(message);
+        let _ = live.inbox.try_send(message);
     }
     remove_stray_logs(shared).await;
     removed
@@ -120,14 +121,14 @@ async fn sweep_unmeasured(shared: &Arc<Shared>) -> usize {
 /// Removes the output of commands that have no row: of those that were dropped when the daemon before died. Only a death leaves
 /// any, so this is done once.
 async fn remove_dropped_output(shared: &Arc<Shared>) {
-    let homes = shared.directory().all();
-    for home in homes {
+    let sandboxes = shared.registry().all();
+    for live in sandboxes {
         // Before the rows are read: a row is there before its first byte is.
-        let directory = home.directory();
+        let directory = live.output_directory();
         let there = match tokio::task::spawn_blocking(move || numbers_in(&directory)).await {
             Ok(Ok(there)) => there,
             Ok(Err(error)) => {
-                warn!(sandbox = %home.id, %error, "cannot look for the output of dropped commands");
+                warn!(sandbox = %live.id, %error, "cannot look for the output of dropped commands");
                 continue;
             }
             Err(_) => return,
@@ -135,19 +136,20 @@ async fn remove_dropped_output(shared: &Arc<Shared>) {
         if there.is_empty() {
             continue;
         }
-        let rows = match shared.store.handles(home.id).await {
+        let rows = match shared.db.handles(live.id).await {
             Ok(rows) => rows,
-            Err(EngineError::Store { source: StoreError::Closed, .. }) => return,
+            Err(EngineError::Store { source: DbError::Closed, .. }) => return,
             Err(error) => {
-                warn!(sandbox = %home.id, error = chain(&error), "cannot look for the output of dropped commands");
+                warn!(sandbox = %live.id, error = chain(&error), "cannot look for the output of dropped commands");
                 continue;
             }
         };
         for handle in there.into_iter().filter(|handle| !rows.contains(handle)) {
-            let directory = home.command_directory(handle);
-            let removed = tokio::task::spawn_blocking(move || crate::log::remove_directory(&directory)).await;
+            let directory = live.command_directory(handle);
+            let removed =
+                tokio::task::spawn_blocking(move || crate::command::log::remove_directory(&directory)).await;
             if let Ok(Err(error)) = removed {
-                warn!(sandbox = %home.id, %error, "cannot remove the output of a dropped command");
+                warn!(sandbox = %live.id, %error, "cannot remove the output of a dropped command");
             }
         }
     }
@@ -180,8 +182,8 @@ async fn remove_stray_logs(shared: &Arc<Shared>) {
         for entry in entries {
             let entry = entry?;
             let id = entry.file_name().to_str().and_then(|name| name.parse::<SandboxId>().ok());
-            if id.is_some_and(|id| shared.directory().is_stray(id)) {
-                crate::log::remove_directory(&entry.path())?;
+            if id.is_some_and(|id| shared.registry().is_stray(id)) {
+                crate::command::log::remove_directory(&entry.path())?;
             }
         }
         Ok(())

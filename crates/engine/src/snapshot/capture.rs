@@ -7,28 +7,28 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use image::hash::Hasher;
-use image::{Digest, Image, ImageConfig};
+use image::{Image, ImageConfig};
 use runtime::{BackendError, LayerSpec};
 use tracing::warn;
-use wire::launch::{HOST_LAYERS_MAX, LAYERS_MAX, LayerFacts, LayerSource, Motion};
+use wire::launch::{HOST_LAYERS_MAX, LAYERS_MAX, LayerFacts, Motion};
 
-use super::{HOST, ImageFault, StoredImage, StoredLayer, build, pull};
 use crate::error::chain;
-use crate::home::Home;
+use crate::image::{HOST, ImageFault, StoredImage, StoredLayer, made, pull};
+use crate::sandbox::live::LiveSandbox;
 
 /// Between two attempts to have a sandbox go on.
 const GO_ON_PAUSE: Duration = Duration::from_secs(1);
 
 /// Makes an image of a running sandbox, under a name of its owner. `serial` tells this capture from all others.
 pub(crate) async fn capture(
-    home: &Arc<Home>,
+    live: &Arc<LiveSandbox>,
     serial: &str,
     name: String,
 ) -> Result<Arc<StoredImage>, ImageFault> {
-    let shared = &home.shared;
-    let (over_host, mut layers, config_text) = match home.stored_image() {
+    let shared = &live.shared;
+    let (over_host, mut layers, config_text) = match live.stored_image() {
         Some(image) => (image.over_host, image.layers.clone(), image.config_text.clone()),
-        None => (true, Vec::new(), build::host_config_text()),
+        None => (true, Vec::new(), crate::build::host_config_text()),
     };
     let most = if over_host { HOST_LAYERS_MAX } else { LAYERS_MAX - 1 };
     if layers.len() >= most {
@@ -38,28 +38,29 @@ pub(crate) async fn capture(
             source: std::io::Error::from(std::io::ErrorKind::InvalidInput),
         });
     }
-    let layer = name_of_layer(serial, &layers);
+    let below = layers.last().map(|layer| layer.layer);
+    let layer = made::name(&shared.layer_names, &live.owner, below, &[b"snapshot", serial.as_bytes()]);
     let _pins = shared.images.pin(layers.iter().map(|layer| layer.layer).chain([layer]));
     let below = layers.iter().rev().map(|layer| layer.layer).collect();
-    let spec = LayerSpec { layer, below, over_host, from: written_by(home) };
+    let spec = LayerSpec { layer, below, over_host, from: live.written() };
     let failed = |source: BackendError| ImageFault::Layer {
         number: layers.len() + 1,
         count: layers.len() + 1,
         source,
     };
     // Standing still is not counted: the first of two captures to end would have it go on under the other.
-    let alone = home.still.lock().await;
+    let alone = live.still.lock().await;
     // Its turn comes before it stands still: what others unpack takes as long as it takes.
     let place = pull::place(shared).await;
-    let made: Result<LayerFacts, _> = match shared.backend.freeze(home.id, Motion::Still).await {
+    let made: Result<LayerFacts, _> = match shared.backend.freeze(live.id, Motion::Still).await {
         Ok(()) => pull::unpack_in(shared, &place, &spec, &|_| ()).await,
         Err(error) => Err(error),
     };
     // Whatever came of it: one that could not be stopped in time may stand still by now.
-    go_on(home).await;
+    go_on(live).await;
     drop((place, alone));
     let facts = made.map_err(failed)?;
-    shared.store.put_layer(pull::layer_row(layer, None, facts)).await?;
+    shared.db.put_layer(pull::layer_row(layer, None, facts)).await?;
     layers.push(StoredLayer { layer, blob: None, size: 0, facts });
     let config = ImageConfig::parse(config_text.as_bytes()).map_err(|error| ImageFault::Keep {
         doing: "write the image's configuration",
@@ -74,45 +75,16 @@ pub(crate) async fn capture(
         hasher.update(layer.layer.to_string().as_bytes());
     }
     let image = Image { digest: hasher.finish(), config, config_text, layers: Vec::new() };
-    pull::name(shared, image, over_host, layers, home.owner.to_string(), vec![name]).await
+    pull::name(shared, image, over_host, layers, live.owner.to_string(), vec![name]).await
 }
 
 /// Has a sandbox go on. That may fail where the launcher dies; then it is tried until it works, or the sandbox is no more.
-async fn go_on(home: &Arc<Home>) {
-    while let Err(error) = home.shared.backend.freeze(home.id, Motion::Going).await {
-        if !home.state().takes_commands() {
+async fn go_on(live: &Arc<LiveSandbox>) {
+    while let Err(error) = live.shared.backend.freeze(live.id, Motion::Going).await {
+        if !live.state().takes_commands() {
             return;
         }
-        warn!(sandbox = %home.id, error = chain(&error), "a sandbox that was captured stands still; trying again");
+        warn!(sandbox = %live.id, error = chain(&error), "a sandbox that was captured stands still; trying again");
         tokio::time::sleep(GO_ON_PAUSE).await;
     }
-}
-
-/// What a sandbox has written, and how much that may be.
-pub(super) fn written_by(home: &Home) -> LayerSource {
-    LayerSource::Sandbox { sandbox: home.id, bytes_max: home.limits.disk_bytes.unwrap_or(u64::MAX) }
-}
-
-fn name_of_layer(serial: &str, below: &[StoredLayer]) -> Digest {
-    let mut hasher = Hasher::new();
-    hasher.update(b"snapshot");
-    hasher.update(serial.as_bytes());
-    for layer in below {
-        hasher.update(layer.layer.to_string().as_bytes());
-    }
-    hasher.finish()
-}
-
-/// Takes a name away again: a template holds the image now.
-pub(crate) async fn unname(home_shared: &crate::home::Shared, name: &str) -> Result<(), crate::EngineError> {
-    let owners: Vec<String> = {
-        let stock = home_shared.images.stock();
-        stock.names.keys().filter(|(known, _)| known == name).map(|(_, owner)| owner.clone()).collect()
-    };
-    let _naming = home_shared.images.naming.lock().await;
-    for owner in owners {
-        home_shared.store.remove_image_name(owner.clone(), name.to_owned()).await?;
-        home_shared.images.stock().names.remove(&(name.to_owned(), owner));
-    }
-    Ok(())
 }

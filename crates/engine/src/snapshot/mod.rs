@@ -7,6 +7,8 @@
 //!
 //! A template that was made otherwise can be named as a snapshot too.
 
+mod capture;
+
 use std::time::SystemTime;
 
 use tracing::{Instrument, info, info_span, warn};
@@ -14,13 +16,14 @@ use wire::launch::Motion;
 use wire::{SandboxId, SnapshotId, TemplateId};
 
 use crate::Engine;
+use crate::db::SnapshotRow;
 use crate::error::{EngineError, chain};
-use crate::images;
-use crate::keys::random_u128;
-use crate::lifecycle::State;
+use crate::image;
+pub use crate::model::progress::SnapshotState;
+use crate::model::random::random_u128;
 use crate::model::{Key, Owner};
-use crate::store::SnapshotRow;
-use crate::templates::{Preparation, Prepared, Template, TemplateName, TemplateSpec, TemplateTold};
+use crate::sandbox::lifecycle::State;
+use crate::template::{Preparation, Prepared, Template, TemplateName, TemplateSpec, TemplateTold};
 
 /// The tag that a name without one means.
 pub const LATEST: &str = "latest";
@@ -44,22 +47,6 @@ pub struct SnapshotSpec {
     pub template: TemplateSpec,
     /// What a dialect wants to find again.
     pub note: String,
-}
-
-/// How far a snapshot is.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum SnapshotState {
-    /// It is being made.
-    Building,
-    /// Sandboxes can be made from it.
-    Ready,
-    /// It could not be made.
-    Failed {
-        /// Why.
-        reason: String,
-    },
-    /// It goes when the last sandbox that was made from it is gone.
-    Deleting,
 }
 
 /// A snapshot, as it is at one moment.
@@ -110,7 +97,7 @@ impl SnapshotSpec {
     }
 
     fn row(&self, owner: &Owner, sandbox: Option<SandboxId>) -> SnapshotRow {
-        let now = crate::now();
+        let now = crate::observe::clock::now();
         SnapshotRow {
             id: SnapshotId::from_random(random_u128()),
             owner: owner.clone(),
@@ -140,18 +127,18 @@ impl Engine {
         spec.check()?;
         self.finish_snapshot_deletes().await;
         let row = spec.row(&key.owner, None);
-        self.shared().store.insert_snapshot(row.clone()).await?;
+        self.shared().db.insert_snapshot(row.clone()).await?;
         let made = self.create_template(&key.owner, template_name(&row)?, spec.template).await;
         let template = match made {
             Ok(template) => template,
             Err(error) => {
                 // It never was one: whoever asked is told.
-                self.shared().store.delete_snapshot(row.id).await?;
+                self.shared().db.delete_snapshot(row.id).await?;
                 return Err(error);
             }
         };
         if let Some(template) = template.id {
-            self.shared().store.set_snapshot_template(row.id, template).await?;
+            self.shared().db.set_snapshot_template(row.id, template).await?;
         }
         match &template.preparation {
             Preparation::Ready(_) => self.settle(&row, SnapshotState::Ready).await?,
@@ -171,16 +158,16 @@ impl Engine {
     ) -> Result<Snapshot, EngineError> {
         spec.check()?;
         self.finish_snapshot_deletes().await;
-        let home = self.home(&key.owner, sandbox)?;
-        if home.state() != State::Running {
-            return Err(home.wrong_state());
+        let live = self.live(&key.owner, sandbox)?;
+        if live.state() != State::Running {
+            return Err(live.wrong_state());
         }
         let row = spec.row(&key.owner, Some(sandbox));
-        self.shared().store.insert_snapshot(row.clone()).await?;
+        self.shared().db.insert_snapshot(row.clone()).await?;
         let (engine, span) = (self.clone(), info_span!("capture", snapshot = %row.id, sandbox = %sandbox));
         let (captured, id) = (row.clone(), row.id);
         let capturing = async move {
-            let state = match engine.captured(&captured, &home, spec.template).await {
+            let state = match engine.captured(&captured, &live, spec.template).await {
                 Ok(()) => SnapshotState::Ready,
                 Err(error) => {
                     warn!(error = chain(&error), "cannot capture a sandbox");
@@ -198,32 +185,32 @@ impl Engine {
     async fn captured(
         &self,
         row: &SnapshotRow,
-        home: &std::sync::Arc<crate::home::Home>,
+        live: &std::sync::Arc<crate::sandbox::live::LiveSandbox>,
         spec: TemplateSpec,
     ) -> Result<(), EngineError> {
         // Whoever captures it uses it: it must not go meanwhile.
-        let _using = home.begin_use()?;
+        let _using = live.begin_use()?;
         let resolved = format!("{NAMES}{}", row.id);
-        let failed = |source: images::ImageFault| EngineError::Image {
+        let failed = |source: image::ImageFault| EngineError::Image {
             doing: "capture",
             name: row.name.clone(),
             source: source.into(),
         };
-        let image = images::capture(home, &row.id.to_string(), resolved.clone()).await.map_err(failed)?;
+        let image = capture::capture(live, &row.id.to_string(), resolved.clone()).await.map_err(failed)?;
         let prepared = Prepared { resolved: resolved.clone(), image: Some(image.digest) };
         let spec = TemplateSpec { image: resolved.clone(), ..spec };
         let made = self.apply_template(&row.owner, template_name(row)?, spec, Some(prepared)).await?;
         if let Some(template) = made.id {
-            self.shared().store.set_snapshot_template(row.id, template).await?;
+            self.shared().db.set_snapshot_template(row.id, template).await?;
         }
-        images::unname(self.shared(), &resolved).await
+        image::unname(self.shared(), &resolved).await
     }
 
     /// What came of a capture. If somebody deleted the snapshot meanwhile, it goes only now: until the end its row says that a
     /// sandbox may stand still.
     async fn settle_capture(&self, row: &SnapshotRow, state: SnapshotState) -> Result<(), EngineError> {
         self.settle(row, state).await?;
-        match self.shared().store.snapshot(row.id).await? {
+        match self.shared().db.snapshot(row.id).await? {
             Some(now) if now.state == SnapshotState::Deleting => self.finish_delete(&now).await,
             _ => Ok(()),
         }
@@ -271,13 +258,13 @@ impl Engine {
 
     async fn settle(&self, row: &SnapshotRow, state: SnapshotState) -> Result<(), EngineError> {
         info!(snapshot = %row.id, name = row.name, ?state, "snapshot is made");
-        self.shared().store.settle_snapshot(row.id, state, crate::now()).await?;
+        self.shared().db.settle_snapshot(row.id, state, crate::observe::clock::now()).await?;
         Ok(())
     }
 
     /// An owner's snapshots, newest first; then templates that were made otherwise.
     pub async fn snapshots(&self, owner: &Owner) -> Result<Vec<Snapshot>, EngineError> {
-        let rows = self.shared().store.snapshots(Some(owner.clone())).await?;
+        let rows = self.shared().db.snapshots(Some(owner.clone())).await?;
         let templates = self.templates(owner);
         let known: Vec<TemplateId> = rows.iter().filter_map(|row| row.template).collect();
         let find = |id: TemplateId| templates.iter().find(|template| template.id == Some(id)).cloned();
@@ -314,7 +301,7 @@ impl Engine {
 
     async fn snapshot_of(&self, id: SnapshotId) -> Result<Snapshot, EngineError> {
         let not_found = || EngineError::SnapshotNotFound { name: id.to_string() };
-        let row = self.shared().store.snapshot(id).await?.ok_or_else(not_found)?;
+        let row = self.shared().db.snapshot(id).await?.ok_or_else(not_found)?;
         let templates = self.templates(&row.owner);
         Ok(described(row, &|id| templates.iter().find(|template| template.id == Some(id)).cloned()))
     }
@@ -329,7 +316,7 @@ impl Engine {
         if !all.iter().any(|snapshot| snapshot.name == name) {
             return Err(EngineError::SnapshotNotFound { name: name.chars().take(NAME_MAX).collect() });
         }
-        let tags = self.shared().store.snapshot_tags(owner.clone(), name.to_owned()).await?;
+        let tags = self.shared().db.snapshot_tags(owner.clone(), name.to_owned()).await?;
         let mut tags: Vec<(String, String)> =
             tags.into_iter().map(|(tag, id)| (tag, id.to_string())).collect();
         if tags.is_empty() {
@@ -347,12 +334,12 @@ impl Engine {
         let Ok(id) = found.id.parse::<SnapshotId>() else {
             return Err(EngineError::SnapshotNotFound { name: found.name });
         };
-        let store = &self.shared().store;
+        let store = &self.shared().db;
         let Some(before) = store.snapshot(id).await? else {
             // A template that was made otherwise.
             return self.delete_template(owner, &found.name).await;
         };
-        store.settle_snapshot(id, SnapshotState::Deleting, crate::now()).await?;
+        store.settle_snapshot(id, SnapshotState::Deleting, crate::observe::clock::now()).await?;
         match store.snapshot(id).await? {
             Some(now) if !(before.state == SnapshotState::Building && is_captured(&now)) => {
                 self.finish_delete(&now).await
@@ -369,7 +356,7 @@ impl Engine {
         };
         match removed {
             Ok(()) | Err(EngineError::TemplateNotFound { .. }) => {
-                self.shared().store.delete_snapshot(row.id).await
+                self.shared().db.delete_snapshot(row.id).await
             }
             // Sandboxes were made from it. It is looked at again when the next snapshot is made, and at the next start.
             Err(EngineError::TemplateInUse { .. }) => Ok(()),
@@ -379,7 +366,7 @@ impl Engine {
 
     /// Removes what deleted snapshots were made of, where the last sandbox that was made from them is gone.
     async fn finish_snapshot_deletes(&self) {
-        let rows = match self.shared().store.snapshots(None).await {
+        let rows = match self.shared().db.snapshots(None).await {
             Ok(rows) => rows,
             Err(error) => {
                 warn!(error = chain(&error), "cannot look for deleted snapshots; the next snapshot does");
@@ -407,7 +394,7 @@ fn described(row: SnapshotRow, find: &dyn Fn(TemplateId) -> Option<Template>) ->
         state: row.state,
         template: row.template.and_then(find),
         sandbox: row.sandbox,
-        image: row.image.as_deref().map(images::familiar),
+        image: row.image.as_deref().map(image::familiar),
         note: row.note,
         created_at: row.created_at,
         updated_at: row.updated_at,
@@ -434,9 +421,9 @@ fn of_template(template: &Template) -> Snapshot {
 }
 
 /// Goes on with what a daemon before this one began, or says that it came to nothing.
-pub(crate) async fn take_up(engine: &Engine) -> Result<(), EngineError> {
+pub(crate) async fn resume_interrupted(engine: &Engine) -> Result<(), EngineError> {
     let shared = engine.shared();
-    for row in shared.store.snapshots(None).await? {
+    for row in shared.db.snapshots(None).await? {
         if !matches!(row.state, SnapshotState::Building | SnapshotState::Deleting) {
             continue;
         }
@@ -445,7 +432,7 @@ pub(crate) async fn take_up(engine: &Engine) -> Result<(), EngineError> {
             if let Err(error) = shared.backend.freeze(sandbox, Motion::Going).await {
                 info!(%sandbox, error = chain(&error), "a sandbox that was being captured cannot be told to go on");
             }
-            images::unname(shared, &format!("{NAMES}{}", row.id)).await?;
+            image::unname(shared, &format!("{NAMES}{}", row.id)).await?;
         }
         if row.state == SnapshotState::Deleting {
             if let Err(error) = engine.finish_delete(&row).await {
@@ -456,7 +443,7 @@ pub(crate) async fn take_up(engine: &Engine) -> Result<(), EngineError> {
         match engine.template_of(&row) {
             Some(template) => {
                 if let Some(id) = template.id {
-                    shared.store.set_snapshot_template(row.id, id).await?;
+                    shared.db.set_snapshot_template(row.id, id).await?;
                 }
                 engine.follow(row, template.name);
             }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use shoal_engine::clock::{Clock, Moment};
+use shoal_engine::observe::clock::{Clock, Moment};
 use tokio::sync::Notify;
 
 /// Long enough after a boot that the wall clock is believed.

@@ -1,8 +1,8 @@
 //! What the engine's tests share: an engine on a fake host and a directory of its own.
-#![allow(dead_code)] // Each test file uses its own part.
 
 pub mod clock;
 
+use std::path::Path;
 use std::sync::Arc;
 
 use engine::{
@@ -41,15 +41,20 @@ impl World {
 
     pub async fn with(host: FakeHost, kept_max: u64, capacity: Capacity) -> Self {
         let directory = tempfile::tempdir().expect("a directory");
-        let engine = start(&directory, &host, kept_max, capacity).await;
+        let engine = start(directory.path(), &host, kept_max, capacity).await;
         Self { host, directory, engine, kept_max, capacity }
+    }
+
+    /// An engine on a directory that is there already.
+    pub async fn in_directory(host: FakeHost, directory: &Path) -> Engine {
+        start(directory, &host, KEPT, roomy()).await
     }
 
     /// Drops the engine as a crash would, and starts a new one on the same directory and host.
     pub async fn crash(self) -> Self {
         let Self { host, directory, engine, kept_max, capacity } = self;
         drop(engine);
-        let engine = start(&directory, &host, kept_max, capacity).await;
+        let engine = start(directory.path(), &host, kept_max, capacity).await;
         Self { host, directory, engine, kept_max, capacity }
     }
 
@@ -74,13 +79,9 @@ impl World {
     }
 }
 
-async fn start(directory: &TempDir, host: &FakeHost, output_kept_max: u64, capacity: Capacity) -> Engine {
-    let config = EngineConfig {
-        data_dir: directory.path().into(),
-        capacity,
-        output_kept_max,
-        images: Default::default(),
-    };
+async fn start(directory: &Path, host: &FakeHost, output_kept_max: u64, capacity: Capacity) -> Engine {
+    let config =
+        EngineConfig { data_dir: directory.into(), capacity, output_kept_max, images: Default::default() };
     Engine::start(config, Arc::new(host.clone())).await.expect("the engine starts")
 }
 

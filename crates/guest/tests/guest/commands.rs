@@ -69,7 +69,7 @@ fn a_command_finds_a_clean_process_around_it() {
     client
         .run(argv(3, &["sh", "-c", "[ $(ps -o sid= $$) = $$ ] && [ $(ps -o pgid= $$) = $$ ] && umask"]))
         .assert_printed("0022\n");
-    client.run(shell(4, "cat /proc/self/oom_score_adj")).assert_printed("500\n");
+    client.run(shell(4, "cat /proc/self/oom_score_adj")).assert_printed("1000\n");
     let own = client.run(shell(5, "ulimit -n")).stdout_text();
     let ours = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.expect("a limit");
     assert_eq!(own.trim(), ours.to_string(), "the limit that init raised for itself is put back");
@@ -98,22 +98,6 @@ fn a_start_that_is_repeated_starts_once() {
         assert_eq!(std::fs::read_to_string(marks).expect("it ran"), "once\n");
         std::fs::remove_file(guest.path("marks")).expect("it is there");
     });
-}
-
-#[test]
-fn a_failed_start_is_a_result_that_waits_to_be_acknowledged() {
-    let guest = Guest::start(Mode::Walk);
-    let mut client = guest.connect();
-    client.start(argv(7, &["no-such-program"]));
-    let failed = client.message();
-    assert!(matches!(failed, FromInit::StartFailed { handle: Handle(7), .. }), "{failed:?}");
-    let (mut client, known) = guest.connect_knowing();
-    assert_eq!(known, [(Handle(7), None, 0)]);
-    client.send(&ToInit::Resume { handle: Handle(7), stdout: 0, stderr: 0 });
-    assert_eq!(client.message(), failed);
-    client.send(&ToInit::AckResult { handle: Handle(7) });
-    client.sync();
-    assert_eq!(guest.connect_knowing().1, []);
 }
 
 #[track_caller]
@@ -244,24 +228,6 @@ fn a_script_may_be_of_any_length() {
             client.run(shell(handle, &script)).assert_printed("/bin/bash 1\n0 1 2 3 3\n");
         }
     });
-}
-
-#[test]
-fn there_is_a_bound_on_commands() {
-    let guest = Guest::start(Mode::Walk);
-    let mut client = guest.connect();
-    // Those that fail are remembered too, until they are acknowledged, and cost no process.
-    let wrong = |handle| wire::guest::Start { user: Some("?".into()), ..argv(handle, &["true"]) };
-    let many = wire::guest::COMMANDS_MAX as u32;
-    for handle in 1..=many {
-        client.start(wrong(handle));
-        let FromInit::StartFailed { error, .. } = client.message() else { panic!("it fails") };
-        assert!(matches!(error, StartError::UnknownUser { .. }));
-    }
-    let outcome = client.run(argv(many + 1, &["true"]));
-    assert!(matches!(outcome.error, Some(StartError::NoRoom { .. })), "{outcome:?}");
-    client.send(&ToInit::AckResult { handle: Handle(5) });
-    client.run(argv(many + 1, &["true"])).assert_printed("");
 }
 
 #[test]

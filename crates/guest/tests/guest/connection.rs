@@ -1,115 +1,12 @@
-//! The line to the daemon: hellos, replacements, and rubbish.
+//! The line to the daemon, where it is more than the rules in `protocol`: rubbish, and what init holds for whom.
 
 use std::io::Write;
 
 use proptest::prelude::*;
 use wire::frame::put_message;
-use wire::guest::{
-    Cwd, FromInit, Handle, Program, Start, Stream, TerminalSize, ToInit, VERSION, VERSION_MIN,
-};
+use wire::guest::{Cwd, FromInit, Handle, Program, Start, Stream, TerminalSize, ToInit};
 
 use crate::support::{Event, Guest, Mode, argv, shell};
-
-#[test]
-fn nothing_is_said_before_the_hello() {
-    let guest = Guest::start(Mode::Walk);
-    let mut first = guest.connect();
-    first.start(argv(1, &["yes"]));
-    assert!(matches!(first.message(), FromInit::Started { .. }));
-    // The flood is on; a silent newcomer hears nothing of it, and the next one its hello first.
-    let mut silent = guest.connect_silently();
-    first.until_dropped();
-    silent.stream.set_nonblocking(true).expect("it can be set");
-    let mut byte = [0];
-    let nothing = std::io::Read::read(&mut silent.stream, &mut byte).expect_err("nothing to read");
-    assert_eq!(nothing.kind(), std::io::ErrorKind::WouldBlock);
-    let (_, known) = guest.connect_knowing();
-    assert_eq!(known.len(), 1);
-}
-
-#[test]
-fn whatever_comes_before_the_hello_ends_the_connection() {
-    let guest = Guest::start(Mode::Walk);
-    for message in [
-        ToInit::Ping { serial: 1 },
-        ToInit::Kill { handle: Handle(1) },
-        ToInit::Start(Box::new(shell(1, "touch /should-not-be"))),
-    ] {
-        let mut client = guest.connect_silently();
-        client.send(&message);
-        client.until_dropped();
-    }
-    let mut client = guest.connect();
-    client.send(&ToInit::Hello { version_min: VERSION, version_max: VERSION });
-    client.until_dropped();
-    assert_eq!(guest.connect_knowing().1, []);
-}
-
-#[test]
-fn versions_are_agreed_on_or_the_connection_ends() {
-    let guest = Guest::start(Mode::Walk);
-    let mut newer = guest.connect_silently();
-    newer.send(&ToInit::Hello { version_min: VERSION, version_max: VERSION + 7 });
-    assert_eq!(newer.message(), FromInit::Hello { version: VERSION });
-    for (version_min, version_max) in [(VERSION + 1, VERSION + 2), (0, VERSION_MIN - 1), (5, 4)] {
-        let mut client = guest.connect_silently();
-        client.send(&ToInit::Hello { version_min, version_max });
-        let expected = FromInit::NoCommonVersion { version_min: VERSION_MIN, version_max: VERSION };
-        assert_eq!(client.message(), expected);
-        client.until_dropped();
-    }
-}
-
-#[test]
-fn a_new_connection_replaces_one_that_stopped_in_the_middle_of_a_frame() {
-    let guest = Guest::start(Mode::Walk);
-    let mut bytes = Vec::new();
-    put_message(&ToInit::Start(Box::new(shell(1, &"x".repeat(200_000)))), &mut bytes);
-    for length in [1, 4, 5, 6, 1000, 65_600, 150_000] {
-        let mut client = guest.connect();
-        client.stream.write_all(&bytes[..length]).expect("init reads");
-        let mut next = guest.connect();
-        next.run(argv(100 + length as u32, &["echo", "fresh"])).assert_printed("fresh\n");
-        next.sync();
-    }
-    assert_eq!(guest.connect_knowing().1, []);
-}
-
-#[test]
-fn acknowledgements_of_what_was_never_sent_end_the_connection() {
-    let guest = Guest::start(Mode::Walk);
-    let mut client = guest.connect();
-    client.start(shell(1, "echo hi; sleep 1000"));
-    client.sync();
-    let resume = ToInit::Resume { handle: Handle(1), stdout: 0, stderr: 0 };
-    for message in [
-        ToInit::Ack { handle: Handle(1), stream: Stream::Stdout, offset: 4 },
-        ToInit::Ack { handle: Handle(1), stream: Stream::Stderr, offset: u64::MAX },
-        ToInit::Ack { handle: Handle(1), stream: Stream::Stdin, offset: 0 },
-        ToInit::Resume { handle: Handle(1), stdout: 100, stderr: 0 },
-        ToInit::AckResult { handle: Handle(1) },
-        ToInit::Signal { handle: Handle(1), signal: 0 },
-        ToInit::Signal { handle: Handle(1), signal: 65 },
-        ToInit::Signal { handle: Handle(1), signal: -9 },
-    ] {
-        let mut client = guest.connect();
-        client.send(&resume);
-        client.send(&message);
-        client.until_dropped();
-    }
-    // Of commands that nobody knows, nothing is said at all.
-    let mut client = guest.connect();
-    for handle in [Handle(0), Handle(u32::MAX)] {
-        client.send(&ToInit::Ack { handle, stream: Stream::Stdout, offset: 4 });
-        client.send(&ToInit::AckResult { handle });
-        client.send(&ToInit::Kill { handle });
-        client.send(&ToInit::Signal { handle, signal: 9 });
-        client.send(&ToInit::StdinEnd { handle, offset: 9 });
-        client.send(&ToInit::Resume { handle, stdout: 5, stderr: 5 });
-        client.send(&ToInit::Resize { handle, size: TerminalSize { rows: 1, columns: 1 } });
-    }
-    assert!(client.sync().is_empty());
-}
 
 #[test]
 fn what_was_forgotten_is_not_told_again() {

@@ -6,6 +6,7 @@ mod commands;
 mod connection;
 mod files;
 mod footprint;
+mod protocol;
 mod streams;
 mod terminal;
 mod trees;

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use wire::guest::{ExitStatus, FromInit, Handle, OUTPUT_WINDOW, STDIN_WINDOW, Start, Stream, ToInit};
 
-use crate::support::{Client, Event, Guest, Mode, Outcome, argv, in_both_modes, shell};
+use crate::support::{Client, Event, Guest, Mode, Outcome, Random, argv, in_both_modes, shell};
 
 /// Prints numbers, one per line, so that every byte tells where it belongs.
 fn numbers(handle: u32, count: u32) -> Start {
@@ -13,18 +13,6 @@ fn numbers(handle: u32, count: u32) -> Start {
 
 fn expected_numbers(count: u32) -> Vec<u8> {
     (1..=count).flat_map(|number| format!("{number}\n").into_bytes()).collect()
-}
-
-/// Small and good enough to choose offsets: xorshift.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, bound: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % bound.max(1)
-    }
 }
 
 #[test]
@@ -160,38 +148,6 @@ fn store(client: &mut Client, event: Event, stored: &mut BTreeMap<Handle, Stored
 }
 
 #[test]
-fn a_daemon_that_is_away_misses_nothing() {
-    let guest = Guest::start(Mode::Walk);
-    let fifo = guest.fifo("held");
-    let mut client = guest.connect();
-    client.start(shell(1, &format!("exec 7>{}; echo before; echo wrong >&2; exit 5", fifo.path.display())));
-    drop(client);
-    fifo.until_released();
-    let mut client = guest.connect();
-    client.send(&ToInit::Resume { handle: Handle(1), stdout: 0, stderr: 0 });
-    let outcome = client.finish(1);
-    assert_eq!((outcome.stdout_text().as_str(), outcome.status()), ("before\n", ExitStatus::Code(5)));
-    assert_eq!(outcome.stderr, b"wrong\n");
-}
-
-#[test]
-fn nothing_of_a_command_is_sent_before_the_daemon_asks_for_it() {
-    let guest = Guest::start(Mode::Walk);
-    let mut client = guest.connect();
-    client.start(shell(1, "echo hi"));
-    assert!(matches!(client.message(), FromInit::Started { .. }));
-    // It is over, and none of it was acknowledged.
-    while !matches!(client.next(), Event::Message(FromInit::Ended { .. })) {}
-    let mut client = guest.connect();
-    assert!(client.sync().is_empty(), "not before the resume");
-    client.send(&ToInit::Resume { handle: Handle(1), stdout: 2, stderr: 0 });
-    let expected =
-        Event::Data { handle: Handle(1), stream: Stream::Stdout, offset: 2, bytes: b"\n".to_vec() };
-    assert_eq!(client.next(), expected);
-    assert!(matches!(client.next(), Event::Message(FromInit::Ended { stdout_end: 3, stderr_end: 0, .. })));
-}
-
-#[test]
 fn a_full_window_blocks_its_own_writer_and_nobody_else() {
     in_both_modes(|guest| {
         let mut client = guest.connect();
@@ -217,45 +173,6 @@ fn a_full_window_blocks_its_own_writer_and_nobody_else() {
         while client.take_next(&mut outcomes).is_none() {}
         assert_eq!(outcomes[&Handle(1)].status(), ExitStatus::Signal(9));
     });
-}
-
-#[test]
-fn a_flood_does_not_keep_messages_waiting() {
-    let guest = Guest::start(Mode::Walk);
-    let mut client = guest.connect();
-    for handle in 1..=4 {
-        client.start(argv(handle, &["yes"]));
-    }
-    let mut outcomes: BTreeMap<Handle, Outcome> = BTreeMap::new();
-    // Until everybody had many turns, an answer overtakes all but what the kernel has already taken off init's hands.
-    let mut serial = 0;
-    while outcomes.len() < 4 || outcomes.values().any(|outcome| outcome.stdout.len() < 2 * OUTPUT_WINDOW) {
-        serial += 1;
-        client.send(&ToInit::Ping { serial });
-        let mut overtaken = 0;
-        loop {
-            match client.next() {
-                Event::Message(FromInit::Pong { serial: answer }) => {
-                    assert_eq!(answer, serial);
-                    break;
-                }
-                other => {
-                    if let Event::Data { bytes, .. } = &other {
-                        overtaken += bytes.len();
-                    }
-                    client.take(other, &mut outcomes);
-                }
-            }
-        }
-        assert!(overtaken < OUTPUT_WINDOW, "an answer waited for {overtaken} bytes");
-    }
-    for handle in 1..=4 {
-        client.send(&ToInit::Kill { handle: Handle(handle) });
-    }
-    let mut left = 4;
-    while left > 0 {
-        left -= usize::from(client.take_next(&mut outcomes).is_some());
-    }
 }
 
 #[test]
@@ -285,42 +202,6 @@ fn stdin_is_at_its_end_unless_asked_for() {
     let mut client = guest.connect();
     client.run(argv(1, &["cat"])).assert_printed("");
     client.run(shell(2, "readlink /proc/self/fd/0")).assert_printed("/dev/null\n");
-    client.start(shell(3, "sleep 1000"));
-    assert!(matches!(client.message(), FromInit::Started { .. }));
-    client.send_stdin(3, 0, b"for nobody");
-    assert_eq!(client.message(), FromInit::StdinClosed { handle: Handle(3) });
-    client.send_stdin(3, 10, b"and again");
-    assert!(client.sync().is_empty(), "it is said once");
-}
-
-#[test]
-fn stdin_is_carried_exactly_and_ends_where_the_daemon_says() {
-    in_both_modes(|guest| {
-        let mut client = guest.connect();
-        let content = expected_numbers(300_000);
-        client.start(Start { stdin: true, ..argv(1, &["cat"]) });
-        let mut outcomes: BTreeMap<Handle, Outcome> = BTreeMap::new();
-        let mut sent = 0;
-        loop {
-            let taken = outcomes.get(&Handle(1)).map_or(0, |outcome| outcome.stdin as usize);
-            let may = (taken + STDIN_WINDOW).min(content.len());
-            if sent < may {
-                // Half of it twice: bytes that were sent already are recognised.
-                let again = sent - (sent - taken) / 2;
-                client.send_stdin(1, again as u64, &content[again..may]);
-                sent = may;
-                if sent == content.len() {
-                    client.send(&ToInit::StdinEnd { handle: Handle(1), offset: sent as u64 });
-                }
-            }
-            if client.take_next(&mut outcomes).is_some() {
-                break;
-            }
-        }
-        let outcome = &outcomes[&Handle(1)];
-        assert!(outcome.stdout == content, "what went in came out");
-        assert_eq!(outcome.status(), ExitStatus::Code(0));
-    });
 }
 
 #[test]
@@ -363,40 +244,4 @@ fn a_command_that_closes_its_stdin_is_told_of_and_lives() {
         while client.take_next(&mut outcomes).is_none() {}
         assert_eq!(outcomes[&Handle(1)].status(), ExitStatus::Signal(9));
     });
-}
-
-#[test]
-fn stdin_beyond_the_rules_costs_the_connection_and_nothing_else() {
-    let guest = Guest::start(Mode::Walk);
-    let mut client = guest.connect();
-    client.start(Start { stdin: true, ..shell(1, "sleep 1000") });
-    client.sync();
-    let header = |at| wire::frame::data_header(Handle(1), Stream::Stdin, at, 1).to_vec();
-    let offences: [&dyn Fn(&mut Client); 3] = [
-        // The pipe takes some; this is beyond window and pipe together. The last write may find the connection gone.
-        &|client| {
-            let chunk = vec![0; 2 * STDIN_WINDOW];
-            let mut frames = Vec::new();
-            for (index, piece) in chunk.chunks(wire::frame::CHUNK_MAX).enumerate() {
-                let at = (index * wire::frame::CHUNK_MAX) as u64;
-                frames.extend(wire::frame::data_header(Handle(1), Stream::Stdin, at, piece.len()));
-                frames.extend(piece);
-            }
-            let _ = std::io::Write::write_all(&mut client.stream, &frames);
-        },
-        &|client| {
-            let _ = std::io::Write::write_all(&mut client.stream, &[header(1 << 40), vec![0]].concat());
-        },
-        &|client| {
-            let other = wire::frame::data_header(Handle(1), Stream::Stdout, 0, 1);
-            let _ = std::io::Write::write_all(&mut client.stream, &[&other[..], &[0]].concat());
-        },
-    ];
-    for offence in offences {
-        let mut client = guest.connect();
-        client.send(&ToInit::Resume { handle: Handle(1), stdout: 0, stderr: 0 });
-        offence(&mut client);
-        client.until_dropped();
-    }
-    assert_eq!(guest.connect_knowing().1.len(), 1, "the command is still there");
 }

@@ -114,9 +114,9 @@ impl Guest {
         }
         // Process 1 of its own namespace, as in a sandbox, so that killing it leaves nothing behind.
         command.args(["--pid", "--fork", "--mount-proc", "--kill-child", "sh", "-c"]);
-        // The shell moves the two descriptors to where init expects them, and becomes it.
+        // The shell moves the descriptors to where init expects them, opens its own OOM score, and becomes init.
         let enter = r#"[ -z "$GROUP" ] || echo 0 > "$GROUP/init/cgroup.procs"; unset GROUP"#;
-        command.arg(format!(r#"{enter}; {first}; exec "$0" "$@" 3<&0 4<&1 0</dev/null 1>/dev/null"#));
+        command.arg(format!(r#"{enter}; {first}; exec "$0" "$@" 3<&0 4<&1 5<>/proc/self/oom_score_adj 0</dev/null 1>/dev/null"#));
         command.arg(init);
         command.stdin(Stdio::from(OwnedFd::from(listener)));
         match &group {
@@ -137,26 +137,14 @@ impl Guest {
     }
 
     /// Also says which commands init introduced.
-    pub fn connect_knowing(&self) -> (Client, Vec<(Handle, Option<u32>, u64)>) {
-        let mut client = self.connect_silently();
-        client.send(&ToInit::Hello { version_min: VERSION, version_max: VERSION });
-        assert_eq!(client.message(), FromInit::Hello { version: VERSION });
-        let mut known = Vec::new();
-        loop {
-            match client.message() {
-                FromInit::Known { handle, pid, stdin } => known.push((handle, pid, stdin)),
-                FromInit::KnownEnd => return (client, known),
-                other => panic!("{other:?} among the commands that init knows"),
-            }
-        }
+    pub fn connect_knowing(&self) -> (Client, Vec<Known>) {
+        self.connect_silently().greet()
     }
 
     /// Without a hello.
     pub fn connect_silently(&self) -> Client {
         let stream = UnixStream::connect(self.directory.path().join("init.sock")).expect("init listens");
-        stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
-        stream.set_write_timeout(Some(PATIENCE)).expect("a timeout");
-        Client { stream, decoder: Decoder::new(MESSAGE_FROM_INIT_MAX), queue: VecDeque::new() }
+        Client::new(stream)
     }
 
     /// Init's number on the host.
@@ -279,6 +267,9 @@ pub enum Event {
     Data { handle: Handle, stream: Stream, offset: u64, bytes: Vec<u8> },
 }
 
+/// A command that init introduced: its process, and how much stdin init has of it.
+pub type Known = (Handle, Option<u32>, u64);
+
 /// The daemon's side.
 pub struct Client {
     pub stream: UnixStream,
@@ -287,6 +278,33 @@ pub struct Client {
 }
 
 impl Client {
+    pub fn new(stream: UnixStream) -> Self {
+        stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+        stream.set_write_timeout(Some(PATIENCE)).expect("a timeout");
+        Self { stream, decoder: Decoder::new(MESSAGE_FROM_INIT_MAX), queue: VecDeque::new() }
+    }
+
+    /// Says hello, and hears which commands init knows.
+    pub fn greet(mut self) -> (Self, Vec<Known>) {
+        self.send(&ToInit::Hello { version_min: VERSION, version_max: VERSION });
+        assert_eq!(self.message(), FromInit::Hello { version: VERSION });
+        let mut known = Vec::new();
+        loop {
+            match self.message() {
+                FromInit::Known { handle, pid, stdin } => known.push((handle, pid, stdin)),
+                FromInit::KnownEnd => return (self, known),
+                other => panic!("{other:?} among the commands that init knows"),
+            }
+        }
+    }
+
+    /// Waits for the result of a command, and acknowledges nothing.
+    pub fn until_ended(&mut self, handle: u32) {
+        let ended =
+            |event| matches!(event, Event::Message(FromInit::Ended { handle: over, .. }) if over.0 == handle);
+        while !ended(self.next()) {}
+    }
+
     pub fn send(&mut self, message: &ToInit) {
         let mut bytes = Vec::new();
         frame::put_message(message, &mut bytes);
@@ -484,4 +502,16 @@ pub fn shell(handle: u32, script: &str) -> Start {
 pub fn argv(handle: u32, arguments: &[&str]) -> Start {
     let program = Program::Argv(arguments.iter().map(|argument| argument.to_string()).collect());
     Start { program, ..shell(handle, "") }
+}
+
+/// Small and good enough to choose offsets: xorshift.
+pub struct Random(pub u64);
+
+impl Random {
+    pub fn below(&mut self, bound: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % bound.max(1)
+    }
 }

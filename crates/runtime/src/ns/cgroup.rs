@@ -43,6 +43,12 @@ const FILE_MAX: usize = 16 * 1024;
 /// The share of the machine's process ids that all sandboxes of an installation together may take, in percent.
 const PIDS_SHARE_PERCENT: u64 = 80;
 
+/// Memory that all sandboxes of an installation together leave to the host, as a part of the machine: for the daemon, for
+/// the kernel's own needs and for the operator's way in.
+const MEMORY_RESERVE_PART: u64 = 16;
+/// The least of it, for a small machine.
+const MEMORY_RESERVE_MIN: u64 = 512 << 20;
+
 /// The controllers that limits are made of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Controller {
@@ -105,9 +111,25 @@ fn settings_v1(controller: Controller, limits: &Limits) -> Vec<Setting> {
             ("memory.limit_in_bytes", limits.memory_bytes.to_string()),
             // Memory and swap together; present only where the kernel accounts for swap.
             ("memory.memsw.limit_in_bytes", limits.memory_bytes.to_string()),
+            // v1 counts socket buffers apart from all other memory, and only in groups that limit them.
+            ("memory.kmem.tcp.limit_in_bytes", limits.memory_bytes.to_string()),
         ],
         Controller::Pids => vec![("pids.max", limits.pids.to_string())],
     }
+}
+
+/// What all sandboxes of an installation together may use of a machine with so many bytes.
+fn memory_of_all(machine: u64) -> u64 {
+    let reserve = (machine / MEMORY_RESERVE_PART).max(MEMORY_RESERVE_MIN);
+    // A machine too small for the reserve shares evenly.
+    machine.saturating_sub(reserve).max(machine / 2)
+}
+
+/// A number of bytes after a word in the text of `/proc/meminfo`.
+pub fn memory_bytes(meminfo: &str, word: &str) -> io::Result<u64> {
+    let line = meminfo.lines().find_map(|line| line.strip_prefix(word)?.strip_prefix(':'));
+    let kib = line.and_then(|line| line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok());
+    kib.map(|kib| kib * 1024).ok_or_else(|| io::Error::other(format!("no {word} in /proc/meminfo")))
 }
 
 /// Files that a kernel without swap accounting does not have. Without it there is nothing to limit.
@@ -210,6 +232,13 @@ impl Cgroups {
         let pid_max: u64 = pid_max.trim().parse().map_err(io::Error::other)?;
         let share = (pid_max * PIDS_SHARE_PERCENT / 100).to_string();
         write_file(cgroups.holder(Controller::Pids).as_fd(), "pids.max", &share)?;
+        let machine = memory_bytes(&std::fs::read_to_string("/proc/meminfo")?, "MemTotal")?;
+        let limit = memory_of_all(machine);
+        let memory = cgroups.holder(Controller::Memory);
+        let file = if std::ptr::eq(memory, &cgroups.v2) { "memory.max" } else { "memory.limit_in_bytes" };
+        write_file(memory.as_fd(), file, &limit.to_string()).map_err(|e| {
+            io::Error::new(e.kind(), format!("cannot limit all sandboxes to {limit} bytes of memory: {e}"))
+        })?;
         Ok(cgroups)
     }
 
@@ -671,9 +700,20 @@ mod tests {
         };
         assert_eq!(
             text(&v1),
-            "cpu.cfs_quota_us=150000 memory.limit_in_bytes=536870912 memory.memsw.limit_in_bytes=536870912 pids.max=256"
+            "cpu.cfs_quota_us=150000 memory.limit_in_bytes=536870912 memory.memsw.limit_in_bytes=536870912 memory.kmem.tcp.limit_in_bytes=536870912 pids.max=256"
         );
         assert_eq!(text(&v2), "cpu.max=150000 100000 memory.max=536870912 memory.swap.max=0 pids.max=256");
+    }
+
+    #[test]
+    fn all_sandboxes_together_leave_a_reserve_to_the_host() {
+        const GIB: u64 = 1 << 30;
+        assert_eq!(memory_of_all(64 * GIB), 60 * GIB);
+        assert_eq!(memory_of_all(4 * GIB), 4 * GIB - MEMORY_RESERVE_MIN);
+        assert_eq!(memory_of_all(GIB / 2), GIB / 4, "a small machine is shared evenly");
+        let meminfo = "MemTotal:       24684100 kB\nMemFree:         3427720 kB\n";
+        assert_eq!(memory_bytes(meminfo, "MemTotal").expect("it is there"), 24_684_100 * 1024);
+        assert!(memory_bytes("MemFree: 1 kB\n", "MemTotal").is_err());
     }
 
     #[test]

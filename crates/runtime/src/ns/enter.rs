@@ -24,14 +24,15 @@ use rustix::thread::{
     set_capabilities, set_no_new_privs, set_thread_groups, set_thread_res_gid, set_thread_res_uid,
 };
 
-use crate::plan::{Overlay, Shared, Step, Tree};
-use crate::seccomp::Filters;
+use crate::ns::plan::{Overlay, Shared, Step, Tree};
+use crate::ns::seccomp::Filters;
+use crate::storage::stage::{
+    STAGE_EMPTY_DIRECTORY, STAGE_EMPTY_FILE, STAGE_ROOT, STAGE_WRITABLE, layer_name, lower_layers,
+    set_lower_layers,
+};
 use crate::sys;
+use crate::sys::mounts::{attach, attach_onto, cut_out, mount};
 
-/// The staging directory's own name for the new root.
-pub const STAGE_ROOT: &str = "root";
-/// The staging directory's own name for the writable tree.
-pub const STAGE_WRITABLE: &str = "w";
 /// The staging directory's own names for what is shared.
 pub fn stage_name(shared: Shared) -> &'static str {
     match shared {
@@ -39,47 +40,21 @@ pub fn stage_name(shared: Shared) -> &'static str {
         Shared::System => "sys",
     }
 }
-/// An empty file in the staging directory, to cover others with.
-pub const STAGE_EMPTY_FILE: &str = "empty-file";
-/// An empty directory in the staging directory, to cover others with.
-pub const STAGE_EMPTY_DIRECTORY: &str = "empty-directory";
-/// Layers that the staging directory has names for.
-pub const STAGE_LAYERS: u8 = wire::launch::LAYERS_MAX as u8;
-
-/// What fsconfig(2) takes as one text.
-const OPTION_MAX: usize = 255;
-
-/// The staging directory's own name for a layer. Short, since all of an overlay's layers should fit into one option; made of letters and
-/// digits, since guests read it in `/proc/mounts`.
-pub fn layer_name(number: u8) -> String {
-    // Without `w`, which is `STAGE_WRITABLE`.
-    const LETTERS: &[u8; 61] = b"0123456789abcdefghijklmnopqrstuvxyzABCDEFGHIJKLMNOPQRSTUVWXYZ";
-    assert!(number < STAGE_LAYERS, "a plan has at most as many layers as there are names");
-    let letter = |number: usize| char::from(LETTERS[number % LETTERS.len()]);
-    match usize::from(number) {
-        short @ 0..61 => letter(short).into(),
-        long => format!("{}{}", letter(long / LETTERS.len()), letter(long)),
-    }
-}
-
-/// The layers of an overlay, the uppermost first, in the way of its option.
-pub fn lower_layers(layers: &[u8]) -> String {
-    layers.iter().map(|number| layer_name(*number)).collect::<Vec<_>>().join(":")
-}
-
-/// Tells an overlay in the making what lies below. More than about a hundred layers do not fit into one option; for these there is
-/// another one (Linux 6.7).
-pub fn set_lower_layers(context: &OwnedFd, lower: &str) -> io::Result<()> {
-    if lower.len() <= OPTION_MAX {
-        return Ok(fsconfig_set_string(context, "lowerdir", lower)?);
-    }
-    Ok(lower.split(':').try_for_each(|layer| fsconfig_set_string(context, "lowerdir+", layer))?)
-}
 
 /// Init finds its listening socket here.
 const LISTENER: i32 = 3;
 /// Init finds its cgroup here.
 const CGROUP: i32 = 4;
+/// Init finds its OOM score here, open to read and write.
+const OOM_SCORE: i32 = 5;
+
+/// Where init stands in the order of OOM victims (proc_pid_oom_score_adj(5)): after its commands, which init puts higher, and
+/// before the rest of the host when the whole machine runs short.
+const INIT_OOM_SCORE: i32 = 200;
+/// The end of the scale: nothing stands before a process that is there.
+const OOM_SCORE_MAX: i32 = 1000;
+/// The longest text in such a file is `-1000` with the end of its line.
+const OOM_SCORE_TEXT_MAX: usize = 8;
 
 /// What package managers, builds and servers on loopback need. Each of these reaches only what the sandbox owns.
 const KEPT: CapabilitySet = CapabilitySet::CHOWN
@@ -115,8 +90,9 @@ const COVERED_FILES: [&str; 9] = [
     "timer_list",
     "latency_stats",
 ];
-/// Directories of `/proc` that tell of the host or reach it. Covered by an empty directory.
-const COVERED_DIRECTORIES: [&str; 6] = ["acpi", "asound", "bus", "fs", "irq", "scsi"];
+/// Directories of `/proc` that tell of the host or reach it. Covered by an empty directory. `pressure` tells how busy the
+/// machine is, and whoever may write to it can make the kernel watch that on their behalf, outside of every limit.
+const COVERED_DIRECTORIES: [&str; 7] = ["acpi", "asound", "bus", "fs", "irq", "pressure", "scsi"];
 
 /// Everything that the steps refer to, opened by the launcher.
 pub struct Materials<'a> {
@@ -150,7 +126,7 @@ pub struct EnterError {
 
 /// Walks the steps; if all goes well, this process is init afterwards and nothing returns.
 pub fn enter(steps: &[Step], materials: Materials<'_>) -> EnterError {
-    let mut walker = Walker { materials, root: None };
+    let mut walker = Walker { materials, root: None, oom_score: None };
     for step in steps {
         if let Err(source) = walker.walk(step) {
             return EnterError { doing: describe(step), source };
@@ -161,6 +137,7 @@ pub fn enter(steps: &[Step], materials: Materials<'_>) -> EnterError {
 
 fn describe(step: &Step) -> String {
     match step {
+        Step::OrderVictims => "set the order of OOM victims".into(),
         Step::JoinLimits => "join the limits".into(),
         Step::HideCgroups => "make a cgroup namespace".into(),
         Step::JoinNetwork => "join the network namespace".into(),
@@ -183,11 +160,17 @@ fn describe(step: &Step) -> String {
 struct Walker<'a> {
     materials: Materials<'a>,
     root: Option<OwnedFd>,
+    /// The file of this process, which is init's after the exec.
+    oom_score: Option<OwnedFd>,
 }
 
 impl Walker<'_> {
     fn walk(&mut self, step: &Step) -> io::Result<()> {
         match step {
+            Step::OrderVictims => {
+                self.oom_score = Some(order_victims()?);
+                Ok(())
+            }
             Step::JoinLimits => {
                 for tasks in &self.materials.limits {
                     rustix::io::write(tasks, b"0")?;
@@ -305,8 +288,11 @@ impl Walker<'_> {
     fn execute(&mut self) -> io::Result<()> {
         let materials = &self.materials;
         // The originals may lie on the very numbers that are given away here.
-        let keep = |fd: BorrowedFd<'_>| sys::duplicate_above(fd, CGROUP + 1);
+        let keep = |fd: BorrowedFd<'_>| sys::duplicate_above(fd, OOM_SCORE + 1);
         let (listener, cgroup) = (keep(materials.listener.as_fd())?, keep(materials.cgroup.as_fd())?);
+        let oom_score =
+            self.oom_score.as_ref().ok_or_else(|| io::Error::other("the OOM score is not set yet"))?;
+        let oom_score = keep(oom_score.as_fd())?;
         let init = keep(materials.init)?;
         let null =
             openat(CWD, "/dev/null", OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
@@ -316,7 +302,8 @@ impl Walker<'_> {
         }
         sys::inherit_as(listener.as_fd(), LISTENER)?;
         sys::inherit_as(cgroup.as_fd(), CGROUP)?;
-        sys::close_on_exec_from(CGROUP + 1)?;
+        sys::inherit_as(oom_score.as_fd(), OOM_SCORE)?;
+        sys::close_on_exec_from(OOM_SCORE + 1)?;
         sys::reset_signals();
         const ARGUMENTS: [&CStr; 1] = [c"shoal-init"];
         Err(sys::execute(init.as_fd(), &ARGUMENTS, &[]))
@@ -367,6 +354,30 @@ impl Walker<'_> {
             other => Ok(other?),
         }
     }
+}
+
+/// Gives this process, and the init that it becomes, its place in the order of OOM victims. Returns the open file.
+fn order_victims() -> io::Result<OwnedFd> {
+    let file = openat(CWD, "/proc/self/oom_score_adj", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
+    match rustix::io::write(&file, INIT_OOM_SCORE.to_string().as_bytes()) {
+        Ok(_) => return Ok(file),
+        // A root without CAP_SYS_RESOURCE may not go below the score that somebody with it once set: ours stays, if there is
+        // room for commands above it.
+        Err(Errno::ACCESS) => {}
+        Err(e) => return Err(e.into()),
+    }
+    let mut text = [0; OOM_SCORE_TEXT_MAX];
+    let length = rustix::io::pread(&file, &mut text, 0)?;
+    let own: i32 = std::str::from_utf8(&text[..length])
+        .ok()
+        .and_then(|text| text.trim().parse().ok())
+        .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "oom_score_adj does not hold a number"))?;
+    if own >= OOM_SCORE_MAX {
+        return Err(io::Error::other(format!(
+            "the daemon has oom_score_adj {own} and no right to lower it; start it with a lower score or with CAP_SYS_RESOURCE"
+        )));
+    }
+    Ok(file)
 }
 
 /// Does something with files as the guest's root, with the capabilities that the host's root has.
@@ -435,16 +446,6 @@ pub(crate) fn mount_overlay(base: u32, lower: &str, upper: &str, work: &str) -> 
     Ok(mounted)
 }
 
-/// A new file system that is not attached anywhere.
-pub fn mount(kind: &str, options: &[(&str, &str)], flags: MountAttrFlags) -> io::Result<OwnedFd> {
-    let context = fsopen(kind, FsOpenFlags::FSOPEN_CLOEXEC)?;
-    for (key, value) in options {
-        fsconfig_set_string(&context, *key, *value)?;
-    }
-    fsconfig_create(&context)?;
-    Ok(fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, flags)?)
-}
-
 /// Changes a setting of the kernel, seen through an open `/proc`.
 pub(crate) fn write_setting(proc: &OwnedFd, name: &str, value: &str) -> io::Result<()> {
     let file = openat(
@@ -455,47 +456,4 @@ pub(crate) fn write_setting(proc: &OwnedFd, name: &str, value: &str) -> io::Resu
     )?;
     let written = rustix::io::write(&file, value.as_bytes())?;
     if written == value.len() { Ok(()) } else { Err(io::ErrorKind::WriteZero.into()) }
-}
-
-/// Attaches an unattached tree at a name.
-pub fn attach(tree: &OwnedFd, dir: BorrowedFd<'_>, name: impl rustix::path::Arg) -> io::Result<()> {
-    Ok(move_mount(tree, "", dir, name, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?)
-}
-
-/// Attaches an unattached tree onto an open place.
-pub fn attach_onto(tree: &OwnedFd, place: &OwnedFd) -> io::Result<()> {
-    let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
-    Ok(move_mount(tree, "", place, "", flags)?)
-}
-
-/// An unattached copy of what is mounted at `path` in `dir`, `path` empty for `dir` itself.
-pub fn cut_out(dir: BorrowedFd<'_>, path: &str, recursive: bool) -> io::Result<OwnedFd> {
-    let mut flags = OpenTreeFlags::OPEN_TREE_CLONE
-        | OpenTreeFlags::OPEN_TREE_CLOEXEC
-        | OpenTreeFlags::AT_SYMLINK_NOFOLLOW;
-    if path.is_empty() {
-        flags |= OpenTreeFlags::AT_EMPTY_PATH;
-    }
-    if recursive {
-        flags |= OpenTreeFlags::AT_RECURSIVE;
-    }
-    Ok(open_tree(dir, path, flags)?)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn every_layer_has_a_name_of_its_own_that_is_nothing_elses() {
-        let mut names: Vec<String> = (0..STAGE_LAYERS).map(layer_name).collect();
-        names.extend(
-            [STAGE_ROOT, STAGE_WRITABLE, STAGE_EMPTY_FILE, STAGE_EMPTY_DIRECTORY, "dev", "sys"]
-                .map(String::from),
-        );
-        let count = names.len();
-        names.sort();
-        names.dedup();
-        assert_eq!(names.len(), count);
-    }
 }

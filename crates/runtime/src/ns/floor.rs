@@ -1,7 +1,7 @@
-//! The bare kernel work that a sandbox and a command cannot do without, for the benchmark to compare with.
+//! The least kernel work that a sandbox and a command need, for comparison in the benchmark.
 //!
-//! Same namespaces, same layers, same program, and nothing around it: no daemon, no rows, no limits, no identity.
-//! Runs in a process of its own with one thread, since it forks.
+//! Uses the same namespaces, layers and program, but no daemon, database, limits or ids.
+//! Runs in its own single-threaded process, since it forks.
 
 use std::ffi::CStr;
 use std::io;
@@ -13,8 +13,8 @@ use rustix::fs::{CWD, Mode, OFlags, openat};
 use rustix::mount::{MountAttrFlags, MountPropagationFlags, UnmountFlags, mount_change, unmount};
 use rustix::process::{Pid, WaitOptions, fchdir, pivot_root, waitpid};
 
-use crate::enter::{attach, attach_onto, mount};
-use crate::host_image::USR;
+use crate::storage::host_image::USR;
+use crate::sys::mounts::{attach, attach_onto, mount};
 use crate::sys::{self, CloneOptions, Cloned};
 
 /// What is executed.

@@ -45,7 +45,10 @@ pub struct Overlay {
 /// One thing done to the kernel on the way in.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Step {
-    /// Joins the limits of v1. First, so that everything below is already paid for by the sandbox.
+    /// Takes init's place in the order of OOM victims, whatever the daemon's own is, and keeps the file open in which init
+    /// will give commands theirs. While the host's `/proc` and rights are at hand: inside, init may not open its own file.
+    OrderVictims,
+    /// Joins the limits of v1. First of what uses anything, so that everything below is already paid for by the sandbox.
     JoinLimits,
     /// The guest sees its own cgroup as the root. After joining: the namespace begins where the process is.
     HideCgroups,
@@ -82,13 +85,19 @@ pub enum Step {
     DropPrivileges,
     /// Filters system calls. After everything that the filter forbids.
     Filter,
-    /// Executes init with its listening socket and its cgroup, and not one descriptor more.
+    /// Executes init with its listening socket, its cgroup and its OOM score, and not one descriptor more.
     Execute,
 }
 
 /// The steps for a plan.
 pub fn steps(plan: &Plan) -> Vec<Step> {
-    let mut steps = vec![Step::JoinLimits, Step::HideCgroups, Step::JoinNetwork, Step::Stage(Tree::Writable)];
+    let mut steps = vec![
+        Step::OrderVictims,
+        Step::JoinLimits,
+        Step::HideCgroups,
+        Step::JoinNetwork,
+        Step::Stage(Tree::Writable),
+    ];
     let overlays = overlays(&plan.rootfs);
     let layers = overlays.iter().flat_map(|overlay| &overlay.layers);
     steps.extend(layers.map(|layer| Step::Stage(Tree::Layer(*layer))));
@@ -165,11 +174,15 @@ mod tests {
     fn the_user_namespace_is_entered_after_everything_that_the_guest_must_not_own() {
         let steps = steps(&plan());
         let guest = position(&steps, &Step::BecomeGuest);
-        for earlier in
-            [Step::JoinLimits, Step::HideCgroups, Step::JoinNetwork, Step::Processes, Step::ChangeRoot]
-                .into_iter()
-                .chain([Step::Volume(0, "/data".into())])
-        {
+        for earlier in [
+            Step::OrderVictims,
+            Step::JoinLimits,
+            Step::HideCgroups,
+            Step::JoinNetwork,
+            Step::Processes,
+            Step::Volume(0, "/data".into()),
+            Step::ChangeRoot,
+        ] {
             assert!(position(&steps, &earlier) < guest, "{earlier:?}");
         }
         assert_eq!(

@@ -1,22 +1,21 @@
 //! Ranges of host ids, one per living sandbox, disjoint on the whole machine.
 //!
-//! Ranges are claimed in blocks, each by a file that names the claimant, under one lock for the machine. So several
-//! installations never meet, and a claim outlives the daemon as its sandboxes do. A claim whose data directory is gone, or is
-//! another installation by now, is void. The claims lie under `/run`: no process outlives a reboot, and files on disk
-//! carry guest ids, so ranges need not either.
+//! Installations claim ranges in blocks. Each claim is a file that names the claimant, written under one lock for the machine, so
+//! installations never share a range, and a claim outlives the daemon as its sandboxes do. A claim is void once its data
+//! directory is gone or belongs to another installation. Claims are under `/run` and need not survive a reboot: no process does,
+//! and files on disk carry guest ids.
 
 use std::collections::{BTreeSet, HashSet};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use rustix::fs::{FlockOperation, flock};
-use rustix::io::Errno;
 use wire::InstallationId;
 
-use crate::slot::IDS;
+use crate::ns::lock::lock_file;
+use crate::ns::slots::IDS;
 
 /// Above what distributions hand out to people and to other container runtimes (systemd takes up to 0x6fff_ffff).
 pub(crate) const FIRST: u32 = 0x7000_0000;
@@ -31,8 +30,6 @@ pub const CLAIMS: &str = "/run/shoal/ranges";
 
 /// Another daemon holds the lock for as long as it takes to read some small files.
 const LOCK_DEADLINE: Duration = Duration::from_secs(5);
-/// Between two tries.
-const LOCK_STEP: Duration = Duration::from_millis(1);
 
 /// The ranges of one installation.
 pub struct Ranges {
@@ -71,7 +68,7 @@ impl Ranges {
     /// The ranges that this installation has claimed before, without those `in_use`.
     pub fn open(claims: &Path, claimant: Claimant, in_use: &HashSet<u32>) -> io::Result<Self> {
         fs::DirBuilder::new().recursive(true).mode(0o700).create(claims)?;
-        // Also where it existed: whoever can open the lock can hold it.
+        // Also if it existed: a process that can open the lock can hold it.
         fs::set_permissions(claims, fs::Permissions::from_mode(0o700))?;
         let mut ranges =
             Self { claims: claims.into(), claimant, blocks: BTreeSet::new(), free: BTreeSet::new() };
@@ -81,7 +78,7 @@ impl Ranges {
                 ranges.add(block, in_use);
             }
         }
-        // Claims may have been swept away under living sandboxes; theirs are claimed again.
+        // Claims of living sandboxes may have been deleted; claim them again.
         for base in in_use {
             let block = (base.saturating_sub(FIRST) / IDS) / BLOCK;
             if *base >= FIRST && block < BLOCKS && !ranges.blocks.contains(&block) {
@@ -136,7 +133,7 @@ impl Ranges {
         self.free.extend(bases.filter(|base| !in_use.contains(base)));
     }
 
-    /// Written under another name first: a claim is whole or it is not there.
+    /// Written under another name first, so that a claim is never incomplete.
     fn claim(&self, block: u32) -> io::Result<()> {
         let unfinished = self.claims.join(format!("unfinished-{}", self.claimant.installation));
         let mut file =
@@ -163,16 +160,7 @@ fn read_holder(claims: &Path, block: u32) -> io::Result<Option<Claimant>> {
 }
 
 fn lock(claims: &Path) -> io::Result<File> {
-    let file =
-        OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(claims.join("lock"))?;
-    let deadline = Instant::now() + LOCK_DEADLINE;
-    loop {
-        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => return Ok(file),
-            Err(Errno::WOULDBLOCK) if Instant::now() < deadline => std::thread::sleep(LOCK_STEP),
-            Err(e) => return Err(e.into()),
-        }
-    }
+    lock_file(&claims.join("lock"), LOCK_DEADLINE)
 }
 
 #[cfg(test)]

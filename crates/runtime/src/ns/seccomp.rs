@@ -108,17 +108,23 @@ impl Filters {
         forbidden.insert(libc::SYS_unshare, namespace_rules(0)?);
         forbidden.insert(libc::SYS_clone, namespace_rules(0)?);
         forbidden.insert(libc::SYS_socket, socket_rules()?);
+        // The kernel asks the family for both sockets of a pair before the family can refuse to pair them.
+        forbidden.insert(libc::SYS_socketpair, socket_rules()?);
         forbidden.insert(libc::SYS_ioctl, btrfs_rules()?);
+        let unsupported = BTreeMap::from([(libc::SYS_socket, vec![netlink_rule()?])]);
         let kept = BTreeMap::from([
             (libc::SYS_setrlimit, vec![SeccompRule::new(vec![equals(0, RESOURCE_CORE)?])?]),
             (libc::SYS_prlimit64, vec![SeccompRule::new(vec![equals(1, RESOURCE_CORE)?, not_null(2)?])?]),
+            (libc::SYS_setsockopt, buffer_rules()?),
         ]);
         let missing = MISSING.iter().map(|call| (*call, vec![])).collect();
         Ok(Self(vec![
             unknown_calls(),
             filter(missing, libc::ENOSYS)?,
             filter(forbidden, libc::EPERM)?,
-            // Answered with success, and not done: programs that hold secrets end when they cannot lower it.
+            filter(unsupported, libc::EPROTONOSUPPORT)?,
+            // Reported as success and not done: programs that hold secrets exit when they cannot lower their limit on
+            // core dumps, and servers exit when they cannot size their buffers.
             filter(kept, 0)?,
         ]))
     }
@@ -175,6 +181,24 @@ fn socket_rules() -> Result<Vec<SeccompRule>, seccompiler::BackendError> {
         between(libc::AF_INET6 + 1, libc::AF_NETLINK - 1)?,
         SeccompRule::new(vec![above])?,
     ])
+}
+
+/// Every netlink protocol but NETLINK_ROUTE. The kernel charges what waits in netlink sockets to no cgroup, and the other
+/// protocols are of no use without a network to administer. The error is that of a kernel built without the protocol:
+/// `useradd`, `su` and `sudo` exit when they meet any other error on the way to the audit system.
+fn netlink_rule() -> Result<SeccompRule, seccompiler::BackendError> {
+    let not_route =
+        SeccompCondition::new(2, SeccompCmpArgLen::Dword, SeccompCmpOp::Ne, libc::NETLINK_ROUTE as u64)?;
+    SeccompRule::new(vec![equals(0, libc::AF_NETLINK as u64)?, not_route])
+}
+
+/// The sizes of socket buffers. The kernel charges what waits in netlink sockets to no cgroup, so every socket keeps the
+/// default size, which is a small part of the largest one; TCP adjusts its own sizes as it goes. The variants that may go
+/// beyond the largest size need CAP_NET_ADMIN over the network namespace, which no guest has.
+fn buffer_rules() -> Result<Vec<SeccompRule>, seccompiler::BackendError> {
+    let rule =
+        |option: i32| SeccompRule::new(vec![equals(1, libc::SOL_SOCKET as u64)?, equals(2, option as u64)?]);
+    Ok(vec![rule(libc::SO_SNDBUF)?, rule(libc::SO_RCVBUF)?])
 }
 
 /// Every request of btrfs but those for sharing blocks between files, which other file systems have too. A volume may be on btrfs, and

@@ -1,7 +1,7 @@
 //! What can be made ahead of a sandbox, for one range of host ids: its user namespace and its network namespace.
 //!
 //! Both are made and owned by the launcher's side. Were the guest to own its network namespace, it could change the rules
-//! in it; a guest that owned its mount namespace could remount with `dev` (recipes, 1). The user
+//! in it; a guest that owned its mount namespace could remount with `dev`. The user
 //! namespace is created *under the base id of the range*: created by root, its inotify instances and other
 //! per-user counts would be charged to root, and one sandbox could use up what all others need.
 
@@ -13,8 +13,8 @@ use rustix::mount::MountAttrFlags;
 use rustix::process::{Pid, WaitOptions, waitpid};
 use rustix::thread::{UnshareFlags, set_thread_groups, set_thread_res_gid, set_thread_res_uid};
 
-use crate::enter;
-use crate::sys::{self, Cloned};
+use crate::ns::enter;
+use crate::sys::{self, Cloned, mounts};
 
 /// How many ids a sandbox has, from 0 up, as on a machine of its own.
 pub const IDS: u32 = 65_536;
@@ -43,15 +43,11 @@ pub fn make(base: u32) -> Result<Slot, SlotError> {
     sys::unshare(UnshareFlags::NEWNET).map_err(|e| error("make a network namespace", e))?;
     sys::loopback_up().map_err(|e| error("bring loopback up", e))?;
     let settings = Settings::open().map_err(|e| error("see the kernel's settings", e))?;
-    // Guest root does not own the namespace, so it has no right to low ports or to ping there; give both to everyone in it.
-    for (file, value) in [
-        ("net/ipv4/ip_unprivileged_port_start", "0".to_owned()),
-        ("net/ipv4/ping_group_range", format!("{base} {}", base + IDS - 1)),
-    ] {
-        settings
-            .write(file, &value)
-            .map_err(|e| error("open low ports and ping in the network namespace", e))?;
-    }
+    // Guest root does not own the namespace, so it has no right to low ports there; give them to everyone in it. The ping
+    // sockets stay closed: the kernel charges what waits in them to no cgroup, and there is nobody to ping.
+    settings
+        .write("net/ipv4/ip_unprivileged_port_start", "0")
+        .map_err(|e| error("open low ports in the network namespace", e))?;
     let net = open("/proc/self/ns/net").map_err(|e| error("open the network namespace", e))?;
     Ok(Slot { user: make_user_namespace(base, &settings)?, net })
 }
@@ -119,7 +115,7 @@ struct Settings {
 
 impl Settings {
     fn open() -> io::Result<Self> {
-        Ok(Self { proc: enter::mount("proc", &[], MountAttrFlags::MOUNT_ATTR_NOSUID)? })
+        Ok(Self { proc: mounts::mount("proc", &[], MountAttrFlags::MOUNT_ATTR_NOSUID)? })
     }
 
     /// Changes a setting of the namespaces that the caller is in.

@@ -1,16 +1,16 @@
-//! Which sandboxes stand ready before anybody has asked for them: the bookkeeping, without the work.
+//! Keeps track of spares: sandboxes that are prepared before a caller asks for them. Decides, and does no work itself.
 //!
-//! A spare is a sandbox like any other, made under a random id, that has no row yet. A create whose *shape* (root
-//! filesystem and limits) is that of the spares takes one and with it its id, so nothing on the host is ever renamed,
-//! and one `teardown(id)` removes it whatever became of it. There is one shape at a time: the one asked for most lately.
-//! `ns` makes and removes spares; a daemon that was killed leaves them as strays, which the next one removes.
+//! A spare is a normal sandbox with a random id and no row yet. A create with the same *shape* (root filesystem and limits) takes a
+//! spare together with its id, so nothing on the host is renamed, and `teardown(id)` removes it in any state. There is one shape
+//! at a time: the one that was last asked for. `ns` creates and removes spares; a killed daemon leaves them as strays, which the
+//! next daemon removes.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
 use wire::launch::{Limits, Rootfs};
 use wire::{Digest, SandboxId};
 
-/// What two sandboxes have in common that can stand in for each other before their first command.
+/// What two sandboxes must have in common to be interchangeable before their first command.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Shape {
     /// What it sees as `/`.
@@ -19,21 +19,21 @@ pub struct Shape {
     pub limits: Limits,
 }
 
-/// What a spare was made as.
+/// What a spare was made from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Made {
-    /// Asked for by creates.
+    /// The shape that creates ask for.
     pub shape: Shape,
-    /// Of what it is made from.
+    /// The edition of what it was made from.
     edition: u64,
 }
 
-/// What a create finds under the id that it was given.
+/// What a create finds under the id that it reserved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Claim {
-    /// A sandbox that needs nothing more.
+    /// A sandbox that is ready.
     Ready,
-    /// Something that is no longer what it should be, to be removed first.
+    /// A sandbox that does not fit any more and must be removed first.
     Unfit,
     /// Nothing.
     Nothing,
@@ -42,7 +42,7 @@ pub enum Claim {
 /// All spares of one backend.
 #[derive(Debug)]
 pub struct Spares {
-    /// How many stand ready when all is quiet.
+    /// How many to keep ready.
     wanted: usize,
     shape: Option<Shape>,
     /// Requests for other shapes since the last one for this.
@@ -50,7 +50,7 @@ pub struct Spares {
     ready: VecDeque<SandboxId>,
     /// Being made.
     making: HashSet<SandboxId>,
-    /// Given to a create that has not begun with it yet, with what they were made as.
+    /// Reserved by a create that has not claimed them yet.
     taken: HashMap<SandboxId, Made>,
     /// Counts how often what they are made from has changed.
     edition: u64,
@@ -58,7 +58,7 @@ pub struct Spares {
 }
 
 impl Spares {
-    /// None, and `wanted` to come as soon as a shape is known.
+    /// Starts without spares; `wanted` are made once a shape is known.
     pub fn new(wanted: usize) -> Self {
         Self {
             wanted,
@@ -84,9 +84,9 @@ impl Spares {
         Some(id)
     }
 
-    /// Says what is likely to be asked for next. Returns the spares that nobody will want.
+    /// Notes the shape that is likely to be asked for next. Returns the spares that do not fit it.
     ///
-    /// A single request for something else does not throw away what is ready; as many as there are spares do.
+    /// One request for another shape does not discard the spares; as many requests as there are spares do.
     pub fn foresee(&mut self, shape: &Shape) -> Vec<SandboxId> {
         match &self.shape {
             Some(current) if current == shape || self.misses < self.wanted => Vec::new(),
@@ -104,7 +104,7 @@ impl Spares {
         self.ready.drain(..).collect()
     }
 
-    /// A layer is to be removed. Returns the spares that are made from it, and makes no more of them.
+    /// A layer is about to be removed. Returns the spares that use it, and forgets their shape.
     pub fn without(&mut self, layer: Digest) -> Vec<SandboxId> {
         let uses = |shape: &Shape| matches!(&shape.rootfs, Rootfs::Layers(layers) | Rootfs::OverHost(layers) if layers.contains(&layer));
         match self.shape.as_ref().is_some_and(uses) {
@@ -133,7 +133,7 @@ impl Spares {
         Some(Made { shape, edition: self.edition })
     }
 
-    /// One was made. `false` if nobody will want it: it is to be removed.
+    /// A spare was made. `false` if it does not fit any more and must be removed.
     pub fn made(&mut self, id: SandboxId, made: &Made) -> bool {
         let wanted = self.making.remove(&id)
             && !self.closed
@@ -145,14 +145,14 @@ impl Spares {
         wanted
     }
 
-    /// One could not be made, or is on its way out.
+    /// A spare could not be made, or is being removed.
     pub fn forget(&mut self, id: SandboxId) {
         self.making.remove(&id);
         self.taken.remove(&id);
         self.ready.retain(|ready| *ready != id);
     }
 
-    /// A create begins with what it took.
+    /// A create claims the spare that it reserved.
     pub fn claim(&mut self, id: SandboxId, shape: &Shape) -> Claim {
         match self.taken.remove(&id) {
             Some(made) if made.shape == *shape && made.edition == self.edition => Claim::Ready,
@@ -161,13 +161,13 @@ impl Spares {
         }
     }
 
-    /// Ends it: returns those that are ready, and makes no more.
+    /// Stops making spares, and returns those that are ready.
     pub fn close(&mut self) -> Vec<SandboxId> {
         self.closed = true;
         self.ready.drain(..).collect()
     }
 
-    /// Whether this one belongs to nobody yet, and rightly so.
+    /// Whether this is a known spare, which the sweep must not remove.
     pub fn holds(&self, id: SandboxId) -> bool {
         self.making.contains(&id) || self.taken.contains_key(&id) || self.ready.contains(&id)
     }

@@ -1,7 +1,7 @@
-//! Counts what a tree that a guest has filled takes on disk.
+//! Measures the disk usage of a tree that a guest has filled.
 //!
-//! Nothing is followed, no path is longer than one name, and there are bounds: a guest can make more names than anyone wants
-//! to look at, and may go on making them meanwhile. What lies beyond a bound is not counted, and the answer says so.
+//! Follows no link, opens one name at a time, and stops at bounds: a guest can create more names than are worth reading, and can go on
+//! while we count. The result says whether everything was counted.
 
 use std::collections::HashSet;
 use std::io;
@@ -13,11 +13,11 @@ use rustix::io::Errno;
 
 use crate::backend::DiskUsage;
 
-/// Names that are looked at: some seconds' worth from a warm cache, and a hundred times what a small project has.
+/// Names that are counted: a few seconds of work with a warm cache, and a hundred times a small project.
 const NAMES_MAX: u64 = 1_000_000;
 /// A cold disk is slower. Well below the deadline of a request to the launcher.
 const TIME_MAX: Duration = Duration::from_secs(10);
-/// Directories held open at once, of which a process has a thousand or more.
+/// Directories held open at once. A process may have at least a thousand descriptors.
 const DEPTH_MAX: usize = 256;
 /// The unit of `st_blocks`, whatever the file system's own is.
 const BLOCK_BYTES: u64 = 512;
@@ -47,7 +47,7 @@ pub fn usage(top: OwnedFd) -> io::Result<DiskUsage> {
         let parent = dir.fd()?;
         let stat = match statat(parent, name, AtFlags::SYMLINK_NOFOLLOW) {
             Ok(stat) => stat,
-            // The guest has removed it meanwhile.
+            // The guest has removed it since.
             Err(Errno::NOENT) => continue,
             Err(e) => return Err(e.into()),
         };
@@ -122,7 +122,7 @@ mod tests {
             at = openat(&at, "d", flags, Mode::empty()).expect("it opens");
         }
         assert!(!measure(dir.path()).complete);
-        crate::remove::remove_tree(
+        crate::storage::remove::remove_tree(
             rustix::fs::open(dir.path(), flags, Mode::empty()).expect("it opens").as_fd(),
             "d",
         )

@@ -8,8 +8,8 @@
 //!
 //! Layers are seen through idmapped mounts, which make the host's root the guest's root. A file that only root may read on
 //! the host would be readable inside; so whatever is not readable for everyone is hidden by a whiteout.
-//! `/etc` is a list of what is taken, not of what is left out: an unknown file may hold a secret.
-//! A generation is never changed. Packages that are installed on the host later make a new one; sandboxes keep theirs.
+//! For `/etc` there is a list of files to take, not of files to leave out: an unknown file may hold a secret.
+//! A generation never changes. Installing packages on the host leads to a new generation; existing sandboxes keep theirs.
 
 use std::collections::HashSet;
 use std::ffi::OsStr;
@@ -23,7 +23,7 @@ use rustix::fs::{CWD, FileType as NodeType, Mode, mknodat};
 /// Where the machine's programs are.
 pub const USR: &str = "/usr";
 
-/// All that the image is made from.
+/// Everything that the image is built from.
 pub const SOURCES: [&str; 3] = [USR, "/etc", "/var/lib/dpkg"];
 
 /// What is taken from the machine's `/etc`, where it is readable for everyone.
@@ -245,8 +245,7 @@ const LINKS: &[(&str, &str)] =
 /// Directories at the top that a machine with a merged `/usr` has as links.
 const MERGED: [&str; 6] = ["bin", "sbin", "lib", "lib32", "lib64", "libx32"];
 
-/// What the machine looks like, as far as the image depends on it: cheap to ask, and different after any package
-/// was installed or removed.
+/// A summary of what the image depends on: cheap to compute, and different after any package was installed or removed.
 pub fn stamp() -> io::Result<String> {
     let mut text = String::new();
     for path in [
@@ -342,7 +341,7 @@ fn add_package_accounts(etc: &Path) -> Result<(), ImageError> {
     Ok(())
 }
 
-/// Ids below this one belong to packages on Debian and its kin; from here on they belong to people.
+/// On Debian and similar systems, lower ids belong to packages, and ids from here on belong to people.
 const FIRST_PERSON_ID: u32 = 1000;
 
 /// A line of `/etc/passwd` or `/etc/group` as a bare account, if it is a package's.
@@ -395,7 +394,7 @@ enum Take {
     Link,
 }
 
-/// Takes what everyone may read; the rest is passed over, as it would be for an ordinary user.
+/// Takes files that everyone may read and skips the rest.
 fn take_tree(from: &Path, to: &Path, how: Take) -> Result<(), ImageError> {
     let Some(meta) = found(fs::symlink_metadata(from)).map_err(failed("look at", from))? else {
         return Ok(());
@@ -431,7 +430,7 @@ fn take_tree(from: &Path, to: &Path, how: Take) -> Result<(), ImageError> {
     Ok(())
 }
 
-/// Makes the layer that lies over the machine's `/usr`, and tells what it hides.
+/// Builds the layer over the machine's `/usr`, and returns what it hides.
 fn cover_usr(cover: &Path) -> Result<Vec<PathBuf>, ImageError> {
     let usr = Path::new(USR);
     copy_dir_shape(usr, cover)?;
@@ -441,7 +440,7 @@ fn cover_usr(cover: &Path) -> Result<Vec<PathBuf>, ImageError> {
     for path in &hidden {
         make_parents(path, cover, &mut made)?;
         let at = cover.join(path);
-        // A character device 0,0 in an upper layer says that the name does not exist.
+        // A character device 0,0 in an upper layer hides the name.
         mknodat(CWD, &at, NodeType::CharacterDevice, Mode::empty(), 0)
             .map_err(|e| failed("make a whiteout", &at)(e.into()))?;
     }
@@ -456,7 +455,7 @@ fn cover_usr(cover: &Path) -> Result<Vec<PathBuf>, ImageError> {
     Ok(hidden)
 }
 
-/// Names below `/usr` that not everyone may read. What changes while it is read is passed over.
+/// Names below `/usr` that not everyone may read. Names that change during the scan are skipped.
 fn find_unreadable(usr: &Path, below: &Path, hidden: &mut Vec<PathBuf>) -> Result<(), ImageError> {
     let dir = usr.join(below);
     let entries = match found(fs::read_dir(&dir)).map_err(failed("list", &dir))? {
@@ -530,7 +529,7 @@ fn failed<'a>(doing: &'static str, path: &'a Path) -> impl FnOnce(io::Error) -> 
 /// The image could not be built.
 #[derive(Debug, thiserror::Error)]
 pub enum ImageError {
-    /// `/bin` and its like are directories of their own.
+    /// `/bin` or a similar directory is not a link into `/usr`.
     #[error("`{}` is a directory of its own: the image `host` needs a machine with a merged /usr", path.display())]
     NotMerged {
         /// The first such directory.

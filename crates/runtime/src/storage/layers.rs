@@ -7,8 +7,8 @@
 //!               blobs/                    the daemon's: what layers are made from
 //! ```
 //!
-//! A layer has its name only when it is whole and on disk, and loses it before the first file of it is removed; so a crash at
-//! any instant leaves whole layers, and names that say that they are rubbish. Every path is built from digests.
+//! A layer gets its name once it is complete and on disk, and loses it before its first file is removed. So a crash at any time leaves
+//! complete layers, and leftovers that are recognised by their names. Every path is built from digests.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -17,20 +17,20 @@ use rustix::fs::{Mode, OFlags, RenameFlags, fsync, mkdirat, openat, renameat_wit
 use rustix::io::Errno;
 use wire::Digest;
 
-use crate::places::{DIRECTORY, make_and_open, names};
-use crate::remove::remove_tree;
+use crate::storage::directories::{DIRECTORY, make_and_open, names};
+use crate::storage::remove::remove_tree;
 
 /// Begins the name of a layer that is being made.
 const UNFINISHED: &str = "unfinished-";
 
 /// The directories, held open.
-pub struct LayerStore {
+pub struct Layers {
     layers: OwnedFd,
     trash: OwnedFd,
     blobs: OwnedFd,
 }
 
-impl LayerStore {
+impl Layers {
     /// Opens what is below `images`, and makes what is missing.
     pub fn open(images: BorrowedFd<'_>) -> io::Result<Self> {
         Ok(Self {
@@ -40,7 +40,7 @@ impl LayerStore {
         })
     }
 
-    /// Removes what a launcher that was killed had begun to make or to remove. Its walkers died with it.
+    /// Removes what a killed launcher had begun to create or to remove. Its walkers died with it.
     pub fn sweep(&self) -> io::Result<()> {
         for name in names(self.trash.as_fd())? {
             remove_tree(self.trash.as_fd(), &name)?;
@@ -86,7 +86,7 @@ impl LayerStore {
         remove_tree(self.layers.as_fd(), &name)?;
         mkdirat(&self.layers, &name, Mode::from_raw_mode(0o755))?;
         let directory = openat(&self.layers, &name, DIRECTORY, Mode::empty())?;
-        Ok(Unfinished { store: self, name, directory })
+        Ok(Unfinished { all: self, name, directory })
     }
 
     /// Removes a layer. Harmless when there is none.
@@ -103,17 +103,17 @@ impl LayerStore {
 
 /// A layer in the making.
 pub struct Unfinished<'a> {
-    store: &'a LayerStore,
+    all: &'a Layers,
     name: String,
     /// Its root.
     pub directory: OwnedFd,
 }
 
 impl Unfinished<'_> {
-    /// Gives it its name, once all of it is on disk. Somebody else may have made the same layer meanwhile, which is as good.
+    /// Gives the layer its name, once all of it is on disk. If another process has created the same layer, that one is kept.
     pub fn finish(self, layer: Digest) -> io::Result<()> {
         syncfs(&self.directory)?;
-        let layers = self.store.layers.as_fd();
+        let layers = self.all.layers.as_fd();
         match renameat_with(layers, &self.name, layers, layer.hex(), RenameFlags::NOREPLACE) {
             Ok(()) => Ok(fsync(layers)?),
             Err(Errno::EXIST) => self.discard(),
@@ -123,6 +123,6 @@ impl Unfinished<'_> {
 
     /// Removes it.
     pub fn discard(self) -> io::Result<()> {
-        remove_tree(self.store.layers.as_fd(), &self.name)
+        remove_tree(self.all.layers.as_fd(), &self.name)
     }
 }

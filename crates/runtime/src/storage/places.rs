@@ -1,13 +1,13 @@
-//! Where things are in the data directory. Every path of the launcher is built here, from ids alone.
+//! Where things are in the data directory. The launcher's paths are built here, from ids alone.
 //!
 //! ```text
 //! <data>/
 //!   stage/                  empty; the launcher's private staging area is mounted over it
 //!   images/host/<n>/        generations of the image `host`, see `host_image`
-//!   images/layers/          layers of all other images, see `layer_store`
+//!   images/layers/          layers of all other images, see `layers`
 //!   sandboxes/<id>/         0700; the attribute `trusted.shoal` holds the first host id of its range and the generation
 //!     init.sock             where init listens
-//!     fs/{root,usr}[-work]  the writable layers, with guest ids, unless they are in the store; see `store`
+//!     fs/{root,usr}[-work]  the writable layers, with guest ids, unless they are in the storage pool; see `pool`
 //! ```
 
 use std::io;
@@ -15,22 +15,19 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{
-    Dir, IFlags, Mode, OFlags, XattrFlags, fgetxattr, fsetxattr, fstatvfs, ioctl_getflags, ioctl_setflags,
-    mkdirat, openat,
+    IFlags, Mode, XattrFlags, fgetxattr, fsetxattr, fstatvfs, ioctl_getflags, ioctl_setflags, mkdirat, openat,
 };
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with};
 use wire::SandboxId;
 
 use crate::backend::DiskUsage;
-use crate::layer_store::LayerStore;
-use crate::plan::Overlay;
-use crate::remove::remove_tree;
-use crate::store::Store;
+use crate::storage::directories::{DIRECTORY, make_and_open, names};
+use crate::storage::generations::{HostImages, PrepareError, cannot};
+use crate::storage::layers::Layers;
+use crate::storage::pool::StoragePool;
+use crate::storage::remove::remove_tree;
 
-/// A directory that must be one and must not be a link.
-pub(crate) const DIRECTORY: OFlags =
-    OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 /// Connections that may wait for init. The daemon makes one at a time.
 const BACKLOG: i32 = 8;
 /// Only the host's root may read or write attributes of this kind, and guests never see the directory.
@@ -42,16 +39,17 @@ pub const INIT_SOCKET: &str = "init.sock";
 pub struct Places {
     path: PathBuf,
     sandboxes: OwnedFd,
-    host_images: OwnedFd,
+    /// Generations of the image `host`.
+    pub host_images: HostImages,
     /// The layers of all other images.
-    pub layers: LayerStore,
+    pub layers: Layers,
     /// Writable layers and volumes.
-    pub store: Store,
+    pub pool: StoragePool,
 }
 
 impl Places {
     /// Opens the data directory and makes what is missing in it.
-    pub fn open(path: &Path, store: Store) -> io::Result<Self> {
+    pub fn open(path: &Path, pool: StoragePool) -> io::Result<Self> {
         let data = rustix::fs::open(path, DIRECTORY, Mode::empty())?;
         let sandboxes = make_and_open(data.as_fd(), "sandboxes")?;
         let images = make_and_open(data.as_fd(), "images")?;
@@ -60,8 +58,9 @@ impl Places {
             spread_out(parent.as_fd());
         }
         make_and_open(data.as_fd(), "stage")?;
-        let layers = LayerStore::open(images.as_fd())?;
-        Ok(Self { path: path.to_owned(), sandboxes, host_images, layers, store })
+        let layers = Layers::open(images.as_fd())?;
+        let host_images = HostImages::new(host_images, path.join("images/host"));
+        Ok(Self { path: path.to_owned(), sandboxes, host_images, layers, pool })
     }
 
     /// Over which the launcher mounts its staging area.
@@ -75,9 +74,16 @@ impl Places {
         Ok((found.f_blocks.saturating_mul(found.f_frsize), found.f_bavail.saturating_mul(found.f_frsize)))
     }
 
-    /// Where generations of the image `host` are.
-    pub fn host_images(&self) -> (BorrowedFd<'_>, PathBuf) {
-        (self.host_images.as_fd(), self.path.join("images/host"))
+    /// Makes the image `host` ready, and tells which generation that is. See [`HostImages::prepare`].
+    pub fn prepare_host_image(&self, thorough: bool) -> Result<u64, PrepareError> {
+        let before = self.host_images.current().map_err(cannot("list generations"))?;
+        let generation = self.host_images.prepare(thorough)?;
+        if before != Some(generation) {
+            let used = self.generations_in_use();
+            let dropped = used.and_then(|used| self.host_images.drop_old(generation, &used));
+            dropped.map_err(cannot("remove old images"))?;
+        }
+        Ok(generation)
     }
 
     /// Where the layers of all other images are.
@@ -91,7 +97,7 @@ impl Places {
         id: SandboxId,
         base: u32,
         generation: u64,
-        overlays: &[Overlay],
+        writable_layers: &[&str],
         disk_bytes: Option<u64>,
     ) -> io::Result<SandboxPlace> {
         let name = id.to_string();
@@ -99,31 +105,31 @@ impl Places {
         let dir = openat(&self.sandboxes, &name, DIRECTORY, Mode::empty())?;
         // An attribute, since a new file is the dearer thing: some file systems search long for a free one.
         fsetxattr(&dir, ATTRIBUTE, format!("{base} {generation}").as_bytes(), XattrFlags::empty())?;
-        // In this order, so that whatever is in the store is known by a directory.
-        let fs = match self.store.make_sandbox(id, disk_bytes)? {
+        // After the directory, so that nothing in the pool is without one.
+        let fs = match self.pool.make_sandbox(id, disk_bytes)? {
             Some(fs) => fs,
             None => {
                 mkdirat(&dir, "fs", Mode::RWXU)?;
                 openat(&dir, "fs", DIRECTORY, Mode::empty())?
             }
         };
-        for overlay in overlays {
-            mkdirat(&fs, overlay.upper, Mode::from_raw_mode(0o755))?;
-            mkdirat(&fs, format!("{}-work", overlay.upper), Mode::RWXU)?;
+        for name in writable_layers {
+            mkdirat(&fs, *name, Mode::from_raw_mode(0o755))?;
+            mkdirat(&fs, format!("{name}-work"), Mode::RWXU)?;
         }
         Ok(SandboxPlace { dir, fs })
     }
 
     /// Removes all of a sandbox's directory.
     pub fn remove_sandbox(&self, id: SandboxId) -> io::Result<()> {
-        self.store.remove_sandbox(id)?;
+        self.pool.remove_sandbox(id)?;
         remove_tree(self.sandboxes.as_fd(), &id.to_string())
     }
 
     /// What a sandbox's writable layers take. Nothing, if it has none.
     pub fn disk_usage(&self, id: SandboxId) -> io::Result<DiskUsage> {
         match self.writable(id) {
-            Ok(fs) => self.store.usage(fs),
+            Ok(fs) => self.pool.usage(fs),
             Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(DiskUsage { bytes: 0, complete: true }),
             Err(e) => Err(e),
         }
@@ -131,7 +137,7 @@ impl Places {
 
     /// The writable layers of a sandbox.
     pub fn writable(&self, id: SandboxId) -> io::Result<OwnedFd> {
-        match self.store.sandbox(id)? {
+        match self.pool.sandbox(id)? {
             Some(fs) => Ok(fs),
             None => Ok(openat(&self.sandboxes, format!("{id}/fs"), DIRECTORY, Mode::empty())?),
         }
@@ -150,7 +156,7 @@ impl Places {
     }
 
     /// The generations of the image `host` that sandboxes still use.
-    pub fn generations_in_use(&self) -> io::Result<Vec<u64>> {
+    fn generations_in_use(&self) -> io::Result<Vec<u64>> {
         Ok(self.attributes()?.into_iter().filter_map(|(_, numbers)| Some(numbers?.1)).collect())
     }
 
@@ -212,14 +218,6 @@ pub fn socket_address(dir: BorrowedFd<'_>) -> io::Result<SocketAddrUnix> {
     Ok(SocketAddrUnix::new(format!("/proc/self/fd/{}/{INIT_SOCKET}", dir.as_raw_fd()))?)
 }
 
-pub(crate) fn make_and_open(parent: BorrowedFd<'_>, name: &str) -> io::Result<OwnedFd> {
-    match mkdirat(parent, name, Mode::RWXU) {
-        Ok(()) | Err(Errno::EXIST) => {}
-        Err(e) => return Err(e.into()),
-    }
-    Ok(openat(parent, name, DIRECTORY, Mode::empty())?)
-}
-
 /// Asks ext4 to put each child into another part of the disk, as with home directories. Children come and go as a whole, and
 /// an ext4 without a journal searches through everything that was lately deleted nearby for each new file: creating a
 /// sandbox took 25 ms after a few hundred deletions, and takes 3 ms with this. Other file systems need no such hint and refuse it.
@@ -229,18 +227,4 @@ fn spread_out(dir: BorrowedFd<'_>) {
     {
         tracing::debug!(%error, "the file system takes no hint for spreading directories out");
     }
-}
-
-/// The names in a directory that are text, which ours all are.
-pub fn names(dir: BorrowedFd<'_>) -> io::Result<Vec<String>> {
-    let mut names = Vec::new();
-    for entry in Dir::read_from(dir)? {
-        if let Ok(name) = entry?.file_name().to_str()
-            && name != "."
-            && name != ".."
-        {
-            names.push(name.to_owned());
-        }
-    }
-    Ok(names)
 }

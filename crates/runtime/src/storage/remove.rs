@@ -1,7 +1,7 @@
-//! Removes a tree that a guest has filled: names, depth and links are whatever it liked.
+//! Removes a tree that a guest has filled, with any names, depth and links.
 //!
-//! Nothing is followed, nothing that is mounted is entered, no path is longer than one name, and a tree that is nested a million
-//! deep needs neither stack nor descriptors: what lies too deep is moved up first.
+//! Follows no link, enters no mount and opens one name at a time. A tree that is a million levels deep needs neither stack nor
+//! descriptors: directories that are too deep are moved up first.
 
 use std::ffi::{CStr, CString};
 use std::io;
@@ -18,8 +18,8 @@ const DEPTH_MAX: usize = 32;
 /// Names that are read at once.
 const BATCH: usize = 4096;
 
-/// Removes `name` in `parent` and everything below it. Harmless when it does not exist. Were a piece of the machine's own tree
-/// mounted beneath, this stops with an error and does not empty it.
+/// Removes `name` in `parent` and everything below it. Harmless if it does not exist. If something is mounted
+/// below it, this fails instead of emptying the mount.
 pub fn remove_tree(parent: BorrowedFd<'_>, name: &str) -> io::Result<()> {
     let top = match open_dir(parent, name) {
         Ok(top) => top,
@@ -48,7 +48,7 @@ fn empty(top: BorrowedFd<'_>, dir: BorrowedFd<'_>, depth: usize, moved: &mut u64
     }
 }
 
-/// What somebody else has removed in the meantime is removed.
+/// A name that another process has removed counts as removed.
 fn remove_entry(
     top: BorrowedFd<'_>,
     dir: BorrowedFd<'_>,
@@ -60,7 +60,7 @@ fn remove_entry(
     if kind != FileType::Directory {
         match unlinkat(dir, name, AtFlags::empty()) {
             Ok(()) | Err(Errno::NOENT) => return Ok(()),
-            // The kind was not told, or it changed: it is a directory after all.
+            // The kernel did not report the kind, or it has changed: it is a directory.
             Err(Errno::ISDIR) => {}
             Err(e) => return Err(e.into()),
         }
@@ -79,7 +79,7 @@ fn remove_entry(
     }
 }
 
-/// Moves a directory to a free name at the top. The guest may have taken any name there, so taken ones are passed over.
+/// Moves a directory to a free name at the top. The guest may use any name there, so names in use are skipped.
 fn move_up(dir: BorrowedFd<'_>, name: &CStr, top: BorrowedFd<'_>, moved: &mut u64) -> io::Result<()> {
     loop {
         let refuge = format!(".shoal-removing-{moved}");
@@ -100,7 +100,7 @@ fn open_dir(parent: BorrowedFd<'_>, name: impl rustix::path::Arg) -> Result<Owne
     openat2(parent, name, DIRECTORY, Mode::empty(), within)
 }
 
-/// Some names other than `.` and `..`, none when there are none. A batch is read before any of it is removed, since a directory
+/// Some names other than `.` and `..`, or none. A batch is read before any of it is removed, since a directory
 /// that shrinks under its reader may hide entries; and it is bounded, since a directory may hold more names than memory.
 fn some_entries(dir: BorrowedFd<'_>) -> io::Result<Vec<(CString, FileType)>> {
     let mut names = Vec::new();

@@ -1,14 +1,13 @@
-//! The process that makes one layer, of a blob or of what a sandbox has written: it reads the work of strangers, so it can reach nothing.
+//! The process that creates one layer, from a blob or from what a sandbox has written. It reads untrusted data, so it can reach
+//! nothing else.
 //!
 //! A walker clones it for one layer. Before it reads the first byte it stands in namespaces of its own whose root is the launcher's
 //! empty staging area, with the new layer mounted writable and the layers below mounted read-only, both through idmapped mounts.
 //! It is root of a user namespace over a range of ids that nobody else has: so it can give files to guest ids,
 //! which is what unpacking needs, and is nobody on the host. It has no network, no descriptor but the blob and a
-//! pipe, no way to start a program, and limits on memory. Had a layer taken it over, it could write into the layer
-//! that it wrote anyway.
+//! pipe, no way to start a program, and a memory limit. A layer that takes it over can only write into itself.
 //!
-//! Why not in the daemon: giving files away needs root there, and the daemon should be able to do without. Why not in the walker
-//! itself: that is the host's root.
+//! This is not done in the daemon, which would need root to change owners of files, and not in the walker, which is root on the host.
 
 use std::fs::File;
 use std::io::{self, PipeReader, PipeWriter, Read, Write};
@@ -30,12 +29,11 @@ use rustix::thread::{
 use serde::{Deserialize, Serialize};
 use wire::launch::{LayerFacts, LayerFault, LayerSource, from_packet, to_packet};
 
-use crate::enter::{
-    STAGE_EMPTY_DIRECTORY, STAGE_ROOT, STAGE_WRITABLE, attach, drop_privileges, layer_name, lower_layers,
-    set_lower_layers,
+use crate::storage::stage::{
+    STAGE_EMPTY_DIRECTORY, STAGE_ROOT, STAGE_WRITABLE, layer_name, lower_layers, set_lower_layers,
 };
-use crate::seccomp::Filters;
 use crate::sys;
+use crate::sys::mounts::attach;
 
 /// What giving files to guests needs, within the ids that the process has.
 const KEPT: CapabilitySet = CapabilitySet::CHOWN
@@ -47,9 +45,9 @@ const KEPT: CapabilitySet = CapabilitySet::CHOWN
 /// Descriptors: two for each directory on the way to an entry. Processes: none. Core dumps: as in `enter`.
 const RESOURCES: [(Resource, u64); 4] =
     [(Resource::As, 1 << 30), (Resource::Nofile, 2048), (Resource::Nproc, 0), (Resource::Core, 1)];
-/// After how much more of the blob its reader says so.
+/// The process reports its progress after this many bytes.
 const STEP_BYTES: u64 = 4 << 20;
-/// A message of the process, at most. It may be taken over, so this is not believed but enforced.
+/// The longest message. Enforced by the reader, since the process may be taken over.
 const MESSAGE_MAX: usize = 16 * 1024;
 
 /// Numbers of the two descriptors that it keeps.
@@ -66,8 +64,8 @@ pub struct Materials<'a> {
     pub user: OwnedFd,
     /// A network namespace with nothing in it.
     pub net: OwnedFd,
-    /// The compiled filters.
-    pub filters: &'a Filters,
+    /// Gives up all capabilities but these, for good, and filters system calls.
+    pub give_up_privileges: &'a dyn Fn(CapabilitySet) -> io::Result<()>,
     /// What is read, where it is a blob.
     pub blob: Option<File>,
     /// Where messages go.
@@ -92,13 +90,13 @@ enum Message {
 
 /// In the new process: locks itself in, unpacks, reports, ends.
 pub fn run(materials: Materials<'_>, from: &LayerSource) -> ! {
-    // A parser that panics is a layer that is refused; nothing of the launcher's may run after it.
+    // A panic in a parser rejects the layer; no code of the launcher may run after it.
     let result = std::panic::catch_unwind(AssertUnwindSafe(|| lock_in_and_unpack(materials, from)));
     sys::exit_now(if matches!(result, Ok(Ok(()))) { 0 } else { 1 })
 }
 
 fn lock_in_and_unpack(materials: Materials<'_>, from: &LayerSource) -> io::Result<()> {
-    let Materials { top, parts, user, net, filters, blob, report } = materials;
+    let Materials { top, parts, user, net, give_up_privileges, blob, report } = materials;
     move_into_link_name_space(net.as_fd(), Some(LinkNameSpaceType::Network))?;
     attach(&top, CWD, STAGE_WRITABLE)?;
     let mut stage = Stage { next: 0, unions: vec![STAGE_EMPTY_DIRECTORY.into(), STAGE_ROOT.into()] };
@@ -118,10 +116,9 @@ fn lock_in_and_unpack(materials: Materials<'_>, from: &LayerSource) -> io::Resul
     for (resource, most) in RESOURCES {
         setrlimit(resource, Rlimit { current: Some(most), maximum: Some(most) })?;
     }
-    drop_privileges(KEPT)?;
-    filters.apply().map_err(io::Error::other)?;
+    give_up_privileges(KEPT)?;
 
-    // All else that the launcher had open goes before the first foreign byte is read.
+    // Close everything else that the launcher had open before reading the first untrusted byte.
     let null = openat(CWD, "dev/null", OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
     let keep = |fd: BorrowedFd<'_>| sys::duplicate_above(fd, REPORT + 1);
     let blob = blob.map(|blob| keep(blob.as_fd())).transpose()?;
@@ -232,7 +229,7 @@ fn joined(numbers: &[u8]) -> io::Result<OwnedFd> {
     Ok(fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, flags)?)
 }
 
-/// Tells how much was read.
+/// Reports how much was read.
 struct Reading<'a> {
     blob: &'a mut File,
     report: &'a mut File,
@@ -258,7 +255,7 @@ fn tell(report: &mut File, message: &Message) -> io::Result<()> {
     report.write_all(&packet)
 }
 
-/// In the walker: what came of it. `None`: it ended without a word.
+/// In the walker: waits for the result. `None` if the process ended without one.
 pub fn listen(
     report: &mut PipeReader,
     mut read: impl FnMut(u64) -> io::Result<()>,

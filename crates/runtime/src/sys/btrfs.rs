@@ -91,9 +91,9 @@ const QUOTA_LIMIT: u64 = request::<QuotaLimit>(READ, 43);
 /// A kind of quota.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Quota {
-    /// Whoever first wrote an extent pays for it. Costs next to nothing. Linux 6.7.
+    /// An extent counts for the subvolume that first wrote it. Costs almost nothing. Linux 6.7.
     Simple,
-    /// Shared extents are counted for all who share them. Costs more with every snapshot.
+    /// A shared extent counts for every subvolume that shares it. Costs more with every snapshot.
     Full,
 }
 
@@ -122,7 +122,7 @@ pub fn create_subvolume(parent: BorrowedFd<'_>, name: &str) -> io::Result<()> {
     unsafe { ask(parent, SUBVOLUME_CREATE, &mut argument) }
 }
 
-/// Makes a subvolume that begins as what `of` is now. What `of` has not written back yet is written first.
+/// Creates a snapshot of `of`. The kernel first writes back what is pending in `of`.
 pub fn create_snapshot(parent: BorrowedFd<'_>, name: &str, of: BorrowedFd<'_>) -> io::Result<()> {
     let fd = i64::from(of.as_raw_fd());
     let mut argument = NamedMore { fd, transaction: 0, flags: 0, unused: [0; 4], name: named(name)? };
@@ -131,15 +131,15 @@ pub fn create_snapshot(parent: BorrowedFd<'_>, name: &str, of: BorrowedFd<'_>) -
     unsafe { ask(parent, SNAPSHOT_CREATE, &mut argument) }
 }
 
-/// Takes a subvolume away, with all that is in it. Its space is freed behind the scenes.
+/// Removes a subvolume with everything in it. The kernel frees its space in the background.
 pub fn destroy_subvolume(parent: BorrowedFd<'_>, name: &str) -> io::Result<()> {
     let mut argument = Named { fd: 0, name: named(name)? };
     // SAFETY: `Named` is btrfs_ioctl_vol_args, as BTRFS_IOC_SNAP_DESTROY takes it; the name ends with a zero.
     unsafe { ask(parent, SUBVOLUME_DESTROY, &mut argument) }
 }
 
-/// Begins to write down what has changed, and returns before that is done. What was destroyed before is freed then, and not when the
-/// kernel comes by the next time, half a minute later.
+/// Starts a commit and does not wait for it. The commit frees subvolumes that were removed; otherwise the kernel would do so only at
+/// its next regular commit, up to half a minute later.
 pub fn begin_sync(file: BorrowedFd<'_>) -> io::Result<()> {
     let mut transaction = 0u64;
     // SAFETY: BTRFS_IOC_START_SYNC fills one integer of 64 bits.
@@ -164,14 +164,14 @@ pub fn file_system_id(file: BorrowedFd<'_>) -> io::Result<String> {
     Ok(format!("{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]))
 }
 
-/// Lets the file system fill its whole device.
+/// Grows the file system to the size of its device.
 pub fn resize_to_device(file: BorrowedFd<'_>) -> io::Result<()> {
     let mut argument = Named { fd: 0, name: named("max")? };
     // SAFETY: `Named` is btrfs_ioctl_vol_args, as BTRFS_IOC_RESIZE takes it; the text ends with a zero.
     unsafe { ask(file, RESIZE, &mut argument) }
 }
 
-/// Begins to count what subvolumes take. Harmless where that is so already.
+/// Enables quotas. Harmless if they are enabled already.
 pub fn enable_quota(file: BorrowedFd<'_>, quota: Quota) -> io::Result<()> {
     let command = match quota {
         Quota::Full => 1,
@@ -182,7 +182,7 @@ pub fn enable_quota(file: BorrowedFd<'_>, quota: Quota) -> io::Result<()> {
     unsafe { ask(file, QUOTA_CONTROL, &mut argument) }
 }
 
-/// Says how much a subvolume may take. Whoever writes more gets EDQUOT.
+/// Limits the size of a subvolume. Writes beyond it fail with EDQUOT.
 pub fn limit_subvolume(file: BorrowedFd<'_>, number: u64, bytes: Option<u64>) -> io::Result<()> {
     let mut argument = QuotaLimit {
         group: number,

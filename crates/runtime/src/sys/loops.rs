@@ -12,9 +12,9 @@ const SET_CAPACITY: u64 = 0x4C07;
 const GET_STATUS: u64 = 0x4C05;
 const CONFIGURE: u64 = 0x4C0A;
 const GET_FREE: u64 = 0x4C82;
-/// The device lets go of its file when nobody has it open or mounted any more.
+/// The kernel detaches the file once the device is neither open nor mounted.
 const AUTOCLEAR: u32 = 4;
-/// Past the page cache: what is on the device is cached once already.
+/// Direct I/O: the file system on the device has its own page cache.
 const DIRECT_IO: u32 = 16;
 /// What btrfs reads and writes, and what direct access to a file needs on any disk.
 const BLOCK_BYTES: u32 = 4096;
@@ -65,15 +65,15 @@ const EMPTY: Status = Status {
     init: [0; 2],
 };
 
-/// The number of a device that nobody uses. Somebody else may be quicker.
+/// The number of a free device. Another process may take it first.
 pub fn free_number(control: BorrowedFd<'_>) -> io::Result<u32> {
     // SAFETY: no memory is passed.
     let number = unsafe { libc::ioctl(control.as_raw_fd(), GET_FREE) };
     u32::try_from(number).map_err(|_| io::Error::last_os_error())
 }
 
-/// Makes a file the disk behind a device. The device holds the very descriptor, with whatever lock is on it, until it lets go of
-/// the file by itself, with its last user. LOOP_CONFIGURE, Linux 5.8.
+/// Attaches a file to a device. The device keeps this descriptor, with any lock on it, until the kernel detaches the file with its
+/// last user. LOOP_CONFIGURE, Linux 5.8.
 pub fn attach(device: BorrowedFd<'_>, file: BorrowedFd<'_>) -> io::Result<()> {
     let mut config = Config {
         fd: file.as_raw_fd() as u32,
@@ -97,7 +97,7 @@ pub fn file_behind(device: BorrowedFd<'_>) -> io::Result<Option<(u64, u64)>> {
     }
 }
 
-/// Looks again how long the file behind a device is.
+/// Makes the device take on the new size of its file.
 pub fn take_new_size(device: BorrowedFd<'_>) -> io::Result<()> {
     // SAFETY: no memory is passed.
     check(c_long::from(unsafe { libc::ioctl(device.as_raw_fd(), SET_CAPACITY, 0) }))

@@ -1,10 +1,11 @@
-//! What no safe crate offers: one function per call, checked types in, `io::Result` or an owned descriptor out.
+//! System calls that no safe crate wraps: one function per call, checked types in, `io::Result` or an owned descriptor out.
 //!
-//! All `unsafe` of this crate is here. Whatever forks is called only in the launcher, which has one thread; in
-//! such a process the child may use everything that the parent may, the allocator included.
+//! All `unsafe` code of this crate is here. Functions that fork are called only in the launcher, which has one thread; in such a
+//! process the child may use everything that the parent may, including the allocator.
 
 pub mod btrfs;
 pub mod loops;
+pub mod mounts;
 
 use std::ffi::CStr;
 use std::io;
@@ -70,7 +71,7 @@ pub fn clone_process(options: &CloneOptions<'_>) -> io::Result<Cloned> {
     }
 }
 
-/// A plain fork by the same way.
+/// A plain fork, through the same system call.
 pub fn fork_process() -> io::Result<Cloned> {
     clone_process(&CloneOptions { flags: 0, cgroup: None })
 }

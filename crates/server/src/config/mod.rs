@@ -2,7 +2,10 @@
 //!
 //! All layering is here: a flag goes before the environment, the environment before the file, the file before the
 //! default. Whoever holds a [`Config`] need not check again. What each setting is called, and how the file and the
-//! environment are read, is in [`crate::settings`].
+//! environment are read, is in [`crate::config::settings`].
+
+pub mod quantity;
+pub mod settings;
 
 use std::collections::BTreeMap;
 use std::io;
@@ -10,14 +13,14 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 
 use engine::Capacity;
-use engine::images::{BadDockerConfig, DockerConfig, ImageSettings, Mirror, RegistrySettings, is_registry};
+use engine::image::{BadDockerConfig, DockerConfig, ImageSettings, Mirror, RegistrySettings, is_registry};
 use serde::Deserialize;
 use wire::launch::{STORE_BYTES_MAX, STORE_BYTES_MIN, StoreWish};
 
-use crate::origin::{Host, Origin};
-use crate::quantity::{BadQuantity, Bytes, Cpu};
-use crate::settings::File;
-use crate::traces::Endpoint;
+use crate::config::quantity::{BadQuantity, Bytes, Cpu};
+use crate::config::settings::File;
+use crate::http::origin::{Host, Origin};
+use crate::observe::traces::Endpoint;
 
 /// Loopback only, on a port that nothing well known uses.
 pub const LISTEN_DEFAULT: &str = "127.0.0.1:7878";

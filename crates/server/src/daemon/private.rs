@@ -19,14 +19,14 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use runtime::remove::remove_tree;
+use runtime::storage::remove::remove_tree;
 use rustix::fs::{FlockOperation, Mode, OFlags, flock};
 use rustix::io::Errno;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::watch;
 
-use crate::data_dir::Listening;
+use crate::daemon::data_dir::Listening;
 
 /// A daemon that was started for a client that then died ends after this long.
 const FIRST_LEASE_MAX: Duration = Duration::from_secs(30);

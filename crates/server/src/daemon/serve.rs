@@ -7,15 +7,16 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use engine::{Engine, EngineConfig, EngineError, KeySecret, StoreError};
+use engine::{DbError, Engine, EngineConfig, EngineError, KeySecret};
 use runtime::Backend;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-use crate::app::App;
 use crate::config::Config;
-use crate::data_dir::{DataDir, DataDirError, Listening};
-use crate::lease::{LastOut, LeaseError, Leases, PrivateDir};
-use crate::listen::{Connections, ListenError, Listener};
+use crate::daemon::compose;
+use crate::daemon::data_dir::{DataDir, DataDirError, Listening};
+use crate::daemon::listen::{Connections, ListenError, Listener};
+use crate::daemon::private::{LastOut, LeaseError, Leases, PrivateDir};
+use crate::http::app::App;
 
 /// How long requests and streams may take to finish when the daemon is told to stop.
 const FINISH_MAX: Duration = Duration::from_secs(5);
@@ -74,7 +75,7 @@ impl Daemon {
         };
         let engine = Engine::start(engine_config, backend).await.map_err(ServeError::Engine)?;
         set_key(&engine, &data_dir, &api_key).await?;
-        let app = App::new(engine, config);
+        let app = compose::app(engine, config);
         let listening = Listening { url: listener.local_url(), pid: std::process::id() };
         data_dir.write_listening(&listening)?;
         let leases = private.map(Leases::open).transpose()?;
@@ -97,7 +98,7 @@ impl Daemon {
             }
         };
         let ended = tokio::select! {
-            () = listener.serve(app.router(), &open) => unreachable!("the listener never returns"),
+            () = listener.serve(compose::router(&app), &open) => unreachable!("the listener never returns"),
             name = signals.wait() => {
                 tracing::info!(signal = name, "stopping");
                 Ok(Ended::Stopped)
@@ -204,7 +205,7 @@ impl ServeError {
             Self::KeptKey(_) => Some("remove the file; the daemon makes another at its next start"),
 
             Self::Listen(ListenError::Bind { .. }) => Some("choose another address with --listen"),
-            Self::Engine(EngineError::Store { source: StoreError::Newer { .. }, .. }) => Some(
+            Self::Engine(EngineError::Store { source: DbError::Newer { .. }, .. }) => Some(
                 "start the newer program again, or put back the copy of `shoal.db` that was made before it ran",
             ),
             Self::Listen(_)

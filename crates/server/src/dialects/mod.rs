@@ -7,13 +7,14 @@
 //! Every dialect lives under a prefix of its own. The paths at the root that foreign clients force on us are listed in [`ROOT_PATHS`],
 //! and nowhere else.
 
+pub mod common;
 pub mod langsmith;
 
 use axum::Router;
 use axum::response::{IntoResponse, Response};
 
-use crate::app::App;
-use crate::error::ApiError;
+use crate::http::app::App;
+use crate::http::error::ApiError;
 
 /// A protocol that is not ours.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -20,13 +20,14 @@ use futures_util::FutureExt;
 use tokio::sync::watch;
 use tracing::Instrument;
 
-use crate::auth;
-use crate::config::Config;
-use crate::error::{ApiError, Chain, Code};
-use crate::listen::Place;
-use crate::metrics::Metrics;
-use crate::origin::{Allowed, Refused};
-use crate::{dialects, routes, traces, unread};
+use crate::http::auth;
+use crate::http::budget::Budget;
+use crate::http::drain;
+use crate::http::error::{ApiError, Chain, Code};
+use crate::http::origin::{Allowed, Refused};
+use crate::http::places::Place;
+use crate::observe::metrics::Metrics;
+use crate::observe::traces;
 
 /// What every handler has at hand. Cheap to clone.
 #[derive(Clone)]
@@ -37,36 +38,55 @@ pub struct App {
 }
 
 struct Shared {
-    allowed: Allowed,
-    /// How clients reach this daemon, where the operator has said so.
-    public_origin: Option<String>,
-    scheme: &'static str,
+    reach: Reach,
     metrics: Metrics,
+    bodies: Budget,
     stopping: watch::Sender<bool>,
     request_prefix: u32,
     request_serial: AtomicU64,
 }
 
+/// How clients reach this daemon.
+#[derive(Debug, Clone)]
+pub struct Reach {
+    /// The hosts and origins that requests may name.
+    pub allowed: Allowed,
+    /// The origin that the operator has set, if any.
+    pub public_origin: Option<String>,
+    /// `http` or `https`.
+    pub scheme: &'static str,
+}
+
+/// The routes behind the layers, and what the layers must know about them.
+pub struct Surface {
+    /// All routes.
+    pub routes: Router<App>,
+    /// What the layers must know.
+    pub manners: Manners,
+}
+
+/// What the layers around all routes must know about the paths behind them.
+#[derive(Clone, Copy)]
+pub struct Manners {
+    /// A refusal in the shape that belongs to a path.
+    pub refuse: fn(&str, ApiError) -> Response,
+    /// Whether a path proves by itself that it may be read.
+    pub needs_no_key: fn(&str) -> bool,
+    /// The one path that a key for metrics opens.
+    pub metrics: &'static str,
+}
+
 impl App {
     /// Ready for requests.
-    pub fn new(engine: Engine, config: &Config) -> Self {
-        let mut allowed =
-            Allowed { hosts: config.allowed_hosts.clone(), origins: config.allowed_origins.clone() };
-        if let Some(url) = &config.public_url {
-            allowed.hosts.push(url.host.clone());
-            allowed.origins.push(url.origin.clone());
-        }
+    pub fn new(engine: Engine, reach: Reach) -> Self {
         // Without randomness at hand two runs of the daemon may share request ids, which harms nobody.
         let request_prefix = getrandom::u32().unwrap_or(std::process::id());
         let stopping = watch::Sender::new(false);
         let metrics = Metrics::new(&engine);
-        let public_origin = config.public_url.as_ref().map(|url| url.origin.to_string());
-        let scheme = if config.tls.is_some() { "https" } else { "http" };
         let shared = Shared {
-            allowed,
-            public_origin,
-            scheme,
+            reach,
             metrics,
+            bodies: Budget::default(),
             stopping,
             request_prefix,
             request_serial: AtomicU64::new(0),
@@ -75,11 +95,13 @@ impl App {
     }
 
     /// All routes with all layers.
-    pub fn router(&self) -> Router {
-        dialects::mount(routes::all())
-            .layer(middleware::from_fn_with_state(self.clone(), authenticate))
-            .layer(middleware::from_fn_with_state(self.clone(), check_origin))
-            .layer(middleware::from_fn(unread::read_rest))
+    pub fn router(&self, surface: Surface) -> Router {
+        let Surface { routes, manners } = surface;
+        let state = (self.clone(), manners);
+        routes
+            .layer(middleware::from_fn_with_state(state.clone(), authenticate))
+            .layer(middleware::from_fn_with_state(state, check_origin))
+            .layer(middleware::from_fn(drain::read_rest))
             .layer(middleware::from_fn_with_state(self.clone(), log))
             .with_state(self.clone())
     }
@@ -87,12 +109,12 @@ impl App {
     /// How the sender of a request reaches this daemon: what the operator said, or else the host that the request names, which was
     /// checked before.
     pub fn origin(&self, headers: &HeaderMap) -> String {
-        match &self.shared.public_origin {
+        match &self.shared.reach.public_origin {
             Some(origin) => origin.clone(),
             None => {
                 let host =
                     headers.get(header::HOST).and_then(|host| host.to_str().ok()).unwrap_or("localhost");
-                format!("{}://{host}", self.shared.scheme)
+                format!("{}://{host}", self.shared.reach.scheme)
             }
         }
     }
@@ -110,6 +132,11 @@ impl App {
     /// What is counted.
     pub fn metrics(&self) -> &Metrics {
         &self.shared.metrics
+    }
+
+    /// Room for bodies that are buffered whole.
+    pub fn bodies(&self) -> &Budget {
+        &self.shared.bodies
     }
 
     /// Streams and long requests that are open.
@@ -188,6 +215,13 @@ impl<S: Send + Sync> FromRequestParts<S> for Caller {
     }
 }
 
+/// Headers of one request.
+const HEADERS_MAX: usize = 64;
+/// All headers of one request with their names, in bytes.
+pub const HEAD_BYTES_MAX: usize = 64 << 10;
+/// The path and the query of a request: room for two paths of 4,095 bytes, each byte escaped, and some more.
+const TARGET_MAX: usize = 32 << 10;
+
 const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
 async fn log(State(app): State<App>, request: Request, next: Next) -> Response {
@@ -240,9 +274,16 @@ async fn log(State(app): State<App>, request: Request, next: Next) -> Response {
     response
 }
 
-async fn check_origin(State(app): State<App>, request: Request, next: Next) -> Response {
+async fn check_origin(
+    State((app, manners)): State<(App, Manners)>,
+    request: Request,
+    next: Next,
+) -> Response {
+    if let Err(error) = check_head(&request) {
+        return (manners.refuse)(request.uri().path(), error);
+    }
     let local: Option<IpAddr> = request.extensions().get::<Arrival>().map(|arrival| arrival.local.ip());
-    let refused = match app.shared.allowed.check(request.uri(), request.headers(), local) {
+    let refused = match app.shared.reach.allowed.check(request.uri(), request.headers(), local) {
         Ok(()) => return next.run(request).await,
         Err(refused) => refused,
     };
@@ -265,20 +306,47 @@ async fn check_origin(State(app): State<App>, request: Request, next: Next) -> R
         )
         .hint("add the origin to `allowed_origins` in the daemon's configuration"),
     };
-    dialects::refuse(request.uri().path(), error)
+    (manners.refuse)(request.uri().path(), error)
 }
 
-async fn authenticate(State(app): State<App>, mut request: Request, next: Next) -> Response {
+/// That a request's head is no longer than anyone needs.
+fn check_head(request: &Request) -> Result<(), ApiError> {
+    let target = request.uri().path_and_query().map_or(0, |target| target.as_str().len());
+    if target > TARGET_MAX {
+        let message = format!("the request's target must be at most {TARGET_MAX} bytes, got {target}");
+        return Err(ApiError::new(StatusCode::URI_TOO_LONG, "uri_too_long", message));
+    }
+    let headers = request.headers();
+    let bytes: usize = headers.iter().map(|(name, value)| name.as_str().len() + value.len()).sum();
+    if headers.len() > HEADERS_MAX || bytes > HEAD_BYTES_MAX {
+        let message = format!(
+            "a request must have at most {HEADERS_MAX} headers of {HEAD_BYTES_MAX} bytes in all, got {} of {bytes}",
+            headers.len()
+        );
+        let status = StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE;
+        return Err(ApiError::new(status, "headers_too_large", message));
+    }
+    Ok(())
+}
+
+async fn authenticate(
+    State((app, manners)): State<(App, Manners)>,
+    mut request: Request,
+    next: Next,
+) -> Response {
     let key = auth::presented(request.headers()).and_then(|secret| app.engine.authenticate(secret));
     match key {
-        Some(key) if key.metrics_only && request.uri().path() != routes::METRICS => {
-            dialects::refuse(request.uri().path(), auth::metrics_only())
+        Some(key) if key.metrics_only && request.uri().path() != manners.metrics => {
+            (manners.refuse)(request.uri().path(), auth::metrics_only())
         }
         Some(key) => {
+            if let Some(arrival) = request.extensions().get::<Arrival>() {
+                arrival.place.keep();
+            }
             request.extensions_mut().insert(key);
             next.run(request).await
         }
-        None if dialects::needs_no_key(request.uri().path()) => next.run(request).await,
-        None => dialects::refuse(request.uri().path(), auth::refused()),
+        None if (manners.needs_no_key)(request.uri().path()) => next.run(request).await,
+        None => (manners.refuse)(request.uri().path(), auth::refused()),
     }
 }

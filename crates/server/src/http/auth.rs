@@ -5,7 +5,7 @@
 use axum::http::{HeaderMap, StatusCode, header};
 use engine::Key;
 
-use crate::error::ApiError;
+use crate::http::error::ApiError;
 
 /// Longer than any key; what is longer is refused before it is hashed.
 const KEY_LENGTH_MAX: usize = 512;

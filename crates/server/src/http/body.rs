@@ -3,15 +3,20 @@
 use std::str::FromStr;
 use std::time::Duration;
 
+use axum::body::HttpBody;
 use axum::extract::{FromRequest, FromRequestParts, RawPathParams, Request};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, StatusCode, header};
 use bytes::Bytes;
+use engine::Key;
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use serde::de::DeserializeOwned;
 use wire::{CommandId, SandboxId};
 
-use crate::error::ApiError;
+use super::app::{App, Caller};
+use super::auth;
+use super::budget::Room;
+use super::error::ApiError;
 
 /// A JSON body that starts a command or edits a file: a script of 16 MiB, escaped; or twice 1 MiB of text, however it is escaped.
 pub const COMMAND_BODY_MAX: usize = 24 << 20;
@@ -21,7 +26,7 @@ pub const BODY_MAX: usize = 1 << 20;
 pub const BODY_TIME_MAX: Duration = Duration::from_secs(60);
 
 /// Reads a whole body of at most `limit` bytes.
-pub async fn read_bytes(request: Request, limit: usize) -> Result<Bytes, ApiError> {
+pub async fn read_bytes(request: Request, limit: usize, app: &App) -> Result<Buffered, ApiError> {
     let too_large = || {
         ApiError::new(
             StatusCode::PAYLOAD_TOO_LARGE,
@@ -30,13 +35,19 @@ pub async fn read_bytes(request: Request, limit: usize) -> Result<Bytes, ApiErro
         )
         .detail("limit", limit)
     };
-    let announced = request.headers().get(header::CONTENT_LENGTH).and_then(|v| v.to_str().ok()?.parse().ok());
-    if announced.is_some_and(|length: u64| length > limit as u64) {
+    let Some(Key { owner, .. }) = request.extensions().get::<Key>() else { return Err(auth::refused()) };
+    let announced =
+        request.headers().get(header::CONTENT_LENGTH).and_then(|v| v.to_str().ok()?.parse::<u64>().ok());
+    // One that does not say how long it is takes the room that it may need.
+    let length = announced.or(request.body().size_hint().upper());
+    let length = length.map_or(limit, |length| usize::try_from(length).unwrap_or(usize::MAX));
+    if length > limit {
         return Err(too_large());
     }
+    let room = app.bodies().room(owner, length).await?;
     let collected = Limited::new(request.into_body(), limit).collect();
     match tokio::time::timeout(BODY_TIME_MAX, collected).await {
-        Ok(Ok(body)) => Ok(body.to_bytes()),
+        Ok(Ok(body)) => Ok(Buffered { bytes: body.to_bytes(), _room: room }),
         Ok(Err(error)) if error.is::<LengthLimitError>() => Err(too_large()),
         Ok(Err(_)) => Err(ApiError::new(
             StatusCode::BAD_REQUEST,
@@ -51,51 +62,62 @@ pub async fn read_bytes(request: Request, limit: usize) -> Result<Bytes, ApiErro
     }
 }
 
+/// A body in memory, with its part of the budget.
+pub struct Buffered {
+    /// All of it.
+    pub bytes: Bytes,
+    _room: Room,
+}
+
 /// Reads a whole JSON body of at most `limit` bytes.
-pub async fn read_json<T: DeserializeOwned>(request: Request, limit: usize) -> Result<T, ApiError> {
+pub async fn read_json<T: DeserializeOwned>(
+    request: Request,
+    limit: usize,
+    app: &App,
+) -> Result<T, ApiError> {
     require_json(request.headers())?;
-    let bytes = read_bytes(request, limit).await?;
-    parse_json(&bytes)
+    let body = read_bytes(request, limit, app).await?;
+    parse_json(&body.bytes)
 }
 
 /// A JSON body of at most [`BODY_MAX`].
 pub struct Json<T>(pub T);
 
-impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Json<T> {
+impl<T: DeserializeOwned> FromRequest<App> for Json<T> {
     type Rejection = ApiError;
 
-    async fn from_request(request: Request, _: &S) -> Result<Self, ApiError> {
-        read_json(request, BODY_MAX).await.map(Self)
+    async fn from_request(request: Request, app: &App) -> Result<Self, ApiError> {
+        read_json(request, BODY_MAX, app).await.map(Self)
     }
 }
 
 /// A JSON body of at most [`COMMAND_BODY_MAX`].
 pub struct CommandJson<T>(pub T);
 
-impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for CommandJson<T> {
+impl<T: DeserializeOwned> FromRequest<App> for CommandJson<T> {
     type Rejection = ApiError;
 
-    async fn from_request(request: Request, _: &S) -> Result<Self, ApiError> {
-        read_json(request, COMMAND_BODY_MAX).await.map(Self)
+    async fn from_request(request: Request, app: &App) -> Result<Self, ApiError> {
+        read_json(request, COMMAND_BODY_MAX, app).await.map(Self)
     }
 }
 
 /// A JSON body, or none at all where everything in it may be left out.
 pub struct OptionalJson<T>(pub T);
 
-impl<T: DeserializeOwned + Default, S: Send + Sync> FromRequest<S> for OptionalJson<T> {
+impl<T: DeserializeOwned + Default> FromRequest<App> for OptionalJson<T> {
     type Rejection = ApiError;
 
-    async fn from_request(request: Request, _: &S) -> Result<Self, ApiError> {
+    async fn from_request(request: Request, app: &App) -> Result<Self, ApiError> {
         let named = request.headers().contains_key(header::CONTENT_TYPE);
         if named {
             require_json(request.headers())?;
         }
-        let bytes = read_bytes(request, BODY_MAX).await?;
-        match (bytes.is_empty(), named) {
+        let body = read_bytes(request, BODY_MAX, app).await?;
+        match (body.bytes.is_empty(), named) {
             // Many clients call even an empty body JSON.
             (true, _) => Ok(Self(T::default())),
-            (false, true) => parse_json(&bytes).map(Self),
+            (false, true) => parse_json(&body.bytes).map(Self),
             (false, false) => Err(not_json()),
         }
     }
@@ -104,11 +126,11 @@ impl<T: DeserializeOwned + Default, S: Send + Sync> FromRequest<S> for OptionalJ
 /// Bytes as they are, at most [`BODY_MAX`].
 pub struct Raw(pub Bytes);
 
-impl<S: Send + Sync> FromRequest<S> for Raw {
+impl FromRequest<App> for Raw {
     type Rejection = ApiError;
 
-    async fn from_request(request: Request, _: &S) -> Result<Self, ApiError> {
-        read_bytes(request, BODY_MAX).await.map(Self)
+    async fn from_request(request: Request, app: &App) -> Result<Self, ApiError> {
+        Ok(Self(read_bytes(request, BODY_MAX, app).await?.bytes))
     }
 }
 
@@ -128,7 +150,7 @@ fn not_json() -> ApiError {
     ApiError::new(
         StatusCode::UNSUPPORTED_MEDIA_TYPE,
         "unsupported_media_type",
-        "the body must be JSON and be called so",
+        "the body must be JSON with `Content-Type: application/json`",
     )
     .hint("send `Content-Type: application/json`")
 }
@@ -137,7 +159,7 @@ fn not_json() -> ApiError {
 pub fn parse_json<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
     // Fields in the order of a list would parse too, and mean something else after every change of ours.
     if bytes.trim_ascii_start().starts_with(b"[") {
-        return Err(ApiError::invalid("body", "it must be an object"));
+        return Err(ApiError::must("body", "be a JSON object"));
     }
     let mut from = serde_json::Deserializer::from_slice(bytes);
     let parsed = serde_path_to_error::deserialize(&mut from).map_err(|error| {
@@ -160,6 +182,20 @@ fn invalid_json(error: &serde_json::Error) -> ApiError {
 
 /// The ids in a path, checked: `{sandbox}`, and `{command}` where the route has one.
 pub struct SandboxPath(pub SandboxId);
+
+/// As [`SandboxPath`], of a sandbox that exists: for routes with a body, which is not read for one that does not.
+pub struct FoundSandbox(pub SandboxId);
+
+impl FromRequestParts<App> for FoundSandbox {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, ApiError> {
+        let Caller(key) = Caller::from_request_parts(parts, app).await?;
+        let SandboxPath(id) = SandboxPath::from_request_parts(parts, app).await?;
+        app.engine.get(&key.owner, id).await?;
+        Ok(Self(id))
+    }
+}
 
 /// As [`SandboxPath`], with a command.
 pub struct CommandPath(pub SandboxId, pub CommandId);

@@ -1,6 +1,11 @@
 //! Times on the wire: RFC 3339 in UTC, to the millisecond.
 
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use wire::files::Timestamp;
+
+/// The last second of the year 9999.
+const CALENDAR_MAX: u64 = 253_402_300_799;
 
 /// `2026-01-31T09:05:00.250Z`. A time before 1970 is written as 1970: no row of ours is that old.
 pub fn rfc3339(time: SystemTime) -> String {
@@ -10,6 +15,12 @@ pub fn rfc3339(time: SystemTime) -> String {
     let (hour, minute, second) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
     let millis = since.subsec_millis();
     format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{millis:03}Z")
+}
+
+/// A time that a guest gave a file. It can be any; what the calendar has no words for is told as 1970.
+pub fn guest_time(time: &Timestamp) -> String {
+    let seconds = u64::try_from(time.seconds).ok().filter(|seconds| *seconds <= CALENDAR_MAX).unwrap_or(0);
+    rfc3339(UNIX_EPOCH + Duration::new(seconds, time.nanoseconds))
 }
 
 /// Year, month and day of a number of days since 1970-01-01, in the proleptic Gregorian calendar.
@@ -29,8 +40,6 @@ fn civil(days: u64) -> (u64, u64, u64) {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     #[test]

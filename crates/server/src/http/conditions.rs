@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use axum::http::{HeaderMap, header};
 use wire::files::{ByteRange, Condition, FileStat, FileVersion, Timestamp};
 
-use crate::error::ApiError;
+use crate::http::error::ApiError;
 
 /// The last second of the year 9999: dates in headers go no further.
 const DATE_MAX: i64 = 253_402_300_799;

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use axum::body::{Body, Bytes, HttpBody};
 use axum::extract::Request;
-use axum::http::{HeaderMap, HeaderValue, header};
+use axum::http::{HeaderMap, HeaderValue, Version, header};
 use axum::middleware::Next;
 use axum::response::Response;
 use http_body_util::BodyExt;
@@ -25,7 +25,8 @@ const REST_TIME_MAX: Duration = Duration::from_secs(5);
 /// The layer.
 pub async fn read_rest(request: Request, next: Next) -> Response {
     let (head, body) = request.into_parts();
-    if body.is_end_stream() {
+    // HTTP/2 resets the one stream, and the connection goes on.
+    if body.is_end_stream() || head.version == Version::HTTP_2 {
         return next.run(Request::from_parts(head, body)).await;
     }
     let waits = waits_to_be_asked(&head.headers);

@@ -3,13 +3,11 @@
 //! [`ApiError::from`] an [`EngineError`] is the one place where engine errors become HTTP. The caller gets the sentence;
 //! the chain of causes travels beside the response to the log, in [`Chain`].
 
-use std::error::Error;
-
 use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use engine::EngineError;
-use engine::images::{ArchiveError, BuildError, ImageFault, RegistryError};
+use engine::image::{ArchiveError, BuildError, ImageFault, RegistryError};
 use runtime::BackendError;
 use serde_json::{Map, Value};
 use wire::api::ErrorBody;
@@ -17,7 +15,8 @@ use wire::files::{FileError, FileErrorKind};
 use wire::guest::StartError;
 use wire::launch::LayerFault;
 
-use crate::convert;
+use super::text::text_and_base64;
+use crate::observe::log::chain_of;
 
 /// What a failed request answers with.
 #[derive(Debug)]
@@ -75,22 +74,32 @@ impl ApiError {
             .detail("field", field)
     }
 
+    /// A field of a request that breaks a rule. `rule` reads on after "must", and ends with what was given.
+    pub fn must(field: &str, rule: impl std::fmt::Display) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, "invalid_request", format!("`{field}` must {rule}"))
+            .detail("field", field)
+    }
+
     /// Nothing there.
     pub fn no_route() -> Self {
-        Self::new(StatusCode::NOT_FOUND, "route_not_found", "there is nothing at this path")
+        Self::new(StatusCode::NOT_FOUND, "route_not_found", "no route has this path")
             .hint("GET /v1/openapi.json lists all routes")
     }
 
     /// Something there, for another method.
     pub fn wrong_method() -> Self {
-        Self::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", "this path does not take this method")
-            .hint("the header `allow` of this answer and GET /v1/openapi.json say which methods there are")
+        Self::new(
+            StatusCode::METHOD_NOT_ALLOWED,
+            "method_not_allowed",
+            "this path does not support this method",
+        )
+        .hint("see the `Allow` header of this response, or GET /v1/openapi.json")
     }
 
     /// The daemon is on its way out.
     pub fn stopping() -> Self {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "stopping", "the daemon is stopping")
-            .hint("sandboxes and commands go on; ask again when the daemon is back")
+            .hint("sandboxes and commands keep running; retry when the daemon is back")
     }
 }
 
@@ -136,7 +145,7 @@ impl From<EngineError> for ApiError {
                     .hint("GET /v1/templates lists the templates of this key's owner; `default` is always there")
             }
             TemplateNameTaken { .. } => say(StatusCode::CONFLICT, "name_taken")
-                .hint("choose another name, update that template, or put its content anew with PUT"),
+                .hint("choose another name, or replace the template with PUT"),
             TemplateInUse { sandboxes, pools, .. } => say(StatusCode::CONFLICT, "template_in_use")
                 .hint(match pools {
                     0 => "delete the sandboxes that were made from it first",
@@ -155,7 +164,7 @@ impl From<EngineError> for ApiError {
                 .hint("make a template without `mounts` for the pool")
                 .detail("template", template),
             TemplateFailed { reason, .. } => say(StatusCode::CONFLICT, "template_failed")
-                .hint("mend what it says, then POST /v1/templates/{template}/prepare tries again")
+                .hint("fix the cause, then retry with POST /v1/templates/{template}/prepare")
                 .detail("reason", reason),
             TemplateBuiltIn => say(StatusCode::CONFLICT, "template_built_in").hint("make one under another name"),
             VolumeNotFound { name } => say(StatusCode::NOT_FOUND, "volume_not_found")
@@ -171,11 +180,11 @@ impl From<EngineError> for ApiError {
                 .hint("choose a larger size, or delete files first")
                 .detail("used_bytes", used_bytes),
             CopiesUnsupported => say(StatusCode::CONFLICT, "copies_not_supported")
-                .hint("export one volume and import it into another, or give the daemon a store: `shoal doctor` tells how"),
+                .hint("export one volume and import it into another, or set up a store: see `shoal doctor`"),
             DiskLimitsUnsupported => say(StatusCode::CONFLICT, "disk_limits_not_supported")
-                .hint("leave `disk` out, or give the daemon a store that has limits: `shoal doctor` tells how"),
+                .hint("leave `disk` out, or set up a store with disk limits: see `shoal doctor`"),
             Volume { .. } => say(StatusCode::INTERNAL_SERVER_ERROR, "volume_failed")
-                .hint("the daemon's log says why; what was half done is undone at its next start"),
+                .hint("see the daemon's log for the cause; the daemon undoes what is incomplete at its next start"),
             KeyNotFound { .. } => {
                 say(StatusCode::NOT_FOUND, "key_not_found").hint("GET /v1/keys lists all keys")
             }
@@ -214,7 +223,7 @@ impl From<EngineError> for ApiError {
             Delete { source, .. } => backend(&source, &message, "delete_failed"),
             Store { ref source, .. } if source.is_disk_full() => disk_full(&message),
             Usage { .. } | Store { .. } | Log { .. } | Clock { .. } => say(StatusCode::INTERNAL_SERVER_ERROR, "internal")
-                .hint("the daemon's log has the cause under this answer's x-request-id"),
+                .hint("see the daemon's log for the cause, under this response's x-request-id"),
             File { source } => file(&source, &message),
             FileNotStarted { why: StartError::UnknownUser { user } } => {
                 say(StatusCode::BAD_REQUEST, "unknown_user").detail("user", user)
@@ -228,14 +237,14 @@ impl From<EngineError> for ApiError {
             FileKilled { .. } => say(StatusCode::CONFLICT, "file_operation_killed")
                 .hint("something in the sandbox ended it; try again"),
             FileStrange { .. } => say(StatusCode::BAD_GATEWAY, "sandbox_strange")
-                .hint("its first process may be damaged: create another sandbox"),
+                .hint("the first process of the sandbox may be damaged: create another sandbox"),
             FileStalled => say(StatusCode::REQUEST_TIMEOUT, "download_stalled"),
             InitTooOld { .. } => say(StatusCode::CONFLICT, "sandbox_too_old").hint("create another sandbox"),
             ImageNotFound { .. } => say(StatusCode::NOT_FOUND, "image_not_found")
                 .hint("GET /v1/images lists the images that are here; POST /v1/images/pull gets others"),
             ImageInUse { sandboxes, templates, .. } => say(StatusCode::CONFLICT, "image_in_use")
                 .detail("templates", templates as u64)
-                .hint("delete them, or let the name go all the same with --force (`force=true`): they keep what they need")
+                .hint("delete them, or remove the name anyway with --force (`force=true`): they keep the layers they need")
                 .detail("sandboxes", sandboxes as u64),
             AliasNotFound { .. } => {
                 say(StatusCode::NOT_FOUND, "alias_not_found").hint("GET /v1/image-aliases lists all aliases")
@@ -316,7 +325,7 @@ fn file(error: &FileError, message: &str) -> ApiError {
     if let SeveralMatches { count } = error.kind {
         api = api.detail("matches", count);
     }
-    let (path, path_base64) = convert::text_and_base64(&error.path);
+    let (path, path_base64) = text_and_base64(&error.path);
     if let Some(path_base64) = path_base64 {
         api = api.detail("path_base64", path_base64);
     }
@@ -333,7 +342,7 @@ fn backend(error: &BackendError, message: &str, code: &'static str) -> ApiError 
         }
         BackendError::Layer { source, .. } => layer(source, message),
         BackendError::Refused { .. } | BackendError::Gone => say(StatusCode::INTERNAL_SERVER_ERROR, code)
-            .hint("the daemon's log has the cause under this answer's x-request-id"),
+            .hint("see the daemon's log for the cause, under this response's x-request-id"),
     }
 }
 
@@ -351,7 +360,7 @@ fn image(fault: &ImageFault, message: &str) -> ApiError {
         ImageFault::Stopping => ApiError::stopping(),
         ImageFault::Store(_) | ImageFault::Keep { .. } => {
             ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", message)
-                .hint("the daemon's log has the cause under this answer's x-request-id")
+                .hint("see the daemon's log for the cause, under this response's x-request-id")
         }
     }
 }
@@ -404,7 +413,7 @@ fn registry(error: &RegistryError, told: &str) -> ApiError {
             .detail("registry", registry.as_str())
             .hint("nothing is fetched in the clear from a registry that was not named as insecure"),
         BadImage { source, .. } => match source.as_ref() {
-            engine::images::BadImage::WrongPlatform { .. } => {
+            engine::image::BadImage::WrongPlatform { .. } => {
                 say(StatusCode::BAD_REQUEST, "wrong_platform").hint("choose another image or tag")
             }
             _ => say(StatusCode::BAD_REQUEST, "image_invalid"),
@@ -439,7 +448,7 @@ fn archive(error: &ArchiveError, told: &str) -> ApiError {
         Io { .. } | DiskFull { .. } => say(StatusCode::INTERNAL_SERVER_ERROR, "internal"),
         NoName => say(StatusCode::BAD_REQUEST, "name_needed").hint("give `name`"),
         ManyImages { .. } => say(StatusCode::BAD_REQUEST, "image_invalid").hint("leave `name` out"),
-        BadImage { source } if matches!(**source, engine::images::BadImage::WrongPlatform { .. }) => {
+        BadImage { source } if matches!(**source, engine::image::BadImage::WrongPlatform { .. }) => {
             say(StatusCode::BAD_REQUEST, "wrong_platform")
         }
         Damaged { .. }
@@ -461,18 +470,6 @@ fn layer(fault: &LayerFault, told: &str) -> ApiError {
         | LayerFault::Name { .. }
         | LayerFault::Unsupported { .. } => ApiError::new(StatusCode::BAD_REQUEST, "image_invalid", told),
     }
-}
-
-/// `what: why: why that`, in one line.
-pub fn chain_of(error: &dyn Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text.push_str(": ");
-        text.push_str(&error.to_string());
-        cause = error.source();
-    }
-    text
 }
 
 #[cfg(test)]

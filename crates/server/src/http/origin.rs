@@ -21,6 +21,13 @@ impl Host {
         if text.contains('@') {
             return None;
         }
+        // The parser takes what follows an address in brackets for part of nothing.
+        let port = text.strip_prefix(authority.host())?;
+        if !port.is_empty()
+            && port.strip_prefix(':').is_none_or(|port| !port.bytes().all(|b| b.is_ascii_digit()))
+        {
+            return None;
+        }
         let host = authority.host().trim_end_matches('.').to_ascii_lowercase();
         let plain = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'.' | b'_' | b':' | b'[' | b']');
         if host.is_empty() || !host.bytes().all(plain) {
@@ -184,7 +191,14 @@ mod tests {
         ] {
             assert_eq!(check(host, None), Err(Refused::ForeignHost), "{host}");
         }
-        for host in ["", "localhost@evil.example", "a b", "evil.example#localhost"] {
+        for host in [
+            "",
+            "localhost@evil.example",
+            "a b",
+            "evil.example#localhost",
+            "[::1]x",
+            "[0:0:0:0:0:0:0:1]x:7878",
+        ] {
             assert_eq!(check(host, None), Err(Refused::BadHost), "{host}");
         }
     }

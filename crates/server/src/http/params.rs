@@ -7,10 +7,13 @@ use axum::http::StatusCode;
 use axum::http::request::Parts;
 use wire::files::PATH_MAX;
 
-use crate::error::ApiError;
+use crate::http::error::ApiError;
 
 /// Pairs in a query at most.
 const PAIRS_MAX: usize = 256;
+
+/// Characters of a wrong value that a message repeats.
+const GIVEN_SHOWN_MAX: usize = 64;
 
 /// The pairs that nobody has taken yet.
 #[derive(Debug)]
@@ -35,7 +38,8 @@ impl Params {
                 return Err(wrong("the query has too many parts"));
             }
             let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
-            let decoded = |text| decode(text).ok_or_else(|| wrong("the query has a `%` that is no escape"));
+            let decoded =
+                |text| decode(text).ok_or_else(|| wrong("the query has a `%` that does not begin an escape"));
             let name =
                 String::from_utf8(decoded(name)?).map_err(|_| wrong("a name in the query is not UTF-8"))?;
             pairs.push((name, decoded(value)?));
@@ -59,24 +63,24 @@ impl Params {
 
     /// A path, which must be there.
     pub fn path(&mut self, name: &str) -> Result<Vec<u8>, ApiError> {
-        let path = self.bytes(name).ok_or_else(|| ApiError::invalid(name, "it is missing"))?;
+        let path = self.bytes(name).ok_or_else(|| ApiError::must(name, "be given"))?;
         let wrong = if !path.starts_with(b"/") {
-            "it must be absolute"
+            "be absolute"
         } else if path.contains(&0) {
-            "it contains a NUL byte"
+            "not contain a NUL byte"
         } else if path.len() > PATH_MAX {
-            "it is longer than 4095 bytes"
+            "be at most 4095 bytes long"
         } else {
             return Ok(path);
         };
-        let message = format!("`{name}` is not a path that can be used: {wrong}");
+        let message = format!("`{name}` must {wrong}");
         Err(ApiError::new(StatusCode::BAD_REQUEST, "invalid_path", message).detail("field", name))
     }
 
     /// Text.
     pub fn text(&mut self, name: &str) -> Result<Option<String>, ApiError> {
         let text = self.bytes(name).map(String::from_utf8).transpose();
-        text.map_err(|_| ApiError::invalid(name, "it is not UTF-8"))
+        text.map_err(|_| ApiError::must(name, "be UTF-8"))
     }
 
     /// `true` or `false`.
@@ -85,7 +89,10 @@ impl Params {
             None => Ok(default),
             Some(b"true" | b"1") => Ok(true),
             Some(b"false" | b"0") => Ok(false),
-            Some(_) => Err(ApiError::invalid(name, "it is `true` or `false`")),
+            Some(other) => {
+                let given = shown(&String::from_utf8_lossy(other));
+                Err(ApiError::must(name, format!("be `true` or `false`, got `{given}`")))
+            }
         }
     }
 
@@ -96,7 +103,7 @@ impl Params {
             Some(number) => Ok(Some(number)),
             None => {
                 let (least, most) = range.into_inner();
-                Err(ApiError::invalid(name, format!("it is a number from {least} to {most}")))
+                Err(ApiError::must(name, format!("be between {least} and {most}, got `{}`", shown(&text))))
             }
         }
     }
@@ -108,7 +115,10 @@ impl Params {
         let plain = (1..=5).contains(&digits.len()) && digits.bytes().all(|byte| byte.is_ascii_digit());
         match u32::from_str_radix(digits, 8).ok().filter(|mode| plain && *mode <= 0o7777) {
             Some(mode) => Ok(Some(mode)),
-            None => Err(ApiError::invalid(name, "it is permissions in octal, as 0644")),
+            None => Err(ApiError::must(
+                name,
+                format!("be permissions in octal such as 0644, got `{}`", shown(&text)),
+            )),
         }
     }
 
@@ -119,10 +129,15 @@ impl Params {
             Some((name, _)) => Err(ApiError::new(
                 StatusCode::BAD_REQUEST,
                 "invalid_query",
-                format!("`{}` is unknown here, or given twice", name.chars().take(64).collect::<String>()),
+                format!("`{}` is unknown, or given more than once", shown(name)),
             )),
         }
     }
+}
+
+/// As much of what was given as a message needs.
+fn shown(text: &str) -> String {
+    text.chars().take(GIVEN_SHOWN_MAX).collect()
 }
 
 /// Percent-encoding undone, and `+` for a space, as forms have it.

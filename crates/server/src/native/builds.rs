@@ -1,22 +1,30 @@
 //! Builds: a Dockerfile and its context become a template.
 
+use std::collections::BTreeMap;
+
 use axum::Json;
 use axum::body::Body;
 use axum::extract::{FromRequestParts, Request, State};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use engine::images::BuildLog;
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD as BASE64;
+use engine::build::{BuildInfo, BuildLog, BuildSpec, BuildState};
+use engine::image::Upload;
+use engine::template::{TemplateName, TemplateSpec};
 use futures_util::stream;
 use serde::Deserialize;
 use utoipa::IntoParams;
 use wire::{BuildId, api};
 
-use super::{carried_on, images};
-use crate::app::{App, Caller, Stopping};
-use crate::body::{Query, text_in_path};
-use crate::convert;
-use crate::error::ApiError;
+use super::common::carried_on;
+use super::templates::template_spec;
+use crate::http::app::{App, Caller, Stopping};
+use crate::http::body::{Query, text_in_path};
+use crate::http::clock::rfc3339;
+use crate::http::error::ApiError;
+use crate::http::upload::received;
 
 /// Says what to build.
 const HEADER: &str = "shoal-build";
@@ -35,8 +43,7 @@ impl<S: Send + Sync> FromRequestParts<S> for BuildPath {
 }
 
 fn wish(headers: &HeaderMap) -> Result<api::StartBuild, ApiError> {
-    let missing =
-        || ApiError::invalid("Shoal-Build", "it is a header with JSON in ASCII that says what to build");
+    let missing = || ApiError::must("Shoal-Build", "be a header with a `StartBuild` as JSON in ASCII");
     let value = headers.get(HEADER).ok_or_else(missing)?;
     let text = value.to_str().map_err(|_| missing())?;
     serde_json::from_str(text).map_err(|error| ApiError::invalid("Shoal-Build", error))
@@ -60,16 +67,16 @@ pub async fn create(
 ) -> Result<Response, ApiError> {
     let (head, body) = request.into_parts();
     let wish = wish(&head.headers)?;
-    let checked = convert::build_wish(wish)?;
-    let context = images::received(&app, &key, &head, body).await?;
+    let checked = build_wish(wish)?;
+    let context = received(&app, &key, &head, body).await?;
     let build = carried_on(async move { app.engine.build(&key, checked.with(context)).await }).await?;
-    Ok((StatusCode::ACCEPTED, Json(convert::build(build))).into_response())
+    Ok((StatusCode::ACCEPTED, Json(to_api(build))).into_response())
 }
 
 /// The builds of the key's owner, newest first.
 #[utoipa::path(get, path = "/v1/builds", tag = "builds", responses((status = 200, body = api::BuildList)))]
 pub async fn list(State(app): State<App>, Caller(key): Caller) -> Json<api::BuildList> {
-    Json(api::BuildList { builds: app.engine.builds(&key.owner).into_iter().map(convert::build).collect() })
+    Json(api::BuildList { builds: app.engine.builds(&key.owner).into_iter().map(to_api).collect() })
 }
 
 /// A build.
@@ -83,7 +90,7 @@ pub async fn get(
     Caller(key): Caller,
     BuildPath(id): BuildPath,
 ) -> Result<Json<api::Build>, ApiError> {
-    Ok(Json(convert::build(app.engine.build_info(&key.owner, id)?)))
+    Ok(Json(to_api(app.engine.build_info(&key.owner, id)?)))
 }
 
 /// Ends a build that runs, and forgets it with its log. What it made stays.
@@ -144,4 +151,64 @@ pub async fn log(
     });
     let kind = [(header::CONTENT_TYPE, "text/plain; charset=utf-8")];
     Ok((kind, Body::from_stream(pieces)).into_response())
+}
+
+/// A build that was checked and waits for its context.
+pub struct BuildWish {
+    template: TemplateName,
+    spec: TemplateSpec,
+    dockerfile: String,
+    target: Option<String>,
+    arguments: BTreeMap<String, String>,
+    secrets: BTreeMap<String, Vec<u8>>,
+}
+
+impl BuildWish {
+    /// With its context.
+    pub fn with(self, context: Upload) -> BuildSpec {
+        let Self { template, spec, dockerfile, target, arguments, secrets } = self;
+        BuildSpec { template, spec, context, dockerfile, target, arguments, secrets }
+    }
+}
+
+/// `POST /v1/builds`
+pub fn build_wish(body: api::StartBuild) -> Result<BuildWish, ApiError> {
+    let api::StartBuild { template, spec, dockerfile, target, args, secrets } = body;
+    if spec.image.is_some() {
+        return Err(ApiError::invalid(
+            "spec.image",
+            "what is built is the image: say FROM in the Dockerfile",
+        ));
+    }
+    let secret = |(id, text): (String, String)| match BASE64.decode(text) {
+        Ok(value) => Ok((id, value)),
+        Err(_) => Err(ApiError::invalid("secrets", format!("the value of `{id}` is not base64"))),
+    };
+    Ok(BuildWish {
+        template: TemplateName::parse(&template)?,
+        spec: template_spec(spec)?,
+        dockerfile: dockerfile.unwrap_or_else(|| "Dockerfile".into()),
+        target,
+        arguments: args,
+        secrets: secrets.into_iter().map(secret).collect::<Result<_, _>>()?,
+    })
+}
+
+/// A build as clients see it.
+pub fn to_api(build: BuildInfo) -> api::Build {
+    let (state, reason, version) = match build.state {
+        BuildState::Running => (api::BuildState::Running, None, None),
+        BuildState::Done { version } => (api::BuildState::Done, None, Some(version)),
+        BuildState::Failed { reason } => (api::BuildState::Failed, Some(reason), None),
+    };
+    api::Build {
+        id: build.id.to_string(),
+        template: build.template,
+        state,
+        reason,
+        version,
+        log_bytes: build.log_bytes,
+        created_at: rfc3339(build.created_at),
+        ended_at: build.ended_at.map(rfc3339),
+    }
 }

@@ -6,17 +6,21 @@ use axum::extract::State;
 use axum::http::HeaderMap;
 use axum::response::Sse;
 use axum::response::sse::{Event, KeepAlive};
+use engine::{About, Event as SandboxEvent, Happened};
 use engine::{EventId, Told, Watcher};
 use futures_util::stream::{self, Stream};
 use serde::Deserialize;
 use utoipa::IntoParams;
 use wire::api;
 
-use crate::app::{App, Caller, Stopping};
-use crate::body::Query;
-use crate::convert;
-use crate::error::ApiError;
-use crate::events::HEARTBEAT;
+use super::commands::result;
+use super::sandboxes::sandbox_state;
+use super::templates::template_event;
+use crate::http::app::{App, Caller, Stopping};
+use crate::http::body::Query;
+use crate::http::clock::rfc3339;
+use crate::http::error::ApiError;
+use crate::http::sse::{self, HEARTBEAT};
 
 /// What to watch.
 #[derive(Debug, Default, Deserialize, IntoParams)]
@@ -49,9 +53,7 @@ pub async fn watch(
     headers: HeaderMap,
 ) -> Result<Sse<impl Stream<Item = Result<Event, Infallible>> + use<>>, ApiError> {
     let only = match &params.sandbox {
-        Some(text) => {
-            Some(text.parse().map_err(|_| ApiError::invalid("sandbox", "it is the id of a sandbox"))?)
-        }
+        Some(text) => Some(text.parse().map_err(|_| ApiError::must("sandbox", "be the id of a sandbox"))?),
         None => None,
     };
     let header = headers.get("last-event-id").map(|value| value.to_str().unwrap_or_default());
@@ -88,7 +90,7 @@ impl Session {
             _ = self.stopping.wait() => return None,
         };
         Some(match told {
-            Told::Event(event) => to_event(event.id, &convert::sandbox_event(&event)),
+            Told::Event(event) => to_event(event.id, &to_api(&event)),
             Told::Missed(id) => to_event(id, &api::SandboxEvent::Missed),
         })
     }
@@ -105,6 +107,35 @@ fn to_event(id: EventId, event: &api::SandboxEvent) -> Event {
         api::SandboxEvent::Template { .. } => "template",
         api::SandboxEvent::TemplateDeleted { .. } => "template_deleted",
     };
-    let data = serde_json::to_string(event).expect("events are made of types that JSON can write");
-    Event::default().id(id.to_string()).event(name).data(data)
+    sse::event(name, event).id(id.to_string())
+}
+
+/// Something that happened to a sandbox or a template.
+fn to_api(event: &SandboxEvent) -> api::SandboxEvent {
+    let at = rfc3339(event.at);
+    let (sandbox_id, what) = match &event.about {
+        About::Sandbox(sandbox, what) => (*sandbox, what),
+        About::Template(what) => return template_event(at, what),
+    };
+    match what {
+        Happened::Sandbox { name, state, reason } => api::SandboxEvent::Sandbox {
+            at,
+            sandbox_id,
+            name: name.as_str().to_owned(),
+            state: sandbox_state(*state),
+            reason: reason.clone(),
+        },
+        Happened::Deleted { name } => {
+            api::SandboxEvent::Deleted { at, sandbox_id, name: name.as_str().to_owned() }
+        }
+        Happened::CommandStarted { command, pid } => {
+            api::SandboxEvent::CommandStarted { at, sandbox_id, command_id: command.clone(), pid: *pid }
+        }
+        Happened::CommandEnded { command, outcome } => api::SandboxEvent::CommandEnded {
+            at,
+            sandbox_id,
+            command_id: command.clone(),
+            result: result(outcome),
+        },
+    }
 }

@@ -5,37 +5,34 @@
 //! caller goes away in the middle, the operation in the guest ends.
 
 use std::convert::Infallible;
-use std::time::Duration;
 
 use axum::Json;
-use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::sse::{Event, KeepAlive};
 use axum::response::{IntoResponse, Response, Sse};
 use base64::Engine as _;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD;
-use bytes::Bytes;
-use engine::files::{MATCHES_MAX, Packing, Reading, Watching};
-use engine::volumes::VolumeFiles;
-use engine::{EngineError, Files, Key};
+use engine::Files;
+use engine::files::{Found, MATCHES_MAX, Made, Watching};
 use futures_util::stream::{self, Stream};
-use http_body_util::BodyExt;
 use wire::api;
 use wire::files::{
-    ByteRange, Condition, Edit, FileErrorKind, FileStat, Grep, GrepWith, LIST_MAX, LineEnds, Links, Relocate,
-    SearchLimits, WatchEvent, WriteOptions,
+    Change, Condition, Cut, Edit, FileKind, FileStat, Grep, GrepMatch, GrepWith, LIST_MAX, LineEnds, Links,
+    Relocate, SearchLimits, WatchEvent, WriteOptions,
 };
 
-use crate::app::{App, Caller, Stopping};
-use crate::body::{CommandJson, SandboxPath};
-use crate::conditions::{Conditions, Verdict, etag, http_date, parse_range};
-use crate::error::ApiError;
-use crate::params::Params;
-use crate::{convert, events};
+use crate::http::app::{App, Caller, Stopping};
+use crate::http::body::{CommandJson, FoundSandbox, SandboxPath};
+use crate::http::clock::guest_time;
+use crate::http::conditions::{Conditions, etag};
+use crate::http::download::{Source, body_of, describe_file, download, inert, value};
+use crate::http::error::ApiError;
+use crate::http::params::Params;
+use crate::http::sse::{self, HEARTBEAT};
+use crate::http::text::{join, text_and_base64};
+use crate::http::upload::{check_whole, pour};
 
-/// How long a caller may send nothing of a body that it has begun.
-const BODY_IDLE_MAX: Duration = Duration::from_secs(60);
 /// How long a search takes, if the caller does not say, and at most.
 const SEARCH_SECONDS_DEFAULT: u64 = 20;
 const SEARCH_SECONDS_MAX: u64 = 300;
@@ -75,76 +72,6 @@ pub async fn read(
     Ok(download(&app, &caller.0, &files, &path, &headers).await?)
 }
 
-/// Why a file is not sent.
-pub enum Unsent {
-    /// The engine says so.
-    Engine(EngineError),
-    /// It is not what the request's condition says.
-    ConditionFailed,
-}
-
-impl From<EngineError> for Unsent {
-    fn from(error: EngineError) -> Self {
-        Self::Engine(error)
-    }
-}
-
-impl From<Unsent> for ApiError {
-    fn from(unsent: Unsent) -> Self {
-        match unsent {
-            Unsent::Engine(error) => error.into(),
-            Unsent::ConditionFailed => ApiError::new(
-                StatusCode::PRECONDITION_FAILED,
-                "condition_failed",
-                "the file is not what the request's condition says",
-            ),
-        }
-    }
-}
-
-/// A file, or what the request's headers ask for of it. Dialects answer with it too.
-pub async fn download(
-    app: &App,
-    key: &Key,
-    files: &Files,
-    path: &[u8],
-    headers: &HeaderMap,
-) -> Result<Response, Unsent> {
-    let conditions = Conditions::read(headers);
-    if conditions.may_be_fresh() {
-        // Looked at first: what the caller has already need not be opened.
-        let stat = files.stat(path, Links::Follow).await?;
-        if let Some(answer) = conditional(&conditions, &stat) {
-            return answer;
-        }
-    }
-    let range = headers.get(header::RANGE).and_then(|value| parse_range(value.to_str().ok()?));
-    let mut reading = files.read(path, range.unwrap_or(ByteRange::Whole)).await?;
-    let mut partial = range.is_some();
-    if partial && !conditions.range_holds(&reading.opened().stat) {
-        // It is another file than the one that the caller has a part of.
-        (reading, partial) = (files.read(path, ByteRange::Whole).await?, false);
-    }
-    let opened = reading.opened().clone();
-    if let Some(answer) = conditional(&conditions, &opened.stat) {
-        return answer;
-    }
-    let status = if partial { StatusCode::PARTIAL_CONTENT } else { StatusCode::OK };
-    let mut answer = (status, body_of(Source::File(Box::new(reading)), app, key)).into_response();
-    describe(answer.headers_mut(), &opened.stat);
-    if let Some(length) = opened.length {
-        answer.headers_mut().insert(header::CONTENT_LENGTH, length.into());
-        if partial {
-            let (start, size) = (opened.start, opened.stat.size);
-            let last = (start + length).saturating_sub(1);
-            answer
-                .headers_mut()
-                .insert(header::CONTENT_RANGE, value(&format!("bytes {start}-{last}/{size}")));
-        }
-    }
-    Ok(answer)
-}
-
 /// What `GET` would answer, without the bytes.
 #[utoipa::path(head, path = "/v1/sandboxes/{sandbox}/files", tag = "files", params(
     ("sandbox" = String, Path, description = "The sandbox's id."),
@@ -164,29 +91,6 @@ pub async fn head(
     let path = params.path("path")?;
     let files = files(&app, &caller, id, params)?;
     Ok(describe_file(&files, &path, &headers).await?)
-}
-
-/// What [`download`] would answer, without the bytes.
-pub async fn describe_file(files: &Files, path: &[u8], headers: &HeaderMap) -> Result<Response, Unsent> {
-    let stat = files.stat(path, Links::Follow).await?;
-    if let Some(answer) = conditional(&Conditions::read(headers), &stat) {
-        return answer;
-    }
-    let kind = match stat.kind {
-        wire::files::FileKind::File => None,
-        wire::files::FileKind::Directory => Some(FileErrorKind::IsDirectory),
-        _ => Some(FileErrorKind::NotARegularFile),
-    };
-    if let Some(kind) = kind {
-        let source = wire::files::FileError { kind, path: path.to_vec(), detail: String::new() };
-        return Err(EngineError::File { source }.into());
-    }
-    let mut answer = StatusCode::OK.into_response();
-    describe(answer.headers_mut(), &stat);
-    if stat.size > 0 {
-        answer.headers_mut().insert(header::CONTENT_LENGTH, stat.size.into());
-    }
-    Ok(answer)
 }
 
 /// Writes a file: the body as it is, of any size.
@@ -234,7 +138,7 @@ pub async fn write(
     });
     let written = written.await?;
     let status = if written.created { StatusCode::CREATED } else { StatusCode::OK };
-    let mut answer = (status, Json(convert::file_info(&path, &written.stat))).into_response();
+    let mut answer = (status, Json(file_info(&path, &written.stat))).into_response();
     answer.headers_mut().insert(header::ETAG, value(&etag(&written.stat.version())));
     Ok(answer)
 }
@@ -262,7 +166,7 @@ pub async fn remove(
     let recursive = params.flag("recursive", false)?;
     let condition = Conditions::read(&headers).for_write()?;
     if condition == Condition::Absent {
-        return Err(ApiError::invalid("If-None-Match", "what is removed must be there"));
+        return Err(ApiError::must("If-None-Match", "not be `*`: only a file that exists can be removed"));
     }
     files(&app, &caller, id, params)?.remove(&path, recursive, condition).await?;
     Ok(StatusCode::NO_CONTENT)
@@ -287,7 +191,7 @@ pub async fn stat(
     let path = params.path("path")?;
     let links = if params.flag("follow", true)? { Links::Follow } else { Links::Keep };
     let stat = files(&app, &caller, id, params)?.stat(&path, links).await?;
-    Ok(Json(convert::file_info(&path, &stat)))
+    Ok(Json(file_info(&path, &stat)))
 }
 
 /// The entries of a directory, by name.
@@ -314,16 +218,13 @@ pub async fn list(
         None => Vec::new(),
         Some(cursor) => BASE64_URL_SAFE_NO_PAD
             .decode(cursor)
-            .map_err(|_| ApiError::invalid("cursor", "it did not come from a page"))?,
+            .map_err(|_| ApiError::must("cursor", "be the `next_cursor` of a page"))?,
     };
     let listing = files(&app, &caller, id, params)?.list(&path, &after, limit).await?;
     let next_cursor =
         listing.entries.last().filter(|_| listing.more).map(|last| BASE64_URL_SAFE_NO_PAD.encode(&last.name));
-    let entries = listing
-        .entries
-        .iter()
-        .map(|entry| convert::file_info(&convert::join(&path, &entry.name), &entry.stat))
-        .collect();
+    let entries =
+        listing.entries.iter().map(|entry| file_info(&join(&path, &entry.name), &entry.stat)).collect();
     Ok(Json(api::FileList { entries, next_cursor }))
 }
 
@@ -399,7 +300,7 @@ pub async fn copy(
     let recursive = params.flag("recursive", false)?;
     let wish = relocate(&mut params, recursive)?;
     let made = files(&app, &caller, id, params)?.copy(wish).await?;
-    Ok(Json(convert::files_made(made)))
+    Ok(Json(files_made(made)))
 }
 
 fn relocate(params: &mut Params, recursive: bool) -> Result<Relocate, ApiError> {
@@ -433,7 +334,7 @@ fn relocate(params: &mut Params, recursive: bool) -> Result<Relocate, ApiError> 
 pub async fn edit(
     State(app): State<App>,
     caller: Caller,
-    SandboxPath(id): SandboxPath,
+    FoundSandbox(id): FoundSandbox,
     mut params: Params,
     headers: HeaderMap,
     CommandJson(body): CommandJson<api::EditFile>,
@@ -441,12 +342,12 @@ pub async fn edit(
     let path = params.path("path")?;
     let condition = Conditions::read(&headers).for_write()?;
     if condition == Condition::Absent {
-        return Err(ApiError::invalid("If-None-Match", "what is edited must be there"));
+        return Err(ApiError::must("If-None-Match", "not be `*`: only a file that exists can be edited"));
     }
     let line_ends = if body.adapt_line_ends { LineEnds::Adapted } else { LineEnds::Exact };
     let wish = Edit { path: path.clone(), old: body.old, new: body.new, all: body.all, line_ends, condition };
     let edited = files(&app, &caller, id, params)?.edit(wish).await?;
-    let file = convert::file_info(&path, &edited.stat);
+    let file = file_info(&path, &edited.stat);
     let mut answer = Json(api::EditedFile { replaced: edited.replaced, file }).into_response();
     answer.headers_mut().insert(header::ETAG, value(&etag(&edited.stat.version())));
     Ok(answer)
@@ -472,16 +373,13 @@ pub async fn glob(
     mut params: Params,
 ) -> Result<Json<api::FoundFiles>, ApiError> {
     let path = params.path("path")?;
-    let pattern = params.bytes("pattern").ok_or_else(|| ApiError::invalid("pattern", "it is missing"))?;
+    let pattern = params.bytes("pattern").ok_or_else(|| ApiError::must("pattern", "be given"))?;
     let limits = limits(&mut params)?;
     let found = files(&app, &caller, id, params)?.glob(&path, &pattern, limits).await?;
-    let search = convert::search(&found);
+    let search = search(&found);
     let mut matches = found.matches;
     matches.sort_by(|one, other| one.name.cmp(&other.name));
-    let files = matches
-        .iter()
-        .map(|entry| convert::file_info(&convert::join(&path, &entry.name), &entry.stat))
-        .collect();
+    let files = matches.iter().map(|entry| file_info(&join(&path, &entry.name), &entry.stat)).collect();
     Ok(Json(api::FoundFiles { files, search }))
 }
 
@@ -511,7 +409,7 @@ pub async fn grep(
     mut params: Params,
 ) -> Result<Json<api::FoundLines>, ApiError> {
     let root = params.path("path")?;
-    let pattern = params.text("pattern")?.ok_or_else(|| ApiError::invalid("pattern", "it is missing"))?;
+    let pattern = params.text("pattern")?.ok_or_else(|| ApiError::must("pattern", "be given"))?;
     let grep = Grep {
         root,
         pattern,
@@ -524,10 +422,10 @@ pub async fn grep(
     let carriage_returns = params.flag("carriage_returns", false)?;
     let with = GrepWith { grep, exclude_directories, carriage_returns };
     let (found, mixed) = files(&app, &caller, id, params)?.grep_with(with).await?;
-    let search = convert::search(&found);
+    let search = search(&found);
     let mut matches = found.matches;
     matches.sort_by(|one, other| (&one.path, one.line).cmp(&(&other.path, other.line)));
-    let matches = matches.into_iter().map(convert::line_match).collect();
+    let matches = matches.into_iter().map(line_match).collect();
     Ok(Json(api::FoundLines { matches, mixed, search }))
 }
 
@@ -566,7 +464,7 @@ pub async fn watch(
         let event = watcher.next().await?;
         Some((Ok(to_event(&event)), watcher))
     });
-    Ok(Sse::new(events).keep_alive(KeepAlive::new().interval(events::HEARTBEAT)))
+    Ok(Sse::new(events).keep_alive(KeepAlive::new().interval(HEARTBEAT)))
 }
 
 struct Watcher {
@@ -591,7 +489,7 @@ impl Watcher {
                     if event == WatchEvent::Gone {
                         self.watching = None;
                     }
-                    if let Some(event) = convert::file_event(event) {
+                    if let Some(event) = file_event(event) {
                         return Some(event);
                     }
                 }
@@ -614,8 +512,7 @@ fn to_event(event: &api::FileEvent) -> Event {
         api::FileEvent::Gone => "gone",
         api::FileEvent::Failed(_) => "failed",
     };
-    let data = serde_json::to_string(event).expect("events are made of types that JSON can write");
-    Event::default().event(name).data(data)
+    sse::event(name, event)
 }
 
 /// A directory with everything in it, or one file, as a tar stream.
@@ -679,7 +576,7 @@ pub async fn unpack(
         }
         Ok(unpacking.finish().await?)
     });
-    Ok(Json(convert::files_made(made.await?)))
+    Ok(Json(files_made(made.await?)))
 }
 
 /// The files of the sandbox, as the user that the query names. The query has been read to its end.
@@ -689,147 +586,96 @@ fn files(app: &App, caller: &Caller, id: wire::SandboxId, mut params: Params) ->
     Ok(app.engine.files(&caller.0.owner, id, user)?)
 }
 
-/// 304 or 412, if that is the answer.
-fn conditional(conditions: &Conditions, stat: &FileStat) -> Option<Result<Response, Unsent>> {
-    match conditions.verdict(stat) {
-        Verdict::GoOn => None,
-        Verdict::NotModified => {
-            let mut answer = StatusCode::NOT_MODIFIED.into_response();
-            describe(answer.headers_mut(), stat);
-            answer.headers_mut().remove(header::CONTENT_TYPE);
-            Some(Ok(answer))
-        }
-        Verdict::Failed => Some(Err(Unsent::ConditionFailed)),
+/// A file at a path.
+pub fn file_info(path: &[u8], stat: &FileStat) -> api::FileInfo {
+    let name = path.rsplit(|byte| *byte == b'/').find(|name| !name.is_empty()).unwrap_or(b"/");
+    let (path, path_base64) = text_and_base64(path);
+    let (name, name_base64) = text_and_base64(name);
+    let (target, target_base64) = stat.target.as_deref().map(text_and_base64).unzip();
+    api::FileInfo {
+        path,
+        path_base64,
+        name,
+        name_base64,
+        kind: file_kind(stat.kind),
+        size: stat.size,
+        mode: format!("{:04o}", stat.mode),
+        uid: stat.uid,
+        gid: stat.gid,
+        links: stat.links,
+        modified_at: guest_time(&stat.modified),
+        etag: etag(&stat.version()),
+        target,
+        target_base64: target_base64.flatten(),
     }
 }
 
-/// Headers of a file. What a guest wrote is never shown as a page of ours.
-fn describe(headers: &mut HeaderMap, stat: &FileStat) {
-    headers.insert(header::CONTENT_TYPE, value("application/octet-stream"));
-    headers.insert(header::ETAG, value(&etag(&stat.version())));
-    headers.insert(header::ACCEPT_RANGES, value("bytes"));
-    if let Some(date) = http_date(&stat.modified) {
-        headers.insert(header::LAST_MODIFIED, value(&date));
-    }
-    inert(headers);
-}
-
-pub(super) fn inert(headers: &mut HeaderMap) {
-    headers.insert(header::X_CONTENT_TYPE_OPTIONS, value("nosniff"));
-    headers.insert(header::CONTENT_SECURITY_POLICY, value("sandbox"));
-    headers.insert(header::CACHE_CONTROL, value("no-cache"));
-}
-
-pub(super) fn value(text: &str) -> header::HeaderValue {
-    header::HeaderValue::from_str(text).expect("what we say of files in headers is plain ASCII")
-}
-
-/// A body is the whole of a file as it is: nothing of the ways in which it could be something else is understood here.
-pub(super) fn check_whole(headers: &HeaderMap) -> Result<(), ApiError> {
-    if headers.contains_key(header::CONTENT_RANGE) {
-        return Err(ApiError::invalid("Content-Range", "a file is written whole"));
-    }
-    match headers.get(header::CONTENT_ENCODING) {
-        Some(encoding) if encoding != "identity" => Err(ApiError::new(
-            StatusCode::UNSUPPORTED_MEDIA_TYPE,
-            "unsupported_encoding",
-            "the body must not be encoded",
-        )),
-        Some(_) | None => Ok(()),
+fn file_kind(kind: FileKind) -> api::FileKind {
+    match kind {
+        FileKind::File => api::FileKind::File,
+        FileKind::Directory => api::FileKind::Directory,
+        FileKind::Symlink => api::FileKind::Symlink,
+        FileKind::Fifo => api::FileKind::Fifo,
+        FileKind::Socket => api::FileKind::Socket,
+        FileKind::Device => api::FileKind::Device,
+        FileKind::Unknown => api::FileKind::Unknown,
     }
 }
 
-/// Where the bytes of an answer come from.
-pub(super) enum Source {
-    File(Box<Reading>),
-    Archive(Box<Packing>),
-    /// With what keeps the volume at hand.
-    Volume(Box<Packing>, Box<VolumeFiles>),
+/// What a copy or an archive made.
+pub fn files_made(made: Made) -> api::FilesMade {
+    api::FilesMade { entries: made.entries, bytes: made.bytes, skipped: made.skipped }
 }
 
-/// Streams it. An error in the middle cuts the connection, since the status has been sent.
-pub(super) fn body_of(source: Source, app: &App, key: &Key) -> Body {
-    let stopping = app.stopping(key);
-    let bytes = stream::unfold(Some((source, stopping)), async |state| {
-        let (mut source, mut stopping) = state?;
-        let next = async {
-            match &mut source {
-                Source::File(reading) => reading.next().await,
-                Source::Archive(packing) | Source::Volume(packing, _) => packing.next().await,
-            }
-        };
-        let next = tokio::select! {
-            next = next => next,
-            // To the client both are a connection that was cut.
-            _ = stopping.wait() => Err(EngineError::Stopping),
-        };
-        match next {
-            Ok(Some(bytes)) => Some((Ok(bytes), Some((source, stopping)))),
-            Ok(None) => {
-                // Before the stream ends, so that whoever has it all can delete the volume at once.
-                if let Source::Volume(_, volume) = source
-                    && let Err(error) = volume.close().await
-                {
-                    tracing::warn!(
-                        error = crate::error::chain_of(&error),
-                        "cannot delete a volume's sandbox"
-                    );
-                }
-                None
-            }
-            Err(error) => {
-                tracing::info!(error = crate::error::chain_of(&error), "a download was cut off");
-                Some((Err(error), None))
-            }
-        }
+/// What a search did.
+pub fn search<T>(found: &Found<T>) -> api::Search {
+    let cut = found.cut.map(|cut| match cut {
+        Cut::Matches => api::SearchCut::Matches,
+        Cut::Entries => api::SearchCut::Entries,
+        Cut::Bytes => api::SearchCut::Bytes,
+        Cut::Time => api::SearchCut::Time,
     });
-    Body::from_stream(bytes)
+    api::Search { entries_looked_at: found.entries, bytes_read: found.bytes, skipped: found.skipped, cut }
 }
 
-/// A body on its way in.
-pub(super) struct Incoming<'a> {
-    body: &'a mut Body,
-    stopping: &'a mut Stopping,
-}
-
-impl Incoming<'_> {
-    pub(super) async fn next(&mut self) -> Result<Option<Bytes>, ApiError> {
-        loop {
-            let frame = tokio::select! {
-                frame = tokio::time::timeout(BODY_IDLE_MAX, self.body.frame()) => frame,
-                halt = self.stopping.wait() => return Err(halt.into()),
-            };
-            match frame {
-                Ok(None) => return Ok(None),
-                Ok(Some(Ok(frame))) => {
-                    if let Ok(bytes) = frame.into_data() {
-                        return Ok(Some(bytes));
-                    }
-                }
-                Ok(Some(Err(_))) => {
-                    return Err(ApiError::new(
-                        StatusCode::BAD_REQUEST,
-                        "body_incomplete",
-                        "the connection ended before the body did",
-                    ));
-                }
-                Err(_) => {
-                    return Err(ApiError::new(
-                        StatusCode::REQUEST_TIMEOUT,
-                        "body_too_slow",
-                        format!("nothing of the body came for {} s", BODY_IDLE_MAX.as_secs()),
-                    ));
-                }
-            }
-        }
+/// A line in which something was found.
+pub fn line_match(found: GrepMatch) -> api::LineMatch {
+    let (path, path_base64) = text_and_base64(&found.path);
+    let (text, text_base64) = text_and_base64(&found.text);
+    api::LineMatch {
+        path,
+        path_base64,
+        line: found.line,
+        column: found.column,
+        text,
+        text_base64,
+        text_start: found.text_start,
+        text_cut: found.text_cut,
     }
 }
 
-/// Pours a body into `take`.
-pub(super) async fn pour<T>(
-    mut body: Body,
-    stopping: &mut Stopping,
-    take: impl AsyncFnOnce(Incoming<'_>) -> Result<T, ApiError>,
-) -> Result<T, ApiError> {
-    take(Incoming { body: &mut body, stopping }).await
+/// What happened to a file. Nothing for what callers are not told.
+pub fn file_event(event: WatchEvent) -> Option<api::FileEvent> {
+    Some(match event {
+        WatchEvent::Ready => return None, // Said when the stream began.
+        WatchEvent::Changed { change, path, directory } => {
+            let (path, path_base64) = text_and_base64(&path);
+            let change = match change {
+                Change::Created => api::FileChange::Created,
+                Change::Modified => api::FileChange::Modified,
+                Change::Written => api::FileChange::Written,
+                Change::Attributes => api::FileChange::Attributes,
+                Change::Removed => api::FileChange::Removed,
+                Change::MovedFrom => api::FileChange::MovedFrom,
+                Change::MovedTo => api::FileChange::MovedTo,
+            };
+            api::FileEvent::Changed { change, path, path_base64, directory }
+        }
+        WatchEvent::Overflow => api::FileEvent::Overflow,
+        WatchEvent::NotWatched { path } => {
+            let (path, path_base64) = text_and_base64(&path);
+            api::FileEvent::NotWatched { path, path_base64 }
+        }
+        WatchEvent::Gone => api::FileEvent::Gone,
+    })
 }

@@ -5,32 +5,31 @@
 
 use std::convert::Infallible;
 use std::sync::Arc;
-use std::time::Duration;
 
 use axum::Json;
-use axum::body::Body;
 use axum::extract::{FromRequestParts, Request, State};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::sse::{Event, KeepAlive};
 use axum::response::{IntoResponse, Response, Sse};
-use engine::images::{Format, InUse, Pull, StoredImage, Upload};
+use engine::image::{
+    Alias, Collected, Credentials, Format, ImageInfo, ImageRef, InUse, LayerProgress, LayerState, Platform,
+    Pull, PullProgress, PullSpec, StoredImage, StoredLayer, Transport,
+};
 use engine::{Engine, EngineError, Key, Owner};
 use futures_util::stream;
 use serde::Deserialize;
-use tokio::io::AsyncWriteExt;
 use utoipa::IntoParams;
 use wire::api;
 
-use super::{carried_on, files};
-use crate::app::{App, Caller, Stopping};
-use crate::auth::require_admin_to;
-use crate::body::{self, Query, text_in_path};
-use crate::error::ApiError;
-use crate::{convert, events};
-
-/// Between two events about how far something is.
-const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
+use super::common::carried_on;
+use crate::http::app::{App, Caller, Stopping};
+use crate::http::auth::require_admin_to;
+use crate::http::body::{self, Query, text_in_path};
+use crate::http::clock::rfc3339;
+use crate::http::error::ApiError;
+use crate::http::sse::{self, HEARTBEAT, PROGRESS_INTERVAL};
+use crate::http::upload::received;
 
 /// Pulls an image from its registry, also when one of that name is here: a tag may mean something else today.
 ///
@@ -53,7 +52,7 @@ pub async fn pull(
     if body.insecure {
         require_admin_to(&key, "name an insecure registry")?;
     }
-    let spec = convert::pull_spec(body)?;
+    let spec = pull_spec(body)?;
     let pull = app.engine.pull(&key, spec);
     answer(app, &key, pull, &headers).await
 }
@@ -86,13 +85,13 @@ pub async fn import(
     request: Request,
 ) -> Result<Response, ApiError> {
     require_admin_to(&key, "import images")?;
-    let name = params.name.as_deref().map(convert::reference).transpose()?;
+    let name = params.name.as_deref().map(reference).transpose()?;
     let format = match params.format.as_deref() {
         None => Format::Auto,
         Some("oci") => Format::Oci,
         Some("docker") => Format::Docker,
         Some("rootfs") => Format::Rootfs,
-        Some(_) => return Err(ApiError::invalid("format", "it is `oci`, `docker` or `rootfs`")),
+        Some(_) => return Err(ApiError::must("format", "be `oci`, `docker` or `rootfs`")),
     };
     let (head, body) = request.into_parts();
     let upload = received(&app, &key, &head, body).await?;
@@ -104,38 +103,6 @@ pub async fn import(
     let images = finished(&pull, &mut stopping).await?;
     let images = images.iter().filter_map(|image| shown(&app.engine, &key.owner, &image.digest.to_string()));
     Ok(Json(api::ImageList { images: images.collect() }).into_response())
-}
-
-/// Takes a body into a file of its own, as far as the disk has room for it.
-pub(super) async fn received(app: &App, key: &Key, head: &Parts, body: Body) -> Result<Upload, ApiError> {
-    let (upload, room) = app.engine.upload()?;
-    let full = || {
-        ApiError::new(StatusCode::INSUFFICIENT_STORAGE, "disk_full", "the archive does not fit on the disk")
-            .detail("free_bytes", room)
-    };
-    let announced = head.headers.get(header::CONTENT_LENGTH).and_then(|v| v.to_str().ok()?.parse().ok());
-    if announced.is_some_and(|length: u64| length > room) {
-        return Err(full());
-    }
-    let failed = |error: std::io::Error| match error.kind() {
-        std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded => full(),
-        _ => ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", "the archive cannot be kept"),
-    };
-    let mut file = tokio::fs::File::from_std(upload.file.try_clone().map_err(failed)?);
-    let mut stopping = app.stopping(key);
-    let poured = files::pour(body, &mut stopping, async |mut incoming| {
-        let mut length = 0u64;
-        while let Some(bytes) = incoming.next().await? {
-            length += bytes.len() as u64;
-            if length > room {
-                return Err(full());
-            }
-            file.write_all(&bytes).await.map_err(failed)?;
-        }
-        file.flush().await.map_err(failed)
-    });
-    poured.await?;
-    Ok(upload)
 }
 
 async fn answer(app: App, key: &Key, pull: Pull, headers: &HeaderMap) -> Result<Response, ApiError> {
@@ -163,7 +130,7 @@ fn wants_events(headers: &HeaderMap) -> bool {
 }
 
 fn shown(engine: &Engine, owner: &Owner, digest: &str) -> Option<api::Image> {
-    engine.image(owner, digest).ok().map(convert::image)
+    engine.image(owner, digest).ok().map(to_api)
 }
 
 /// How far it is, until it is over.
@@ -172,7 +139,7 @@ fn progress(app: App, key: &Key, pull: Pull) -> Response {
         engine: Engine,
         owner: Owner,
         pull: Pull,
-        progress: tokio::sync::watch::Receiver<engine::images::PullProgress>,
+        progress: tokio::sync::watch::Receiver<engine::image::PullProgress>,
         stopping: Stopping,
         over: bool,
     }
@@ -210,12 +177,12 @@ fn progress(app: App, key: &Key, pull: Pull) -> Response {
                     () = tokio::time::sleep(PROGRESS_INTERVAL) => {}
                     _ = watch.pull.finished() => {}
                 }
-                convert::pull_progress(&watch.progress.borrow_and_update())
+                pull_progress(&watch.progress.borrow_and_update())
             }
         };
         Some((Ok::<_, Infallible>(to_event(&event)), watch))
     });
-    Sse::new(events).keep_alive(KeepAlive::new().interval(events::HEARTBEAT)).into_response()
+    Sse::new(events).keep_alive(KeepAlive::new().interval(HEARTBEAT)).into_response()
 }
 
 fn to_event(event: &api::ImageEvent) -> Event {
@@ -224,15 +191,13 @@ fn to_event(event: &api::ImageEvent) -> Event {
         api::ImageEvent::Done { .. } => "done",
         api::ImageEvent::Failed(_) => "failed",
     };
-    // JSON has no line breaks outside of strings and escapes them inside, so that one event is one line.
-    let data = serde_json::to_string(event).expect("events are made of types that JSON can write");
-    Event::default().event(name).data(data)
+    sse::event(name, event)
 }
 
 /// The images that this key's owner may use, newest first. `host` needs no keeping and is not among them.
 #[utoipa::path(get, path = "/v1/images", tag = "images", responses((status = 200, body = api::ImageList)))]
 pub async fn list(State(app): State<App>, Caller(key): Caller) -> Json<api::ImageList> {
-    let images = app.engine.images(&key.owner).into_iter().map(convert::image).collect();
+    let images = app.engine.images(&key.owner).into_iter().map(to_api).collect();
     Json(api::ImageList { images })
 }
 
@@ -267,7 +232,7 @@ pub async fn get(
     Caller(key): Caller,
     ImagePath(name): ImagePath,
 ) -> Result<Json<api::Image>, ApiError> {
-    Ok(Json(convert::image(app.engine.image(&key.owner, &name)?)))
+    Ok(Json(to_api(app.engine.image(&key.owner, &name)?)))
 }
 
 /// How to remove.
@@ -297,7 +262,7 @@ pub async fn remove(
 ) -> Result<Json<api::CollectedImages>, ApiError> {
     let in_use = if params.force { InUse::Release } else { InUse::Refuse };
     let collected = carried_on(async move { app.engine.remove_image(&key, &name, in_use).await }).await?;
-    Ok(Json(convert::collected(collected)))
+    Ok(Json(collected_to_api(collected)))
 }
 
 /// Removes images without a name and a sandbox, and layers without an image.
@@ -311,13 +276,13 @@ pub async fn collect(
 ) -> Result<Json<api::CollectedImages>, ApiError> {
     require_admin_to(&key, "collect images")?;
     let collected = carried_on(async move { app.engine.collect_images().await }).await?;
-    Ok(Json(convert::collected(collected)))
+    Ok(Json(collected_to_api(collected)))
 }
 
 /// All aliases, by name.
 #[utoipa::path(get, path = "/v1/image-aliases", tag = "images", responses((status = 200, body = api::ImageAliasList)))]
 pub async fn aliases(State(app): State<App>, Caller(_): Caller) -> Json<api::ImageAliasList> {
-    let aliases = app.engine.aliases().into_iter().map(convert::image_alias).collect();
+    let aliases = app.engine.aliases().into_iter().map(alias_to_api).collect();
     Json(api::ImageAliasList { aliases })
 }
 
@@ -336,7 +301,7 @@ pub async fn set_alias(
 ) -> Result<Json<api::ImageAlias>, ApiError> {
     require_admin_to(&key, "name images")?;
     let alias = carried_on(async move { app.engine.set_alias(&name, &body.target).await }).await?;
-    Ok(Json(convert::image_alias(alias)))
+    Ok(Json(alias_to_api(alias)))
 }
 
 /// Ends an alias.
@@ -354,4 +319,101 @@ pub async fn delete_alias(
     require_admin_to(&key, "name images")?;
     carried_on(async move { app.engine.delete_alias(&name).await }).await?;
     Ok(StatusCode::NO_CONTENT)
+}
+
+/// A reference to an image.
+pub fn reference(text: &str) -> Result<ImageRef, ApiError> {
+    ImageRef::parse(text).map_err(|error| ApiError::invalid("reference", error))
+}
+
+/// `POST /v1/images/pull`
+pub fn pull_spec(body: api::PullImage) -> Result<PullSpec, ApiError> {
+    let api::PullImage { reference: text, platform, username, password, identity_token, insecure } = body;
+    let platform = match platform {
+        None => Platform::this(),
+        Some(text) => Platform::parse(&text)
+            .ok_or_else(|| ApiError::must("platform", "be such as `linux/amd64` or `linux/arm64/v8`"))?,
+    };
+    let credentials = match (username, password, identity_token) {
+        (None, None, None) => Credentials::Anonymous,
+        (Some(username), Some(password), None) => {
+            Credentials::basic(&username, &password).ok_or_else(|| {
+                ApiError::invalid("username", "it or the password cannot be sent to a registry")
+            })?
+        }
+        (None, None, Some(token)) if !token.is_empty() => Credentials::Identity { token },
+        _ => {
+            let why = "give `username` and `password`, or `identity_token`, or none of them";
+            return Err(ApiError::invalid("username", why));
+        }
+    };
+    let transport = if insecure { Transport::Clear } else { Transport::Encrypted };
+    Ok(PullSpec { reference: reference(&text)?, platform, credentials, transport })
+}
+
+/// An image as clients see it.
+pub fn to_api(info: ImageInfo) -> api::Image {
+    let image = &info.image;
+    let config = &image.config;
+    let layer = |layer: &StoredLayer| api::ImageLayer {
+        digest: layer.blob.map(|digest| digest.to_string()),
+        size_bytes: layer.size,
+        unpacked_bytes: layer.facts.bytes,
+        entries: layer.facts.entries,
+        devices_skipped: layer.facts.devices_skipped,
+        owners_changed: layer.facts.owners_changed,
+        attributes_dropped: layer.facts.attributes_dropped,
+    };
+    api::Image {
+        digest: image.digest.to_string(),
+        names: info.names,
+        aliases: info.aliases,
+        private: info.owner.is_some(),
+        platform: config.platform().map_or_else(|| "unknown".into(), |platform| platform.to_string()),
+        size_bytes: image.size(),
+        unpacked_bytes: image.unpacked(),
+        created_at: rfc3339(image.created_at),
+        sandboxes: info.sandboxes as u64,
+        config: api::ImageConfig {
+            env: config.env.iter().cloned().collect(),
+            user: config.user.clone(),
+            working_directory: config.working_directory.clone(),
+            entrypoint: config.entrypoint.clone(),
+            command: config.command.clone(),
+            labels: config.labels.clone(),
+        },
+        layers: image.layers.iter().map(layer).collect(),
+    }
+}
+
+/// How far a pull is.
+pub fn pull_progress(progress: &PullProgress) -> api::ImageEvent {
+    api::ImageEvent::Progress { layers: progress.layers.iter().map(layer_progress).collect() }
+}
+
+pub(super) fn layer_progress(layer: &LayerProgress) -> api::LayerProgress {
+    api::LayerProgress {
+        digest: layer.digest.to_string(),
+        state: match layer.state {
+            LayerState::Waiting => api::LayerState::Waiting,
+            LayerState::Fetching => api::LayerState::Fetching,
+            LayerState::Fetched => api::LayerState::Fetched,
+            LayerState::Unpacking => api::LayerState::Unpacking,
+            LayerState::Done => api::LayerState::Done,
+            LayerState::Present => api::LayerState::Present,
+        },
+        bytes: layer.bytes,
+        total_bytes: layer.total,
+    }
+}
+
+/// What a collection removed.
+pub fn collected_to_api(collected: Collected) -> api::CollectedImages {
+    let Collected { images, layers, bytes } = collected;
+    api::CollectedImages { images: images as u64, layers: layers as u64, bytes }
+}
+
+/// An alias as clients see it.
+pub fn alias_to_api(alias: Alias) -> api::ImageAlias {
+    api::ImageAlias { name: alias.name, target: alias.target, created_at: rfc3339(alias.created_at) }
 }

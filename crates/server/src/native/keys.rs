@@ -4,14 +4,19 @@ use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
+use engine::{Key, KeyLimits, KeySpec, Owner};
 use wire::api;
 
-use super::carried_on;
-use crate::app::{App, Caller};
-use crate::auth::require_admin;
-use crate::body::{self, KeyPath};
-use crate::convert;
-use crate::error::ApiError;
+use super::common::carried_on;
+use crate::config::quantity::{Bytes, Cpu};
+use crate::http::app::{App, Caller};
+use crate::http::auth::require_admin;
+use crate::http::body::{self, KeyPath};
+use crate::http::clock::rfc3339;
+use crate::http::error::ApiError;
+
+/// A key with less could make no sandbox at all.
+const KEY_MEMORY_MIN: u64 = 16 << 20;
 
 /// Creates a key. Its secret is shown in this answer and never again.
 #[utoipa::path(post, path = "/v1/keys", tag = "keys", request_body = api::CreateKey, responses(
@@ -25,9 +30,9 @@ pub async fn create(
     body::Json(body): body::Json<api::CreateKey>,
 ) -> Result<Response, ApiError> {
     require_admin(&key)?;
-    let spec = convert::key_spec(body)?;
+    let spec = key_spec(body)?;
     let (key, secret) = carried_on(async move { app.engine.create_key(spec).await }).await?;
-    let created = api::CreatedKey { key: convert::key(key), secret: secret.reveal().to_owned() };
+    let created = api::CreatedKey { key: to_api(key), secret: secret.reveal().to_owned() };
     Ok((StatusCode::CREATED, Json(created)).into_response())
 }
 
@@ -39,7 +44,7 @@ pub async fn create(
 pub async fn list(State(app): State<App>, Caller(key): Caller) -> Result<Json<api::KeyList>, ApiError> {
     require_admin(&key)?;
     let keys = app.engine.keys().await?;
-    Ok(Json(api::KeyList { keys: keys.into_iter().map(convert::key).collect() }))
+    Ok(Json(api::KeyList { keys: keys.into_iter().map(to_api).collect() }))
 }
 
 /// Deletes a key. It opens nothing from then on; its owner's sandboxes stay.
@@ -62,4 +67,38 @@ pub async fn delete(
     }
     carried_on(async move { app.engine.delete_key(&id).await }).await?;
     Ok(StatusCode::NO_CONTENT)
+}
+
+/// `POST /v1/keys`
+pub fn key_spec(body: api::CreateKey) -> Result<KeySpec, ApiError> {
+    let api::CreateKey { owner, metrics_only, sandboxes_max, cpu_max, memory_max } = body;
+    let cpu_millis = cpu_max
+        .map(|text| Cpu::parse(&text).map(|cpu| cpu.millis))
+        .transpose()
+        .map_err(|error| ApiError::invalid("cpu_max", error))?;
+    let memory_bytes = memory_max
+        .map(|text| Bytes::parse(&text).map(|memory| memory.bytes))
+        .transpose()
+        .map_err(|error| ApiError::invalid("memory_max", error))?;
+    if memory_bytes.is_some_and(|bytes| bytes < KEY_MEMORY_MIN) {
+        let why =
+            format!("{KEY_MEMORY_MIN} bytes is what one sandbox needs; was a unit such as `Gi` left out?");
+        return Err(ApiError::invalid("memory_max", why));
+    }
+    let limits = KeyLimits { sandboxes: sandboxes_max, cpu_millis, memory_bytes };
+    Ok(KeySpec { owner: Owner::parse(&owner)?, admin: false, metrics_only, limits })
+}
+
+/// A key as clients see it.
+pub fn to_api(key: Key) -> api::Key {
+    api::Key {
+        id: key.id,
+        owner: key.owner.as_str().to_owned(),
+        admin: key.admin,
+        metrics_only: key.metrics_only,
+        sandboxes_max: key.limits.sandboxes,
+        cpu_millis_max: key.limits.cpu_millis,
+        memory_bytes_max: key.limits.memory_bytes,
+        created_at: rfc3339(key.created_at),
+    }
 }

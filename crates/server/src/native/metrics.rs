@@ -5,10 +5,11 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use wire::api::ErrorBody;
 
-use crate::app::{App, Caller};
-use crate::auth::require_metrics;
-use crate::error::{ApiError, chain_of};
-use crate::metrics::CONTENT_TYPE;
+use crate::http::app::{App, Caller};
+use crate::http::auth::require_metrics;
+use crate::http::error::ApiError;
+use crate::observe::log::chain_of;
+use crate::observe::metrics::CONTENT_TYPE;
 
 /// What the daemon counts, of all owners, as OpenMetrics text. For admin keys and for keys that open nothing else.
 #[utoipa::path(get, path = "/metrics", tag = "stats", responses(

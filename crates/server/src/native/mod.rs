@@ -1,12 +1,16 @@
 //! The native API under `/v1`. A handler is three thoughts: read, ask the engine once, convert.
 
+mod common;
+
 pub mod builds;
 pub mod commands;
 pub mod events;
 pub mod files;
 pub mod images;
 pub mod keys;
+pub mod locate;
 pub mod metrics;
+pub mod openapi;
 pub mod pools;
 pub mod sandboxes;
 pub mod stats;
@@ -14,16 +18,11 @@ pub mod system;
 pub mod templates;
 pub mod volumes;
 
-use std::future::Future;
-
 use axum::Router;
-use axum::http::StatusCode;
 use axum::routing::{delete, get, post, put};
-use tracing::Instrument;
 
-use crate::app::App;
-use crate::error::ApiError;
-use crate::stream;
+use crate::http::app::App;
+use crate::http::error::ApiError;
 
 /// Where the metrics are: the path that every scraper tries first.
 pub const METRICS: &str = "/metrics";
@@ -50,10 +49,10 @@ pub fn all() -> Router<App> {
         .route("/v1/sandboxes/{sandbox}/touch", post(sandboxes::touch))
         .route("/v1/sandboxes/{sandbox}/explain", get(sandboxes::explain))
         .route(COMMANDS, get(commands::list).post(commands::run))
-        .route(&format!("{COMMANDS}/stream"), get(stream::start))
+        .route(&format!("{COMMANDS}/stream"), get(commands::stream::start))
         .route(&under(""), get(commands::get))
-        .route(&under("/events"), get(crate::events::events))
-        .route(&under("/stream"), get(stream::attach))
+        .route(&under("/events"), get(commands::events::events))
+        .route(&under("/stream"), get(commands::stream::attach))
         .route(&under("/stdin"), post(commands::write_stdin))
         .route(&under("/stdin/end"), post(commands::end_stdin))
         .route(&under("/signal"), post(commands::signal))
@@ -97,32 +96,4 @@ pub fn all() -> Router<App> {
         .route("/v1/keys/{key}", delete(keys::delete))
         .fallback(async || ApiError::no_route())
         .method_not_allowed_fallback(async || ApiError::wrong_method())
-}
-
-/// Carries `work` on when the caller goes away in its middle, so that nothing is left half done.
-async fn carried_on<T, E>(work: impl Future<Output = Result<T, E>> + Send + 'static) -> Result<T, ApiError>
-where
-    T: Send + 'static,
-    E: Send + 'static,
-    ApiError: From<E>,
-{
-    match tokio::spawn(work.in_current_span()).await {
-        Ok(result) => Ok(result?),
-        // The task panicked, which the panic hook has logged: nobody aborts it.
-        Err(_) => {
-            Err(ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", "the daemon has a bug here"))
-        }
-    }
-}
-
-/// How long a page may be.
-const PAGE_MAX: u32 = 500;
-
-fn check_limit(limit: Option<u32>) -> Result<Option<u32>, ApiError> {
-    match limit {
-        Some(limit) if !(1..=PAGE_MAX).contains(&limit) => {
-            Err(ApiError::invalid("limit", format!("it is 1 to {PAGE_MAX}")))
-        }
-        limit => Ok(limit),
-    }
 }

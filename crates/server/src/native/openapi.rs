@@ -3,10 +3,9 @@
 use utoipa::openapi::security::{ApiKey, ApiKeyValue, HttpAuthScheme, HttpBuilder, SecurityScheme};
 use utoipa::{Modify, OpenApi};
 
-use crate::routes::{
+use crate::native::{
     self, builds, commands, files, images, keys, metrics, pools, sandboxes, stats, system, templates, volumes,
 };
-use crate::{events, stream};
 
 #[derive(OpenApi)]
 #[openapi(
@@ -24,13 +23,13 @@ use crate::{events, stream};
         sandboxes::delete,
         sandboxes::touch,
         sandboxes::explain,
-        routes::events::watch,
+        native::events::watch,
         commands::run,
         commands::list,
-        stream::start,
+        commands::stream::start,
         commands::get,
-        events::events,
-        stream::attach,
+        commands::events::events,
+        commands::stream::attach,
         commands::write_stdin,
         commands::end_stdin,
         commands::signal,

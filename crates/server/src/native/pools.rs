@@ -6,16 +6,16 @@ use axum::Json;
 use axum::extract::{FromRequestParts, State};
 use axum::http::StatusCode;
 use axum::http::request::Parts;
-use engine::pools::PoolName;
+use engine::pool::{PoolInfo, PoolMember, PoolName, PoolState, PoolUpdate, Standing};
 use serde::Deserialize;
 use utoipa::IntoParams;
 use wire::api;
 
-use super::carried_on;
-use crate::app::{App, Caller};
-use crate::body::{self, Query, text_in_path};
-use crate::convert;
-use crate::error::ApiError;
+use super::common::carried_on;
+use crate::http::app::{App, Caller};
+use crate::http::body::{self, Query, text_in_path};
+use crate::http::clock::rfc3339;
+use crate::http::error::ApiError;
 
 /// How long a caller may wait for a pool to fill: longer than a proxy keeps a silent connection is no use.
 const WAIT_SECONDS_MAX: u32 = 300;
@@ -47,13 +47,13 @@ pub async fn create(
     let api::CreatePool { name, template, replicas } = body;
     let name = PoolName::parse(&name)?;
     let creating = async move { app.engine.create_pool(&key, name, &template, replicas).await };
-    Ok((StatusCode::CREATED, Json(convert::pool(carried_on(creating).await?))))
+    Ok((StatusCode::CREATED, Json(to_api(carried_on(creating).await?))))
 }
 
 /// The pools of the key's owner, by name.
 #[utoipa::path(get, path = "/v1/pools", tag = "pools", responses((status = 200, body = api::PoolList)))]
 pub async fn list(State(app): State<App>, Caller(key): Caller) -> Json<api::PoolList> {
-    let pools = app.engine.pools(&key.owner).into_iter().map(convert::pool_listed).collect();
+    let pools = app.engine.pools(&key.owner).into_iter().map(pool_listed).collect();
     Json(api::PoolList { pools })
 }
 
@@ -82,8 +82,8 @@ pub async fn get(
     let pool = match wait_seconds {
         None => app.engine.pool(&key.owner, &name)?,
         Some(seconds) if seconds > WAIT_SECONDS_MAX => {
-            let why = format!("it is 0 to {WAIT_SECONDS_MAX}, not {seconds}");
-            return Err(ApiError::invalid("wait_seconds", why));
+            let why = format!("be between 0 and {WAIT_SECONDS_MAX}, got {seconds}");
+            return Err(ApiError::must("wait_seconds", why));
         }
         Some(seconds) => {
             let mut stopping = app.stopping(&key);
@@ -93,7 +93,7 @@ pub async fn get(
             }
         }
     };
-    Ok(Json(convert::pool(pool)))
+    Ok(Json(to_api(pool)))
 }
 
 /// Scales a pool, renames it, or both.
@@ -111,9 +111,9 @@ pub async fn update(
     PoolPath(name): PoolPath,
     body::Json(body): body::Json<api::UpdatePool>,
 ) -> Result<Json<api::Pool>, ApiError> {
-    let update = convert::pool_update(body)?;
+    let update = pool_update(body)?;
     let updating = async move { app.engine.update_pool(&key, &name, update).await };
-    Ok(Json(convert::pool(carried_on(updating).await?)))
+    Ok(Json(to_api(carried_on(updating).await?)))
 }
 
 /// Deletes a pool and what waits in it. Sandboxes that were claimed from it stay.
@@ -130,4 +130,57 @@ pub async fn delete(
 ) -> Result<StatusCode, ApiError> {
     carried_on(async move { app.engine.delete_pool(&key.owner, &name).await }).await?;
     Ok(StatusCode::NO_CONTENT)
+}
+
+/// `PATCH /v1/pools/{pool}`
+pub fn pool_update(body: api::UpdatePool) -> Result<PoolUpdate, ApiError> {
+    let api::UpdatePool { name, replicas } = body;
+    Ok(PoolUpdate { name: name.as_deref().map(PoolName::parse).transpose()?, replicas })
+}
+
+/// A pool as clients see it, without what waits in it.
+pub fn pool_listed(pool: PoolInfo) -> api::Pool {
+    api::Pool { members: None, ..to_api(pool) }
+}
+
+/// A pool as clients see it.
+pub fn to_api(pool: PoolInfo) -> api::Pool {
+    let count = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
+    api::Pool {
+        ready: count(pool.ready()),
+        making: count(pool.making()),
+        id: pool.id.to_string(),
+        name: pool.name.to_string(),
+        template: pool.template,
+        template_version: pool.template_version,
+        replicas: pool.replicas,
+        state: match pool.state {
+            PoolState::Ready => api::PoolState::Ready,
+            PoolState::Filling => api::PoolState::Filling,
+            PoolState::Failing => api::PoolState::Failing,
+            PoolState::Deleting => api::PoolState::Deleting,
+        },
+        reason: pool.reason,
+        retry_at: pool.retry_at.map(rfc3339),
+        members: Some(pool.members.into_iter().map(member).collect()),
+        claims: pool.claims,
+        misses: pool.misses,
+        created_at: rfc3339(pool.created_at),
+        updated_at: rfc3339(pool.updated_at),
+    }
+}
+
+fn member(member: PoolMember) -> api::PoolMember {
+    api::PoolMember {
+        id: member.id,
+        name: member.name,
+        state: match member.standing {
+            Standing::Making => api::PoolMemberState::Making,
+            Standing::Ready => api::PoolMemberState::Ready,
+            Standing::Broken => api::PoolMemberState::Broken,
+            Standing::Going => api::PoolMemberState::Deleting,
+        },
+        template_version: member.template_version,
+        created_at: rfc3339(member.created_at),
+    }
 }

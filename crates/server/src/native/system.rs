@@ -8,9 +8,9 @@ use axum::http::header;
 use axum::response::{IntoResponse, Response};
 use wire::api::{ErrorBody, Health, Version};
 
-use crate::app::App;
-use crate::error::ApiError;
-use crate::openapi;
+use crate::http::app::App;
+use crate::http::error::ApiError;
+use crate::native::openapi;
 
 /// The version of the native API.
 const API_VERSION: &str = "v1";

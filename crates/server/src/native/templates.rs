@@ -1,7 +1,6 @@
 //! Templates: create, get, list, update, delete, and how far they are.
 
 use std::convert::Infallible;
-use std::time::Duration;
 
 use axum::Json;
 use axum::extract::{FromRequestParts, State};
@@ -9,19 +8,22 @@ use axum::http::request::Parts;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::sse::{Event, KeepAlive};
 use axum::response::{IntoResponse, Response, Sse};
-use engine::templates::{Preparation, Template, TemplateName, TemplateTold, TemplateWatcher};
+use engine::image::PullProgress;
+use engine::template::{
+    Preparation, Template, TemplateName, TemplateSpec, TemplateTold, TemplateUpdate, TemplateWatcher,
+};
+use engine::{Labels, TemplateHappened, template as built_in};
 use futures_util::stream::{self, Stream};
 use wire::api;
 
-use super::carried_on;
-use crate::app::{App, Caller, Stopping};
-use crate::body::{self, text_in_path};
-use crate::convert;
-use crate::error::ApiError;
-use crate::events::HEARTBEAT;
-
-/// Between two events about how far something is.
-const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
+use super::common::{bytes, carried_on, check_env, cpu_millis};
+use super::images::layer_progress;
+use super::volumes::{mount, mount_spec};
+use crate::http::app::{App, Caller, Stopping};
+use crate::http::body::{self, text_in_path};
+use crate::http::clock::rfc3339;
+use crate::http::error::ApiError;
+use crate::http::sse::{self, HEARTBEAT, PROGRESS_INTERVAL};
 
 /// A name in a path, percent-encoded.
 pub struct TemplatePath(pub String);
@@ -40,7 +42,7 @@ fn made(template: Template) -> Response {
         Preparation::Ready(_) => StatusCode::CREATED,
         Preparation::Preparing | Preparation::Failed { .. } | Preparation::Replaced => StatusCode::ACCEPTED,
     };
-    let body = convert::template(template);
+    let body = to_api(template);
     let mut response = (status, Json(&body)).into_response();
     // A name that no header can carry is none that a client could follow by itself.
     if body.name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte))
@@ -63,7 +65,7 @@ pub async fn create(
     Caller(key): Caller,
     body::Json(body): body::Json<api::CreateTemplate>,
 ) -> Result<Response, ApiError> {
-    let (name, spec) = convert::template_create(body)?;
+    let (name, spec) = template_create(body)?;
     let creating = async move { app.engine.create_template(&key.owner, name, spec).await };
     Ok(made(carried_on(creating).await?))
 }
@@ -71,7 +73,7 @@ pub async fn create(
 /// The templates of the key's owner by name, the built-in one first.
 #[utoipa::path(get, path = "/v1/templates", tag = "templates", responses((status = 200, body = api::TemplateList)))]
 pub async fn list(State(app): State<App>, Caller(key): Caller) -> Json<api::TemplateList> {
-    let templates = app.engine.templates(&key.owner).into_iter().map(convert::template).collect();
+    let templates = app.engine.templates(&key.owner).into_iter().map(to_api).collect();
     Json(api::TemplateList { templates })
 }
 
@@ -86,7 +88,7 @@ pub async fn get(
     Caller(key): Caller,
     TemplatePath(name): TemplatePath,
 ) -> Result<Json<api::Template>, ApiError> {
-    Ok(Json(convert::template(app.engine.template(&key.owner, &name)?)))
+    Ok(Json(to_api(app.engine.template(&key.owner, &name)?)))
 }
 
 /// Makes a template, or gives one that exists just this content. Asking twice changes nothing; what failed is tried again.
@@ -103,7 +105,7 @@ pub async fn apply(
     TemplatePath(name): TemplatePath,
     body::Json(body): body::Json<api::TemplateSpec>,
 ) -> Result<Response, ApiError> {
-    let (name, spec) = (TemplateName::parse(&name)?, convert::template_spec(body)?);
+    let (name, spec) = (TemplateName::parse(&name)?, template_spec(body)?);
     let applying = async move { app.engine.apply_template(&key.owner, name, spec, None).await };
     Ok(made(carried_on(applying).await?))
 }
@@ -122,9 +124,9 @@ pub async fn update(
     TemplatePath(name): TemplatePath,
     body::Json(body): body::Json<api::UpdateTemplate>,
 ) -> Result<Json<api::Template>, ApiError> {
-    let update = convert::template_update(body)?;
+    let update = template_update(body)?;
     let updating = async move { app.engine.update_template(&key.owner, &name, update).await };
-    Ok(Json(convert::template(carried_on(updating).await?)))
+    Ok(Json(to_api(carried_on(updating).await?)))
 }
 
 /// Deletes a template.
@@ -155,7 +157,7 @@ pub async fn prepare(
     TemplatePath(name): TemplatePath,
 ) -> Result<Json<api::Template>, ApiError> {
     let preparing = async move { app.engine.prepare_template(&key.owner, &name).await };
-    Ok(Json(convert::template(carried_on(preparing).await?)))
+    Ok(Json(to_api(carried_on(preparing).await?)))
 }
 
 /// How far a template is, as server-sent events, until it is ready or has failed.
@@ -206,10 +208,10 @@ impl Session {
             _ = self.stopping.wait() => return None,
         };
         Some(match told {
-            Ok(Some(TemplateTold::Progress(progress))) => convert::template_progress(&progress),
+            Ok(Some(TemplateTold::Progress(progress))) => template_progress(&progress),
             Ok(Some(TemplateTold::Settled(template))) => {
                 self.over = true;
-                let template = Box::new(convert::template(*template));
+                let template = Box::new(to_api(*template));
                 match template.state {
                     api::TemplateState::Failed => api::TemplateEvent::Failed(template),
                     // What is still being prepared has not settled.
@@ -234,7 +236,117 @@ fn to_event(event: &api::TemplateEvent) -> Event {
         api::TemplateEvent::Failed(_) => "failed",
         api::TemplateEvent::Gone(_) => "gone",
     };
-    // JSON has no line breaks outside of strings and escapes them inside, so that one event is one line.
-    let data = serde_json::to_string(event).expect("events are made of types that JSON can write");
-    Event::default().event(name).data(data)
+    sse::event(name, event)
+}
+
+/// `POST /v1/templates`
+pub fn template_create(body: api::CreateTemplate) -> Result<(TemplateName, TemplateSpec), ApiError> {
+    let api::CreateTemplate { name, image, cpu, memory, disk, env, cwd, user, command, labels, mounts } =
+        body;
+    let name = TemplateName::parse(&name)?;
+    let spec = api::TemplateSpec { image, cpu, memory, disk, env, cwd, user, command, labels, mounts };
+    Ok((name, template_spec(spec)?))
+}
+
+/// `PUT /v1/templates/{template}`
+pub fn template_spec(body: api::TemplateSpec) -> Result<TemplateSpec, ApiError> {
+    let api::TemplateSpec { image, cpu, memory, disk, env, cwd, user, command, labels, mounts } = body;
+    check_env(&env)?;
+    let usual = TemplateSpec::default();
+    Ok(TemplateSpec {
+        image: image.unwrap_or(usual.image),
+        cpu_millis: cpu_millis(cpu)?.unwrap_or(usual.cpu_millis),
+        memory_bytes: bytes("memory", memory)?.unwrap_or(usual.memory_bytes),
+        disk_bytes: bytes("disk", disk)?,
+        env,
+        cwd,
+        user,
+        command,
+        labels: Labels::new(labels)?,
+        mounts: mounts.into_iter().map(mount_spec).collect(),
+    })
+}
+
+/// `PATCH /v1/templates/{template}`
+pub fn template_update(body: api::UpdateTemplate) -> Result<TemplateUpdate, ApiError> {
+    let api::UpdateTemplate { name, image, cpu, memory, disk, env, cwd, user, command, labels, mounts } =
+        body;
+    env.as_ref().map(check_env).transpose()?;
+    Ok(TemplateUpdate {
+        name: name.as_deref().map(TemplateName::parse).transpose()?,
+        image,
+        cpu_millis: cpu_millis(cpu)?,
+        memory_bytes: bytes("memory", memory)?,
+        disk_bytes: disk.map(|disk| bytes("disk", disk)).transpose()?,
+        env,
+        cwd,
+        user,
+        command,
+        labels: labels.map(Labels::new).transpose()?,
+        mounts: mounts.map(|mounts| mounts.into_iter().map(mount_spec).collect()),
+    })
+}
+
+/// A template as clients see it.
+pub fn to_api(template: Template) -> api::Template {
+    let (state, reason) = template_state(&template.preparation);
+    let (resolved, digest) = match &template.preparation {
+        Preparation::Ready(prepared) => (Some(engine::image::familiar(&prepared.resolved)), prepared.image),
+        Preparation::Preparing | Preparation::Failed { .. } | Preparation::Replaced => (None, None),
+    };
+    let built = template.id.is_none();
+    let spec = template.spec;
+    api::Template {
+        id: template.id.map(|id| id.to_string()),
+        name: template.name,
+        version: template.version,
+        state,
+        reason,
+        image_target: resolved.filter(|resolved| *resolved != spec.image),
+        image: spec.image,
+        image_digest: digest.map(|digest| digest.to_string()),
+        limits: api::SandboxLimits {
+            cpu_millis: spec.cpu_millis,
+            memory_bytes: spec.memory_bytes,
+            pids: built_in::LIMITS.pids,
+            disk_bytes: None,
+        },
+        disk_bytes: spec.disk_bytes,
+        env: spec.env,
+        cwd: spec.cwd,
+        user: spec.user,
+        command: spec.command,
+        labels: spec.labels.pairs().clone(),
+        mounts: spec.mounts.into_iter().map(mount).collect(),
+        sandboxes: template.sandboxes as u64,
+        built_in: built,
+        created_at: (!built).then(|| rfc3339(template.created_at)),
+        updated_at: (!built).then(|| rfc3339(template.updated_at)),
+    }
+}
+
+fn template_state(preparation: &Preparation) -> (api::TemplateState, Option<String>) {
+    match preparation {
+        // One that was replaced this moment has a successor that is being prepared.
+        Preparation::Preparing | Preparation::Replaced => (api::TemplateState::Preparing, None),
+        Preparation::Ready(_) => (api::TemplateState::Ready, None),
+        Preparation::Failed { reason } => (api::TemplateState::Failed, Some(reason.clone())),
+    }
+}
+
+/// Something that happened to a template.
+pub fn template_event(at: String, what: &TemplateHappened) -> api::SandboxEvent {
+    let name = what.name.to_string();
+    match &what.preparation {
+        Some(preparation) => {
+            let (state, reason) = template_state(preparation);
+            api::SandboxEvent::Template { at, name, version: what.version, state, reason }
+        }
+        None => api::SandboxEvent::TemplateDeleted { at, name },
+    }
+}
+
+/// How far a template's image is.
+pub fn template_progress(progress: &PullProgress) -> api::TemplateEvent {
+    api::TemplateEvent::Progress { layers: progress.layers.iter().map(layer_progress).collect() }
 }

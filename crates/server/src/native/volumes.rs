@@ -5,16 +5,20 @@ use axum::extract::{FromRequestParts, Request, State};
 use axum::http::request::Parts;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use engine::VolumeMount;
+use engine::volume::{Holder, Volume, VolumeName, VolumeSpec, VolumeUpdate};
 use wire::api;
 use wire::launch::Access;
 
-use super::carried_on;
-use super::files::{Source, body_of, check_whole, inert, pour, value};
-use crate::app::{App, Caller};
-use crate::body::{self, text_in_path};
-use crate::convert;
-use crate::error::ApiError;
-use crate::params::Params;
+use super::common::{bytes, carried_on};
+use super::files::files_made;
+use crate::http::app::{App, Caller};
+use crate::http::body::{self, text_in_path};
+use crate::http::clock::rfc3339;
+use crate::http::download::{Source, body_of, inert, value};
+use crate::http::error::ApiError;
+use crate::http::params::Params;
+use crate::http::upload::{check_whole, pour};
 
 /// A name in a path, percent-encoded.
 pub struct VolumePath(pub String);
@@ -40,8 +44,8 @@ pub async fn create(
     Caller(key): Caller,
     body::Json(body): body::Json<api::CreateVolume>,
 ) -> Result<Response, ApiError> {
-    let spec = convert::volume_spec(body)?;
-    let body = convert::volume(app.engine.create_volume(&key, spec).await?);
+    let spec = volume_spec(body)?;
+    let body = to_api(app.engine.create_volume(&key, spec).await?);
     let mut response = (StatusCode::CREATED, Json(&body)).into_response();
     // A name that no header can carry is none that a client could follow by itself.
     if body.name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte))
@@ -55,7 +59,7 @@ pub async fn create(
 /// The volumes of the key's owner, by name.
 #[utoipa::path(get, path = "/v1/volumes", tag = "volumes", responses((status = 200, body = api::VolumeList)))]
 pub async fn list(State(app): State<App>, Caller(key): Caller) -> Result<Json<api::VolumeList>, ApiError> {
-    let volumes = app.engine.volumes(&key.owner).await?.into_iter().map(convert::volume).collect();
+    let volumes = app.engine.volumes(&key.owner).await?.into_iter().map(to_api).collect();
     Ok(Json(api::VolumeList { volumes }))
 }
 
@@ -70,7 +74,7 @@ pub async fn get(
     Caller(key): Caller,
     VolumePath(name): VolumePath,
 ) -> Result<Json<api::Volume>, ApiError> {
-    Ok(Json(convert::volume(app.engine.volume(&key.owner, &name).await?)))
+    Ok(Json(to_api(app.engine.volume(&key.owner, &name).await?)))
 }
 
 /// Gives a volume another name or size. Sandboxes that mount it notice nothing but the room.
@@ -87,8 +91,8 @@ pub async fn update(
     VolumePath(name): VolumePath,
     body::Json(body): body::Json<api::UpdateVolume>,
 ) -> Result<Json<api::Volume>, ApiError> {
-    let update = convert::volume_update(body)?;
-    Ok(Json(convert::volume(app.engine.update_volume(&key.owner, &name, update).await?)))
+    let update = volume_update(body)?;
+    Ok(Json(to_api(app.engine.update_volume(&key.owner, &name, update).await?)))
 }
 
 /// Deletes a volume with all its files.
@@ -171,9 +175,55 @@ pub async fn import(
     let made = made.await?;
     // So that whoever hears of it can delete the volume at once.
     volume.close().await?;
-    Ok(Json(convert::files_made(made)))
+    Ok(Json(files_made(made)))
 }
 
 fn path_of(params: &mut Params) -> Result<Vec<u8>, ApiError> {
     Ok(params.text("path")?.unwrap_or_else(|| "/".into()).into_bytes())
+}
+
+/// `POST /v1/volumes`
+pub fn volume_spec(body: api::CreateVolume) -> Result<VolumeSpec, ApiError> {
+    let api::CreateVolume { name, size, from } = body;
+    let size_bytes = bytes("size", Some(size))?.unwrap_or(0);
+    Ok(VolumeSpec { name: VolumeName::parse(&name)?, size_bytes, from })
+}
+
+/// `PATCH /v1/volumes/{volume}`
+pub fn volume_update(body: api::UpdateVolume) -> Result<VolumeUpdate, ApiError> {
+    let api::UpdateVolume { name, size } = body;
+    let name = name.as_deref().map(VolumeName::parse).transpose()?;
+    Ok(VolumeUpdate { name, size_bytes: bytes("size", size)? })
+}
+
+/// A volume as clients see it.
+pub fn to_api(volume: Volume) -> api::Volume {
+    let holder = |Holder { sandbox, name, path, access }| api::VolumeHolder {
+        sandbox_id: sandbox,
+        name,
+        path,
+        read_only: access == Access::ReadOnly,
+    };
+    api::Volume {
+        id: volume.id.to_string(),
+        name: volume.name.to_string(),
+        size_bytes: volume.size_bytes,
+        size_enforced: volume.enforced,
+        used_bytes: volume.used.map(|used| used.bytes),
+        mounted_by: volume.holders.into_iter().map(holder).collect(),
+        created_at: rfc3339(volume.created_at),
+        updated_at: rfc3339(volume.updated_at),
+    }
+}
+
+/// A mount as it was asked for.
+pub fn mount_spec(mount: api::VolumeMount) -> VolumeMount {
+    let access = if mount.read_only { Access::ReadOnly } else { Access::ReadWrite };
+    VolumeMount { volume: mount.volume, path: mount.path, access }
+}
+
+/// A mount as clients see it.
+pub fn mount(mount: VolumeMount) -> api::VolumeMount {
+    let VolumeMount { volume, path, access } = mount;
+    api::VolumeMount { volume, path, read_only: access == Access::ReadOnly }
 }

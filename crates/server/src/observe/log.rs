@@ -1,5 +1,6 @@
 //! Logs: for people on a terminal, as JSON for machines. Secrets never get this far: no header is ever logged.
 
+use std::error::Error;
 use std::io::IsTerminal;
 
 use tracing_subscriber::filter::ParseError;
@@ -7,7 +8,7 @@ use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{EnvFilter, Layer};
 
-use crate::traces::Traces;
+use crate::observe::traces::Traces;
 
 /// What is logged when nobody says otherwise.
 pub const FILTER_DEFAULT: &str = "info";
@@ -43,4 +44,16 @@ pub fn start(format: Format, filter: &str, traces: Option<&Traces>) -> Result<()
         }
     }
     Ok(())
+}
+
+/// `what: why: why that`, in one line.
+pub fn chain_of(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text.push_str(": ");
+        text.push_str(&error.to_string());
+        cause = error.source();
+    }
+    text
 }

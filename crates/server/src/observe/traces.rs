@@ -229,7 +229,7 @@ mod inner {
             self.note(match &answer {
                 Ok(answer) if answer.status().is_success() => None,
                 Ok(answer) => Some(format!("it answered {}", answer.status())),
-                Err(error) => Some(crate::error::chain_of(error.as_ref())),
+                Err(error) => Some(crate::observe::log::chain_of(error.as_ref())),
             });
             answer
         }

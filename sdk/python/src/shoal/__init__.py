@@ -5,7 +5,7 @@
 ...     print(sb.run("python3 -c 'print(2 + 2)'").stdout)
 4
 
-``SandboxClient`` is for ordinary programs and ``AsyncSandboxClient`` for asyncio; both are the same, word for word.
+``SandboxClient`` is for ordinary programs, and ``AsyncSandboxClient`` has the same methods for asyncio.
 """
 
 from ._async.client import AsyncSandboxClient

@@ -25,7 +25,7 @@ def spool() -> IO[bytes]:
 
 
 def pack(directory: Path) -> IO[bytes]:
-    """The contents of a directory, ready to be read. Sockets, FIFOs and devices are left out."""
+    """Packs the contents of a directory. Skips sockets, FIFOs and devices."""
     file = spool()
     try:
         with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as archive:
@@ -171,7 +171,7 @@ def _only_files(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:
 
 
 def unpack(file: IO[bytes], directory: Path) -> None:
-    """Unpacks what a sandbox sent. Nothing of it lands outside of the directory, and links that lead out are left out."""
+    """Unpacks what a sandbox sent. Writes nothing outside the directory, and skips links that lead out of it."""
     file.seek(0)
     directory.mkdir(parents=True, exist_ok=True)
     # Python's own filters are not in every Python that we run on. What we allow is decided here, for all of them alike.

@@ -1,4 +1,4 @@
-"""The part of the client that neither waits nor sends: requests, refusals, streams and patience as plain values.
+"""The part of the client that neither waits nor sends: requests, errors, streams and retries as plain values.
 
 Sync and async share all of it. What waits is in ``_async``, from which ``_sync`` is generated.
 """
@@ -75,7 +75,7 @@ class Patience:
         self.renew()
 
     def renew(self) -> None:
-        """Something worked: start anew."""
+        """Resets the time and the pauses after a success."""
         self._deadline = time.monotonic() + self._seconds
         self._pause = PAUSE_SECONDS_MIN
 
@@ -107,7 +107,7 @@ def in_path(text: str) -> str:
 
 
 def new_id() -> str:
-    """An id for something that must be made once, however often it is asked for."""
+    """An id that makes a create idempotent."""
     return str(uuid.uuid4())
 
 
@@ -236,7 +236,7 @@ def resource_of(path: str) -> str | None:
 
 
 def refusal(status: int, body: bytes, url: str, path: str = "") -> SandboxClientError:
-    """What the daemon said when it refused a request for a path."""
+    """The exception for an error answer of the daemon."""
     try:
         said = json.loads(body)
         code, message = said["code"], said["message"]
@@ -341,7 +341,7 @@ def late(resource: str, name: str, timeout: float, last_status: str | None = Non
 
 
 class SseParser:
-    """Server-sent events out of bytes, however they are cut."""
+    """Parses server-sent events from bytes in pieces of any size."""
 
     def __init__(self) -> None:
         self._rest = b""
@@ -378,7 +378,7 @@ class OutputState:
         self.lost: dict[Stream, int] = {"stdout": 0, "stderr": 0}
 
     def output(self, stream: Stream, offset: int, raw: bytes) -> OutputChunk | None:
-        """Takes a piece; ``None`` if nothing of it is new."""
+        """Takes a piece; returns ``None`` if nothing in it is new."""
         seen = self.offsets[stream]
         if offset > seen:
             raise SandboxAPIError(f"the daemon sent {stream} at {offset} where {seen} is due")
@@ -390,7 +390,7 @@ class OutputState:
         return OutputChunk(stream, self._decoders[stream].decode(raw), seen, raw)
 
     def skip(self, stream: Stream, to: int) -> None:
-        """The bytes up to ``to`` are no longer kept by the daemon."""
+        """The daemon has dropped the bytes up to ``to``."""
         self.lost[stream] += self._kept_bytes[stream] + to - self.offsets[stream]
         self._kept[stream].clear()
         self._kept_bytes[stream] = 0

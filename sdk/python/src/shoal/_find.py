@@ -26,17 +26,17 @@ CONFIG_DEFAULT = "/etc/shoal/config.toml"
 
 
 class Endpoint:
-    """Where a daemon is, and the key that opens it."""
+    """A daemon's address and its API key."""
 
     def __init__(self, url: str, key: str) -> None:
         self.url = url.rstrip("/")
         self.key = key
 
     def follow(self) -> None:
-        """The daemon does not answer: look whether it is elsewhere by now."""
+        """Checks whether a daemon that does not answer has moved to another address."""
 
     def release(self) -> None:
-        """The client needs it no more."""
+        """Called when the client is closed."""
 
 
 class LivingEndpoint(Endpoint):
@@ -53,7 +53,7 @@ class LivingEndpoint(Endpoint):
 
 
 def find(url: str | None, key: str | None) -> Endpoint:
-    """The daemon that is meant, or an error that says how to have one."""
+    """Finds the daemon, or raises an error that says how to start one."""
     endpoint = found(url, key)
     if endpoint is None:
         raise SandboxClientError(
@@ -64,7 +64,7 @@ def find(url: str | None, key: str | None) -> Endpoint:
 
 
 def found(url: str | None = None, key: str | None = None) -> Endpoint | None:
-    """The daemon that is meant. None: nobody names one, and none runs here."""
+    """Finds the daemon; ``None`` if no daemon is named and none runs on this machine."""
     url = url or os.environ.get("SHOAL_URL") or None
     key = key or os.environ.get("SHOAL_API_KEY") or None
     if url is not None:

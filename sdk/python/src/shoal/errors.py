@@ -1,7 +1,7 @@
-"""What can go wrong, one class for each thing that a caller may want to handle.
+"""The exceptions, one class for each error that a caller may want to handle.
 
-The names are those of the LangSmith SDK, so that code written for it keeps its ``except`` clauses. Every error that the
-daemon reports has its stable ``code`` (docs/reference/errors.md of the repository lists them all).
+The names are those of the LangSmith SDK, so code written for it keeps its ``except`` clauses. Every error of the daemon
+has a stable ``code`` (docs/reference/errors.md of the repository lists them all).
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ __all__ = [
 
 
 class SandboxClientError(Exception):
-    """Whatever goes wrong between a program and its sandboxes.
+    """Base class of all exceptions of this package.
 
     Attributes:
         message: What happened, in a sentence.
-        hint: What to do about it, where there is something.
-        code: The daemon's stable code, where the daemon refused.
-        status_code: The HTTP status, where the daemon refused.
-        details: More for programs, by code.
+        hint: What to do about it, if known.
+        code: The daemon's stable code, if the error came from the daemon.
+        status_code: The HTTP status, if the error came from the daemon.
+        details: More for programs, depending on the code.
     """
 
     def __init__(
@@ -62,34 +62,34 @@ class SandboxClientError(Exception):
 
 
 class SandboxAPIError(SandboxClientError):
-    """The daemon answered with something that no request should get: a mistake of ours, or another program's answer."""
+    """The answer was not a valid answer of a daemon: a bug, or another program at this address."""
 
 
 class SandboxAuthenticationError(SandboxClientError):
-    """The api key is missing, wrong, or may not do this."""
+    """The API key is missing, wrong, or may not do this."""
 
 
 class SandboxConnectionError(SandboxClientError):
-    """The daemon cannot be reached, or could not be reached again in time."""
+    """The daemon cannot be reached, or did not come back in time."""
 
 
 class AnswerTimeoutError(SandboxConnectionError):
-    """The daemon was reached and did not answer in time."""
+    """The daemon did not answer in time."""
 
 
 class SandboxServerReloadError(SandboxConnectionError):
-    """The daemon is stopping; sandboxes and commands go on, and the next daemon knows them."""
+    """The daemon is stopping; sandboxes and commands continue, and the next daemon adopts them."""
 
 
 class SandboxNotReadyError(SandboxClientError):
-    """The sandbox does not run: it is being made, is paused, has failed or is being deleted."""
+    """The sandbox is not running: it is being created or deleted, is paused, or has failed."""
 
 
 class QuotaExceededError(SandboxClientError):
-    """A limit of the api key is reached.
+    """A limit of the API key is reached.
 
-    ``quota_type`` says of what: ``sandbox_count``, ``volume_count``, ``cpu``, ``memory`` or ``storage``.
-    ``resource_type`` is what could not be made.
+    ``quota_type`` says which: ``sandbox_count``, ``volume_count``, ``cpu``, ``memory`` or ``storage``.
+    ``resource_type`` is what could not be created.
     """
 
     def __init__(
@@ -101,9 +101,9 @@ class QuotaExceededError(SandboxClientError):
 
 
 class ValidationError(SandboxClientError):
-    """The request cannot be taken as it is. ``field`` says which part of it, where that is known.
+    """The request is not valid. ``field`` says which part of it, if known.
 
-    ``error_type`` is ``VolumeResize`` where a volume would become too small for what is in it.
+    ``error_type`` is ``VolumeResize`` if a volume would become too small for its contents.
     """
 
     def __init__(self, message: str, *, field: str | None = None, error_type: str | None = None, **more: Any) -> None:
@@ -123,22 +123,22 @@ class ResourceNotFoundError(_ResourceError):
 
 
 class ResourceAlreadyExistsError(_ResourceError):
-    """There is one already. ``resource_type`` says of what."""
+    """The resource exists already. ``resource_type`` says what it is."""
 
 
 class ResourceNameConflictError(_ResourceError):
-    """The name is taken. ``resource_type`` says of what."""
+    """The name is taken. ``resource_type`` says by what."""
 
 
 class ResourceInUseError(_ResourceError):
-    """Something still uses it. ``resource_type`` says what it is."""
+    """The resource is still in use. ``resource_type`` says what it is."""
 
 
 class ResourceCreationError(_ResourceError):
-    """It could not be made. ``resource_type`` says what.
+    """The resource could not be created. ``resource_type`` says what it is.
 
-    ``error_type`` is ``Unschedulable`` where the machine is full, ``ImagePull`` where its image could not be had,
-    ``Build`` where a build failed, and the daemon's code otherwise.
+    ``error_type`` is ``Unschedulable`` if the machine is full, ``ImagePull`` if the pull of its image failed, ``Build`` if
+    a build failed, and the daemon's code otherwise.
     """
 
     def __init__(self, message: str, *, error_type: str | None = None, **more: Any) -> None:
@@ -147,7 +147,7 @@ class ResourceCreationError(_ResourceError):
 
 
 class ResourceTimeoutError(_ResourceError):
-    """It was not ready in time. ``last_status`` is how it was when the wait ended."""
+    """The resource was not ready in time. ``last_status`` is its status when the wait ended."""
 
     def __init__(self, message: str, *, last_status: str | None = None, **more: Any) -> None:
         super().__init__(message, **more)
@@ -155,7 +155,7 @@ class ResourceTimeoutError(_ResourceError):
 
 
 class SandboxOperationError(SandboxClientError):
-    """A command or a file operation was refused or broke inside the sandbox.
+    """A command or a file operation was refused, or failed inside the sandbox.
 
     ``operation`` is what was tried (``"command"``, ``"file"``); ``error_type`` is the daemon's code.
     """
@@ -169,9 +169,9 @@ class SandboxOperationError(SandboxClientError):
 
 
 class CommandTimeoutError(SandboxOperationError):
-    """The command's timeout struck, and its whole tree of processes was ended.
+    """The command timed out, and all its processes were killed.
 
-    ``stdout`` and ``stderr`` are what it had written until then.
+    ``stdout`` and ``stderr`` hold its output up to then.
     """
 
     def __init__(

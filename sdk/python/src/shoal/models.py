@@ -1,7 +1,7 @@
-"""What the daemon says, as values: nothing here talks to anybody.
+"""The daemon's answers as values. Nothing here does I/O.
 
 Fields that a newer daemon adds are ignored. Names and paths that are not UTF-8 are text with surrogate escapes, as
-Python itself has them (:func:`os.fsencode` gives the bytes back), and can be handed back as they are.
+in Python itself (:func:`os.fsencode` returns the bytes), and can be passed back unchanged.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ STATUS_OF_STATE: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class LifetimeRule:
-    """So long since something, then do this. Of several rules, the first to strike wins.
+    """After this time since an event, take this action. If there are several rules, the first that is due wins.
 
     >>> LifetimeRule.idle(1800)
     LifetimeRule(since='last_use', after_seconds=1800, action='delete')
@@ -98,16 +98,16 @@ class LifetimeRule:
 
     @classmethod
     def idle(cls, seconds: float, action: Action = "delete") -> LifetimeRule:
-        """When nobody has used it for so long."""
+        """Deletes the sandbox after this time without use."""
         return cls("last_use", seconds, action)
 
     @classmethod
     def hard_ttl(cls, seconds: float) -> LifetimeRule:
-        """So long after its creation, used or not. Nothing renews it."""
+        """Deletes the sandbox this long after its creation, used or not. Nothing renews it."""
         return cls("creation", seconds)
 
     def to_json(self) -> dict[str, Any]:
-        """As the daemon wants it."""
+        """Converts it to the daemon's JSON."""
         wish: dict[str, Any] = {"since": self.since, "after_seconds": self.after_seconds, "action": self.action}
         return {**wish, "accept_inactive": True} if self.accept_inactive else wish
 
@@ -150,7 +150,7 @@ class SandboxInfo:
 
 @dataclass(frozen=True)
 class ResourceStatus:
-    """How far a sandbox is: ``provisioning``, ``ready``, ``failed``, ``stopped`` or ``deleting``."""
+    """The status of a sandbox: ``provisioning``, ``ready``, ``failed``, ``stopped`` or ``deleting``."""
 
     status: str
     status_message: str | None = None
@@ -168,7 +168,7 @@ class CommandResult:
 
 @dataclass(frozen=True)
 class Kept:
-    """What is kept of a stream: bytes from ``start`` up to ``end``."""
+    """The part of a stream that the daemon keeps: bytes from ``start`` up to ``end``."""
 
     start: int
     end: int
@@ -195,7 +195,7 @@ class Command:
 
 @dataclass(frozen=True)
 class ExecutionResult:
-    """What came of a command.
+    """The result of a command.
 
     ``stdout`` and ``stderr`` are text; bytes that are not UTF-8 are replaced there and kept in ``stdout_bytes`` and
     ``stderr_bytes``.
@@ -289,7 +289,7 @@ class ExplainedRule:
 
 @dataclass(frozen=True)
 class SandboxEnd:
-    """How a sandbox ends if nothing happens until then."""
+    """When and how a sandbox ends if it is not used until then."""
 
     action: Action
     at: datetime
@@ -317,7 +317,7 @@ class Explanation:
 
 @dataclass(frozen=True)
 class SandboxUsage:
-    """What a sandbox uses at one instant."""
+    """What a sandbox uses at one moment."""
 
     cpu_seconds: float
     cpu_throttled_seconds: float
@@ -337,7 +337,7 @@ class DiskUsage:
 
 @dataclass(frozen=True)
 class SandboxStats:
-    """What a sandbox uses, beside what it may."""
+    """A sandbox's resource use and limits."""
 
     sandbox_id: str
     name: str
@@ -364,7 +364,7 @@ class MachineStats:
 class SandboxEvent:
     """Something that happened to a sandbox, a command or a template.
 
-    ``type`` is ``ready`` (first on every stream), ``missed`` (look for yourself), ``sandbox``, ``deleted``,
+    ``type`` is ``ready`` (first on every stream), ``missed`` (events are gone; query the state), ``sandbox``, ``deleted``,
     ``command_started``, ``command_ended``, ``template`` or ``template_deleted``.
     """
 
@@ -384,7 +384,7 @@ class SandboxEvent:
 
 @dataclass(frozen=True)
 class FileInfo:
-    """What a file is."""
+    """Information about a file."""
 
     name: str
     path: str
@@ -421,7 +421,7 @@ class EditedFile(FileInfo):
 
 @dataclass(frozen=True)
 class FoundFiles:
-    """What a search by name found. Iterating gives the files."""
+    """The result of a search by name. Iterate over it to get the files."""
 
     files: list[FileInfo]
     entries_looked_at: int
@@ -454,7 +454,7 @@ class LineMatch:
 
 @dataclass(frozen=True)
 class FoundLines:
-    """What a search by contents found. Iterating gives the matches."""
+    """The result of a search by contents. Iterate over it to get the matches."""
 
     matches: list[LineMatch]
     entries_looked_at: int
@@ -473,7 +473,7 @@ class FoundLines:
 
 @dataclass(frozen=True)
 class FilesMade:
-    """What a copy or an upload made."""
+    """What a copy or an upload created."""
 
     entries: int
     bytes: int
@@ -485,7 +485,7 @@ class FilesMade:
 class FileEvent:
     """Something that happened to a file.
 
-    ``type`` is ``ready`` (from here on, everything is told), ``changed``, ``overflow`` (look for yourself),
+    ``type`` is ``ready`` (changes are reported from here on), ``changed``, ``overflow`` (changes were missed),
     ``not_watched`` or ``gone`` (the last event). ``change`` is ``created``, ``modified``, ``written``, ``attributes``,
     ``removed``, ``moved_from`` or ``moved_to``.
     """
@@ -539,7 +539,7 @@ class ImageAlias:
 
 @dataclass(frozen=True)
 class LayerProgress:
-    """How far a layer of an image is that is on its way."""
+    """Progress of a layer during a pull."""
 
     digest: str
     #: ``waiting``, ``fetching``, ``fetched``, ``unpacking``, ``done``, or ``present`` if it was there before.
@@ -551,7 +551,7 @@ class LayerProgress:
 
 @dataclass(frozen=True)
 class CollectedImages:
-    """What was removed because nobody uses it."""
+    """What was removed because it was unused."""
 
     images: int
     layers: int
@@ -577,13 +577,13 @@ class VolumeMountSpec:
     read_only: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        """As the daemon wants it."""
+        """Converts it to the daemon's JSON."""
         wish: dict[str, Any] = {"volume": self.volume_name, "path": self.mount_path}
         return {**wish, "read_only": True} if self.read_only else wish
 
     @classmethod
     def from_json(cls, said: Mapping[str, Any]) -> VolumeMountSpec:
-        """As the daemon says it."""
+        """Converts the daemon's JSON."""
         return cls(said["volume"], said["path"], bool(said.get("read_only", False)))
 
 
@@ -591,7 +591,7 @@ class VolumeMountSpec:
 class SandboxTemplate:
     """What sandboxes are made from.
 
-    A change makes a new ``version``; sandboxes that exist keep theirs.
+    Every change creates a new ``version``; existing sandboxes keep theirs.
     """
 
     name: str
@@ -630,7 +630,7 @@ class SandboxTemplate:
 
     @property
     def volume_mounts(self) -> list[VolumeMountSpec]:
-        """The volumes that its sandboxes have, and where."""
+        """The volumes that its sandboxes mount, and where."""
         return [VolumeMountSpec.from_json(mount) for mount in self.mounts]
 
 
@@ -664,7 +664,7 @@ class Volume:
 
     @property
     def size(self) -> str:
-        """What it may hold, as a quantity."""
+        """The size limit, as a quantity."""
         return quantity(self.size_bytes)
 
 
@@ -682,7 +682,7 @@ class PoolMember:
 
 @dataclass(frozen=True)
 class Pool:
-    """Sandboxes of one template that stand ready before anybody asks."""
+    """Sandboxes of one template that are kept ready."""
 
     #: A UUID that stays the same when the name changes.
     id: str
@@ -710,7 +710,7 @@ class Pool:
 
     @property
     def template_name(self) -> str:
-        """What its sandboxes are made from."""
+        """The template of its sandboxes."""
         return self.template
 
 
@@ -737,7 +737,7 @@ def quantity(count: int) -> str:
 
 @dataclass(frozen=True)
 class Build:
-    """A template that is being built, or was."""
+    """A build of a template, running or ended."""
 
     id: str
     #: What it becomes.
@@ -754,7 +754,7 @@ class Build:
 
 @dataclass(frozen=True)
 class Key:
-    """An api key, without its secret."""
+    """An API key, without its secret."""
 
     id: str
     owner: str
@@ -768,14 +768,14 @@ class Key:
 
 @dataclass(frozen=True)
 class CreatedKey(Key):
-    """A new api key. Its secret is shown this once."""
+    """A new API key. Its secret is shown only once."""
 
     secret: str = field(default="", repr=False)
 
 
 @dataclass(frozen=True)
 class Version:
-    """What is running there."""
+    """The daemon's version."""
 
     api: str
     version: str
@@ -785,7 +785,7 @@ T = TypeVar("T")
 
 
 def decode(kind: type[T], data: Any) -> T:
-    """A value of ``kind`` from JSON; ``ValueError`` or ``KeyError`` where it is none."""
+    """Converts JSON to a value of ``kind``; raises ``ValueError`` or ``KeyError`` if it does not fit."""
     value = _decode(kind, data)
     return typing.cast(T, value)
 

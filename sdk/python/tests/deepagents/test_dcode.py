@@ -81,7 +81,6 @@ default = "shoal"
 [sandboxes.providers.shoal]
 class_path = "shoal.deepagents:ShoalProvider"
 working_dir = "/srv/work"
-package = "shoal[deepagents]"
 [sandboxes.providers.shoal.params]
 template = "default"
 sandbox_ttl_sec = 7200

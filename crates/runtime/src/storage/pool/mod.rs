@@ -1,4 +1,4 @@
-//! The store: where the writable files of sandboxes, and volumes, are kept.
+//! The storage pool: keeps volumes and the writable files of sandboxes. Users know it as the store, from the option `--store`.
 //!
 //! ```text
 //! <data>/
@@ -10,75 +10,45 @@
 //!   volumes/<id>/
 //! ```
 //!
-//! A loop file that is not allocated in full could not keep its promises when the host's disk is full, and a btrfs whose disk fails
-//! is read-only for everyone: so all of it is taken at once, and nothing is ever given back piece by piece (`nodiscard`).
-//!
 //! The file is mounted in the launcher's namespace only. Every sandbox holds the mounted file system through its own mounts, so it
-//! lives as long as the launcher or any sandbox does; with the last of them it is unmounted and the device lets go of the file, by
-//! the kernel's own doing, also after a `kill -9`. The lock that is taken on the file before it is attached belongs to the very
-//! descriptor that the device holds: whoever gets the lock knows that no device has the file, and whoever does not looks for the device that has it.
+//! stays mounted as long as the launcher or any sandbox lives. After the last of them the kernel unmounts it and detaches the
+//! device, even after a `kill -9`. The launcher locks the file before it attaches it, and the loop device keeps the locked
+//! descriptor: a launcher that gets the lock knows that no device has the file; one that does not searches for that device.
 //! Two devices on one file would destroy it.
 
-use std::fs::File;
+mod image;
+
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::path::Path;
 
 use rustix::fs::{
-    AtFlags, CWD, FallocateFlags, FlockOperation, Mode, OFlags, RenameFlags, fallocate, fchmod, flock,
-    fstatfs, openat, renameat_with, statat, syncfs, unlinkat,
+    AtFlags, CWD, Mode, OFlags, RenameFlags, fchmod, fstatfs, openat, renameat_with, statat, syncfs, unlinkat,
 };
 use rustix::io::Errno;
-use rustix::mount::{
-    FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsconfig_set_flag, fsconfig_set_string,
-    fsmount, fsopen,
-};
-use wire::launch::{STORE_BYTES_MIN, StoreFacts, StoreKind, StoreWish};
+use wire::launch::{StoreFacts, StoreKind, StoreWish};
 use wire::{SandboxId, VolumeId};
 
 use crate::backend::DiskUsage;
-use crate::disk;
-use crate::enter::attach_onto;
-use crate::places::{DIRECTORY, make_and_open, names};
-use crate::remove::remove_tree;
+use crate::storage::directories::{DIRECTORY, make_and_open, names};
+use crate::storage::disk;
+use crate::storage::remove::remove_tree;
 use crate::sys::btrfs::{self, Quota};
-use crate::sys::loops;
+use crate::sys::mounts::attach_onto;
 
-/// The file with the btrfs, in the data directory.
-pub const IMAGE: &str = "store.img";
-/// The same while it is being made.
-const UNFINISHED_IMAGE: &str = "store.img.unfinished";
+pub use image::{IMAGE, SIZE_AUTO_MAX, SIZE_AUTO_MIN, SIZE_AUTO_PART, make_program, size_auto};
+use image::{UNFINISHED_IMAGE, attach_image, grow, make_image, mount_device, remove_image};
+
 /// Where it is mounted, or where subvolumes are.
 const MOUNT: &str = "store";
 const SANDBOXES: &str = "sandboxes";
 const VOLUMES: &str = "volumes";
 /// What is being removed, or was not finished, begins with this.
 const TRASH: &str = "trash-";
-/// Of what is free on the data directory's file system, a store that nobody gave a size takes this part:
-pub const SIZE_AUTO_PART: u64 = 4;
-/// not less than this, which a handful of sandboxes fill; where that is not to be had, there is none,
-pub const SIZE_AUTO_MIN: u64 = 2 << 30;
-/// and not more than this, so that a large disk is not taken by surprise.
-pub const SIZE_AUTO_MAX: u64 = 64 << 30;
 /// Room is short where less than this part of the store is free.
 const SHORT_PART: u64 = 4;
-/// A store's size is a multiple of this.
-const SIZE_STEP: u64 = 1 << 20;
-/// What the host keeps for itself when a store is made or grows.
-const HOST_FREE_MIN: u64 = 1 << 30;
-/// How long the launcher before may take to let go of the mounted file.
-const ATTACH_DEADLINE: Duration = Duration::from_secs(20);
-/// Between two tries.
-const ATTACH_STEP: Duration = Duration::from_millis(2);
-/// Devices that are looked at.
-const LOOPS_MAX: u32 = 4096;
 /// `statfs` says this of btrfs (linux/magic.h).
 const BTRFS_MAGIC: i64 = 0x9123_683e;
-/// Where `mkfs.btrfs` may be; the launcher has no environment.
-const PROGRAM_PLACES: [&str; 5] = ["/usr/sbin", "/sbin", "/usr/local/sbin", "/usr/bin", "/bin"];
 /// A new volume belongs to root, and everyone in the sandboxes that mount it may write to it, whoever commands run as.
 const VOLUME_MODE: u32 = 0o777;
 
@@ -87,29 +57,29 @@ const VOLUME_MODE: u32 = 0o777;
 pub struct StoreConfig {
     /// Which kind.
     pub wish: StoreWish,
-    /// Of kind `loop`: how large. A part of what is free where nobody says. A store that exists may grow, and does not shrink.
+    /// The size, for kind `loop`. By default a part of what is free. An existing store can grow but not shrink.
     pub size_bytes: Option<u64>,
 }
 
-/// Why there is no store.
+/// Why the storage pool could not be opened.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot {doing}")]
-pub struct StoreError {
+pub struct StoragePoolError {
     /// As it reads after "cannot".
     pub doing: String,
     /// What the kernel said.
     pub source: io::Error,
 }
 
-fn cannot<E: Into<io::Error>>(doing: impl Into<String>) -> impl FnOnce(E) -> StoreError {
-    move |source| StoreError { doing: doing.into(), source: source.into() }
+fn cannot<E: Into<io::Error>>(doing: impl Into<String>) -> impl FnOnce(E) -> StoragePoolError {
+    move |source| StoragePoolError { doing: doing.into(), source: source.into() }
 }
 
-/// The store, held open.
-pub struct Store {
-    /// What it is.
+/// The storage pool, held open.
+pub struct StoragePool {
+    /// Its kind, and whether it has limits.
     pub facts: StoreFacts,
-    /// Why it is not a better one, where `auto` was asked for.
+    /// With `auto`: why a better kind was not possible.
     pub note: Option<String>,
     /// Subvolumes, if there are any.
     subvolumes: Option<Subvolumes>,
@@ -127,14 +97,14 @@ struct Subvolumes {
     mounted: Option<(OwnedFd, OwnedFd)>,
 }
 
-impl Store {
-    /// Finds the store, or makes it. What it mounts is not attached anywhere until [`Self::attach`].
-    pub fn open(data_dir: &Path, config: &StoreConfig) -> Result<Self, StoreError> {
+impl StoragePool {
+    /// Opens the pool, and creates it if needed. What it mounts is attached by [`Self::attach`].
+    pub fn open(data_dir: &Path, config: &StoreConfig) -> Result<Self, StoragePoolError> {
         let data = rustix::fs::open(data_dir, DIRECTORY, Mode::empty())
             .map_err(cannot("open the data directory"))?;
         let plain_volumes =
             make_and_open(data.as_fd(), VOLUMES).map_err(cannot("make a directory for volumes"))?;
-        // What was begun and not finished holds nothing.
+        // An unfinished image holds nothing.
         remove_file(data.as_fd(), UNFINISHED_IMAGE).map_err(cannot("remove an unfinished store"))?;
         let exists = data_dir.join(IMAGE).exists();
         let on_btrfs = is_btrfs(data.as_fd()).map_err(cannot("look at the data directory's file system"))?;
@@ -163,20 +133,21 @@ impl Store {
             StoreKind::Btrfs if !on_btrfs => {
                 let source =
                     io::Error::other("the data directory is not on btrfs; `loop` makes one in a file");
-                return Err(StoreError { doing: "have a store of kind `btrfs`".into(), source });
+                return Err(StoragePoolError { doing: "have a store of kind `btrfs`".into(), source });
             }
             StoreKind::Btrfs => {
                 let root =
                     make_and_open(data.as_fd(), MOUNT).map_err(cannot("make the store's directory"))?;
-                // A file system that is somebody's own gets quotas when that was asked for in so many words.
+                // The file system belongs to the user, so quotas are enabled only on request.
                 let quota = config.wish == StoreWish::Just(StoreKind::Btrfs);
                 store.subvolumes = Some(Subvolumes::open(root, None, quota)?);
             }
             StoreKind::Loop => match Subvolumes::of_image(data_dir, config) {
                 Ok(subvolumes) => store.subvolumes = Some(subvolumes),
-                // Nobody asked for a file system in a file, and this machine cannot mount one.
+                // The loop file was our own choice, and this machine cannot mount it.
                 Err(error) if is_choice => {
-                    remove_file(data.as_fd(), IMAGE).map_err(cannot("remove a store that is of no use"))?;
+                    remove_file(data.as_fd(), IMAGE)
+                        .map_err(cannot("remove a store that cannot be mounted"))?;
                     store.facts.kind = StoreKind::Directory;
                     store.note = Some(format!("{error}: {}", error.source));
                 }
@@ -202,8 +173,8 @@ impl Store {
         attach_onto(tree, &onto)
     }
 
-    /// Removes what an interrupted change has left, where that takes no time. Of plain directories whoever asks again for the change
-    /// removes it.
+    /// Removes what interrupted changes left behind in subvolumes, which is quick. In plain directories, repeating the change does
+    /// that.
     fn sweep(&self) -> io::Result<()> {
         if let Some(held) = &self.subvolumes {
             for dir in [held.volumes.as_fd(), held.sandboxes.as_fd()] {
@@ -279,7 +250,7 @@ impl Store {
                 }
                 dir
             }
-            // Without snapshots a copy would be the work of a walker that reads what guests wrote.
+            // Without snapshots, a privileged walker would have to read what guests wrote.
             None if source.is_some() => return Err(Errno::OPNOTSUPP.into()),
             None => {
                 let dir = self.plain_volumes.as_fd();
@@ -313,7 +284,7 @@ impl Store {
         open_if_there(self.plain_volumes.as_fd(), &name)
     }
 
-    /// Removes a volume. It is renamed first, so that half of one is never taken for a whole one.
+    /// Removes a volume. It is renamed first, so that a half-removed volume is never used.
     pub fn remove_volume(&self, id: VolumeId) -> io::Result<()> {
         let (name, trash) = (id.to_string(), format!("{TRASH}{id}"));
         if let Some(held) = &self.subvolumes {
@@ -343,7 +314,7 @@ impl Store {
 
 impl Subvolumes {
     /// Mounts the store's file, and grows it where that is wished for.
-    fn of_image(data_dir: &Path, config: &StoreConfig) -> Result<Self, StoreError> {
+    fn of_image(data_dir: &Path, config: &StoreConfig) -> Result<Self, StoragePoolError> {
         let device = attach_image(data_dir)?;
         grow(data_dir, &device, config)?;
         let (tree, root) = mount_device(&device)?;
@@ -351,7 +322,11 @@ impl Subvolumes {
         Self::open(root, Some((device.file, tree)), true)
     }
 
-    fn open(root: OwnedFd, mounted: Option<(OwnedFd, OwnedFd)>, quota: bool) -> Result<Self, StoreError> {
+    fn open(
+        root: OwnedFd,
+        mounted: Option<(OwnedFd, OwnedFd)>,
+        quota: bool,
+    ) -> Result<Self, StoragePoolError> {
         let id = btrfs::file_system_id(root.as_fd()).map_err(cannot("find the store's id"))?;
         let path = format!("/sys/fs/btrfs/{id}/qgroups");
         let mut counts = openat(CWD, &path, DIRECTORY, Mode::empty()).ok();
@@ -384,7 +359,7 @@ impl Subvolumes {
         Ok(made)
     }
 
-    /// Has what was destroyed freed at once where room is short; otherwise the kernel does so in its own time, and no delete pays for it.
+    /// Frees destroyed subvolumes at once if space is short. Otherwise the kernel frees them later, and no delete waits for it.
     fn free_soon(&self) -> io::Result<()> {
         let found = fstatfs(&self.root)?;
         match found.f_bavail < found.f_blocks / SHORT_PART {
@@ -419,7 +394,7 @@ fn counted(counts: &OwnedFd, number: u64) -> io::Result<Option<u64>> {
     Ok(Some(bytes))
 }
 
-fn enable_quota(root: BorrowedFd<'_>) -> Result<(), StoreError> {
+fn enable_quota(root: BorrowedFd<'_>) -> Result<(), StoragePoolError> {
     match btrfs::enable_quota(root, Quota::Simple) {
         // A kernel before 6.7.
         Err(e) if e.raw_os_error() == Some(libc::EINVAL) => btrfs::enable_quota(root, Quota::Full),
@@ -440,7 +415,7 @@ fn open_if_there(dir: BorrowedFd<'_>, name: &str) -> io::Result<Option<OwnedFd>>
     }
 }
 
-/// Removes a subvolume, or what is left of one. Harmless when it is not there.
+/// Removes a subvolume, or the rest of one. Harmless if it does not exist.
 fn destroy(dir: BorrowedFd<'_>, name: &str) -> io::Result<()> {
     match statat(dir, name, AtFlags::SYMLINK_NOFOLLOW) {
         Err(Errno::NOENT) => return Ok(()),
@@ -458,213 +433,4 @@ fn remove_file(dir: BorrowedFd<'_>, name: &str) -> io::Result<()> {
         Ok(()) | Err(Errno::NOENT) => Ok(()),
         Err(e) => Err(e.into()),
     }
-}
-
-/// Where `mkfs.btrfs` is, if it is there.
-pub fn make_program() -> Option<PathBuf> {
-    PROGRAM_PLACES.iter().map(|place| Path::new(place).join("mkfs.btrfs")).find(|path| path.exists())
-}
-
-/// How large a store would be on a file system with so much free, where nobody says how large. `None`: there is no room for one.
-pub fn size_auto(available_bytes: u64) -> Option<u64> {
-    let size = (available_bytes / SIZE_AUTO_PART).min(SIZE_AUTO_MAX) / SIZE_STEP * SIZE_STEP;
-    (size >= SIZE_AUTO_MIN).then_some(size)
-}
-
-fn available(data: BorrowedFd<'_>) -> Result<u64, StoreError> {
-    let found = rustix::fs::fstatvfs(data).map_err(cannot("see how much is free"))?;
-    Ok(found.f_bavail.saturating_mul(found.f_frsize))
-}
-
-/// Makes the file. It has its name when there is a file system in it.
-fn make_image(data_dir: &Path, data: BorrowedFd<'_>, config: &StoreConfig) -> Result<(), StoreError> {
-    let refused =
-        |doing: &str, why: String| StoreError { doing: doing.into(), source: io::Error::other(why) };
-    let doing = "make a store of kind `loop`";
-    let Some(program) = make_program() else {
-        return Err(refused(doing, "`mkfs.btrfs` is not installed (package `btrfs-progs`)".into()));
-    };
-    let available = available(data)?;
-    let size = match config.size_bytes {
-        Some(size) => size / SIZE_STEP * SIZE_STEP,
-        None => size_auto(available).ok_or_else(|| {
-            let needed = SIZE_AUTO_MIN * SIZE_AUTO_PART;
-            refused(
-                doing,
-                format!("{available} bytes are free, {needed} are needed for one of its own accord"),
-            )
-        })?,
-    };
-    if size < STORE_BYTES_MIN || available < size.saturating_add(HOST_FREE_MIN.min(size)) {
-        let why = format!("a store of {size} bytes needs room beyond it, and {available} bytes are free");
-        return Err(refused(doing, why));
-    }
-    let path = data_dir.join(UNFINISHED_IMAGE);
-    let made = allocate(&path, size).and_then(|()| format(&program, &path));
-    let named = made.and_then(|()| {
-        renameat_with(data, UNFINISHED_IMAGE, data, IMAGE, RenameFlags::NOREPLACE)
-            .map_err(cannot("name the store's file"))
-    });
-    if named.is_err() {
-        remove_file(data, UNFINISHED_IMAGE).map_err(cannot("remove an unfinished store"))?;
-    }
-    named
-}
-
-fn allocate(path: &Path, size: u64) -> Result<(), StoreError> {
-    let open = std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
-    let file = open.map_err(cannot("make the store's file"))?;
-    fallocate(&file, FallocateFlags::empty(), 0, size).map_err(cannot("allocate the store's file"))
-}
-
-/// The one place where a program of the machine is run, once in the life of a data directory.
-fn format(program: &Path, path: &Path) -> Result<(), StoreError> {
-    // `-K`: a discard would give the file's blocks back to the host.
-    let arguments = ["-q", "-f", "-K", "-L", "shoal", "-m", "single", "-d", "single"];
-    let output = Command::new(program).args(arguments).arg(path).stdin(Stdio::null()).output();
-    let output = output.map_err(cannot("run mkfs.btrfs"))?;
-    if output.status.success() {
-        return Ok(());
-    }
-    let said = String::from_utf8_lossy(&output.stderr).trim().replace('\n', "; ");
-    Err(cannot("run mkfs.btrfs")(io::Error::other(format!("{}: {said}", output.status))))
-}
-
-/// A store of kind `loop` that is not wanted any more goes, if nothing is in it.
-fn remove_image(data_dir: &Path, data: BorrowedFd<'_>, wanted: StoreKind) -> Result<(), StoreError> {
-    let device = attach_image(data_dir)?;
-    let (_tree, root) = mount_device(&device)?;
-    let mut held = [0, 0];
-    for (count, name) in held.iter_mut().zip([SANDBOXES, VOLUMES]) {
-        if let Some(dir) = open_if_there(root.as_fd(), name).map_err(cannot("look into the store"))? {
-            *count = names(dir.as_fd()).map_err(cannot("look into the store"))?.len();
-        }
-    }
-    let [sandboxes, volumes] = held;
-    if sandboxes + volumes > 0 {
-        let doing = format!("use a store of kind `{}`", wanted.word());
-        let why = format!(
-            "this data directory has one of kind `loop` with {sandboxes} sandboxes and {volumes} volumes in it; \
-             delete them first, or keep it"
-        );
-        return Err(StoreError { doing, source: io::Error::other(why) });
-    }
-    remove_file(data, IMAGE).map_err(cannot("remove the store's file"))
-}
-
-struct Device {
-    path: String,
-    file: OwnedFd,
-}
-
-/// The device that has the store's file, or a new one for it.
-fn attach_image(data_dir: &Path) -> Result<Device, StoreError> {
-    let doing = "attach the store's file";
-    let deadline = Instant::now() + ATTACH_DEADLINE;
-    let file = File::options().read(true).write(true).open(data_dir.join(IMAGE)).map_err(cannot(doing))?;
-    let facts = file.metadata().map_err(cannot(doing))?;
-    loop {
-        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => {
-                if let Some(device) = attach_to_free(&file).map_err(cannot(doing))? {
-                    return Ok(device);
-                }
-            }
-            Err(Errno::WOULDBLOCK) => {
-                if let Some(device) = device_of((facts.dev(), facts.ino())).map_err(cannot(doing))? {
-                    return Ok(device);
-                }
-            }
-            Err(e) => return Err(cannot(doing)(e)),
-        }
-        // Somebody else was quicker with a free device, or the one that has the file is letting go of it.
-        if Instant::now() >= deadline {
-            let why = "it is locked, and no loop device has it: does another program use it?";
-            return Err(cannot(doing)(io::Error::other(why)));
-        }
-        std::thread::sleep(ATTACH_STEP);
-    }
-}
-
-/// `None`: the device that was free is not free any more.
-fn attach_to_free(file: &File) -> io::Result<Option<Device>> {
-    let flags = OFlags::RDWR | OFlags::CLOEXEC;
-    let control = openat(CWD, "/dev/loop-control", flags, Mode::empty())?;
-    let path = format!("/dev/loop{}", loops::free_number(control.as_fd())?);
-    let device = openat(CWD, path.as_str(), flags, Mode::empty())?;
-    match loops::attach(device.as_fd(), file.as_fd()) {
-        Ok(()) => Ok(Some(Device { path, file: device })),
-        Err(e) if e.raw_os_error() == Some(libc::EBUSY) => Ok(None),
-        Err(e) => Err(e),
-    }
-}
-
-/// The device that has a file. While it is open here, it does not let go of it.
-fn device_of(wanted: (u64, u64)) -> io::Result<Option<Device>> {
-    for number in 0..LOOPS_MAX {
-        match statat(CWD, format!("/sys/block/loop{number}"), AtFlags::empty()) {
-            Ok(_) => {}
-            Err(Errno::NOENT) => continue,
-            Err(e) => return Err(e.into()),
-        }
-        let path = format!("/dev/loop{number}");
-        let device = match openat(CWD, path.as_str(), OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()) {
-            Ok(device) => device,
-            // Without a node, without a file, or somebody else's alone.
-            Err(Errno::NOENT | Errno::NXIO | Errno::BUSY | Errno::ACCESS | Errno::ROFS) => continue,
-            Err(e) => return Err(e.into()),
-        };
-        if loops::file_behind(device.as_fd())? == Some(wanted) {
-            return Ok(Some(Device { path, file: device }));
-        }
-    }
-    Ok(None)
-}
-
-fn grow(data_dir: &Path, device: &Device, config: &StoreConfig) -> Result<(), StoreError> {
-    let Some(wanted) = config.size_bytes.map(|size| size / SIZE_STEP * SIZE_STEP) else { return Ok(()) };
-    let file =
-        File::options().write(true).open(data_dir.join(IMAGE)).map_err(cannot("open the store's file"))?;
-    let size = file.metadata().map_err(cannot("look at the store's file"))?.len();
-    if wanted <= size {
-        return Ok(());
-    }
-    let available = available(file.as_fd())?;
-    if available < (wanted - size).saturating_add(HOST_FREE_MIN.min(wanted)) {
-        let why = format!("{available} bytes are free");
-        return Err(cannot(format!("grow the store to {wanted} bytes"))(io::Error::other(why)));
-    }
-    fallocate(&file, FallocateFlags::empty(), 0, wanted)
-        .map_err(cannot("allocate more for the store's file"))?;
-    loops::take_new_size(device.file.as_fd()).map_err(cannot("grow the store's device"))
-}
-
-/// Mounts the file system, or finds it mounted: to the kernel both are the same.
-fn mount_device(device: &Device) -> Result<(OwnedFd, OwnedFd), StoreError> {
-    let doing = || format!("mount the store from `{}`", device.path);
-    let deadline = Instant::now() + ATTACH_DEADLINE;
-    loop {
-        match try_mount(&device.path) {
-            Ok(tree) => {
-                // What fsmount(2) gives only names the mount; requests need an open directory.
-                let root = openat(&tree, ".", DIRECTORY, Mode::empty()).map_err(cannot(doing()))?;
-                return Ok((tree, root));
-            }
-            // The launcher before is unmounting it just now.
-            Err(Errno::BUSY) if Instant::now() < deadline => std::thread::sleep(ATTACH_STEP),
-            Err(e) => return Err(cannot(doing())(e)),
-        }
-    }
-}
-
-fn try_mount(device: &str) -> Result<OwnedFd, Errno> {
-    let context = fsopen("btrfs", FsOpenFlags::FSOPEN_CLOEXEC)?;
-    fsconfig_set_string(&context, "source", device)?;
-    fsconfig_set_flag(&context, "nodiscard")?;
-    fsconfig_set_flag(&context, "skip_balance")?;
-    fsconfig_create(&context)?;
-    let flags = MountAttrFlags::MOUNT_ATTR_NOSUID
-        | MountAttrFlags::MOUNT_ATTR_NODEV
-        | MountAttrFlags::MOUNT_ATTR_NOATIME;
-    fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, flags)
 }

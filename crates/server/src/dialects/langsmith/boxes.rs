@@ -7,7 +7,7 @@ use axum::Json;
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
-use engine::snapshots::SnapshotState;
+use engine::snapshot::SnapshotState;
 use engine::{
     Key, LabelChanges, Labels, ListQuery, NoteChanges, Sandbox, SandboxName, SandboxSpec, SandboxUpdate,
     Selector, Wait,
@@ -19,13 +19,13 @@ use wire::SnapshotId;
 
 use super::NOTES;
 use super::error::Refusal;
-use super::read::{Body, Meant};
-use super::shapes::{
+use super::json::{
     self, DELETE_AFTER_STOP_SECONDS_DEFAULT, IDLE_SECONDS_DEFAULT, Lengths, Notes, RunConfig, length, listed,
     without_secrets,
 };
-use crate::app::{App, Caller};
-use crate::params::Params;
+use super::read::{Body, Meant};
+use crate::http::app::{App, Caller};
+use crate::http::params::Params;
 
 /// How long a create waits where the caller does not say.
 const WAIT_SECONDS_DEFAULT: f64 = 30.0;
@@ -130,7 +130,7 @@ fn show(app: &App, key: &Key, sandbox: &Sandbox, headers: &HeaderMap) -> Value {
             template.and_then(|template| template.id).map(|id| id.to_string())
         }
     };
-    shapes::sandbox(sandbox, snapshot, &app.origin(headers))
+    json::sandbox(sandbox, snapshot, &app.origin(headers))
 }
 
 async fn spec(app: &App, key: &Key, body: Create) -> Result<SandboxSpec, Refusal> {
@@ -289,7 +289,7 @@ impl Wanted {
             .name_contains
             .as_ref()
             .is_none_or(|part| sandbox.name.as_str().to_lowercase().contains(part));
-        let status = shapes::status(sandbox, &Notes::of(sandbox));
+        let status = json::status(sandbox, &Notes::of(sandbox));
         named && (self.status.is_empty() || self.status.iter().any(|wanted| wanted == status))
     }
 }
@@ -339,7 +339,7 @@ pub async fn get(State(app): State<App>, headers: HeaderMap, meant: Meant) -> Js
 /// How far a sandbox is.
 pub async fn status(meant: Meant) -> Json<Value> {
     let notes = Notes::of(&meant.sandbox);
-    Json(json!({"status": shapes::status(&meant.sandbox, &notes), "status_message": meant.sandbox.reason}))
+    Json(json!({"status": json::status(&meant.sandbox, &notes), "status_message": meant.sandbox.reason}))
 }
 
 /// `PATCH /boxes/{sandbox}`

@@ -13,12 +13,13 @@ use std::borrow::Cow;
 use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use engine::EngineError;
-use runtime::BackendError;
+use engine::{EngineError, ErrorClass, Noun};
 use serde_json::{Value, json};
 use wire::files::FileErrorKind;
 
-use crate::error::{ApiError, Chain, Code, chain_of};
+use crate::dialects::common::error::{self, Trail};
+use crate::http::error::{ApiError, Chain};
+use crate::observe::log::chain_of;
 
 /// What a failed request answers with.
 #[derive(Debug)]
@@ -34,9 +35,7 @@ struct Parts {
     retry_after_seconds: Option<u64>,
     /// The size behind a range that cannot be satisfied.
     size: Option<u64>,
-    /// The native code, for whoever counts.
-    code: String,
-    chain: Option<Chain>,
+    trail: Trail,
 }
 
 /// What the data plane was doing.
@@ -67,13 +66,12 @@ impl Refusal {
         let error = error.into();
         Self(Box::new(Parts {
             status,
-            code: error.to_string(),
+            trail: Trail::new(error.clone()),
             error,
             message: message.into(),
             field: None,
             retry_after_seconds: None,
             size: None,
-            chain: None,
         }))
     }
 
@@ -88,7 +86,7 @@ impl Refusal {
     }
 
     fn native(mut self, code: String, chain: Option<Chain>) -> Self {
-        (self.0.code, self.0.chain) = (code, chain);
+        self.0.trail = Trail { code, chain };
         self
     }
 
@@ -159,55 +157,38 @@ impl Refusal {
     }
 
     fn with(mut self, error: &EngineError) -> Self {
-        self.0.chain = Some(Chain(chain_of(error)));
+        self.0.trail.caused_by(error);
         self
     }
 
-    /// What the engine refused on the control plane.
+    /// What the engine refused on the control plane: the class decides, but for what clients know by another name.
     fn control(error: EngineError) -> Self {
-        use EngineError::*;
+        use EngineError as E;
         let message = error.to_string();
         let say = |status, word: &'static str| Self::new(status, word, message.as_str());
         let refusal = match &error {
-            SandboxNotFound { .. } => say(StatusCode::NOT_FOUND, "NotFound"),
-            CommandNotFound { .. } => say(StatusCode::NOT_FOUND, "CommandNotFound"),
-            SnapshotNotFound { .. } => say(StatusCode::NOT_FOUND, "SnapshotNotFound"),
-            CommandExpired { .. } => say(StatusCode::GONE, "SessionExpired"),
-            TemplateNotFound { .. } => say(StatusCode::NOT_FOUND, "TemplateNotFound"),
-            KeyNotFound { .. } | AliasNotFound { .. } | BuildNotFound { .. } => {
-                say(StatusCode::NOT_FOUND, "NotFound")
-            }
-            TemplateNameTaken { .. } | NameTaken { .. } | IdempotencyKeyReused | CommandIdReused { .. } => {
-                say(StatusCode::CONFLICT, "AlreadyExists")
-            }
-            TemplateInUse { .. } | ImageInUse { .. } => say(StatusCode::CONFLICT, "ResourceInUse"),
-            TemplateBuiltIn => say(StatusCode::CONFLICT, "ResourceInUse"),
-            TemplateFailed { .. } | ImageNotFound { .. } => {
+            E::CommandExpired { .. } => say(StatusCode::GONE, "SessionExpired"),
+            E::PoolGoing { .. } | E::TemplateBuiltIn => say(StatusCode::CONFLICT, "ResourceInUse"),
+            E::TemplateFailed { .. } | E::ImageNotFound { .. } => {
                 say(StatusCode::UNPROCESSABLE_ENTITY, "ImagePull")
             }
-            Image { source, .. } => {
+            E::Image { source, .. } => {
                 let told = format!("{message}: {}", chain_of(source));
                 Self::new(StatusCode::UNPROCESSABLE_ENTITY, "ImagePull", told)
             }
-            VolumeNotFound { .. } => say(StatusCode::NOT_FOUND, "VolumeNotFound"),
-            PoolNotFound { .. } => say(StatusCode::NOT_FOUND, "PoolNotFound"),
-            VolumeNameTaken { .. } | PoolNameTaken { .. } => say(StatusCode::CONFLICT, "AlreadyExists"),
-            VolumeInUse { .. } | PoolGoing { .. } => say(StatusCode::CONFLICT, "ResourceInUse"),
-            VolumeTooSmall { .. } => say(StatusCode::BAD_REQUEST, "VolumeResize"),
-            PoolVolumes { .. } => say(StatusCode::BAD_REQUEST, "ValidationError"),
-            CopiesUnsupported => say(StatusCode::NOT_IMPLEMENTED, "NotSupported"),
-            DiskLimitsUnsupported => {
+            E::VolumeTooSmall { .. } => say(StatusCode::BAD_REQUEST, "VolumeResize"),
+            // Nothing was done, so clients may ask again.
+            E::Volume { source, .. } => {
+                let told = format!("{message}: {source}");
+                Self::new(StatusCode::SERVICE_UNAVAILABLE, "VolumeProvisioning", told)
+            }
+            E::PoolVolumes { .. } => say(StatusCode::BAD_REQUEST, "ValidationError"),
+            E::DiskLimitsUnsupported => {
                 say(StatusCode::UNPROCESSABLE_ENTITY, "ValidationError").field("fs_capacity_bytes")
             }
-            // Nothing was done, so clients may ask again.
-            Volume { source, .. } => Self::new(
-                StatusCode::SERVICE_UNAVAILABLE,
-                "VolumeProvisioning",
-                format!("{message}: {source}"),
-            ),
-            ActionUnsupported { .. } => say(StatusCode::UNPROCESSABLE_ENTITY, "ValidationError"),
-            Invalid { what, .. } => say(StatusCode::UNPROCESSABLE_ENTITY, "ValidationError").field(what),
-            Quota { what, limit } => {
+            E::ActionUnsupported { .. } => say(StatusCode::UNPROCESSABLE_ENTITY, "ValidationError"),
+            E::Invalid { what, .. } => say(StatusCode::UNPROCESSABLE_ENTITY, "ValidationError").field(what),
+            E::Quota { what, limit } => {
                 // Clients look for the words that say which limit it was.
                 let told = match *what {
                     "sandboxes" => format!("the sandbox count limit of {limit} is reached"),
@@ -215,46 +196,36 @@ impl Refusal {
                 };
                 Self::new(StatusCode::TOO_MANY_REQUESTS, "QuotaExceeded", told).retry_after(0)
             }
-            Full { .. } => say(StatusCode::SERVICE_UNAVAILABLE, "Unschedulable"),
-            Create { source: BackendError::Full { .. }, .. } => {
-                say(StatusCode::SERVICE_UNAVAILABLE, "Unschedulable")
-            }
-            Create { source, .. } => {
+            E::Create { source, .. } if error.class() != ErrorClass::Full => {
                 Self::new(StatusCode::UNPROCESSABLE_ENTITY, "CrashLoop", format!("{message}: {source}"))
             }
-            WrongState { .. } | SandboxFailed { .. } | NoCommonVersion { .. } => {
-                say(StatusCode::CONFLICT, "Conflict")
-            }
-            Unresponsive { .. } => say(StatusCode::BAD_GATEWAY, "ConnectionError"),
-            Stopping => say(StatusCode::SERVICE_UNAVAILABLE, "ServiceUnavailable").retry_after(1),
-            AdminOnly { .. } => say(StatusCode::FORBIDDEN, "Forbidden"),
-            Build { .. } => say(StatusCode::UNPROCESSABLE_ENTITY, "SandboxConfig"),
-            StdinClosed { .. } | StdinStalled { .. } | CommandEnded { .. } | NoTerminal { .. } => {
-                say(StatusCode::CONFLICT, "CommandError")
-            }
-            File { .. }
-            | FileNotStarted { .. }
-            | FileOutOfMemory { .. }
-            | FileKilled { .. }
-            | FileStrange { .. }
-            | FileStalled
-            | InitTooOld { .. } => say(StatusCode::CONFLICT, "ReadError"),
-            Delete { .. } | Usage { .. } | Store { .. } | Log { .. } | Clock { .. } => {
-                say(StatusCode::INTERNAL_SERVER_ERROR, "InternalError")
-            }
+            E::Delete { .. } | E::Usage { .. } => say(StatusCode::INTERNAL_SERVER_ERROR, "InternalError"),
+            E::Unresponsive { .. } => say(StatusCode::BAD_GATEWAY, "ConnectionError"),
+            E::Stopping => Self::not_yet(message.as_str()),
+            other => Self::usual(other.class(), other.noun(), message),
         };
         refusal.with(&error)
+    }
+
+    /// What a class of failures is called here.
+    fn usual(class: ErrorClass, noun: Noun, message: String) -> Self {
+        let (status, word) = match (noun, class) {
+            (Noun::File, _) => (StatusCode::CONFLICT, "ReadError"),
+            (Noun::Command, ErrorClass::WrongState | ErrorClass::Unavailable) => {
+                (StatusCode::CONFLICT, "CommandError")
+            }
+            (Noun::Build, ErrorClass::Invalid) => (StatusCode::UNPROCESSABLE_ENTITY, "SandboxConfig"),
+            (_, class) => (error::status(class), word(class, noun)),
+        };
+        Self::new(status, word, message)
     }
 
     /// What the engine refused on the data plane.
     pub fn data(doing: Doing, error: EngineError) -> Self {
         let message = error.to_string();
         let say = |status, word: &'static str| Self::new(status, word, message.as_str());
-        let refusal = match &error {
-            EngineError::WrongState { .. } | EngineError::SandboxFailed { .. } => {
-                say(StatusCode::BAD_REQUEST, "NotReady")
-            }
-            EngineError::File { source } => match source.kind {
+        let refusal = match (&error, error.noun(), error.class()) {
+            (EngineError::File { source }, ..) => match source.kind {
                 FileErrorKind::NotFound => say(StatusCode::NOT_FOUND, "FileNotFound"),
                 FileErrorKind::PermissionDenied => say(StatusCode::FORBIDDEN, "PermissionDenied"),
                 FileErrorKind::RangeNotSatisfiable { size } => {
@@ -264,15 +235,11 @@ impl Refusal {
                 }
                 _ => say(StatusCode::BAD_REQUEST, doing.error()),
             },
-            EngineError::FileNotStarted { .. }
-            | EngineError::FileOutOfMemory { .. }
-            | EngineError::FileKilled { .. }
-            | EngineError::FileStrange { .. }
-            | EngineError::FileStalled
-            | EngineError::InitTooOld { .. }
-            | EngineError::Invalid { .. }
-            | EngineError::CommandIdReused { .. } => say(StatusCode::BAD_REQUEST, doing.error()),
-            EngineError::Full { .. } => Self::not_yet(message.as_str()),
+            (_, Noun::Sandbox, ErrorClass::WrongState) => say(StatusCode::BAD_REQUEST, "NotReady"),
+            (_, Noun::File, _) | (_, _, ErrorClass::Invalid) | (_, Noun::Command, ErrorClass::Exists) => {
+                say(StatusCode::BAD_REQUEST, doing.error())
+            }
+            (_, Noun::Daemon, ErrorClass::Full) => Self::not_yet(message.as_str()),
             _ => return Self::control(error),
         };
         refusal.with(&error)
@@ -287,6 +254,30 @@ impl Refusal {
         };
         let status = if status == StatusCode::CONFLICT { StatusCode::BAD_REQUEST } else { status };
         Self::new(status, word, body.message).native(body.code, chain)
+    }
+}
+
+/// The word for a class of failures.
+fn word(class: ErrorClass, noun: Noun) -> &'static str {
+    match class {
+        ErrorClass::NotFound => match noun {
+            Noun::Command => "CommandNotFound",
+            Noun::Template => "TemplateNotFound",
+            Noun::Snapshot => "SnapshotNotFound",
+            Noun::Volume => "VolumeNotFound",
+            Noun::Pool => "PoolNotFound",
+            Noun::Sandbox | Noun::File | Noun::Image | Noun::Build | Noun::Key | Noun::Daemon => "NotFound",
+        },
+        ErrorClass::Exists => "AlreadyExists",
+        ErrorClass::InUse => "ResourceInUse",
+        ErrorClass::Invalid => "ValidationError",
+        ErrorClass::WrongState | ErrorClass::Incompatible => "Conflict",
+        ErrorClass::Forbidden => "Forbidden",
+        ErrorClass::Unsupported => "NotSupported",
+        ErrorClass::Quota => "QuotaExceeded",
+        ErrorClass::Full => "Unschedulable",
+        ErrorClass::Unavailable => "ServiceUnavailable",
+        ErrorClass::DiskFull | ErrorClass::Internal => "InternalError",
     }
 }
 
@@ -340,13 +331,60 @@ impl IntoResponse for Refusal {
         {
             headers.insert(header::CONTENT_RANGE, range);
         }
-        if parts.status == StatusCode::UNAUTHORIZED {
-            headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
-        }
-        response.extensions_mut().insert(Code(parts.code));
-        if let Some(chain) = parts.chain {
-            response.extensions_mut().insert(chain);
-        }
+        parts.trail.mark(&mut response);
         response
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use runtime::BackendError;
+    use wire::SandboxId;
+
+    use super::*;
+
+    #[track_caller]
+    fn check(error: EngineError, status: u16, word: &str) {
+        let refusal = Refusal::from(error);
+        assert_eq!((refusal.status().as_u16(), refusal.error()), (status, word), "{}", refusal.message());
+    }
+
+    #[test]
+    fn clients_get_the_status_and_the_word_that_they_know() {
+        let id = SandboxId::from_random(1);
+        let name = || "x".to_owned();
+        check(EngineError::SandboxNotFound { id: name() }, 404, "NotFound");
+        check(EngineError::VolumeNotFound { name: name() }, 404, "VolumeNotFound");
+        check(EngineError::NameTaken { name: name() }, 409, "AlreadyExists");
+        check(EngineError::TemplateInUse { name: name(), sandboxes: 1, pools: 0 }, 409, "ResourceInUse");
+        check(EngineError::TemplateBuiltIn, 409, "ResourceInUse");
+        check(EngineError::ImageNotFound { name: name() }, 422, "ImagePull");
+        check(EngineError::Quota { what: "sandboxes", limit: 1 }, 429, "QuotaExceeded");
+        check(EngineError::Full { what: name() }, 503, "Unschedulable");
+        check(EngineError::WrongState { id, state: "deleting" }, 409, "Conflict");
+        check(EngineError::Unresponsive { id }, 502, "ConnectionError");
+        check(EngineError::AdminOnly { doing: "x" }, 403, "Forbidden");
+        check(EngineError::CopiesUnsupported, 501, "NotSupported");
+        check(EngineError::Stopping, 503, "ServiceUnavailable");
+        check(EngineError::FileStalled, 409, "ReadError");
+        let create = |source| EngineError::Create { id, source };
+        check(create(BackendError::Full { what: "ranges" }), 503, "Unschedulable");
+        check(create(BackendError::Gone), 422, "CrashLoop");
+        check(EngineError::Delete { id, source: BackendError::Gone }, 500, "InternalError");
+    }
+
+    #[test]
+    fn the_data_plane_says_what_was_being_done() {
+        let id = SandboxId::from_random(1);
+        for (error, status, word) in [
+            (EngineError::WrongState { id, state: "deleting" }, 400, "NotReady"),
+            (EngineError::FileKilled { id }, 400, "WriteError"),
+            (EngineError::Invalid { what: "path", why: "x".into() }, 400, "WriteError"),
+            (EngineError::Full { what: "x".into() }, 503, "ServiceUnavailable"),
+            (EngineError::SandboxNotFound { id: "x".into() }, 404, "NotFound"),
+        ] {
+            let refusal = Refusal::data(Doing::Write, error);
+            assert_eq!((refusal.status().as_u16(), refusal.error()), (status, word));
+        }
     }
 }

@@ -39,11 +39,11 @@ use wire::CommandId;
 use wire::guest::{ExitStatus, Program, Stream, TerminalSize};
 
 use super::error::{Doing, Refusal};
+use super::json::{Notes, RunConfig};
 use super::read::{DataBody, Target};
-use super::shapes::{Notes, RunConfig};
-use crate::app::{App, Arrival, Stopping};
-use crate::body::{COMMAND_BODY_MAX, parse_json};
-use crate::stream::{
+use crate::http::app::{App, Arrival, Stopping};
+use crate::http::body::{COMMAND_BODY_MAX, parse_json};
+use crate::http::websocket::{
     Close, FIRST_MESSAGE_MAX, Input, Line, Lost, Queued, STDIN_WRITE_MAX, StdinSender, bounded, converse,
     stdin_queue,
 };

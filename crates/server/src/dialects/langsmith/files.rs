@@ -13,13 +13,14 @@ use wire::files::{Condition, FileStat, Grep, SearchLimits, WriteOptions};
 
 use super::error::{Doing, Refusal};
 use super::form::{Form, FormError};
+use super::json::Notes;
 use super::read::{DataBody, Target};
-use super::shapes::Notes;
-use crate::app::{App, Stopping};
-use crate::convert;
-use crate::error::ApiError;
-use crate::params::Params;
-use crate::routes::files as native;
+use crate::http::app::{App, Stopping};
+use crate::http::clock::guest_time;
+use crate::http::download::{self, Unsent};
+use crate::http::error::ApiError;
+use crate::http::params::Params;
+use crate::http::text::join;
 
 /// Matches of a search, if the caller does not say.
 const MATCHES_DEFAULT: u32 = 1000;
@@ -33,10 +34,10 @@ fn reading(error: EngineError) -> Refusal {
 }
 
 /// Why a file is not sent, in this dialect's shape.
-pub fn unsent(unsent: native::Unsent) -> Refusal {
+pub fn unsent(unsent: Unsent) -> Refusal {
     match unsent {
-        native::Unsent::Engine(error) => reading(error),
-        native::Unsent::ConditionFailed => {
+        Unsent::Engine(error) => reading(error),
+        Unsent::ConditionFailed => {
             let message = "the file is not what the request's condition says";
             Refusal::new(StatusCode::PRECONDITION_FAILED, Doing::Read.error(), message)
         }
@@ -69,7 +70,7 @@ pub fn absolute(app: &App, key: &Key, sandbox: &Sandbox, path: Vec<u8>) -> Resul
         Some(place) => place,
         None => app.engine.working_directory(&key.owner, sandbox.id)?,
     };
-    Ok(convert::join(place.as_bytes(), &path))
+    Ok(join(place.as_bytes(), &path))
 }
 
 fn path(app: &App, target: &Target, params: &mut Params) -> Result<Vec<u8>, EngineError> {
@@ -150,7 +151,7 @@ pub async fn download(
 ) -> Result<Response, Refusal> {
     let path = path(&app, &target, &mut params).map_err(reading)?;
     let files = files(&app, &target.key, &target.sandbox).map_err(reading)?;
-    native::download(&app, &target.key, &files, &path, &headers).await.map_err(unsent)
+    download::download(&app, &target.key, &files, &path, &headers).await.map_err(unsent)
 }
 
 /// What `GET` would answer, without the bytes.
@@ -162,7 +163,7 @@ pub async fn stat(
 ) -> Result<Response, Refusal> {
     let path = path(&app, &target, &mut params).map_err(reading)?;
     let files = files(&app, &target.key, &target.sandbox).map_err(reading)?;
-    native::describe_file(&files, &path, &headers).await.map_err(unsent)
+    download::describe_file(&files, &path, &headers).await.map_err(unsent)
 }
 
 /// `POST {dataplane}/glob` and `/grep`
@@ -216,12 +217,11 @@ pub async fn glob(
     let matches: Vec<Value> = matches
         .iter()
         .map(|entry| {
-            let info = convert::file_info(&convert::join(&root, &entry.name), &entry.stat);
             json!({
-                "path": info.path,
+                "path": String::from_utf8_lossy(&join(&root, &entry.name)),
                 "is_dir": entry.stat.kind == wire::files::FileKind::Directory,
-                "size_bytes": info.size,
-                "modified_at": info.modified_at,
+                "size_bytes": entry.stat.size,
+                "modified_at": guest_time(&entry.stat.modified),
             })
         })
         .collect();
@@ -253,9 +253,11 @@ pub async fn grep(
     let mut matches = found.matches;
     matches.sort_by(|one, other| (&one.path, one.line).cmp(&(&other.path, other.line)));
     let matches: Vec<Value> = matches
-        .into_iter()
-        .map(convert::line_match)
-        .map(|found| json!({"path": found.path, "line": found.line, "text": found.text}))
+        .iter()
+        .map(|found| {
+            let (path, text) = (String::from_utf8_lossy(&found.path), String::from_utf8_lossy(&found.text));
+            json!({"path": path, "line": found.line, "text": text})
+        })
         .collect();
     Ok(Json(json!({"matches": matches, "truncated": truncated})))
 }

@@ -9,8 +9,8 @@ use serde_json::{Map, Value, json};
 use wire::launch::Access;
 
 use super::{NOTES, PREFIX};
-use crate::clock::rfc3339;
 use crate::dialects::langsmith::Refusal;
+use crate::http::clock::rfc3339;
 
 /// Idle for so long: stopped, unless the caller says otherwise. As the vendor has it.
 pub const IDLE_SECONDS_DEFAULT: u64 = 600;

@@ -5,6 +5,7 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use axum::Extension;
 use axum::Json;
 use axum::extract::State;
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
@@ -20,9 +21,9 @@ use super::LINKS;
 use super::error::{Doing, Refusal};
 use super::files::{absolute, unsent};
 use super::read::{Body, InPath, Meant};
-use crate::app::App;
-use crate::clock::rfc3339;
-use crate::routes::files as native;
+use crate::http::app::{App, Arrival};
+use crate::http::clock::rfc3339;
+use crate::http::download;
 
 /// The longest life of a link that ends: ten years. More is a mistake in units.
 const EXPIRY_SECONDS_MAX: u64 = 3660 * 86_400;
@@ -119,15 +120,20 @@ pub async fn follow(
     State(app): State<App>,
     InPath(token): InPath,
     method: Method,
+    arrival: Option<Extension<Arrival>>,
     headers: HeaderMap,
 ) -> Result<Response, Refusal> {
     let (link, key, sandbox) = read(&app, &token).await?;
+    if let Some(Extension(arrival)) = arrival {
+        // As good as a key.
+        arrival.place.keep();
+    }
     let files =
         app.engine.files(&key.owner, sandbox, None).map_err(|error| Refusal::data(Doing::Read, error))?;
     let path = link.path.as_bytes();
     let mut answer = match method {
-        Method::HEAD => native::describe_file(&files, path, &headers).await,
-        _ => native::download(&app, &key, &files, path, &headers).await,
+        Method::HEAD => download::describe_file(&files, path, &headers).await,
+        _ => download::download(&app, &key, &files, path, &headers).await,
     }
     .map_err(unsent)?;
     if let Some(Ok(kind)) = link.content_type.as_deref().map(HeaderValue::from_str)

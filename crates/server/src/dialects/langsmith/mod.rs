@@ -15,14 +15,15 @@ mod error;
 mod exec;
 mod files;
 mod form;
-mod lacking;
+mod json;
 mod links;
+pub mod locate;
 mod pools;
 mod read;
-mod shapes;
 mod snapshots;
 mod sse;
 mod templates;
+mod unsupported;
 mod volumes;
 
 pub use error::Refusal;
@@ -34,7 +35,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use tracing::Instrument;
 
-use crate::app::App;
+use crate::http::app::App;
 
 /// Where this dialect lives.
 pub const PREFIX: &str = "/langsmith";
@@ -66,17 +67,17 @@ pub fn control_plane() -> Router<App> {
         .route("/boxes/{sandbox}/stop", post(boxes::stop))
         .route("/boxes/{sandbox}/snapshot", post(snapshots::capture))
         .route("/boxes/{sandbox}/download-url", post(links::create))
-        .route("/boxes/{sandbox}/service-url", post(lacking::service))
-        .route("/boxes/{sandbox}/service-urls", get(lacking::services).delete(lacking::service))
+        .route("/boxes/{sandbox}/service-url", post(unsupported::service))
+        .route("/boxes/{sandbox}/service-urls", get(unsupported::services).delete(unsupported::service))
         .route("/snapshots", get(snapshots::list).post(snapshots::create))
         .route("/snapshots/{name}", get(snapshots::get).delete(snapshots::delete))
         .route("/snapshots-by-name/{name}", get(snapshots::tags))
-        .route("/registries", get(lacking::registries).post(lacking::registry))
+        .route("/registries", get(unsupported::registries).post(unsupported::registry))
         .route(
             "/registries/{name}",
-            get(lacking::registry).patch(lacking::registry).delete(lacking::registry),
+            get(unsupported::registry).patch(unsupported::registry).delete(unsupported::registry),
         )
-        .route("/usage/costs", get(lacking::costs))
+        .route("/usage/costs", get(unsupported::costs))
         .route("/templates", get(templates::list).post(templates::create))
         .route("/templates/{name}", get(templates::get).patch(templates::update).delete(templates::delete))
         .route("/volumes", get(volumes::list).post(volumes::create))
@@ -106,7 +107,7 @@ fn data_plane() -> Router<App> {
         .route("/glob", post(files::glob))
         .route("/grep", post(files::grep))
         .route("/execute", post(exec::execute))
-        .route("/tunnel", get(lacking::tunnel))
+        .route("/tunnel", get(unsupported::tunnel))
         .route("/execute/ws", get(exec::socket))
         .route("/execute/stream/start", post(sse::begin))
         .route("/execute/stream/resume", post(sse::resume))

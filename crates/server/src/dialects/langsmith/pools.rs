@@ -5,15 +5,15 @@ use std::time::Duration;
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
-use engine::pools::{PoolInfo, PoolName, PoolState, PoolUpdate};
+use engine::pool::{PoolInfo, PoolName, PoolState, PoolUpdate};
 use engine::{EngineError, Key};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::error::Refusal;
+use super::json::times;
 use super::read::{Body, Named};
-use super::shapes::times;
-use crate::app::{App, Caller};
+use crate::http::app::{App, Caller};
 
 /// How long a create waits where the caller does not say, and at most.
 const WAIT_SECONDS_DEFAULT: f64 = 30.0;

@@ -9,36 +9,36 @@ use engine::{EngineError, Key, Sandbox, SandboxName};
 use serde::de::DeserializeOwned;
 
 use super::error::{Doing, Refusal};
-use crate::app::{App, Caller};
-use crate::body::{BODY_MAX, COMMAND_BODY_MAX, parse_json, read_bytes, text_in_path};
-use crate::error::ApiError;
+use crate::http::app::{App, Caller};
+use crate::http::body::{BODY_MAX, COMMAND_BODY_MAX, parse_json, read_bytes, text_in_path};
+use crate::http::error::ApiError;
 
 /// A JSON body of the control plane. An empty one is an empty object.
 pub struct Body<T>(pub T);
 
-impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
+impl<T: DeserializeOwned> FromRequest<App> for Body<T> {
     type Rejection = Refusal;
 
-    async fn from_request(request: Request, _: &S) -> Result<Self, Refusal> {
-        Ok(Self(read(request, BODY_MAX).await?))
+    async fn from_request(request: Request, app: &App) -> Result<Self, Refusal> {
+        Ok(Self(read(request, BODY_MAX, app).await?))
     }
 }
 
 /// A JSON body of the data plane.
 pub struct DataBody<T>(pub T);
 
-impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for DataBody<T> {
+impl<T: DeserializeOwned> FromRequest<App> for DataBody<T> {
     type Rejection = Refusal;
 
-    async fn from_request(request: Request, _: &S) -> Result<Self, Refusal> {
-        let read = read(request, COMMAND_BODY_MAX).await;
+    async fn from_request(request: Request, app: &App) -> Result<Self, Refusal> {
+        let read = read(request, COMMAND_BODY_MAX, app).await;
         Ok(Self(read.map_err(|error| Refusal::data_api(Doing::Command, error))?))
     }
 }
 
-async fn read<T: DeserializeOwned>(request: Request, limit: usize) -> Result<T, ApiError> {
-    let bytes = read_bytes(request, limit).await?;
-    parse_json(if bytes.trim_ascii().is_empty() { b"{}" } else { &bytes })
+async fn read<T: DeserializeOwned>(request: Request, limit: usize, app: &App) -> Result<T, ApiError> {
+    let body = read_bytes(request, limit, app).await?;
+    parse_json(if body.bytes.trim_ascii().is_empty() { b"{}" } else { &body.bytes })
 }
 
 /// Something in a path, decoded.

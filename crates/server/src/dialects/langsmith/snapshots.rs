@@ -6,16 +6,16 @@ use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
 use engine::Sandbox;
-use engine::snapshots::{LATEST, Snapshot, SnapshotSpec, SnapshotState};
-use engine::templates::{Preparation, TemplateSpec};
+use engine::snapshot::{LATEST, Snapshot, SnapshotSpec, SnapshotState};
+use engine::template::{Preparation, TemplateSpec};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::error::Refusal;
+use super::json::{Notes, RunConfig, listed, times};
 use super::read::{Body, Meant, Named};
-use super::shapes::{Notes, RunConfig, listed, times};
-use crate::app::{App, Caller};
-use crate::params::Params;
+use crate::http::app::{App, Caller};
+use crate::http::params::Params;
 
 /// On a page, if the caller does not say, and at most.
 const PAGE_DEFAULT: u64 = 50;

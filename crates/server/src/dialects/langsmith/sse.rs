@@ -25,8 +25,8 @@ use wire::guest::Stream;
 use super::error::{Doing, Refusal};
 use super::exec::{Execute, Verdict, start};
 use super::read::{DataBody, Target};
-use crate::app::{App, Halt, Stopping};
-use crate::events::HEARTBEAT;
+use crate::http::app::{App, Halt, Stopping};
+use crate::http::sse::HEARTBEAT;
 
 /// Output in one response. As the vendor's: what is kept there for a client that does not come back.
 const RESPONSE_OUTPUT_MAX: u64 = 1 << 20;

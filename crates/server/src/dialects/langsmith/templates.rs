@@ -4,17 +4,17 @@ use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
 use engine::VolumeMount;
-use engine::templates::{Template, TemplateName, TemplateSpec, TemplateUpdate};
+use engine::template::{Template, TemplateName, TemplateSpec, TemplateUpdate};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use wire::SnapshotId;
 use wire::launch::Access;
 
 use super::error::Refusal;
+use super::json::times;
 use super::read::{Body, Named};
-use super::shapes::times;
-use crate::app::{App, Caller};
-use crate::quantity::{Bytes, Cpu};
+use crate::config::quantity::{Bytes, Cpu};
+use crate::http::app::{App, Caller};
 
 /// What a template has where the caller does not say, as the vendor's clients do.
 const CPU_DEFAULT: &str = "500m";
@@ -134,7 +134,7 @@ fn show(template: &Template) -> Value {
     json!({
         "id": template.id.map(|id| id.to_string()),
         "name": template.name,
-        "image": engine::images::familiar(&spec.image),
+        "image": engine::image::familiar(&spec.image),
         "resources": {
             "cpu": cpu_text(spec.cpu_millis),
             "memory": bytes_text(spec.memory_bytes),

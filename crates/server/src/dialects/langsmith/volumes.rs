@@ -3,16 +3,16 @@
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
-use engine::volumes::{Volume, VolumeName, VolumeSpec, VolumeUpdate};
+use engine::volume::{Volume, VolumeName, VolumeSpec, VolumeUpdate};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::error::Refusal;
+use super::json::times;
 use super::read::{Body, Named};
-use super::shapes::times;
 use super::templates::bytes_text;
-use crate::app::{App, Caller};
-use crate::quantity::Bytes;
+use crate::config::quantity::Bytes;
+use crate::http::app::{App, Caller};
 
 /// `POST /volumes`. It is answered when the volume can be mounted, whether the caller asks for that or not.
 #[derive(Debug, Deserialize)]

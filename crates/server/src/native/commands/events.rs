@@ -1,7 +1,6 @@
 //! A command's output as server-sent events, for clients that cannot open a WebSocket.
 
 use std::convert::Infallible;
-use std::time::Duration;
 
 use axum::extract::State;
 use axum::response::Sse;
@@ -12,13 +11,11 @@ use serde::Deserialize;
 use utoipa::IntoParams;
 use wire::api;
 
-use crate::app::{App, Caller, Stopping};
-use crate::body::{CommandPath, Query};
-use crate::convert;
-use crate::error::ApiError;
-
-/// A comment is sent after so long without an event, so that proxies do not take the stream for dead.
-pub const HEARTBEAT: Duration = Duration::from_secs(15);
+use super::{output_event, output_stream, to_api};
+use crate::http::app::{App, Caller, Stopping};
+use crate::http::body::{CommandPath, Query};
+use crate::http::error::ApiError;
+use crate::http::sse::{self, HEARTBEAT};
 
 /// Where to begin.
 #[derive(Debug, Default, Deserialize, IntoParams)]
@@ -78,21 +75,19 @@ impl Watcher {
             };
             return Some(match event {
                 OutputEvent::Started { .. } => self.now(),
-                OutputEvent::Bytes { stream, offset, bytes } => {
-                    convert::output_event(stream, offset, bytes.into())
-                }
+                OutputEvent::Bytes { stream, offset, bytes } => output_event(stream, offset, bytes.into()),
                 OutputEvent::Lost { stream, from, to } => {
-                    api::CommandEvent::Lost { stream: convert::output_stream(stream), from, to }
+                    api::CommandEvent::Lost { stream: output_stream(stream), from, to }
                 }
                 OutputEvent::StdinAck { .. } => continue,
                 OutputEvent::Stalled => return None,
-                OutputEvent::Ended(command) => api::CommandEvent::Ended(Box::new(convert::command(*command))),
+                OutputEvent::Ended(command) => api::CommandEvent::Ended(Box::new(to_api(*command))),
             });
         }
     }
 
     fn now(&self) -> api::CommandEvent {
-        api::CommandEvent::Command(Box::new(convert::command(self.command.now())))
+        api::CommandEvent::Command(Box::new(to_api(self.command.now())))
     }
 }
 
@@ -105,7 +100,5 @@ fn to_event(event: &api::CommandEvent) -> Event {
         api::CommandEvent::Ended(_) => "ended",
         api::CommandEvent::Refused(_) => "refused",
     };
-    // JSON has no line breaks outside of strings and escapes them inside, so that one event is one line.
-    let data = serde_json::to_string(event).expect("events are made of types that JSON can write");
-    Event::default().event(name).data(data)
+    sse::event(name, event)
 }

@@ -9,8 +9,8 @@ use engine::{
 use wire::{SandboxId, api};
 
 use super::sandbox_state;
-use crate::clock::rfc3339;
-use crate::error::ApiError;
+use crate::http::clock::rfc3339;
+use crate::http::error::ApiError;
 
 /// `PATCH /v1/sandboxes/{sandbox}`
 pub fn sandbox_update(body: api::UpdateSandbox) -> Result<SandboxUpdate, ApiError> {
@@ -41,7 +41,7 @@ pub(super) fn lifetime_of(rules: Vec<api::LifetimeRule>) -> Result<Lifetime, Api
             api::RuleSince::Creation => Since::Creation,
         };
         let after = Duration::try_from_secs_f64(after_seconds)
-            .map_err(|_| ApiError::invalid("lifetime", "the length of a rule is a number of seconds"))?;
+            .map_err(|_| ApiError::must("lifetime", "give the length of each rule as a number of seconds"))?;
         Ok(Rule { since, after, action })
     });
     Ok(Lifetime::new(rules.collect::<Result<_, _>>()?)?)

@@ -1,19 +1,29 @@
 //! Sandboxes: create, get, list, update, delete.
 
+mod lifetime;
+
+use self::lifetime::{explanation, kept_rule, lifetime_of, sandbox_update};
 use axum::Json;
 use axum::extract::State;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use engine::{ListQuery, Origin, Selector, Wait};
+use engine::{
+    Labels, ListQuery, Notes, Origin, Sandbox, SandboxName, SandboxSpec, Selector, State as Life, Wait,
+};
 use utoipa::IntoParams;
 use wire::api;
+use wire::launch::Limits;
 
-use super::{PAGE_MAX, carried_on};
-use crate::app::{App, Caller};
-use crate::body::{self, OptionalJson, SandboxPath};
-use crate::convert;
-use crate::error::ApiError;
-use crate::params::Params;
+use super::common::{PAGE_MAX, bytes, carried_on, check_env, cpu_millis};
+use super::volumes::{mount, mount_spec};
+use crate::http::app::{App, Caller};
+use crate::http::body::{self, FoundSandbox, OptionalJson, SandboxPath};
+use crate::http::clock::rfc3339;
+use crate::http::error::ApiError;
+use crate::http::params::Params;
+
+/// What a client may use to make a create repeatable.
+const IDEMPOTENCY_KEY_MAX: usize = 255;
 
 /// Creates a sandbox.
 #[utoipa::path(post, path = "/v1/sandboxes", tag = "sandboxes", request_body = api::CreateSandbox, params(
@@ -36,7 +46,7 @@ pub async fn create(
     OptionalJson(body): OptionalJson<api::CreateSandbox>,
 ) -> Result<Response, ApiError> {
     let wait = if body.wait.unwrap_or(true) { Wait::Ready } else { Wait::No };
-    let (spec, find) = convert::sandbox_spec(body, idempotency_key(&headers)?)?;
+    let (spec, find) = sandbox_spec(body, idempotency_key(&headers)?)?;
     // Not carried on for a caller who leaves: what the engine has begun to make it finishes by itself, and of what it has not, since an
     // image or a template is still on its way, nobody would ever hear.
     let (sandbox, origin) = match find {
@@ -52,7 +62,7 @@ pub async fn create(
     let location = format!("/v1/sandboxes/{}", sandbox.id);
     let location = HeaderValue::from_str(&location).expect("a sandbox id is made of digits and dashes");
     let created = origin == Origin::Made;
-    let body = api::CreatedSandbox { sandbox: convert::sandbox(sandbox), created };
+    let body = api::CreatedSandbox { sandbox: to_api(sandbox), created };
     Ok((status, [(header::LOCATION, location)], Json(body)).into_response())
 }
 
@@ -63,9 +73,9 @@ fn idempotency_key(headers: &HeaderMap) -> Result<Option<String>, ApiError> {
         (None, _) => Ok(None),
         (Some(value), None) => match value.to_str() {
             Ok(text) => Ok(Some(text.to_owned())),
-            Err(_) => Err(ApiError::invalid(NAME, "it is not ASCII")),
+            Err(_) => Err(ApiError::must(NAME, "be ASCII")),
         },
-        (Some(_), Some(_)) => Err(ApiError::invalid(NAME, "it is there more than once")),
+        (Some(_), Some(_)) => Err(ApiError::must(NAME, "be given once")),
     }
 }
 
@@ -80,7 +90,7 @@ pub async fn get(
     Caller(key): Caller,
     SandboxPath(id): SandboxPath,
 ) -> Result<Json<api::Sandbox>, ApiError> {
-    Ok(Json(convert::sandbox(app.engine.get(&key.owner, id).await?)))
+    Ok(Json(to_api(app.engine.get(&key.owner, id).await?)))
 }
 
 /// What to list.
@@ -102,8 +112,7 @@ pub struct ListParams {
 impl ListParams {
     /// By hand, since `label` may be repeated.
     fn read(mut params: Params) -> Result<Self, ApiError> {
-        let text =
-            |bytes| String::from_utf8(bytes).map_err(|_| ApiError::invalid("label", "it is not UTF-8"));
+        let text = |bytes| String::from_utf8(bytes).map_err(|_| ApiError::must("label", "be UTF-8"));
         let read = Self {
             limit: params.number("limit", 1..=u64::from(PAGE_MAX))?.map(|limit| limit as u32),
             cursor: params.text("cursor")?,
@@ -129,7 +138,7 @@ pub async fn list(
     let selectors = label.iter().map(|text| Selector::parse(text)).collect::<Result<_, _>>()?;
     let query = ListQuery { limit, cursor, name, selectors };
     let page = app.engine.list(&key.owner, query).await?;
-    let sandboxes = page.items.into_iter().map(convert::sandbox).collect();
+    let sandboxes = page.items.into_iter().map(to_api).collect();
     Ok(Json(api::SandboxPage { sandboxes, next_cursor: page.next_cursor }))
 }
 
@@ -144,11 +153,11 @@ pub async fn list(
 pub async fn update(
     State(app): State<App>,
     Caller(key): Caller,
-    SandboxPath(id): SandboxPath,
+    FoundSandbox(id): FoundSandbox,
     body::Json(body): body::Json<api::UpdateSandbox>,
 ) -> Result<Json<api::Sandbox>, ApiError> {
-    let update = convert::sandbox_update(body)?;
-    Ok(Json(convert::sandbox(app.engine.update(&key.owner, id, update).await?)))
+    let update = sandbox_update(body)?;
+    Ok(Json(to_api(app.engine.update(&key.owner, id, update).await?)))
 }
 
 /// Renews a sandbox: all clocks of its lifetime begin anew, but that of its creation. Answers with when it ends now.
@@ -163,7 +172,7 @@ pub async fn touch(
     Caller(key): Caller,
     SandboxPath(id): SandboxPath,
 ) -> Result<Json<api::Explanation>, ApiError> {
-    Ok(Json(convert::explanation(id, app.engine.touch(&key.owner, id).await?)))
+    Ok(Json(explanation(id, app.engine.touch(&key.owner, id).await?)))
 }
 
 /// Why a sandbox lives, and when and how it ends. Asking is not a use.
@@ -177,7 +186,7 @@ pub async fn explain(
     Caller(key): Caller,
     SandboxPath(id): SandboxPath,
 ) -> Result<Json<api::Explanation>, ApiError> {
-    Ok(Json(convert::explanation(id, app.engine.explain(&key.owner, id).await?)))
+    Ok(Json(explanation(id, app.engine.explain(&key.owner, id).await?)))
 }
 
 /// Deletes a sandbox with all that is in it. Answers when nothing of it is left.
@@ -193,4 +202,96 @@ pub async fn delete(
 ) -> Result<StatusCode, ApiError> {
     carried_on(async move { app.engine.delete(&key.owner, id).await }).await?;
     Ok(StatusCode::NO_CONTENT)
+}
+
+/// `POST /v1/sandboxes`
+pub fn sandbox_spec(
+    body: api::CreateSandbox,
+    idempotency_key: Option<String>,
+) -> Result<(SandboxSpec, Option<Labels>), ApiError> {
+    let api::CreateSandbox {
+        name,
+        template,
+        pool,
+        image,
+        env,
+        cpu,
+        memory,
+        disk,
+        mounts,
+        labels,
+        match_labels,
+        lifetime,
+        wait: _,
+    } = body;
+    let name = name.as_deref().map(SandboxName::parse).transpose()?;
+    check_env(&env)?;
+    let cpu_millis = cpu_millis(cpu)?;
+    let memory_bytes = bytes("memory", memory)?;
+    if let Some(key) = &idempotency_key
+        && (!(1..=IDEMPOTENCY_KEY_MAX).contains(&key.len()) || !key.bytes().all(|b| b.is_ascii_graphic()))
+    {
+        let why = format!("be 1 to {IDEMPOTENCY_KEY_MAX} visible ASCII characters");
+        return Err(ApiError::must("Idempotency-Key", why));
+    }
+    if pool.is_some() && template.is_some() {
+        return Err(ApiError::must("pool", "be given without `template`: the pool has one"));
+    }
+    let template = template.unwrap_or_else(|| "default".into());
+    let labels = Labels::new(labels)?;
+    let find = match_labels.map(Labels::new).transpose()?;
+    let lifetime = lifetime_of(lifetime)?;
+    let spec = SandboxSpec {
+        name,
+        template,
+        image,
+        env,
+        cpu_millis,
+        memory_bytes,
+        disk_bytes: bytes("disk", disk)?,
+        mounts: mounts.into_iter().map(mount_spec).collect(),
+        labels,
+        notes: Notes::default(),
+        lifetime,
+        idempotency_key,
+        pool,
+    };
+    Ok((spec, find))
+}
+
+/// A sandbox as clients see it.
+pub fn to_api(sandbox: Sandbox) -> api::Sandbox {
+    api::Sandbox {
+        id: sandbox.id,
+        name: sandbox.name.as_str().to_owned(),
+        state: sandbox_state(sandbox.state),
+        reason: sandbox.reason,
+        template: sandbox.template,
+        template_version: sandbox.template_version,
+        image: sandbox.image,
+        image_alias: sandbox.image_alias,
+        image_digest: sandbox.image_digest.map(|digest| digest.to_string()),
+        limits: sandbox_limits(&sandbox.limits),
+        mounts: sandbox.mounts.into_iter().map(mount).collect(),
+        env: sandbox.env,
+        labels: sandbox.labels.pairs().clone(),
+        lifetime: sandbox.lifetime.rules().iter().map(kept_rule).collect(),
+        claimed_from: sandbox.claimed_from,
+        created_at: rfc3339(sandbox.created_at),
+    }
+}
+
+pub(super) fn sandbox_state(state: Life) -> api::SandboxState {
+    match state {
+        Life::Creating => api::SandboxState::Creating,
+        Life::Running => api::SandboxState::Running,
+        Life::Paused(_) => api::SandboxState::Paused,
+        Life::Deleting => api::SandboxState::Deleting,
+        Life::Failed { .. } => api::SandboxState::Failed,
+    }
+}
+
+pub(super) fn sandbox_limits(limits: &Limits) -> api::SandboxLimits {
+    let Limits { cpu_millis, memory_bytes, pids, disk_bytes } = *limits;
+    api::SandboxLimits { cpu_millis, memory_bytes, pids, disk_bytes }
 }

@@ -1,4 +1,4 @@
-"""The client: sandboxes are made, found and deleted here."""
+"""The client, which creates, finds and deletes sandboxes."""
 
 from __future__ import annotations
 
@@ -53,19 +53,19 @@ CREATE_SECONDS_MAX = 120.0
 
 
 class AsyncSandboxClient(ImageCalls, TemplateCalls, VolumeCalls, PoolCalls):
-    """Sandboxes on one daemon, and what they are made from.
+    """A client of one daemon, for sandboxes and what they are made from.
 
     >>> async with await client.sandbox() as sb:
     ...     print((await sb.run("echo hello")).stdout, end="")
     hello
 
     Args:
-        api_endpoint: The daemon's URL. Left out: ``SHOAL_URL``, else the daemon that runs on this machine.
-        api_key: What opens it. Left out: ``SHOAL_API_KEY``, else the key that the daemon on this machine keeps.
-        timeout: How many seconds one answer may take, commands aside.
+        api_endpoint: The daemon's URL. Default: ``SHOAL_URL``, or else the daemon that runs on this machine.
+        api_key: The API key. Default: ``SHOAL_API_KEY``, or else the key of the daemon on this machine.
+        timeout: How many seconds a request may take, not counting the run time of commands.
 
     Raises:
-        SandboxClientError: No daemon was named and none runs on this machine. ``local`` starts one.
+        SandboxClientError: No daemon was given and none runs on this machine. ``local`` starts one.
     """
 
     # Pausing, forks and network policy are a sandbox's own business and belong into `AsyncSandbox`. What else is kept
@@ -84,34 +84,34 @@ class AsyncSandboxClient(ImageCalls, TemplateCalls, VolumeCalls, PoolCalls):
     async def local(
         cls, *, binary: str | None = None, directory: str | None = None, timeout: float = TIMEOUT_DEFAULT_SECONDS
     ) -> AsyncSandboxClient:
-        """A client of a private daemon, started for it and ended with it.
+        """Starts a private daemon and returns a client of it.
 
-        The daemon, its sandboxes and its files are gone when the client is closed, when the program ends, and also
-        when the program is killed: the daemon holds on to a socket of the program, and ends when that does.
+        The daemon, its sandboxes and its files are removed when the client is closed or the program ends, even if the
+        program is killed: the daemon watches a socket of the program, and ends when the kernel closes it.
 
         Args:
-            binary: The program ``shoal``. Left out: ``SHOAL_BINARY``, the one that came with this package, or ``PATH``.
-            directory: Where the daemon keeps its things; it must not exist. Left out: a new one under ``/var/tmp``.
-            timeout: As for the client itself.
+            binary: The program ``shoal``. Default: ``SHOAL_BINARY``, the one in this package, or the one on ``PATH``.
+            directory: The daemon's data directory; it must not exist. Default: a new one under ``/var/tmp``.
+            timeout: As for the constructor.
 
         Raises:
-            SandboxClientError: There is no such program, or it does not start (it needs root and Linux 5.14).
+            SandboxClientError: The program does not exist or does not start (it needs root and Linux 5.14).
         """
         endpoint = await _seam.aoffload(start_local, binary, directory)
         return cls._of(endpoint, timeout)
 
     @classmethod
     async def here(cls, *, binary: str | None = None, timeout: float = TIMEOUT_DEFAULT_SECONDS) -> AsyncSandboxClient:
-        """A client of the daemon that the client itself would find, or of a private one where nobody names one and none runs.
+        """Connects to the daemon that the constructor would find, or starts a private one if there is none.
 
-        For programs that should run anywhere, as they are.
+        Use this for programs that should run anywhere without changes.
 
         Args:
             binary: As for ``local``.
-            timeout: As for the client itself.
+            timeout: As for the constructor.
 
         Raises:
-            SandboxClientError: ``SHOAL_URL`` names a daemon and no key for it is known; or as for ``local``.
+            SandboxClientError: ``SHOAL_URL`` is set but there is no key for it; or as for ``local``.
         """
         endpoint = await _seam.aoffload(found)
         return await cls.local(binary=binary, timeout=timeout) if endpoint is None else cls._of(endpoint, timeout)
@@ -127,7 +127,7 @@ class AsyncSandboxClient(ImageCalls, TemplateCalls, VolumeCalls, PoolCalls):
 
     @property
     def api_endpoint(self) -> str:
-        """Where the daemon is."""
+        """The daemon's URL."""
         return self._transport.endpoint.url
 
     async def __aenter__(self) -> AsyncSandboxClient:
@@ -139,7 +139,7 @@ class AsyncSandboxClient(ImageCalls, TemplateCalls, VolumeCalls, PoolCalls):
         await _seam.ashielded(self._transport.timeout, self.close)
 
     async def close(self) -> None:
-        """Lets go of all connections. A daemon that ``local`` started ends, with all its sandboxes."""
+        """Closes all connections. A daemon that ``local`` started ends, with all its sandboxes."""
         await self._transport.close()
 
     # --- Sandboxes
@@ -160,7 +160,7 @@ class AsyncSandboxClient(ImageCalls, TemplateCalls, VolumeCalls, PoolCalls):
         pool_name: str | None = None,
         timeout: float = CREATE_SECONDS_MAX,
     ) -> AsyncSandbox:
-        """A new sandbox that is deleted at the end of a ``with`` block. The arguments are those of ``create_sandbox``."""
+        """Creates a sandbox that a ``with`` block deletes at its end. Takes the arguments of ``create_sandbox``."""
         sandbox = await self.create_sandbox(
             template_name,
             image=image,
@@ -195,30 +195,30 @@ class AsyncSandboxClient(ImageCalls, TemplateCalls, VolumeCalls, PoolCalls):
         pool_name: str | None = None,
         timeout: float = CREATE_SECONDS_MAX,
     ) -> AsyncSandbox:
-        """A new sandbox, which lives until it is deleted or a rule of its lifetime strikes.
+        """Creates a sandbox, which lives until it is deleted or a lifetime rule deletes it.
 
         Args:
-            template_name: What to make it from; the template ``default`` if left out.
-            image: ``host``, a reference such as ``python:3.12``, or an alias, in place of the template's. It is pulled if
-                it is not there, so give it time with ``timeout``.
-            name: Free text up to 255 bytes, unique among the owner's sandboxes; generated if left out.
-            wait_for_ready: Whether to wait until it runs; if not, ``wait_for_sandbox`` does.
-            labels: Free text to find it by.
-            lifetime: How long it lives.
-            env: Added to the environment of every command.
-            cpu: Processors, as ``"500m"`` or ``"2"``; the template's if left out.
-            memory: Memory, as ``"512Mi"`` or ``"2Gi"``; the template's if left out.
-            storage: What its files may take, as ``"5Gi"``; the template's if left out.
-            volume_mounts: Volumes beside the template's, and where.
-            pool_name: A pool to take it from, in place of a template, an image and limits. Without it, one that stands
-                ready in any pool of the template is taken.
-            timeout: How many seconds it may take. What was begun by then is undone.
+            template_name: The template; ``default`` by default.
+            image: ``host``, a reference such as ``python:3.12``, or an alias, instead of the template's image. The daemon
+                pulls it if needed; set a ``timeout`` that is long enough.
+            name: Free text up to 255 bytes, unique among the owner's sandboxes; generated by default.
+            wait_for_ready: Whether to wait until the sandbox runs; otherwise use ``wait_for_sandbox``.
+            labels: Labels to find the sandbox by.
+            lifetime: Rules for how long the sandbox lives.
+            env: Variables that are added to the environment of every command.
+            cpu: Processors, such as ``"500m"`` or ``"2"``; the template's by default.
+            memory: Memory, such as ``"512Mi"`` or ``"2Gi"``; the template's by default.
+            storage: The disk limit for the sandbox's files, such as ``"5Gi"``; the template's by default.
+            volume_mounts: Volumes to mount in addition to the template's.
+            pool_name: A pool to claim from, instead of a template, an image and limits. By default, a ready sandbox
+                of any pool of the template is claimed.
+            timeout: How many seconds the creation may take; after that it is undone.
 
         Raises:
-            ResourceNotFoundError: There is no such template.
+            ResourceNotFoundError: The template does not exist.
             ResourceNameConflictError: The name is taken.
-            ResourceCreationError: It could not be made; ``error_type`` is ``Unschedulable`` where the machine is full.
-            QuotaExceededError: A limit of the api key is reached.
+            ResourceCreationError: The creation failed; ``error_type`` is ``Unschedulable`` if the machine is full.
+            QuotaExceededError: A limit of the API key is reached.
             ResourceTimeoutError: It took too long.
         """
         body = create_wish(
@@ -255,7 +255,7 @@ class AsyncSandboxClient(ImageCalls, TemplateCalls, VolumeCalls, PoolCalls):
         pool_name: str | None = None,
         timeout: float = CREATE_SECONDS_MAX,
     ) -> AsyncSandbox:
-        """The sandbox that has all of these labels, made if there is none. However many ask at once, one is made.
+        """Returns the sandbox that has all of these labels, or creates it; simultaneous calls create only one.
 
         >>> one = await client.get_or_create({"thread": "42"})
         >>> two = await client.get_or_create({"thread": "42"})
@@ -264,10 +264,10 @@ class AsyncSandboxClient(ImageCalls, TemplateCalls, VolumeCalls, PoolCalls):
         >>> await one.delete()
 
         Args:
-            labels: What it is found by, and gets if it is made.
-            more_labels: Labels that it gets beside those if it is made.
+            labels: The labels to look for; a new sandbox gets them.
+            more_labels: Further labels for a new sandbox.
 
-        The other arguments are those of ``create_sandbox``, and matter only if it is made.
+        The other arguments are those of ``create_sandbox``, and apply only to a new sandbox.
         """
         body = create_wish(
             template_name=template_name,
@@ -314,9 +314,9 @@ class AsyncSandboxClient(ImageCalls, TemplateCalls, VolumeCalls, PoolCalls):
         return AsyncSandbox(self._transport, decoded(SandboxInfo, answer.json()))
 
     async def _undo_create(self, body: dict[str, Any], headers: dict[str, str]) -> None:
-        """Finds by its idempotency key what an interrupted create has made, and deletes it.
+        """Finds the sandbox of an interrupted create by its idempotency key, and deletes it.
 
-        What waits for an image or a template makes nothing any more: the daemon gives up when the connection is gone.
+        A create that waits for an image or a template needs no undo: the daemon gives up when the connection closes.
         """
         if "match_labels" in body:
             # Others may have found it since.
@@ -333,7 +333,7 @@ class AsyncSandboxClient(ImageCalls, TemplateCalls, VolumeCalls, PoolCalls):
             pass
 
     async def get_sandbox(self, name: str) -> AsyncSandbox:
-        """A sandbox that exists, by its name or its id."""
+        """Returns an existing sandbox, by its name or id."""
         return AsyncSandbox(self._transport, await self._find(name))
 
     async def _find(self, name: str) -> SandboxInfo:
@@ -358,7 +358,7 @@ class AsyncSandboxClient(ImageCalls, TemplateCalls, VolumeCalls, PoolCalls):
         )
 
     async def get_sandbox_status(self, name: str) -> ResourceStatus:
-        """How far a sandbox is."""
+        """Returns the status of a sandbox."""
         info = await self._find(name)
         return ResourceStatus(STATUS_OF_STATE.get(info.state, info.state), info.reason)
 
@@ -367,10 +367,10 @@ class AsyncSandboxClient(ImageCalls, TemplateCalls, VolumeCalls, PoolCalls):
     ) -> AsyncSandbox:
         """Waits until a sandbox runs.
 
-        ``poll_interval`` is the longest pause between two looks; the first ones are shorter.
+        ``poll_interval`` is the longest pause between two requests; the first pauses are shorter.
 
         Raises:
-            ResourceCreationError: It has failed.
+            ResourceCreationError: The sandbox has failed.
             ResourceTimeoutError: It took too long.
         """
         deadline = time.monotonic() + timeout
@@ -394,11 +394,11 @@ class AsyncSandboxClient(ImageCalls, TemplateCalls, VolumeCalls, PoolCalls):
             pause = min(pause * 2, poll_interval)
 
     async def list_sandboxes(self, *, labels: Mapping[str, str] | Sequence[str] | None = None) -> list[AsyncSandbox]:
-        """The sandboxes of the key's owner, newest first.
+        """Lists the sandboxes of the key's owner, newest first.
 
         Args:
-            labels: Only those with these labels: a mapping, or selectors such as ``"app=chat"``, ``"app!=chat"``,
-                ``"app"`` (any value) and ``"!app"`` (no such label). All must hold.
+            labels: Return only sandboxes with these labels: a mapping, or selectors such as ``"app=chat"``, ``"app!=chat"``,
+                ``"app"`` (any value) and ``"!app"`` (no such label). All must match.
         """
         sandboxes: list[AsyncSandbox] = []
         cursor: str | None = None
@@ -418,20 +418,20 @@ class AsyncSandboxClient(ImageCalls, TemplateCalls, VolumeCalls, PoolCalls):
         labels: Mapping[str, str | None] | None = None,
         lifetime: Sequence[LifetimeRule] | None = None,
     ) -> AsyncSandbox:
-        """Changes a sandbox; the arguments are those of its ``update``."""
+        """Changes a sandbox. Takes the arguments of its ``update``."""
         sandbox = await self.get_sandbox(name)
         return await sandbox.update(new_name=new_name, labels=labels, lifetime=lifetime)
 
     async def delete_sandbox(self, name: str) -> None:
-        """Deletes a sandbox with all that is in it. Returns when nothing of it is left."""
+        """Deletes a sandbox and everything in it. Returns when nothing of it is left."""
         await self._transport.call("DELETE", f"/sandboxes/{(await self._find(name)).id}")
 
     def events(self) -> AsyncSandboxEvents:
-        """What happens to the owner's sandboxes and their commands, from now on, until the caller leaves."""
+        """Yields events of the owner's sandboxes and their commands, from now on."""
         return AsyncSandboxEvents(self._transport)
 
     async def stats(self) -> tuple[MachineStats, list[SandboxStats]]:
-        """The machine, and what each of the owner's sandboxes uses."""
+        """Returns the machine's statistics, and those of each of the owner's sandboxes."""
         rows: list[SandboxStats] = []
         cursor: str | None = None
         while True:
@@ -454,7 +454,7 @@ class AsyncSandboxClient(ImageCalls, TemplateCalls, VolumeCalls, PoolCalls):
         memory_max: str | None = None,
         metrics_only: bool = False,
     ) -> CreatedKey:
-        """A new api key. Its secret is shown this once."""
+        """Creates an API key. Its secret is shown only once."""
         wish = {
             "owner": owner,
             "sandboxes_max": sandboxes_max,
@@ -469,15 +469,15 @@ class AsyncSandboxClient(ImageCalls, TemplateCalls, VolumeCalls, PoolCalls):
         return key
 
     async def list_keys(self) -> list[Key]:
-        """All keys, without their secrets."""
+        """Lists all keys, without their secrets."""
         answer = await self._transport.call("GET", "/keys")
         return [decoded(Key, entry) for entry in answer.json()["keys"]]
 
     async def delete_key(self, key_id: str) -> None:
-        """Deletes a key. It opens nothing from then on; its owner's sandboxes stay."""
+        """Deletes a key, which stops working at once; its owner's sandboxes stay."""
         await self._transport.call("DELETE", f"/keys/{in_path(key_id)}")
 
     async def version(self) -> Version:
-        """What is running there."""
+        """Returns the daemon's version."""
         version: Version = decoded(Version, (await self._transport.call("GET", "/version")).json())
         return version

@@ -1,4 +1,4 @@
-"""A command as it runs: its output in order, each byte once, and its stdin, over as many connections as it takes."""
+"""A running command: its output in order, each byte once, and its stdin, across reconnects."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from .transport import AsyncEvents, AsyncTransport
 
 
 class AsyncCommandHandle(AsyncEvents):
-    """A command that was started. Iterate over it for its output, and ask for its ``result``.
+    """A command that was started. Iterate over it to get its output, and read ``result`` to wait for its end.
 
-    The connection is made when it is first needed, and again from the same place whenever it breaks, also over a
-    restart of the daemon. Letting go of a handle leaves the command alone: ``kill`` ends it, and
+    The handle connects when it first needs to, and reconnects at the same offset whenever the connection breaks, even
+    across a restart of the daemon. Dropping a handle does not end the command: ``kill`` ends it, and
     ``AsyncSandbox.reconnect`` finds it again by its ``command_id``, in this program or another.
     """
 
@@ -58,30 +58,30 @@ class AsyncCommandHandle(AsyncEvents):
 
     @property
     def command_id(self) -> str:
-        """Names the command in its sandbox, for ``reconnect``."""
+        """The id of the command in its sandbox, for ``reconnect``."""
         return self._command.id
 
     @property
     def pid(self) -> int | None:
-        """Its process, in the sandbox's own numbers."""
+        """The process id inside the sandbox."""
         return self._command.pid
 
     @property
     def stdout_offset(self) -> int:
-        """How many bytes of stdout were seen, for ``reconnect``."""
+        """How many bytes of stdout this handle has seen, for ``reconnect``."""
         return self._state.offsets["stdout"]
 
     @property
     def stderr_offset(self) -> int:
-        """How many bytes of stderr were seen, for ``reconnect``."""
+        """How many bytes of stderr this handle has seen, for ``reconnect``."""
         return self._state.offsets["stderr"]
 
     @property
     async def result(self) -> ExecutionResult:
-        """How it ended, with all output that this handle has seen; waits for the end.
+        """Waits for the end, and returns the result with all output that this handle has seen.
 
         Raises:
-            CommandTimeoutError: Its timeout struck.
+            CommandTimeoutError: The command timed out.
         """
         while not self._ended:
             await self._next_chunk()
@@ -105,7 +105,7 @@ class AsyncCommandHandle(AsyncEvents):
         await self.close()
 
     async def kill(self) -> None:
-        """Ends its whole tree of processes at once. One that is over already is left as it is."""
+        """Kills all processes of the command at once. Has no effect if the command has ended."""
         try:
             await self._transport.call("POST", self._path("/kill"))
         except SandboxOperationError as error:
@@ -113,18 +113,18 @@ class AsyncCommandHandle(AsyncEvents):
                 raise
 
     async def signal(self, signal: str) -> None:
-        """Sends a signal such as ``"INT"`` to its process group."""
+        """Sends a signal such as ``"INT"`` to the command's process group."""
         await self._transport.call("POST", self._path("/signal"), json={"signal": signal}, repeat=False)
 
     async def resize(self, rows: int, columns: int) -> None:
-        """Tells its terminal the new size."""
+        """Changes the size of the command's terminal."""
         await self._transport.call("POST", self._path("/resize"), json={"rows": rows, "columns": columns})
 
     async def send_input(self, data: str | bytes) -> None:
-        """Writes to its stdin; returns when the command's side has taken it.
+        """Writes to the command's stdin; returns when the sandbox has accepted the bytes.
 
         Raises:
-            SandboxOperationError: It has closed its stdin, is over, or has not read for a minute.
+            SandboxOperationError: The command has closed its stdin, has ended, or has not read for a minute.
         """
         raw = data.encode() if isinstance(data, str) else bytes(data)
         async with self._stdin_lock:
@@ -132,7 +132,7 @@ class AsyncCommandHandle(AsyncEvents):
                 await self._write(raw[start : start + STDIN_PIECE_BYTES_MAX])
 
     async def _write(self, piece: bytes) -> None:
-        """Writes once. After a lost answer, the offset keeps the daemon from writing the same twice."""
+        """Sends one write. If the answer is lost, the offset keeps the daemon from writing the bytes twice."""
         patience = Patience(PATIENCE_SECONDS)
         offset: int | None = None
         while True:
@@ -160,18 +160,18 @@ class AsyncCommandHandle(AsyncEvents):
             await _seam.asleep(pause)
 
     async def close_stdin(self) -> None:
-        """Ends its stdin, after what was written before."""
+        """Closes the command's stdin after everything that was written before."""
         async with self._stdin_lock:
             await self._transport.call("POST", self._path("/stdin/end"))
 
     async def status(self) -> Command:
-        """How the command is now."""
+        """Returns the command's current state."""
         answer = await self._transport.call("GET", self._path(""))
         self._command = decoded(Command, answer.json())
         return self._command
 
     async def reconnect(self) -> AsyncCommandHandle:
-        """Another handle of the same command, which goes on where this one is."""
+        """Returns another handle of the same command, which continues where this one is."""
         offsets = self._state.offsets
         state = OutputState(offsets["stdout"], offsets["stderr"])
         handle = AsyncCommandHandle(self._transport, await self.status(), state=state, timeout=self._timeout)
@@ -187,7 +187,7 @@ class AsyncCommandHandle(AsyncEvents):
         return query(self._path("/events"), parameters), {}
 
     async def _next_chunk(self) -> OutputChunk | None:
-        """The next piece of output; ``None`` at the end."""
+        """Returns the next piece of output, or ``None`` at the end."""
         async with self._reading:
             while not self._ended:
                 _, event = await self._next()

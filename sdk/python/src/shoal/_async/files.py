@@ -1,4 +1,4 @@
-"""The files of a sandbox. Every path is absolute; every operation is done inside the sandbox, by its own first process."""
+"""The files of a sandbox. Every path is absolute, and every operation runs inside the sandbox."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LIST_PAGE_ENTRIES = 1000
 class AsyncFiles:
     """The files of a sandbox.
 
-    ``user`` in every method says as which user of the sandbox it is done, by name or number; root if left out.
+    ``user`` in every method is the user of the sandbox that does it, by name or number; root by default.
     """
 
     def __init__(self, transport: AsyncTransport, sandbox_id: str) -> None:
@@ -37,7 +37,7 @@ class AsyncFiles:
         return query(f"{self._base}{rest}", pairs)
 
     async def read(self, path: str, *, offset: int = 0, length: int | None = None, user: str | None = None) -> bytes:
-        """Reads a file, or ``length`` bytes of it from ``offset`` on.
+        """Reads a file, or ``length`` bytes of it from ``offset``.
 
         >>> await sb.files.write("/workspace/digits", "0123456789")
         FileInfo(name='digits', path='/workspace/digits', kind='file', size=10, ...)
@@ -45,7 +45,7 @@ class AsyncFiles:
         b'234'
 
         Raises:
-            ResourceNotFoundError: It does not exist.
+            ResourceNotFoundError: The file does not exist.
         """
         if length == 0:
             return b""
@@ -66,18 +66,18 @@ class AsyncFiles:
         if_match: str | None = None,
         user: str | None = None,
     ) -> FileInfo:
-        """Writes a file: text, bytes, or all that an open file has left.
+        """Writes a file: text, bytes, or the rest of an open file.
 
-        It replaces what was there when all of it has arrived, and not before; permissions and owner stay.
+        An existing file is replaced only when all bytes have arrived, and keeps its permissions and owner.
 
         Args:
-            path: Where; a link at its end is followed.
-            content: What.
-            mode: Permissions in octal, as ``"0755"``.
-            parents: Whether missing directories are made.
-            if_match: Write only if the file that is there has this ``etag``; else ``SandboxOperationError`` with the code
-                ``condition_failed``.
-            user: As which user of the sandbox.
+            path: The path; a link at its end is followed.
+            content: What to write.
+            mode: Permissions in octal, such as ``"0755"``.
+            parents: Whether to create missing directories.
+            if_match: Write only if the existing file has this ``etag``; otherwise raise ``SandboxOperationError`` with the
+                code ``condition_failed``.
+            user: The user of the sandbox.
         """
         target = self._path("", path=path, mode=mode, parents=None if parents else False, user=user)
         headers = {"Content-Type": "application/octet-stream"}
@@ -104,7 +104,7 @@ class AsyncFiles:
         if_match: str | None = None,
         user: str | None = None,
     ) -> EditedFile:
-        """Replaces text in a file, whole or not at all; permissions, owner and all names of the file stay.
+        """Replaces text in a file, completely or not at all; keeps permissions, owner and hard links.
 
         >>> await sb.write("/workspace/greeting", "hello world")
         >>> (await sb.files.edit("/workspace/greeting", "world", "moon")).replaced
@@ -113,18 +113,18 @@ class AsyncFiles:
         b'hello moon'
 
         Args:
-            path: Which file: UTF-8 text of at most 16 MiB; a link at its end is followed.
-            old: What to find.
-            new: What takes its place.
-            all: Every match; if not, there must be one and no more.
-            adapt_line_ends: If there is no such text, look for it with its lines ended by CR LF, then by LF, and end the
-                lines of what takes its place likewise.
+            path: The file: UTF-8 text of at most 16 MiB; a link at its end is followed.
+            old: The text to find.
+            new: The text that replaces it.
+            all: Whether to replace every match; otherwise there must be exactly one.
+            adapt_line_ends: If the text is not found, look for it with CR LF line ends, then with LF, and use the same
+                line ends in the new text.
             if_match: Edit only if the file has this ``etag``.
-            user: As which user of the sandbox.
+            user: The user of the sandbox.
 
         Raises:
-            ResourceNotFoundError: It does not exist.
-            SandboxOperationError: With the code ``no_match``, ``several_matches`` (``details["matches"]`` says how many) or
+            ResourceNotFoundError: The file does not exist.
+            SandboxOperationError: With the code ``no_match``, ``several_matches`` (``details["matches"]`` is the count) or
                 ``not_text``.
         """
         wish = {"old": old, "new": new, "all": all, "adapt_line_ends": adapt_line_ends}
@@ -136,7 +136,7 @@ class AsyncFiles:
         return edited
 
     async def list(self, path: str, *, user: str | None = None) -> FileInfos:
-        """The entries of a directory, by name. Links are not followed."""
+        """Lists a directory, sorted by name. Does not follow links."""
         entries: FileInfos = []
         cursor: str | None = None
         while True:
@@ -148,13 +148,13 @@ class AsyncFiles:
                 return entries
 
     async def stat(self, path: str, *, follow: bool = True, user: str | None = None) -> FileInfo:
-        """What a file is. ``follow`` says whether a link at the end of the path is followed."""
+        """Returns information about a file. ``follow`` says whether to follow a link at the end of the path."""
         target = self._path("/stat", path=path, follow=None if follow else False, user=user)
         info: FileInfo = decoded(FileInfo, (await self._transport.call("GET", target)).json())
         return info
 
     async def exists(self, path: str, *, user: str | None = None) -> bool:
-        """Whether there is something at a path."""
+        """Returns whether a path exists."""
         try:
             await self.stat(path, follow=False, user=user)
         except ResourceNotFoundError as error:
@@ -164,14 +164,14 @@ class AsyncFiles:
         return True
 
     async def mkdir(self, path: str, *, parents: bool = True, mode: str | None = None, user: str | None = None) -> None:
-        """Makes a directory; with ``parents``, what leads to it too, and one that exists is not minded."""
+        """Creates a directory. With ``parents``, also creates missing parents, and accepts an existing directory."""
         target = self._path("/mkdir", path=path, parents=None if parents else False, mode=mode, user=user)
         await self._transport.call("POST", target, repeat=parents)
 
     async def move(
         self, source: str, to: str, *, overwrite: bool = False, parents: bool = True, user: str | None = None
     ) -> None:
-        """Gives something another name. ``to`` is the new name itself, not the directory to put it in."""
+        """Moves a file or directory. ``to`` is the new path itself, not the directory to put it in."""
         target = self._path(
             "/move", source=source, to=to, overwrite=overwrite or None, parents=None if parents else False, user=user
         )
@@ -187,7 +187,7 @@ class AsyncFiles:
         parents: bool = True,
         user: str | None = None,
     ) -> FilesMade:
-        """Copies something inside the sandbox. ``to`` is the name of the copy itself."""
+        """Copies a file or directory inside the sandbox. ``to`` is the path of the copy itself."""
         target = self._path(
             "/copy",
             source=source,
@@ -201,7 +201,7 @@ class AsyncFiles:
         return made
 
     async def delete(self, path: str, *, recursive: bool = False, user: str | None = None) -> None:
-        """Removes a file, a link, or a directory; with ``recursive``, all that is in it too."""
+        """Deletes a file, a link or an empty directory; with ``recursive``, a directory with its contents."""
         await self._transport.call("DELETE", self._path("", path=path, recursive=recursive or None, user=user))
 
     async def glob(
@@ -214,7 +214,7 @@ class AsyncFiles:
         timeout: float | None = None,
         user: str | None = None,
     ) -> FoundFiles:
-        """Finds files by name. ``cut`` of the answer says whether a limit ended the search.
+        """Finds files by name. ``cut`` of the result says whether a limit ended the search.
 
         >>> await sb.write("/workspace/src/main.py", "print('hello')")
         >>> [file.path for file in await sb.files.glob("**/*.py")]
@@ -249,8 +249,8 @@ class AsyncFiles:
     ) -> FoundLines:
         """Finds lines in files.
 
-        ``include`` are globs of files that are looked at, ``exclude_directories`` of names of directories that are not
-        entered. ``carriage_returns`` says whether the CR at the end of a line is told with it.
+        ``include`` are globs of the files to search, ``exclude_directories`` names of directories to skip.
+        ``carriage_returns`` says whether the text of a line includes a CR at its end.
 
         >>> await sb.write("/workspace/poem", "a rose\\nis a rose\\n")
         >>> [(match.line, match.text) for match in await sb.files.grep("is a")]
@@ -281,18 +281,18 @@ class AsyncFiles:
         return await self._transport.call("GET", target, read_seconds=0.0 if longest is None else longest)
 
     def watch(self, path: str, *, recursive: bool = False, user: str | None = None) -> AsyncFileEvents:
-        """What happens to a file, or in a directory, from now on, until it is gone or the caller leaves.
+        """Yields changes of a file, or in a directory, from now on, until it is deleted.
 
-        The first event is ``ready``. If the connection breaks, what happened until the next one is not told, and
-        ``overflow`` says so.
+        The first event is ``ready``. If the connection breaks, changes until the reconnect are missing, which the event
+        ``overflow`` reports.
         """
         target = self._path("/watch", path=path, recursive=recursive or None, user=user)
         return AsyncFileEvents(self._transport, target)
 
     async def upload(self, local: str | os.PathLike[str], path: str, *, user: str | None = None) -> FilesMade:
-        """Copies a file or a whole directory of this machine to ``path``, which is the name of the copy itself.
+        """Copies a file or a whole directory of this machine to ``path``, which is the path of the copy itself.
 
-        What a directory at ``path`` has already stays, unless something of the same name comes.
+        If ``path`` is an existing directory, entries with other names stay.
         """
         source = Path(local)
         if await _seam.aoffload(source.is_dir):
@@ -319,10 +319,10 @@ class AsyncFiles:
         return FilesMade(entries=1, bytes=int(said["size"]), skipped=0)
 
     async def download(self, path: str, local: str | os.PathLike[str], *, user: str | None = None) -> None:
-        """Copies a file or a whole directory to this machine, to ``local``, which is the name of the copy itself.
+        """Copies a file or a whole directory to this machine, to ``local``, which is the path of the copy itself.
 
-        A file gets its name when all of it has arrived. What comes from a sandbox is not trusted: nothing lands
-        outside of ``local``; links that lead out of it, devices and sockets are left out.
+        A file appears only when all of it has arrived. The client does not trust the sandbox: it writes nothing outside
+        ``local``, and skips links that lead out of it, devices and sockets.
         """
         target = Path(local)
         info = await self.stat(path, user=user)
@@ -361,13 +361,13 @@ def _make_directory(path: Path) -> None:
 
 
 async def pieces(file: IO[bytes]) -> AsyncIterable[bytes]:
-    """What an open file has left."""
+    """Yields the rest of an open file."""
     while piece := await _seam.aoffload(file.read, FILE_PIECE_BYTES):
         yield piece
 
 
 class AsyncFileEvents(AsyncEvents):
-    """What happens to files."""
+    """Events of files."""
 
     def __init__(self, transport: AsyncTransport, target: str) -> None:
         super().__init__(transport)

@@ -1,4 +1,4 @@
-"""The part of the client that has to do with images: pull, import, names for names, and what nobody uses."""
+"""Images: pull, import, aliases, and removal of unused ones."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ class ImageCalls:
         on_progress: OnProgress | None = None,
         timeout: float = PULL_SECONDS_MAX,
     ) -> Image:
-        """Pulls an image from its registry, also when one of that name is there: a tag may mean something else today.
+        """Pulls an image from its registry, even if the daemon has one of that name, because the tag may have moved.
 
-        Whoever asks for an image that is on its way joins, so asking again after a connection broke loses nothing.
+        Simultaneous pulls of one image share the transfer, so calling again after a broken connection loses nothing.
 
         Args:
             reference: Such as ``python:3.12`` or ``registry.local:5000/team/app:1``.
-            username: For the registry; what is pulled so is seen by this key's owner alone.
+            username: For the registry; an image that is pulled this way is visible only to this key's owner.
             password: With ``username``.
-            platform: Such as ``linux/arm64``; the daemon's machine's if left out.
-            insecure: Speak plain HTTP with the registry; needs a key with admin rights.
-            on_progress: Called with all layers, the lowest first, whenever one of them is further on.
-            timeout: How many seconds it may take. It goes on behind the scenes after that.
+            platform: Such as ``linux/arm64``; that of the daemon's machine by default.
+            insecure: Use plain HTTP; needs a key with admin rights.
+            on_progress: Called with all layers, the lowest first, whenever one of them progresses.
+            timeout: How many seconds to wait. After that the pull continues in the background.
 
         Raises:
             ResourceNotFoundError: The registry has no such image.
-            ResourceCreationError: It could not be had; ``error_type`` is ``ImagePull``, and ``code`` says what is wrong.
+            ResourceCreationError: The pull failed; ``error_type`` is ``ImagePull``, and ``code`` says why.
             ResourceTimeoutError: It took too long.
         """
         wish = {
@@ -71,12 +71,12 @@ class ImageCalls:
         return image
 
     async def import_image(self, file: IO[bytes], *, name: str | None = None, format: str | None = None) -> list[Image]:
-        """Takes the images of an archive: of OCI or Docker, or a root file system as a tar stream, compressed or not.
+        """Imports the images of an OCI or Docker archive, or a root file system as a tar stream, compressed or not.
 
         Args:
             file: The archive, open for reading bytes.
-            name: What to call the image; needed where the archive does not say.
-            format: ``oci``, ``docker`` or ``rootfs``; what it looks like if left out.
+            name: The name of the image; required if the archive does not name it.
+            format: ``oci``, ``docker`` or ``rootfs``; detected by default.
         """
         answer = await self._transport.call(
             "POST",
@@ -89,21 +89,21 @@ class ImageCalls:
         return [decoded(Image, entry) for entry in answer.json()["images"]]
 
     async def list_images(self) -> list[Image]:
-        """The images that this key's owner may use, newest first. ``host`` is not among them."""
+        """Lists the images that this key's owner may use, newest first, without ``host``."""
         answer = await self._transport.call("GET", "/images")
         return [decoded(Image, entry) for entry in answer.json()["images"]]
 
     async def get_image(self, name: str) -> Image:
-        """An image, by a name or its digest."""
+        """Returns an image, by name or digest."""
         image: Image = decoded(Image, (await self._transport.call("GET", f"/images/{in_path(name)}")).json())
         return image
 
     async def delete_image(self, name: str, *, force: bool = False) -> CollectedImages:
-        """Takes an image's name away, or all its names when it is named by its digest, and removes what nobody uses.
+        """Removes a name of an image, or all its names if given a digest, and then what is no longer used.
 
         Raises:
-            ResourceInUseError: Sandboxes or templates use it. With ``force`` sandboxes go on, and what they need is
-                removed after them.
+            ResourceInUseError: Sandboxes or templates use it. With ``force``, sandboxes keep running, and their layers
+                are removed after them.
         """
         answer = await self._transport.call("DELETE", query(f"/images/{in_path(name)}", {"force": force or None}))
         # An earlier try may have done it, and its answer was lost.
@@ -112,7 +112,7 @@ class ImageCalls:
         return collected
 
     async def collect_images(self) -> CollectedImages:
-        """Removes images that have neither a name nor a sandbox, and layers without an image.
+        """Removes images without a name or a sandbox, and layers without an image.
 
         >>> (await client.collect_images()).images
         0
@@ -122,7 +122,7 @@ class ImageCalls:
         return collected
 
     async def set_image_alias(self, name: str, target: str) -> ImageAlias:
-        """From now on, whoever asks for ``name`` gets ``target``: a reference, or ``host``. Sandboxes that exist stay.
+        """Makes ``name`` stand for ``target``: a reference, or ``host``. Existing sandboxes do not change.
 
         >>> (await client.set_image_alias("python:3", "host")).target
         'host'
@@ -136,17 +136,17 @@ class ImageCalls:
         return alias
 
     async def list_image_aliases(self) -> list[ImageAlias]:
-        """All aliases, by name."""
+        """Lists all aliases, sorted by name."""
         answer = await self._transport.call("GET", "/image-aliases")
         return [decoded(ImageAlias, entry) for entry in answer.json()["aliases"]]
 
     async def delete_image_alias(self, name: str) -> None:
-        """Ends an alias."""
+        """Deletes an alias."""
         await self._transport.call("DELETE", f"/image-aliases/{in_path(name)}")
 
 
 class AsyncEventsOfImage(AsyncEvents):
-    """What happens while an image is pulled. A connection that breaks is followed by another, which joins."""
+    """Progress of a pull. Reconnects to the same pull if the connection breaks."""
 
     def __init__(self, transport: AsyncTransport, path: str, body: dict[str, Any]) -> None:
         super().__init__(transport)
@@ -157,7 +157,7 @@ class AsyncEventsOfImage(AsyncEvents):
         return self._path, {"Accept": "text/event-stream"}
 
     async def images(self, on_progress: OnProgress, timeout: float) -> list[Image]:
-        """What has come, when all of it is there."""
+        """Returns the images when the pull is complete."""
         deadline = time.monotonic() + timeout
         try:
             while True:

@@ -1,7 +1,7 @@
-"""Requests and event streams, over as many connections as it takes.
+"""Requests and event streams, across reconnects.
 
-A call is repeated only where that cannot do a thing twice, and only to a daemon that has answered before: one that was
-never there is not about to come back.
+A call is repeated only if that cannot do anything twice, and only to a daemon that has answered before: one that was
+never there will not come back.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Body = bytes | AsyncIterable[bytes]
 
 
 class AsyncTransport:
-    """One daemon, and the connections to it."""
+    """The connections to one daemon."""
 
     def __init__(self, endpoint: Endpoint, timeout: float) -> None:
         self.endpoint = endpoint
@@ -47,7 +47,7 @@ class AsyncTransport:
         return httpx.Timeout(read, connect=CONNECT_SECONDS_MAX, pool=None)
 
     async def close(self) -> None:
-        """Lets go of all connections, and of a daemon that was started for this client."""
+        """Closes all connections, and ends a daemon that was started for this client."""
         await self._http.aclose()
         await _seam.aoffload(self.endpoint.release)
 
@@ -63,9 +63,9 @@ class AsyncTransport:
         read_seconds: float | None = 0.0,
         patience_seconds: float | None = None,
     ) -> httpx.Response:
-        """Sends a request and reads its answer. ``repeat`` says whether sending it twice does what once does.
+        """Sends a request and reads the answer. ``repeat`` says whether the request is idempotent.
 
-        ``read_seconds`` of 0 means the client's own; ``None`` waits for ever.
+        ``read_seconds`` of 0 means the client's own timeout; ``None`` means no timeout.
         """
         patience = Patience(self.patience_seconds if patience_seconds is None else patience_seconds)
         times = self._times(self.timeout if read_seconds == 0.0 else read_seconds)
@@ -132,7 +132,7 @@ class AsyncTransport:
         return SandboxConnectionError(f"the connection to the daemon at {url} broke: {error or type(error).__name__}")
 
     async def open(self, method: str, path: str, *, headers: Mapping[str, str] | None = None) -> httpx.Response:
-        """An answer whose body is still to come. The caller closes it."""
+        """Returns an answer before its body is read. The caller closes it."""
         patience = Patience(self.patience_seconds)
         while True:
             try:
@@ -160,15 +160,15 @@ class AsyncTransport:
         raise refusal(response.status_code, body, self.endpoint.url, path)
 
     def broken(self, error: httpx.TransportError) -> SandboxConnectionError:
-        """What a failure in the middle of a body means for the caller."""
+        """The exception for a failure in the middle of a body."""
         return self._failure(error)
 
 
 class AsyncEvents:
-    """Server-sent events of one kind. A connection that breaks is followed by another.
+    """Server-sent events of one kind. Reconnects if the connection breaks.
 
-    Subclasses say where to go on, and what an event means. Most ask with GET; a body is asked for with POST, which must
-    be harmless when it is sent again.
+    Subclasses say where to continue, and what an event means. Most use GET; those with a body use POST, which must be
+    idempotent.
     """
 
     _body: Any = None
@@ -180,14 +180,14 @@ class AsyncEvents:
         self._events: AsyncIterator[tuple[str | None, Any]] | None = None
 
     def _place(self) -> tuple[str, dict[str, str]]:
-        """The path that continues after what was seen, and the headers for it."""
+        """The path and headers that continue after the last event."""
         raise NotImplementedError
 
     def _connected(self) -> None:
         """A new connection was opened."""
 
     async def _next(self) -> tuple[str | None, Any]:
-        """The next event with its id, from this connection or the next."""
+        """Returns the next event with its id, and reconnects if needed."""
         while True:
             try:
                 if self._events is None:
@@ -214,7 +214,7 @@ class AsyncEvents:
                 raise failure from cause
 
     async def close(self) -> None:
-        """Lets go of the connection."""
+        """Closes the connection."""
         response, self._response, self._events = self._response, None, None
         if response is not None:
             await response.aclose()

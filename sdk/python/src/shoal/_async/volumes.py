@@ -1,4 +1,4 @@
-"""The part of the client that has to do with volumes: storage that outlives sandboxes."""
+"""Volumes: storage that outlives sandboxes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class VolumeCalls:
     async def create_volume(
         self, name: str, size: str, *, copy_of: str | None = None, timeout: float = CREATE_SECONDS_MAX
     ) -> Volume:
-        """A new volume: empty, or with the files that another has now.
+        """Creates a volume: empty, or as a copy of another.
 
         >>> volume = await client.create_volume("my-data", "16Mi")
         >>> mounts = [VolumeMountSpec(volume_name="my-data", mount_path="/data")]
@@ -38,14 +38,14 @@ class VolumeCalls:
 
         Args:
             name: Up to 255 bytes without ``/`` and ``:``, unique among the owner's volumes.
-            size: What it may hold, as ``"1Gi"``.
-            copy_of: The volume whose files it begins with. Nothing is copied until one of the two changes.
-            timeout: How many seconds it may take.
+            size: The size limit, such as ``"1Gi"``.
+            copy_of: The volume to copy. The two share their data until one of them changes.
+            timeout: How many seconds to wait.
 
         Raises:
             ResourceNameConflictError: The name is taken.
-            ValidationError: The size cannot be read, or is less than what is to be copied.
-            ResourceCreationError: There is no room, or the daemon's store cannot copy.
+            ValidationError: The size is not valid, or smaller than the contents to copy.
+            ResourceCreationError: There is not enough space, or the daemon's store cannot copy.
         """
         body = {"name": name, "size": size, **({} if copy_of is None else {"from": copy_of})}
         # Sent once: after a lost answer, a second try would be told that the name is taken, by the first.
@@ -54,18 +54,18 @@ class VolumeCalls:
         return volume
 
     async def get_volume(self, name: str) -> Volume:
-        """A volume, with what its files take and who mounts it."""
+        """Returns a volume, with its use and the sandboxes that mount it."""
         answer = await self._transport.call("GET", f"/volumes/{in_path(name)}")
         volume: Volume = decoded(Volume, answer.json())
         return volume
 
     async def list_volumes(self) -> list[Volume]:
-        """The volumes of the key's owner, by name."""
+        """Lists the volumes of the key's owner, sorted by name."""
         answer = await self._transport.call("GET", "/volumes")
         return [decoded(Volume, entry) for entry in answer.json()["volumes"]]
 
     async def update_volume(self, name: str, *, new_name: str | None = None, size: str | None = None) -> Volume:
-        """Gives a volume another name or size. Sandboxes that mount it notice nothing but the room.
+        """Changes the name or size of a volume, even while sandboxes mount it.
 
         >>> volume = await client.create_volume("grown", "16Mi")
         >>> (await client.update_volume("grown", size="32Mi")).size
@@ -73,9 +73,9 @@ class VolumeCalls:
         >>> await client.delete_volume("grown")
 
         Raises:
-            ResourceNotFoundError: There is no such volume.
+            ResourceNotFoundError: The volume does not exist.
             ResourceNameConflictError: The new name is taken.
-            ValidationError: More is in it than would fit; ``error_type`` is ``VolumeResize``.
+            ValidationError: Its contents do not fit into the new size; ``error_type`` is ``VolumeResize``.
         """
         body = {key: value for key, value in (("name", new_name), ("size", size)) if value is not None}
         # With a new name, a second try would not find the old one.
@@ -84,16 +84,16 @@ class VolumeCalls:
         return volume
 
     async def delete_volume(self, name: str) -> None:
-        """Deletes a volume with all its files.
+        """Deletes a volume and all its files.
 
         Raises:
-            ResourceNotFoundError: There is no such volume.
+            ResourceNotFoundError: The volume does not exist.
             ResourceInUseError: Sandboxes mount it.
         """
         await self._transport.call("DELETE", f"/volumes/{in_path(name)}")
 
     async def upload_to_volume(self, name: str, local: str | os.PathLike[str], path: str = "/") -> FilesMade:
-        """Copies the contents of a directory of this machine into a directory of a volume, which is made if need be."""
+        """Copies the contents of a local directory into a directory of a volume, and creates that if needed."""
         with await _seam.aoffload(_archive.pack, Path(local)) as file:
             answer = await self._transport.call(
                 "PUT",

@@ -1,5 +1,5 @@
 # Generated from _async/client.py by generate_sync.py. Do not edit: change that file and run the program again.
-"""The client: sandboxes are made, found and deleted here."""
+"""The client, which creates, finds and deletes sandboxes."""
 
 from __future__ import annotations
 
@@ -54,19 +54,19 @@ CREATE_SECONDS_MAX = 120.0
 
 
 class SandboxClient(ImageCalls, TemplateCalls, VolumeCalls, PoolCalls):
-    """Sandboxes on one daemon, and what they are made from.
+    """A client of one daemon, for sandboxes and what they are made from.
 
     >>> with client.sandbox() as sb:
     ...     print((sb.run("echo hello")).stdout, end="")
     hello
 
     Args:
-        api_endpoint: The daemon's URL. Left out: ``SHOAL_URL``, else the daemon that runs on this machine.
-        api_key: What opens it. Left out: ``SHOAL_API_KEY``, else the key that the daemon on this machine keeps.
-        timeout: How many seconds one answer may take, commands aside.
+        api_endpoint: The daemon's URL. Default: ``SHOAL_URL``, or else the daemon that runs on this machine.
+        api_key: The API key. Default: ``SHOAL_API_KEY``, or else the key of the daemon on this machine.
+        timeout: How many seconds a request may take, not counting the run time of commands.
 
     Raises:
-        SandboxClientError: No daemon was named and none runs on this machine. ``local`` starts one.
+        SandboxClientError: No daemon was given and none runs on this machine. ``local`` starts one.
     """
 
     # Pausing, forks and network policy are a sandbox's own business and belong into `Sandbox`. What else is kept
@@ -85,34 +85,34 @@ class SandboxClient(ImageCalls, TemplateCalls, VolumeCalls, PoolCalls):
     def local(
         cls, *, binary: str | None = None, directory: str | None = None, timeout: float = TIMEOUT_DEFAULT_SECONDS
     ) -> SandboxClient:
-        """A client of a private daemon, started for it and ended with it.
+        """Starts a private daemon and returns a client of it.
 
-        The daemon, its sandboxes and its files are gone when the client is closed, when the program ends, and also
-        when the program is killed: the daemon holds on to a socket of the program, and ends when that does.
+        The daemon, its sandboxes and its files are removed when the client is closed or the program ends, even if the
+        program is killed: the daemon watches a socket of the program, and ends when the kernel closes it.
 
         Args:
-            binary: The program ``shoal``. Left out: ``SHOAL_BINARY``, the one that came with this package, or ``PATH``.
-            directory: Where the daemon keeps its things; it must not exist. Left out: a new one under ``/var/tmp``.
-            timeout: As for the client itself.
+            binary: The program ``shoal``. Default: ``SHOAL_BINARY``, the one in this package, or the one on ``PATH``.
+            directory: The daemon's data directory; it must not exist. Default: a new one under ``/var/tmp``.
+            timeout: As for the constructor.
 
         Raises:
-            SandboxClientError: There is no such program, or it does not start (it needs root and Linux 5.14).
+            SandboxClientError: The program does not exist or does not start (it needs root and Linux 5.14).
         """
         endpoint = _seam.offload(start_local, binary, directory)
         return cls._of(endpoint, timeout)
 
     @classmethod
     def here(cls, *, binary: str | None = None, timeout: float = TIMEOUT_DEFAULT_SECONDS) -> SandboxClient:
-        """A client of the daemon that the client itself would find, or of a private one where nobody names one and none runs.
+        """Connects to the daemon that the constructor would find, or starts a private one if there is none.
 
-        For programs that should run anywhere, as they are.
+        Use this for programs that should run anywhere without changes.
 
         Args:
             binary: As for ``local``.
-            timeout: As for the client itself.
+            timeout: As for the constructor.
 
         Raises:
-            SandboxClientError: ``SHOAL_URL`` names a daemon and no key for it is known; or as for ``local``.
+            SandboxClientError: ``SHOAL_URL`` is set but there is no key for it; or as for ``local``.
         """
         endpoint = _seam.offload(found)
         return cls.local(binary=binary, timeout=timeout) if endpoint is None else cls._of(endpoint, timeout)
@@ -128,7 +128,7 @@ class SandboxClient(ImageCalls, TemplateCalls, VolumeCalls, PoolCalls):
 
     @property
     def api_endpoint(self) -> str:
-        """Where the daemon is."""
+        """The daemon's URL."""
         return self._transport.endpoint.url
 
     def __enter__(self) -> SandboxClient:
@@ -140,7 +140,7 @@ class SandboxClient(ImageCalls, TemplateCalls, VolumeCalls, PoolCalls):
         _seam.shielded(self._transport.timeout, self.close)
 
     def close(self) -> None:
-        """Lets go of all connections. A daemon that ``local`` started ends, with all its sandboxes."""
+        """Closes all connections. A daemon that ``local`` started ends, with all its sandboxes."""
         self._transport.close()
 
     # --- Sandboxes
@@ -161,7 +161,7 @@ class SandboxClient(ImageCalls, TemplateCalls, VolumeCalls, PoolCalls):
         pool_name: str | None = None,
         timeout: float = CREATE_SECONDS_MAX,
     ) -> Sandbox:
-        """A new sandbox that is deleted at the end of a ``with`` block. The arguments are those of ``create_sandbox``."""
+        """Creates a sandbox that a ``with`` block deletes at its end. Takes the arguments of ``create_sandbox``."""
         sandbox = self.create_sandbox(
             template_name,
             image=image,
@@ -196,30 +196,30 @@ class SandboxClient(ImageCalls, TemplateCalls, VolumeCalls, PoolCalls):
         pool_name: str | None = None,
         timeout: float = CREATE_SECONDS_MAX,
     ) -> Sandbox:
-        """A new sandbox, which lives until it is deleted or a rule of its lifetime strikes.
+        """Creates a sandbox, which lives until it is deleted or a lifetime rule deletes it.
 
         Args:
-            template_name: What to make it from; the template ``default`` if left out.
-            image: ``host``, a reference such as ``python:3.12``, or an alias, in place of the template's. It is pulled if
-                it is not there, so give it time with ``timeout``.
-            name: Free text up to 255 bytes, unique among the owner's sandboxes; generated if left out.
-            wait_for_ready: Whether to wait until it runs; if not, ``wait_for_sandbox`` does.
-            labels: Free text to find it by.
-            lifetime: How long it lives.
-            env: Added to the environment of every command.
-            cpu: Processors, as ``"500m"`` or ``"2"``; the template's if left out.
-            memory: Memory, as ``"512Mi"`` or ``"2Gi"``; the template's if left out.
-            storage: What its files may take, as ``"5Gi"``; the template's if left out.
-            volume_mounts: Volumes beside the template's, and where.
-            pool_name: A pool to take it from, in place of a template, an image and limits. Without it, one that stands
-                ready in any pool of the template is taken.
-            timeout: How many seconds it may take. What was begun by then is undone.
+            template_name: The template; ``default`` by default.
+            image: ``host``, a reference such as ``python:3.12``, or an alias, instead of the template's image. The daemon
+                pulls it if needed; set a ``timeout`` that is long enough.
+            name: Free text up to 255 bytes, unique among the owner's sandboxes; generated by default.
+            wait_for_ready: Whether to wait until the sandbox runs; otherwise use ``wait_for_sandbox``.
+            labels: Labels to find the sandbox by.
+            lifetime: Rules for how long the sandbox lives.
+            env: Variables that are added to the environment of every command.
+            cpu: Processors, such as ``"500m"`` or ``"2"``; the template's by default.
+            memory: Memory, such as ``"512Mi"`` or ``"2Gi"``; the template's by default.
+            storage: The disk limit for the sandbox's files, such as ``"5Gi"``; the template's by default.
+            volume_mounts: Volumes to mount in addition to the template's.
+            pool_name: A pool to claim from, instead of a template, an image and limits. By default, a ready sandbox
+                of any pool of the template is claimed.
+            timeout: How many seconds the creation may take; after that it is undone.
 
         Raises:
-            ResourceNotFoundError: There is no such template.
+            ResourceNotFoundError: The template does not exist.
             ResourceNameConflictError: The name is taken.
-            ResourceCreationError: It could not be made; ``error_type`` is ``Unschedulable`` where the machine is full.
-            QuotaExceededError: A limit of the api key is reached.
+            ResourceCreationError: The creation failed; ``error_type`` is ``Unschedulable`` if the machine is full.
+            QuotaExceededError: A limit of the API key is reached.
             ResourceTimeoutError: It took too long.
         """
         body = create_wish(
@@ -256,7 +256,7 @@ class SandboxClient(ImageCalls, TemplateCalls, VolumeCalls, PoolCalls):
         pool_name: str | None = None,
         timeout: float = CREATE_SECONDS_MAX,
     ) -> Sandbox:
-        """The sandbox that has all of these labels, made if there is none. However many ask at once, one is made.
+        """Returns the sandbox that has all of these labels, or creates it; simultaneous calls create only one.
 
         >>> one = client.get_or_create({"thread": "42"})
         >>> two = client.get_or_create({"thread": "42"})
@@ -265,10 +265,10 @@ class SandboxClient(ImageCalls, TemplateCalls, VolumeCalls, PoolCalls):
         >>> one.delete()
 
         Args:
-            labels: What it is found by, and gets if it is made.
-            more_labels: Labels that it gets beside those if it is made.
+            labels: The labels to look for; a new sandbox gets them.
+            more_labels: Further labels for a new sandbox.
 
-        The other arguments are those of ``create_sandbox``, and matter only if it is made.
+        The other arguments are those of ``create_sandbox``, and apply only to a new sandbox.
         """
         body = create_wish(
             template_name=template_name,
@@ -315,9 +315,9 @@ class SandboxClient(ImageCalls, TemplateCalls, VolumeCalls, PoolCalls):
         return Sandbox(self._transport, decoded(SandboxInfo, answer.json()))
 
     def _undo_create(self, body: dict[str, Any], headers: dict[str, str]) -> None:
-        """Finds by its idempotency key what an interrupted create has made, and deletes it.
+        """Finds the sandbox of an interrupted create by its idempotency key, and deletes it.
 
-        What waits for an image or a template makes nothing any more: the daemon gives up when the connection is gone.
+        A create that waits for an image or a template needs no undo: the daemon gives up when the connection closes.
         """
         if "match_labels" in body:
             # Others may have found it since.
@@ -334,7 +334,7 @@ class SandboxClient(ImageCalls, TemplateCalls, VolumeCalls, PoolCalls):
             pass
 
     def get_sandbox(self, name: str) -> Sandbox:
-        """A sandbox that exists, by its name or its id."""
+        """Returns an existing sandbox, by its name or id."""
         return Sandbox(self._transport, self._find(name))
 
     def _find(self, name: str) -> SandboxInfo:
@@ -359,7 +359,7 @@ class SandboxClient(ImageCalls, TemplateCalls, VolumeCalls, PoolCalls):
         )
 
     def get_sandbox_status(self, name: str) -> ResourceStatus:
-        """How far a sandbox is."""
+        """Returns the status of a sandbox."""
         info = self._find(name)
         return ResourceStatus(STATUS_OF_STATE.get(info.state, info.state), info.reason)
 
@@ -368,10 +368,10 @@ class SandboxClient(ImageCalls, TemplateCalls, VolumeCalls, PoolCalls):
     ) -> Sandbox:
         """Waits until a sandbox runs.
 
-        ``poll_interval`` is the longest pause between two looks; the first ones are shorter.
+        ``poll_interval`` is the longest pause between two requests; the first pauses are shorter.
 
         Raises:
-            ResourceCreationError: It has failed.
+            ResourceCreationError: The sandbox has failed.
             ResourceTimeoutError: It took too long.
         """
         deadline = time.monotonic() + timeout
@@ -395,11 +395,11 @@ class SandboxClient(ImageCalls, TemplateCalls, VolumeCalls, PoolCalls):
             pause = min(pause * 2, poll_interval)
 
     def list_sandboxes(self, *, labels: Mapping[str, str] | Sequence[str] | None = None) -> list[Sandbox]:
-        """The sandboxes of the key's owner, newest first.
+        """Lists the sandboxes of the key's owner, newest first.
 
         Args:
-            labels: Only those with these labels: a mapping, or selectors such as ``"app=chat"``, ``"app!=chat"``,
-                ``"app"`` (any value) and ``"!app"`` (no such label). All must hold.
+            labels: Return only sandboxes with these labels: a mapping, or selectors such as ``"app=chat"``, ``"app!=chat"``,
+                ``"app"`` (any value) and ``"!app"`` (no such label). All must match.
         """
         sandboxes: list[Sandbox] = []
         cursor: str | None = None
@@ -419,20 +419,20 @@ class SandboxClient(ImageCalls, TemplateCalls, VolumeCalls, PoolCalls):
         labels: Mapping[str, str | None] | None = None,
         lifetime: Sequence[LifetimeRule] | None = None,
     ) -> Sandbox:
-        """Changes a sandbox; the arguments are those of its ``update``."""
+        """Changes a sandbox. Takes the arguments of its ``update``."""
         sandbox = self.get_sandbox(name)
         return sandbox.update(new_name=new_name, labels=labels, lifetime=lifetime)
 
     def delete_sandbox(self, name: str) -> None:
-        """Deletes a sandbox with all that is in it. Returns when nothing of it is left."""
+        """Deletes a sandbox and everything in it. Returns when nothing of it is left."""
         self._transport.call("DELETE", f"/sandboxes/{(self._find(name)).id}")
 
     def events(self) -> SandboxEvents:
-        """What happens to the owner's sandboxes and their commands, from now on, until the caller leaves."""
+        """Yields events of the owner's sandboxes and their commands, from now on."""
         return SandboxEvents(self._transport)
 
     def stats(self) -> tuple[MachineStats, list[SandboxStats]]:
-        """The machine, and what each of the owner's sandboxes uses."""
+        """Returns the machine's statistics, and those of each of the owner's sandboxes."""
         rows: list[SandboxStats] = []
         cursor: str | None = None
         while True:
@@ -455,7 +455,7 @@ class SandboxClient(ImageCalls, TemplateCalls, VolumeCalls, PoolCalls):
         memory_max: str | None = None,
         metrics_only: bool = False,
     ) -> CreatedKey:
-        """A new api key. Its secret is shown this once."""
+        """Creates an API key. Its secret is shown only once."""
         wish = {
             "owner": owner,
             "sandboxes_max": sandboxes_max,
@@ -470,15 +470,15 @@ class SandboxClient(ImageCalls, TemplateCalls, VolumeCalls, PoolCalls):
         return key
 
     def list_keys(self) -> list[Key]:
-        """All keys, without their secrets."""
+        """Lists all keys, without their secrets."""
         answer = self._transport.call("GET", "/keys")
         return [decoded(Key, entry) for entry in answer.json()["keys"]]
 
     def delete_key(self, key_id: str) -> None:
-        """Deletes a key. It opens nothing from then on; its owner's sandboxes stay."""
+        """Deletes a key, which stops working at once; its owner's sandboxes stay."""
         self._transport.call("DELETE", f"/keys/{in_path(key_id)}")
 
     def version(self) -> Version:
-        """What is running there."""
+        """Returns the daemon's version."""
         version: Version = decoded(Version, (self._transport.call("GET", "/version")).json())
         return version

@@ -1,5 +1,5 @@
 # Generated from _async/command.py by generate_sync.py. Do not edit: change that file and run the program again.
-"""A command as it runs: its output in order, each byte once, and its stdin, over as many connections as it takes."""
+"""A running command: its output in order, each byte once, and its stdin, across reconnects."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from .transport import Events, Transport
 
 
 class CommandHandle(Events):
-    """A command that was started. Iterate over it for its output, and ask for its ``result``.
+    """A command that was started. Iterate over it to get its output, and read ``result`` to wait for its end.
 
-    The connection is made when it is first needed, and again from the same place whenever it breaks, also over a
-    restart of the daemon. Letting go of a handle leaves the command alone: ``kill`` ends it, and
+    The handle connects when it first needs to, and reconnects at the same offset whenever the connection breaks, even
+    across a restart of the daemon. Dropping a handle does not end the command: ``kill`` ends it, and
     ``Sandbox.reconnect`` finds it again by its ``command_id``, in this program or another.
     """
 
@@ -59,30 +59,30 @@ class CommandHandle(Events):
 
     @property
     def command_id(self) -> str:
-        """Names the command in its sandbox, for ``reconnect``."""
+        """The id of the command in its sandbox, for ``reconnect``."""
         return self._command.id
 
     @property
     def pid(self) -> int | None:
-        """Its process, in the sandbox's own numbers."""
+        """The process id inside the sandbox."""
         return self._command.pid
 
     @property
     def stdout_offset(self) -> int:
-        """How many bytes of stdout were seen, for ``reconnect``."""
+        """How many bytes of stdout this handle has seen, for ``reconnect``."""
         return self._state.offsets["stdout"]
 
     @property
     def stderr_offset(self) -> int:
-        """How many bytes of stderr were seen, for ``reconnect``."""
+        """How many bytes of stderr this handle has seen, for ``reconnect``."""
         return self._state.offsets["stderr"]
 
     @property
     def result(self) -> ExecutionResult:
-        """How it ended, with all output that this handle has seen; waits for the end.
+        """Waits for the end, and returns the result with all output that this handle has seen.
 
         Raises:
-            CommandTimeoutError: Its timeout struck.
+            CommandTimeoutError: The command timed out.
         """
         while not self._ended:
             self._next_chunk()
@@ -106,7 +106,7 @@ class CommandHandle(Events):
         self.close()
 
     def kill(self) -> None:
-        """Ends its whole tree of processes at once. One that is over already is left as it is."""
+        """Kills all processes of the command at once. Has no effect if the command has ended."""
         try:
             self._transport.call("POST", self._path("/kill"))
         except SandboxOperationError as error:
@@ -114,18 +114,18 @@ class CommandHandle(Events):
                 raise
 
     def signal(self, signal: str) -> None:
-        """Sends a signal such as ``"INT"`` to its process group."""
+        """Sends a signal such as ``"INT"`` to the command's process group."""
         self._transport.call("POST", self._path("/signal"), json={"signal": signal}, repeat=False)
 
     def resize(self, rows: int, columns: int) -> None:
-        """Tells its terminal the new size."""
+        """Changes the size of the command's terminal."""
         self._transport.call("POST", self._path("/resize"), json={"rows": rows, "columns": columns})
 
     def send_input(self, data: str | bytes) -> None:
-        """Writes to its stdin; returns when the command's side has taken it.
+        """Writes to the command's stdin; returns when the sandbox has accepted the bytes.
 
         Raises:
-            SandboxOperationError: It has closed its stdin, is over, or has not read for a minute.
+            SandboxOperationError: The command has closed its stdin, has ended, or has not read for a minute.
         """
         raw = data.encode() if isinstance(data, str) else bytes(data)
         with self._stdin_lock:
@@ -133,7 +133,7 @@ class CommandHandle(Events):
                 self._write(raw[start : start + STDIN_PIECE_BYTES_MAX])
 
     def _write(self, piece: bytes) -> None:
-        """Writes once. After a lost answer, the offset keeps the daemon from writing the same twice."""
+        """Sends one write. If the answer is lost, the offset keeps the daemon from writing the bytes twice."""
         patience = Patience(PATIENCE_SECONDS)
         offset: int | None = None
         while True:
@@ -161,18 +161,18 @@ class CommandHandle(Events):
             _seam.sleep(pause)
 
     def close_stdin(self) -> None:
-        """Ends its stdin, after what was written before."""
+        """Closes the command's stdin after everything that was written before."""
         with self._stdin_lock:
             self._transport.call("POST", self._path("/stdin/end"))
 
     def status(self) -> Command:
-        """How the command is now."""
+        """Returns the command's current state."""
         answer = self._transport.call("GET", self._path(""))
         self._command = decoded(Command, answer.json())
         return self._command
 
     def reconnect(self) -> CommandHandle:
-        """Another handle of the same command, which goes on where this one is."""
+        """Returns another handle of the same command, which continues where this one is."""
         offsets = self._state.offsets
         state = OutputState(offsets["stdout"], offsets["stderr"])
         handle = CommandHandle(self._transport, self.status(), state=state, timeout=self._timeout)
@@ -188,7 +188,7 @@ class CommandHandle(Events):
         return query(self._path("/events"), parameters), {}
 
     def _next_chunk(self) -> OutputChunk | None:
-        """The next piece of output; ``None`` at the end."""
+        """Returns the next piece of output, or ``None`` at the end."""
         with self._reading:
             while not self._ended:
                 _, event = self._next()

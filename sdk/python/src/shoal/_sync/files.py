@@ -1,5 +1,5 @@
 # Generated from _async/files.py by generate_sync.py. Do not edit: change that file and run the program again.
-"""The files of a sandbox. Every path is absolute; every operation is done inside the sandbox, by its own first process."""
+"""The files of a sandbox. Every path is absolute, and every operation runs inside the sandbox."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LIST_PAGE_ENTRIES = 1000
 class Files:
     """The files of a sandbox.
 
-    ``user`` in every method says as which user of the sandbox it is done, by name or number; root if left out.
+    ``user`` in every method is the user of the sandbox that does it, by name or number; root by default.
     """
 
     def __init__(self, transport: Transport, sandbox_id: str) -> None:
@@ -38,7 +38,7 @@ class Files:
         return query(f"{self._base}{rest}", pairs)
 
     def read(self, path: str, *, offset: int = 0, length: int | None = None, user: str | None = None) -> bytes:
-        """Reads a file, or ``length`` bytes of it from ``offset`` on.
+        """Reads a file, or ``length`` bytes of it from ``offset``.
 
         >>> sb.files.write("/workspace/digits", "0123456789")
         FileInfo(name='digits', path='/workspace/digits', kind='file', size=10, ...)
@@ -46,7 +46,7 @@ class Files:
         b'234'
 
         Raises:
-            ResourceNotFoundError: It does not exist.
+            ResourceNotFoundError: The file does not exist.
         """
         if length == 0:
             return b""
@@ -67,18 +67,18 @@ class Files:
         if_match: str | None = None,
         user: str | None = None,
     ) -> FileInfo:
-        """Writes a file: text, bytes, or all that an open file has left.
+        """Writes a file: text, bytes, or the rest of an open file.
 
-        It replaces what was there when all of it has arrived, and not before; permissions and owner stay.
+        An existing file is replaced only when all bytes have arrived, and keeps its permissions and owner.
 
         Args:
-            path: Where; a link at its end is followed.
-            content: What.
-            mode: Permissions in octal, as ``"0755"``.
-            parents: Whether missing directories are made.
-            if_match: Write only if the file that is there has this ``etag``; else ``SandboxOperationError`` with the code
-                ``condition_failed``.
-            user: As which user of the sandbox.
+            path: The path; a link at its end is followed.
+            content: What to write.
+            mode: Permissions in octal, such as ``"0755"``.
+            parents: Whether to create missing directories.
+            if_match: Write only if the existing file has this ``etag``; otherwise raise ``SandboxOperationError`` with the
+                code ``condition_failed``.
+            user: The user of the sandbox.
         """
         target = self._path("", path=path, mode=mode, parents=None if parents else False, user=user)
         headers = {"Content-Type": "application/octet-stream"}
@@ -105,7 +105,7 @@ class Files:
         if_match: str | None = None,
         user: str | None = None,
     ) -> EditedFile:
-        """Replaces text in a file, whole or not at all; permissions, owner and all names of the file stay.
+        """Replaces text in a file, completely or not at all; keeps permissions, owner and hard links.
 
         >>> sb.write("/workspace/greeting", "hello world")
         >>> (sb.files.edit("/workspace/greeting", "world", "moon")).replaced
@@ -114,18 +114,18 @@ class Files:
         b'hello moon'
 
         Args:
-            path: Which file: UTF-8 text of at most 16 MiB; a link at its end is followed.
-            old: What to find.
-            new: What takes its place.
-            all: Every match; if not, there must be one and no more.
-            adapt_line_ends: If there is no such text, look for it with its lines ended by CR LF, then by LF, and end the
-                lines of what takes its place likewise.
+            path: The file: UTF-8 text of at most 16 MiB; a link at its end is followed.
+            old: The text to find.
+            new: The text that replaces it.
+            all: Whether to replace every match; otherwise there must be exactly one.
+            adapt_line_ends: If the text is not found, look for it with CR LF line ends, then with LF, and use the same
+                line ends in the new text.
             if_match: Edit only if the file has this ``etag``.
-            user: As which user of the sandbox.
+            user: The user of the sandbox.
 
         Raises:
-            ResourceNotFoundError: It does not exist.
-            SandboxOperationError: With the code ``no_match``, ``several_matches`` (``details["matches"]`` says how many) or
+            ResourceNotFoundError: The file does not exist.
+            SandboxOperationError: With the code ``no_match``, ``several_matches`` (``details["matches"]`` is the count) or
                 ``not_text``.
         """
         wish = {"old": old, "new": new, "all": all, "adapt_line_ends": adapt_line_ends}
@@ -137,7 +137,7 @@ class Files:
         return edited
 
     def list(self, path: str, *, user: str | None = None) -> FileInfos:
-        """The entries of a directory, by name. Links are not followed."""
+        """Lists a directory, sorted by name. Does not follow links."""
         entries: FileInfos = []
         cursor: str | None = None
         while True:
@@ -149,13 +149,13 @@ class Files:
                 return entries
 
     def stat(self, path: str, *, follow: bool = True, user: str | None = None) -> FileInfo:
-        """What a file is. ``follow`` says whether a link at the end of the path is followed."""
+        """Returns information about a file. ``follow`` says whether to follow a link at the end of the path."""
         target = self._path("/stat", path=path, follow=None if follow else False, user=user)
         info: FileInfo = decoded(FileInfo, (self._transport.call("GET", target)).json())
         return info
 
     def exists(self, path: str, *, user: str | None = None) -> bool:
-        """Whether there is something at a path."""
+        """Returns whether a path exists."""
         try:
             self.stat(path, follow=False, user=user)
         except ResourceNotFoundError as error:
@@ -165,14 +165,14 @@ class Files:
         return True
 
     def mkdir(self, path: str, *, parents: bool = True, mode: str | None = None, user: str | None = None) -> None:
-        """Makes a directory; with ``parents``, what leads to it too, and one that exists is not minded."""
+        """Creates a directory. With ``parents``, also creates missing parents, and accepts an existing directory."""
         target = self._path("/mkdir", path=path, parents=None if parents else False, mode=mode, user=user)
         self._transport.call("POST", target, repeat=parents)
 
     def move(
         self, source: str, to: str, *, overwrite: bool = False, parents: bool = True, user: str | None = None
     ) -> None:
-        """Gives something another name. ``to`` is the new name itself, not the directory to put it in."""
+        """Moves a file or directory. ``to`` is the new path itself, not the directory to put it in."""
         target = self._path(
             "/move", source=source, to=to, overwrite=overwrite or None, parents=None if parents else False, user=user
         )
@@ -188,7 +188,7 @@ class Files:
         parents: bool = True,
         user: str | None = None,
     ) -> FilesMade:
-        """Copies something inside the sandbox. ``to`` is the name of the copy itself."""
+        """Copies a file or directory inside the sandbox. ``to`` is the path of the copy itself."""
         target = self._path(
             "/copy",
             source=source,
@@ -202,7 +202,7 @@ class Files:
         return made
 
     def delete(self, path: str, *, recursive: bool = False, user: str | None = None) -> None:
-        """Removes a file, a link, or a directory; with ``recursive``, all that is in it too."""
+        """Deletes a file, a link or an empty directory; with ``recursive``, a directory with its contents."""
         self._transport.call("DELETE", self._path("", path=path, recursive=recursive or None, user=user))
 
     def glob(
@@ -215,7 +215,7 @@ class Files:
         timeout: float | None = None,
         user: str | None = None,
     ) -> FoundFiles:
-        """Finds files by name. ``cut`` of the answer says whether a limit ended the search.
+        """Finds files by name. ``cut`` of the result says whether a limit ended the search.
 
         >>> sb.write("/workspace/src/main.py", "print('hello')")
         >>> [file.path for file in sb.files.glob("**/*.py")]
@@ -250,8 +250,8 @@ class Files:
     ) -> FoundLines:
         """Finds lines in files.
 
-        ``include`` are globs of files that are looked at, ``exclude_directories`` of names of directories that are not
-        entered. ``carriage_returns`` says whether the CR at the end of a line is told with it.
+        ``include`` are globs of the files to search, ``exclude_directories`` names of directories to skip.
+        ``carriage_returns`` says whether the text of a line includes a CR at its end.
 
         >>> sb.write("/workspace/poem", "a rose\\nis a rose\\n")
         >>> [(match.line, match.text) for match in sb.files.grep("is a")]
@@ -282,18 +282,18 @@ class Files:
         return self._transport.call("GET", target, read_seconds=0.0 if longest is None else longest)
 
     def watch(self, path: str, *, recursive: bool = False, user: str | None = None) -> FileEvents:
-        """What happens to a file, or in a directory, from now on, until it is gone or the caller leaves.
+        """Yields changes of a file, or in a directory, from now on, until it is deleted.
 
-        The first event is ``ready``. If the connection breaks, what happened until the next one is not told, and
-        ``overflow`` says so.
+        The first event is ``ready``. If the connection breaks, changes until the reconnect are missing, which the event
+        ``overflow`` reports.
         """
         target = self._path("/watch", path=path, recursive=recursive or None, user=user)
         return FileEvents(self._transport, target)
 
     def upload(self, local: str | os.PathLike[str], path: str, *, user: str | None = None) -> FilesMade:
-        """Copies a file or a whole directory of this machine to ``path``, which is the name of the copy itself.
+        """Copies a file or a whole directory of this machine to ``path``, which is the path of the copy itself.
 
-        What a directory at ``path`` has already stays, unless something of the same name comes.
+        If ``path`` is an existing directory, entries with other names stay.
         """
         source = Path(local)
         if _seam.offload(source.is_dir):
@@ -320,10 +320,10 @@ class Files:
         return FilesMade(entries=1, bytes=int(said["size"]), skipped=0)
 
     def download(self, path: str, local: str | os.PathLike[str], *, user: str | None = None) -> None:
-        """Copies a file or a whole directory to this machine, to ``local``, which is the name of the copy itself.
+        """Copies a file or a whole directory to this machine, to ``local``, which is the path of the copy itself.
 
-        A file gets its name when all of it has arrived. What comes from a sandbox is not trusted: nothing lands
-        outside of ``local``; links that lead out of it, devices and sockets are left out.
+        A file appears only when all of it has arrived. The client does not trust the sandbox: it writes nothing outside
+        ``local``, and skips links that lead out of it, devices and sockets.
         """
         target = Path(local)
         info = self.stat(path, user=user)
@@ -362,13 +362,13 @@ def _make_directory(path: Path) -> None:
 
 
 def pieces(file: IO[bytes]) -> Iterable[bytes]:
-    """What an open file has left."""
+    """Yields the rest of an open file."""
     while piece := _seam.offload(file.read, FILE_PIECE_BYTES):
         yield piece
 
 
 class FileEvents(Events):
-    """What happens to files."""
+    """Events of files."""
 
     def __init__(self, transport: Transport, target: str) -> None:
         super().__init__(transport)

@@ -1,5 +1,5 @@
 # Generated from _async/pools.py by generate_sync.py. Do not edit: change that file and run the program again.
-"""The part of the client that has to do with pools: sandboxes that stand ready before anybody asks."""
+"""Pools: sandboxes that are ready before anyone asks."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class PoolCalls:
         wait_for_ready: bool = True,
         timeout: float = FILL_SECONDS_MAX,
     ) -> Pool:
-        """A new pool. Sandboxes of its template are taken from it while some stand ready.
+        """Creates a pool. Creates with its template claim from it while sandboxes are ready.
 
         >>> template = client.create_template("fast-python")
         >>> pool = client.create_pool(name="python-pool", template_name="fast-python", replicas=2)
@@ -47,17 +47,17 @@ class PoolCalls:
 
         Args:
             name: Free text up to 255 bytes, unique among the owner's pools.
-            template_name: What its sandboxes are made from. One that mounts volumes is refused.
-            replicas: How many should stand ready, 0 to 1000. They count against what the key allows.
-            wait_for_ready: Whether to wait until they do; if not, ``wait_for_pool`` does.
-            timeout: How many seconds that wait may take. The pool goes on filling after that.
+            template_name: The template of its sandboxes; it must not mount volumes.
+            replicas: How many sandboxes to keep ready, 0 to 1000. They count against the key's limits.
+            wait_for_ready: Whether to wait until they are ready; otherwise use ``wait_for_pool``.
+            timeout: How many seconds to wait. The pool continues to fill after that.
 
         Raises:
             ResourceAlreadyExistsError: The name is taken.
-            ResourceNotFoundError: There is no such template.
-            ValidationError: The template mounts volumes, or there cannot be so many.
-            QuotaExceededError: A limit of the api key is reached.
-            ResourceCreationError: Its sandboxes cannot be made. The pool is there, and tries again.
+            ResourceNotFoundError: The template does not exist.
+            ValidationError: The template mounts volumes, or ``replicas`` is out of range.
+            QuotaExceededError: A limit of the API key is reached.
+            ResourceCreationError: Its sandboxes cannot be created. The pool exists, and retries.
             ResourceTimeoutError: It took too long to fill.
         """
         body = {"name": name, "template": template_name, "replicas": replicas}
@@ -77,10 +77,10 @@ class PoolCalls:
         return self.wait_for_pool(name, timeout=timeout) if wait_for_ready else pool
 
     def wait_for_pool(self, name: str, *, timeout: float = FILL_SECONDS_MAX) -> Pool:
-        """Waits until as many sandboxes stand ready in a pool as should.
+        """Waits until all replicas of a pool are ready.
 
         Raises:
-            ResourceCreationError: They cannot be made; the pool tries again by itself.
+            ResourceCreationError: They cannot be created; the pool retries by itself.
             ResourceTimeoutError: It took too long.
         """
         deadline = time.monotonic() + timeout
@@ -105,23 +105,23 @@ class PoolCalls:
                 raise late("pool", name, timeout, pool.state)
 
     def get_pool(self, name: str) -> Pool:
-        """A pool, with what waits in it."""
+        """Returns a pool, with its waiting sandboxes."""
         answer = self._transport.call("GET", f"/pools/{in_path(name)}")
         pool: Pool = decoded(Pool, answer.json())
         return pool
 
     def list_pools(self) -> list[Pool]:
-        """The pools of the key's owner, by name."""
+        """Lists the pools of the key's owner, sorted by name."""
         answer = self._transport.call("GET", "/pools")
         return [decoded(Pool, entry) for entry in answer.json()["pools"]]
 
     def update_pool(self, name: str, *, new_name: str | None = None, replicas: int | None = None) -> Pool:
-        """Gives a pool another name, or another number of sandboxes that stand ready. It fills behind the scenes.
+        """Changes the name or the number of ready sandboxes of a pool. It fills in the background.
 
         Raises:
-            ResourceNotFoundError: There is no such pool.
+            ResourceNotFoundError: The pool does not exist.
             ResourceNameConflictError: The new name is taken.
-            QuotaExceededError: A limit of the api key is reached.
+            QuotaExceededError: A limit of the API key is reached.
         """
         body = {key: value for key, value in (("name", new_name), ("replicas", replicas)) if value is not None}
         # With a new name, a second try would not find the old one.
@@ -130,5 +130,5 @@ class PoolCalls:
         return pool
 
     def delete_pool(self, name: str) -> None:
-        """Deletes a pool with the sandboxes that wait in it. Those that were claimed stay."""
+        """Deletes a pool and its waiting sandboxes. Claimed sandboxes stay."""
         self._transport.call("DELETE", f"/pools/{in_path(name)}")

@@ -1,5 +1,5 @@
 # Generated from _async/sandbox.py by generate_sync.py. Do not edit: change that file and run the program again.
-"""One sandbox: its commands, its life, and its files by way of ``files``."""
+"""One sandbox: its commands, its lifetime, and its files through ``files``."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ Callback = Callable[[str], Any]
 
 
 class Sandbox:
-    """An isolated place to run commands and keep files in.
+    """An isolated place to run commands and keep files.
 
-    As a context manager it is deleted at the end if it came from ``SandboxClient.sandbox``, and is left alone
-    otherwise. What it says of itself is as old as the last ``refresh``.
+    A ``with`` block deletes it at the end if it came from ``SandboxClient.sandbox``, and leaves it alone
+    otherwise. Its properties are as old as the last ``refresh``.
     """
 
     def __init__(self, transport: Transport, info: SandboxInfo, *, delete_on_exit: bool = False) -> None:
@@ -75,7 +75,7 @@ class Sandbox:
 
     @property
     def template_name(self) -> str:
-        """What it was made from."""
+        """The template that it was made from."""
         return self._info.template
 
     @property
@@ -85,12 +85,12 @@ class Sandbox:
 
     @property
     def status(self) -> str:
-        """The state in the LangSmith SDK's words, as ``provisioning``, ``ready`` or ``failed``."""
+        """The state in the terms of the LangSmith SDK, such as ``provisioning``, ``ready`` or ``failed``."""
         return STATUS_OF_STATE.get(self._info.state, self._info.state)
 
     @property
     def status_message(self) -> str | None:
-        """Why it is ``failed``, or ``deleting`` by a rule of its lifetime."""
+        """Why it is ``failed``, or which lifetime rule is deleting it."""
         return self._info.reason
 
     @property
@@ -100,32 +100,32 @@ class Sandbox:
 
     @property
     def labels(self) -> dict[str, str]:
-        """What it can be found by."""
+        """The labels to find it by."""
         return dict(self._info.labels)
 
     @property
     def lifetime(self) -> list[LifetimeRule]:
-        """How long it lives. Empty: until it is deleted."""
+        """The lifetime rules. If empty, it lives until it is deleted."""
         return list(self._info.lifetime)
 
     @property
     def limits(self) -> SandboxLimits:
-        """What it may use."""
+        """Its resource limits."""
         return self._info.limits
 
     @property
     def volume_mounts(self) -> list[VolumeMountSpec]:
-        """The volumes that it has, and where."""
+        """The volumes that it mounts, and where."""
         return [VolumeMountSpec.from_json(mount) for mount in self._info.mounts]
 
     @property
     def created(self) -> bool | None:
-        """Whether the request that gave this made it; ``False`` where it was found by its labels."""
+        """Whether this request created it; ``False`` if it was found by its labels."""
         return self._info.created
 
     @property
     def info(self) -> SandboxInfo:
-        """All that the daemon said of it."""
+        """Everything that the daemon returned about it."""
         return self._info
 
     def __enter__(self) -> Sandbox:
@@ -199,7 +199,7 @@ class Sandbox:
         idle_timeout: float = 0,
         command_id: str | None = None,
     ) -> ExecutionResult | CommandHandle:
-        r"""Runs a command: text is a script for the shell, a list is a program with its arguments.
+        r"""Runs a command: a string is a script for the shell, a list is a program with its arguments.
 
         >>> result = sb.run("echo hello; exit 3")
         >>> result.stdout, result.exit_code
@@ -207,13 +207,13 @@ class Sandbox:
         >>> (sb.run(["printf", "%s", "$HOME"])).stdout
         '$HOME'
 
-        With callbacks, output is handed over as it comes:
+        Callbacks get output while the command runs:
 
         >>> result = sb.run("echo one; echo two", on_stdout=lambda text: print(text, end=""))
         one
         two
 
-        With ``wait=False`` the answer is a handle to iterate over, write to and kill:
+        ``wait=False`` returns a handle to iterate over, write to and kill:
 
         >>> handle = sb.run("read name; echo hello $name", wait=False)
         >>> handle.send_input("world\n")
@@ -222,22 +222,22 @@ class Sandbox:
 
         Args:
             command: What to run.
-            timeout: Ends its whole tree after so many seconds; 0 means never.
+            timeout: Kill all processes of the command after this many seconds; 0 means no timeout.
             on_stdout: Called with each piece of stdout.
             on_stderr: Called with each piece of stderr.
-            wait: Whether to wait for the end.
-            env: Added to the sandbox's environment.
-            cwd: Where to run it: an absolute path.
-            user: As which user of the sandbox; root if left out.
-            stdin: Whether stdin will be written to; if not, it is at its end from the start. Left out: where
-                ``wait`` is ``False``.
-            terminal: A terminal of this size in place of pipes.
-            idle_timeout: Ends it after so many seconds without output; 0 means never.
-            command_id: An id of your own, so that asking twice starts once.
+            wait: Whether to wait for the command to end.
+            env: Variables that are added to the sandbox's environment.
+            cwd: The working directory: an absolute path.
+            user: The user of the sandbox; by default the image's, or else root.
+            stdin: Whether you will write to stdin; otherwise stdin is empty. Default: only if ``wait`` is
+                ``False``.
+            terminal: Give the command a terminal of this size instead of pipes.
+            idle_timeout: Kill the command after this many seconds without output; 0 means never.
+            command_id: An id of your choice; repeating the call with the same id does not start a second command.
 
         Raises:
-            CommandTimeoutError: The timeout struck.
-            SandboxNotReadyError: The sandbox does not run.
+            CommandTimeoutError: The command timed out.
+            SandboxNotReadyError: The sandbox is not running.
         """
         if timeout < 0 or idle_timeout < 0:
             raise ValueError("a timeout cannot be negative; 0 means none")
@@ -316,7 +316,7 @@ class Sandbox:
             pass
 
     def reconnect(self, command_id: str, *, stdout_offset: int = 0, stderr_offset: int = 0) -> CommandHandle:
-        """A handle of a command that was started before, here or in another program.
+        """Returns a handle of a command that was started before, in this program or another.
 
         >>> handle = sb.run("echo one; echo two", wait=False)
         >>> [chunk.data for chunk in sb.reconnect(handle.command_id, stdout_offset=4)]
@@ -326,13 +326,13 @@ class Sandbox:
         return CommandHandle(self._transport, command, state=OutputState(stdout_offset, stderr_offset))
 
     def get_command(self, command_id: str) -> Command:
-        """A command, without its output."""
+        """Returns a command, without its output."""
         answer = self._transport.call("GET", self._path(f"/commands/{in_path(command_id)}"))
         command: Command = decoded(Command, answer.json())
         return command
 
     def list_commands(self) -> list[Command]:
-        """All commands of the sandbox, oldest first."""
+        """Lists all commands of the sandbox, oldest first."""
         commands: list[Command] = []
         cursor: str | None = None
         while True:
@@ -346,7 +346,7 @@ class Sandbox:
     # --- Files: the two that everybody needs; the rest is in `files`.
 
     def read(self, path: str) -> bytes:
-        """Reads a file whole. ``files.read`` reads parts, ``files.download`` to disk.
+        """Reads a whole file. ``files.read`` reads a part, ``files.download`` writes to disk.
 
         >>> sb.write("/workspace/note", "hello")
         >>> sb.read("/workspace/note")
@@ -355,13 +355,13 @@ class Sandbox:
         return self.files.read(path)
 
     def write(self, path: str, content: str | bytes) -> None:
-        """Writes a file whole, with the directories that lead to it."""
+        """Writes a whole file, and creates missing directories."""
         self.files.write(path, content)
 
     # --- Life
 
     def refresh(self) -> Sandbox:
-        """Asks the daemon how it is now."""
+        """Gets the current state from the daemon."""
         self._info = decoded(SandboxInfo, (self._transport.call("GET", self._path(""))).json())
         return self
 
@@ -372,7 +372,7 @@ class Sandbox:
         labels: Mapping[str, str | None] | None = None,
         lifetime: Sequence[LifetimeRule] | None = None,
     ) -> Sandbox:
-        """Changes it; what is left out stays. A label with ``None`` is removed, and an empty ``lifetime`` all rules.
+        """Changes the sandbox. A label with ``None`` is removed; an empty ``lifetime`` removes all rules.
 
         >>> (sb.update(labels={"thread": "42"})).labels
         {'thread': '42'}
@@ -389,13 +389,13 @@ class Sandbox:
         return self
 
     def touch(self) -> Explanation:
-        """Renews it: all clocks of its lifetime begin anew, but that of its creation."""
+        """Renews it: all clocks of its lifetime restart, except the one that counts from its creation."""
         answer = self._transport.call("POST", self._path("/touch"))
         explanation: Explanation = decoded(Explanation, answer.json())
         return explanation
 
     def explain(self) -> Explanation:
-        """Why it lives, and when and how it ends. Asking is not a use.
+        """Explains why it lives, and when and how it ends. This does not count as use.
 
         >>> print(sb.explain())
         It runs and has no lifetime rules, so it lives until it is deleted.
@@ -405,17 +405,17 @@ class Sandbox:
         return explanation
 
     def stats(self) -> SandboxStats:
-        """What it uses, beside what it may."""
+        """Returns its resource use and limits."""
         answer = self._transport.call("GET", self._path("/stats"))
         stats: SandboxStats = decoded(SandboxStats, answer.json())
         return stats
 
     def events(self) -> SandboxEvents:
-        """What happens to it and its commands, from now on, until it is deleted or the caller leaves."""
+        """Yields its events and those of its commands, from now on, until it is deleted."""
         return SandboxEvents(self._transport, self.id)
 
     def delete(self) -> None:
-        """Deletes it with all that is in it. Returns when nothing of it is left."""
+        """Deletes it and everything in it. Returns when nothing of it is left."""
         self._transport.call("DELETE", self._path(""))
 
     def _path(self, rest: str) -> str:
@@ -423,10 +423,10 @@ class Sandbox:
 
 
 class SandboxEvents(Events):
-    """What happens to sandboxes and their commands. The first event is ``ready``, once.
+    """Events of sandboxes and their commands. The first event is ``ready``, once.
 
-    A connection that breaks is followed by another that goes on after the last event; what could not be continued is
-    told by ``missed``.
+    If the connection breaks, it reconnects and continues after the last event; the event ``missed`` reports that some
+    events are gone.
     """
 
     def __init__(self, transport: Transport, sandbox_id: str | None = None) -> None:

@@ -1,5 +1,5 @@
 # Generated from _async/templates.py by generate_sync.py. Do not edit: change that file and run the program again.
-"""The part of the client that has to do with templates, and with building them."""
+"""Templates, and building them."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class TemplateCalls:
         wait_for_ready: bool = False,
         timeout: float = PULL_SECONDS_MAX,
     ) -> SandboxTemplate:
-        r"""A new template. If its image is not there, it is pulled behind the scenes, and a create waits for it.
+        r"""Creates a template. The daemon pulls its image in the background if needed, and creates wait for it.
 
         >>> template = client.create_template("small", cpu="250m", memory="128Mi", env={"GREETING": "hello"})
         >>> template.resources
@@ -76,22 +76,22 @@ class TemplateCalls:
         Args:
             name: Free text up to 255 bytes, unique among the owner's templates.
             image: ``host``, a reference such as ``python:3.12-slim``, or an alias.
-            cpu: Processors, as ``"500m"`` or ``"2"``.
-            memory: Memory, as ``"512Mi"`` or ``"2Gi"``.
-            storage: What a sandbox may write, as ``"10Gi"``.
-            volume_mounts: Volumes that its sandboxes have, and where.
-            env: Added to the image's environment, for every command.
-            cwd: Where commands run: an absolute path; the image's if left out.
-            user: Who commands run as; the image's if left out.
-            command: What runs when a command names no program; the image's if left out.
-            labels: Given to every sandbox that is made from it; those of the sandbox win.
-            wait_for_ready: Whether to wait until its image is there; if not, ``wait_for_template`` does.
-            timeout: How many seconds that wait may take.
+            cpu: Processors, such as ``"500m"`` or ``"2"``.
+            memory: Memory, such as ``"512Mi"`` or ``"2Gi"``.
+            storage: The disk limit of a sandbox, such as ``"10Gi"``.
+            volume_mounts: Volumes that its sandboxes mount.
+            env: Variables that are added to the image's environment, for every command.
+            cwd: The working directory of commands: an absolute path; the image's by default.
+            user: The user that commands run as; the image's by default.
+            command: What runs if a command names no program; the image's by default.
+            labels: Labels of every sandbox that is made from it; a sandbox's own labels win.
+            wait_for_ready: Whether to wait until its image is ready; otherwise use ``wait_for_template``.
+            timeout: How many seconds to wait.
 
         Raises:
             ResourceNameConflictError: The name is taken.
-            ValidationError: A quantity or a name cannot be read: ``field`` says which.
-            ResourceCreationError: Its image could not be had.
+            ValidationError: A quantity or a name is not valid: ``field`` says which.
+            ResourceCreationError: The pull of its image failed.
         """
         wish = template_wish(
             image=image,
@@ -125,7 +125,7 @@ class TemplateCalls:
         command: Sequence[str] | None = None,
         labels: Mapping[str, str] | None = None,
     ) -> SandboxTemplate:
-        """As ``create_template``, and one that exists gets just this content. Asking twice changes nothing.
+        """Creates a template, or replaces the content of an existing one. Repeating the call changes nothing.
 
         >>> (client.apply_template("tools", env={"A": "1"})).version
         1
@@ -152,7 +152,7 @@ class TemplateCalls:
         return template
 
     def get_template(self, name: str) -> SandboxTemplate:
-        """A template, by its name.
+        """Returns a template, by name.
 
         >>> (client.get_template("default")).image
         'host'
@@ -162,7 +162,7 @@ class TemplateCalls:
         return template
 
     def list_templates(self) -> list[SandboxTemplate]:
-        """The templates of the key's owner by name, the built-in one first."""
+        """Lists the templates of the key's owner, the built-in one first, then by name."""
         answer = self._transport.call("GET", "/templates")
         return [decoded(SandboxTemplate, entry) for entry in answer.json()["templates"]]
 
@@ -182,10 +182,10 @@ class TemplateCalls:
         command: Sequence[str] | None = None,
         labels: Mapping[str, str] | None = None,
     ) -> SandboxTemplate:
-        """Changes a template. Sandboxes that exist keep the version they were made from.
+        """Changes a template. Existing sandboxes keep the version that they were made from.
 
-        What is left out stays as it is. Mappings and lists are replaced as a whole; an empty text for ``storage``, ``cwd``
-        and ``user`` takes back what was said.
+        Arguments that you leave out do not change. Mappings and lists are replaced as a whole; an empty string for
+        ``storage``, ``cwd`` or ``user`` resets it to the default.
 
         >>> template = client.create_template("python-env")
         >>> template = client.update_template("python-env", new_name="python-env-v2", memory="1Gi")
@@ -194,7 +194,7 @@ class TemplateCalls:
         >>> client.delete_template("python-env-v2")
 
         Raises:
-            ResourceNotFoundError: There is no such template.
+            ResourceNotFoundError: The template does not exist.
             ResourceNameConflictError: The new name is taken.
         """
         wish = template_wish(
@@ -220,13 +220,13 @@ class TemplateCalls:
         """Deletes a template.
 
         Raises:
-            ResourceNotFoundError: There is no such template.
-            ResourceInUseError: Sandboxes were made from it, or something else needs it.
+            ResourceNotFoundError: The template does not exist.
+            ResourceInUseError: Sandboxes or pools use it.
         """
         self._transport.call("DELETE", f"/templates/{in_path(name)}")
 
     def prepare_template(self, name: str) -> SandboxTemplate:
-        """Tries again what has failed to be prepared. Any other template stays as it is."""
+        """Retries a preparation that failed. Has no effect on other templates."""
         answer = self._transport.call("POST", f"/templates/{in_path(name)}/prepare")
         template: SandboxTemplate = decoded(SandboxTemplate, answer.json())
         return template
@@ -238,10 +238,10 @@ class TemplateCalls:
         timeout: float = PULL_SECONDS_MAX,
         on_progress: Callable[[list[LayerProgress]], Any] | None = None,
     ) -> SandboxTemplate:
-        """Waits until a template's image is there. ``on_progress`` is called as that of ``pull_image``.
+        """Waits until a template is ready. ``on_progress`` works as in ``pull_image``.
 
         Raises:
-            ResourceCreationError: Its image could not be had. ``prepare_template`` tries again.
+            ResourceCreationError: The pull of its image failed. ``prepare_template`` retries.
             ResourceTimeoutError: It took too long.
         """
         watch = EventsOfTemplate(self._transport, name)
@@ -331,35 +331,35 @@ class TemplateCalls:
         wait: bool = True,
         timeout: float = PULL_SECONDS_MAX,
     ) -> SandboxTemplate | BuildHandle:
-        """Makes or changes a template: from a directory with a Dockerfile, or by a script over an image.
+        """Builds a template from a directory with a Dockerfile, or by running a script on top of an image.
 
         ::
 
             client.build_template("app", "./project", args={"VERSION": "2"}, on_log=print)
             client.build_template("tools", image="python:3.12", script="pip install ruff")
 
-        Steps run in sandboxes and are kept: one that was done before is not done again.
+        Steps run in sandboxes and are cached.
 
         Args:
-            name: The template.
-            context: A directory with a Dockerfile and what it copies (what its ``.dockerignore`` names is not sent), or a
-                tar archive of one, open for reading bytes.
-            dockerfile: The Dockerfile's path in the context; ``Dockerfile`` if left out.
-            script: In place of a context: what to run in the shell of ``image``.
-            image: What ``script`` runs over.
-            target: The stage to build; the last if left out.
+            name: The name of the template.
+            context: A directory with a Dockerfile and the files that it copies, without those that ``.dockerignore``
+                excludes; or a tar archive of one, open for reading bytes.
+            dockerfile: The Dockerfile's path in the context; ``Dockerfile`` by default.
+            script: A shell script to run in ``image``, instead of a context.
+            image: The image that ``script`` runs in.
+            target: The stage to build; the last by default.
             args: Values for ``ARG``.
-            secrets: By their ids; a step that names one finds it in a file, and nothing of it is kept.
-            cpu: What sandboxes of the template, and the steps of the build, may use; as in ``create_template``.
+            secrets: Secrets by id; a step that names one finds it in a file, and no layer contains it.
+            cpu: The limit for sandboxes of the template and for the steps of the build, as in ``create_template``.
             memory: As ``cpu``.
             env: As in ``create_template``.
             labels: As in ``create_template``.
-            on_log: Called with each piece of the log, as it comes.
-            wait: Whether to wait for the end; if not, the answer is a handle to iterate over.
-            timeout: How many seconds the wait may take. A build that is not waited for to its end is ended.
+            on_log: Called with each piece of the log while it is written.
+            wait: Whether to wait for the end; otherwise return a handle to iterate over.
+            timeout: How many seconds to wait. If the wait ends early, the build is cancelled.
 
         Raises:
-            ValidationError: The Dockerfile cannot be read; ``details["line"]`` says where.
+            ValidationError: The Dockerfile is not valid; ``details["line"]`` is the line.
             ResourceCreationError: A step failed; ``error_type`` is ``Build``.
             ResourceTimeoutError: It took too long.
         """
@@ -430,22 +430,22 @@ class TemplateCalls:
             raise
 
     def get_build(self, build_id: str) -> Build:
-        """A build, without its log."""
+        """Returns a build, without its log."""
         answer = self._transport.call("GET", f"/builds/{in_path(build_id)}")
         build: Build = decoded(Build, answer.json())
         return build
 
     def list_builds(self) -> list[Build]:
-        """The builds of the key's owner that are remembered, newest first."""
+        """Lists the builds of the key's owner that the daemon still has, newest first."""
         answer = self._transport.call("GET", "/builds")
         return [decoded(Build, entry) for entry in answer.json()["builds"]]
 
     def reconnect_build(self, build_id: str, *, offset: int = 0) -> BuildHandle:
-        """A handle of a build that was begun before, here or in another program, from this byte of its log on."""
+        """Returns a handle of a build that was started before, from the given offset of its log."""
         return BuildHandle(self._transport, self.get_build(build_id), offset=offset)
 
     def delete_build(self, build_id: str) -> None:
-        """Ends a build that runs, and forgets it with its log. What it made stays."""
+        """Cancels a running build, and deletes its record and log. A finished template stays."""
         self._transport.call("DELETE", f"/builds/{in_path(build_id)}")
 
 
@@ -454,7 +454,7 @@ def _base64(value: str | bytes) -> str:
 
 
 class EventsOfTemplate(Events):
-    """How far a template is."""
+    """Progress of a template's preparation."""
 
     def __init__(self, transport: Transport, name: str) -> None:
         super().__init__(transport)
@@ -465,10 +465,10 @@ class EventsOfTemplate(Events):
 
 
 class BuildHandle:
-    """A build that was begun. Iterate over it for its log, and ask for its ``result``.
+    """A build that was started. Iterate over it to get its log, and read ``result`` to wait for its end.
 
-    The connection is made when it is first needed, and again from the same place whenever it breaks. Letting go of a
-    handle leaves the build alone: ``cancel`` ends it, and ``reconnect_build`` of the client finds it again.
+    The handle connects when it first needs to, and reconnects at the same offset whenever the connection breaks.
+    Dropping a handle does not end the build: ``cancel`` does, and ``reconnect_build`` of the client finds it again.
     """
 
     def __init__(self, transport: Transport, build: Build, *, offset: int = 0) -> None:
@@ -482,17 +482,17 @@ class BuildHandle:
 
     @property
     def build_id(self) -> str:
-        """Names the build, for ``reconnect_build``."""
+        """The id of the build, for ``reconnect_build``."""
         return self._build.id
 
     @property
     def offset(self) -> int:
-        """How many bytes of the log were seen."""
+        """How many bytes of the log this handle has seen."""
         return self._offset
 
     @property
     def result(self) -> SandboxTemplate:
-        """The template, when it is built; waits for that.
+        """Waits for the end of the build, and returns the template.
 
         Raises:
             ResourceCreationError: A step failed. The log says more.
@@ -511,13 +511,13 @@ class BuildHandle:
         return template
 
     def status(self) -> Build:
-        """How the build is now."""
+        """Returns the build's current state."""
         answer = self._transport.call("GET", f"/builds/{in_path(self.build_id)}")
         self._build = decoded(Build, answer.json())
         return self._build
 
     def cancel(self) -> None:
-        """Ends it, and forgets it with its log. No template changes."""
+        """Cancels the build, and deletes its record and log. No template changes."""
         self._transport.call("DELETE", f"/builds/{in_path(self.build_id)}")
 
     def _cancel_quietly(self) -> None:
@@ -546,13 +546,13 @@ class BuildHandle:
         self.close()
 
     def close(self) -> None:
-        """Lets go of the connection."""
+        """Closes the connection."""
         log, self._log = self._log, None
         if log is not None:
             log.close()  # type: ignore[attr-defined]
 
     def _pieces(self, deadline: float | None) -> Iterator[str]:
-        """The log from where we are, until the build is over or it is too late."""
+        """Yields the rest of the log, until the build ends or the deadline passes."""
         patience = Patience(self._transport.patience_seconds)
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         while True:

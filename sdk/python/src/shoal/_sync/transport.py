@@ -1,8 +1,8 @@
 # Generated from _async/transport.py by generate_sync.py. Do not edit: change that file and run the program again.
-"""Requests and event streams, over as many connections as it takes.
+"""Requests and event streams, across reconnects.
 
-A call is repeated only where that cannot do a thing twice, and only to a daemon that has answered before: one that was
-never there is not about to come back.
+A call is repeated only if that cannot do anything twice, and only to a daemon that has answered before: one that was
+never there will not come back.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Body = bytes | Iterable[bytes]
 
 
 class Transport:
-    """One daemon, and the connections to it."""
+    """The connections to one daemon."""
 
     def __init__(self, endpoint: Endpoint, timeout: float) -> None:
         self.endpoint = endpoint
@@ -48,7 +48,7 @@ class Transport:
         return httpx.Timeout(read, connect=CONNECT_SECONDS_MAX, pool=None)
 
     def close(self) -> None:
-        """Lets go of all connections, and of a daemon that was started for this client."""
+        """Closes all connections, and ends a daemon that was started for this client."""
         self._http.close()
         _seam.offload(self.endpoint.release)
 
@@ -64,9 +64,9 @@ class Transport:
         read_seconds: float | None = 0.0,
         patience_seconds: float | None = None,
     ) -> httpx.Response:
-        """Sends a request and reads its answer. ``repeat`` says whether sending it twice does what once does.
+        """Sends a request and reads the answer. ``repeat`` says whether the request is idempotent.
 
-        ``read_seconds`` of 0 means the client's own; ``None`` waits for ever.
+        ``read_seconds`` of 0 means the client's own timeout; ``None`` means no timeout.
         """
         patience = Patience(self.patience_seconds if patience_seconds is None else patience_seconds)
         times = self._times(self.timeout if read_seconds == 0.0 else read_seconds)
@@ -133,7 +133,7 @@ class Transport:
         return SandboxConnectionError(f"the connection to the daemon at {url} broke: {error or type(error).__name__}")
 
     def open(self, method: str, path: str, *, headers: Mapping[str, str] | None = None) -> httpx.Response:
-        """An answer whose body is still to come. The caller closes it."""
+        """Returns an answer before its body is read. The caller closes it."""
         patience = Patience(self.patience_seconds)
         while True:
             try:
@@ -161,15 +161,15 @@ class Transport:
         raise refusal(response.status_code, body, self.endpoint.url, path)
 
     def broken(self, error: httpx.TransportError) -> SandboxConnectionError:
-        """What a failure in the middle of a body means for the caller."""
+        """The exception for a failure in the middle of a body."""
         return self._failure(error)
 
 
 class Events:
-    """Server-sent events of one kind. A connection that breaks is followed by another.
+    """Server-sent events of one kind. Reconnects if the connection breaks.
 
-    Subclasses say where to go on, and what an event means. Most ask with GET; a body is asked for with POST, which must
-    be harmless when it is sent again.
+    Subclasses say where to continue, and what an event means. Most use GET; those with a body use POST, which must be
+    idempotent.
     """
 
     _body: Any = None
@@ -181,14 +181,14 @@ class Events:
         self._events: Iterator[tuple[str | None, Any]] | None = None
 
     def _place(self) -> tuple[str, dict[str, str]]:
-        """The path that continues after what was seen, and the headers for it."""
+        """The path and headers that continue after the last event."""
         raise NotImplementedError
 
     def _connected(self) -> None:
         """A new connection was opened."""
 
     def _next(self) -> tuple[str | None, Any]:
-        """The next event with its id, from this connection or the next."""
+        """Returns the next event with its id, and reconnects if needed."""
         while True:
             try:
                 if self._events is None:
@@ -215,7 +215,7 @@ class Events:
                 raise failure from cause
 
     def close(self) -> None:
-        """Lets go of the connection."""
+        """Closes the connection."""
         response, self._response, self._events = self._response, None, None
         if response is not None:
             response.close()

@@ -1,8 +1,8 @@
 """A sandbox as Deep Agents sees it. Translates, and keeps no state.
 
-``BaseSandbox`` does most of its work by running Python or a shell in the sandbox. What the native API does in one call with
-the same result is overridden here, for ordinary files, patterns and paths (``ls``, ``read``, ``write``, ``edit``, ``glob``,
-``grep``); the rest is left to the installed version.
+``BaseSandbox`` does most of its work by running Python or a shell in the sandbox. Where the native API gives the same result
+in one call, the method is overridden here, for ordinary files, patterns and paths (``ls``, ``read``, ``write``,
+``edit``, ``glob``, ``grep``); the rest is left to the installed version.
 """
 
 from __future__ import annotations
@@ -66,12 +66,12 @@ _WRITE_REPLACES = tuple(int(part) for part in version("deepagents").split(".")[:
 
 
 class ShoalSandbox(BaseSandbox):
-    """The backend of an agent, on a sandbox that the caller made and will delete.
+    """The backend of an agent, on a sandbox that the caller creates and deletes.
 
     Args:
         sandbox: The sandbox.
-        working_dir: Where commands run; it must exist.
-        default_timeout: How many seconds a command may run if the agent does not say; 0 means without end.
+        working_dir: The working directory of commands; it must exist.
+        default_timeout: How many seconds a command may run if the agent does not say; 0 means no timeout.
     """
 
     # The capture wrapper needs a shell and coreutils, which every sandbox has.
@@ -100,7 +100,7 @@ class ShoalSandbox(BaseSandbox):
 
     @property
     def sandbox(self) -> Sandbox:
-        """The sandbox itself, for what Deep Agents has no words for."""
+        """The sandbox itself, for everything that Deep Agents has no method for."""
         return self._sandbox
 
     def _async(self) -> AsyncSandbox:
@@ -115,7 +115,7 @@ class ShoalSandbox(BaseSandbox):
     # --- Commands
 
     def execute(self, command: str, *, timeout: int | None = None) -> ExecuteResponse:
-        """Runs a command; stdout and stderr come together, in the order in which they were written."""
+        """Runs a command and returns stdout and stderr together, in the order in which they were written."""
         seconds = self._default_timeout if timeout is None else timeout
         try:
             return _executed(
@@ -140,7 +140,7 @@ class ShoalSandbox(BaseSandbox):
     # --- Files in and out
 
     def upload_files(self, files: list[tuple[str, bytes]]) -> list[FileUploadResponse]:
-        """Writes files, with the directories that lead to them; what goes wrong is said file by file."""
+        """Writes files, and creates missing directories; reports errors file by file."""
         return [self._upload(path, content) for path, content in files]
 
     def _upload(self, path: str, content: bytes) -> FileUploadResponse:
@@ -169,7 +169,7 @@ class ShoalSandbox(BaseSandbox):
         return list(await asyncio.gather(*(upload(path, content) for path, content in files)))
 
     def download_files(self, paths: list[str]) -> list[FileDownloadResponse]:
-        """Reads files; what goes wrong is said file by file."""
+        """Reads files; reports errors file by file."""
         return [self._download(path) for path in paths]
 
     def _download(self, path: str) -> FileDownloadResponse:
@@ -198,7 +198,7 @@ class ShoalSandbox(BaseSandbox):
     # --- What the native API does in one call
 
     def ls(self, path: str) -> LsResult:
-        """The entries of a directory."""
+        """Lists a directory."""
         if not path.startswith("/"):
             # The helper takes the working directory for granted.
             return super().ls(path)
@@ -221,7 +221,7 @@ class ShoalSandbox(BaseSandbox):
             return LsResult(entries=None, error=f"Path '{path}': {LS_ERRORS[error.code]}")
 
     def read(self, file_path: str, offset: int = 0, limit: int = 2000) -> ReadResult:
-        """Lines of a text file, or a whole binary one."""
+        """Reads lines of a text file, or a whole binary file."""
         if is_plain(file_path, offset, limit):
             try:
                 raw = off_loop(self._sandbox.files.read, file_path, length=WHOLE_FILE_BYTES_MAX + 1)
@@ -246,7 +246,7 @@ class ShoalSandbox(BaseSandbox):
         return await super().aread(file_path, offset, limit)
 
     def glob(self, pattern: str, path: str | None = None) -> GlobResult:
-        """Files by their names."""
+        """Finds files by name."""
         wish = _globs.search(pattern, path)
         if wish is not None:
             found = None
@@ -274,7 +274,7 @@ class ShoalSandbox(BaseSandbox):
 
     # `max_count` came with 0.7; what the installed version does not know is not passed on to it.
     def grep(self, pattern: str, path: str | None = None, glob: str | None = None, **more: Any) -> GrepResult:
-        """Lines by what is in them, with ``max_count`` as in the installed version."""
+        """Finds lines by their contents, with ``max_count`` as in the installed version."""
         wish = _greps.search(pattern, path, glob, more.get("max_count"), self._not_searched())
         if wish is not None:
             found = None
@@ -307,7 +307,7 @@ class ShoalSandbox(BaseSandbox):
         return tuple(getattr(self, "grep_exclude_dirs", ()))
 
     def write(self, file_path: str, content: str) -> WriteResult:
-        """Writes a text file. A write makes the directories that lead to it, so nothing needs to be looked at first."""
+        """Writes a text file, and creates missing directories."""
         if not _WRITE_REPLACES:
             return super().write(file_path, content)
         return _written(self._upload(file_path, content.encode()))

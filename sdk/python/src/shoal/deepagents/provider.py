@@ -1,7 +1,7 @@
 """Sandboxes for Deep Agents Code: ``dcode --sandbox shoal``.
 
-Deep Agents Code makes the provider without arguments, also to learn its name, so the daemon is looked for when a sandbox
-is. Parameters come from ``~/.deepagents/config.toml``.
+Deep Agents Code creates the provider without arguments, also to learn its name, so the provider looks for the daemon only
+when it needs a sandbox. Parameters come from ``~/.deepagents/config.toml``.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ _clients: dict[tuple[str | None, str | None, str | None], SandboxClient] = {}
 
 
 class ShoalProvider(SandboxProvider):
-    """Makes, attaches to and deletes sandboxes for Deep Agents Code.
+    """Creates, attaches to and deletes sandboxes for Deep Agents Code.
 
-    The daemon is that of ``SHOAL_URL`` and ``SHOAL_API_KEY`` (``DEEPAGENTS_CODE_SHOAL_URL`` and
-    ``DEEPAGENTS_CODE_SHOAL_API_KEY`` go first), else the one that runs on this machine, else a private one that ends with
-    Deep Agents Code.
+    The daemon is the one that ``SHOAL_URL`` and ``SHOAL_API_KEY`` name (``DEEPAGENTS_CODE_SHOAL_URL`` and
+    ``DEEPAGENTS_CODE_SHOAL_API_KEY`` take precedence), or else the one that runs on this machine, or else a private one
+    that ends with Deep Agents Code.
     """
 
     @property
     def metadata(self) -> SandboxProviderMetadata:
-        """What Deep Agents Code shows of it."""
+        """What Deep Agents Code shows about the provider."""
         return SandboxProviderMetadata(
             name="shoal",
             working_dir=WORKING_DIR_DEFAULT,
@@ -74,19 +74,19 @@ class ShoalProvider(SandboxProvider):
         command_timeout_sec: float = TIMEOUT_DEFAULT_SECONDS,
         **unknown: Any,
     ) -> ShoalSandbox:
-        """A new sandbox, or the one with this id or name, which is left as it is.
+        """Creates a sandbox, or attaches to the one with this id or name, which it does not change.
 
         Args:
-            sandbox_id: Which one to attach to; a new one if left out.
-            template: What to make it from.
-            sandbox_ttl_sec: After how long without a use it is paused; 0 for never. Daemons that cannot pause yet keep
-                the rule and show it.
-            sandbox_hard_ttl_sec: After how long it is deleted; 0 for never.
-            labels: What it can be found by.
-            env: Added to the environment of every command.
-            cpu: Processors, as ``"2"``.
-            memory: Memory, as ``"2Gi"``.
-            working_dir: Where commands run.
+            sandbox_id: The sandbox to attach to; a new one by default.
+            template: The template of a new sandbox.
+            sandbox_ttl_sec: Pause the sandbox after this time without use; 0 means never. A daemon that cannot pause yet
+                stores and shows the rule.
+            sandbox_hard_ttl_sec: Delete the sandbox after this time; 0 means never.
+            labels: Labels to find the sandbox by.
+            env: Variables that are added to the environment of every command.
+            cpu: Processors, such as ``"2"``.
+            memory: Memory, such as ``"2Gi"``.
+            working_dir: The working directory of commands.
             command_timeout_sec: How long a command may run if the agent does not say.
         """
         if unknown:
@@ -114,7 +114,7 @@ class ShoalProvider(SandboxProvider):
         return ShoalSandbox(sandbox, working_dir=working_dir, default_timeout=command_timeout_sec)
 
     def delete(self, *, sandbox_id: str, **_: Any) -> None:
-        """Deletes a sandbox. One that is gone already is no error."""
+        """Deletes a sandbox. It is not an error if the sandbox does not exist."""
         off_loop(self._delete, sandbox_id)
 
     def _create(self, working_dir: str, **wish: Any) -> Sandbox:
@@ -176,6 +176,6 @@ def _prepare(sandbox: Sandbox, working_dir: str) -> None:
 
 
 def _resolved(name: str) -> str | None:
-    """Deep Agents Code's own rule: its prefix goes first, and shadows even when it is empty."""
+    """Deep Agents Code's own rule: the variable with its prefix takes precedence, even if it is empty."""
     own = os.environ.get(f"DEEPAGENTS_CODE_{name}")
     return (own if own is not None else os.environ.get(name)) or None

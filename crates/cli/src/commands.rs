@@ -1,0 +1,50 @@
+//! What the subcommands do, a file per noun. The daemon's work is elsewhere: these ask, wait and show.
+//!
+//! May use every other folder; none of them uses this one.
+
+pub mod build;
+pub mod command;
+pub mod completions;
+pub mod config;
+pub mod copy;
+pub mod doctor;
+pub mod image;
+pub mod key;
+pub mod launcher;
+pub mod lifetime;
+pub mod logs;
+pub mod pool;
+pub mod run;
+pub mod sandbox;
+pub mod serve;
+pub mod shell;
+pub mod stats;
+pub mod template;
+pub mod top;
+pub mod variables;
+pub mod version;
+pub mod volume;
+pub mod watch;
+
+use crate::environment::Environment;
+use crate::output::report;
+
+/// Deletes each of `names` with `delete`, which returns the whole name, whatever becomes of the others. The exit code.
+async fn delete_each(
+    noun: &str,
+    names: &[String],
+    environment: &Environment,
+    delete: impl AsyncFn(&str) -> anyhow::Result<String>,
+) -> i32 {
+    let mut failures = 0;
+    for name in names {
+        match delete(name).await {
+            Ok(name) => report::done(&format!("deleted {noun} `{name}`")),
+            Err(error) => {
+                failures += 1;
+                report::failure(&error, environment.colour);
+            }
+        }
+    }
+    i32::from(failures > 0)
+}

@@ -1,0 +1,159 @@
+//! `RUN`: a command in the sandbox of a step, with the secrets that it names.
+
+use std::time::Duration;
+
+use archive::{Entry, EntryKind};
+use bytes::Bytes;
+use image::dockerfile::{Program, Secret};
+use serde_json::json;
+use wire::SandboxId;
+use wire::files::{Condition, FileErrorKind, Links, WriteOptions};
+use wire::guest::Program as Run;
+
+use super::builder::{Builder, Built, How};
+use super::sandbox::{Broken, STEP_SECONDS, end_archive, ended};
+use super::steps::Work;
+use crate::error::{BuildError, EngineError};
+use crate::files::Files;
+use crate::model::{CommandSpec, Outcome};
+
+/// A memory file system that every sandbox has.
+const MEMORY: &str = "/dev/shm";
+
+impl Builder {
+    pub(super) async fn run_step(
+        &self,
+        work: &mut Work,
+        line: usize,
+        program: &Program,
+        secrets: &[Secret],
+    ) -> Built<How> {
+        let missing = |secret: &&Secret| secret.required && !self.secrets.contains_key(&secret.id);
+        if let Some(secret) = secrets.iter().find(missing) {
+            let why = format!("the secret `{}` was not given", secret.id);
+            return Err(BuildError::Step { line, why });
+        }
+        let argv = match program {
+            Program::Shell(script) => vec!["/bin/sh".into(), "-c".into(), script.clone()],
+            Program::Argv(argv) => argv.clone(),
+        };
+        let places: Vec<String> =
+            secrets.iter().map(|secret| format!("{} {}", secret.id, secret.target)).collect();
+        let key = json!([argv, work.arguments, places]).to_string();
+        let mut parts = vec![key.as_bytes()];
+        parts.append(&mut self.secret_parts(secrets));
+        let spec = CommandSpec {
+            env: work.arguments.clone(),
+            cwd: Some(work.cwd()),
+            timeout: Some(Duration::from_secs(STEP_SECONDS)),
+            ..CommandSpec::new(Run::Argv(argv))
+        };
+        self.layer(work, line, "RUN", &parts, async |builder, sandbox| {
+            let placed = builder.place_secrets(sandbox, secrets).await?;
+            let outcome = builder.command(sandbox, spec).await?;
+            // The secrets go before anything that the step wrote is kept.
+            builder.remove_secrets(sandbox, &placed).await?;
+            match outcome {
+                Outcome::Exited(0) => Ok(()),
+                other => Err(Broken(ended(&other))),
+            }
+        })
+        .await
+    }
+
+    /// What the name of a step's layer depends on because of its secrets: their contents, since what the step writes may depend on
+    /// them. The name reveals nothing about them, because it is a tag under a secret key.
+    fn secret_parts(&self, secrets: &[Secret]) -> Vec<&[u8]> {
+        let mut parts = Vec::new();
+        for secret in secrets {
+            match self.secrets.get(&secret.id) {
+                Some(value) => parts.extend([b"given".as_slice(), value]),
+                None => parts.push(b"not given"),
+            }
+        }
+        parts
+    }
+
+    /// Puts the given ones of a step's secrets where the step wants them. Returns the paths to remove after the step.
+    async fn place_secrets(&self, sandbox: SandboxId, secrets: &[Secret]) -> Result<Vec<String>, Broken> {
+        let files = self.engine.files(&self.key.owner, sandbox, None)?;
+        let given = secrets.iter().filter_map(|secret| Some((secret, self.secrets.get(&secret.id)?)));
+        let mut placed = Vec::new();
+        for (number, (secret, value)) in given.enumerate() {
+            // The step's directories stay as they were: those that are made for the secret are removed with it.
+            let removed = first_missing_directory(&files, &secret.target).await?;
+            let kept = format!("{MEMORY}/secret-{number}");
+            write_secret(&files, &kept, value).await?;
+            link_secret(&files, &secret.target, kept).await?;
+            placed.push(removed.unwrap_or_else(|| secret.target.clone()));
+        }
+        Ok(placed)
+    }
+
+    /// Removes what [`Builder::place_secrets`] has made, if the step has not done so.
+    async fn remove_secrets(&self, sandbox: SandboxId, placed: &[String]) -> Result<(), Broken> {
+        let files = self.engine.files(&self.key.owner, sandbox, None)?;
+        for path in placed {
+            match files.remove(path.as_bytes(), true, Condition::None).await {
+                Ok(()) => {}
+                Err(EngineError::File { source }) if source.kind == FileErrorKind::NotFound => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The first directory on the way to `target` that does not exist.
+async fn first_missing_directory(files: &Files, target: &str) -> Result<Option<String>, Broken> {
+    let parts: Vec<&str> = target.split('/').filter(|part| !part.is_empty()).collect();
+    let mut path = String::new();
+    for part in &parts[..parts.len().saturating_sub(1)] {
+        path = format!("{path}/{part}");
+        match files.stat(path.as_bytes(), Links::Follow).await {
+            Ok(_) => {}
+            Err(EngineError::File { source }) if source.kind == FileErrorKind::NotFound => {
+                return Ok(Some(path));
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(None)
+}
+
+/// Writes a secret into memory that ends with the sandbox, so that its bytes are on no disk.
+async fn write_secret(files: &Files, path: &str, value: &[u8]) -> Result<(), Broken> {
+    let options = WriteOptions {
+        path: path.as_bytes().to_vec(),
+        mode: Some(0o444),
+        parents: true,
+        size: Some(value.len() as u64),
+        condition: Condition::None,
+    };
+    let mut writing = files.write(options).await?;
+    writing.write(Bytes::copy_from_slice(value)).await?;
+    writing.finish().await?;
+    Ok(())
+}
+
+/// Makes a symbolic link from `target` to the secret at `kept`. A step that moves the secret moves only the link.
+async fn link_secret(files: &Files, target: &str, kept: String) -> Result<(), Broken> {
+    let (directory, name) = target.rsplit_once('/').unwrap_or(("", target));
+    if !directory.is_empty() {
+        files.make_directory(directory.as_bytes(), true, None).await?;
+    }
+    let link = Entry {
+        path: name.as_bytes().to_vec(),
+        kind: EntryKind::Symlink,
+        link: kept.into_bytes(),
+        size: 0,
+        mode: 0o777,
+        uid: 0,
+        gid: 0,
+        modified: 0,
+        attributes: Vec::new(),
+    };
+    let mut unpacking = files.unpack(format!("{directory}/").as_bytes()).await?;
+    unpacking.write(archive::entry_header(&link).into()).await?;
+    end_archive(unpacking).await
+}

@@ -1,0 +1,161 @@
+//! What callers may ask about commands: run one, find one, list them.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use wire::guest::{Handle, Start};
+use wire::{CommandId, SandboxId};
+
+use crate::command::start::start_of;
+use crate::command::{LiveCommand, Refusal};
+use crate::db::CommandRow;
+use crate::model::check::{digest, page_limit};
+use crate::model::random::random_u128;
+use crate::observe::clock::now;
+use crate::observe::metrics::{Verb, Verdict};
+use crate::sandbox::live::{Intent, LiveSandbox};
+use crate::{
+    Command, CommandQuery, CommandRef, CommandSpec, CommandState, DbError, Engine, EngineError, Owner, Page,
+};
+
+impl Engine {
+    /// Starts a command, or finds the one that was started under this id before. Answers once init has started it, or
+    /// has said why not, and does not wait for its result.
+    pub async fn run(
+        &self,
+        owner: &Owner,
+        id: SandboxId,
+        spec: CommandSpec,
+    ) -> Result<CommandRef, EngineError> {
+        let began = Instant::now();
+        let result = self.run_unmeasured(owner, id, spec).await;
+        self.shared().metrics.operation(Verb::Run, Verdict::of(&result), began.elapsed());
+        result
+    }
+
+    async fn run_unmeasured(
+        &self,
+        owner: &Owner,
+        id: SandboxId,
+        spec: CommandSpec,
+    ) -> Result<CommandRef, EngineError> {
+        let live = self.live(owner, id)?;
+        let _using = live.begin_use()?;
+        let named = spec.id.is_some();
+        let command_id = spec.id.clone().unwrap_or_else(|| CommandId::from_random(random_u128()));
+        let attendance = spec.attendance;
+        let start = start_of(&live, spec, &command_id)?;
+        let request_digest = digest(&start);
+        // Before init hears of it, so that no kill of its own is among them.
+        let oom_kills = live.oom_kills().await;
+        let intent = live
+            .intend(command_id, request_digest, oom_kills, attendance, |handle| Start { handle, ..start })?;
+        let hub = match intent {
+            Intent::New(hub) => {
+                hub.commit_intent();
+                hub
+            }
+            Intent::Known(hub) => hub,
+        };
+        let metrics = &self.shared().metrics;
+        let hub = match crate::observe::timing::ROW.watch(metrics, id, hub.committed()).await {
+            Ok(()) => hub,
+            Err(Refusal::Exists(row)) => self.found(&live, CommandRow::clone(&row)).await?,
+            Err(Refusal::NoSandbox) => return Err(live.wrong_state()),
+            Err(Refusal::Store(source)) => {
+                let source = DbError::Shared { source };
+                return Err(EngineError::Store { doing: "write the command's row", source });
+            }
+        };
+        if hub.request_digest != request_digest {
+            return Err(EngineError::CommandIdReused { id: hub.id.clone() });
+        }
+        crate::observe::timing::START.watch(metrics, id, hub.started_in_time(named)).await?;
+        Ok(CommandRef { hub })
+    }
+
+    /// A command by its id.
+    pub async fn command(
+        &self,
+        owner: &Owner,
+        id: SandboxId,
+        command: &CommandId,
+    ) -> Result<CommandRef, EngineError> {
+        let live = self.live(owner, id)?;
+        let not_found = || EngineError::CommandNotFound { id: command.to_string() };
+        if let Some(hub) = live.live_by_id(command) {
+            hub.committed().await.map_err(|_| not_found())?;
+            return Ok(CommandRef { hub });
+        }
+        let row = self.shared().db.command(live.id, command.clone()).await?.ok_or_else(not_found)?;
+        Ok(CommandRef { hub: self.found(&live, row).await? })
+    }
+
+    /// The command that a row tells of: in memory while it has no result, else from the row.
+    async fn found(&self, live: &Arc<LiveSandbox>, row: CommandRow) -> Result<Arc<LiveCommand>, EngineError> {
+        if row.result.is_none()
+            && let Some(hub) = live.live_by_id(&row.id)
+        {
+            return Ok(hub);
+        }
+        // It may have ended since the row was read.
+        let row = match row.result {
+            Some(_) => row,
+            None => {
+                let id = row.id.to_string();
+                let again = self.shared().db.command(live.id, row.id).await?;
+                again.ok_or(EngineError::CommandNotFound { id })?
+            }
+        };
+        if let (Some(result), Some(kept)) = (&row.result, row.attendance.kept)
+            && result.ended_at + kept < now()
+        {
+            return Err(EngineError::CommandExpired { id: row.id });
+        }
+        let id = row.id.clone();
+        let live = Arc::clone(live);
+        let read = tokio::task::spawn_blocking(move || LiveCommand::recovered(&live, row)).await;
+        let read = read.unwrap_or_else(|error| Err(std::io::Error::other(error)));
+        read.map_err(|source| EngineError::Log { doing: "find", id, source })
+    }
+
+    /// A sandbox's commands, oldest first.
+    pub async fn commands(
+        &self,
+        owner: &Owner,
+        id: SandboxId,
+        query: CommandQuery,
+    ) -> Result<Page<Command>, EngineError> {
+        let live = self.live(owner, id)?;
+        let limit = page_limit(query.limit)?;
+        let bad = |_| EngineError::Invalid { what: "cursor", why: "it did not come from a page".into() };
+        let after = query.cursor.map(|cursor| cursor.parse().map(Handle)).transpose().map_err(bad)?;
+        let mut rows = self.shared().db.commands(live.id, after, limit + 1).await?;
+        let more = rows.len() > limit;
+        rows.truncate(limit);
+        let next_cursor = rows.last().filter(|_| more).map(|last| last.handle.0.to_string());
+        let mut items = Vec::with_capacity(rows.len());
+        for row in rows {
+            items.push(match row.result {
+                Some(_) => described(row),
+                None => self.found(&live, row).await?.now(),
+            });
+        }
+        Ok(Page { items, next_cursor })
+    }
+}
+
+/// A command that is over, from its row alone.
+pub(crate) fn described(row: CommandRow) -> Command {
+    let result = row.result.expect("the caller has looked");
+    Command {
+        id: row.id,
+        sandbox: row.sandbox,
+        state: CommandState::Ended { pid: result.pid, outcome: result.outcome },
+        start: Arc::new(row.start),
+        stdout: result.stdout,
+        stderr: result.stderr,
+        created_at: row.created_at,
+        ended_at: Some(result.ended_at),
+    }
+}

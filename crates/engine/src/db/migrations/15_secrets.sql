@@ -1,0 +1,4 @@
+    CREATE TABLE secrets (
+        name            TEXT NOT NULL PRIMARY KEY,
+        bytes           BLOB NOT NULL
+    ) WITHOUT ROWID;

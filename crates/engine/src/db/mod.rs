@@ -1,0 +1,233 @@
+//! The database: everything that must survive the daemon. All SQL is in this folder.
+//!
+//! This file opens the database, migrates it and passes jobs to its two threads (`threads`). Each other file holds the
+//! rows and the SQL of one noun, with one function per question or change. A change of state names the state it leaves,
+//! so that a lost race is noticed.
+//!
+//! Changes run on one thread. It commits all changes that have arrived in one transaction (*group commit*), each in its
+//! own savepoint, and answers after the commit. Questions run on a second thread with its own connection. That thread also
+//! copies the write-ahead log back into the database file, so that no change waits for a sync.
+//!
+//! If the process dies, no answered change is lost. If the power fails, the last commits may be (`synchronous=NORMAL`).
+
+mod builds;
+mod commands;
+mod images;
+mod keys;
+mod life;
+mod pools;
+mod rows;
+mod sandboxes;
+mod snapshots;
+mod templates;
+#[cfg(test)]
+mod tests;
+mod threads;
+mod volumes;
+
+use std::fs;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use rusqlite::{Connection, OpenFlags};
+use tokio::sync::{mpsc, oneshot};
+
+use threads::{Job, job, read_loop, write_loop};
+
+pub(crate) use builds::BuildRow;
+pub(crate) use commands::{CommandRow, Inserted, ResultRow, Tally};
+pub(crate) use images::{AliasRow, ImageRow, ImageUseRow, LayerOrigin, LayerRow, LoadedImages, NameRow};
+pub(crate) use life::{SandboxChange, Stamps};
+pub(crate) use pools::{ClaimRow, PoolChange, PoolRow};
+pub(crate) use sandboxes::{Identity, SandboxRow};
+pub(crate) use snapshots::SnapshotRow;
+pub(crate) use templates::{LoadedTemplates, TemplateRow, VersionRow};
+pub(crate) use volumes::{MountRow, VolumeRow, VolumeState};
+
+use crate::error::{DbError, EngineError};
+use crate::observe::metrics::Metrics;
+
+/// How many jobs may wait for each thread. Later callers wait until there is room.
+const QUEUE_MAX: usize = 4096;
+/// How long one connection waits for another's lock.
+const BUSY_WAIT: Duration = Duration::from_secs(5);
+
+/// Entry N migrates a database from version N to version N + 1. The list only grows, and a file never changes once it
+/// has landed: SQLite keeps the text of each `CREATE` statement, indentation included, in the schema.
+const MIGRATIONS: &[&str] = &[
+    include_str!("migrations/01_sandboxes_commands_keys.sql"),
+    include_str!("migrations/02_command_oom_kills.sql"),
+    include_str!("migrations/03_labels_rules_stamps.sql"),
+    include_str!("migrations/04_keys_metrics_only.sql"),
+    include_str!("migrations/05_stamps_kind.sql"),
+    include_str!("migrations/06_images.sql"),
+    include_str!("migrations/07_templates.sql"),
+    include_str!("migrations/08_builds.sql"),
+    include_str!("migrations/09_images_over_host.sql"),
+    include_str!("migrations/10_volumes.sql"),
+    include_str!("migrations/11_pools.sql"),
+    include_str!("migrations/12_notes.sql"),
+    include_str!("migrations/13_command_attendance.sql"),
+    include_str!("migrations/14_snapshots.sql"),
+    include_str!("migrations/15_secrets.sql"),
+];
+
+/// The queues of the two threads. Shared through an `Arc`; [`Db::close`] ends the threads.
+pub(crate) struct Db {
+    writer: mpsc::Sender<Job>,
+    reader: mpsc::Sender<Job>,
+    runtime: tokio::runtime::Handle,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+}
+
+impl Db {
+    /// Checks that [`Self::open`] supports the version of the database, if there is one. Changes nothing, and may run while
+    /// another daemon writes. Blocks.
+    pub fn check(path: &Path) -> Result<(), DbError> {
+        if !path.exists() {
+            return Ok(());
+        }
+        let open = |source| DbError::Open { path: path.into(), source };
+        let db = Connection::open_with_flags(path, OpenFlags::SQLITE_OPEN_READ_ONLY).map_err(open)?;
+        db.busy_timeout(BUSY_WAIT).map_err(open)?;
+        known_version(path, &db).map(drop)
+    }
+
+    /// Opens the database, migrates it to the newest version and starts its threads. Blocks.
+    pub fn open(
+        path: &Path,
+        runtime: tokio::runtime::Handle,
+        metrics: Arc<Metrics>,
+    ) -> Result<Self, DbError> {
+        let open = |source| DbError::Open { path: path.into(), source };
+        // Rows hold environments, which may hold secrets. SQLite gives its other files the mode of this file.
+        let create = fs::OpenOptions::new().append(true).create(true).mode(0o600).open(path);
+        create.map_err(|source| DbError::Create { path: path.into(), source })?;
+        let mut writing = Connection::open(path).map_err(open)?;
+        prepare(&writing).map_err(open)?;
+        // The reader runs the checkpoints, so that no commit waits for a sync.
+        writing.pragma_update(None, "wal_autocheckpoint", 0).map_err(open)?;
+        migrate(path, &mut writing)?;
+        let reading = Connection::open(path).map_err(open)?;
+        prepare(&reading).map_err(open)?;
+        reading.pragma_update(None, "wal_autocheckpoint", 0).map_err(open)?;
+
+        let (writer, changes) = mpsc::channel(QUEUE_MAX);
+        let (reader, questions) = mpsc::channel(QUEUE_MAX);
+        let log = PathBuf::from(format!("{}-wal", path.display()));
+        let checkpoints = reader.clone();
+        let spawn = |name: &str, body: Box<dyn FnOnce() + Send>| {
+            std::thread::Builder::new()
+                .name(name.into())
+                .spawn(body)
+                .map_err(|source| DbError::Thread { source })
+        };
+        let threads = vec![
+            spawn(
+                "store-write",
+                Box::new(move || write_loop(&writing, changes, &checkpoints, &log, &metrics)),
+            )?,
+            spawn("store-read", Box::new(move || read_loop(&reading, questions)))?,
+        ];
+        Ok(Self { writer, reader, runtime, threads: Mutex::new(threads) })
+    }
+
+    /// Finishes the jobs that are queued, then ends the threads. Later jobs fail with `Closed`.
+    pub fn close(&self) {
+        let threads = std::mem::take(&mut *self.threads.lock().unwrap_or_else(PoisonError::into_inner));
+        for queue in [&self.writer, &self.reader] {
+            // The thread is working on a full queue, so there will be room. A closed queue has no thread to stop.
+            while let Err(mpsc::error::TrySendError::Full(_)) = queue.try_send(Job::Stop) {
+                std::thread::yield_now();
+            }
+        }
+        for thread in threads {
+            if thread.join().is_err() {
+                tracing::error!("a thread of the database panicked");
+            }
+        }
+    }
+
+    /// Makes a change and passes its result to `done` after the commit. `done` runs on the writer's thread, so it must be
+    /// short. Returns at once: if the queue is full, a task waits for room.
+    pub fn submit<T: Send + 'static>(
+        &self,
+        change: impl FnOnce(&Connection) -> rusqlite::Result<T> + Send + 'static,
+        done: impl FnOnce(Result<T, DbError>) + Send + 'static,
+    ) {
+        match self.writer.try_send(job(change, done)) {
+            Ok(()) => {}
+            Err(mpsc::error::TrySendError::Full(job)) => {
+                let writer = self.writer.clone();
+                self.runtime.spawn(async move {
+                    // If the queue has been closed, dropping the job reports `Closed` to `done`.
+                    let _ = writer.send(job).await;
+                });
+            }
+            Err(mpsc::error::TrySendError::Closed(_)) => {} // Dropping the job reports `Closed` to `done`.
+        }
+    }
+
+    async fn ask<T: Send + 'static>(
+        queue: &mpsc::Sender<Job>,
+        doing: &'static str,
+        act: impl FnOnce(&Connection) -> rusqlite::Result<T> + Send + 'static,
+    ) -> Result<T, EngineError> {
+        let (tell, told) = oneshot::channel();
+        let closed = || EngineError::Store { doing, source: DbError::Closed };
+        // A caller that left needs no answer.
+        let job = job(act, move |result| drop(tell.send(result)));
+        queue.send(job).await.map_err(|_| closed())?;
+        told.await.map_err(|_| closed())?.map_err(|source| EngineError::Store { doing, source })
+    }
+
+    async fn change<T: Send + 'static>(
+        &self,
+        doing: &'static str,
+        act: impl FnOnce(&Connection) -> rusqlite::Result<T> + Send + 'static,
+    ) -> Result<T, EngineError> {
+        Self::ask(&self.writer, doing, act).await
+    }
+
+    async fn question<T: Send + 'static>(
+        &self,
+        doing: &'static str,
+        act: impl FnOnce(&Connection) -> rusqlite::Result<T> + Send + 'static,
+    ) -> Result<T, EngineError> {
+        Self::ask(&self.reader, doing, act).await
+    }
+}
+
+fn prepare(db: &Connection) -> rusqlite::Result<()> {
+    db.busy_timeout(BUSY_WAIT)?;
+    db.pragma_update(None, "journal_mode", "WAL")?;
+    db.pragma_update(None, "synchronous", "NORMAL")?;
+    db.pragma_update(None, "foreign_keys", "ON")?;
+    db.pragma_update(None, "temp_store", "MEMORY")
+}
+
+/// The version of a database. An error if it is newer than this build.
+fn known_version(path: &Path, db: &Connection) -> Result<u32, DbError> {
+    let open = |source| DbError::Open { path: path.into(), source };
+    let found: u32 = db.pragma_query_value(None, "user_version", |row| row.get(0)).map_err(open)?;
+    let known = MIGRATIONS.len() as u32;
+    if found > known {
+        return Err(DbError::Newer { path: path.into(), found, known });
+    }
+    Ok(found)
+}
+
+fn migrate(path: &Path, db: &mut Connection) -> Result<(), DbError> {
+    let open = |source| DbError::Open { path: path.into(), source };
+    let found = known_version(path, db)?;
+    for (version, sql) in (1u32..).zip(MIGRATIONS).skip(found as usize) {
+        let step = db.transaction().map_err(open)?;
+        step.execute_batch(sql).map_err(open)?;
+        step.pragma_update(None, "user_version", version).map_err(open)?;
+        step.commit().map_err(open)?;
+    }
+    Ok(())
+}

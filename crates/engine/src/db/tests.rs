@@ -1,0 +1,311 @@
+//! Tests of the database as a whole: threads, versions, and rows that outlive a crash.
+
+use std::time::UNIX_EPOCH;
+
+use bytes::Bytes;
+use wire::guest::{ExitStatus, Handle, Start};
+use wire::launch::Limits;
+use wire::{CommandId, SandboxId};
+
+use super::sandboxes::Loaded;
+use super::*;
+use crate::model::attendance::Attendance;
+use crate::model::dialect_notes::Notes;
+use crate::model::labels::Labels;
+use crate::model::lifetime::{Action, LastUse, Lifetime, Rule, Since};
+use crate::model::state::{Goal, State};
+use crate::model::{Outcome, Owner, SandboxName, Span};
+use crate::observe::clock::{Moment, Stamp};
+
+fn row(id: u128, name: &str) -> SandboxRow {
+    SandboxRow {
+        id: SandboxId::from_random(id),
+        owner: Owner::default_owner(),
+        name: SandboxName::parse(name).expect("a name"),
+        template: "default".into(),
+        template_version: None,
+        image: "host".into(),
+        image_alias: None,
+        image_held: None,
+        limits: Limits { cpu_millis: 1, memory_bytes: u64::MAX / 2, pids: 3, disk_bytes: Some(5) },
+        mounts: Vec::new(),
+        env: [("A".to_owned(), "ü\n".to_owned())].into(),
+        state: State::Creating,
+        goal: Goal::Running,
+        reason: None,
+        idempotency_key: Some(name.into()),
+        request_digest: [7; 32],
+        oom_kills: 0,
+        created_at: UNIX_EPOCH + Duration::from_micros(1_234_567),
+        labels: Labels::new([("thread".to_owned(), "ü".to_owned())].into()).expect("labels"),
+        notes: Notes::one("dialect", "{}".into()).expect("notes"),
+        lifetime: lifetime(&[
+            (Since::LastUse, 90, Action::Delete),
+            (Since::Start, 5, Action::PauseDropMemory),
+        ]),
+        stamps: Stamps { cpu: Some(Duration::from_micros(12)), ..Stamps::born(Stamp::of(NOW)) },
+        pool: None,
+        claimed_from: None,
+    }
+}
+
+const NOW: Moment =
+    Moment { wall: UNIX_EPOCH, boot: u128::MAX / 3, since_boot: Duration::from_micros(77_000_001) };
+
+fn lifetime(rules: &[(Since, u64, Action)]) -> Lifetime {
+    let rule = |(since, seconds, action): &(Since, u64, Action)| Rule {
+        since: *since,
+        after: Duration::from_secs(*seconds),
+        action: *action,
+    };
+    Lifetime::new(rules.iter().map(rule).collect()).expect("rules")
+}
+
+#[tokio::test]
+async fn labels_rules_and_times_are_kept_and_changed_together() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let store = open(&directory);
+    let one = row(1, "one");
+    let plain = SandboxRow {
+        labels: Labels::default(),
+        lifetime: Lifetime::default(),
+        idempotency_key: None,
+        ..row(2, "two")
+    };
+    for row in [&one, &plain] {
+        store.insert_sandbox(row.clone()).await.expect("written");
+    }
+    let found = |loaded: Loaded, id| loaded.sandboxes.into_iter().find(|row| row.id == id).expect("a row");
+    let kept = found(store.load(NOW).await.expect("it reads"), one.id);
+    assert_eq!((&kept.labels, &kept.lifetime, kept.stamps), (&one.labels, &one.lifetime, one.stamps));
+    assert_eq!(kept.notes, one.notes);
+    let kept = found(store.load(NOW).await.expect("it reads"), plain.id);
+    assert_eq!((&kept.labels, &kept.lifetime), (&plain.labels, &plain.lifetime));
+    assert_eq!(kept.stamps, Stamps::born(Stamp::of_wall(plain.created_at, NOW)), "only the wall clock knows");
+
+    let stamps = Stamps { started: Some(one.stamps.used.plus(Duration::from_secs(1))), ..one.stamps };
+    let change = SandboxChange {
+        name: Some(SandboxName::parse("other").expect("a name")),
+        labels: Some(Labels::new([("b".to_owned(), String::new())].into()).expect("labels")),
+        notes: Some(Notes::default()),
+        lifetime: Some(lifetime(&[(Since::Creation, 1, Action::Delete)])),
+        stamps: Some(stamps),
+    };
+    assert!(store.change_sandbox(one.id, change.clone()).await.expect("written"));
+    let clash =
+        SandboxChange { name: Some(plain.name.clone()), labels: Some(Labels::default()), ..change.clone() };
+    store.change_sandbox(one.id, clash).await.expect_err("the name is taken");
+    let (tell, told) = oneshot::channel();
+    let later = stamps.used.plus(Duration::from_secs(9));
+    let used = Stamps { used: later, last_use: LastUse::Processor, cpu: None, ..stamps };
+    store.note_use(one.id, used, move |done| drop(tell.send(done)));
+    told.await.expect("it answers").expect("written");
+    store.close();
+
+    let store = open(&directory);
+    let kept = found(store.load(NOW).await.expect("it reads"), one.id);
+    assert_eq!(
+        (kept.name, Some(kept.labels), Some(kept.lifetime)),
+        (change.name.clone().expect("one"), change.labels.clone(), change.lifetime.clone())
+    );
+    assert_eq!(kept.stamps, used);
+    let deleting = store.change_state(one.id, State::Creating, State::Deleting, Goal::Gone, None);
+    assert!(deleting.await.expect("written"));
+    assert!(!store.change_sandbox(one.id, change).await.expect("it is going"));
+    assert!(store.delete_sandbox(one.id).await.expect("written"));
+    let left = store.question("count", |db| {
+        db.query_row("SELECT (SELECT count(*) FROM labels) + (SELECT count(*) FROM rules) + (SELECT count(*) FROM stamps)", [], |row| row.get::<_, i64>(0))
+    });
+    assert_eq!(left.await.expect("it reads"), 0);
+    store.close();
+}
+
+fn command(sandbox: SandboxId, handle: u32, id: &str) -> CommandRow {
+    CommandRow {
+        sandbox,
+        handle: Handle(handle),
+        id: id.parse().expect("an id"),
+        request_digest: [handle as u8; 32],
+        start: Start::shell(Handle(handle), id, "true"),
+        created_at: UNIX_EPOCH,
+        oom_kills_before: Some(u64::from(handle)),
+        attendance: Attendance::default(),
+        result: None,
+    }
+}
+
+fn open(directory: &tempfile::TempDir) -> Db {
+    Db::open(&directory.path().join("db"), tokio::runtime::Handle::current(), Arc::default())
+        .expect("it opens")
+}
+
+async fn insert(store: &Db, row: CommandRow) -> Inserted {
+    let (tell, told) = oneshot::channel();
+    store.insert_command(row, move |inserted| drop(tell.send(inserted)));
+    told.await.expect("it answers").expect("the database takes it")
+}
+
+async fn end(store: &Db, sandbox: SandboxId, handle: u32, result: ResultRow) {
+    let (tell, told) = oneshot::channel();
+    store.end_command(sandbox, Handle(handle), result, Some(3), move |done| drop(tell.send(done)));
+    told.await.expect("it answers").expect("the database takes it");
+}
+
+#[tokio::test]
+async fn what_was_answered_is_there_after_a_crash() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let store = open(&directory);
+    let sandbox = row(1, "one");
+    store.insert_sandbox(sandbox.clone()).await.expect("written");
+    assert!(matches!(insert(&store, command(sandbox.id, 1, "a")).await, Inserted::NoSandbox), "not running");
+    let moved = |from, to, goal| store.change_state(sandbox.id, from, to, goal, None);
+    assert!(moved(State::Creating, State::Running, Goal::Running).await.expect("written"));
+    assert!(!moved(State::Creating, State::Running, Goal::Running).await.expect("a lost race is seen"));
+    assert!(matches!(insert(&store, command(sandbox.id, 1, "a")).await, Inserted::Yes));
+    assert!(matches!(insert(&store, command(sandbox.id, 2, "b")).await, Inserted::Yes));
+    let Inserted::Exists(existing) = insert(&store, command(sandbox.id, 3, "a")).await else {
+        panic!("the id was used before")
+    };
+    assert_eq!(existing.handle, Handle(1));
+    let outcomes = [
+        Outcome::Exited(-1),
+        Outcome::Signaled(9),
+        Outcome::TimedOut(ExitStatus::Signal(15)),
+        Outcome::TimedOutUnheard,
+        Outcome::IdleTimedOut(ExitStatus::Code(1)),
+        Outcome::Killed(ExitStatus::Signal(9)),
+        Outcome::OutOfMemory(ExitStatus::Code(137)),
+        Outcome::FailedToStart(wire::guest::StartError::UnknownUser { user: "eve".into() }),
+        Outcome::SandboxGone,
+    ];
+    let mut results = Vec::new();
+    for (handle, outcome) in (10..).zip(outcomes) {
+        insert(&store, command(sandbox.id, handle, &format!("c{handle}"))).await;
+        let result = ResultRow {
+            ended_at: UNIX_EPOCH + Duration::from_secs(u64::from(handle)),
+            pid: Some(handle),
+            outcome,
+            stdout: Span { start: 5, end: 10 },
+            stderr: Span::default(),
+            bytes: [Some(Bytes::from_static(b"12345")), None],
+        };
+        end(&store, sandbox.id, handle, result.clone()).await;
+        // A second result changes nothing.
+        end(&store, sandbox.id, handle, ResultRow { outcome: Outcome::Exited(99), ..result.clone() }).await;
+        results.push((handle, result));
+    }
+    store.close();
+    let refused = store.keys().await.err();
+    assert!(matches!(refused, Some(EngineError::Store { source: DbError::Closed, .. })));
+
+    let store = open(&directory);
+    let loaded = store.load(NOW).await.expect("it reads");
+    assert_eq!(loaded.commands.len(), 2);
+    assert_eq!(loaded.commands[1].oom_kills_before, Some(2), "as it was written");
+    let tally = Tally { handle_max: 18, ended: 9, ended_bytes: 45 };
+    assert_eq!(loaded.tallies, [(sandbox.id, tally)]);
+    let found = &loaded.sandboxes[0];
+    assert_eq!((found.state, found.goal, found.oom_kills), (State::Running, Goal::Running, 3));
+    assert_eq!(
+        (&found.env, found.limits, found.created_at),
+        (&sandbox.env, sandbox.limits, sandbox.created_at)
+    );
+    for (handle, result) in results {
+        let id: CommandId = format!("c{handle}").parse().expect("an id");
+        let row = store.command(sandbox.id, id).await.expect("it reads").expect("it is there");
+        assert_eq!(row.result, Some(result));
+    }
+    let dropped = store.drop_oldest_commands(sandbox.id, 2, 11).await.expect("written");
+    assert_eq!(dropped, [(Handle(10), 5), (Handle(11), 5), (Handle(12), 5)]);
+    assert!(!store.delete_sandbox(sandbox.id).await.expect("it is not deleting"));
+    let deleting = store.change_state(sandbox.id, State::Running, State::Deleting, Goal::Gone, None);
+    assert!(deleting.await.expect("written"));
+    assert!(store.delete_sandbox(sandbox.id).await.expect("written"));
+    assert_eq!(store.commands(sandbox.id, None, 100).await.expect("it reads").len(), 0);
+    store.close();
+}
+
+/// The order is that of the ends, not of the starts: a long command that has just ended is recent.
+#[tokio::test]
+async fn the_commands_that_ended_first_are_dropped_first() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let store = open(&directory);
+    let sandbox = SandboxRow { state: State::Running, ..row(1, "one") };
+    store.insert_sandbox(sandbox.clone()).await.expect("written");
+    for (handle, ended_at) in
+        [(1, Some(50)), (2, Some(10)), (3, Some(30)), (4, None), (5, Some(30)), (6, Some(5))]
+    {
+        insert(&store, command(sandbox.id, handle, &format!("c{handle}"))).await;
+        let Some(ended_at) = ended_at else { continue };
+        let result = ResultRow {
+            ended_at: UNIX_EPOCH + Duration::from_secs(ended_at),
+            pid: None,
+            outcome: Outcome::Exited(0),
+            stdout: Span { start: 0, end: 100 },
+            stderr: Span::default(),
+            bytes: [None, None],
+        };
+        end(&store, sandbox.id, handle, result).await;
+    }
+    let dropped = async |count, bytes| -> Vec<u32> {
+        let dropped = store.drop_oldest_commands(sandbox.id, count, bytes).await.expect("written");
+        dropped.into_iter().map(|(handle, _)| handle.0).collect()
+    };
+    assert_eq!(dropped(1, 0).await, [2], "the highest number stays, although it ended before");
+    assert_eq!(dropped(0, 101).await, [3, 5], "as many as free so much");
+    assert_eq!(dropped(10, 0).await, [1], "what runs stays");
+    let left: Vec<u32> = store
+        .commands(sandbox.id, None, 10)
+        .await
+        .expect("it reads")
+        .iter()
+        .map(|row| row.handle.0)
+        .collect();
+    assert_eq!(left, [4, 6]);
+    store.close();
+}
+
+#[tokio::test]
+async fn an_answer_that_panics_takes_no_other_with_it() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let store = open(&directory);
+    store.submit(|_| Ok(()), |_| panic!("a bug in a callback"));
+    store.insert_sandbox(row(1, "one")).await.expect("the thread goes on");
+    assert_eq!(store.load(NOW).await.expect("it reads").sandboxes.len(), 1);
+    store.close();
+}
+
+#[tokio::test]
+async fn a_change_that_fails_takes_no_other_with_it() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let store = open(&directory);
+    // Sent together, so that they share a transaction. The second and the fourth conflict with the first.
+    let (a, b, c, d, e) = tokio::join!(
+        store.insert_sandbox(row(1, "one")),
+        store.insert_sandbox(row(2, "one")),
+        store.insert_sandbox(row(3, "three")),
+        store.insert_sandbox(row(1, "four")),
+        store.insert_sandbox(row(5, "five")),
+    );
+    assert_eq!([a.is_ok(), b.is_ok(), c.is_ok(), d.is_ok(), e.is_ok()], [true, false, true, false, true]);
+    assert_eq!(store.load(NOW).await.expect("it reads").sandboxes.len(), 3);
+    store.close();
+}
+
+#[tokio::test]
+async fn a_database_of_a_newer_version_is_refused() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("db");
+    Db::check(&path).expect("none yet");
+    assert!(!path.exists(), "a look makes nothing");
+    let store = open(&directory);
+    Db::check(&path).expect("our own, while it is written to");
+    store.close();
+    let db = Connection::open(&path).expect("it opens");
+    db.pragma_update(None, "user_version", 99).expect("written");
+    drop(db);
+    let refused = Db::check(&path);
+    assert!(matches!(refused, Err(DbError::Newer { found: 99, .. })), "{refused:?}");
+    let refused = Db::open(&path, tokio::runtime::Handle::current(), Arc::default());
+    assert!(matches!(refused, Err(DbError::Newer { found: 99, .. })));
+}

@@ -1,0 +1,237 @@
+//! How long a sandbox lives, as callers say it: rules, each a clock, a length and an action. What the rules amount to at one moment
+//! is computed in `sandbox::lifetime`.
+
+use std::time::{Duration, SystemTime};
+
+use crate::State;
+use crate::error::EngineError;
+
+/// Rules of one sandbox at most.
+pub const RULES_MAX: usize = 8;
+
+/// The shortest length; less is a mistake in units.
+pub const LENGTH_MIN: Duration = Duration::from_millis(100);
+
+/// The longest length, ten years; more is a mistake in units.
+pub const LENGTH_MAX: Duration = Duration::from_secs(3660 * 86_400);
+
+/// From when a rule counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Since {
+    /// The end of the last use.
+    LastUse,
+    /// The start, or the last refresh after it.
+    Start,
+    /// The last pause, while it lasts.
+    Paused,
+    /// When it was asked for.
+    Creation,
+}
+
+/// What a rule does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Action {
+    /// Pause it and keep its memory.
+    PauseKeepMemory,
+    /// Pause it, end its processes and keep its files.
+    PauseDropMemory,
+    /// Delete it with all that is in it.
+    Delete,
+}
+
+impl Action {
+    /// Whether this version does it. A rule that does not act is kept and shown, and says so.
+    pub fn acts(self) -> bool {
+        match self {
+            Self::Delete => true,
+            Self::PauseKeepMemory | Self::PauseDropMemory => false,
+        }
+    }
+
+    /// One word for it, the same in rows and errors.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::PauseKeepMemory => "pause_keep_memory",
+            Self::PauseDropMemory => "pause_drop_memory",
+            Self::Delete => "delete",
+        }
+    }
+}
+
+impl Since {
+    /// One word for it, the same in rows and errors.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::LastUse => "last_use",
+            Self::Start => "start",
+            Self::Paused => "paused",
+            Self::Creation => "creation",
+        }
+    }
+
+    /// What begins it anew.
+    pub fn renewal(self) -> Renewal {
+        match self {
+            Self::LastUse => Renewal::UseOrTouch,
+            Self::Start => Renewal::Touch,
+            Self::Paused | Self::Creation => Renewal::Nothing,
+        }
+    }
+}
+
+/// What makes a clock begin anew.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Renewal {
+    /// Any use, and a touch.
+    UseOrTouch,
+    /// A touch.
+    Touch,
+    /// Nothing that a caller does.
+    Nothing,
+}
+
+/// One rule.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Rule {
+    /// Its clock.
+    pub since: Since,
+    /// Its length.
+    pub after: Duration,
+    /// What it does.
+    pub action: Action,
+}
+
+impl Rule {
+    /// Why it ends a sandbox, as it reads after "because".
+    pub fn reason(&self) -> String {
+        let after = words(self.after);
+        match self.since {
+            Since::LastUse => format!("nobody has used it for {after}"),
+            Since::Start => format!("its start or last touch was {after} ago"),
+            Since::Paused => format!("it was paused for {after}"),
+            Since::Creation => format!("its creation was {after} ago"),
+        }
+    }
+}
+
+/// A list of rules, checked.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Lifetime(Vec<Rule>);
+
+impl Lifetime {
+    /// Rules that are within their bounds. Rows keep whole milliseconds.
+    pub fn new(rules: Vec<Rule>) -> Result<Self, EngineError> {
+        let invalid = |why: String| Err(EngineError::Invalid { what: "lifetime", why });
+        if rules.len() > RULES_MAX {
+            return invalid(format!("it has {} rules, the limit is {RULES_MAX}", rules.len()));
+        }
+        if rules.iter().any(|rule| !(LENGTH_MIN..=LENGTH_MAX).contains(&rule.after)) {
+            let (least, most) = (LENGTH_MIN.as_secs_f64(), LENGTH_MAX.as_secs());
+            return invalid(format!("the length of a rule is {least} to {most} seconds"));
+        }
+        let whole = |rule: Rule| Rule { after: Duration::from_millis(rule.after.as_millis() as u64), ..rule };
+        Ok(Self(rules.into_iter().map(whole).collect()))
+    }
+
+    /// In the order they were given.
+    pub fn rules(&self) -> &[Rule] {
+        &self.0
+    }
+
+    /// Whether any of them does anything.
+    pub fn acts(&self) -> bool {
+        self.0.iter().any(|rule| rule.action.acts())
+    }
+
+    /// The shortest time without use that any of them acts upon.
+    pub fn idle_min(&self) -> Option<Duration> {
+        let idle = |rule: &&Rule| rule.since == Since::LastUse && rule.action.acts();
+        self.0.iter().filter(idle).map(|rule| rule.after).min()
+    }
+}
+
+/// What the last use was.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum LastUse {
+    /// It began to run, or was asked for.
+    Start,
+    /// A request or a stream.
+    Request,
+    /// A touch, or a change of the lifetime.
+    Touch,
+    /// A command that uses the processor.
+    Processor,
+}
+
+impl LastUse {
+    /// One word for it, the same in rows.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Start => "start",
+            Self::Request => "request",
+            Self::Touch => "touch",
+            Self::Processor => "processor",
+        }
+    }
+}
+
+/// Why a sandbox lives, and when and how it ends.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Explanation {
+    /// For people.
+    pub sentence: String,
+    /// Where it is in its life.
+    pub state: State,
+    /// Uses under way: requests, open streams, commands that someone waits for.
+    pub uses: u32,
+    /// When the last use ended, and what it was; now, while it is in use. `None`: nobody knows.
+    pub last_use: Option<(SystemTime, LastUse)>,
+    /// How it ends, if nothing happens until then.
+    pub end: Option<End>,
+    /// All rules, in their order.
+    pub rules: Vec<RuleNow>,
+}
+
+/// How a sandbox ends.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct End {
+    /// By which rule, by its place in the list.
+    pub rule: usize,
+    /// What the rule does.
+    pub action: Action,
+    /// When.
+    pub at: SystemTime,
+    /// In how long.
+    pub left: Duration,
+    /// What would postpone it.
+    pub renewal: Renewal,
+}
+
+/// A rule at one moment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RuleNow {
+    /// The rule.
+    pub rule: Rule,
+    /// In how long it strikes, if nothing happens until then. `None` where it does not act or does not count now.
+    pub left: Option<Duration>,
+    /// When that is.
+    pub at: Option<SystemTime>,
+}
+
+/// A length as people say it: the largest unit, and the next one where it matters.
+pub(crate) fn words(length: Duration) -> String {
+    const UNITS: [(u64, &str); 4] = [(86_400, "d"), (3600, "h"), (60, "min"), (1, "s")];
+    if length < Duration::from_secs(1) {
+        return format!("{} ms", length.as_millis());
+    }
+    let seconds = length.as_secs();
+    let at = UNITS.iter().position(|(unit, _)| seconds >= *unit).unwrap_or(UNITS.len() - 1);
+    let (unit, name) = UNITS[at];
+    let whole = format!("{} {name}", seconds / unit);
+    match UNITS.get(at + 1) {
+        Some((smaller, name)) if seconds % unit >= *smaller => {
+            format!("{whole} {} {name}", seconds % unit / smaller)
+        }
+        Some(_) | None => whole,
+    }
+}

@@ -1,0 +1,463 @@
+//! How a sandbox comes to be: the request is checked, room and names are taken, and its driver starts.
+//!
+//! Owns admission: create, get-or-create, idempotency, limits and names. Giving away a sandbox that stands ready is `claim`'s.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, MutexGuard};
+
+use tokio::sync::{mpsc, oneshot};
+use wire::SandboxId;
+use wire::launch::{Access, Limits};
+
+use crate::Shared;
+use crate::db::{SandboxRow, Stamps, Tally};
+use crate::image::{Choice, ImageName, ImageRef, PullSpec};
+use crate::model::check::{check_env, digest};
+use crate::model::defaults::made_up_name;
+use crate::model::random::{random_u64, random_u128};
+use crate::observe::clock::{Moment, Stamp, in_micros};
+use crate::sandbox::activity::Use;
+use crate::sandbox::deadlines::Deadlines;
+use crate::sandbox::driver::{Birth, INBOX_MAX};
+use crate::sandbox::lifecycle::Goal;
+use crate::sandbox::live::LiveSandbox;
+use crate::sandbox::registry::Registry;
+use crate::template::{Preparation, Source, Version, limits_of};
+use crate::volume::Mounted;
+use crate::{
+    Engine, EngineError, IDEMPOTENCY_KEY_MAX, Key, Labels, Lifetime, Notes, Origin, Owner,
+    SANDBOX_ENV_BYTES_MAX, Sandbox, SandboxName, SandboxSpec, State, VolumeMount, Wait,
+};
+
+/// Names that are tried for a sandbox that was given none.
+const NAME_ATTEMPTS: usize = 100;
+
+/// How often a sandbox is looked for by labels when those that were found go before they are ready.
+const FIND_ATTEMPTS: usize = 5;
+
+impl Engine {
+    /// Makes a sandbox, within the limits of the key that asks. With an idempotency key that was used before, finds the
+    /// one that was made then.
+    pub async fn create(&self, key: &Key, spec: SandboxSpec, wait: Wait) -> Result<Sandbox, EngineError> {
+        self.find_or_make(key, None, spec, wait).await.map(|(sandbox, _)| sandbox)
+    }
+
+    /// The owner's sandbox that has all of these labels, the oldest of several; or a new one, as `spec` says and with these
+    /// labels too. However many ask at once, one is made. What was found counts as used. A sandbox that has failed or is going
+    /// is not found.
+    pub async fn get_or_create(
+        &self,
+        key: &Key,
+        labels: Labels,
+        spec: SandboxSpec,
+        wait: Wait,
+    ) -> Result<(Sandbox, Origin), EngineError> {
+        if labels.is_empty() {
+            let why = "at least one label says which sandbox is meant".into();
+            return Err(EngineError::Invalid { what: "match_labels", why });
+        }
+        let spec = SandboxSpec { labels: spec.labels.with(&labels)?, ..spec };
+        self.find_or_make(key, Some(labels), spec, wait).await
+    }
+
+    async fn find_or_make(
+        &self,
+        key: &Key,
+        find: Option<Labels>,
+        spec: SandboxSpec,
+        wait: Wait,
+    ) -> Result<(Sandbox, Origin), EngineError> {
+        check_env(&spec.env, SANDBOX_ENV_BYTES_MAX)?;
+        check_idempotency_key(spec.idempotency_key.as_deref())?;
+        check_pool_spec(&spec)?;
+        let digest = request_digest(&spec, find.as_ref());
+        let request = Request { key, find, spec, digest, wait };
+        // A caller who waits hears of an image that cannot be pulled before there is a sandbox that failed. For one who does not
+        // wait, the driver pulls; and so it does for an image that is removed as soon as it is here.
+        let mut lacking = if wait == Wait::Ready { Lacking::Tell } else { Lacking::Pull };
+        let mut attempts = FIND_ATTEMPTS;
+        loop {
+            attempts -= 1;
+            match self.turn(&request, lacking).await? {
+                Turn::Over(sandbox, origin) => return Ok((*sandbox, origin)),
+                Turn::Prepared | Turn::Lost => attempts = FIND_ATTEMPTS,
+                Turn::Pulled => (lacking, attempts) = (Lacking::Pull, FIND_ATTEMPTS),
+                Turn::Raced(_) if attempts > 0 => {}
+                Turn::Raced(error) => return Err(error),
+            }
+        }
+    }
+
+    /// One attempt: admits, and waits for what came of it.
+    async fn turn(&self, request: &Request<'_>, lacking: Lacking) -> Result<Turn, EngineError> {
+        let over = |live: &LiveSandbox, origin| Ok(Turn::Over(Box::new(live.describe()), origin));
+        match self.admit(request, lacking)? {
+            Admitted::Unprepared(version) => {
+                // However the preparation ends, the next attempt reports it.
+                version.settled().await;
+                Ok(Turn::Prepared)
+            }
+            Admitted::Lacks(reference) => {
+                self.pull(request.key, PullSpec::new(reference)).finished().await?;
+                Ok(Turn::Pulled)
+            }
+            Admitted::New(live, created) => {
+                // The driver finishes what was begun also when this future is dropped.
+                created.await.map_err(|_| EngineError::Stopping)??;
+                over(&live, Origin::Made)
+            }
+            Admitted::Claimed(live, claimed) => match claimed.await.map_err(|_| EngineError::Stopping)? {
+                Ok(()) => over(&live, Origin::Made),
+                Err(Unclaimed::Broken) => Ok(Turn::Lost),
+                Err(Unclaimed::Unwritten(error)) => Err(error),
+            },
+            Admitted::Known(live) => match live.awaited(request.wait).await {
+                Ok(()) => over(&live, Origin::Made),
+                // The claim before this one failed.
+                Err(error) if live.is_waiting() => Ok(Turn::Raced(error)),
+                Err(error) => Err(error),
+            },
+            Admitted::Found(live, _using) => match live.awaited(request.wait).await {
+                Ok(()) => over(&live, Origin::Found),
+                // It was deleted while it was being made, which is no failure of this request.
+                Err(error @ EngineError::WrongState { .. }) => Ok(Turn::Raced(error)),
+                Err(error) => Err(error),
+            },
+        }
+    }
+
+    /// Finds the sandbox that is meant, or checks and takes the room, the name and the idempotency key, all in one step, and
+    /// starts the driver.
+    fn admit(&self, request: &Request<'_>, lacking: Lacking) -> Result<Admitted, EngineError> {
+        let shared = self.shared();
+        let Request { key, spec, digest, wait, .. } = request;
+        let mut registry = shared.registry();
+        if let Some(there) = already_there(&registry, request)? {
+            return Ok(there);
+        }
+        let pool = spec.pool.as_ref().map(|pool| shared.pools.find(&key.owner, pool)).transpose()?;
+        let template = pool.as_ref().map_or_else(|| spec.template.clone(), |pool| pool.template());
+        let spec = &SandboxSpec { template, ..spec.clone() };
+        // Under the registry's lock, so that no template goes between here and the sandbox that holds it.
+        let source = shared.templates.find(&key.owner, &spec.template)?;
+        let basis = match basis(shared, &key.owner, source, spec, lacking)? {
+            Based::On(basis) => *basis,
+            Based::Unprepared(version) => return Ok(Admitted::Unprepared(version)),
+        };
+        if let Some(claimed) = shared.claim(&mut registry, key, pool.as_ref(), spec, &basis, *digest)? {
+            return Ok(claimed);
+        }
+        registry.check_room(&key.owner, &basis.limits, &key.limits, &shared.config.capacity)?;
+        let name = match &spec.name {
+            Some(name) if registry.name_is_free(&key.owner, name) => name.clone(),
+            Some(name) => return Err(EngineError::NameTaken { name: name.to_string() }),
+            None => free_name(&registry, &key.owner)?,
+        };
+        let rootfs = match basis.held.and_then(|image| shared.images.get(image)) {
+            Some(image) => Some(image.rootfs()),
+            None => shared.images.rootfs(&key.owner, &basis.choice.name),
+        };
+        if let (None, Lacking::Tell, ImageName::Reference(reference)) = (&rootfs, lacking, &basis.choice.name)
+        {
+            return Ok(Admitted::Lacks(reference.clone()));
+        }
+        // One that stands ready brings its id along. None has volumes.
+        let ready = rootfs
+            .filter(|_| basis.mounts.is_empty())
+            .and_then(|rootfs| shared.backend.reserve(&rootfs, &basis.limits));
+        let newborn = Newborn {
+            id: ready.unwrap_or_else(|| SandboxId::from_random(random_u128())),
+            owner: key.owner.clone(),
+            name,
+            template: spec.template.clone(),
+        };
+        let row = SandboxRow {
+            env: spec.env.clone(),
+            idempotency_key: spec.idempotency_key.clone(),
+            request_digest: *digest,
+            notes: spec.notes.clone(),
+            lifetime: spec.lifetime.clone(),
+            ..newborn.row(&basis, shared.clock.now())
+        };
+        let (live, answer) = enter(shared, registry, row, basis.version, *wait);
+        Ok(Admitted::New(live, answer))
+    }
+}
+
+/// A create, checked as far as the request alone tells.
+struct Request<'a> {
+    key: &'a Key,
+    /// The labels by which a sandbox is looked for first.
+    find: Option<Labels>,
+    spec: SandboxSpec,
+    digest: [u8; 32],
+    wait: Wait,
+}
+
+/// What came of one attempt to admit.
+enum Turn {
+    Over(Box<Sandbox>, Origin),
+    /// The template is prepared, or could not be.
+    Prepared,
+    /// The image is here.
+    Pulled,
+    /// The sandbox that stood ready broke. The next one may be better, and if there is none, one is made.
+    Lost,
+    /// Another request's sandbox ended while this one waited for it.
+    Raced(EngineError),
+}
+
+/// What tells two requests with the same idempotency key apart.
+fn request_digest(spec: &SandboxSpec, find: Option<&Labels>) -> [u8; 32] {
+    let rules = spec.lifetime.rules().iter();
+    let asked = (
+        spec.name.as_ref().map(SandboxName::as_str),
+        &spec.template,
+        &spec.image,
+        &spec.env,
+        spec.cpu_millis,
+        spec.memory_bytes,
+        spec.labels.pairs(),
+        rules.map(|rule| (rule.since.word(), rule.after, rule.action.word())).collect::<Vec<_>>(),
+        find.map(Labels::pairs),
+    );
+    // Fields that came later count only where a request has them, so that requests of older daemons keep their digests.
+    let request = match &spec.pool {
+        None => digest(&asked),
+        Some(pool) => digest(&(asked, pool)),
+    };
+    match (spec.disk_bytes, spec.mounts.as_slice()) {
+        (None, []) => request,
+        (disk_bytes, mounts) => digest(&(request, disk_bytes, mount_words(mounts))),
+    }
+}
+
+/// The sandbox that an earlier request with this idempotency key made, or one with the labels that are looked for.
+fn already_there(registry: &Registry, request: &Request<'_>) -> Result<Option<Admitted>, EngineError> {
+    let owner = &request.key.owner;
+    if let Some(used) = &request.spec.idempotency_key
+        && let Some(live) = registry.by_idempotency_key(owner, used)
+    {
+        return match live.identity().request_digest == request.digest {
+            true => Ok(Some(Admitted::Known(live))),
+            false => Err(EngineError::IdempotencyKeyReused),
+        };
+    }
+    // One whose time is over at this moment is as good as gone, and no use of it can begin.
+    let begin =
+        |live: &Arc<LiveSandbox>| Use::begin(live).map(|using| Admitted::Found(Arc::clone(live), using));
+    Ok(request.find.as_ref().and_then(|labels| registry.first_labelled(owner, labels, begin)))
+}
+
+/// Who a new sandbox is.
+pub(crate) struct Newborn {
+    pub id: SandboxId,
+    pub owner: Owner,
+    pub name: SandboxName,
+    pub template: String,
+}
+
+impl Newborn {
+    /// Its row, with nothing of what a request may add.
+    pub fn row(self, basis: &Basis, now: Moment) -> SandboxRow {
+        let Self { id, owner, name, template } = self;
+        let version = basis.version.as_ref();
+        SandboxRow {
+            id,
+            owner,
+            name,
+            template,
+            template_version: version.map(|version| (version.head.id, version.number)),
+            image: basis.choice.name.canonical(),
+            image_alias: basis.choice.alias.clone(),
+            image_held: basis.held,
+            limits: basis.limits,
+            mounts: basis.mounts.iter().map(Mounted::row).collect(),
+            env: BTreeMap::new(),
+            state: State::Creating,
+            goal: Goal::Running,
+            reason: None,
+            idempotency_key: None,
+            request_digest: [0; 32],
+            oom_kills: 0,
+            created_at: in_micros(now.wall),
+            labels: basis.labels.clone(),
+            notes: Notes::default(),
+            lifetime: Lifetime::default(),
+            stamps: Stamps::born(Stamp::of(now)),
+            pool: None,
+            claimed_from: None,
+        }
+    }
+}
+
+/// Takes a new sandbox into the registry and starts its driver. What it takes there was checked before.
+pub(crate) fn enter(
+    shared: &Arc<Shared>,
+    mut registry: MutexGuard<'_, Registry>,
+    row: SandboxRow,
+    version: Option<Arc<Version>>,
+    wait: Wait,
+) -> (Arc<LiveSandbox>, Created) {
+    let deadlines = Deadlines::newborn(row.lifetime.clone(), shared.clock.now());
+    let (inbox, messages) = mpsc::channel(INBOX_MAX);
+    let live = LiveSandbox::new(Arc::clone(shared), &row, version, Tally::default(), inbox);
+    registry.insert(&live);
+    drop(registry);
+    let (created, answer) = oneshot::channel();
+    crate::sandbox::driver::spawn(
+        &live,
+        messages,
+        deadlines,
+        Birth::New { row: Box::new(row), wait, created },
+    );
+    (live, answer)
+}
+
+/// Told when a sandbox is made, or why not.
+pub(crate) type Created = oneshot::Receiver<Result<(), EngineError>>;
+
+pub(crate) fn free_name(registry: &Registry, owner: &Owner) -> Result<SandboxName, EngineError> {
+    (0..NAME_ATTEMPTS)
+        .map(|_| made_up_name(random_u64()))
+        .find(|name| registry.name_is_free(owner, name))
+        .ok_or_else(|| EngineError::Full { what: "no free name was found".into() })
+}
+
+/// What a new sandbox is made from: what its template says, and what the request says instead.
+pub(crate) fn basis(
+    shared: &Shared,
+    owner: &Owner,
+    source: Source,
+    spec: &SandboxSpec,
+    lacking: Lacking,
+) -> Result<Based, EngineError> {
+    let template = source.spec();
+    let version = match source {
+        Source::BuiltIn => None,
+        Source::Version(version) => Some(version),
+    };
+    let (choice, held) = match (&spec.image, &version) {
+        (Some(image), _) => (shared.images.choose(image)?, None),
+        (None, None) => (shared.images.choose(&template.image)?, None),
+        (None, Some(version)) => match version.preparation() {
+            Preparation::Ready(prepared) => {
+                let name = ImageName::parse(&prepared.resolved)?;
+                let is_alias = prepared.resolved != template.image;
+                let alias = is_alias.then(|| crate::image::familiar(&template.image));
+                (Choice { name, alias }, prepared.image)
+            }
+            Preparation::Failed { reason } => {
+                return Err(EngineError::TemplateFailed { name: spec.template.clone(), reason });
+            }
+            // One that was replaced this moment has a successor at the next look.
+            Preparation::Preparing | Preparation::Replaced if lacking == Lacking::Tell => {
+                return Ok(Based::Unprepared(Arc::clone(version)));
+            }
+            Preparation::Preparing | Preparation::Replaced => (shared.images.choose(&template.image)?, None),
+        },
+    };
+    let own = limits_of(&template);
+    let limits = Limits {
+        cpu_millis: spec.cpu_millis.unwrap_or(own.cpu_millis),
+        memory_bytes: spec.memory_bytes.unwrap_or(own.memory_bytes),
+        disk_bytes: spec.disk_bytes.or(own.disk_bytes),
+        ..own
+    };
+    crate::template::check_limits(limits.cpu_millis, limits.memory_bytes)?;
+    if let Some(bytes) = spec.disk_bytes {
+        crate::template::check_disk(bytes)?;
+        if !shared.backend.store().limits {
+            return Err(EngineError::DiskLimitsUnsupported);
+        }
+    }
+    let limits = kept_limits(shared, limits);
+    let labels = template.labels.with(&spec.labels)?;
+    let mounts = crate::volume::merged(template.mounts, spec.mounts.clone());
+    let mounts = shared.volumes.resolve(owner, mounts)?;
+    Ok(Based::On(Box::new(Basis { version, choice, held, limits, labels, mounts })))
+}
+
+/// What becomes of a create whose image is not here.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Lacking {
+    /// Nothing yet: it is told, and asked again.
+    Tell,
+    /// The driver pulls it.
+    Pull,
+}
+
+/// What a new sandbox is made from.
+pub(crate) struct Basis {
+    pub version: Option<Arc<Version>>,
+    pub choice: Choice,
+    /// Just which image, where the template holds one.
+    pub held: Option<::image::Digest>,
+    pub limits: Limits,
+    pub labels: Labels,
+    pub mounts: Vec<Mounted>,
+}
+
+/// Limits as far as they are kept: what is said of a sandbox is what holds.
+pub(crate) fn kept_limits(shared: &Shared, limits: Limits) -> Limits {
+    let disk_bytes = limits.disk_bytes.filter(|_| shared.backend.store().limits);
+    Limits { disk_bytes, ..limits }
+}
+
+/// Mounts in the words that a digest takes.
+pub(crate) fn mount_words(mounts: &[VolumeMount]) -> Vec<(&str, &str, bool)> {
+    let words = |mount: &VolumeMount| mount.access == Access::ReadOnly;
+    mounts.iter().map(|mount| (mount.volume.as_str(), mount.path.as_str(), words(mount))).collect()
+}
+
+pub(crate) enum Based {
+    On(Box<Basis>),
+    /// The template is not ready yet.
+    Unprepared(Arc<Version>),
+}
+
+pub(crate) enum Admitted {
+    /// This template must be ready first.
+    Unprepared(Arc<Version>),
+    /// This image is needed first.
+    Lacks(ImageRef),
+    New(Arc<LiveSandbox>, Created),
+    /// It stood ready, and is being given to whoever asked.
+    Claimed(Arc<LiveSandbox>, oneshot::Receiver<Result<(), Unclaimed>>),
+    /// The idempotency key was used before.
+    Known(Arc<LiveSandbox>),
+    /// It has the labels that were asked for, and is kept alive for whoever asked.
+    Found(Arc<LiveSandbox>, Use),
+}
+
+/// Whoever names a pool takes what is in it as it is.
+pub(crate) fn check_pool_spec(spec: &SandboxSpec) -> Result<(), EngineError> {
+    let limited = spec.cpu_millis.is_some() || spec.memory_bytes.is_some() || spec.disk_bytes.is_some();
+    match &spec.pool {
+        Some(_) if limited || spec.image.is_some() || !spec.mounts.is_empty() => {
+            let why = "its sandboxes are made already: image, limits and mounts are its template's".into();
+            Err(EngineError::Invalid { what: "pool", why })
+        }
+        Some(_) | None => Ok(()),
+    }
+}
+
+pub(crate) fn check_idempotency_key(key: Option<&str>) -> Result<(), EngineError> {
+    match key {
+        Some(key)
+            if key.is_empty() || key.len() > IDEMPOTENCY_KEY_MAX || key.chars().any(char::is_control) =>
+        {
+            let why = format!("it is 1 to {IDEMPOTENCY_KEY_MAX} bytes without control characters");
+            Err(EngineError::Invalid { what: "idempotency key", why })
+        }
+        Some(_) | None => Ok(()),
+    }
+}
+
+/// Why a sandbox was not given to whoever claimed it. It goes then, and is nobody's.
+pub(crate) enum Unclaimed {
+    /// It broke before.
+    Broken,
+    /// The row could not be written.
+    Unwritten(EngineError),
+}

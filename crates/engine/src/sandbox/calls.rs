@@ -1,0 +1,206 @@
+//! What callers may ask of a sandbox that exists: show, list, change, touch, explain, delete.
+
+use std::sync::Arc;
+
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::JoinSet;
+use wire::SandboxId;
+
+use crate::command::start::working_directory;
+use crate::model::check::page_limit;
+use crate::model::labels::SELECTORS_MAX;
+use crate::sandbox::driver::Message;
+use crate::sandbox::live::LiveSandbox;
+use crate::sandbox::registry::Place;
+use crate::{
+    Engine, EngineError, EventId, Explanation, ListQuery, Owner, Page, Sandbox, SandboxName, SandboxUpdate,
+    Watcher,
+};
+
+/// Sandboxes that `delete_all` ends at the same time.
+const DELETIONS_MAX: usize = 32;
+
+impl Engine {
+    /// A sandbox as it is now.
+    pub async fn get(&self, owner: &Owner, id: SandboxId) -> Result<Sandbox, EngineError> {
+        Ok(self.live(owner, id)?.describe())
+    }
+
+    /// A sandbox by its name, or by its id as text where none has such a name.
+    pub async fn find(&self, owner: &Owner, text: &str) -> Result<Sandbox, EngineError> {
+        let named = self.shared().registry().newest(owner, None, Some(text), &[], 1)?;
+        if let Some(live) = named.first() {
+            return Ok(live.describe());
+        }
+        let not_found =
+            |_| EngineError::SandboxNotFound { id: text.chars().take(SandboxName::LENGTH_MAX).collect() };
+        self.get(owner, text.parse().map_err(not_found)?).await
+    }
+
+    /// Where a sandbox's commands run that name no place.
+    pub fn working_directory(&self, owner: &Owner, id: SandboxId) -> Result<String, EngineError> {
+        Ok(working_directory(&*self.live(owner, id)?))
+    }
+
+    /// An owner's sandboxes, newest first.
+    pub async fn list(&self, owner: &Owner, query: ListQuery) -> Result<Page<Sandbox>, EngineError> {
+        let limit = page_limit(query.limit)?;
+        let before = query.cursor.as_deref().map(Place::from_cursor).transpose()?;
+        if query.selectors.len() > SELECTORS_MAX {
+            let why = format!("there are {} selectors, the limit is {SELECTORS_MAX}", query.selectors.len());
+            return Err(EngineError::Invalid { what: "label", why });
+        }
+        let name = query.name.as_deref();
+        let mut sandboxes =
+            self.shared().registry().newest(owner, before, name, &query.selectors, limit + 1)?;
+        let more = sandboxes.len() > limit;
+        sandboxes.truncate(limit);
+        let next_cursor = sandboxes.last().filter(|_| more).map(|last| Place::of_home(last).to_cursor());
+        Ok(Page { items: sandboxes.iter().map(|live| live.describe()).collect(), next_cursor })
+    }
+
+    /// Gives a sandbox another name.
+    pub async fn rename(
+        &self,
+        owner: &Owner,
+        id: SandboxId,
+        name: SandboxName,
+    ) -> Result<Sandbox, EngineError> {
+        self.update(owner, id, SandboxUpdate { name: Some(name), ..SandboxUpdate::default() }).await
+    }
+
+    /// Changes a sandbox's name, labels and lifetime, all of it or nothing.
+    pub async fn update(
+        &self,
+        owner: &Owner,
+        id: SandboxId,
+        update: SandboxUpdate,
+    ) -> Result<Sandbox, EngineError> {
+        let live = self.live(owner, id)?;
+        if update.is_empty() {
+            return Ok(live.describe());
+        }
+        if let Some(name) = &update.name {
+            self.shared().registry().reserve_name(&live, name)?;
+        }
+        // A task of its own: a caller that leaves in the middle must not leave a name reserved for nobody.
+        let updating = tokio::spawn(async move {
+            let name = update.name.clone();
+            let updated = ask(&live, |done| Message::Update { update: Box::new(update), done }).await;
+            if let (Err(_), Some(name)) = (&updated, name) {
+                live.shared.registry().free_name(&live, &name);
+            }
+            updated.map(|()| live.describe())
+        });
+        updating.await.map_err(|_| EngineError::Stopping)?
+    }
+
+    /// Begins the clocks of its lifetime anew, all but the one of its creation. Tells what comes of that. A touch that was
+    /// answered is never overtaken by an end.
+    pub async fn touch(&self, owner: &Owner, id: SandboxId) -> Result<Explanation, EngineError> {
+        ask(&*self.live(owner, id)?, |done| Message::Touch { done }).await
+    }
+
+    /// Why a sandbox lives, and when and how it ends. Not a use.
+    pub async fn explain(&self, owner: &Owner, id: SandboxId) -> Result<Explanation, EngineError> {
+        ask(&*self.live(owner, id)?, |done| Message::Explain { done }).await
+    }
+
+    /// Returns when nothing of it is left.
+    pub async fn delete(&self, owner: &Owner, id: SandboxId) -> Result<(), EngineError> {
+        let live = self.live(owner, id)?;
+        delete(&live).await
+    }
+
+    /// What happens to an owner's sandboxes from now on, or after an event that was seen before; to all of them or to one.
+    pub fn watch(
+        &self,
+        owner: &Owner,
+        only: Option<SandboxId>,
+        after: Option<EventId>,
+    ) -> Result<Watcher, EngineError> {
+        if let Some(id) = only {
+            self.live(owner, id)?;
+        }
+        Ok(Watcher::new(Arc::clone(&self.shared().events), owner.clone(), only, after))
+    }
+
+    /// Deletes every sandbox of every owner, and what daemons before this one have left: the end of a private daemon.
+    pub async fn delete_all(&self) -> Result<(), EngineError> {
+        // Pools must not fill again behind it.
+        self.shared().pools.halt();
+        let sandboxes = self.shared().registry().all();
+        let mut deletions = JoinSet::new();
+        let mut result = Ok(());
+        for live in sandboxes {
+            if deletions.len() >= DELETIONS_MAX {
+                result = result.and(joined(deletions.join_next().await));
+            }
+            deletions.spawn(async move { delete(&live).await });
+        }
+        while !deletions.is_empty() {
+            result = result.and(joined(deletions.join_next().await));
+        }
+        // One that ends as soon as it is ready may not have swept yet, and there is no next sweep.
+        crate::sandbox::sweep::sweep(self.shared()).await;
+        result
+    }
+}
+
+/// Asks a driver for something that it does in a moment.
+pub(crate) async fn ask<T>(
+    live: &LiveSandbox,
+    message: impl FnOnce(oneshot::Sender<Result<T, EngineError>>) -> Message,
+) -> Result<T, EngineError> {
+    let (done, answer) = oneshot::channel();
+    let over = || match gone(live) {
+        Ok(()) => EngineError::SandboxNotFound { id: live.id.to_string() },
+        Err(error) => error,
+    };
+    match live.inbox.send_timeout(message(done), crate::sandbox::live::INBOX_WAIT).await {
+        Ok(()) => answer.await.unwrap_or_else(|_| Err(over())),
+        Err(mpsc::error::SendTimeoutError::Timeout(_)) => Err(EngineError::Unresponsive { id: live.id }),
+        Err(mpsc::error::SendTimeoutError::Closed(_)) => Err(over()),
+    }
+}
+
+pub(crate) async fn delete(live: &LiveSandbox) -> Result<(), EngineError> {
+    let (done, answer) = oneshot::channel();
+    let sent = live
+        .inbox
+        .send_timeout(
+            Message::Delete { done, cause: tracing::Span::current() },
+            crate::sandbox::live::INBOX_WAIT,
+        )
+        .await;
+    match sent {
+        Ok(()) => {}
+        Err(mpsc::error::SendTimeoutError::Timeout(_)) => {
+            return Err(EngineError::Unresponsive { id: live.id });
+        }
+        Err(mpsc::error::SendTimeoutError::Closed(_)) => return gone(live),
+    }
+    match answer.await {
+        Ok(result) => result,
+        Err(_) => gone(live),
+    }
+}
+
+/// The driver is no more: because the sandbox is gone, or because the engine stops.
+pub(crate) fn gone(live: &LiveSandbox) -> Result<(), EngineError> {
+    let registry = live.shared.registry();
+    match registry.get(live.id) {
+        None if registry.is_stray(live.id) => Ok(()),
+        None | Some(_) => Err(EngineError::Stopping),
+    }
+}
+
+pub(crate) fn joined(
+    result: Option<Result<Result<(), EngineError>, tokio::task::JoinError>>,
+) -> Result<(), EngineError> {
+    match result {
+        Some(Ok(result)) => result,
+        Some(Err(_)) => Err(EngineError::Stopping),
+        None => Ok(()),
+    }
+}

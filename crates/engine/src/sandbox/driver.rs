@@ -1,0 +1,469 @@
+//! The task that owns one sandbox: only this task changes its state, launches it and tears it down.
+//!
+//! The driver takes one message at a time from a bounded inbox. Slow work runs in tasks beside the inbox, so that the
+//! driver reacts to a delete at once. Every change of state takes the same steps: write the goal to the row, act, write
+//! the result to the row, notify watchers. `lifecycle` decides which changes are allowed.
+//!
+//! What the driver does is in three files beside this one: `make` launches a sandbox and links to its init, `clean` ends
+//! it and removes it, `judge` applies its lifetime rules.
+
+use std::future::{Future, pending};
+use std::pin::Pin;
+use std::sync::{Arc, PoisonError};
+use std::time::{Duration, Instant};
+
+use runtime::{BackendError, Usage};
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::task::JoinError;
+use tokio::time::{Sleep, timeout};
+use tracing::{Instrument, Span, debug_span, error, info_span, warn};
+
+use crate::TRACE_TARGET;
+use crate::db::{SandboxChange, SandboxRow};
+use crate::error::{EngineError, chain};
+use crate::guest::LinkEnd;
+use crate::model::{SandboxUpdate, Wait};
+use crate::observe::clock::Moment;
+use crate::observe::metrics::{Verb, Verdict};
+use crate::observe::timing;
+use crate::sandbox::clean::teardown;
+use crate::sandbox::deadlines::Deadlines;
+use crate::sandbox::lifecycle::{Disk, Goal, Recovery, State};
+use crate::sandbox::lifetime::{Explanation, Lifetime};
+use crate::sandbox::live::LiveSandbox;
+use crate::sandbox::make::Remains;
+use crate::task::Task;
+
+/// How many messages may wait for a driver. The queue stays short: the driver itself waits for database commits only.
+pub(crate) const INBOX_MAX: usize = 64;
+/// The first and the longest pause between two attempts at work that must succeed in the end.
+const RETRY_MIN: Duration = Duration::from_millis(100);
+const RETRY_MAX: Duration = Duration::from_secs(30);
+
+/// What others ask of a driver, or report to it.
+pub(crate) enum Message {
+    /// Delete the sandbox, and answer when it is gone.
+    Delete {
+        done: oneshot::Sender<Result<(), EngineError>>,
+        /// The caller's span, which becomes the parent of the delete in traces.
+        cause: Span,
+    },
+    /// Change its name, labels, notes or lifetime. The caller has already reserved a new name.
+    Update { update: Box<SandboxUpdate>, done: oneshot::Sender<Result<(), EngineError>> },
+    /// Restart the clocks of its start and its last use, so that it lives on.
+    Touch { done: oneshot::Sender<Result<Explanation, EngineError>> },
+    /// Explain which rules apply, and when they end the sandbox.
+    Explain { done: oneshot::Sender<Result<Explanation, EngineError>> },
+    /// A claim of the sandbox is committed. Its clocks start at `at`, under new rules.
+    Claimed { lifetime: Lifetime, at: Moment },
+    /// A claim chose it and then failed. No caller can find it any more, so the driver deletes it.
+    Unclaimed,
+    /// Whether the sweep found the sandbox on the host.
+    Swept { present: bool },
+}
+
+/// Where a driver's sandbox comes from.
+pub(crate) enum Birth {
+    /// A caller has just asked for it.
+    New { row: Box<SandboxRow>, wait: Wait, created: oneshot::Sender<Result<(), EngineError>> },
+    /// Its row was in the database when the daemon started.
+    Recovered {
+        /// Why the output of its commands cannot be read, if it cannot.
+        unreadable: Option<String>,
+    },
+}
+
+/// Starts the driver of a sandbox that is in the registry.
+pub(crate) fn spawn(
+    live: &Arc<LiveSandbox>,
+    inbox: mpsc::Receiver<Message>,
+    deadlines: Deadlines,
+    birth: Birth,
+) {
+    let span = info_span!("sandbox", id = %live.id);
+    let driver = Driver {
+        live: Arc::clone(live),
+        inbox,
+        work: Work::None,
+        failures: 0,
+        relinks: 0,
+        deadlines,
+        look: None,
+        deletes: Vec::new(),
+        created: None,
+        began: None,
+        trace: match birth {
+            Birth::New { .. } => {
+                debug_span!(target: TRACE_TARGET, "create", shoal.sandbox = %live.id)
+            }
+            Birth::Recovered { .. } => Span::none(),
+        },
+    };
+    let task = live.shared.runtime.spawn(driver.run(birth).instrument(span));
+    *live.driver.lock().unwrap_or_else(PoisonError::into_inner) = Some(task.abort_handle());
+}
+
+pub(super) struct Driver {
+    pub(super) live: Arc<LiveSandbox>,
+    pub(super) inbox: mpsc::Receiver<Message>,
+    pub(super) work: Work,
+    /// Failed attempts at the current work, in a row.
+    pub(super) failures: u32,
+    /// How often the driver has replaced a link that panicked.
+    pub(super) relinks: u32,
+    pub(super) deadlines: Deadlines,
+    /// Reads the processor time that the sandbox has used.
+    pub(super) look: Option<Task<Result<Usage, BackendError>>>,
+    /// Callers that wait until the sandbox is deleted.
+    pub(super) deletes: Vec<oneshot::Sender<Result<(), EngineError>>>,
+    /// The caller that waits until the sandbox runs.
+    pub(super) created: Option<oneshot::Sender<Result<(), EngineError>>>,
+    /// When the create or delete that is under way began.
+    pub(super) began: Option<Instant>,
+    /// The span of the create or delete that is under way.
+    pub(super) trace: Span,
+}
+
+/// The slow work that runs beside the inbox.
+pub(super) enum Work {
+    None,
+    Making {
+        task: Task<Result<Task<LinkEnd>, BackendError>>,
+        cancel: watch::Sender<bool>,
+    },
+    Linked(Task<LinkEnd>),
+    Cleaning {
+        task: Task<Result<(), BackendError>>,
+        then: Then,
+    },
+    /// A pause before the driver retries what failed.
+    Resting {
+        until: Pin<Box<Sleep>>,
+        again: Again,
+    },
+}
+
+/// What the driver retries.
+#[derive(Clone, Copy)]
+pub(super) enum Again {
+    Delete,
+    EndProcesses,
+}
+
+/// Why something is being cleaned up, and so what follows it.
+pub(super) enum Then {
+    /// A create failed. It is recorded with this error.
+    Failed(BackendError),
+    /// The sandbox is being deleted.
+    Gone,
+    /// The sweep found remains of a failed sandbox.
+    Nothing,
+    /// The sandbox failed, and its processes are being ended.
+    Ended,
+}
+
+/// The result of the work.
+enum Finished {
+    Made(Result<Task<LinkEnd>, BackendError>),
+    Unlinked(LinkEnd),
+    Cleaned(Result<(), BackendError>),
+    Rested,
+}
+
+impl Work {
+    async fn finished(&mut self) -> Finished {
+        match self {
+            Self::None => pending().await,
+            Self::Making { task, .. } => {
+                Finished::Made(task.await.unwrap_or_else(|error| Err(panicked("make the sandbox", error))))
+            }
+            Self::Linked(task) => Finished::Unlinked(task.await.unwrap_or_else(|error| {
+                error!(%error, "the link to init panicked");
+                LinkEnd::Bug
+            })),
+            Self::Cleaning { task, .. } => {
+                Finished::Cleaned(task.await.unwrap_or_else(|error| Err(panicked("clean up", error))))
+            }
+            Self::Resting { until, .. } => {
+                until.await;
+                Finished::Rested
+            }
+        }
+    }
+}
+
+pub(super) fn panicked(doing: &str, error: JoinError) -> BackendError {
+    BackendError::Refused { doing: doing.into(), source: std::io::Error::other(error) }
+}
+
+/// Whether the driver continues.
+#[derive(PartialEq, Eq)]
+pub(super) enum Life {
+    On,
+    Over,
+}
+
+impl Driver {
+    async fn run(mut self, birth: Birth) {
+        if self.begin(birth).await == Life::Over {
+            return;
+        }
+        self.judge().await;
+        loop {
+            let nap = self.deadlines.nap(self.live.shared.clock.now());
+            let life = tokio::select! {
+                message = self.inbox.recv() => match message {
+                    Some(message) => self.hear(message).await,
+                    None => Life::Over,
+                },
+                finished = self.work.finished() => self.conclude(finished).await,
+                looked = finished(&mut self.look) => {
+                    self.looked(looked).await;
+                    Life::On
+                }
+                () = sleep(&self.live, nap) => {
+                    self.wake().await;
+                    Life::On
+                }
+            };
+            if life == Life::Over {
+                return;
+            }
+        }
+    }
+
+    async fn begin(&mut self, birth: Birth) -> Life {
+        match birth {
+            Birth::New { row, wait, created } => {
+                self.began = Some(Instant::now());
+                let inserted = self.live.shared.db.insert_sandbox(*row);
+                let inserted = timing::ROW.watch(&self.live.shared.metrics, self.live.id, inserted);
+                match inserted.instrument(self.trace.clone()).await {
+                    Ok(image) => {
+                        if let Some(image) = image.and_then(|digest| self.live.shared.images.get(digest)) {
+                            self.live.set_image(image);
+                        }
+                    }
+                    Err(error) => {
+                        self.live.shared.registry().remove(self.live.id);
+                        self.live.set_state(State::Deleting, None); // For callers that have found it in the meantime.
+                        // The id may be that of a spare that the backend holds ready. No row refers to it now.
+                        if let Err(left) = teardown(&self.live).await {
+                            warn!(
+                                error = chain(&left),
+                                "cannot remove a sandbox that has no row; the sweep tries again"
+                            );
+                        }
+                        let _ = created.send(Err(error)); // A caller that left needs no answer.
+                        return Life::Over;
+                    }
+                }
+                self.live.set_recorded();
+                self.live.tell_state();
+                match wait {
+                    Wait::Ready => self.created = Some(created),
+                    Wait::No => drop(created.send(Ok(()))),
+                }
+                self.make(Remains::Nothing);
+            }
+            Birth::Recovered { unreadable } => {
+                self.live.set_recorded();
+                match self.live.state().recovery() {
+                    Recovery::Adopt if unreadable.is_some() => {
+                        self.lost(LinkEnd::Unreadable(unreadable.unwrap_or_default())).await;
+                    }
+                    Recovery::MakeAgain => self.make(Remains::Perhaps),
+                    Recovery::Adopt => self.link(),
+                    Recovery::Finish => self.clean(None, self.live.close_commands(), Then::Gone),
+                    // The daemon may have died before it ended the processes of the failed sandbox.
+                    Recovery::Keep if self.live.state() == (State::Failed { disk: Disk::Whole }) => {
+                        self.end_processes();
+                    }
+                    Recovery::Keep => {}
+                }
+            }
+        }
+        Life::On
+    }
+
+    async fn hear(&mut self, message: Message) -> Life {
+        match message {
+            Message::Delete { done, cause } => {
+                self.deletes.push(done);
+                if self.deletes.len() == 1 {
+                    let id = self.live.id;
+                    self.trace =
+                        debug_span!(target: TRACE_TARGET, parent: &cause, "delete", shoal.sandbox = %id);
+                }
+                self.delete(None).await; // `tell_deleters` reports the result to the caller.
+            }
+            Message::Update { update, done } => {
+                let _ = done.send(self.update(*update).await); // A caller that left needs no answer.
+            }
+            Message::Touch { done } => {
+                let _ = done.send(self.touch().await); // As above.
+            }
+            Message::Explain { done } => {
+                let _ = done.send(Ok(self.explain())); // As above.
+            }
+            Message::Claimed { lifetime, at } => {
+                self.deadlines = Deadlines::newborn(lifetime, at);
+                self.deadlines.started(at);
+                self.deadlines.stored();
+                self.judge().await;
+            }
+            Message::Unclaimed => {
+                self.delete(None).await; // `delete` reports why, if it cannot begin.
+            }
+            Message::Swept { present } => self.swept(present).await,
+        }
+        Life::On
+    }
+
+    async fn conclude(&mut self, finished: Finished) -> Life {
+        match (std::mem::replace(&mut self.work, Work::None), finished) {
+            (_, Finished::Made(Ok(link))) => {
+                self.work = Work::Linked(link);
+                self.made().await;
+            }
+            (_, Finished::Made(Err(error))) => self.clean(None, Vec::new(), Then::Failed(error)),
+            (_, Finished::Unlinked(end)) => self.lost(end).await,
+            (Work::Cleaning { then, .. }, Finished::Cleaned(result)) => match then {
+                Then::Failed(error) => self.failed(error, result).await,
+                Then::Gone => return self.gone(result).await,
+                Then::Nothing => {
+                    if let Err(error) = result {
+                        warn!(error = chain(&error), "cannot remove what is left of a failed sandbox");
+                    }
+                }
+                Then::Ended => match result {
+                    Ok(()) => self.failures = 0,
+                    Err(error) => {
+                        warn!(
+                            error = chain(&error),
+                            "cannot end the processes of a failed sandbox; trying again"
+                        );
+                        self.rest(Again::EndProcesses);
+                    }
+                },
+            },
+            (Work::Resting { again, .. }, Finished::Rested) => match again {
+                Again::Delete => self.clean(None, self.live.close_commands(), Then::Gone),
+                Again::EndProcesses => self.end_processes(),
+            },
+            (_, Finished::Cleaned(_) | Finished::Rested) => {
+                unreachable!("what finished is what was under way")
+            }
+        }
+        Life::On
+    }
+
+    async fn update(&mut self, update: SandboxUpdate) -> Result<(), EngineError> {
+        self.check_lives()?;
+        let live = Arc::clone(&self.live);
+        let now = live.shared.clock.now();
+        let labels = match update.labels.is_empty() {
+            true => None,
+            false => Some(live.view().labels.changed(&update.labels)?),
+        };
+        let notes = match update.notes.is_empty() {
+            true => None,
+            false => Some(live.view().notes.changed(&update.notes)?),
+        };
+        let stamps = update.lifetime.is_some().then(|| self.deadlines.stamps_touched(now));
+        let change = SandboxChange {
+            name: update.name.clone(),
+            labels: labels.clone(),
+            notes: notes.clone(),
+            lifetime: update.lifetime.clone(),
+            stamps,
+        };
+        if !live.shared.db.change_sandbox(live.id, change).await? {
+            return Err(live.wrong_state());
+        }
+        if let Some(name) = update.name {
+            let before = std::mem::replace(&mut live.view().name, name);
+            live.shared.registry().free_name(&live, &before);
+            live.tell_state();
+        }
+        if let Some(labels) = labels {
+            live.shared.registry().relabel(&live, labels);
+        }
+        if let Some(notes) = notes {
+            live.view().notes = notes;
+        }
+        if let Some(lifetime) = update.lifetime {
+            live.view().lifetime = lifetime.clone();
+            self.deadlines.change(lifetime, now);
+            self.deadlines.stored();
+            self.judge().await;
+        }
+        Ok(())
+    }
+
+    /// An error if the sandbox is being deleted: then it cannot be changed.
+    pub(super) fn check_lives(&self) -> Result<(), EngineError> {
+        match self.live.state() {
+            State::Deleting => Err(self.live.wrong_state()),
+            State::Creating | State::Running | State::Paused(_) | State::Failed { .. } => Ok(()),
+        }
+    }
+
+    /// Writes the change from the current state to `to`, then notifies watchers.
+    pub(super) async fn record(
+        &self,
+        to: State,
+        goal: Goal,
+        reason: Option<String>,
+    ) -> Result<(), EngineError> {
+        let from = self.live.state_in_row();
+        let changed = self.live.shared.db.change_state(self.live.id, from, to, goal, reason.clone());
+        let changed = timing::ROW.watch(&self.live.shared.metrics, self.live.id, changed);
+        let changed = changed.instrument(self.trace.clone()).await?;
+        if !changed {
+            // Only the driver changes this row. If it happens all the same, the state in memory is as likely to be right.
+            error!(from = from.word(), to = to.word(), "a sandbox's row was not in the state it was left in");
+        }
+        self.live.set_state(to, reason);
+        Ok(())
+    }
+
+    /// Records how long the create or delete took, and ends its trace.
+    pub(super) fn measure(&mut self, verb: Verb, verdict: Verdict) {
+        self.trace = Span::none();
+        if let Some(began) = self.began.take() {
+            self.live.shared.metrics.operation(verb, verdict, began.elapsed());
+        }
+    }
+
+    /// Pauses before the next attempt. The pause doubles with each failure in a row.
+    pub(super) fn rest(&mut self, again: Again) {
+        let pause = RETRY_MIN.saturating_mul(1 << self.failures.min(16)).min(RETRY_MAX);
+        self.failures += 1;
+        self.work = Work::Resting { until: Box::pin(tokio::time::sleep(pause)), again };
+    }
+}
+
+/// Waits for a task, or forever if there is none.
+async fn finished<T>(task: &mut Option<Task<Result<T, BackendError>>>) -> Result<T, BackendError> {
+    match task {
+        Some(task) => task.await.unwrap_or_else(|error| Err(panicked("look at the sandbox", error))),
+        None => pending().await,
+    }
+}
+
+async fn sleep(live: &LiveSandbox, nap: Option<Duration>) {
+    match nap {
+        Some(nap) => live.shared.clock.sleep(nap).await,
+        None => pending().await,
+    }
+}
+
+pub(super) async fn within<T>(
+    seconds: u64,
+    doing: &'static str,
+    work: impl Future<Output = Result<T, BackendError>>,
+) -> Result<T, BackendError> {
+    let late = |_| BackendError::Late { doing, seconds };
+    timeout(Duration::from_secs(seconds), work).await.map_err(late)?
+}

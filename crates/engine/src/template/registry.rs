@@ -1,0 +1,110 @@
+//! All templates in memory, by owner and name.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use ::image::Digest;
+use wire::{SandboxId, TemplateId};
+
+use crate::db::{LoadedTemplates, TemplateRow, VersionRow};
+use crate::error::EngineError;
+use crate::model::Owner;
+use crate::template::{DEFAULT, Preparation, Source, TemplateHead, TemplateName, Version};
+
+/// All templates of one data directory.
+#[derive(Default)]
+pub(crate) struct Templates {
+    index: Mutex<TemplateIndex>,
+    /// Held from a change of rows until the index shows the same, as with images.
+    pub(super) changing: tokio::sync::Mutex<()>,
+}
+
+/// The newest version of every template.
+pub(super) type TemplateIndex = BTreeMap<(Owner, TemplateName), Arc<Version>>;
+
+impl Templates {
+    /// The templates of the rows, and the version that each sandbox was made from.
+    pub fn open(loaded: LoadedTemplates) -> (Self, BTreeMap<SandboxId, Arc<Version>>) {
+        let mut versions: BTreeMap<(TemplateId, u32), VersionRow> =
+            loaded.versions.into_iter().map(|row| ((row.template, row.version), row)).collect();
+        let mut index = TemplateIndex::new();
+        let mut heads = BTreeMap::new();
+        let mut made = BTreeMap::new();
+        for row in loaded.templates {
+            let TemplateRow { id, owner, name, version, created_at } = row;
+            let head = Arc::new(TemplateHead {
+                id,
+                owner: owner.clone(),
+                created_at,
+                name: Mutex::new(name.clone()),
+            });
+            if let Some(row) = versions.remove(&(id, version)) {
+                let newest = Version::new(&head, &row);
+                made.insert((id, version), Arc::clone(&newest));
+                index.insert((owner, name), newest);
+            }
+            heads.insert(id, head);
+        }
+        let mut uses = BTreeMap::new();
+        for held in loaded.uses {
+            let key = (held.template, held.version);
+            if !made.contains_key(&key)
+                && let (Some(row), Some(head)) = (versions.remove(&key), heads.get(&held.template))
+            {
+                made.insert(key, Version::new(head, &row));
+            }
+            if let Some(version) = made.get(&key) {
+                uses.insert(held.sandbox, Arc::clone(version));
+            }
+        }
+        (Self { index: Mutex::new(index), changing: tokio::sync::Mutex::default() }, uses)
+    }
+
+    pub(super) fn index(&self) -> MutexGuard<'_, TemplateIndex> {
+        self.index.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Ends all preparations.
+    pub fn halt(&self) {
+        self.index().values().for_each(|version| version.stop());
+    }
+
+    /// The template that a name of the owner refers to.
+    pub fn find(&self, owner: &Owner, name: &str) -> Result<Source, EngineError> {
+        if name == DEFAULT {
+            return Ok(Source::BuiltIn);
+        }
+        self.newest(owner, name).map(Source::Version)
+    }
+
+    pub(super) fn newest(&self, owner: &Owner, name: &str) -> Result<Arc<Version>, EngineError> {
+        let not_found = || EngineError::TemplateNotFound { name: name.to_owned() };
+        let name = TemplateName::parse(name).map_err(|_| not_found())?;
+        self.index().get(&(owner.clone(), name)).cloned().ok_or_else(not_found)
+    }
+
+    /// Renames a template in memory. Name and index change together: a caller who reads the new name finds the template.
+    pub(super) fn rename(&self, newest: &Arc<Version>, name: TemplateName) {
+        let (mut index, head) = (self.index(), &newest.head);
+        let before = head.set_name(name.clone());
+        index.remove(&(head.owner.clone(), before));
+        index.insert((head.owner.clone(), name), Arc::clone(newest));
+    }
+
+    /// What all versions of a template share, by the template's id.
+    pub fn head(&self, template: TemplateId) -> Option<Arc<TemplateHead>> {
+        let index = self.index();
+        index.values().find(|version| version.head.id == template).map(|version| Arc::clone(&version.head))
+    }
+
+    /// While this is held, no template is made, changed or deleted.
+    pub async fn unchanged(&self) -> tokio::sync::MutexGuard<'_, ()> {
+        self.changing.lock().await
+    }
+
+    /// How many templates hold an image.
+    pub fn holding(&self, image: Digest) -> usize {
+        let holds = |version: &&Arc<Version>| matches!(version.preparation(), Preparation::Ready(prepared) if prepared.image == Some(image));
+        self.index().values().filter(holds).count()
+    }
+}

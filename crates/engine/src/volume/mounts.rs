@@ -1,0 +1,125 @@
+//! The rules for mounts of volumes in a sandbox. Pure.
+
+use std::sync::Arc;
+
+use wire::launch::{Access, MOUNTS_MAX, Mount};
+
+use crate::db::MountRow;
+use crate::error::EngineError;
+use crate::volume::{LiveVolume, VolumeMount};
+
+/// The longest path that the kernel takes, in bytes.
+const PATH_MAX: usize = 4096;
+/// Directories that the sandbox itself needs. Nothing is mounted over them or below them.
+const PROTECTED: [&str; 4] = ["/proc", "/sys", "/dev", "/run/shoal"];
+
+/// A mount whose volume was found.
+#[derive(Clone)]
+pub(crate) struct Mounted {
+    pub volume: Arc<LiveVolume>,
+    pub path: String,
+    pub access: Access,
+}
+
+impl Mounted {
+    pub fn described(&self) -> VolumeMount {
+        VolumeMount { volume: self.volume.name().to_string(), path: self.path.clone(), access: self.access }
+    }
+
+    pub fn row(&self) -> MountRow {
+        MountRow { volume: self.volume.id, path: self.path.clone(), access: self.access }
+    }
+
+    pub fn plan(&self) -> Mount {
+        Mount { volume: self.volume.id, path: self.path.clone(), access: self.access }
+    }
+}
+
+/// Checks mounts: paths are absolute, without `.` and `..`, each used once, and outside the protected directories. Returns them with
+/// paths in one spelling, in an order in which no mount covers an earlier one.
+pub(crate) fn check_mounts(mounts: Vec<VolumeMount>) -> Result<Vec<VolumeMount>, EngineError> {
+    let invalid = |why: String| Err(EngineError::Invalid { what: "mounts", why });
+    if mounts.len() > MOUNTS_MAX {
+        return invalid(format!("there must be at most {MOUNTS_MAX}, got {}", mounts.len()));
+    }
+    let mut checked: Vec<VolumeMount> = Vec::new();
+    for VolumeMount { volume, path, access } in mounts {
+        if volume.is_empty() {
+            return invalid(format!("the mount at `{path:.128}` must name a volume"));
+        }
+        if !path.starts_with('/') {
+            return invalid(format!("a path must be absolute, got `{path:.128}`"));
+        }
+        if path.len() > PATH_MAX || path.contains('\0') {
+            return invalid(format!("a path must have at most {PATH_MAX} bytes and no NUL byte"));
+        }
+        let parts: Vec<&str> = path.split('/').filter(|part| !part.is_empty()).collect();
+        if parts.iter().any(|part| matches!(*part, "." | "..")) {
+            return invalid(format!("a path must not contain `.` or `..`, got `{path:.128}`"));
+        }
+        let plain = format!("/{}", parts.join("/"));
+        let below = |place: &str| plain == place || plain.starts_with(&format!("{place}/"));
+        if plain == "/" || PROTECTED.iter().any(|place| below(place)) {
+            return invalid(format!("nothing can be mounted over `{plain:.128}`"));
+        }
+        if checked.iter().any(|mount| mount.path == plain) {
+            return invalid(format!("two mounts have the path `{plain:.128}`"));
+        }
+        checked.push(VolumeMount { volume, path: plain, access });
+    }
+    checked.sort_by(|a, b| a.path.cmp(&b.path));
+    Ok(checked)
+}
+
+/// The mounts of a template and of a request together. If both name a path, the request wins.
+pub(crate) fn merged(template: Vec<VolumeMount>, request: Vec<VolumeMount>) -> Vec<VolumeMount> {
+    let plain = |path: &str| path.split('/').filter(|part| !part.is_empty()).collect::<Vec<_>>().join("/");
+    let taken: Vec<String> = request.iter().map(|mount| plain(&mount.path)).collect();
+    let kept = template.into_iter().filter(|mount| !taken.contains(&plain(&mount.path)));
+    kept.chain(request).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn mount(path: &str) -> VolumeMount {
+        VolumeMount { volume: "v".into(), path: path.into(), access: Access::ReadWrite }
+    }
+
+    #[track_caller]
+    fn check_mount(paths: &[&str], expected: Result<&[&str], &str>) {
+        let mounts = paths.iter().map(|path| mount(path)).collect();
+        match (check_mounts(mounts), expected) {
+            (Ok(mounts), Ok(expected)) => {
+                let paths: Vec<&str> = mounts.iter().map(|mount| mount.path.as_str()).collect();
+                assert_eq!(paths, expected);
+            }
+            (Err(error), Err(part)) => assert!(error.to_string().contains(part), "{error}"),
+            (result, _) => panic!("{paths:?}: {result:?}"),
+        }
+    }
+
+    #[test]
+    fn mounts_go_where_they_harm_nothing() {
+        check_mount(
+            &["/data/deeper/", "/data", "/process", "/home//a b"],
+            Ok(&["/data", "/data/deeper", "/home/a b", "/process"]),
+        );
+        check_mount(&["data"], Err("must be absolute, got `data`"));
+        check_mount(&["/"], Err("nothing can be mounted over `/`"));
+        check_mount(&["//proc//"], Err("over `/proc`"));
+        check_mount(&["/sys/fs/cgroup"], Err("over `/sys/fs/cgroup`"));
+        check_mount(&["/dev/shm"], Err("over `/dev/shm`"));
+        check_mount(&["/run/shoal/ca"], Err("over `/run/shoal/ca`"));
+        check_mount(&["/data/../proc"], Err("`..`"));
+        check_mount(&["/data", "/data/"], Err("two mounts have the path `/data`"));
+    }
+
+    #[test]
+    fn what_a_request_mounts_wins_over_the_template() {
+        let other = VolumeMount { volume: "other".into(), ..mount("/data/") };
+        let both = merged(vec![mount("/data"), mount("/cache")], vec![other.clone()]);
+        assert_eq!(both, [mount("/cache"), other]);
+    }
+}

@@ -1,0 +1,16 @@
+//! The engine on the fake backend, with all its tests in one executable: a module for each file.
+
+mod common;
+
+mod basics;
+mod failures;
+mod files;
+mod images;
+mod labels;
+mod lifetimes;
+mod pools;
+mod schemas;
+mod snapshots;
+mod stats;
+mod streams;
+mod versions;

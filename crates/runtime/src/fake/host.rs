@@ -1,0 +1,440 @@
+//! The machine: its sandboxes, layers and volumes, what they use, and what a test can do to them.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use async_trait::async_trait;
+use wire::guest::Handle;
+use wire::launch::{
+    LayerFacts, LayerFault, LayerSource, Limits, Motion, Processes, Rootfs, StoreFacts, StoreKind,
+};
+use wire::{Digest, SandboxId, VolumeId};
+
+use crate::backend::{
+    BackendError, DiskUsage, GuestStream, Isolation, LayerSpec, Machine, Spec, Storage, Usage,
+};
+use crate::fake::faults::{FakeFailure, FakeStep, Faults};
+use crate::fake::init::{Connection, Init, SIGKILL, Violation};
+use crate::fake::script::Gates;
+
+/// What the pipe between daemon and init holds, as a socket's buffer would.
+const PIPE_BYTES: usize = 256 * 1024;
+
+/// Something that exists on the fake host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum FakeThing {
+    /// A writable directory.
+    Disk,
+    /// A control group.
+    Limits,
+    /// A process.
+    Process,
+}
+
+/// A machine that exists in memory. Clones are the same machine.
+#[derive(Clone, Default)]
+pub struct FakeHost {
+    host: Arc<Host>,
+}
+
+#[derive(Default)]
+struct Host {
+    state: Mutex<HostState>,
+    gates: Arc<Gates>,
+}
+
+#[derive(Default)]
+pub(super) struct HostState {
+    volumes: BTreeMap<VolumeId, u64>,
+    volume_bytes: HashMap<VolumeId, u64>,
+    without_limits: bool,
+    things: BTreeSet<(SandboxId, FakeThing)>,
+    inits: HashMap<SandboxId, Arc<Init>>,
+    pub(super) oom_kills: HashMap<SandboxId, u64>,
+    usage: HashMap<SandboxId, Usage>,
+    disk_bytes: HashMap<SandboxId, u64>,
+    /// Frozen sandboxes.
+    frozen: BTreeSet<SandboxId>,
+    frozen_max: usize,
+    pub(super) faults: Faults,
+    launches: u64,
+    layers: BTreeSet<Digest>,
+    /// Contents that cannot be unpacked.
+    bad_layers: BTreeSet<Digest>,
+    unpacked: u64,
+}
+
+impl FakeHost {
+    /// A machine on which everything works.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// A machine on which one step always fails.
+    pub fn failing_at(step: FakeStep) -> Self {
+        let host = Self::new();
+        host.fail(step, FakeFailure::Refused, u32::MAX);
+        host
+    }
+
+    pub(super) fn state(&self) -> MutexGuard<'_, HostState> {
+        self.host.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sets what a sandbox uses from now on.
+    pub fn set_usage(&self, sandbox: SandboxId, usage: Usage) {
+        self.state().usage.insert(sandbox, usage);
+    }
+
+    /// Sets what a sandbox's files take from now on.
+    pub fn set_disk_bytes(&self, sandbox: SandboxId, bytes: u64) {
+        self.state().disk_bytes.insert(sandbox, bytes);
+    }
+
+    /// Sets what a volume's files take from now on.
+    pub fn set_volume_bytes(&self, volume: VolumeId, bytes: u64) {
+        self.state().volume_bytes.insert(volume, bytes);
+    }
+
+    /// From now on, there are no disk limits.
+    pub fn lose_disk_limits(&self) {
+        self.state().without_limits = true;
+    }
+
+    /// Releases commands that wait at a gate.
+    pub fn open_gate(&self, name: &str) {
+        self.host.gates.open(name);
+    }
+
+    /// What exists, of any sandbox.
+    pub fn leftovers(&self) -> Vec<(SandboxId, FakeThing)> {
+        self.state().things.iter().copied().collect()
+    }
+
+    /// Creates something that no engine knows of.
+    pub fn plant(&self, sandbox: SandboxId, thing: FakeThing) {
+        self.state().things.insert((sandbox, thing));
+    }
+
+    /// The frozen sandboxes, and the most that were frozen at the same time.
+    pub fn frozen(&self) -> (Vec<SandboxId>, usize) {
+        let state = self.state();
+        (state.frozen.iter().copied().collect(), state.frozen_max)
+    }
+
+    /// The layers that are there.
+    pub fn layers_there(&self) -> Vec<Digest> {
+        self.state().layers.iter().copied().collect()
+    }
+
+    /// Creates a layer that no engine knows of.
+    pub fn plant_layer(&self, layer: Digest) {
+        self.state().layers.insert(layer);
+    }
+
+    /// Removes a layer without a request.
+    pub fn lose_layer(&self, layer: Digest) {
+        self.state().layers.remove(&layer);
+    }
+
+    /// From now on, a layer of these contents cannot be unpacked.
+    pub fn spoil_layer(&self, contents: Digest) {
+        self.state().bad_layers.insert(contents);
+    }
+
+    /// How often a layer was unpacked.
+    pub fn unpacked(&self) -> u64 {
+        self.state().unpacked
+    }
+
+    /// How often a sandbox was launched.
+    pub fn launches(&self) -> u64 {
+        self.state().launches
+    }
+
+    fn init(&self, sandbox: SandboxId) -> Arc<Init> {
+        Arc::clone(self.state().inits.get(&sandbox).expect("the test asks about a sandbox that exists"))
+    }
+
+    /// Stops init, as SIGSTOP would, or continues it.
+    pub fn silence(&self, sandbox: SandboxId, silent: bool) {
+        self.init(sandbox).silence(silent);
+    }
+
+    /// Ends init, and with it the sandbox.
+    pub fn kill_init(&self, sandbox: SandboxId) {
+        let init = self.init(sandbox);
+        init.end();
+        let mut state = self.state();
+        state.things.remove(&(sandbox, FakeThing::Process));
+        state.inits.remove(&sandbox);
+    }
+
+    /// Breaks the connection once, at a frame's border.
+    pub fn disconnect(&self, sandbox: SandboxId) {
+        self.init(sandbox).disconnect();
+    }
+
+    /// From now on, init sends these bytes on every connection after the greeting, and at once on the present one.
+    pub fn say(&self, sandbox: SandboxId, bytes: Vec<u8>) {
+        self.init(sandbox).say(bytes);
+    }
+
+    /// From now on, init claims to know these commands too.
+    pub fn claim(&self, sandbox: SandboxId, handles: Vec<u32>) {
+        self.init(sandbox).state().claims = handles;
+    }
+
+    /// From now on, init claims to have this much stdin of every command.
+    pub fn claim_stdin(&self, sandbox: SandboxId, taken: u64) {
+        self.init(sandbox).state().stdin_claimed = Some(taken);
+    }
+
+    /// How often init started a command.
+    pub fn starts(&self, sandbox: SandboxId, handle: Handle) -> u32 {
+        self.init(sandbox).state().starts.get(&handle).copied().unwrap_or(0)
+    }
+
+    /// The rules of the protocol that the daemon broke. Each ended its connection.
+    pub fn violations(&self, sandbox: SandboxId) -> Vec<Violation> {
+        self.init(sandbox).state().violations.clone()
+    }
+
+    /// Commands that init has not been allowed to forget.
+    pub fn remembered(&self, sandbox: SandboxId) -> usize {
+        self.init(sandbox).state().commands.len()
+    }
+
+    /// Stdin that init holds and no command has read.
+    pub fn stdin_held(&self, sandbox: SandboxId) -> usize {
+        let init = self.init(sandbox);
+        let state = init.state();
+        state.commands.values().map(|command| command.stdin.len()).sum()
+    }
+
+    /// The most that any stream had to wait for an acknowledgement, in bytes.
+    pub fn unacknowledged(&self, sandbox: SandboxId) -> usize {
+        let init = self.init(sandbox);
+        let state = init.state();
+        let streams = state.commands.values().flat_map(|command| &command.output);
+        streams.map(|output| output.bytes.len()).max().unwrap_or(0)
+    }
+}
+
+#[async_trait]
+impl Isolation for FakeHost {
+    async fn prepare(&self, _rootfs: &Rootfs) -> Result<(), BackendError> {
+        self.step(FakeStep::Prepare, "prepare the image").await
+    }
+
+    async fn launch(&self, spec: &Spec) -> Result<(), BackendError> {
+        let id = spec.sandbox;
+        self.state().launches += 1;
+        if let Rootfs::Layers(layers) | Rootfs::OverHost(layers) = &spec.rootfs
+            && let Some(missing) = layers.iter().find(|layer| !self.state().layers.contains(layer))
+        {
+            let source = io::Error::from(io::ErrorKind::NotFound);
+            return Err(BackendError::Refused { doing: format!("find layer {missing}"), source });
+        }
+        // The thing exists even if its step fails: a half-made sandbox is the interesting case.
+        self.state().things.insert((id, FakeThing::Disk));
+        self.step(FakeStep::Disk, "make the disk").await?;
+        self.state().things.insert((id, FakeThing::Limits));
+        self.step(FakeStep::Limits, "set the limits").await?;
+        self.state().things.insert((id, FakeThing::Process));
+        self.step(FakeStep::Process, "start init").await?;
+        let init = Arc::new(Init::new(Arc::clone(&self.host.gates)));
+        self.state().inits.insert(id, init);
+        Ok(())
+    }
+
+    async fn connect(&self, sandbox: SandboxId) -> Result<GuestStream, BackendError> {
+        self.step(FakeStep::Connect, "connect to init").await?;
+        let greets = match self.step(FakeStep::Greet, "greet init").await {
+            Err(BackendError::Gone) => return Err(BackendError::Gone),
+            result => result.is_ok(),
+        };
+        let mut state = self.state();
+        let Some(init) = state.inits.get(&sandbox).cloned() else { return Err(BackendError::Gone) };
+        let lifespan = state.faults.lifespan();
+        drop(state);
+        let (ours, theirs) = tokio::io::duplex(PIPE_BYTES);
+        if greets {
+            let connection = Connection::replace(init, lifespan, self.clone(), sandbox);
+            tokio::spawn(connection.serve(theirs));
+        }
+        Ok(Box::new(ours))
+    }
+
+    async fn teardown(&self, sandbox: SandboxId) -> Result<(), BackendError> {
+        let mut state = self.state();
+        if state.faults.take_teardown() {
+            let source = io::Error::from(io::ErrorKind::ResourceBusy);
+            return Err(BackendError::Refused { doing: "unmount the root".into(), source });
+        }
+        state.things.retain(|(owner, _)| *owner != sandbox);
+        if let Some(init) = state.inits.remove(&sandbox) {
+            init.end();
+        }
+        Ok(())
+    }
+
+    async fn end_processes(&self, sandbox: SandboxId, which: Processes) -> Result<(), BackendError> {
+        self.step(FakeStep::End, "end processes").await?;
+        let mut state = self.state();
+        match which {
+            Processes::All => {
+                state.things.remove(&(sandbox, FakeThing::Limits));
+                state.things.remove(&(sandbox, FakeThing::Process));
+                if let Some(init) = state.inits.remove(&sandbox) {
+                    init.end();
+                }
+            }
+            Processes::OfCommand(command) => {
+                if let Some(init) = state.inits.get(&sandbox) {
+                    init.signal(command, SIGKILL);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    async fn freeze(&self, sandbox: SandboxId, motion: Motion) -> Result<(), BackendError> {
+        match motion {
+            Motion::Still => {
+                {
+                    let mut state = self.state();
+                    assert!(state.frozen.insert(sandbox), "{sandbox} stands still for two at once");
+                    state.frozen_max = state.frozen_max.max(state.frozen.len());
+                }
+                self.step(FakeStep::Still, "freeze a sandbox").await?;
+            }
+            Motion::Going => {
+                self.step(FakeStep::Going, "thaw a sandbox").await?;
+                self.state().frozen.remove(&sandbox);
+            }
+        }
+        Ok(())
+    }
+
+    fn foresee(&self, _: &Rootfs, _: &Limits) {}
+
+    /// Prepares nothing, so that tests see each step of a create.
+    fn reserve(&self, _: &Rootfs, _: &Limits) -> Option<SandboxId> {
+        None
+    }
+
+    async fn stop(&self) {}
+
+    async fn inventory(&self) -> Result<Vec<SandboxId>, BackendError> {
+        let found: BTreeSet<_> = self.state().things.iter().map(|(sandbox, _)| *sandbox).collect();
+        Ok(found.into_iter().collect())
+    }
+
+    async fn oom_kills(&self, sandbox: SandboxId) -> Result<u64, BackendError> {
+        Ok(self.state().oom_kills.get(&sandbox).copied().unwrap_or(0))
+    }
+
+    async fn usage(&self, sandboxes: &[SandboxId]) -> Result<Vec<Option<Usage>>, BackendError> {
+        let state = self.state();
+        let lives = |id: &SandboxId| state.things.contains(&(*id, FakeThing::Process));
+        let usage = |id: &SandboxId| state.usage.get(id).copied().unwrap_or_default();
+        Ok(sandboxes.iter().map(|id| lives(id).then(|| usage(id))).collect())
+    }
+
+    async fn machine(&self) -> Result<Machine, BackendError> {
+        Ok(Machine {
+            cpus: 4,
+            memory_bytes: 8 << 30,
+            memory_available_bytes: 6 << 30,
+            disk_bytes: 100 << 30,
+            disk_available_bytes: 60 << 30,
+            sandboxes: Usage::default(),
+        })
+    }
+}
+
+#[async_trait]
+impl Storage for FakeHost {
+    fn store(&self) -> StoreFacts {
+        StoreFacts { kind: StoreKind::Loop, limits: !self.state().without_limits }
+    }
+
+    async fn disk_usage(&self, sandbox: SandboxId) -> Result<DiskUsage, BackendError> {
+        self.step(FakeStep::DiskUsage, "look at its files").await?;
+        let bytes = self.state().disk_bytes.get(&sandbox).copied().unwrap_or(0);
+        Ok(DiskUsage { bytes, complete: true })
+    }
+
+    async fn unpack_layer(
+        &self,
+        wanted: &LayerSpec,
+        read: &(dyn Fn(u64) + Send + Sync),
+    ) -> Result<LayerFacts, BackendError> {
+        self.step(FakeStep::Unpack, "unpack a layer").await?;
+        read(1);
+        let mut state = self.state();
+        if let LayerSource::Blob { contents, .. } = wanted.from
+            && state.bad_layers.contains(&contents)
+        {
+            let source = Box::new(LayerFault::Damaged { why: "it was spoilt".into() });
+            return Err(BackendError::Layer { layer: wanted.layer, source });
+        }
+        if let Some(missing) = wanted.below.iter().find(|below| !state.layers.contains(below)) {
+            let source = io::Error::from(io::ErrorKind::NotFound);
+            return Err(BackendError::Refused { doing: format!("find layer {missing}"), source });
+        }
+        if state.layers.insert(wanted.layer) {
+            state.unpacked += 1;
+        }
+        Ok(LayerFacts { entries: 1, bytes: 1, ..LayerFacts::default() })
+    }
+
+    async fn remove_layer(&self, layer: Digest) -> Result<(), BackendError> {
+        self.step(FakeStep::RemoveLayer, "remove a layer").await?;
+        self.state().layers.remove(&layer);
+        Ok(())
+    }
+
+    async fn layers(&self) -> Result<Vec<Digest>, BackendError> {
+        Ok(self.layers_there())
+    }
+
+    async fn create_volume(
+        &self,
+        volume: VolumeId,
+        size_bytes: u64,
+        from: Option<VolumeId>,
+    ) -> Result<(), BackendError> {
+        self.step(FakeStep::Volume, "make a volume").await?;
+        let mut state = self.state();
+        if from.is_some_and(|from| !state.volumes.contains_key(&from)) {
+            let source = io::Error::from(io::ErrorKind::NotFound);
+            return Err(BackendError::Refused { doing: "find a volume's files".into(), source });
+        }
+        state.volumes.insert(volume, size_bytes);
+        Ok(())
+    }
+
+    async fn resize_volume(&self, volume: VolumeId, size_bytes: u64) -> Result<(), BackendError> {
+        self.step(FakeStep::Volume, "resize a volume").await?;
+        self.state().volumes.insert(volume, size_bytes);
+        Ok(())
+    }
+
+    async fn remove_volume(&self, volume: VolumeId) -> Result<(), BackendError> {
+        self.step(FakeStep::Volume, "remove a volume").await?;
+        self.state().volumes.remove(&volume);
+        Ok(())
+    }
+
+    async fn volume_usage(&self, volume: VolumeId) -> Result<DiskUsage, BackendError> {
+        let bytes = self.state().volume_bytes.get(&volume).copied().unwrap_or(0);
+        Ok(DiskUsage { bytes, complete: true })
+    }
+
+    async fn volumes(&self) -> Result<Vec<VolumeId>, BackendError> {
+        Ok(self.state().volumes.keys().copied().collect())
+    }
+}

@@ -1,0 +1,294 @@
+//! What a walker does: it handles one request, in its own process.
+
+use std::collections::HashMap;
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::fs::CWD;
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use wire::launch::{
+    Access, Answer, Ask, Failure, Found, HOST_LAYERS_MAX, INVENTORY_PAGE, LAYERS_MAX, LAYERS_PAGE,
+    MOUNTS_MAX, Plan, Processes, Rootfs, VERSION, VOLUMES_PAGE, from_packet, to_packet,
+};
+use wire::{Digest, SandboxId, VolumeId};
+
+use super::{Launcher, failure, refused};
+use crate::backend::DiskUsage;
+use crate::ns::enter::{self, EnterError, Materials};
+use crate::ns::plan::{self, Tree};
+use crate::ns::slots::{self, Slot};
+use crate::storage::generations::PrepareError;
+use crate::storage::host_image::{self, ImageError};
+use crate::storage::pool::StoragePool;
+use crate::sys::mounts::cut_out;
+use crate::sys::{self, CloneOptions, Cloned};
+
+/// Layers are mounted read-only, without devices or set-user-id programs.
+pub(super) const READ_ONLY: u64 = libc::MOUNT_ATTR_RDONLY | libc::MOUNT_ATTR_NODEV | libc::MOUNT_ATTR_NOSUID;
+
+impl Launcher {
+    pub(super) fn walk(&mut self, serial: u64, ask: Ask, slot: Option<Slot>) -> Result<Answer, Failure> {
+        match ask {
+            Ask::Hello { .. } => Ok(Answer::Hello { version: VERSION }),
+            Ask::PrepareHostImage { thorough } => {
+                let generation = self.places.prepare_host_image(thorough).map_err(image_failure)?;
+                Ok(Answer::Prepared { generation })
+            }
+            Ask::PrepareSlot { base } => self.prepare_slot(base),
+            Ask::Launch(plan) => self.launch(&plan, slot),
+            Ask::Teardown { sandbox } => self.teardown(sandbox),
+            Ask::Inventory { after } => self.inventory(after),
+            Ask::UnpackLayer(wanted) => self.unpack_layer(serial, &wanted).map(Answer::Unpacked),
+            Ask::RemoveLayer { layer } => {
+                self.places.layers.remove(layer).map_err(refused("remove a layer"))?;
+                Ok(Answer::Done)
+            }
+            Ask::Layers { after } => {
+                let mut layers = self.places.layers.list().map_err(refused("list layers"))?;
+                layers.retain(|layer| after.is_none_or(|after| *layer > after));
+                layers.truncate(LAYERS_PAGE);
+                Ok(Answer::Layers(layers))
+            }
+            Ask::EndProcesses { sandbox, which } => {
+                let ended = match which {
+                    Processes::All => self.cgroups.remove(sandbox),
+                    Processes::OfCommand(command) => self.cgroups.end_command(sandbox, command),
+                };
+                ended.map(|()| Answer::Done).map_err(refused("end the sandbox's processes"))
+            }
+            Ask::Freeze { sandbox, motion } => {
+                self.cgroups.freeze(sandbox, motion).map_err(refused("freeze or thaw the sandbox"))?;
+                Ok(Answer::Done)
+            }
+            Ask::DiskUsage { sandbox } => {
+                let DiskUsage { bytes, complete } =
+                    self.places.disk_usage(sandbox).map_err(refused("look at the sandbox's files"))?;
+                Ok(Answer::DiskUsage { bytes, complete })
+            }
+            Ask::CreateVolume { volume, size_bytes, from } => {
+                self.places.pool.make_volume(volume, size_bytes, from).map_err(refused("make a volume"))?;
+                Ok(Answer::Done)
+            }
+            Ask::ResizeVolume { volume, size_bytes } => {
+                self.places.pool.resize_volume(volume, size_bytes).map_err(refused("resize a volume"))?;
+                Ok(Answer::Done)
+            }
+            Ask::RemoveVolume { volume } => {
+                self.places.pool.remove_volume(volume).map_err(refused("remove a volume"))?;
+                Ok(Answer::Done)
+            }
+            Ask::VolumeUsage { volume } => {
+                let files = self.volume(volume)?;
+                let DiskUsage { bytes, complete } =
+                    self.places.pool.usage(files).map_err(refused("look at a volume's files"))?;
+                Ok(Answer::DiskUsage { bytes, complete })
+            }
+            Ask::Volumes { after } => {
+                let mut volumes = self.places.pool.volumes().map_err(refused("list volumes"))?;
+                volumes.retain(|volume| after.is_none_or(|after| *volume > after));
+                volumes.truncate(VOLUMES_PAGE);
+                Ok(Answer::Volumes(volumes))
+            }
+            Ask::Store => {
+                let StoragePool { facts, note, .. } = &self.places.pool;
+                Ok(Answer::Store { facts: *facts, note: note.clone() })
+            }
+            Ask::StoreUsage => {
+                let space = self.places.pool.space().map_err(refused("see how much the store holds"))?;
+                let space = match space {
+                    Some(space) => space,
+                    None => self.places.space().map_err(refused("see how much is free"))?,
+                };
+                Ok(Answer::StoreUsage { bytes: space.0, available_bytes: space.1 })
+            }
+        }
+    }
+
+    fn prepare_slot(&self, base: u32) -> Result<Answer, Failure> {
+        let slot = make_slot(base)?;
+        let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+        let mut ancillary = SendAncillaryBuffer::new(&mut space);
+        let fds = [slot.user.as_fd(), slot.net.as_fd()];
+        assert!(ancillary.push(SendAncillaryMessage::ScmRights(&fds)), "there is room for two");
+        let base = base.to_le_bytes();
+        sendmsg(&self.slots_out, &[io::IoSlice::new(&base)], &mut ancillary, SendFlags::NOSIGNAL)
+            .map_err(refused("hand a slot over"))?;
+        Ok(Answer::Done)
+    }
+
+    fn launch(&self, plan: &Plan, slot: Option<Slot>) -> Result<Answer, Failure> {
+        let Slot { user, net } = match slot {
+            Some(slot) => slot,
+            None => make_slot(plan.base)?,
+        };
+        let generation = match plan.rootfs {
+            Rootfs::Host | Rootfs::OverHost(_) => self
+                .places
+                .host_images
+                .current()
+                .map_err(refused("find the image `host`"))?
+                .ok_or_else(|| Failure { doing: "find the image `host`".into(), errno: libc::ENOENT })?,
+            // Generations begin with 1.
+            Rootfs::Layers(_) => 0,
+        };
+        let writable_layers: Vec<&str> =
+            plan::overlays(&plan.rootfs).iter().map(|overlay| overlay.upper).collect();
+        let place = self
+            .places
+            .make_sandbox(plan.sandbox, plan.base, generation, &writable_layers, plan.limits.disk_bytes)
+            .map_err(refused("make the sandbox's directory"))?;
+        let listener = place.listen().map_err(refused("make init's socket"))?;
+        let groups =
+            self.cgroups.make(plan.sandbox, plan.base, &plan.limits).map_err(refused("make the cgroups"))?;
+
+        let mut trees = HashMap::new();
+        let (directory, layers) = self.layers(&plan.rootfs, generation)?;
+        for (number, layer) in layers.into_iter().enumerate() {
+            let tree =
+                idmapped(directory, &layer, READ_ONLY, &user).map_err(refused("map the ids of a layer"))?;
+            trees.insert(Tree::Layer(number as u8), tree);
+        }
+        let flags = libc::MOUNT_ATTR_NODEV | libc::MOUNT_ATTR_NOSUID;
+        let writable = idmapped(place.fs.as_fd(), "", flags, &user)
+            .map_err(refused("map the ids of the writable layer"))?;
+        trees.insert(Tree::Writable, writable);
+        if plan.mounts.len() > MOUNTS_MAX {
+            let doing = format!("mount {} volumes", plan.mounts.len());
+            return Err(Failure { doing, errno: libc::EINVAL });
+        }
+        for (number, mount) in plan.mounts.iter().enumerate() {
+            let flags = match mount.access {
+                Access::ReadWrite => flags,
+                Access::ReadOnly => READ_ONLY,
+            };
+            let volume = self.volume(mount.volume)?;
+            let tree =
+                idmapped(volume.as_fd(), "", flags, &user).map_err(refused("map the ids of a volume"))?;
+            trees.insert(Tree::Volume(number as u8), tree);
+        }
+
+        let steps = plan::steps(plan);
+        let (mut errors, mut report) = io::pipe().map_err(refused("make a pipe"))?;
+        let options = CloneOptions {
+            flags: libc::CLONE_NEWNS
+                | libc::CLONE_NEWPID
+                | libc::CLONE_NEWIPC
+                | libc::CLONE_NEWUTS
+                // A child of the loop, which reaps it; this walker will have ended.
+                | libc::CLONE_PARENT,
+            cgroup: Some(groups.v2.as_fd()),
+        };
+        match sys::clone_process(&options).map_err(refused("clone init"))? {
+            Cloned::Child => {
+                drop(errors);
+                let materials = Materials {
+                    trees,
+                    limits: groups.v1_tasks,
+                    user,
+                    net,
+                    base: plan.base,
+                    filters: &self.filters,
+                    init: self.init.as_fd(),
+                    listener,
+                    cgroup: groups.v2,
+                };
+                let EnterError { doing, source } = enter::enter(&steps, materials);
+                let failure = failure(&doing, &source);
+                // If this cannot be written either, the exit code still reports the failure.
+                let _ = report.write_all(&to_packet(&failure));
+                sys::exit_now(1)
+            }
+            Cloned::Parent { pid } => {
+                drop(report);
+                let mut said = Vec::new();
+                // Ends when init is executed, which closes the pipe, or when the process is gone.
+                errors.read_to_end(&mut said).map_err(refused("hear of init's start"))?;
+                match said.as_slice() {
+                    [] => Ok(Answer::Launched { pid }),
+                    said => Err(from_packet(said)
+                        .unwrap_or(Failure { doing: "start init, for an unknown reason".into(), errno: 0 })),
+                }
+            }
+        }
+    }
+
+    fn volume(&self, volume: VolumeId) -> Result<OwnedFd, Failure> {
+        let found = self.places.pool.volume(volume).map_err(refused("open a volume"))?;
+        found.ok_or_else(|| Failure { doing: "find a volume's files".into(), errno: libc::ENOENT })
+    }
+
+    fn teardown(&self, sandbox: SandboxId) -> Result<Answer, Failure> {
+        // Try both, so that one failure does not leave the other part behind.
+        let groups = self.cgroups.remove(sandbox).map_err(refused("end the sandbox's processes"));
+        let files = self.places.remove_sandbox(sandbox).map_err(refused("remove the sandbox's files"));
+        groups.and(files).map(|()| Answer::Done)
+    }
+
+    fn inventory(&self, after: Option<SandboxId>) -> Result<Answer, Failure> {
+        let mut found: HashMap<SandboxId, Found> = HashMap::new();
+        for (sandbox, base) in self.places.list_sandboxes().map_err(refused("list sandboxes"))? {
+            found.insert(sandbox, Found { sandbox, base, alive: false });
+        }
+        for (sandbox, alive) in self.cgroups.list().map_err(refused("list cgroups"))? {
+            found.entry(sandbox).or_insert(Found { sandbox, base: None, alive }).alive = alive;
+        }
+        let mut found: Vec<Found> =
+            found.into_values().filter(|f| after.is_none_or(|after| f.sandbox > after)).collect();
+        found.sort_by_key(|f| f.sandbox);
+        found.truncate(INVENTORY_PAGE);
+        Ok(Answer::Inventory(found))
+    }
+
+    /// The layers of a root filesystem, in the numbering of `plan::overlays`, and what their paths are relative to.
+    pub(super) fn layers(
+        &self,
+        rootfs: &Rootfs,
+        generation: u64,
+    ) -> Result<(BorrowedFd<'_>, Vec<String>), Failure> {
+        let too_many = |layers: &[Digest], most: usize| match layers.len() {
+            1.. if layers.len() <= most => Ok(()),
+            count => Err(Failure { doing: format!("mount an image of {count} layers"), errno: libc::EINVAL }),
+        };
+        let text = |path: std::path::PathBuf| path.to_string_lossy().into_owned();
+        let host = |name: &str| text(self.places.host_images.path(generation).join(name));
+        Ok(match rootfs {
+            Rootfs::Host => (CWD, vec![host("root"), host("usr"), host_image::USR.into()]),
+            Rootfs::Layers(layers) => {
+                too_many(layers, LAYERS_MAX)?;
+                (self.places.layers.layers(), layers.iter().map(Digest::hex).collect())
+            }
+            Rootfs::OverHost(layers) => {
+                too_many(layers, HOST_LAYERS_MAX)?;
+                let layer = |layer: &Digest| self.places.layers_path().join(layer.hex());
+                let roots = layers.iter().map(|digest| text(layer(digest)));
+                let usrs = layers.iter().map(|digest| text(layer(digest).join(plan::USR)));
+                let whole = roots.chain([host("root")]).chain(usrs);
+                (CWD, whole.chain([host("usr"), host_image::USR.into()]).collect())
+            }
+        })
+    }
+}
+
+fn image_failure(error: PrepareError) -> Failure {
+    match error {
+        PrepareError::Io { doing, source } => failure(doing, &source),
+        PrepareError::Build(error) => {
+            let errno = match &error {
+                ImageError::Io { source, .. } => source.raw_os_error().unwrap_or(0),
+                ImageError::NotMerged { .. } => 0,
+            };
+            Failure { doing: format!("build the image `host`: {error}"), errno }
+        }
+    }
+}
+
+pub(super) fn make_slot(base: u32) -> Result<Slot, Failure> {
+    slots::make(base).map_err(|e| failure(e.doing, &e.source))
+}
+
+/// A copy of the mount at `path` that shows files with the ids of a user namespace.
+pub(super) fn idmapped(dir: BorrowedFd<'_>, path: &str, flags: u64, user: &OwnedFd) -> io::Result<OwnedFd> {
+    let tree = cut_out(dir, path, false)?;
+    sys::set_mount_attributes(tree.as_fd(), flags, Some(user.as_fd()), false)?;
+    Ok(tree)
+}

@@ -1,0 +1,15 @@
+//! What sandboxes have on disk: images and their layers, writable files, volumes.
+//!
+//! Read [`places`] first: it says where everything is. [`pool`] keeps writable files and volumes; [`layers`] keeps the layers of
+//! images, which [`unpacker`] creates; [`host_image`] builds the image `host` from this machine's own `/usr`.
+
+mod directories;
+pub mod disk;
+pub mod generations;
+pub mod host_image;
+pub mod layers;
+pub mod places;
+pub mod pool;
+pub mod remove;
+pub mod stage;
+pub mod unpacker;

@@ -1,0 +1,6 @@
+//! What needs a real kernel, in one executable: a module for each file.
+
+mod freeze;
+mod idmap;
+mod remove;
+mod skew;

@@ -1,0 +1,29 @@
+//! The app and its router, put together from the configuration, the native API and the dialects.
+
+use axum::Router;
+use engine::Engine;
+
+use crate::config::Config;
+use crate::http::app::{App, Manners, Reach, Surface};
+use crate::http::origin::Allowed;
+use crate::{dialects, native};
+
+/// What every handler has at hand.
+pub fn app(engine: Engine, config: &Config) -> App {
+    let mut allowed =
+        Allowed { hosts: config.allowed_hosts.clone(), origins: config.allowed_origins.clone() };
+    if let Some(url) = &config.public_url {
+        allowed.hosts.push(url.host.clone());
+        allowed.origins.push(url.origin.clone());
+    }
+    let public_origin = config.public_url.as_ref().map(|url| url.origin.to_string());
+    let scheme = if config.tls.is_some() { "https" } else { "http" };
+    App::new(engine, Reach { allowed, public_origin, scheme })
+}
+
+/// All routes with all layers.
+pub fn router(app: &App) -> Router {
+    let manners =
+        Manners { refuse: dialects::refuse, needs_no_key: dialects::needs_no_key, metrics: native::METRICS };
+    app.router(Surface { routes: dialects::mount(native::all()), manners })
+}

@@ -1,0 +1,21 @@
+//! What the native API and every dialect stand on: the layers that a request passes, how it is read, how it is refused.
+//!
+//! Knows no route and no dialect.
+
+pub mod app;
+pub mod auth;
+pub mod body;
+pub mod budget;
+pub mod clock;
+pub mod conditions;
+pub mod download;
+pub mod drain;
+pub mod error;
+pub mod locate;
+pub mod origin;
+pub mod params;
+pub mod places;
+pub mod sse;
+pub mod text;
+pub mod upload;
+pub mod websocket;

@@ -1,0 +1,114 @@
+//! A body of any size on its way in: taken as it comes, with a bound on how long its sender may be silent.
+
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::http::request::Parts;
+use axum::http::{HeaderMap, StatusCode, header};
+use bytes::Bytes;
+use engine::Key;
+use engine::image::Upload;
+use http_body_util::BodyExt;
+use tokio::io::AsyncWriteExt;
+
+use crate::http::app::{App, Stopping};
+use crate::http::error::ApiError;
+
+/// How long a caller may send nothing of a body that it has begun.
+const BODY_IDLE_MAX: Duration = Duration::from_secs(60);
+
+/// A body is the whole of a file as it is: nothing of the ways in which it could be something else is understood here.
+pub fn check_whole(headers: &HeaderMap) -> Result<(), ApiError> {
+    if headers.contains_key(header::CONTENT_RANGE) {
+        return Err(ApiError::must("Content-Range", "be left out: files are written whole"));
+    }
+    match headers.get(header::CONTENT_ENCODING) {
+        Some(encoding) if encoding != "identity" => Err(ApiError::new(
+            StatusCode::UNSUPPORTED_MEDIA_TYPE,
+            "unsupported_encoding",
+            "the body must not be encoded",
+        )),
+        Some(_) | None => Ok(()),
+    }
+}
+
+/// A body on its way in.
+pub struct Incoming<'a> {
+    body: &'a mut Body,
+    stopping: &'a mut Stopping,
+}
+
+impl Incoming<'_> {
+    /// The next bytes; `None` at the end of the body.
+    pub async fn next(&mut self) -> Result<Option<Bytes>, ApiError> {
+        loop {
+            let frame = tokio::select! {
+                frame = tokio::time::timeout(BODY_IDLE_MAX, self.body.frame()) => frame,
+                halt = self.stopping.wait() => return Err(halt.into()),
+            };
+            match frame {
+                Ok(None) => return Ok(None),
+                Ok(Some(Ok(frame))) => {
+                    if let Ok(bytes) = frame.into_data() {
+                        return Ok(Some(bytes));
+                    }
+                }
+                Ok(Some(Err(_))) => {
+                    return Err(ApiError::new(
+                        StatusCode::BAD_REQUEST,
+                        "body_incomplete",
+                        "the connection ended before the body did",
+                    ));
+                }
+                Err(_) => {
+                    return Err(ApiError::new(
+                        StatusCode::REQUEST_TIMEOUT,
+                        "body_too_slow",
+                        format!("nothing of the body came for {} s", BODY_IDLE_MAX.as_secs()),
+                    ));
+                }
+            }
+        }
+    }
+}
+
+/// Pours a body into `take`.
+pub async fn pour<T>(
+    mut body: Body,
+    stopping: &mut Stopping,
+    take: impl AsyncFnOnce(Incoming<'_>) -> Result<T, ApiError>,
+) -> Result<T, ApiError> {
+    take(Incoming { body: &mut body, stopping }).await
+}
+
+/// Takes a body into a file of its own, as far as the disk has room for it.
+pub async fn received(app: &App, key: &Key, head: &Parts, body: Body) -> Result<Upload, ApiError> {
+    let (upload, room) = app.engine.upload()?;
+    let full = || {
+        ApiError::new(StatusCode::INSUFFICIENT_STORAGE, "disk_full", "the archive does not fit on the disk")
+            .detail("free_bytes", room)
+    };
+    let announced = head.headers.get(header::CONTENT_LENGTH).and_then(|v| v.to_str().ok()?.parse().ok());
+    if announced.is_some_and(|length: u64| length > room) {
+        return Err(full());
+    }
+    let failed = |error: std::io::Error| match error.kind() {
+        std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded => full(),
+        _ => ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", "the archive cannot be kept"),
+    };
+    let mut file = tokio::fs::File::from_std(upload.file.try_clone().map_err(failed)?);
+    let mut stopping = app.stopping(key);
+    let poured = pour(body, &mut stopping, async |mut incoming| {
+        let mut length = 0u64;
+        while let Some(bytes) = incoming.next().await? {
+            length += bytes.len() as u64;
+            if length > room {
+                return Err(full());
+            }
+            file.write_all(&bytes).await.map_err(failed)?;
+        }
+        file.flush().await.map_err(failed)
+    });
+    poured.await?;
+    Ok(upload)
+}

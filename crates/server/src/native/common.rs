@@ -1,0 +1,70 @@
+//! What several nouns of the native API need: checks of single fields, and work that outlives its caller.
+
+use std::collections::BTreeMap;
+use std::future::Future;
+
+use axum::http::StatusCode;
+use tracing::Instrument;
+
+use crate::config::quantity::{Bytes, Cpu};
+use crate::http::error::ApiError;
+
+/// How long a page may be.
+pub(super) const PAGE_MAX: u32 = 500;
+
+/// Carries `work` on when the caller goes away in its middle, so that nothing is left half done.
+pub(super) async fn carried_on<T, E>(
+    work: impl Future<Output = Result<T, E>> + Send + 'static,
+) -> Result<T, ApiError>
+where
+    T: Send + 'static,
+    E: Send + 'static,
+    ApiError: From<E>,
+{
+    match tokio::spawn(work.in_current_span()).await {
+        Ok(result) => Ok(result?),
+        // The task panicked, which the panic hook has logged: nobody aborts it.
+        Err(_) => {
+            Err(ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", "the daemon has a bug here"))
+        }
+    }
+}
+
+pub(super) fn check_limit(limit: Option<u32>) -> Result<Option<u32>, ApiError> {
+    match limit {
+        Some(limit) if !(1..=PAGE_MAX).contains(&limit) => {
+            Err(ApiError::must("limit", format!("be between 1 and {PAGE_MAX}, got {limit}")))
+        }
+        limit => Ok(limit),
+    }
+}
+
+/// Processors, where they were said.
+pub(super) fn cpu_millis(text: Option<String>) -> Result<Option<u32>, ApiError> {
+    let Some(text) = text else { return Ok(None) };
+    let cpu = Cpu::parse(&text).map_err(|error| ApiError::invalid("cpu", error))?;
+    u32::try_from(cpu.millis).map(Some).map_err(|_| ApiError::invalid("cpu", "it is too large"))
+}
+
+/// Memory or storage, where it was said.
+pub(super) fn bytes(field: &'static str, text: Option<String>) -> Result<Option<u64>, ApiError> {
+    let Some(text) = text else { return Ok(None) };
+    Bytes::parse(&text).map(|amount| Some(amount.bytes)).map_err(|error| ApiError::invalid(field, error))
+}
+
+pub(super) fn check_env(env: &BTreeMap<String, String>) -> Result<(), ApiError> {
+    for (name, value) in env {
+        if name.is_empty() || name.contains(['=', '\0']) {
+            return Err(ApiError::must(
+                "env",
+                "have names that are not empty and contain neither `=` nor a NUL byte",
+            ));
+        }
+        no_nul("env", value)?;
+    }
+    Ok(())
+}
+
+pub(super) fn no_nul(field: &'static str, text: &str) -> Result<(), ApiError> {
+    if text.contains('\0') { Err(ApiError::must(field, "not contain a NUL byte")) } else { Ok(()) }
+}

@@ -1,0 +1,102 @@
+//! Whose each native route is.
+
+use axum::http::Method;
+
+use crate::http::locate::{self, Place, Row, Whose};
+
+/// Every route of `all`. A test compares it with the description of the API.
+pub const ROUTES: &[Row] = &[
+    ("/metrics", &[], Whose::Daemon),
+    ("/v1/health", &[], Whose::Daemon),
+    ("/v1/ready", &[], Whose::Daemon),
+    ("/v1/version", &[], Whose::Daemon),
+    ("/v1/openapi.json", &[], Whose::Daemon),
+    // Of one sandbox or of all.
+    ("/v1/events", &[], Whose::InQuery),
+    ("/v1/stats", &[], Whose::Daemon),
+    ("/v1/sandboxes", &[Method::GET], Whose::Daemon),
+    // Made here, claimed from a pool, or found by labels.
+    ("/v1/sandboxes", &[Method::POST], Whose::InBody),
+    ("/v1/sandboxes/{sandbox}", &[], Whose::ById),
+    ("/v1/sandboxes/{sandbox}/stats", &[], Whose::ById),
+    ("/v1/sandboxes/{sandbox}/touch", &[], Whose::ById),
+    ("/v1/sandboxes/{sandbox}/explain", &[], Whose::ById),
+    ("/v1/sandboxes/{sandbox}/commands", &[], Whose::ById),
+    ("/v1/sandboxes/{sandbox}/commands/stream", &[], Whose::ById),
+    ("/v1/sandboxes/{sandbox}/commands/{command}", &[], Whose::ById),
+    ("/v1/sandboxes/{sandbox}/commands/{command}/events", &[], Whose::ById),
+    ("/v1/sandboxes/{sandbox}/commands/{command}/stream", &[], Whose::ById),
+    ("/v1/sandboxes/{sandbox}/commands/{command}/stdin", &[], Whose::ById),
+    ("/v1/sandboxes/{sandbox}/commands/{command}/stdin/end", &[], Whose::ById),
+    ("/v1/sandboxes/{sandbox}/commands/{command}/signal", &[], Whose::ById),
+    ("/v1/sandboxes/{sandbox}/commands/{command}/kill", &[], Whose::ById),
+    ("/v1/sandboxes/{sandbox}/commands/{command}/resize", &[], Whose::ById),
+    ("/v1/sandboxes/{sandbox}/files", &[], Whose::ById),
+    ("/v1/sandboxes/{sandbox}/files/stat", &[], Whose::ById),
+    ("/v1/sandboxes/{sandbox}/files/list", &[], Whose::ById),
+    ("/v1/sandboxes/{sandbox}/files/mkdir", &[], Whose::ById),
+    ("/v1/sandboxes/{sandbox}/files/move", &[], Whose::ById),
+    ("/v1/sandboxes/{sandbox}/files/copy", &[], Whose::ById),
+    ("/v1/sandboxes/{sandbox}/files/edit", &[], Whose::ById),
+    ("/v1/sandboxes/{sandbox}/files/glob", &[], Whose::ById),
+    ("/v1/sandboxes/{sandbox}/files/grep", &[], Whose::ById),
+    ("/v1/sandboxes/{sandbox}/files/watch", &[], Whose::ById),
+    ("/v1/sandboxes/{sandbox}/files/tar", &[], Whose::ById),
+    ("/v1/images", &[], Whose::Daemon),
+    ("/v1/images/pull", &[], Whose::Daemon),
+    ("/v1/images/import", &[], Whose::Daemon),
+    ("/v1/images/gc", &[], Whose::Daemon),
+    ("/v1/images/{image}", &[], Whose::Daemon),
+    ("/v1/image-aliases", &[], Whose::Daemon),
+    ("/v1/image-aliases/{alias}", &[], Whose::Daemon),
+    ("/v1/templates", &[], Whose::Daemon),
+    ("/v1/templates/{template}", &[], Whose::Daemon),
+    ("/v1/templates/{template}/prepare", &[], Whose::Daemon),
+    ("/v1/templates/{template}/events", &[], Whose::Daemon),
+    ("/v1/volumes", &[], Whose::Daemon),
+    ("/v1/volumes/{volume}", &[], Whose::Daemon),
+    ("/v1/volumes/{volume}/tar", &[], Whose::Daemon),
+    ("/v1/pools", &[], Whose::Daemon),
+    ("/v1/pools/{pool}", &[], Whose::Daemon),
+    ("/v1/builds", &[], Whose::Daemon),
+    ("/v1/builds/{build}", &[], Whose::Daemon),
+    ("/v1/builds/{build}/log", &[], Whose::Daemon),
+    ("/v1/keys", &[], Whose::Daemon),
+    ("/v1/keys/{key}", &[], Whose::Daemon),
+];
+
+/// Where a request goes; `None` if it is none of the native API.
+pub fn locate<'a>(method: &Method, path: &'a str) -> Option<Place<'a>> {
+    locate::locate(ROUTES, method, path)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+    use crate::native::openapi;
+
+    #[test]
+    fn every_route_says_whose_it_is() {
+        let description: serde_json::Value = serde_json::from_str(&openapi::json()).expect("it is JSON");
+        let paths = description["paths"].as_object().expect("it has paths");
+        let described: BTreeSet<&str> = paths.keys().map(String::as_str).collect();
+        let listed: BTreeSet<&str> = ROUTES.iter().map(|(template, ..)| *template).collect();
+        assert_eq!(listed, described);
+        for (path, methods) in paths {
+            for method in methods.as_object().expect("it has methods").keys() {
+                let method: Method = method.to_uppercase().parse().expect("a method");
+                let asked = path.replace("{sandbox}", "an-id").replace(['{', '}'], "");
+                let place = locate(&method, &asked);
+                match path.contains("{sandbox}") {
+                    true => assert_eq!(place, Some(Place::Id("an-id")), "{method} {path}"),
+                    false => assert!(!matches!(place, None | Some(Place::Id(_))), "{method} {path}"),
+                }
+            }
+        }
+        assert_eq!(locate(&Method::POST, "/v1/sandboxes"), Some(Place::Body));
+        assert_eq!(locate(&Method::GET, "/v1/sandboxes"), Some(Place::Daemon));
+        assert_eq!(locate(&Method::GET, "/v1/nothing"), None);
+    }
+}

@@ -1,0 +1,5 @@
+//! What the operator sees of the daemon: the log, metrics and traces.
+
+pub mod log;
+pub mod metrics;
+pub mod traces;

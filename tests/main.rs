@@ -1,0 +1,36 @@
+//! All black-box tests, in one executable: a module for each file.
+//!
+//! The runner starts each test in a process of its own, so they share nothing but what is compiled. What they have in
+//! common is in the library beside them.
+
+mod auth;
+mod builds;
+mod cli;
+mod commands;
+mod copy;
+mod disk;
+mod documents;
+mod events;
+mod files;
+mod harness;
+mod hostile_bytes;
+mod images;
+mod isolation;
+mod labels;
+mod lifecycle;
+mod lifetimes;
+mod limits;
+mod model;
+mod observe;
+mod oneshot;
+mod pools;
+mod recovery;
+mod scope;
+mod snapshots;
+mod spares;
+mod stuck;
+mod templates;
+mod terminal;
+mod tls;
+mod upgrade;
+mod volumes;

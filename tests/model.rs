@@ -1,0 +1,347 @@
+//! Random lives of sandboxes, compared with a small model after every step.
+//!
+//! The model knows what a caller was promised: which sandboxes there are, with their names, labels and files, and that
+//! none of it depends on the daemon or the launcher staying alive. A run is a list of steps drawn from a seed. A failure
+//! prints the seed and all steps so far; `SHOAL_TEST_SEED=<seed>` runs the same steps again.
+//!
+//! To add a verb (pause, snapshot, fork): give [`Step`] a variant and [`STEPS`] a line, say in `draw` what it needs, in
+//! `act` what is asked of the daemon and what the model has afterwards, and in `compare` how that can be seen.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Value, json};
+use shoal_tests::daemon::kill_hard;
+use shoal_tests::wait::until_true;
+use shoal_tests::{Daemon, Sandbox};
+
+/// Steps of one run, and runs.
+const STEPS_MAX: usize = 60;
+const RUNS: u64 = 2;
+/// More than these make a run slower and not richer.
+const SANDBOXES_MAX: usize = 4;
+const FILES: u64 = 3;
+
+/// What can happen, without its details, and how often compared with the others.
+const STEPS: &[(Verb, u64)] = &[
+    (Verb::Create, 6),
+    (Verb::Run, 8),
+    (Verb::WriteFile, 8),
+    (Verb::RemoveFile, 3),
+    (Verb::Touch, 3),
+    (Verb::Label, 5),
+    (Verb::Rename, 3),
+    (Verb::Expire, 2),
+    (Verb::Delete, 2),
+    (Verb::CrashDaemon, 3),
+    (Verb::RestartDaemon, 2),
+    (Verb::KillLauncher, 2),
+];
+
+#[derive(Debug, Clone, Copy)]
+enum Verb {
+    Create,
+    Run,
+    WriteFile,
+    RemoveFile,
+    Touch,
+    Label,
+    Rename,
+    Expire,
+    Delete,
+    CrashDaemon,
+    RestartDaemon,
+    KillLauncher,
+}
+
+/// One step with all its details: told the same way, it does the same.
+#[derive(Debug, Clone)]
+enum Step {
+    Create {
+        name: String,
+        label: Option<String>,
+    },
+    /// A command that writes a file, and leaves a process behind.
+    Run {
+        name: String,
+        file: String,
+        text: String,
+    },
+    /// By the routes of files.
+    WriteFile {
+        name: String,
+        file: String,
+        text: String,
+    },
+    RemoveFile {
+        name: String,
+        file: String,
+    },
+    Touch {
+        name: String,
+    },
+    Label {
+        name: String,
+        key: String,
+        value: Option<String>,
+    },
+    Rename {
+        name: String,
+        new: String,
+    },
+    /// A rule that strikes at once.
+    Expire {
+        name: String,
+    },
+    Delete {
+        name: String,
+    },
+    /// `kill -9`, and a new start.
+    CrashDaemon,
+    /// SIGTERM, and a new start.
+    RestartDaemon,
+    KillLauncher,
+}
+
+/// What a caller was promised, by the name of each sandbox.
+#[derive(Debug, Default)]
+struct Model {
+    sandboxes: BTreeMap<String, Expected>,
+    /// Names are given once.
+    named: u64,
+}
+
+#[derive(Debug)]
+struct Expected {
+    id: String,
+    labels: BTreeMap<String, String>,
+    files: BTreeMap<String, String>,
+}
+
+/// SplitMix64: the same steps for the same seed on every machine.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+
+    fn below(&mut self, bound: u64) -> u64 {
+        self.next() % bound
+    }
+
+    fn verb(&mut self) -> Verb {
+        let mut left = self.below(STEPS.iter().map(|(_, weight)| weight).sum());
+        for (verb, weight) in STEPS {
+            if left < *weight {
+                return *verb;
+            }
+            left -= weight;
+        }
+        unreachable!("what is drawn is below the sum of all weights")
+    }
+}
+
+impl Model {
+    /// A step that is possible now.
+    fn draw(&mut self, random: &mut Random) -> Step {
+        loop {
+            let verb = random.verb();
+            let some = self.sandboxes.len() as u64;
+            let name = match some {
+                0 => None,
+                _ => self.sandboxes.keys().nth(random.below(some) as usize).cloned(),
+            };
+            let file = format!("/workspace/f{}", random.below(FILES));
+            let text = format!("{:016x}", random.next());
+            return match (verb, name) {
+                (Verb::Create, _) if self.sandboxes.len() < SANDBOXES_MAX => {
+                    let label = (random.below(2) == 0).then_some(text);
+                    Step::Create { name: self.new_name(), label }
+                }
+                (Verb::Run, Some(name)) => Step::Run { name, file, text },
+                (Verb::WriteFile, Some(name)) => Step::WriteFile { name, file, text },
+                (Verb::RemoveFile, Some(name)) => match self.sandboxes[&name].files.keys().next().cloned() {
+                    Some(file) => Step::RemoveFile { name, file },
+                    None => continue,
+                },
+                (Verb::Touch, Some(name)) => Step::Touch { name },
+                (Verb::Label, Some(name)) => {
+                    let key = format!("k{}", random.below(3));
+                    Step::Label { name, key, value: (random.below(3) > 0).then_some(text) }
+                }
+                (Verb::Rename, Some(name)) => Step::Rename { name, new: self.new_name() },
+                (Verb::Expire, Some(name)) => Step::Expire { name },
+                (Verb::Delete, Some(name)) => Step::Delete { name },
+                (Verb::CrashDaemon, _) => Step::CrashDaemon,
+                (Verb::RestartDaemon, _) => Step::RestartDaemon,
+                (Verb::KillLauncher, _) => Step::KillLauncher,
+                _ => continue,
+            };
+        }
+    }
+
+    fn new_name(&mut self) -> String {
+        self.named += 1;
+        format!("model-{}", self.named)
+    }
+
+    fn expected(&mut self, name: &str) -> &mut Expected {
+        self.sandboxes.get_mut(name).expect("steps are drawn for what there is")
+    }
+
+    /// Does a step, and says what must be true afterwards.
+    #[track_caller]
+    fn act(&mut self, daemon: &mut Daemon, step: Step) {
+        match step {
+            Step::Create { name, label } => {
+                let labels: BTreeMap<String, String> =
+                    label.map(|value| ("k0".to_owned(), value)).into_iter().collect();
+                let made = daemon.sandbox_with(json!({"name": name, "labels": labels}));
+                let expected = Expected { id: made.id, labels, files: BTreeMap::new() };
+                self.sandboxes.insert(name, expected);
+            }
+            Step::Run { name, file, text } => {
+                let done = self.sandbox(daemon, &name).sh(&format!(
+                    "printf %s {text} > {file}; (setsid sleep 1000 > /dev/null 2>&1 &); cat {file}"
+                ));
+                assert_eq!(done.ok().text(), text);
+                self.expected(&name).files.insert(file, text);
+            }
+            Step::WriteFile { name, file, text } => {
+                let sandbox = self.sandbox(daemon, &name);
+                let answer = sandbox.request("PUT", &format!("/files?path={file}")).body(text.clone());
+                let status = answer.send(sandbox.address).status;
+                assert!([200, 201].contains(&status), "{status}");
+                self.expected(&name).files.insert(file, text);
+            }
+            Step::RemoveFile { name, file } => {
+                let sandbox = self.sandbox(daemon, &name);
+                sandbox.request("DELETE", &format!("/files?path={file}")).send(sandbox.address).expect(204);
+                self.expected(&name).files.remove(&file);
+            }
+            Step::Touch { name } => {
+                let sandbox = self.sandbox(daemon, &name);
+                sandbox.request("POST", "/touch").send(sandbox.address).expect(200);
+            }
+            Step::Label { name, key, value } => {
+                patch(&self.sandbox(daemon, &name), &json!({"labels": {&key: value}}));
+                let labels = &mut self.expected(&name).labels;
+                match value {
+                    Some(value) => drop(labels.insert(key, value)),
+                    None => drop(labels.remove(&key)),
+                }
+            }
+            Step::Rename { name, new } => {
+                patch(&self.sandbox(daemon, &name), &json!({"name": new}));
+                let expected = self.sandboxes.remove(&name).expect("steps are drawn for what there is");
+                self.sandboxes.insert(new, expected);
+            }
+            Step::Expire { name } => {
+                let sandbox = self.sandbox(daemon, &name);
+                let rules = json!([{"since": "creation", "after_seconds": 0.1, "action": "delete"}]);
+                patch(&sandbox, &json!({"lifetime": rules}));
+                until_true("its time is over", || {
+                    sandbox.request("GET", "").send(sandbox.address).status == 404
+                });
+                self.sandboxes.remove(&name);
+            }
+            Step::Delete { name } => {
+                self.sandbox(daemon, &name).delete();
+                self.sandboxes.remove(&name);
+            }
+            Step::CrashDaemon => daemon.crash(),
+            Step::RestartDaemon => {
+                assert!(daemon.stop(), "the daemon ends well");
+                daemon.start_again();
+            }
+            Step::KillLauncher => daemon.launchers().into_iter().for_each(kill_hard),
+        }
+    }
+
+    fn sandbox(&self, daemon: &Daemon, name: &str) -> Sandbox {
+        daemon.sandbox_of(&self.sandboxes[name].id)
+    }
+
+    /// What can be seen is what the model says.
+    #[track_caller]
+    fn compare(&self, daemon: &Daemon) {
+        let seen: BTreeMap<String, Value> = daemon
+            .list()
+            .into_iter()
+            .map(|one| {
+                let name = one["name"].as_str().expect("a sandbox has a name").to_owned();
+                (name, json!({"id": one["id"], "state": one["state"], "labels": one["labels"]}))
+            })
+            .collect();
+        let expected: BTreeMap<String, Value> = self
+            .sandboxes
+            .iter()
+            .map(|(name, one)| {
+                (name.clone(), json!({"id": one.id, "state": "running", "labels": one.labels}))
+            })
+            .collect();
+        assert_eq!(seen, expected, "left: what the daemon lists; right: the model");
+        for (name, one) in &self.sandboxes {
+            let listed = self
+                .sandbox(daemon, name)
+                .sh("cd /workspace && for f in *; do [ -e \"$f\" ] && echo \"$f $(cat \"$f\")\"; done; true");
+            let files: BTreeMap<String, String> = listed
+                .ok()
+                .text()
+                .lines()
+                .filter_map(|line| line.split_once(' '))
+                .map(|(file, text)| (format!("/workspace/{file}"), text.to_owned()))
+                .collect();
+            assert_eq!(files, one.files, "left: the files of `{name}`; right: the model");
+        }
+    }
+}
+
+#[track_caller]
+fn patch(sandbox: &Sandbox, body: &Value) {
+    sandbox.request("PATCH", "").json(body).send(sandbox.address).expect(200);
+}
+
+fn live(seed: u64) {
+    println!("SHOAL_TEST_SEED={seed}");
+    let mut random = Random(seed);
+    let mut daemon = Daemon::start();
+    // The first life warms up what is kept on purpose.
+    daemon.sandbox().delete();
+    let before = daemon.audit();
+    let mut model = Model::default();
+    for number in 0..STEPS_MAX {
+        let step = model.draw(&mut random);
+        println!("{number}: {step:?}");
+        model.act(&mut daemon, step);
+        model.compare(&daemon);
+    }
+    for name in model.sandboxes.keys() {
+        model.sandbox(&daemon, name).delete();
+    }
+    assert_eq!(daemon.list(), [] as [Value; 0]);
+    // The daemon and its launcher have other numbers by now; no other process may be left, and nothing else at all.
+    until_true("no process of a sandbox is left", || daemon.scope().inside().is_empty());
+    until_true("at most the launcher is left", || daemon.launchers().len() <= 1);
+    until_true("nothing of a sandbox is left", || {
+        let left = daemon.audit().beyond(&before);
+        println!("left: {left:?}");
+        left.iter().all(|line| line.starts_with("process "))
+    });
+}
+
+#[test]
+fn sandboxes_are_what_callers_were_promised_whatever_happens() {
+    let seed = std::env::var("SHOAL_TEST_SEED").ok().map(|seed| seed.parse().expect("a seed is a number"));
+    match seed {
+        Some(seed) => live(seed),
+        None => {
+            let random = u64::from_str_radix(&shoal_tests::daemon::random_hex(4), 16).expect("hex digits");
+            (0..RUNS).for_each(|run| live(random + run));
+        }
+    }
+}
