@@ -6,11 +6,12 @@ use std::time::Instant;
 use wire::guest::Handle;
 use wire::{CommandId, SandboxId};
 
+use crate::command::digest::request_digest;
 use crate::command::registry::{Intent, Wish};
 use crate::command::start::start_of;
 use crate::command::{Commands, LiveCommand, Refusal};
 use crate::db::CommandRow;
-use crate::model::check::{digest, page_limit};
+use crate::model::check::page_limit;
 use crate::model::random::random_u128;
 use crate::observe::clock::now;
 use crate::observe::metrics::{Verb, Verdict};
@@ -45,7 +46,7 @@ impl Engine {
         let command_id = spec.id.clone().unwrap_or_else(|| CommandId::from_random(random_u128()));
         let attendance = spec.attendance;
         let start = live.with_surroundings(|around| start_of(around, spec, &command_id))?;
-        let request_digest = digest(&start);
+        let request_digest = request_digest(&start);
         // Before init hears of it, so that no kill of its own is among them.
         let oom_kills_before = live.guest.oom_kills().await;
         let wish = Wish { id: command_id, start, request_digest, oom_kills_before, attendance };

@@ -11,6 +11,7 @@
 mod attendance;
 mod caller;
 mod calls;
+mod digest;
 mod finish;
 pub(crate) mod host_timeouts;
 pub(crate) mod log;
