@@ -28,23 +28,26 @@ impl Engine {
         spec: CommandSpec,
     ) -> Result<CommandRef, EngineError> {
         let began = Instant::now();
-        let result = self.run_unmeasured(owner, id, spec).await;
+        let result = match self.live(owner, id) {
+            Ok(live) => self.run_in(&live, spec).await,
+            Err(error) => Err(error),
+        };
         self.shared().metrics.operation(Verb::Run, Verdict::of(&result), began.elapsed());
         result
     }
 
-    async fn run_unmeasured(
+    /// As [`Self::run`], in a sandbox that may be hidden.
+    pub(crate) async fn run_in(
         &self,
-        owner: &Owner,
-        id: SandboxId,
+        live: &Arc<LiveSandbox>,
         spec: CommandSpec,
     ) -> Result<CommandRef, EngineError> {
-        let live = self.live(owner, id)?;
+        let id = live.id;
         let _using = live.begin_use()?;
         let named = spec.id.is_some();
         let command_id = spec.id.clone().unwrap_or_else(|| CommandId::from_random(random_u128()));
         let attendance = spec.attendance;
-        let start = start_of(&live, spec, &command_id)?;
+        let start = start_of(live, spec, &command_id)?;
         let request_digest = digest(&start);
         // Before init hears of it, so that no kill of its own is among them.
         let oom_kills = live.oom_kills().await;
@@ -60,7 +63,7 @@ impl Engine {
         let metrics = &self.shared().metrics;
         let hub = match crate::observe::timing::ROW.watch(metrics, id, hub.committed()).await {
             Ok(()) => hub,
-            Err(Refusal::Exists(row)) => self.found(&live, CommandRow::clone(&row)).await?,
+            Err(Refusal::Exists(row)) => self.found(live, CommandRow::clone(&row)).await?,
             Err(Refusal::NoSandbox) => return Err(live.wrong_state()),
             Err(Refusal::Store(source)) => {
                 let source = DbError::Shared { source };

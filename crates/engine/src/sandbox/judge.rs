@@ -26,7 +26,7 @@ impl Driver {
         let stamps = Some(self.deadlines.stamps_touched(now));
         let change = SandboxChange { stamps, ..SandboxChange::default() };
         // Written before the caller gets an answer: a crash must not undo a renewal.
-        if !self.live.shared.db.change_sandbox(self.live.id, change).await? {
+        if !self.live.shared.db.change_sandbox(self.live.row_key, change).await? {
             return Err(self.live.wrong_state());
         }
         self.deadlines.touched(now);
@@ -73,7 +73,7 @@ impl Driver {
         self.judge().await;
     }
 
-    /// Deletes the sandbox if a rule says so and no use under way prevents it. Otherwise plans when to look again.
+    /// Does what a rule says whose time has come, unless a use under way prevents it. Otherwise plans when to look again.
     pub(super) async fn judge(&mut self) {
         let state = self.live.state();
         if !self.deadlines.lifetime().acts() || matches!(state, State::Creating | State::Deleting) {
@@ -106,7 +106,7 @@ impl Driver {
     pub(super) fn note_use(&mut self) {
         let id = self.live.id;
         self.deadlines.stored();
-        self.live.shared.db.note_use(id, self.deadlines.stamps(), move |noted| match noted {
+        self.live.shared.db.note_use(self.live.row_key, self.deadlines.stamps(), move |noted| match noted {
             Ok(()) | Err(DbError::Closed) => {}
             // The next use is written again. Without one, the sandbox seems a little older after a restart.
             Err(error) => {
