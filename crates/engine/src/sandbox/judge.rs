@@ -13,7 +13,7 @@ use crate::db::SandboxChange;
 use crate::error::{DbError, EngineError, chain};
 use crate::sandbox::driver::{Driver, within};
 use crate::sandbox::lifecycle::State;
-use crate::sandbox::lifetime::Explanation;
+use crate::sandbox::lifetime::{Deed, Explanation, deed};
 use crate::task::Task;
 
 /// How long reading the resource usage of a sandbox may take. The backend reads it from a file on the host.
@@ -93,12 +93,24 @@ impl Driver {
         match strike {
             Some(strike) if over => {
                 let reason = self.deadlines.lifetime().rules()[strike.rule].reason();
-                info!(reason, "the sandbox's time is over");
-                if !self.delete(Some(reason)).await {
+                info!(reason, action = strike.action.word(), "a lifetime rule acts");
+                if !self.carry_out(deed(strike.action), reason).await {
                     self.deadlines.retry_later(now);
                 }
             }
             strike => self.deadlines.plan(state, strike.map(|strike| strike.left), now),
+        }
+    }
+
+    /// Does what a rule says. Returns whether that is under way.
+    async fn carry_out(&mut self, deed: Deed, reason: String) -> bool {
+        match deed {
+            Deed::Delete => self.delete(Some(reason)).await,
+            Deed::Pause(kept) => {
+                let pausing = self.pause(kept).await;
+                self.live.uses.reopen(); // Unlike a deleted sandbox, a paused one can be used again.
+                pausing
+            }
         }
     }
 
