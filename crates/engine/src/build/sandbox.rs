@@ -9,7 +9,9 @@ use super::recovery::sandbox_prefix;
 use crate::error::{EngineError, chain};
 use crate::files::Unpacking;
 use crate::model::labels::Labels;
-use crate::model::{CommandSpec, CommandState, Offsets, Outcome, OutputEvent, SandboxSpec, Wait};
+use crate::model::{
+    CommandSpec, CommandState, IdempotencyKey, Offsets, Outcome, OutputEvent, SandboxSpec, Wait,
+};
 
 /// How long the command of one step may run: builds of large programs take hours.
 pub(super) const STEP_SECONDS: u64 = 6 * 3600;
@@ -37,7 +39,7 @@ impl Builder {
             cpu_millis: Some(self.spec.cpu_millis),
             memory_bytes: Some(self.spec.memory_bytes),
             labels: Labels::new(labels)?,
-            idempotency_key: Some(format!("{}{serial}", sandbox_prefix(self.build.id))),
+            idempotency_key: Some(IdempotencyKey::own(format!("{}{serial}", sandbox_prefix(self.build.id)))),
             ..SandboxSpec::default()
         };
         Ok(self.engine.create(&self.key, spec, Wait::Ready).await?.id)

@@ -9,11 +9,11 @@ use wire::guest::{ExitStatus, Handle, Start};
 use wire::{CommandId, SandboxId};
 
 use super::Db;
-use super::start::{StartErrorRecord, StartRecord};
 use super::rows::{
     DigestBytes, bytes, from_json, id_bytes, json, micros, optional_unsigned, sandbox_id, signed, time,
     unreadable, unsigned,
 };
+use super::start::{StartErrorRecord, StartRecord};
 use crate::error::{DbError, EngineError};
 use crate::model::attendance::Attendance;
 use crate::model::{Outcome, Span};
@@ -356,7 +356,9 @@ fn outcome_from(row: &Row<'_>) -> rusqlite::Result<Outcome> {
         ("idle_timed_out", Some(status)) => Outcome::IdleTimedOut(status),
         ("killed", Some(status)) => Outcome::Killed(status),
         ("out_of_memory", Some(status)) => Outcome::OutOfMemory(status),
-        ("failed_to_start", None) => Outcome::FailedToStart(from_json::<StartErrorRecord>(row, "start_error")?.into()),
+        ("failed_to_start", None) => {
+            Outcome::FailedToStart(from_json::<StartErrorRecord>(row, "start_error")?.into())
+        }
         ("timed_out", None) => Outcome::TimedOutUnheard,
         ("sandbox_gone", None) => Outcome::SandboxGone,
         _ => return Err(unreadable(row, "outcome", "outcome")),
