@@ -123,7 +123,7 @@ async fn a_caller_may_use_what_once_marked_the_sandboxes_of_builds() {
     let step = hidden(&world, &[]).await;
     let spec = SandboxSpec {
         labels: Labels::new([("shoal.build".to_owned(), id.to_string())].into()).expect("labels"),
-        idempotency_key: Some(format!("shoal build {id} 1")),
+        idempotency_key: Some(IdempotencyKey::parse(&format!("shoal build {id} 1")).expect("a key")),
         ..SandboxSpec::default()
     };
     let mine = world.engine.create(&key(), spec, Wait::Ready).await.expect("it is made").id;

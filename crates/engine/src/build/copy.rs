@@ -7,12 +7,12 @@ use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
+use crate::model::Program as Run;
 use archive::{Entry, EntryKind};
 use image::dockerfile::{self, DockerfileError};
 use image::hash::Hasher;
 use serde_json::json;
 use wire::files::{FileKind, Links};
-use wire::guest::Program as Run;
 
 use super::builder::{Builder, Built, How};
 use super::context::{Context, ContextEntry, PIECE};
@@ -20,9 +20,9 @@ use super::key::hash_part;
 use super::rootfs::Rootfs;
 use super::sandbox::{Broken, end_archive, ended};
 use super::steps::Work;
-use crate::error::{BuildError, chain};
+use crate::error::{BuildError, Field, chain};
 use crate::files::{Files, Unpacking};
-use crate::model::{CommandSpec, Outcome};
+use crate::model::{CommandSpec, GuestPath, GuestUser, Outcome};
 use crate::sandbox::live::LiveSandbox;
 
 /// What a `COPY` or `ADD` asks for, with its variables expanded.
@@ -224,10 +224,11 @@ impl Builder {
     ) -> Result<(), Broken> {
         let mut argv: Vec<String> = ["chown", "-R", "-h", owner, "--"].map(Into::into).to_vec();
         argv.append(&mut paths);
+        let program = Run::argv(argv).map_err(|must| must.of(Field::Argv))?;
         let spec = CommandSpec {
-            user: Some("root".into()),
-            cwd: Some("/".into()),
-            ..CommandSpec::new(Run::Argv(argv))
+            user: Some(GuestUser::kept("root".into())),
+            cwd: Some(GuestPath::kept("/".into())),
+            ..CommandSpec::new(program)
         };
         match self.command(sandbox, spec).await? {
             Outcome::Exited(0) => Ok(()),

@@ -50,7 +50,7 @@ pub(crate) use self::rootfs::host_config_text;
 use crate::Engine;
 use crate::db::BuildRow;
 pub use crate::error::BuildError;
-use crate::error::EngineError;
+use crate::error::{EngineError, Field};
 use crate::image::ImageFault;
 pub use crate::model::progress::BuildState;
 use crate::model::random::random_u128;
@@ -319,8 +319,8 @@ fn check(spec: &BuildSpec) -> Result<(), EngineError> {
     }
     let size = spec.secrets.values().map(Vec::len).sum::<usize>();
     if size > SECRETS_BYTES_MAX {
-        let why = format!("all secrets together must have at most {SECRETS_BYTES_MAX} bytes, got {size}");
-        return Err(EngineError::Invalid { what: "secrets", why });
+        let rule = format!("have at most {SECRETS_BYTES_MAX} bytes in all, got {size}");
+        return Err(Field::Secrets.must(rule));
     }
     Ok(())
 }

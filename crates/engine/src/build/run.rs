@@ -3,19 +3,19 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::model::Program as Run;
 use archive::{Entry, EntryKind};
 use bytes::Bytes;
 use image::dockerfile::{Program, Secret};
 use serde_json::json;
 use wire::files::{Condition, FileErrorKind, Links, WriteOptions};
-use wire::guest::Program as Run;
 
 use super::builder::{Builder, Built, How};
 use super::sandbox::{Broken, STEP_SECONDS, end_archive, ended};
 use super::steps::Work;
-use crate::error::{BuildError, EngineError};
+use crate::error::{BuildError, EngineError, Field, Must};
 use crate::files::Files;
-use crate::model::{CommandSpec, Outcome};
+use crate::model::{CommandEnv, CommandSpec, GuestPath, Outcome};
 use crate::sandbox::live::LiveSandbox;
 
 /// A memory file system that every sandbox has.
@@ -43,11 +43,13 @@ impl Builder {
         let key = json!([argv, work.arguments, places]).to_string();
         let mut parts = vec![key.as_bytes()];
         parts.append(&mut self.secret_parts(secrets));
+        let wrong = |must: Must, field: Field| BuildError::Step { line, why: must.of(field).to_string() };
+        let program = Run::argv(argv).map_err(|must| wrong(must, Field::Argv))?;
         let spec = CommandSpec {
-            env: work.arguments.clone(),
-            cwd: Some(work.cwd()),
+            env: CommandEnv::new(work.arguments.clone()).map_err(|must| wrong(must, Field::Env))?,
+            cwd: Some(GuestPath::parse(work.cwd()).map_err(|must| wrong(must, Field::Cwd))?),
             timeout: Some(Duration::from_secs(STEP_SECONDS)),
-            ..CommandSpec::new(Run::Argv(argv))
+            ..CommandSpec::new(program)
         };
         self.layer(work, line, "RUN", &parts, async |builder, sandbox| {
             let placed = builder.place_secrets(sandbox, secrets).await?;

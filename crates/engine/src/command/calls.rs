@@ -10,7 +10,7 @@ use crate::command::digest::request_digest;
 use crate::command::registry::{Intent, Wish};
 use crate::command::{Commands, LiveCommand, Refusal};
 use crate::db::CommandRow;
-use crate::model::check::page_limit;
+use crate::model::check::{bad_cursor, page_limit};
 use crate::model::random::random_u128;
 use crate::observe::clock::now;
 use crate::observe::metrics::{Verb, Verdict};
@@ -136,7 +136,7 @@ impl Engine {
     ) -> Result<Page<Command>, EngineError> {
         let live = self.live(owner, id)?;
         let limit = page_limit(query.limit)?;
-        let bad = |_| EngineError::Invalid { what: "cursor", why: "it did not come from a page".into() };
+        let bad = |_| bad_cursor();
         let after = query.cursor.map(|cursor| cursor.parse().map(Handle)).transpose().map_err(bad)?;
         let mut rows = self.shared().db.commands(live.id, after, limit + 1).await?;
         let more = rows.len() > limit;

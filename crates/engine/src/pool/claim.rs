@@ -82,9 +82,9 @@ fn claim_row(
     now: Moment,
 ) -> ClaimRow {
     let identity = Arc::new(Identity {
-        env: spec.env.clone(),
+        env: spec.env.pairs().clone(),
         created_at: in_micros(now.wall),
-        idempotency_key: spec.idempotency_key.clone(),
+        idempotency_key: spec.idempotency_key.as_ref().map(|key| key.as_str().to_owned()),
         request_digest,
     });
     ClaimRow {

@@ -13,7 +13,7 @@ use crate::Shared;
 use crate::db::{GENERATION_FIRST, LOCAL, SandboxRow, Stamps, Tally, Visibility};
 use crate::guest::Use;
 use crate::image::{Choice, ImageName, ImageRef, PullSpec};
-use crate::model::check::{check_env, digest};
+use crate::model::check::digest;
 use crate::model::defaults::made_up_name;
 use crate::model::random::{random_u64, random_u128};
 use crate::observe::clock::{Moment, Stamp, in_micros};
@@ -26,8 +26,8 @@ use crate::sandbox::registry::Registry;
 use crate::template::{Preparation, Source, Version, limits_of};
 use crate::volume::Mounted;
 use crate::{
-    Engine, EngineError, IDEMPOTENCY_KEY_MAX, Key, Labels, Lifetime, Notes, Origin, Owner,
-    SANDBOX_ENV_BYTES_MAX, Sandbox, SandboxName, SandboxSpec, State, VolumeMount, Wait,
+    Engine, EngineError, Field, Key, Labels, Lifetime, Notes, Origin, Owner, Sandbox, SandboxName,
+    SandboxSpec, State, TemplateName, VolumeMount, Wait,
 };
 
 /// Names that are tried for a sandbox that was given none.
@@ -67,8 +67,7 @@ impl Engine {
         wait: Wait,
     ) -> Result<(Sandbox, Origin), EngineError> {
         if labels.is_empty() {
-            let why = "at least one label says which sandbox is meant".into();
-            return Err(EngineError::Invalid { what: "match_labels", why });
+            return Err(Field::MatchLabels.must("have at least one label, got none"));
         }
         let spec = SandboxSpec { labels: spec.labels.with(&labels)?, ..spec };
         self.find_or_make(key, Visibility::Visible, Some(labels), spec, wait).await
@@ -82,8 +81,6 @@ impl Engine {
         spec: SandboxSpec,
         wait: Wait,
     ) -> Result<(Sandbox, Origin), EngineError> {
-        check_env(&spec.env, SANDBOX_ENV_BYTES_MAX)?;
-        check_idempotency_key(spec.idempotency_key.as_deref())?;
         check_pool_spec(&spec)?;
         let digest = request_digest(&spec, find.as_ref());
         let request = Request { key, visibility, find, spec, digest, wait };
@@ -152,11 +149,12 @@ impl Engine {
         if let Some(there) = already_there(&registry, request)? {
             return Ok(there);
         }
-        let pool = spec.pool.as_ref().map(|pool| shared.pools.find(&key.owner, pool)).transpose()?;
-        let template = pool.as_ref().map_or_else(|| spec.template.clone(), |pool| pool.template());
+        let pool = spec.pool.as_ref().map(|pool| shared.pools.find(&key.owner, pool.as_str())).transpose()?;
+        let template =
+            pool.as_ref().map_or_else(|| spec.template.clone(), |pool| TemplateName::kept(&pool.template()));
         let spec = &SandboxSpec { template, ..spec.clone() };
         // Under the registry's lock, so that no template goes between here and the sandbox that holds it.
-        let source = shared.templates.find(&key.owner, &spec.template)?;
+        let source = shared.templates.find(&key.owner, spec.template.as_str())?;
         let basis = match basis(shared, &key.owner, source, spec, lacking)? {
             Based::On(basis) => *basis,
             Based::Unprepared(version) => return Ok(Admitted::Unprepared(version)),
@@ -186,12 +184,12 @@ impl Engine {
             id: ready.unwrap_or_else(|| SandboxId::from_random(random_u128())),
             owner: key.owner.clone(),
             name,
-            template: spec.template.clone(),
+            template: spec.template.to_string(),
         };
         let row = SandboxRow {
             visibility: *visibility,
-            env: spec.env.clone(),
-            idempotency_key: spec.idempotency_key.clone(),
+            env: spec.env.pairs().clone(),
+            idempotency_key: spec.idempotency_key.as_ref().map(|key| key.as_str().to_owned()),
             request_digest: *digest,
             notes: spec.notes.clone(),
             lifetime: spec.lifetime.clone(),
@@ -231,9 +229,9 @@ fn request_digest(spec: &SandboxSpec, find: Option<&Labels>) -> [u8; 32] {
     let rules = spec.lifetime.rules().iter();
     let asked = (
         spec.name.as_ref().map(SandboxName::as_str),
-        &spec.template,
+        spec.template.as_str(),
         &spec.image,
-        &spec.env,
+        spec.env.pairs(),
         spec.cpu_millis,
         spec.memory_bytes,
         spec.labels.pairs(),
@@ -243,7 +241,7 @@ fn request_digest(spec: &SandboxSpec, find: Option<&Labels>) -> [u8; 32] {
     // Fields that came later count only where a request has them, so that requests of older daemons keep their digests.
     let request = match &spec.pool {
         None => digest(&asked),
-        Some(pool) => digest(&(asked, pool)),
+        Some(pool) => digest(&(asked, pool.as_str())),
     };
     match (spec.disk_bytes, spec.mounts.as_slice()) {
         (None, []) => request,
@@ -255,7 +253,7 @@ fn request_digest(spec: &SandboxSpec, find: Option<&Labels>) -> [u8; 32] {
 fn already_there(registry: &Registry, request: &Request<'_>) -> Result<Option<Admitted>, EngineError> {
     let owner = &request.key.owner;
     if let Some(used) = &request.spec.idempotency_key
-        && let Some(live) = registry.by_idempotency_key(owner, used)
+        && let Some(live) = registry.by_idempotency_key(owner, used.as_str())
     {
         return match live.identity().request_digest == request.digest {
             true => Ok(Some(Admitted::Known(live))),
@@ -263,7 +261,7 @@ fn already_there(registry: &Registry, request: &Request<'_>) -> Result<Option<Ad
         };
     }
     if let Some(used) = &request.spec.idempotency_key
-        && let Some(claim) = registry.claim_by_idempotency_key(owner, used)
+        && let Some(claim) = registry.claim_by_idempotency_key(owner, used.as_str())
     {
         return match claim.request_digest == request.digest {
             true => Ok(Some(Admitted::Claiming(claim))),
@@ -381,7 +379,7 @@ pub(crate) fn basis(
                 (Choice { name, alias }, prepared.image)
             }
             Preparation::Failed { reason } => {
-                return Err(EngineError::TemplateFailed { name: spec.template.clone(), reason });
+                return Err(EngineError::TemplateFailed { name: spec.template.to_string(), reason });
             }
             // One that was replaced this moment has a successor at the next look.
             Preparation::Preparing | Preparation::Replaced if lacking == Lacking::Tell => {
@@ -470,20 +468,8 @@ pub(crate) fn check_pool_spec(spec: &SandboxSpec) -> Result<(), EngineError> {
     let limited = spec.cpu_millis.is_some() || spec.memory_bytes.is_some() || spec.disk_bytes.is_some();
     match &spec.pool {
         Some(_) if limited || spec.image.is_some() || !spec.mounts.is_empty() => {
-            let why = "its sandboxes are made already: image, limits and mounts are its template's".into();
-            Err(EngineError::Invalid { what: "pool", why })
-        }
-        Some(_) | None => Ok(()),
-    }
-}
-
-pub(crate) fn check_idempotency_key(key: Option<&str>) -> Result<(), EngineError> {
-    match key {
-        Some(key)
-            if key.is_empty() || key.len() > IDEMPOTENCY_KEY_MAX || key.chars().any(char::is_control) =>
-        {
-            let why = format!("it is 1 to {IDEMPOTENCY_KEY_MAX} bytes without control characters");
-            Err(EngineError::Invalid { what: "idempotency key", why })
+            let rule = "be given without image, limits and mounts: its sandboxes are made already";
+            Err(Field::Pool.must(rule))
         }
         Some(_) | None => Ok(()),
     }

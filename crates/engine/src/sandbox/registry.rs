@@ -11,7 +11,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use wire::SandboxId;
 use wire::launch::Limits;
 
-use crate::error::EngineError;
+use crate::error::{EngineError, Resource};
+use crate::model::check::bad_cursor;
 use crate::model::labels::{Labels, Selector};
 use crate::model::{Capacity, KeyLimits, Owner, SandboxName};
 use crate::sandbox::claim::Claiming;
@@ -105,10 +106,9 @@ impl Place {
     }
 
     pub fn from_cursor(cursor: &str) -> Result<Self, EngineError> {
-        let bad = || EngineError::Invalid { what: "cursor", why: "it did not come from a page".into() };
-        let (micros, id) = cursor.split_once('.').ok_or_else(bad)?;
-        let micros = u64::from_str_radix(micros, 16).map_err(|_| bad())?;
-        Ok(Self { micros, id: id.parse().map_err(|_| bad())? })
+        let (micros, id) = cursor.split_once('.').ok_or_else(bad_cursor)?;
+        let micros = u64::from_str_radix(micros, 16).map_err(|_| bad_cursor())?;
+        Ok(Self { micros, id: id.parse().map_err(|_| bad_cursor())? })
     }
 }
 
@@ -140,13 +140,13 @@ impl Usage {
     fn check_quota(self, limits: &KeyLimits) -> Result<(), EngineError> {
         let over = |used: u64, limit: Option<u64>| limit.filter(|limit| used > *limit);
         if let Some(limit) = over(self.sandboxes, limits.sandboxes.map(u64::from)) {
-            return Err(EngineError::Quota { what: "sandboxes", limit });
+            return Err(EngineError::Quota { resource: Resource::Sandboxes, limit });
         }
         if let Some(limit) = over(self.cpu_millis, limits.cpu_millis) {
-            return Err(EngineError::Quota { what: "thousandths of a processor", limit });
+            return Err(EngineError::Quota { resource: Resource::Cpu, limit });
         }
         if let Some(limit) = over(self.memory_bytes, limits.memory_bytes) {
-            return Err(EngineError::Quota { what: "bytes of memory", limit });
+            return Err(EngineError::Quota { resource: Resource::Memory, limit });
         }
         Ok(())
     }

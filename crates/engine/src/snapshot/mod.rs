@@ -16,7 +16,7 @@ use wire::{SandboxId, SnapshotId, TemplateId};
 
 use crate::Engine;
 use crate::db::SnapshotRow;
-use crate::error::{EngineError, chain};
+use crate::error::{EngineError, Field, chain, shown};
 use crate::image;
 pub use crate::model::progress::SnapshotState;
 use crate::model::random::random_u128;
@@ -76,22 +76,22 @@ pub struct Snapshot {
 
 impl SnapshotSpec {
     fn check(&self) -> Result<(), EngineError> {
-        let invalid = |what, why: String| Err(EngineError::Invalid { what, why });
         let plain = |text: &str| {
             !matches!(text, "" | "." | "..")
                 && !text.chars().any(|c| c.is_control() || c.is_whitespace() || c == ':')
         };
         if !plain(&self.name) || self.name.len() > NAME_MAX {
-            return invalid("name", format!("it is 1 to {NAME_MAX} bytes without spaces and colons"));
+            let rule =
+                format!("be 1 to {NAME_MAX} bytes without spaces and colons, got `{}`", shown(&self.name));
+            return Err(Field::Name.must(rule));
         }
-        if self.tags.iter().any(|tag| !plain(tag) || tag.len() > TAG_MAX) {
-            return invalid("tag", format!("it is 1 to {TAG_MAX} bytes without spaces and colons"));
+        if let Some(tag) = self.tags.iter().find(|tag| !plain(tag) || tag.len() > TAG_MAX) {
+            let rule = format!("be 1 to {TAG_MAX} bytes without spaces and colons, got `{}`", shown(tag));
+            return Err(Field::Tag.must(rule));
         }
         if self.note.len() > NOTE_BYTES_MAX {
-            return invalid(
-                "note",
-                format!("it has {} bytes, the limit is {NOTE_BYTES_MAX}", self.note.len()),
-            );
+            let rule = format!("have at most {NOTE_BYTES_MAX} bytes, got {}", self.note.len());
+            return Err(Field::Note.must(rule));
         }
         Ok(())
     }

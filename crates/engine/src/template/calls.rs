@@ -9,7 +9,7 @@ use wire::TemplateId;
 
 use crate::Shared;
 use crate::db::{TemplateRow, VersionRow};
-use crate::error::EngineError;
+use crate::error::{EngineError, Resource};
 use crate::image::{self, PullProgress};
 use crate::model::Owner;
 use crate::model::random::random_u128;
@@ -171,7 +171,7 @@ impl crate::Engine {
             return Err(EngineError::TemplateNameTaken { name: name.to_string() });
         }
         if index.keys().filter(|(other, _)| other == owner).count() >= TEMPLATES_MAX {
-            return Err(EngineError::Quota { what: "templates", limit: TEMPLATES_MAX as u64 });
+            return Err(EngineError::Quota { resource: Resource::Templates, limit: TEMPLATES_MAX as u64 });
         }
         Ok(())
     }
