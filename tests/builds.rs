@@ -393,7 +393,7 @@ fn mistakes_are_told_with_their_line_and_leave_nothing() {
     let post =
         |text: &str| ground.post(json!({"template": "t"}), Context::default().file("Dockerfile", text));
     for (text, line, part) in [
-        ("FROM x\nRUNN y\n", 2, "`RUNN` is not known"),
+        ("FROM x\nRUNN y\n", 2, "`RUNN` is not a supported instruction"),
         ("FROM x\n\nCOPY ../secret /\n", 3, "leads out of the context"),
         ("RUN y\n", 1, "before the first FROM"),
         ("FROM x\nADD https://example.com/a /\n", 2, "not a local file"),
@@ -603,5 +603,5 @@ fn the_command_line_sends_the_context_and_shows_the_log() {
     let typo = shoal(&ground, &directory, &["build", "-t", "t"]);
     let told = String::from_utf8_lossy(&typo.stderr).into_owned();
     assert_eq!(typo.status.code(), Some(1));
-    assert!(told.contains("line 2: `COPPY` is not known") && told.contains("did you mean COPY?"), "{told}");
+    assert!(told.contains("line 2: `COPPY` is not a supported instruction") && told.contains("did you mean COPY?"), "{told}");
 }

@@ -496,14 +496,14 @@ fn whatever_a_registry_does_wrong_is_told_apart_and_leaves_nothing() {
 
     puppet.serve("too-long", "1", &made);
     puppet.on(&blob("too-long", layer), Deed::Serve([&bytes[..], b"more"].concat()));
-    check("too-long", 400, "image_invalid", "bytes, the image says");
+    check("too-long", 400, "image_invalid", "bytes as the image says");
 
     puppet.serve("wrong-config", "1", &made);
     puppet.on(&blob("wrong-config", &config), Deed::Serve(b"{}".to_vec()));
-    check("wrong-config", 400, "image_invalid", "bytes, the image says");
+    check("wrong-config", 400, "image_invalid", "bytes as the image says");
 
     puppet.on(&manifest("rubbish"), Deed::Serve(b"<html>".to_vec()));
-    check("rubbish", 400, "image_invalid", "does not parse");
+    check("rubbish", 400, "image_invalid", "cannot be parsed");
 
     let mut both = made.document();
     both["manifests"] = json!([]);
@@ -534,7 +534,7 @@ fn whatever_a_registry_does_wrong_is_told_apart_and_leaves_nothing() {
     check("other-machine", 400, "wrong_platform", "linux/s390x");
 
     puppet.on(&manifest("busy"), Deed::Answer(429, Vec::new(), b"{}".to_vec()));
-    check("busy", 503, "registry_busy", "come back later");
+    check("busy", 503, "registry_busy", "asks to retry later");
 
     let words = br#"{"errors": [{"code": "X", "message": "the moon is full"}]}"#.to_vec();
     puppet.on(&manifest("strange"), Deed::Answer(418, Vec::new(), words));
