@@ -1,7 +1,8 @@
-//! Removes what nobody wants: images, then their layers, then blobs.
+//! Removes what is unused: images, then their layers, then blobs.
 //!
-//! A layer's row goes first and its files after it, both under the layer's lock, so that a pull that wants it again finds either
-//! both or neither. What a crash leaves between the two has no row, and is removed at the next start.
+//! A layer's row is removed first and its files after it, both under the layer's lock, so that a pull that needs the
+//! layer finds either both or neither. Files that a crash leaves between the two have no row, and are removed at the
+//! next start.
 
 use std::collections::HashSet;
 use std::sync::{Arc, PoisonError};
@@ -15,9 +16,9 @@ use super::Collected;
 use crate::Shared;
 use crate::error::{EngineError, chain};
 
-/// Between two collections that nobody asked for.
+/// Interval between two automatic collections.
 const INTERVAL: Duration = Duration::from_secs(600);
-/// How old something must be for these: a pull that failed is often tried again.
+/// Minimum age for these, since a failed pull is often retried.
 const KEPT: Duration = Duration::from_secs(3600);
 
 /// Compares rows and files once, then collects at intervals. `on_lost` gets the images whose files are gone.
@@ -50,10 +51,10 @@ pub(super) async fn collect(shared: &Arc<Shared>, kept: Duration) -> Result<Coll
     let mut collected = Collected { images: images.len(), ..Collected::default() };
     for layer in shared.db.unused_layers(before).await? {
         let lock = shared.images.lock_of(layer);
-        // Whoever holds it unpacks it just now.
+        // The holder of the lock is unpacking it.
         let Ok(_alone) = lock.try_lock() else { continue };
         let pins = Arc::clone(&shared.images.pins);
-        // Asked in the change itself: a pull pins a layer before it asks whether there is one.
+        // Checked within the change itself: a pull pins a layer before it looks it up.
         let is_pinned = move || pins.lock().unwrap_or_else(PoisonError::into_inner).contains_key(&layer);
         if let Some(bytes) = shared.db.remove_layer(layer, is_pinned).await? {
             collected.layers += 1;
@@ -69,12 +70,12 @@ pub(super) async fn collect(shared: &Arc<Shared>, kept: Duration) -> Result<Coll
     }
     if collected != Collected::default() {
         let Collected { images, layers, bytes } = collected;
-        info!(images, layers, bytes, "removed what nobody uses");
+        info!(images, layers, bytes, "removed unused images");
     }
     Ok(collected)
 }
 
-/// Files without a row have no meaning; rows without files are worse, and are forgotten.
+/// Files without a row are removed; rows without files are forgotten.
 async fn reconcile(shared: &Arc<Shared>) -> Result<Vec<Digest>, EngineError> {
     let mut lost = Vec::new();
     let files: HashSet<Digest> = match shared.backend.layers().await {
