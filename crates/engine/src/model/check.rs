@@ -1,4 +1,4 @@
-//! Checks of what callers send, shared by several requests.
+//! Checks of requests that several calls share.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +15,7 @@ pub(crate) fn page_limit(limit: Option<u32>) -> Result<usize, EngineError> {
     match limit.unwrap_or(PAGE_DEFAULT) {
         limit @ 1..=PAGE_MAX => Ok(limit as usize),
         limit => {
-            let why = format!("it is 1 to {PAGE_MAX}, not {limit}");
+            let why = format!("it must be between 1 and {PAGE_MAX}, got {limit}");
             Err(EngineError::Invalid { what: "limit", why })
         }
     }
@@ -25,24 +25,26 @@ pub(crate) fn check_env(env: &BTreeMap<String, String>, bytes_max: usize) -> Res
     let invalid = |why: String| Err(EngineError::Invalid { what: "env", why });
     for (name, value) in env {
         if name.is_empty() || name.contains(['=', '\0']) {
-            return invalid(format!("{name:.64?} cannot be the name of a variable"));
+            return invalid(format!(
+                "the name of a variable must not be empty or contain `=` or NUL, got {name:.64?}"
+            ));
         }
         if value.contains('\0') {
-            return invalid(format!("the value of `{name:.64}` contains a NUL byte"));
+            return invalid(format!("the value of `{name:.64}` must not contain a NUL byte"));
         }
     }
     let size: usize = env.iter().map(|(name, value)| name.len() + value.len() + 2).sum();
     if size > bytes_max {
-        return invalid(format!("it has {size} bytes, the limit is {bytes_max}"));
+        return invalid(format!("it must have at most {bytes_max} bytes, got {size}"));
     }
     Ok(())
 }
 
-/// A user of a sandbox, as callers name one.
+/// A user of a sandbox, as callers name it.
 pub(crate) fn check_user(user: Option<&str>) -> Result<(), EngineError> {
     match user {
         Some(user) if user.is_empty() || user.contains('\0') => {
-            let why = "it is a name or a number, optionally with a group".into();
+            let why = "it must be a name or a number, optionally with `:group`".into();
             Err(EngineError::Invalid { what: "user", why })
         }
         Some(_) | None => Ok(()),

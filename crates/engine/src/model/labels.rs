@@ -1,18 +1,18 @@
-//! Labels: free pairs of key and value on a sandbox, and how sandboxes are found by them. Pure.
+//! Labels: pairs of key and value on a sandbox, and selectors to find sandboxes by them. Pure.
 //!
-//! A key has neither `=` nor `!`, so that a selector can be read in one way only. Everything else is free text.
+//! A key has neither `=` nor `!`, so that a selector has one meaning only. Everything else is free text.
 
 use std::collections::BTreeMap;
 
 use crate::error::EngineError;
 
-/// Labels of one sandbox at most.
+/// Most labels of one sandbox.
 pub const LABELS_MAX: usize = 64;
-/// Bytes of a key at most.
+/// Longest key in bytes.
 pub const LABEL_KEY_MAX: usize = 128;
-/// Bytes of a value at most: room for a URL. All labels of a sandbox are less than its environment may be.
+/// Longest value in bytes: room for a URL. All labels of a sandbox are smaller than its environment may be.
 pub const LABEL_VALUE_MAX: usize = 1024;
-/// Selectors in one question at most.
+/// Most selectors in one request.
 pub const SELECTORS_MAX: usize = 32;
 
 /// The labels of a sandbox, checked.
@@ -20,17 +20,14 @@ pub const SELECTORS_MAX: usize = 32;
 pub struct Labels(BTreeMap<String, String>);
 
 impl Labels {
-    /// Labels that are within their bounds.
+    /// Checks labels.
     pub fn new(pairs: BTreeMap<String, String>) -> Result<Self, EngineError> {
         for (key, value) in &pairs {
             check_key(key)?;
             check_value(key, value)?;
         }
         if pairs.len() > LABELS_MAX {
-            return Err(invalid(format!(
-                "a sandbox has at most {LABELS_MAX}, and these are {}",
-                pairs.len()
-            )));
+            return Err(invalid(format!("a sandbox must have at most {LABELS_MAX}, got {}", pairs.len())));
         }
         Ok(Self(pairs))
     }
@@ -45,14 +42,14 @@ impl Labels {
         self.0.is_empty()
     }
 
-    /// Both; where both have a key, that of `other` stays.
+    /// Both; for a common key, the value of `other`.
     pub fn with(&self, other: &Self) -> Result<Self, EngineError> {
         let mut pairs = self.0.clone();
         pairs.extend(other.0.clone());
         Self::new(pairs)
     }
 
-    /// What they are after a change.
+    /// The labels after a change.
     pub fn changed(&self, changes: &LabelChanges) -> Result<Self, EngineError> {
         let mut pairs = self.0.clone();
         for (key, value) in &changes.0 {
@@ -64,18 +61,18 @@ impl Labels {
         Self::new(pairs)
     }
 
-    /// Whether all of `others` are among them, with the same values.
+    /// Whether they contain all of `others`, with the same values.
     pub fn include(&self, others: &Self) -> bool {
         others.0.iter().all(|(key, value)| self.0.get(key) == Some(value))
     }
 }
 
-/// What is to change about labels, all at once: a value to set, or `None` to remove the label.
+/// Changes of labels, applied together: a value to set, or `None` to remove the label.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct LabelChanges(BTreeMap<String, Option<String>>);
 
 impl LabelChanges {
-    /// Changes that are within their bounds. Removing what is not there is harmless.
+    /// Checks changes. Removing a missing label has no effect.
     pub fn new(changes: BTreeMap<String, Option<String>>) -> Result<Self, EngineError> {
         for (key, value) in &changes {
             check_key(key)?;
@@ -83,10 +80,10 @@ impl LabelChanges {
                 check_value(key, value)?;
             }
         }
-        // As many may go as come.
+        // As many may be removed as added.
         if changes.len() > 2 * LABELS_MAX {
             return Err(invalid(format!(
-                "these are {} changes, the limit is {}",
+                "there must be at most {1} changes, got {0}",
                 changes.len(),
                 2 * LABELS_MAX
             )));
@@ -100,16 +97,16 @@ impl LabelChanges {
     }
 }
 
-/// Which sandboxes are meant, by one label.
+/// A condition on one label of a sandbox.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Selector {
     /// `key=value`
     Is(String, String),
-    /// `key!=value`: another value, or none at all.
+    /// `key!=value`: another value, or no such label.
     IsNot(String, String),
     /// `key`: any value.
     Has(String),
-    /// `!key`: not at all.
+    /// `!key`: no such label.
     Lacks(String),
 }
 
@@ -130,14 +127,14 @@ impl Selector {
         match check_key(key) {
             Ok(()) => Ok(selector),
             Err(EngineError::Invalid { why, .. }) => {
-                let why = format!("{why}; a selector is `key`, `key=value`, `key!=value` or `!key`");
+                let why = format!("{why}; a selector must be `key`, `key=value`, `key!=value` or `!key`");
                 Err(EngineError::Invalid { what: "label", why })
             }
             Err(other) => Err(other),
         }
     }
 
-    /// Whether a sandbox with these labels is meant.
+    /// Whether a sandbox with these labels matches.
     pub fn matches(&self, labels: &Labels) -> bool {
         match self {
             Self::Is(key, value) => labels.0.get(key) == Some(value),
@@ -150,13 +147,13 @@ impl Selector {
 
 fn check_key(key: &str) -> Result<(), EngineError> {
     let why = if key.is_empty() {
-        "a key is empty".to_owned()
+        "a key must not be empty".to_owned()
     } else if key.len() > LABEL_KEY_MAX {
-        format!("the key {key:.32?}... has {} bytes, the limit is {LABEL_KEY_MAX}", key.len())
+        format!("a key must have at most {LABEL_KEY_MAX} bytes, {key:.32?}... has {}", key.len())
     } else if key.contains(['=', '!']) {
-        format!("the key {key:?} contains `=` or `!`")
+        format!("a key must not contain `=` or `!`, got {key:?}")
     } else if key.chars().any(char::is_control) {
-        format!("the key {key:?} contains a control character")
+        format!("a key must not contain control characters, got {key:?}")
     } else {
         return Ok(());
     };
@@ -166,12 +163,12 @@ fn check_key(key: &str) -> Result<(), EngineError> {
 fn check_value(key: &str, value: &str) -> Result<(), EngineError> {
     if value.len() > LABEL_VALUE_MAX {
         return Err(invalid(format!(
-            "the value of {key:?} has {} bytes, the limit is {LABEL_VALUE_MAX}",
+            "the value of {key:?} must have at most {LABEL_VALUE_MAX} bytes, got {}",
             value.len()
         )));
     }
     if value.chars().any(char::is_control) {
-        return Err(invalid(format!("the value of {key:?} contains a control character")));
+        return Err(invalid(format!("the value of {key:?} must not contain control characters")));
     }
     Ok(())
 }
