@@ -3,6 +3,7 @@
 mod common;
 
 mod basics;
+mod builds;
 mod failures;
 mod files;
 mod images;

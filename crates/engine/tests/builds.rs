@@ -1,0 +1,125 @@
+//! Builds on a fake host: what is cached, what is bounded, and what a step gives to later ones.
+
+use std::io::Write;
+use std::sync::Arc;
+
+use crate::common::{World, eventually, key, owner};
+use archive::{Entry, EntryKind};
+use engine::build::{BuildInfo, BuildSpec, BuildState};
+use engine::image::StoredImage;
+use engine::template::{TemplateName, TemplateSpec};
+use engine::{Engine, EngineError, SandboxSpec, Wait};
+use runtime::fake::FakeFiles;
+use shoal_engine as engine;
+
+/// A tar stream of a Dockerfile and these files.
+fn context(dockerfile: &str, files: &[(&str, &str)]) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    for (path, contents) in [("Dockerfile", dockerfile)].iter().chain(files) {
+        let entry = Entry {
+            path: path.as_bytes().to_vec(),
+            kind: EntryKind::File,
+            mode: 0o644,
+            size: contents.len() as u64,
+            modified: 0,
+            link: Vec::new(),
+            uid: 0,
+            gid: 0,
+            attributes: Vec::new(),
+        };
+        bytes.extend(archive::entry_header(&entry));
+        bytes.extend(contents.as_bytes());
+        bytes.resize(bytes.len().next_multiple_of(archive::BLOCK), 0);
+    }
+    bytes.resize(bytes.len() + 2 * archive::BLOCK, 0);
+    bytes
+}
+
+fn spec(engine: &Engine, dockerfile: &str, files: &[(&str, &str)]) -> BuildSpec {
+    let (mut upload, _) = engine.upload().expect("a file for the context");
+    upload.file.write_all(&context(dockerfile, files)).expect("it can be written");
+    BuildSpec {
+        template: TemplateName::parse("t").expect("a name"),
+        spec: TemplateSpec::default(),
+        context: upload,
+        dockerfile: "Dockerfile".into(),
+        target: None,
+        arguments: Default::default(),
+        secrets: Default::default(),
+    }
+}
+
+async fn start(world: &World, dockerfile: &str, files: &[(&str, &str)]) -> Result<BuildInfo, EngineError> {
+    world.engine.build(&key(), spec(&world.engine, dockerfile, files)).await
+}
+
+async fn ended(world: &World, build: &BuildInfo) -> BuildInfo {
+    let mut now = build.clone();
+    eventually("the build has ended", async || {
+        now = world.engine.build_info(&owner(), build.id).expect("it is remembered");
+        now.state != BuildState::Running
+    })
+    .await;
+    now
+}
+
+async fn log(world: &World, build: &BuildInfo) -> String {
+    let mut log = world.engine.build_log(&owner(), build.id, 0).expect("it has a log");
+    let mut bytes = Vec::new();
+    while let Some(piece) = log.next(true).await.expect("it can be read") {
+        bytes.extend(piece);
+    }
+    String::from_utf8(bytes).expect("it is text")
+}
+
+/// Builds, and returns the log. The build must succeed.
+async fn build(world: &World, dockerfile: &str, files: &[(&str, &str)]) -> String {
+    let started = start(world, dockerfile, files).await.expect("the build starts");
+    let build = ended(world, &started).await;
+    let log = log(world, &build).await;
+    assert!(matches!(build.state, BuildState::Done { .. }), "{log}");
+    log
+}
+
+/// The image of the template that builds make. Shown to those who have a sandbox of it.
+async fn image(world: &World) -> Arc<StoredImage> {
+    let spec = SandboxSpec { template: "t".into(), ..SandboxSpec::default() };
+    let sandbox = world.engine.create(&key(), spec, Wait::Ready).await.expect("the sandbox is created");
+    let digest = sandbox.image_digest.expect("it has an image").to_string();
+    let info = world.engine.image(&owner(), &digest).expect("the image exists");
+    world.engine.delete(&owner(), sandbox.id).await.expect("the sandbox is deleted");
+    info.image
+}
+
+/// The files of that image, if its uppermost layer was captured.
+async fn files(world: &World) -> FakeFiles {
+    let image = image(world).await;
+    world.host.files_in(image.layers.last().expect("it has a layer").layer)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_more_builds_run_than_allowed_even_if_they_start_at_once() {
+    const RUNNING_MAX: usize = 8;
+    let world = World::new().await;
+    let starting: Vec<_> = (0..2 * RUNNING_MAX)
+        .map(|_| {
+            let (engine, spec) =
+                (world.engine.clone(), spec(&world.engine, "FROM host\nRUN [\"gate\", \"end\"]", &[]));
+            tokio::spawn(async move { engine.build(&key(), spec).await })
+        })
+        .collect();
+    let mut started = Vec::new();
+    for start in starting {
+        match start.await.expect("no panic") {
+            Ok(build) => started.push(build),
+            Err(error) => assert!(matches!(error, EngineError::Full { .. }), "{error}"),
+        }
+    }
+    assert_eq!(started.len(), RUNNING_MAX);
+    world.host.open_gate("end");
+    for build in &started {
+        let build = ended(&world, build).await;
+        assert!(matches!(build.state, BuildState::Done { .. }), "{:?}", build.state);
+    }
+    build(&world, "FROM host", &[]).await;
+}
