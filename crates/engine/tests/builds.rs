@@ -69,7 +69,7 @@ async fn log(world: &World, build: &BuildInfo) -> String {
     while let Some(piece) = log.next(true).await.expect("it can be read") {
         bytes.extend(piece);
     }
-    String::from_utf8(bytes).expect("it is text")
+    String::from_utf8_lossy(&bytes).into_owned()
 }
 
 /// Builds, and returns the log. The build must succeed.
@@ -122,4 +122,14 @@ async fn no_more_builds_run_than_allowed_even_if_they_start_at_once() {
         assert!(matches!(build.state, BuildState::Done { .. }), "{:?}", build.state);
     }
     build(&world, "FROM host", &[]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_follows_the_line_that_says_that_a_log_was_truncated() {
+    let world = World::new().await;
+    let dockerfile = "FROM host\nRUN [\"flood\", \"17000000\"]\nRUN [\"echo\", \"later\"]\n";
+    let log = build(&world, dockerfile, &[]).await;
+    let end = "\n[log truncated: it has reached its size limit]\n";
+    assert!(log.ends_with(end), "{:?}", &log[log.len() - 200..]);
+    assert_eq!(log.matches(end).count(), 1);
 }

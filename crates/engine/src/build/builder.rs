@@ -1,7 +1,6 @@
 //! One build from start to end: finds the stages that are needed, builds them in order, and makes a template of the last one.
 
 use std::collections::{BTreeMap, HashMap};
-use std::fs::File;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
@@ -9,6 +8,7 @@ use image::dockerfile::{Dockerfile, Instruction, Stage};
 use tracing::{info, warn};
 
 use super::context::Context;
+use super::log::LogFile;
 use super::recovery::{NAMES, delete_sandboxes, remove_names};
 use super::rootfs::Rootfs;
 use super::steps::{Expander, Work};
@@ -30,7 +30,7 @@ pub(super) struct Builder {
     pub(super) secrets: BTreeMap<String, Vec<u8>>,
     pub(super) spec: TemplateSpec,
     pub(super) template: TemplateName,
-    pub(super) log: Mutex<File>,
+    pub(super) log: Mutex<LogFile>,
     /// The number of sandboxes so far. Each has its own idempotency key.
     pub(super) serial: Mutex<u32>,
 }

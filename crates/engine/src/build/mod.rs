@@ -45,6 +45,7 @@ use wire::BuildId;
 use self::builder::{Builder, stage_number};
 use self::context::Context;
 pub use self::log::BuildLog;
+use self::log::LogFile;
 pub(crate) use self::recovery::recover;
 use self::recovery::{delete_sandboxes, remove_names};
 pub(crate) use self::rootfs::host_config_text;
@@ -261,7 +262,7 @@ impl Engine {
             secrets,
             spec,
             template,
-            log: Mutex::new(log),
+            log: Mutex::new(LogFile { file: log, is_cut: false }),
             serial: Mutex::new(0),
         };
         let span = info_span!("build", id = %id);
