@@ -89,7 +89,9 @@ impl Builder {
         // The top layer identifies all files of the source, so the cache is found without reading any of them.
         let key = json!([wish.sources, top]).to_string().into_bytes();
         let layer = self.layer_name(work, "COPY", &[&key, &wish.key()]);
-        let _pins = shared.images.pin(rootfs.layers.iter().map(|layer| layer.layer));
+        // The layer of this step too, before asking for it: if it were collected after that, an empty one would take its name.
+        let pinned = rootfs.layers.iter().map(|layer| layer.layer).chain([layer]);
+        let _pins = shared.images.pin(pinned);
         let cached = shared.db.has_layer(layer).await;
         let parts = match cached.map_err(|error| BuildError::Step { line, why: chain(&error) })? {
             true => Vec::new(),
