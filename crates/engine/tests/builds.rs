@@ -133,3 +133,15 @@ async fn nothing_follows_the_line_that_says_that_a_log_was_truncated() {
     assert!(log.ends_with(end), "{:?}", &log[log.len() - 200..]);
     assert_eq!(log.matches(end).count(), 1);
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_copy_from_the_host_notices_that_the_host_has_changed() {
+    let world = World::new().await;
+    let dockerfile = "FROM scratch\nCOPY --from=host /etc/motd /motd\n";
+    for (contents, cached) in [("one", false), ("one", true), ("two", false), ("one", true)] {
+        world.host.set_host_file("/etc/motd", contents);
+        let log = build(&world, dockerfile, &[]).await;
+        assert_eq!(log.contains("  cached\n"), cached, "{contents}: {log}");
+        assert_eq!(files(&world).await["/motd"].contents.as_deref(), Some(contents.as_bytes()));
+    }
+}

@@ -85,6 +85,13 @@ impl Builder {
             // No stage has this number.
             None => (self.base_image(from, line).await?, self.file.stages.len() + line),
         };
+        if rootfs.over_host {
+            // Files of this machine change without a layer that would identify them, so their contents do.
+            let _pins = shared.images.pin(rootfs.layers.iter().map(|layer| layer.layer));
+            let parts = self.pack_sources(wish, number, &rootfs).await?;
+            let key = json!([wish.sources, contents_key(&parts)]).to_string().into_bytes();
+            return self.copy(work, wish, Sources { parts, key }).await;
+        }
         let top = rootfs.layers.last().map(|layer| layer.layer.to_string()).unwrap_or_default();
         // The top layer identifies all files of the source, so the cache is found without reading any of them.
         let key = json!([wish.sources, top]).to_string().into_bytes();
@@ -275,6 +282,15 @@ impl Destination {
         let directory = if directory.is_empty() { "/" } else { directory };
         Self { directory: directory.to_owned(), name: Some(name.to_owned()) }
     }
+}
+
+/// Identifies the names, modes and contents of all parts.
+fn contents_key(parts: &[Part]) -> String {
+    let mut hasher = Hasher::new();
+    for part in parts {
+        hash_part(&part.context, &part.path, &mut hasher);
+    }
+    hasher.finish().to_string()
 }
 
 async fn is_directory(files: &Files, path: &str) -> bool {
