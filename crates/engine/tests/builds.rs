@@ -145,3 +145,13 @@ async fn a_copy_from_the_host_notices_that_the_host_has_changed() {
         assert_eq!(files(&world).await["/motd"].contents.as_deref(), Some(contents.as_bytes()));
     }
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_image_reports_what_is_in_layers_that_existed_before() {
+    let world = World::new().await;
+    for contents in ["one", "two"] {
+        build(&world, "FROM scratch\nCOPY a /a\n", &[("a", contents)]).await;
+        let entries: Vec<u64> = image(&world).await.layers.iter().map(|layer| layer.facts.entries).collect();
+        assert_eq!(entries, [1, 1], "{contents}");
+    }
+}

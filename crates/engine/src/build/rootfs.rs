@@ -134,8 +134,8 @@ impl Builder {
         let shared = self.engine.shared();
         let lock = shared.images.lock_of(spec.layer);
         let _alone = lock.lock().await;
-        if shared.db.has_layer(spec.layer).await? {
-            return Ok(LayerFacts::default());
+        if let Some(facts) = shared.db.layer_facts(spec.layer).await? {
+            return Ok(facts);
         }
         let failed =
             |source| ImageFault::Layer { number: spec.below.len() + 1, count: spec.below.len() + 1, source };
