@@ -15,3 +15,4 @@ mod snapshots;
 mod stats;
 mod streams;
 mod versions;
+mod volumes;
