@@ -155,3 +155,13 @@ async fn an_image_reports_what_is_in_layers_that_existed_before() {
         assert_eq!(entries, [1, 1], "{contents}");
     }
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_path_is_added_to_the_default_one_if_the_base_image_sets_none() {
+    let world = World::new().await;
+    build(&world, "FROM scratch\nENV PATH=/opt/bin:$PATH\nENV PATH=$PATH:/last A=${UNSET}x\n", &[]).await;
+    let env = image(&world).await.config.env.clone();
+    let usual = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+    let expected = [("PATH".to_owned(), format!("/opt/bin:{usual}:/last")), ("A".to_owned(), "x".to_owned())];
+    assert_eq!(env, expected);
+}

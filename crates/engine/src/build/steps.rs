@@ -12,6 +12,7 @@ use super::rootfs::Rootfs;
 use crate::SANDBOX_ENV_BYTES_MAX;
 use crate::error::BuildError;
 use crate::image::pull;
+use crate::model::defaults;
 
 /// A stage while it is built.
 pub(super) struct Work {
@@ -95,7 +96,10 @@ impl Builder {
 impl Work {
     fn lookup(&self, name: &str) -> Option<&str> {
         let env = self.rootfs.config.env.iter().find(|(known, _)| known == name).map(|(_, value)| value);
-        env.or_else(|| self.arguments.get(name)).map(String::as_str)
+        let known = env.or_else(|| self.arguments.get(name)).map(String::as_str);
+        // Commands have this `PATH` if the image sets none, so `ENV PATH=/opt/bin:$PATH` must not lose it.
+        let default = || defaults::ENV.iter().find(|(known, _)| *known == "PATH" && name == "PATH");
+        known.or_else(|| default().map(|(_, value)| *value))
     }
 
     fn expand(&self, expander: &mut Expander, text: &str) -> Built<String> {
