@@ -521,7 +521,7 @@ fn whatever_a_registry_does_wrong_is_told_apart_and_leaves_nothing() {
     puppet.serve("liar", "1", &made);
     puppet.serve("liar", "1", &liar);
     puppet.on(&manifest("liar"), json_of(&document));
-    check("liar", 400, "image_invalid", "its contents have the digest");
+    check("liar", 400, "image_invalid", "its contents must have the digest");
 
     let bad_tar =
         MadeImage::new(&[(b"this is no tar stream, whatever it is called", Packing::Gzip)], json!({}));
