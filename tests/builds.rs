@@ -161,6 +161,30 @@ EXPOSE 80
 }
 
 #[test]
+fn chown_needs_neither_a_program_nor_an_account_in_the_image() {
+    let ground = ground();
+    // Neither has a shell, a `chown` or an `/etc/passwd`.
+    let dockerfile =
+        "FROM scratch\nCOPY old /srv/app\nCOPY --chown=1000:1001 new /srv/app\nCOPY --chown=7 old/a /b\n";
+    let context = Context::default().file("old/a", "old").file("new/a", "new").file("new/deep/b", "b");
+    ground.built(dockerfile, context);
+    let sandbox = ground.daemon.sandbox_with(json!({"template": "t"}));
+    let owner = |path: &str| {
+        let file =
+            sandbox.request("GET", &format!("/files/stat?path={path}")).send(sandbox.address).expect(200);
+        (file["uid"].as_u64().expect("a number"), file["gid"].as_u64().expect("a number"))
+    };
+    let owners = ["/srv/app", "/srv/app/a", "/srv/app/deep", "/srv/app/deep/b", "/b"].map(owner);
+    assert_eq!(owners, [(0, 0), (1000, 1001), (1000, 1001), (1000, 1001), (7, 7)]);
+    let content = sandbox.request("GET", "/files?path=/srv/app/a").send(sandbox.address);
+    assert_eq!((content.status, content.body.as_slice()), (200, b"new".as_slice()));
+    sandbox
+        .request("GET", "/files/stat?path=/.shoal-copy")
+        .send(sandbox.address)
+        .expect_refusal(404, "file_not_found");
+}
+
+#[test]
 fn what_a_step_removes_is_gone_and_what_it_replaces_is_new() {
     let ground = ground();
     let dockerfile = "FROM BASE\n\

@@ -165,3 +165,29 @@ async fn a_path_is_added_to_the_default_one_if_the_base_image_sets_none() {
     let expected = [("PATH".to_owned(), format!("/opt/bin:{usual}:/last")), ("A".to_owned(), "x".to_owned())];
     assert_eq!(env, expected);
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn copied_files_belong_to_the_user_of_chown_without_a_program_of_the_image() {
+    let world = World::new().await;
+    // The fake init panics if it is asked to run `chown`.
+    let dockerfile = "FROM scratch\n\
+        COPY old/a /srv/app/a\n\
+        COPY --chown=1000 new /srv/app\n\
+        COPY --chown=7:8 old/a /opt/new/\n";
+    let sent = [("old/a", "old"), ("new/a", "new"), ("new/deep/b", "b")];
+    build(&world, dockerfile, &sent).await;
+    let files = files(&world).await;
+    let check = |path: &str, user: Option<&str>, contents: Option<&str>| {
+        let file = files.get(path).unwrap_or_else(|| panic!("{path} is not in {files:?}"));
+        assert_eq!(file.user.as_deref(), user, "{path}");
+        assert_eq!(file.contents.as_deref(), contents.map(str::as_bytes), "{path}");
+    };
+    check("/srv/app", None, None);
+    check("/srv/app/a", Some("1000:1000"), Some("new"));
+    check("/srv/app/deep", Some("1000:1000"), None);
+    check("/srv/app/deep/b", Some("1000:1000"), Some("b"));
+    check("/opt", None, None);
+    check("/opt/new", Some("7:8"), None);
+    check("/opt/new/a", Some("7:8"), Some("old"));
+    assert!(!files.keys().any(|path| path.contains("shoal-copy")), "{files:?}");
+}
