@@ -191,3 +191,26 @@ async fn copied_files_belong_to_the_user_of_chown_without_a_program_of_the_image
     check("/opt/new/a", Some("7:8"), Some("old"));
     assert!(!files.keys().any(|path| path.contains("shoal-copy")), "{files:?}");
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_collection_leaves_the_steps_of_recent_builds() {
+    let world = World::new().await;
+    let dockerfile = "FROM host\nRUN [\"echo\", \"one\"]\nRUN [\"exit\", \"1\"]\n";
+    let failed = start(&world, dockerfile, &[]).await.expect("the build starts");
+    assert!(matches!(ended(&world, &failed).await.state, BuildState::Failed { .. }));
+    let collected = world.engine.collect_images().await.expect("collected");
+    assert_eq!((collected.images, collected.layers), (0, 0), "images of stages are none that a person knows");
+    let again = start(&world, dockerfile, &[]).await.expect("the build starts");
+    let again = ended(&world, &again).await;
+    assert_eq!(log(&world, &again).await.matches("  cached\n").count(), 1);
+
+    build(&world, "FROM host\nRUN [\"echo\", \"one\"]\n", &[]).await;
+    let collected = world.engine.collect_images().await.expect("collected");
+    assert_eq!((collected.images, collected.layers), (0, 0));
+    // Layers that nothing refers to go after a restart, which forgets what was recent.
+    world.engine.delete_template(&owner(), "t").await.expect("deleted");
+    let world = world.crash().await;
+    let collected = world.engine.collect_images().await.expect("collected");
+    assert_eq!((collected.images, collected.layers), (1, 1));
+    assert_eq!(world.host.layers_there(), []);
+}

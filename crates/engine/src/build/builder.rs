@@ -1,9 +1,10 @@
 //! One build from start to end: finds the stages that are needed, builds them in order, and makes a template of the last one.
 
-use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, Mutex};
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
+use image::Digest;
 use image::dockerfile::{Dockerfile, Instruction, Stage};
 use tracing::{info, warn};
 
@@ -16,6 +17,7 @@ use super::{Build, BuildState};
 use crate::Engine;
 use crate::db::BuildRow;
 use crate::error::{BuildError, chain};
+use crate::image::Images;
 use crate::model::Key;
 use crate::template::{Prepared, TemplateName, TemplateSpec};
 
@@ -33,6 +35,8 @@ pub(super) struct Builder {
     pub(super) log: Mutex<LogFile>,
     /// The number of sandboxes so far. Each has its own idempotency key.
     pub(super) serial: Mutex<u32>,
+    /// The images of its stages so far.
+    pub(super) images: Mutex<HashSet<Digest>>,
 }
 
 pub(super) type Built<T> = Result<T, BuildError>;
@@ -77,6 +81,13 @@ impl Builder {
             warn!(
                 error = chain(&error),
                 "cannot remove the image names of a build; the next start of the daemon removes them"
+            );
+        }
+        let images = std::mem::take(&mut *self.images.lock().unwrap_or_else(PoisonError::into_inner));
+        if let Err(error) = Images::drop_unused(self.engine.shared(), images.into_iter().collect()).await {
+            warn!(
+                error = chain(&error),
+                "cannot remove the images of a build; a collection removes them later"
             );
         }
         let row = BuildRow {

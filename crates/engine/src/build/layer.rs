@@ -43,6 +43,7 @@ impl Builder {
                 (self.make_in_sandbox(work, layer, act).await.map_err(|broken| failed(broken.0))?, How::Done)
             }
         };
+        shared.images.keep_recent(layer);
         work.pending.clear();
         work.rootfs.layers.push(StoredLayer { layer, blob: None, size: 0, facts });
         Ok(how)

@@ -264,6 +264,7 @@ impl Engine {
             template,
             log: Mutex::new(LogFile { file: log, is_cut: false }),
             serial: Mutex::new(0),
+            images: Mutex::default(),
         };
         let span = info_span!("build", id = %id);
         let task = shared.runtime.spawn(builder.run(last).instrument(span)).abort_handle();

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 
 use image::hash::Hasher;
 use image::layer::finish_digest;
@@ -164,6 +164,7 @@ impl Builder {
             source: io::Error::other(error),
         })?;
         let image = Image { digest: hasher.finish(), config, config_text, layers: Vec::new() };
+        self.images.lock().unwrap_or_else(PoisonError::into_inner).insert(image.digest);
         let names = vec![self.image_name(stage)];
         let owner = self.key.owner.to_string();
         let (over_host, layers) = (rootfs.over_host, rootfs.layers.clone());

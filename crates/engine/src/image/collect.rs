@@ -6,7 +6,7 @@
 
 use std::collections::HashSet;
 use std::sync::{Arc, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use image::Digest;
 use runtime::BackendError;
@@ -20,6 +20,23 @@ use crate::error::{EngineError, chain};
 const INTERVAL: Duration = Duration::from_secs(600);
 /// Minimum age for these, since a failed pull is often retried.
 const KEPT: Duration = Duration::from_secs(3600);
+/// How long a layer of a build step stays after a build has used it, even if no image has it.
+const RECENT: Duration = Duration::from_secs(3600);
+
+/// What to do with layers of build steps that no image has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum BuildCache {
+    /// Keep those that a recent build has used.
+    Keep,
+    /// Remove them: the disk is full.
+    Discard,
+}
+
+/// Whether a layer that a build used then still counts as recent.
+pub(super) fn is_recent(used: SystemTime, now: SystemTime) -> bool {
+    // A clock that was set back makes the time of use lie ahead.
+    now.duration_since(used).unwrap_or_default() < RECENT
+}
 
 /// Compares rows and files once, then collects at intervals. `on_lost` gets the images whose files are gone.
 pub(crate) async fn keep_collected(shared: Arc<Shared>, on_lost: impl Fn(&Arc<Shared>, &[Digest])) {
@@ -28,7 +45,7 @@ pub(crate) async fn keep_collected(shared: Arc<Shared>, on_lost: impl Fn(&Arc<Sh
         Err(error) => warn!(error = chain(&error), "cannot compare layers with their rows"),
     }
     loop {
-        if let Err(error) = collect(&shared, KEPT).await {
+        if let Err(error) = collect(&shared, KEPT, BuildCache::Keep).await {
             warn!(error = chain(&error), "cannot collect unused images; trying again later");
         }
         tokio::time::sleep(INTERVAL).await;
@@ -36,7 +53,11 @@ pub(crate) async fn keep_collected(shared: Arc<Shared>, on_lost: impl Fn(&Arc<Sh
 }
 
 /// One collection of what is older than `kept`.
-pub(super) async fn collect(shared: &Arc<Shared>, kept: Duration) -> Result<Collected, EngineError> {
+pub(super) async fn collect(
+    shared: &Arc<Shared>,
+    kept: Duration,
+    cache: BuildCache,
+) -> Result<Collected, EngineError> {
     let now = crate::observe::clock::now();
     let before = now.checked_sub(kept).unwrap_or(now);
     let naming = shared.images.naming.lock().await;
@@ -55,8 +76,13 @@ pub(super) async fn collect(shared: &Arc<Shared>, kept: Duration) -> Result<Coll
         let Ok(_alone) = lock.try_lock() else { continue };
         let pins = Arc::clone(&shared.images.pins);
         // Checked within the change itself: a pull pins a layer before it looks it up.
-        let is_pinned = move || pins.lock().unwrap_or_else(PoisonError::into_inner).contains_key(&layer);
-        if let Some(bytes) = shared.db.remove_layer(layer, is_pinned).await? {
+        let recent = Arc::clone(&shared.images.recent);
+        let is_kept = move || {
+            let used = recent.lock().unwrap_or_else(PoisonError::into_inner).get(&layer).copied();
+            let is_recent = cache == BuildCache::Keep && used.is_some_and(|used| is_recent(used, now));
+            is_recent || pins.lock().unwrap_or_else(PoisonError::into_inner).contains_key(&layer)
+        };
+        if let Some(bytes) = shared.db.remove_layer(layer, is_kept).await? {
             collected.layers += 1;
             collected.bytes += bytes;
             remove_files(shared, layer).await;

@@ -30,6 +30,7 @@ pub use image::registry::{Mirror, RegistrySettings, Transport, is_registry};
 pub use image::{BadImage, BadReference, Credentials, DockerConfig, ImageRef, Platform, RegistryError};
 pub use pull::{LayerProgress, LayerState, Pull, PullProgress, PullSpec};
 
+use self::collect::BuildCache;
 use crate::Shared;
 use crate::db::{AliasRow, ImageRow, LayerRow, LoadedImages, NameRow};
 use crate::error::{DbError, EngineError};
@@ -43,6 +44,8 @@ pub(crate) use pull::{Pulls, pull};
 const DOWNLOADS_MAX: usize = 6;
 /// Layers that are unpacked at the same time.
 const UNPACKS_MAX: usize = 4;
+/// Most layers that are kept for later builds: a hundred builds with as many steps.
+const RECENT_MAX: usize = 10_000;
 /// Most aliases.
 const ALIASES_MAX: usize = 10_000;
 
@@ -208,6 +211,8 @@ pub(crate) struct Images {
     pulls: Pulls,
     /// Layers that are in use before an image has them.
     pins: Arc<Mutex<HashMap<Digest, usize>>>,
+    /// Layers of recent build steps, and when a build last used each: the cache of builds.
+    recent: Arc<Mutex<HashMap<Digest, SystemTime>>>,
     locks: Mutex<HashMap<Digest, Weak<tokio::sync::Mutex<()>>>>,
     /// Held from a change of the rows of images, names and aliases until memory shows the same: changes in another
     /// order would leave memory wrong until the next start.
@@ -255,6 +260,7 @@ impl Images {
             stock: Mutex::new(stock),
             pulls: Pulls::default(),
             pins: Arc::default(),
+            recent: Arc::default(),
             locks: Mutex::default(),
             naming: tokio::sync::Mutex::default(),
             downloads: Semaphore::new(DOWNLOADS_MAX),
@@ -322,6 +328,30 @@ impl Images {
             *pins.entry(*layer).or_default() += 1;
         }
         Pins { pins: Arc::clone(&self.pins), layers }
+    }
+
+    /// Records that a build has used the layer of a step, so that the next builds find it.
+    pub(crate) fn keep_recent(&self, layer: Digest) {
+        let now = crate::observe::clock::now();
+        let mut recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
+        recent.retain(|_, used| collect::is_recent(*used, now));
+        if recent.len() >= RECENT_MAX
+            && let Some(oldest) = recent.iter().min_by_key(|(_, used)| **used).map(|(layer, _)| *layer)
+        {
+            recent.remove(&oldest);
+        }
+        recent.insert(layer, now);
+    }
+
+    /// Removes those of `images` that nothing refers to any more.
+    pub(crate) async fn drop_unused(shared: &Shared, images: Vec<Digest>) -> Result<(), EngineError> {
+        let _naming = shared.images.naming.lock().await;
+        let removed = shared.db.remove_unused_images(images).await?;
+        let mut stock = shared.images.stock();
+        for image in removed {
+            stock.images.remove(&image);
+        }
+        Ok(())
     }
 
     fn info(&self, image: &Arc<StoredImage>, owner: &Owner, sandboxes: usize) -> Option<ImageInfo> {
@@ -491,12 +521,13 @@ impl crate::Engine {
             shared.images.stock().names.remove(&(row.name, row.owner));
         }
         drop(naming);
-        collect::collect(shared, Duration::ZERO).await
+        collect::collect(shared, Duration::ZERO, BuildCache::Keep).await
     }
 
-    /// Removes images without a name and without a sandbox, layers without an image, and blobs that no pull needs.
+    /// Removes images without a name and without a sandbox, layers without an image, and blobs that no pull needs. Layers that a
+    /// build used within the last hour stay, so that the next build finds them.
     pub async fn collect_images(&self) -> Result<Collected, EngineError> {
-        collect::collect(self.shared(), Duration::ZERO).await
+        collect::collect(self.shared(), Duration::ZERO, BuildCache::Keep).await
     }
 
     /// All aliases, by name.

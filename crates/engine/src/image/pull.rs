@@ -18,6 +18,7 @@ use tokio::task::AbortHandle;
 use tracing::{Instrument, info, info_span};
 use wire::launch::{Finish, LayerFacts, LayerFault, LayerSource};
 
+use super::collect::BuildCache;
 use super::{Format, ImageFault, StoredImage, StoredLayer, Transport, collect, familiar};
 use crate::Shared;
 use crate::db::{ImageRow, LayerOrigin, LayerRow, NameRow};
@@ -256,7 +257,7 @@ where
             let outcome = work.await;
             if let Err(fault) = &outcome
                 && fault.is_disk_full()
-                && let Err(error) = collect::collect(&shared, Duration::ZERO).await
+                && let Err(error) = collect::collect(&shared, Duration::ZERO, BuildCache::Discard).await
             {
                 tracing::warn!(error = chain(&error), "cannot remove what a full disk could not store");
             }
