@@ -120,7 +120,19 @@ async fn reconcile(shared: &Arc<Shared>) -> Result<Vec<Digest>, EngineError> {
             remove_files(shared, *layer).await;
         }
     }
-    for layer in rows.difference(&files) {
+    let missing: Vec<Digest> = rows.difference(&files).copied().collect();
+    if missing.is_empty() {
+        return Ok(lost);
+    }
+    // A layer that was made after the files were listed has a row by now, so look again before its image is given up.
+    let files: HashSet<Digest> = match shared.backend.layers().await {
+        Ok(layers) => layers.into_iter().collect(),
+        Err(error) => {
+            warn!(error = chain(&error), "cannot list layers; the next start tries again");
+            return Ok(lost);
+        }
+    };
+    for layer in missing.iter().filter(|layer| !files.contains(layer)) {
         // It may have been removed since the rows were read.
         if !shared.db.has_layer(*layer).await? {
             continue;

@@ -68,6 +68,7 @@ pub(super) struct HostState {
     /// Contents that cannot be unpacked.
     bad_layers: BTreeSet<Digest>,
     unpacked: u64,
+    listings: u64,
 }
 
 impl FakeHost {
@@ -167,6 +168,11 @@ impl FakeHost {
     /// How often a layer was unpacked.
     pub fn unpacked(&self) -> u64 {
         self.state().unpacked
+    }
+
+    /// How often the layers were listed.
+    pub fn listings(&self) -> u64 {
+        self.state().listings
     }
 
     /// How often a sandbox was launched.
@@ -440,7 +446,13 @@ impl Storage for FakeHost {
     }
 
     async fn layers(&self) -> Result<Vec<Digest>, BackendError> {
-        Ok(self.layers_there())
+        let there = {
+            let mut state = self.state();
+            state.listings += 1;
+            state.layers.iter().copied().collect()
+        };
+        self.step(FakeStep::ListLayers, "list the layers").await?;
+        Ok(there)
     }
 
     async fn create_volume(
