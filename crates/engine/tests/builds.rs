@@ -214,3 +214,18 @@ async fn a_collection_leaves_the_steps_of_recent_builds() {
     assert_eq!((collected.images, collected.layers), (1, 1));
     assert_eq!(world.host.layers_there(), []);
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn commands_for_a_shell_run_in_the_one_that_the_dockerfile_sets() {
+    let world = World::new().await;
+    // To the fake init, a command is its words in a row.
+    let dockerfile = "FROM host AS first\nSHELL [\"echo\", \"by\"]\nRUN hand\nRUN [\"echo\", \"as it is\"]\n\
+        FROM first\nCMD more\nENTRYPOINT [\"plain\"]\nCMD again\n";
+    let log = build(&world, dockerfile, &[]).await;
+    assert!(log.contains("\nby hand\n") && log.contains("\nas it is\n"), "{log}");
+    let config = image(&world).await.config.clone();
+    assert_eq!(
+        (config.entrypoint, config.command),
+        (vec!["plain".into()], ["echo", "by", "again"].map(String::from).into())
+    );
+}

@@ -18,8 +18,8 @@ pub const VALUE_BYTES_MAX: usize = 128 * 1024;
 const NESTING_MAX: usize = 16;
 
 /// The supported instructions.
-pub const WORDS: [&str; 11] =
-    ["FROM", "RUN", "COPY", "ADD", "ENV", "ARG", "WORKDIR", "USER", "CMD", "ENTRYPOINT", "LABEL"];
+pub const WORDS: [&str; 12] =
+    ["FROM", "RUN", "COPY", "ADD", "ENV", "ARG", "WORKDIR", "USER", "CMD", "ENTRYPOINT", "LABEL", "SHELL"];
 /// Instructions about how an image runs elsewhere, which have no effect here.
 const IGNORED: [&str; 5] = ["EXPOSE", "STOPSIGNAL", "HEALTHCHECK", "MAINTAINER", "VOLUME"];
 
@@ -93,6 +93,8 @@ pub enum Instruction {
     Cmd(Program),
     /// The entrypoint.
     Entrypoint(Program),
+    /// Sets the program, with its first arguments, that runs later commands that are for a shell.
+    Shell(Vec<String>),
     /// Adds a label.
     Label(Vec<(String, String)>),
     /// An instruction without effect here.
@@ -486,6 +488,11 @@ fn instruction(word: &'static str, rest: &str, scripts: Vec<String>) -> Result<I
         }
         "CMD" => Instruction::Cmd(program(rest)?),
         "ENTRYPOINT" => Instruction::Entrypoint(program(rest)?),
+        "SHELL" => match json_list(rest) {
+            Some(list) if list.as_ref().is_ok_and(|list| !list.is_empty()) => Instruction::Shell(list?),
+            Some(Err(problem)) => return Err(problem),
+            _ => return Err(Problem::Missing { word, what: "a list such as [\"/bin/bash\", \"-c\"]" }),
+        },
         ignored => Instruction::Ignored(ignored),
     })
 }
@@ -908,6 +915,8 @@ mod tests {
         assert_eq!(steps("RUN echo $A \"b\""), [run(shell("echo $A \"b\""))]);
         assert_eq!(steps("RUN [\"a\", \"b c\"]"), [run(argv(&["a", "b c"]))]);
         assert_eq!(steps("RUN [ -f x ] && y"), [run(shell("[ -f x ] && y"))]);
+        let bash = vec!["/bin/bash".to_owned(), "-c".to_owned()];
+        assert_eq!(steps("SHELL [\"/bin/bash\", \"-c\"]"), [Instruction::Shell(bash)]);
         assert_eq!(
             steps("CMD [\"a\"]\nENTRYPOINT b c"),
             [Instruction::Cmd(argv(&["a"])), Instruction::Entrypoint(shell("b c")),]
@@ -1017,7 +1026,9 @@ mod tests {
         check_refused("FROM a\n\nRUNN x", 3, "`RUNN` is not a supported instruction");
         assert_eq!(parse("FROM a\nCOPPY x y").expect_err("a typo").hint(), "did you mean COPY?");
         check_refused("FROM a\nFROBNICATE x", 2, "`FROBNICATE` is not a supported instruction");
-        check_refused("FROM a\nSHELL [\"x\"]", 2, "`SHELL` is not a supported instruction");
+        check_refused("FROM a\nSHELL /bin/bash -c", 2, "SHELL needs a list");
+        check_refused("FROM a\nSHELL []", 2, "SHELL needs a list");
+        check_refused("FROM a\nSHELL [\"/bin/bash\" -c]", 2, "not JSON");
         check_refused("RUN x\nFROM a", 1, "before the first FROM");
         check_refused("FROM a\nCOPY ../x /", 2, "`../x` leads out of the context");
         check_refused("FROM a\nCOPY a/../../x /", 2, "leads out of the context");

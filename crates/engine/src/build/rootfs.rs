@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::sync::{Arc, PoisonError};
 
+use image::dockerfile::Program;
 use image::hash::Hasher;
 use image::layer::finish_digest;
 use image::{Digest, Image, ImageConfig, Platform};
@@ -38,6 +39,8 @@ pub(super) struct Config {
     pub(super) entrypoint: Vec<String>,
     pub(super) command: Vec<String>,
     pub(super) labels: BTreeMap<String, String>,
+    /// What `SHELL` set; empty for `/bin/sh -c`. Only this build knows it: an image that builds on the result starts with the default.
+    pub(super) shell: Vec<String>,
 }
 
 impl Config {
@@ -52,6 +55,18 @@ impl Config {
             entrypoint: config.entrypoint.clone(),
             command: config.command.clone(),
             labels: config.labels.clone(),
+            shell: Vec::new(),
+        }
+    }
+
+    /// The arguments to run a program with.
+    pub(super) fn argv(&self, program: &Program) -> Vec<String> {
+        match program {
+            Program::Argv(argv) => argv.clone(),
+            Program::Shell(script) if self.shell.is_empty() => {
+                vec!["/bin/sh".into(), "-c".into(), script.clone()]
+            }
+            Program::Shell(script) => self.shell.iter().chain([script]).cloned().collect(),
         }
     }
 

@@ -33,10 +33,7 @@ impl Builder {
             let why = format!("the secret `{}` was not given", secret.id);
             return Err(BuildError::Step { line, why });
         }
-        let argv = match program {
-            Program::Shell(script) => vec!["/bin/sh".into(), "-c".into(), script.clone()],
-            Program::Argv(argv) => argv.clone(),
-        };
+        let argv = work.rootfs.config.argv(program);
         let places: Vec<String> =
             secrets.iter().map(|secret| format!("{} {}", secret.id, secret.target)).collect();
         let key = json!([argv, work.arguments, places]).to_string();

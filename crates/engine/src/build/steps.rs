@@ -43,9 +43,10 @@ impl Builder {
             Instruction::Arg(arguments) => self.declare(work, &mut expander, arguments, globals)?,
             Instruction::Workdir(path) => work.change_directory(&mut expander, path)?,
             Instruction::User(user) => work.rootfs.config.user = Some(work.expand(&mut expander, user)?),
-            Instruction::Cmd(program) => work.rootfs.config.command = argv(program),
+            Instruction::Cmd(program) => work.rootfs.config.command = work.argv(program),
+            Instruction::Shell(argv) => work.rootfs.config.shell = argv.clone(),
             Instruction::Entrypoint(program) => {
-                work.rootfs.config.entrypoint = argv(program);
+                work.rootfs.config.entrypoint = work.argv(program);
                 // The command before it was meant for another entrypoint.
                 work.rootfs.config.command.clear();
             }
@@ -137,6 +138,14 @@ impl Work {
         Ok(())
     }
 
+    /// What `CMD` and `ENTRYPOINT` set. Without a program, they remove the base image's.
+    fn argv(&self, program: &Program) -> Vec<String> {
+        match program {
+            Program::Shell(script) if script.is_empty() => Vec::new(),
+            program => self.rootfs.config.argv(program),
+        }
+    }
+
     /// The directory in which the next step runs.
     pub(super) fn cwd(&self) -> String {
         self.rootfs.config.cwd.clone().unwrap_or_else(|| "/".into())
@@ -205,12 +214,4 @@ fn too_large(line: usize, what: &'static str, limit: usize) -> BuildError {
 /// Whether the name is that of an archive. `ADD` of other builders unpacks these.
 fn is_archive(source: &str) -> bool {
     [".tar", ".tgz", ".tar.gz", ".tar.xz"].iter().any(|end| source.ends_with(end))
-}
-
-fn argv(program: &Program) -> Vec<String> {
-    match program {
-        Program::Shell(script) if script.is_empty() => Vec::new(),
-        Program::Shell(script) => vec!["/bin/sh".into(), "-c".into(), script.clone()],
-        Program::Argv(argv) => argv.clone(),
-    }
 }
