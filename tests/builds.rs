@@ -161,6 +161,23 @@ EXPOSE 80
 }
 
 #[test]
+fn a_cache_keeps_its_files_between_builds_and_is_in_no_layer() {
+    let ground = ground();
+    let mount = "--mount=type=cache,target=/var/cache/x,sharing=locked";
+    for word in ["one", "two"] {
+        let run = format!("RUN {mount} echo {word} >> /var/cache/x/all && cp /var/cache/x/all /seen");
+        ground.built(&format!("FROM BASE\nSHELL [\"/bin/sh\", \"-ec\"]\n{run}\n"), Context::default());
+    }
+    assert_eq!(ground.sh("cat /seen; ls /var/cache/x"), "one\ntwo");
+    let volumes = ground.daemon.get("/v1/volumes").expect(200)["volumes"].clone();
+    assert_eq!(volumes.as_array().map(Vec::len), Some(1), "{volumes}");
+    let name = volumes[0]["name"].as_str().expect("a name");
+    assert!(name.starts_with("build-cache-var-cache-x-"), "{name}");
+    assert_eq!(volumes[0]["mounted_by"], json!([]), "{volumes}");
+    ground.daemon.delete(&format!("/v1/volumes/{name}")).expect(204);
+}
+
+#[test]
 fn chown_needs_neither_a_program_nor_an_account_in_the_image() {
     let ground = ground();
     // Neither has a shell, a `chown` or an `/etc/passwd`.

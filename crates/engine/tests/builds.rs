@@ -3,12 +3,12 @@
 use std::io::Write;
 use std::sync::Arc;
 
-use crate::common::{World, eventually, key, owner};
+use crate::common::{World, eventually, key, key_of, owner};
 use archive::{Entry, EntryKind};
 use engine::build::{BuildInfo, BuildSpec, BuildState};
 use engine::image::StoredImage;
 use engine::template::{TemplateName, TemplateSpec};
-use engine::{Engine, EngineError, SandboxSpec, Wait};
+use engine::{Engine, EngineError, KeyLimits, SandboxSpec, Wait};
 use runtime::fake::FakeFiles;
 use shoal_engine as engine;
 
@@ -228,4 +228,58 @@ async fn commands_for_a_shell_run_in_the_one_that_the_dockerfile_sets() {
         (config.entrypoint, config.command),
         (vec!["plain".into()], ["echo", "by", "again"].map(String::from).into())
     );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn caches_outlive_builds_and_belong_to_one_owner() {
+    let world = World::new().await;
+    let step = |id: &str, word: &str| {
+        format!("FROM host\nRUN --mount=type=cache,id={id},target=/cache [\"echo\", \"{word}\"]\n")
+    };
+    build(&world, &step("pip", "one"), &[]).await;
+    build(&world, &step("pip", "two"), &[]).await;
+    build(&world, &step("npm", "three"), &[]).await;
+    let log = build(&world, &step("pip", "two"), &[]).await;
+    assert!(log.contains("  cached\n"), "what is in a cache does not repeat a step: {log}");
+    let other = key_of("other", KeyLimits::default());
+    let started = world.engine.build(&other, spec(&world.engine, &step("pip", "one"), &[])).await;
+    let started = started.expect("the build starts");
+    eventually("the other owner's build has ended", async || {
+        let info = world.engine.build_info(&other.owner, started.id).expect("it is remembered");
+        info.state != BuildState::Running
+    })
+    .await;
+    let mounted = world.host.mounted();
+    assert!(mounted.iter().all(|(_, path)| path == "/cache"), "{mounted:?}");
+    let volumes: Vec<_> = mounted.iter().map(|(volume, _)| *volume).collect();
+    assert_eq!(volumes.len(), 4, "a cached step mounts nothing: {mounted:?}");
+    assert_eq!(volumes[0], volumes[1], "one cache for two builds");
+    assert!(volumes[2] != volumes[0], "another id is another cache");
+    assert!(!volumes[..3].contains(&volumes[3]), "another owner has another cache");
+    let names = world.engine.volumes(&owner()).await.expect("a list");
+    assert_eq!(names.len(), 2);
+    // No sandbox is left that mounts it.
+    world.engine.delete_volume(&owner(), names[0].name.as_str()).await.expect("deleted");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_locked_cache_is_used_by_one_step_at_a_time() {
+    let world = World::new().await;
+    let step = |word: &str| {
+        format!("FROM host\nRUN --mount=type=cache,target=/cache,sharing=locked [\"gate\", \"{word}\"]\n")
+    };
+    let first = start(&world, &step("one"), &[]).await.expect("the build starts");
+    eventually("the first step has its sandbox", async || world.host.mounted().len() == 1).await;
+    let second = start(&world, &step("two"), &[]).await.expect("the build starts");
+    world.host.open_gate("two");
+    // The first holds the lock, so the second cannot have ended before it.
+    assert!(
+        world.engine.build_info(&owner(), first.id).expect("it is remembered").state == BuildState::Running
+    );
+    assert_eq!(world.host.mounted().len(), 1);
+    world.host.open_gate("one");
+    for build in [first, second] {
+        assert!(matches!(ended(&world, &build).await.state, BuildState::Done { .. }));
+    }
+    assert_eq!(world.host.mounted().len(), 2);
 }

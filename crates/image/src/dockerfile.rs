@@ -65,6 +65,8 @@ pub enum Instruction {
         program: Program,
         /// Secrets that only this step can see.
         secrets: Vec<Secret>,
+        /// Directories that outlive the build.
+        caches: Vec<CacheMount>,
     },
     /// Adds files.
     Copy {
@@ -119,6 +121,26 @@ pub struct Secret {
     pub target: String,
     /// Whether the step fails without it.
     pub required: bool,
+}
+
+/// A directory that later builds of the owner find as this step leaves it. It is in no layer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CacheMount {
+    /// Steps with the same id see the same directory; the target by default.
+    pub id: String,
+    /// Where it is mounted.
+    pub target: String,
+    /// Whether several steps may use it at the same time.
+    pub sharing: Sharing,
+}
+
+/// Whether several steps may use a cache at the same time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Sharing {
+    /// They may.
+    Shared,
+    /// A step waits until no other uses it.
+    Locked,
 }
 
 /// What is wrong with a Dockerfile, and where.
@@ -222,7 +244,10 @@ impl DockerfileError {
             Problem::StageTwice { .. } => "give one of them another name".into(),
             Problem::Missing { .. } => "write it after the instruction, on the same line".into(),
             Problem::UnknownFlag { word, .. } => match *word {
-                "RUN" => "RUN knows --mount=type=secret".into(),
+                "RUN" => {
+                    "RUN supports --mount=type=secret,id=NAME and --mount=type=cache,target=PATH[,id=NAME][,sharing=locked]"
+                        .into()
+                }
                 "FROM" => "FROM supports no flags; images are for this machine's platform".into(),
                 _ => "COPY and ADD support --from (COPY only), --chown and --chmod".into(),
             },
@@ -499,7 +524,13 @@ fn instruction(word: &'static str, rest: &str, scripts: Vec<String>) -> Result<I
 
 fn run(rest: &str, scripts: Vec<String>) -> Result<Instruction, Problem> {
     let (flags, rest) = flags(rest);
-    let secrets = flags.into_iter().map(secret).collect::<Result<_, _>>()?;
+    let (mut secrets, mut caches) = (Vec::new(), Vec::new());
+    for flag in flags {
+        match mount(flag)? {
+            Mount::Secret(secret) => secrets.push(secret),
+            Mount::Cache(cache) => caches.push(cache),
+        }
+    }
     let program = match scripts.as_slice() {
         [] if rest.is_empty() => return Err(Problem::Missing { word: "RUN", what: "a command" }),
         [] => program(rest)?,
@@ -515,27 +546,59 @@ fn run(rest: &str, scripts: Vec<String>) -> Result<Instruction, Problem> {
             Program::Shell(script)
         }
     };
-    Ok(Instruction::Run { program, secrets })
+    Ok(Instruction::Run { program, secrets, caches })
 }
 
-/// `--mount=type=secret,id=name[,target=path][,required=true]`
-fn secret(flag: &str) -> Result<Secret, Problem> {
+/// What `--mount` of a `RUN` asks for.
+enum Mount {
+    Secret(Secret),
+    Cache(CacheMount),
+}
+
+/// `--mount=type=secret,id=name[,target=path][,required=true]` or `--mount=type=cache,target=path[,id=name][,sharing=locked]`
+fn mount(flag: &str) -> Result<Mount, Problem> {
     let unknown = || Problem::UnknownFlag { word: "RUN", flag: flag.to_owned() };
     let options = flag.strip_prefix("--mount=").ok_or_else(unknown)?;
-    let (mut kind, mut id, mut target, mut required) = (None, None, None, false);
+    let (mut kind, mut id, mut target, mut required, mut sharing) = (None, None, None, None, None);
     for option in options.split(',') {
         let (name, value) = option.split_once('=').unwrap_or((option, "true"));
         match name {
             "type" => kind = Some(value),
             "id" => id = Some(value),
             "target" | "dst" | "destination" => target = Some(value),
-            "required" => required = value.eq_ignore_ascii_case("true") || value == "1",
+            "required" => required = Some(value.eq_ignore_ascii_case("true") || value == "1"),
+            "sharing" => sharing = Some(value),
             _ => return Err(unknown()),
         }
     }
-    if kind != Some("secret") {
-        return Err(unknown());
+    match (kind, required, sharing) {
+        (Some("secret"), required, None) => secret(id, target, required.unwrap_or(false)).map(Mount::Secret),
+        (Some("cache"), None, sharing) => {
+            let sharing = match sharing {
+                None | Some("shared") => Sharing::Shared,
+                Some("locked") => Sharing::Locked,
+                Some(_) => return Err(unknown()),
+            };
+            cache(id, target, sharing).map(Mount::Cache)
+        }
+        _ => Err(unknown()),
     }
+}
+
+fn cache(id: Option<&str>, target: Option<&str>, sharing: Sharing) -> Result<CacheMount, Problem> {
+    let target =
+        target.ok_or(Problem::Missing { word: "RUN", what: "the target of the cache: target=PATH" })?;
+    let plain = target.trim_end_matches('/');
+    if !plain.starts_with('/') || plain.split('/').any(|part| part == ".." || part == ".") {
+        return Err(Problem::Malformed {
+            what: format!("the target of a cache must be an absolute path below `/`, got `{target}`"),
+        });
+    }
+    let id = id.filter(|id| !id.is_empty()).unwrap_or(plain).to_owned();
+    Ok(CacheMount { id, target: plain.to_owned(), sharing })
+}
+
+fn secret(id: Option<&str>, target: Option<&str>, required: bool) -> Result<Secret, Problem> {
     let id = match (id, target) {
         (Some(id), _) => id.to_owned(),
         (None, Some(target)) => target.rsplit('/').next().unwrap_or_default().to_owned(),
@@ -910,7 +973,7 @@ mod tests {
 
     #[test]
     fn programs_are_for_a_shell_or_as_they_are() {
-        let run = |program| Instruction::Run { program, secrets: Vec::new() };
+        let run = |program| Instruction::Run { program, secrets: Vec::new(), caches: Vec::new() };
         let argv = |words: &[&str]| Program::Argv(words.iter().map(|word| (*word).to_owned()).collect());
         assert_eq!(steps("RUN echo $A \"b\""), [run(shell("echo $A \"b\""))]);
         assert_eq!(steps("RUN [\"a\", \"b c\"]"), [run(argv(&["a", "b c"]))]);
@@ -1008,7 +1071,7 @@ mod tests {
 
     #[test]
     fn secrets_are_named_and_placed() {
-        let Instruction::Run { secrets, program } =
+        let Instruction::Run { secrets, program, caches } =
             steps("RUN --mount=type=secret,id=token --mount=type=secret,id=k,target=/x/y,required=true cat")
                 .remove(0)
         else {
@@ -1018,6 +1081,17 @@ mod tests {
         let secret =
             |id: &str, target: &str, required| Secret { id: id.into(), target: target.into(), required };
         assert_eq!(secrets, [secret("token", "/run/secrets/token", false), secret("k", "/x/y", true)]);
+        assert_eq!(caches, []);
+    }
+
+    #[test]
+    fn caches_are_named_after_their_target_by_default() {
+        let text = "RUN --mount=type=cache,target=/a/ --mount=type=cache,sharing=locked,id=x,dst=/b make";
+        let Instruction::Run { secrets, program, caches } = steps(text).remove(0) else { panic!("a run") };
+        assert_eq!((secrets, program), (Vec::new(), shell("make")));
+        let cache =
+            |id: &str, target: &str, sharing| CacheMount { id: id.into(), target: target.into(), sharing };
+        assert_eq!(caches, [cache("/a", "/a", Sharing::Shared), cache("x", "/b", Sharing::Locked)]);
     }
 
     #[test]
@@ -1038,7 +1112,13 @@ mod tests {
         check_refused("FROM a\nCOPY --link a b", 2, "does not support `--link`");
         check_refused("FROM a\nCOPY --chmod=rwx a b", 2, "got `rwx`");
         check_refused("FROM a\nRUN", 2, "RUN needs a command");
-        check_refused("FROM a\nRUN --mount=type=cache,target=/x y", 2, "does not support");
+        check_refused("FROM a\nRUN --mount=type=bind,target=/x y", 2, "does not support");
+        check_refused("FROM a\nRUN --mount=type=cache,target=/x,mode=0700 y", 2, "does not support");
+        check_refused("FROM a\nRUN --mount=type=cache,target=/x,sharing=private y", 2, "does not support");
+        check_refused("FROM a\nRUN --mount=type=cache y", 2, "RUN needs the target of the cache");
+        check_refused("FROM a\nRUN --mount=type=cache,target=x y", 2, "got `x`");
+        check_refused("FROM a\nRUN --mount=type=cache,target=/a/../b y", 2, "got `/a/../b`");
+        check_refused("FROM a\nRUN --mount=type=cache,target=/ y", 2, "got `/`");
         check_refused("FROM a\nRUN --mount=type=secret,id=../x y", 2, "cannot be the id of a secret");
         check_refused("FROM a\nENV A", 2, "a value");
         check_refused("FROM a\nENV A=1 B", 2, "NAME=VALUE, got `B`");

@@ -179,8 +179,14 @@ impl Builder {
             Some(other) => done.get(&other).cloned().expect("`needed` expands the same name"),
             None => self.base_image(&from, stage.line).await?,
         };
-        let mut work =
-            Work { number, rootfs, arguments: BTreeMap::new(), pending: Vec::new(), pins: Vec::new() };
+        let mut work = Work {
+            number,
+            rootfs,
+            arguments: BTreeMap::new(),
+            pending: Vec::new(),
+            pins: Vec::new(),
+            caches: Vec::new(),
+        };
         let layers = work.rootfs.layers.iter().map(|layer| layer.layer);
         work.pins.push(self.engine.shared().images.pin(layers));
         for step in &stage.steps {

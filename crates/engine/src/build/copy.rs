@@ -135,7 +135,7 @@ impl Builder {
     async fn pack_sources(&self, wish: &Copy, number: usize, rootfs: &Rootfs) -> Built<Vec<Part>> {
         let failed = |why: String| BuildError::Step { line: wish.line, why };
         self.store_stage(number, rootfs).await.map_err(|error| failed(chain(&error)))?;
-        let sandbox = self.create_sandbox(number).await.map_err(|broken| failed(broken.0))?;
+        let sandbox = self.create_sandbox(number, Vec::new()).await.map_err(|broken| failed(broken.0))?;
         let mut parts = Vec::new();
         for source in &wish.sources {
             parts.push(self.pack(sandbox, source).await.map_err(|broken| failed(broken.0))?);

@@ -9,12 +9,13 @@
 //! and the sandboxes are removed when the build ends, or at the next start after a crash.
 //!
 //! This file has the registry of builds and the calls of [`Engine`]. A reader goes on with `builder` (the stages of one build), `steps`
-//! (the instructions), `run` and `copy`, then `layer`, `key` and `sandbox`, which these two stand on; `rootfs` is what a stage consists
+//! (the instructions), `run` and `copy`, then `layer`, `key`, `cache` and `sandbox`, which these two stand on; `rootfs` is what a stage consists
 //! of, `context` what the caller sent, `log` what the caller reads, and `recovery` removes what is left.
 //!
 //! Files of the context never become files on the host: the archive is read in place, and the sandbox gets the part that it needs.
 
 mod builder;
+mod cache;
 mod context;
 mod copy;
 mod key;
@@ -43,6 +44,7 @@ use tracing::{Instrument, info_span, warn};
 use wire::BuildId;
 
 use self::builder::{Builder, stage_number};
+use self::cache::CacheLocks;
 use self::context::Context;
 pub use self::log::BuildLog;
 use self::log::LogFile;
@@ -107,6 +109,7 @@ pub(crate) struct Builds {
     all: Mutex<VecDeque<Arc<Build>>>,
     /// How many builds were admitted and are not in `all` yet. Changed under the lock of `all`.
     starting: AtomicUsize,
+    caches: CacheLocks,
 }
 
 /// The right to start one build. Counts as a running build until it is used or dropped.
@@ -191,7 +194,12 @@ impl Builds {
         let directory = config.data_dir.join("builds");
         match std::fs::create_dir(&directory) {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
-            _ => Ok(Self { directory, all: Mutex::default(), starting: AtomicUsize::new(0) }),
+            _ => Ok(Self {
+                directory,
+                all: Mutex::default(),
+                starting: AtomicUsize::new(0),
+                caches: CacheLocks::default(),
+            }),
         }
     }
 

@@ -36,7 +36,13 @@ impl Builder {
         let argv = work.rootfs.config.argv(program);
         let places: Vec<String> =
             secrets.iter().map(|secret| format!("{} {}", secret.id, secret.target)).collect();
-        let key = json!([argv, work.arguments, places]).to_string();
+        let caches: Vec<&str> = work.caches.iter().map(|cache| cache.target.as_str()).collect();
+        // Steps without caches keep the names of their layers.
+        let key = match caches.is_empty() {
+            true => json!([argv, work.arguments, places]),
+            false => json!([argv, work.arguments, places, caches]),
+        }
+        .to_string();
         let mut parts = vec![key.as_bytes()];
         parts.append(&mut self.secret_parts(secrets));
         let spec = CommandSpec {

@@ -9,6 +9,7 @@ use super::recovery::sandbox_prefix;
 use crate::error::{EngineError, chain};
 use crate::files::Unpacking;
 use crate::model::labels::Labels;
+use crate::model::template::VolumeMount;
 use crate::model::{CommandSpec, CommandState, Offsets, Outcome, OutputEvent, SandboxSpec, Wait};
 
 /// How long the command of one step may run: builds of large programs take hours.
@@ -25,7 +26,11 @@ impl From<EngineError> for Broken {
 
 impl Builder {
     /// Creates a sandbox over the image that [`Builder::store_stage`] stored for a stage, with the limits that the template will have.
-    pub(super) async fn create_sandbox(&self, stage: usize) -> Result<SandboxId, Broken> {
+    pub(super) async fn create_sandbox(
+        &self,
+        stage: usize,
+        mounts: Vec<VolumeMount>,
+    ) -> Result<SandboxId, Broken> {
         let serial = {
             let mut serial = self.serial.lock().unwrap_or_else(PoisonError::into_inner);
             *serial += 1;
@@ -37,6 +42,7 @@ impl Builder {
             cpu_millis: Some(self.spec.cpu_millis),
             memory_bytes: Some(self.spec.memory_bytes),
             labels: Labels::new(labels)?,
+            mounts,
             idempotency_key: Some(format!("{}{serial}", sandbox_prefix(self.build.id))),
             ..SandboxSpec::default()
         };

@@ -4,7 +4,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use image::dockerfile::{self, DockerfileError, Instruction, Problem, Program, Step};
+use image::dockerfile::{self, CacheMount, DockerfileError, Instruction, Problem, Program, Step};
 
 use super::builder::{Builder, Built, How};
 use super::copy::Copy;
@@ -24,6 +24,8 @@ pub(super) struct Work {
     pub(super) pending: Vec<String>,
     /// Keeps the stage's layers from being collected before an image has them.
     pub(super) pins: Vec<crate::image::Pins>,
+    /// The caches of the step that runs.
+    pub(super) caches: Vec<CacheMount>,
 }
 
 impl Builder {
@@ -51,8 +53,11 @@ impl Builder {
                 work.rootfs.config.command.clear();
             }
             Instruction::Ignored(word) => self.say(&format!("  note: {word} has no effect here\n")),
-            Instruction::Run { program, secrets } => {
-                return self.run_step(work, line, program, secrets).await;
+            Instruction::Run { program, secrets, caches } => {
+                work.caches.clone_from(caches);
+                let done = self.run_step(work, line, program, secrets).await;
+                work.caches.clear();
+                return done;
             }
             Instruction::Copy { from, sources, target, chown, chmod, unpack } => {
                 if *unpack && sources.iter().any(|source| is_archive(source)) {

@@ -49,6 +49,7 @@ struct Host {
 pub(super) struct HostState {
     volumes: BTreeMap<VolumeId, u64>,
     volume_bytes: HashMap<VolumeId, u64>,
+    mounted: Vec<(VolumeId, String)>,
     without_limits: bool,
     things: BTreeSet<(SandboxId, FakeThing)>,
     inits: HashMap<SandboxId, Arc<Init>>,
@@ -106,6 +107,11 @@ impl FakeHost {
     /// The size limit of a volume.
     pub fn volume_size(&self, volume: VolumeId) -> Option<u64> {
         self.state().volumes.get(&volume).copied()
+    }
+
+    /// The volumes that sandboxes have mounted so far, and where.
+    pub fn mounted(&self) -> Vec<(VolumeId, String)> {
+        self.state().mounted.clone()
     }
 
     /// Creates or replaces a file of the machine, which the image `host` shows to sandboxes that are launched from now on.
@@ -277,6 +283,8 @@ impl Isolation for FakeHost {
                 }
             }
             state.files.insert(id, files);
+            let mounts = spec.mounts.iter().map(|mount| (mount.volume, mount.path.clone()));
+            state.mounted.extend(mounts);
         }
         // The thing exists even if its step fails: a half-made sandbox is the interesting case.
         self.state().things.insert((id, FakeThing::Disk));
