@@ -3,7 +3,7 @@
 mod common;
 
 mod basics;
-mod builds;
+mod dockerfiles;
 mod failures;
 mod files;
 mod images;

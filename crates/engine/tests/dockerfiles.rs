@@ -1,4 +1,4 @@
-//! Builds on a fake host: what is cached, what is bounded, and what a step gives to later ones.
+//! Dockerfiles on a fake host: what is cached, what is bounded, and what a step gives to later ones.
 
 use std::io::Write;
 use std::sync::Arc;
