@@ -1,4 +1,4 @@
-//! Who may do what: keys, owners, and pages that should not be calling.
+//! Who may do what: keys, owners, and web pages that must not call the API.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -6,7 +6,7 @@ use std::os::unix::fs::PermissionsExt;
 use serde_json::{Value, json};
 use shoal_tests::{Daemon, Request, Sandbox, Socket};
 
-/// Every route that names a sandbox, and some that do not, with a method that it has and a body that it takes.
+/// Every route that names a sandbox, and some that do not, with a valid method and body.
 fn routes(sandbox: &str, command: &str) -> Vec<(&'static str, String, Option<Value>)> {
     let base = format!("/v1/sandboxes/{sandbox}");
     vec![
@@ -302,7 +302,7 @@ fn the_key_is_nowhere_but_where_it_belongs() {
             );
         }
     }
-    // On disk keys are hashed; only a file for the CLI may hold one, and then for its owner alone.
+    // Keys are stored as hashes; only a file for the CLI may contain one, readable for its owner alone.
     let mut open = vec![daemon.data_dir.clone()];
     while let Some(directory) = open.pop() {
         for entry in fs::read_dir(&directory).expect("root may read").map(|entry| entry.expect("readable")) {
@@ -358,7 +358,7 @@ fn a_weak_key_ends_the_start() {
             .stdin(std::process::Stdio::null())
             .output();
         let output = output.expect("the program can be started");
-        assert!(!output.status.success(), "{key:?} was taken");
+        assert!(!output.status.success(), "{key:?} was accepted");
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(said.contains("SHOAL_API_KEY"), "{said}");
         assert!(key.is_empty() || !said.contains(&format!("`{key}`")), "the key is repeated: {said}");
@@ -366,7 +366,7 @@ fn a_weak_key_ends_the_start() {
     }
 }
 
-/// That nothing was done to the machine for a daemon that did not come to start.
+/// Asserts that a daemon that failed to start did nothing to the machine.
 #[track_caller]
 fn is_untouched(data_dir: &std::path::Path) {
     let installation = shoal_tests::daemon::installation(data_dir);
@@ -407,7 +407,7 @@ fn a_deleted_key_loses_its_streams_at_once_and_no_other_does() {
     let mut started = theirs.stream(json!({"argv": ["cat"], "stdin": true}));
     started.wait_for("command");
     let mut silent = theirs.open_socket("/commands/stream").expect("it opens");
-    // One that reads nothing although it is told much.
+    // A client that reads nothing although much is sent to it.
     let flood = theirs.stream(json!({"argv": ["yes"]}));
     let kept = mine.attach(&command, &Default::default());
     let long = [
@@ -447,7 +447,7 @@ fn a_deleted_key_loses_its_streams_at_once_and_no_other_does() {
     assert!(told.contains("the api key was deleted") && !told.contains("stopping"), "{told}");
     waiting.join().expect("no panic").expect_refusal(401, "unauthorized");
     drop(flood);
-    // Others go on, and so do the commands.
+    // Other clients are not affected, and neither are the commands.
     let mut kept = kept;
     kept.say(&json!({"type": "signal", "signal": "TERM"}));
     kept.wait_for("ended");

@@ -1,4 +1,4 @@
-//! Builds: a Dockerfile and its context become a template.
+//! Builds: from a Dockerfile and its context to a template.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -11,7 +11,7 @@ use shoal_tests::images::{Layer, MadeImage, Puppet, digest};
 use shoal_tests::wait::{until, until_true};
 use shoal_tests::{Daemon, Response, Spawn};
 
-/// A daemon that has the image `base:1`: busybox, with a user `ada`.
+/// A daemon with the image `base:1`: busybox, with a user `ada`.
 struct Ground {
     daemon: Daemon,
     base: String,
@@ -105,7 +105,7 @@ impl Ground {
         self.log(build).matches("  cached\n").count()
     }
 
-    /// Whatever is asked from now on is asked by another owner. Returns the key of the one before.
+    /// Further requests come from another owner. Returns the previous key.
     fn become_owner(&mut self, owner: &str) -> String {
         let made = self.daemon.post("/v1/keys", &json!({"owner": owner})).expect(201);
         std::mem::replace(&mut self.daemon.key, made["secret"].as_str().expect("a secret").to_owned())
@@ -161,6 +161,47 @@ EXPOSE 80
 }
 
 #[test]
+fn a_cache_keeps_its_files_between_builds_and_is_in_no_layer() {
+    let ground = ground();
+    let mount = "--mount=type=cache,target=/var/cache/x,sharing=locked";
+    for word in ["one", "two"] {
+        let run = format!("RUN {mount} echo {word} >> /var/cache/x/all && cp /var/cache/x/all /seen");
+        ground.built(&format!("FROM BASE\nSHELL [\"/bin/sh\", \"-ec\"]\n{run}\n"), Context::default());
+    }
+    assert_eq!(ground.sh("cat /seen; ls /var/cache/x"), "one\ntwo");
+    let volumes = ground.daemon.get("/v1/volumes").expect(200)["volumes"].clone();
+    assert_eq!(volumes.as_array().map(Vec::len), Some(1), "{volumes}");
+    let name = volumes[0]["name"].as_str().expect("a name");
+    assert!(name.starts_with("build-cache-var-cache-x-"), "{name}");
+    assert_eq!(volumes[0]["mounted_by"], json!([]), "{volumes}");
+    ground.daemon.delete(&format!("/v1/volumes/{name}")).expect(204);
+}
+
+#[test]
+fn chown_needs_neither_a_program_nor_an_account_in_the_image() {
+    let ground = ground();
+    // Neither has a shell, a `chown` or an `/etc/passwd`.
+    let dockerfile =
+        "FROM scratch\nCOPY old /srv/app\nCOPY --chown=1000:1001 new /srv/app\nCOPY --chown=7 old/a /b\n";
+    let context = Context::default().file("old/a", "old").file("new/a", "new").file("new/deep/b", "b");
+    ground.built(dockerfile, context);
+    let sandbox = ground.daemon.sandbox_with(json!({"template": "t"}));
+    let owner = |path: &str| {
+        let file =
+            sandbox.request("GET", &format!("/files/stat?path={path}")).send(sandbox.address).expect(200);
+        (file["uid"].as_u64().expect("a number"), file["gid"].as_u64().expect("a number"))
+    };
+    let owners = ["/srv/app", "/srv/app/a", "/srv/app/deep", "/srv/app/deep/b", "/b"].map(owner);
+    assert_eq!(owners, [(0, 0), (1000, 1001), (1000, 1001), (1000, 1001), (7, 7)]);
+    let content = sandbox.request("GET", "/files?path=/srv/app/a").send(sandbox.address);
+    assert_eq!((content.status, content.body.as_slice()), (200, b"new".as_slice()));
+    sandbox
+        .request("GET", "/files/stat?path=/.shoal-copy")
+        .send(sandbox.address)
+        .expect_refusal(404, "file_not_found");
+}
+
+#[test]
 fn what_a_step_removes_is_gone_and_what_it_replaces_is_new() {
     let ground = ground();
     let dockerfile = "FROM BASE\n\
@@ -187,10 +228,14 @@ fn steps_that_were_done_are_not_done_again() {
         "nothing is new"
     );
     let third = ground.built(dockerfile, Context::default().file("a", "2"));
-    assert_eq!(ground.log(&third).matches("  cached\n").count(), 1, "only what comes before the change");
+    assert_eq!(
+        ground.log(&third).matches("  cached\n").count(),
+        1,
+        "only the steps before the change are cached"
+    );
     assert_eq!(third["version"], 2);
     assert_eq!(ground.sh("cat /stamp /b"), format!("{stamp}\n2"));
-    // What another value of an ARG, another variable or another user would make is not taken for the same.
+    // Another value of an ARG, another variable or another user gives another layer.
     for (dockerfile, cached) in [
         ("FROM BASE\nARG A=1\nRUN date +%N > /stamp\n", 0),
         ("FROM BASE\nENV A=1\nRUN date +%N > /stamp\n", 0),
@@ -263,7 +308,7 @@ fn a_secret_is_seen_by_its_step_and_by_nothing_else() {
 #[test]
 fn another_owners_steps_are_never_taken_for_ones_own() {
     let mut ground = ground();
-    // Whatever a step wrote, by its words or because somebody reached into its sandbox, is seen by its owner alone.
+    // Only its owner sees what a step wrote, by its own commands or because someone changed files in its sandbox.
     let dockerfile = "FROM BASE AS first\nRUN cat /proc/sys/kernel/random/uuid > /stamp\n\
         FROM BASE\nWORKDIR /app\nCOPY a /a\nCOPY --from=first /stamp /stamp\nRUN cat /proc/sys/kernel/random/uuid >> /stamp\n\
         WORKDIR /last\n";
@@ -278,7 +323,11 @@ fn another_owners_steps_are_never_taken_for_ones_own() {
     let shared = stamp.lines().find(|line| other.contains(line));
     assert_eq!(shared, None, "a step of one owner is in the image of another");
     let made = layers.len() - 2;
-    assert_eq!(ground.layers(), layers.len() + made, "all but what was fetched, and finished, is made again");
+    assert_eq!(
+        ground.layers(),
+        layers.len() + made,
+        "all layers but the pulled and the finishing one are made again"
+    );
     for (owner, stamp) in [("bob", other), ("the first", stamp)] {
         let again = ground.built(dockerfile, context());
         assert_eq!(ground.cached(&again), 4, "{owner}: {}", ground.log(&again));
@@ -305,7 +354,7 @@ fn a_step_is_done_again_for_another_secret_and_never_seen_by_another_owner() {
     assert_eq!(build(&ground, Some("b3Vycy00NzEx")), (2, "ours-4711".into()), "the first one again");
     let without = ground.build(dockerfile, Context::default());
     assert_eq!(without["state"], "failed", "without a secret there is nothing to copy");
-    // Neither what another owner's step kept nor whether their secret is this one can be learnt.
+    // Neither the result of another owner's step nor whether the secrets are equal can be learnt.
     ground.become_owner("bob");
     assert_eq!(build(&ground, Some("dGhlaXJz")), (0, "theirs".into()));
     assert_eq!(build(&ground, Some("b3Vycy00NzEx")), (0, "ours-4711".into()));
@@ -320,7 +369,7 @@ fn an_image_cannot_claim_a_layer_that_was_made_here() {
     let made: Vec<String> = ground.layer_names().difference(&before).cloned().collect();
     assert_eq!(made.len(), 1, "{made:?}");
     ground.become_owner("bob");
-    // Its configuration says that its only layer is the one that another owner's step made.
+    // Its configuration claims that its only layer is the one that another owner's step made.
     let honest = MadeImage::of(&Layer::busybox(), json!({}));
     let mut claiming = honest.clone();
     let mut manifest = honest.document();
@@ -393,7 +442,7 @@ fn mistakes_are_told_with_their_line_and_leave_nothing() {
     let post =
         |text: &str| ground.post(json!({"template": "t"}), Context::default().file("Dockerfile", text));
     for (text, line, part) in [
-        ("FROM x\nRUNN y\n", 2, "`RUNN` is not known"),
+        ("FROM x\nRUNN y\n", 2, "`RUNN` is not a supported instruction"),
         ("FROM x\n\nCOPY ../secret /\n", 3, "leads out of the context"),
         ("RUN y\n", 1, "before the first FROM"),
         ("FROM x\nADD https://example.com/a /\n", 2, "not a local file"),
@@ -458,14 +507,14 @@ fn a_crash_in_the_middle_leaves_nothing_half_made_and_the_next_try_works() {
     });
     ground.daemon.get("/v1/templates/t").expect_refusal(404, "template_not_found");
     let again = ground.built("FROM BASE\nRUN echo one > /one\nRUN echo two > /two\n", Context::default());
-    assert!(ground.log(&again).contains("  cached\n"), "what was done before the crash is not done again");
+    assert!(ground.log(&again).contains("  cached\n"), "steps before the crash are cached");
     assert_eq!(ground.sh("cat /one /two"), "one\ntwo");
 }
 
 #[test]
 fn an_image_can_be_built_on_the_machine_itself() {
     let mut ground = ground();
-    // Both unions of `host` are written to, over what is below and over what the step before wrote.
+    // Both unions of `host` are written to, over what is below and over what the previous step wrote.
     let dockerfile = "FROM host AS tools\n\
         RUN mkdir -p /opt/x /usr/local/lib/y && echo one > /opt/x/one && echo two > /usr/local/lib/y/two \
             && rm -r /usr/share/doc /home/user && chmod 700 /srv\n\
@@ -486,7 +535,7 @@ fn an_image_can_be_built_on_the_machine_itself() {
     let again = ground.built(dockerfile, Context::default().file("note", "note\n"));
     assert_eq!(ground.log(&again).matches("  cached\n").count(), 4, "{}", ground.log(&again));
     assert_eq!(again["version"], 1, "the same image is the same version");
-    // Rows say that it lies over the machine, and not only memory.
+    // The rows record that it is over the machine, and not only memory.
     ground.daemon.crash();
     assert_eq!(ground.sh(look), seen);
 }
@@ -494,7 +543,7 @@ fn an_image_can_be_built_on_the_machine_itself() {
 #[test]
 fn kills_all_along_a_build_leave_nothing_half_made() {
     let mut ground = ground();
-    // Enough that steps and captures take a while.
+    // Large enough that steps and captures take a while.
     let dockerfile = "FROM BASE\n\
         RUN i=0; while [ $i -lt 300 ]; do echo $i > /$i; i=$((i + 1)); done; dd if=/dev/zero of=/big bs=1M count=32 2>/dev/null\n\
         RUN rm -r /old /1* && i=0; while [ $i -lt 300 ]; do echo $i > /etc/$i; i=$((i + 1)); done\n"
@@ -503,12 +552,12 @@ fn kills_all_along_a_build_leave_nothing_half_made() {
         let context = Context::default().file("Dockerfile", &dockerfile);
         let started = ground.post(json!({"template": "t"}), context).expect(202);
         let id = started["id"].as_str().expect("an id").to_owned();
-        // Later each time, by what is on the disk: a sandbox, a layer that is not whole, a layer.
+        // Later each time, judged by the disk: a sandbox, an unfinished layer, a layer.
         let mark = if kill % 2 == 0 { "sandboxes" } else { "images/layers" };
         let count =
             |ground: &Ground| fs::read_dir(ground.daemon.data_dir.join(mark)).map_or(0, Iterator::count);
         let before = count(&ground);
-        until_true("it has come that far, or to its end", || {
+        until_true("it has come that far, or has ended", || {
             count(&ground) != before
                 || ground.daemon.get(&format!("/v1/builds/{id}")).expect(200)["state"] != "running"
         });
@@ -644,5 +693,9 @@ fn the_command_line_sends_the_context_and_shows_the_log() {
     let typo = shoal(&ground, &directory, &["build", "-t", "t"]);
     let told = String::from_utf8_lossy(&typo.stderr).into_owned();
     assert_eq!(typo.status.code(), Some(1));
-    assert!(told.contains("line 2: `COPPY` is not known") && told.contains("did you mean COPY?"), "{told}");
+    assert!(
+        told.contains("line 2: `COPPY` is not a supported instruction")
+            && told.contains("did you mean COPY?"),
+        "{told}"
+    );
 }

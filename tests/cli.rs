@@ -1,4 +1,4 @@
-//! The command line beyond running things: what it says, to people and to programs.
+//! The command line beyond running commands: its output, for people and for programs.
 
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::fs::PermissionsExt;
@@ -70,7 +70,7 @@ fn doctor_finds_what_this_machine_has_and_leaves_nothing_behind() {
         "overlayfs",
         "host_programs",
     ] {
-        // The other tests make sandboxes here, so all of this is there.
+        // The other tests create sandboxes here, so all of this exists.
         assert!(verdicts.contains(&(name.into(), "ok".into())), "{name}: {findings:#}");
     }
     assert!(verdicts.contains(&("daemon".into(), "lacking".into())), "{findings:#}");
@@ -101,7 +101,7 @@ fn doctor_finds_the_daemon_and_its_key() {
 
 #[test]
 fn doctor_says_what_is_missing_and_ends_with_one() {
-    // The program must be where somebody else may execute it.
+    // The program must be where another user may execute it.
     let home = Home::new();
     std::fs::set_permissions(home.path(), std::fs::Permissions::from_mode(0o755)).expect("it is ours");
     let program = home.join("shoal");
@@ -152,7 +152,7 @@ fn a_failure_is_told_to_people_and_to_programs() {
     let output = run(on(&daemon, &["create", "--json", "--cpu", "lots"]));
     let told: Value = serde_json::from_slice(&output.stderr).expect("one object");
     assert_eq!(told["code"], "invalid_request", "{told}");
-    // An option of what is run is not one of ours.
+    // Options after the program belong to the program.
     let output = run(on(&daemon, &["run", "no-such-program", "--json"]));
     assert!(String::from_utf8_lossy(&output.stderr).starts_with("error: "), "{output:?}");
     assert_eq!(output.status.code(), Some(127));
@@ -410,7 +410,7 @@ fn a_wrong_configuration_is_refused_with_its_place() {
         ("listen = \n", &["line 1"]),
     ] {
         std::fs::write(&file, text).expect("a file");
-        // Both look at it in the same way.
+        // Both read it in the same way.
         for arguments in [&["config", "show", "--config", &place][..], &["serve", "--config", &place]] {
             let mut command = alone(arguments);
             command.env("SHOAL_DATA_DIR", home.join("data"));
@@ -466,7 +466,7 @@ fn the_unit_is_one_that_systemd_reads() {
     for line in ["KillMode=process", "Delegate=yes", "Type=notify"] {
         assert!(unit.lines().any(|known| known == line), "{line}");
     }
-    // What it starts must exist where it is verified.
+    // The program that it starts must exist where it is verified.
     let unit = unit.replace("/usr/local/bin/shoal", &binary().display().to_string());
     let path = home.join("shoal.service");
     std::fs::write(&path, unit).expect("a file");

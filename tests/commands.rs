@@ -1,4 +1,4 @@
-//! Commands: exact bytes, reconnects, stdin, signals, timeouts, and what cannot start.
+//! Commands: exact bytes, reconnects, stdin, signals, timeouts, and failed starts.
 
 use std::fs;
 use std::time::{Duration, Instant};
@@ -11,7 +11,7 @@ use shoal_tests::daemon::send_signal;
 use shoal_tests::wait::until_true;
 use shoal_tests::{Collected, Daemon, Said, Sandbox, until};
 
-/// Writes all 256 bytes in turn, `count` of them, to stdout, and the same with every bit turned to stderr.
+/// Writes `count` bytes, all 256 values in turn, to stdout, and the same with every bit inverted to stderr.
 const ALL_BYTES: &str = "
 import sys
 block = bytes(range(256)) * 64
@@ -31,7 +31,8 @@ fn is_all_bytes(bytes: &[u8], length: usize, turned: bool) {
     assert_eq!(wrong, None, "the first wrong byte");
 }
 
-/// Whether a `sleep` lives inside whose seconds begin like this. (A shell has them too, in the text of its script.)
+/// Whether a `sleep` with seconds that begin like this runs inside. (A shell has them too, in the text of its
+/// script.)
 fn lives(sandbox: &Sandbox, seconds: &str) -> bool {
     let line = format!("sleep\0{seconds}");
     sandbox.processes().iter().any(|process| {
@@ -169,7 +170,7 @@ fn a_reconnect_with_offsets_goes_on_byte_for_byte() {
     let mut all = Collected::default();
     let mut rounds = 0;
     while all.ended.is_none() {
-        // A few messages, then the connection is dropped without a word.
+        // A few messages, then the connection is dropped without a close.
         for _ in 0..7 {
             match socket.hear() {
                 Said::Output { stream, offset, bytes } => all.add(stream, offset, &bytes),
@@ -352,7 +353,7 @@ fn a_background_child_neither_delays_the_result_nor_dies() {
     assert!(started.elapsed() < Duration::from_secs(30), "{:?}", started.elapsed());
     assert_eq!(done.stdout, b"hi\n");
     until_true("the child runs", || lives(&sandbox, "1000.25"));
-    // What it writes after the end goes nowhere, and it gets no signal for it.
+    // What it writes after the end is discarded, and it gets no signal for that.
     let done =
         sandbox.sh("(while :; do echo noise; sleep 0.01; done) & echo first; echo $! > /tmp/noisy").ok();
     assert!(done.text().lines().any(|line| line == "first"), "{}", done.text());
@@ -384,7 +385,7 @@ fn a_timeout_takes_the_whole_tree_and_nothing_else() {
     let done = sandbox
         .run(json!({"script": forks_everywhere("8888.") + "echo ready; sleep 1000", "timeout_seconds": 2}));
     assert_eq!(done.outcome(), "timed_out", "{}", done.body);
-    assert_eq!(done.stdout, b"ready\n", "what it wrote is kept");
+    assert_eq!(done.stdout, b"ready\n", "its output is kept");
     until_true("the tree is gone", || !lives(&sandbox, "8888."));
     all_six_live(&sandbox, "7777.");
     assert_eq!(sandbox.command(&neighbour)["state"], "running");
@@ -449,7 +450,7 @@ fn a_timeout_strikes_while_the_daemon_is_down() {
     assert_eq!(daemon.sandbox_of(&sandbox.id).ended(&id)["result"]["outcome"], "timed_out");
 }
 
-/// Init owns the timers. The host keeps them where init does not.
+/// Init owns the timers. The host enforces them if init does not.
 #[test]
 fn a_timeout_strikes_although_init_is_stopped() {
     let daemon = Daemon::start();
@@ -462,13 +463,13 @@ fn a_timeout_strikes_although_init_is_stopped() {
     send_signal(init, Signal::STOP);
     let ended = sandbox.ended(&id);
     assert_eq!(ended["result"]["outcome"], "timed_out", "{ended}");
-    assert!(ended["result"]["exit_code"].is_null(), "nobody knows how it took the end: {ended}");
+    assert!(ended["result"]["exit_code"].is_null(), "how it reacted to the end is unknown: {ended}");
     let message = ended["result"]["message"].as_str().unwrap_or_default();
     assert!(message.contains("did not answer") && message.contains("missing"), "{ended}");
-    assert_eq!(ended["stdout"]["end"], 6, "what was heard is kept");
+    assert_eq!(ended["stdout"]["end"], 6, "output received so far is kept");
     assert!(!lives(&sandbox, "9999."), "its whole tree is dead");
     assert!(lives(&sandbox, "1000.25"), "and nothing else");
-    // When init goes on, all is well, and the result stays what it was.
+    // When init continues, everything works, and the result stays as it was.
     send_signal(init, Signal::CONT);
     assert_eq!(sandbox.sh("echo well").ok().text(), "well");
     assert_eq!(sandbox.command(&id)["result"], ended["result"]);
@@ -611,7 +612,7 @@ fn what_cannot_start_says_why_with_the_shells_code() {
     check(json!({"argv": ["true"], "user": "nobody-like-this"}), None, "nobody-like-this");
     let orphan = sandbox.run(json!({"argv": ["/tmp/orphan"]}));
     assert!(matches!(orphan.exit_code(), Some(126 | 127)), "{}", orphan.body);
-    // Through the shell these are the shell's own codes.
+    // Through a shell these are the shell's own codes.
     assert_eq!(sandbox.sh("no-such-program").exit_code(), Some(127));
     assert_eq!(sandbox.sh("/tmp/plain").exit_code(), Some(126));
     assert_eq!(sandbox.sh("echo (").exit_code(), Some(2));
@@ -707,7 +708,7 @@ fn a_websocket_whose_first_message_is_wrong_is_told_and_closed() {
                 Said::Closed(_) => break,
             }
         }
-        assert!(refused, "{first}: closed without a word");
+        assert!(refused, "{first}: closed without an error");
     }
 }
 
@@ -826,7 +827,7 @@ fn a_terminal_is_one() {
     hear_until(&mut socket, "read hello");
     socket.say(&json!({"type": "resize", "rows": 11, "columns": 22}));
     hear_until(&mut socket, "11 22");
-    // A shell that waits for a child may take an interrupt for the child's; a program of its own does not.
+    // A shell that waits for a child may treat an interrupt as meant for the child; a program of its own does not.
     sandbox.sh("touch /tmp/go").ok();
     until_true("the program has the terminal", || lives(&sandbox, "1000.375"));
     socket.write(b"\x03");
@@ -838,7 +839,7 @@ fn a_terminal_is_one() {
 fn a_slow_reader_of_one_command_delays_no_other() {
     let daemon = Daemon::start();
     let sandbox = daemon.sandbox();
-    // Nobody reads these; each fills every buffer on its way.
+    // These have no reader; each fills every buffer on the way.
     let mut stuck: Vec<_> =
         (0..4).map(|n| sandbox.stream(json!({"id": format!("stuck-{n}"), "argv": ["yes"]}))).collect();
     for (n, socket) in stuck.iter_mut().enumerate() {
@@ -858,7 +859,7 @@ fn a_slow_reader_of_one_command_delays_no_other() {
     }
 }
 
-/// More output than is kept, and a reader who takes its time: the command waits for it, or the reader is let go and comes
+/// More output than is kept, and a slow reader: the command waits for it, or the reader is disconnected and comes
 /// back. Either way every byte arrives.
 #[test]
 fn a_reader_slower_than_the_command_loses_nothing_that_it_can_still_ask_for() {
@@ -880,16 +881,17 @@ fn a_reader_slower_than_the_command_loses_nothing_that_it_can_still_ask_for() {
         end > 4_000_000 || quiet.elapsed() > Duration::from_secs(1)
     });
     let all = socket.collect(Collected::default());
-    assert_eq!(all.closed, None, "the reader makes progress, so it is not let go");
+    assert_eq!(all.closed, None, "the reader makes progress, so it is not disconnected");
     assert!(all.lost.is_empty(), "{:?}", all.lost);
     is_all_bytes(&all.stdout, length, false);
     is_all_bytes(&all.stderr, length, true);
 }
 
-/// Resident memory without what is shared with files, in KiB.
+/// Resident anonymous memory in KiB.
 fn memory_kib(process: i32) -> u64 {
     let status = fs::read_to_string(format!("/proc/{process}/status")).expect("the process lives");
-    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).expect("memory is told");
+    let line =
+        status.lines().find_map(|line| line.strip_prefix("RssAnon:")).expect("the kernel reports memory");
     line.trim().trim_end_matches(" kB").trim().parse().expect("a number")
 }
 
@@ -934,7 +936,7 @@ fn what_fell_off_the_front_is_told() {
     let (start, end) =
         (ended["stdout"]["start"].as_u64().expect("a number"), ended["stdout"]["end"].as_u64());
     assert_eq!(end, Some(8_000_000));
-    // The front falls off in pieces, so a little less or more than was asked for is kept.
+    // Old output is dropped in pieces, so a little less or more than configured is kept.
     assert!((8_000_000 - (2 << 20)..=8_000_000 - (3 << 18)).contains(&start), "{ended}");
     let mut socket = sandbox.attach(&id, &Collected::default());
     let lost = socket.wait_for("lost");

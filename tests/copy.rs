@@ -12,7 +12,7 @@ use shoal_tests::daemon::{Home, binary, send_signal};
 use shoal_tests::wait::until_true;
 use shoal_tests::{Daemon, Sandbox};
 
-/// A daemon with a sandbox called `work`, and a directory of the person's own.
+/// A daemon with a sandbox called `work`, and a local directory.
 struct Desk {
     daemon: Daemon,
     sandbox: Sandbox,
@@ -137,7 +137,7 @@ fn a_sandbox_cannot_write_beside_what_was_asked_for() {
     assert!(said.contains("skipped"), "{said}");
     assert_eq!(fs::read_to_string(desk.at("secret")).expect("it is there"), "kept");
     assert!(desk.at("d/f").exists() && !desk.at("d/a").is_symlink() && !desk.at("d/root").is_symlink());
-    // A link that is here already is not followed out of the place either.
+    // An existing local link is not followed out of the target either.
     fs::create_dir(desk.at("outside")).expect("it is new");
     fs::remove_dir(desk.at("d/sub")).expect("it is empty");
     symlink("../outside", desk.at("d/sub")).expect("it is new");

@@ -1,4 +1,4 @@
-//! The store, and what sandboxes may put on disk.
+//! The store, and the disk limits of sandboxes.
 
 use std::fs;
 use std::io::{ErrorKind, Write};
@@ -24,7 +24,7 @@ fn with_store() -> Daemon {
     spawn("loop", SIZE).start()
 }
 
-/// What is in a directory of the store. Nobody but the launcher sees it.
+/// The entries of a directory of the store, which only the launcher can see.
 fn in_store(daemon: &Daemon, directory: &str) -> Vec<String> {
     let launchers = daemon.launchers();
     let [launcher] = launchers.as_slice() else { panic!("one launcher, not {launchers:?}") };
@@ -60,7 +60,7 @@ fn a_sandbox_over_its_disk_limit_is_told_so_lives_and_recovers() {
         "{}",
         full.errors()
     );
-    // It is there, commands run, and what it uses is told beside what it may.
+    // The disk exists, commands run, and usage is reported beside the limit.
     assert_eq!(sandbox.sh("echo alive").ok().text(), "alive");
     let bytes = used(&sandbox);
     assert!(((40 << 20)..=(48 << 20)).contains(&bytes), "{bytes}");
@@ -68,7 +68,7 @@ fn a_sandbox_over_its_disk_limit_is_told_so_lives_and_recovers() {
     assert_ne!(sandbox.sh("head -c 16M /dev/zero > /usr/local/more").exit_code(), Some(0));
     sandbox.sh("rm -f /workspace/big /usr/local/more; sync -f /workspace").ok();
     sandbox.sh("head -c 40M /dev/zero > /workspace/fits && rm /workspace/fits").ok();
-    // Many small files count too: a limit of bytes holds for names.
+    // Many small files count too: a limit in bytes also limits names.
     let small = daemon.sandbox_with(json!({"disk": "16Mi"}));
     let many = small.python(
         "
@@ -80,7 +80,7 @@ for number in range(1000000):
     );
     assert_ne!(many.exit_code(), Some(0), "names have to end somewhere");
     small.sh("find /workspace -name 'file-*' -delete && echo again > /workspace/file").ok();
-    // Nobody else is concerned, and one without a wish has the usual limit.
+    // Other sandboxes are not affected, and one without a setting has the default limit.
     let other = daemon.sandbox();
     other.sh("head -c 64M /dev/zero > /workspace/big").ok();
     assert_eq!(other.get()["limits"]["disk_bytes"], 10u64 << 30);
@@ -109,7 +109,11 @@ fn a_store_without_limits_refuses_to_promise_them() {
     daemon.post("/v1/sandboxes", &json!({"disk": "1Gi"})).expect_refusal(409, "disk_limits_not_supported");
     daemon.post("/v1/templates", &json!({"name": "t", "disk": "1Gi"})).expect(201);
     let sandbox = daemon.sandbox_with(json!({"template": "t"}));
-    assert_eq!(sandbox.get()["limits"]["disk_bytes"], Value::Null, "what is not kept is not promised");
+    assert_eq!(
+        sandbox.get()["limits"]["disk_bytes"],
+        Value::Null,
+        "a limit that is not enforced is not reported"
+    );
 }
 
 #[test]
@@ -120,7 +124,7 @@ fn a_full_store_stops_whoever_writes_and_heals_when_something_goes() {
     assert_ne!(other.sh("head -c 64M /dev/zero > /workspace/big").exit_code(), Some(0));
     assert_eq!(other.sh("echo alive").ok().text(), "alive");
     let machine = daemon.get("/v1/stats").expect(200)["machine"].clone();
-    assert!(machine["disk_bytes"].as_u64() <= Some(256 << 20), "it tells of the store: {machine}");
+    assert!(machine["disk_bytes"].as_u64() <= Some(256 << 20), "it must report the store: {machine}");
     one.delete();
     until_true("the space of a deleted sandbox is free", || {
         other.sh("head -c 64M /dev/zero > /workspace/big && rm /workspace/big").exit_code() == Some(0)
@@ -156,14 +160,14 @@ fn the_store_is_found_again_after_crashes_and_let_go_when_all_is_over() {
     assert!(is_attached(&daemon));
     assert_eq!(daemon.sandbox_of(&sandbox).sh("cat /workspace/file").ok().text(), "kept");
     daemon.sandbox_of(&sandbox).sh("head -c 16M /dev/zero > /workspace/more").ok();
-    // A sandbox keeps it mounted, whatever becomes of daemon and launcher.
+    // A sandbox keeps it mounted, whatever happens to daemon and launcher.
     daemon.kill();
     until_true("the launcher is gone", || daemon.launchers().is_empty());
     assert!(is_attached(&daemon), "the sandbox lives in it");
     daemon.start_again();
     daemon.sandbox_of(&sandbox).delete();
     daemon.kill();
-    until_true("nobody uses it, so the device lets go", || !is_attached(&daemon));
+    until_true("unused, so the device is detached", || !is_attached(&daemon));
     daemon.start_again();
     daemon.sandbox().sh("echo works").ok();
 }
@@ -177,7 +181,7 @@ fn a_store_that_was_not_unmounted_is_whole() {
     sandbox.sh("echo durable > /data/file && sync -f /data/file && head -c 8M /dev/zero > /data/later").ok();
     let mut other = with_store();
     other.kill();
-    until_true("the other store is let go", || !is_attached(&other));
+    until_true("the other store is detached", || !is_attached(&other));
     fs::copy(daemon.data_dir.join("store.img"), other.data_dir.join("store.img")).expect("it can be copied");
     for name in ["shoal.db", "shoal.db-wal"] {
         fs::copy(daemon.data_dir.join(name), other.data_dir.join(name)).expect("it can be copied");
@@ -225,9 +229,9 @@ fn a_store_with_something_in_it_is_not_given_up() {
     daemon.spawn.environment = spawn("directory", SIZE).environment;
     daemon.start_again();
     assert!(!daemon.data_dir.join("store.img").exists(), "an empty one goes");
-    until_true("the device lets go", || !is_attached(&daemon));
+    until_true("the device is detached", || !is_attached(&daemon));
     daemon.sandbox().sh("echo works").ok();
-    // And from plain directories to a store: what is there stays where it is.
+    // And from plain directories to a store: existing files stay where they are.
     daemon.post("/v1/volumes", &json!({"name": "old", "size": "8Mi"})).expect(201);
     let sandbox = daemon.sandbox_with(json!({"mounts": [{"volume": "old", "path": "/old"}]})).id;
     daemon.sandbox_of(&sandbox).sh("echo old > /old/file; echo own > /workspace/file").ok();
@@ -261,7 +265,7 @@ fn a_store_that_does_not_fit_is_refused_or_done_without() {
 
 #[test]
 fn a_full_host_disk_takes_nothing_from_the_store() {
-    // The store's file is allocated whole: what sandboxes were promised is there, whatever else is on that disk.
+    // The store's file is fully allocated, so the space of sandboxes is guaranteed, whatever else is on that disk.
     let daemon = Spawn { tmpfs_bytes: Some(700 << 20), ..spawn("loop", "256Mi") }.start();
     let sandbox = daemon.sandbox();
     let write = "read -r go; head -c 64M /dev/zero > /workspace/big && sync -f /workspace/big && wc -c < /workspace/big > /tmp/size";
@@ -280,7 +284,7 @@ fn a_full_host_disk_takes_nothing_from_the_store() {
         let answer = size();
         answer.status == 200 && answer.body.trim_ascii() == b"67108864"
     });
-    // Commands are written down before they run. What the database has room for it still takes.
+    // Commands are recorded before they run; the database accepts them while it has room.
     let mut answers = (0..5000).map(|_| sandbox.post_command(&json!({"argv": ["true"]})));
     let refused =
         answers.find(|answer| answer.status != 200).expect("no room for so many commands").expect(507);

@@ -1,10 +1,10 @@
-//! Every example in the documents is run, page by page, as a reader would; every link leads somewhere; every test that a
-//! page names exists.
+//! Runs every example in the documents, page by page, as a reader would; checks that every link leads somewhere, and
+//! that every test that a page names exists.
 //!
-//! How examples are written and compared is in `src/page.rs`, and where they are run in `src/reader.rs`: in short,
-//! `console` blocks are typed and their output compared, `sh` and `python` blocks are run and must succeed, each page in
-//! a world with ports and a `/var/lib/shoal` of its own. The README's `cargo run --release --` is run with the program
-//! of this build, and `cargo xtask test` is only checked to be a chore.
+//! `src/page.rs` defines how examples are written and compared, and `src/reader.rs` runs them: in short, `console`
+//! blocks are typed and their output compared, `sh` and `python` blocks are run and must succeed, each page in a
+//! world with its own ports and `/var/lib/shoal`. The README's `cargo run --release --` is run with the program of
+//! this build, and `cargo xtask test` is only checked to be a chore.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -97,7 +97,7 @@ fn every_link_leads_somewhere() {
     assert!(broken.is_empty(), "{}", broken.join("\n"));
 }
 
-/// Links to other machines are not followed: the tests reach none.
+/// Links to other machines are not followed, since the tests reach none.
 fn why_broken(page: &Page, target: &str) -> Option<&'static str> {
     if target.contains("://") {
         return None;

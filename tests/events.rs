@@ -113,7 +113,7 @@ fn a_stream_that_was_cut_goes_on_where_it_was() {
     }
     let by_query = watch(&daemon, &format!("?last_event_id={ready}"));
     assert_eq!((by_query.told(), by_query.told()), ("ready".into(), "command_started c1".into()));
-    // Another start of the daemon has other events, and says so.
+    // A restarted daemon has other events, and reports that.
     daemon.crash();
     let late = watch_after(&daemon, &started);
     assert_eq!((late.told(), late.told()), ("ready".into(), "missed".into()));
@@ -177,7 +177,7 @@ fn watch_shows_how_things_are_and_then_what_happens() {
     assert!(line.ends_with("  work  command c1 exited with 5"), "{line}");
     assert_eq!((json_type(), json_type()), ("command_started".into(), "command_ended".into()));
     daemon.crash();
-    let line = all_lines.next().expect("after another start everything is told anew");
+    let line = all_lines.next().expect("after a restart everything is reported again");
     assert!(line.starts_with("now ") && line.ends_with("  work  running"), "{line}");
     assert_eq!(json_type(), "missed");
     daemon.sandbox_of(&sandbox.id).delete();
@@ -185,7 +185,7 @@ fn watch_shows_how_things_are_and_then_what_happens() {
     assert_eq!((json_type(), json_type()), ("sandbox".into(), "deleted".into()));
     let status = until("the watch of one ends with it", || one.try_wait().expect("a child can be asked"));
     assert!(status.success(), "{status}");
-    assert!(all.try_wait().expect("a child can be asked").is_none(), "the watch of all goes on");
+    assert!(all.try_wait().expect("a child can be asked").is_none(), "the watch of all continues");
     send_signal(all.id() as i32, Signal::INT);
     let status = until("Ctrl-C ends it", || all.try_wait().expect("a child can be asked"));
     assert_eq!(status.code(), Some(130));

@@ -1,4 +1,4 @@
-//! Files over raw HTTP: streams, ranges, conditions, what is refused, what is hostile, and callers that vanish.
+//! Files over raw HTTP: streams, ranges, conditions, rejected and hostile requests, and callers that disconnect.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -12,7 +12,7 @@ use shoal_tests::http::server_events;
 use shoal_tests::wait::until_true;
 use shoal_tests::{DEADLINE, Daemon, Request, Response, Sandbox, until};
 
-/// Any bytes in a query.
+/// Encodes bytes for a query.
 fn escaped(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("%{byte:02X}")).collect()
 }
@@ -43,7 +43,7 @@ fn stat(sandbox: &Sandbox, path: &str) -> Value {
     ask(sandbox, "GET", &format!("stat?path={}", escaped(path.as_bytes()))).expect(200)
 }
 
-/// Sends the head of a request, for bodies that do as they like.
+/// Sends the head of a request; the test writes the body itself.
 fn begin(sandbox: &Sandbox, method: &str, target: &str, headers: &str) -> TcpStream {
     let mut stream = TcpStream::connect(sandbox.address).expect("the daemon listens");
     stream.set_read_timeout(Some(DEADLINE)).expect("a timeout");
@@ -56,7 +56,7 @@ fn begin(sandbox: &Sandbox, method: &str, target: &str, headers: &str) -> TcpStr
     stream
 }
 
-/// Operations that init has under way: its children that are not commands of ours.
+/// File operations in progress: init's children that are not commands.
 fn operations(sandbox: &Sandbox) -> usize {
     let init = sandbox.init();
     sandbox
@@ -68,7 +68,7 @@ fn operations(sandbox: &Sandbox) -> usize {
 
 fn resident_kib(process: i32) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{process}/status")).expect("it lives");
-    let line = status.lines().find(|line| line.starts_with("VmHWM:")).expect("the kernel tells");
+    let line = status.lines().find(|line| line.starts_with("VmHWM:")).expect("the kernel reports it");
     line.split_whitespace().nth(1).and_then(|number| number.parse().ok()).expect("a number")
 }
 
@@ -91,7 +91,7 @@ fn a_file_goes_up_and_comes_down_as_it_is() {
     assert_eq!(down.header("x-content-type-options"), Some("nosniff"));
     let sum = sandbox.sh("sha256sum < /workspace/new/dir/f.bin; stat -c %a /workspace/new/dir/f.bin").ok();
     assert!(sum.text().ends_with("644"));
-    // It takes the place of what was there, and keeps its permissions.
+    // The write replaces the existing file, and keeps its permissions.
     sandbox.sh("chmod 700 /workspace/new/dir/f.bin").ok();
     let answer = file(&sandbox, "PUT", "/workspace/new/dir/f.bin").body("short").send(sandbox.address);
     assert_eq!(answer.expect(200)["mode"], "0700");
@@ -142,7 +142,7 @@ fn ranges_and_conditions_are_those_of_http() {
         .header("if-range", "\"other\"")
         .send(sandbox.address);
     assert_eq!((whole.status, whole.body.len()), (200, 10));
-    // Writing by condition: two who read the same cannot both win.
+    // Conditional writes: of two clients that read the same, only one can win.
     let write = |name: &str, value: &str| {
         file(&sandbox, "PUT", "/workspace/f").header(name, value).body("new").send(sandbox.address)
     };
@@ -258,12 +258,12 @@ fn links_lead_nowhere_that_the_guest_could_not_go() {
         "/proc/self/mem".to_owned(),
     ] {
         let answer = file(&sandbox, "GET", &path).try_send(sandbox.address);
-        // What breaks off in the middle of an answer is a refusal too: nothing of it came.
+        // A response that breaks off is a rejection too: nothing of the file came.
         assert!(answer.as_ref().map_or(true, |answer| answer.status >= 400), "{path} gave {answer:?}");
         let packed = ask(&sandbox, "GET", &format!("tar?path={}", escaped(path.as_bytes())));
         assert!(packed.status >= 400, "{path} gave {}", packed.describe());
     }
-    // Written through a link that points out, it lands inside.
+    // A write through a link that points outside lands inside.
     put(&sandbox, "/workspace/last", b"inside");
     assert_eq!(std::fs::read_to_string(&secret).expect("it is there"), "the host's own");
     assert_eq!(sandbox.sh(&format!("cat {secret}")).ok().text(), "inside");
@@ -294,7 +294,7 @@ while True:
     sandbox.wrote(&swapper, 3);
     for round in 0..60 {
         let answer = file(&sandbox, "PUT", "/workspace/d/f").body(format!("{round}")).send(sandbox.address);
-        // Done or refused, whatever the kernel saw at that instant; never a failure of ours.
+        // Done or rejected, depending on what the kernel saw at that instant; never an internal error.
         assert!(matches!(answer.status, 200 | 201 | 400..=499), "{}", answer.describe());
     }
     sandbox.kill(&swapper).expect(204);
@@ -326,7 +326,7 @@ fn a_large_file_moves_both_ways_in_constant_memory() {
     let mut piece = vec![0; 1 << 20];
     for _ in 0..SIZE / block.len() {
         down.body().read_exact(&mut piece).expect("it comes");
-        assert!(piece == block, "what comes down is what went up");
+        assert!(piece == block, "the download must equal the upload");
     }
     let down_seconds = began.elapsed().as_secs_f64();
     let after = (resident_kib(daemon.pid()), resident_kib(sandbox.init()));
@@ -359,7 +359,7 @@ fn a_caller_that_vanishes_in_an_upload_leaves_nothing() {
         let listed = ask(&sandbox, "GET", "list?path=/workspace/d").expect(200);
         assert_eq!(listed["entries"].as_array().expect("entries").len(), 1, "{listed}");
     }
-    // The daemon itself vanishes: the next one ends what it finds.
+    // The daemon itself dies: the next one ends what it finds.
     let mut up = begin(&sandbox, "PUT", &target, "content-length: 100000000\r\n");
     up.write_all(&vec![b'x'; 600_000]).expect("the daemon takes it");
     until_true("the operation runs", || operations(&sandbox) == 1);
@@ -399,14 +399,14 @@ fn a_full_disk_in_the_middle_is_said_and_leaves_what_was_there() {
     let daemon = Daemon::start();
     let sandbox = daemon.sandbox_with(json!({"memory": "128Mi"}));
     put(&sandbox, "/dev/shm/f", b"before");
-    // Memory is what /dev/shm is made of, so there is an end to it one way or the other.
+    // /dev/shm is memory, so the upload ends one way or the other.
     let target = sandbox.path("/files?path=/dev/shm/f");
     let size = 512 << 20;
     let mut up = begin(&sandbox, "PUT", &target, &format!("content-length: {size}\r\n"));
     let block = vec![b'x'; 1 << 20];
     for _ in 0..size / block.len() {
         if up.write_all(&block).is_err() {
-            break; // It answered, and takes no more.
+            break; // It has responded, and accepts no more.
         }
     }
     let mut answer = Vec::new();
@@ -486,7 +486,7 @@ fn a_file_that_changes_while_it_is_read_is_whole_or_cut_off() {
         let came = rest.len() + some.len();
         match name {
             "grows" => assert_eq!((read.is_ok(), came), (true, size)),
-            _ => assert!(came < size, "less than was announced, so that the caller knows: {came}"),
+            _ => assert!(came < size, "fewer bytes than announced, so that the caller notices: {came}"),
         }
     }
     until_true("the operations are over", || operations(&sandbox) == 0);
@@ -606,7 +606,7 @@ fn directories_are_listed_made_moved_copied_and_removed() {
         .expect_refusal(409, "already_exists");
     ask(&sandbox, "POST", "move?from=/workspace/a/00&to=/workspace/a/01&overwrite=true").expect(204);
     ask(&sandbox, "POST", "move?from=/workspace/a&to=/workspace/a/b/c").expect_refusal(409, "into_itself");
-    // The image's own files are on another file system than the workspace.
+    // The image's files are on another file system than the workspace.
     ask(&sandbox, "POST", "copy?from=/usr/bin/env&to=/workspace/env").expect(200);
     ask(&sandbox, "POST", "move?from=/workspace/env&to=/usr/local/env").expect(204);
     sandbox.sh("/usr/local/env true && test ! -e /workspace/env").ok();
@@ -616,7 +616,7 @@ fn directories_are_listed_made_moved_copied_and_removed() {
     sandbox.sh("cd /workspace/copy && for i in $(seq 300); do mkdir d && cd d; done; ln -s / here").ok();
     sandbox.request("DELETE", "/files?path=/workspace/copy&recursive=true").send(sandbox.address).expect(204);
     ask(&sandbox, "GET", "stat?path=/workspace/copy").expect_refusal(404, "file_not_found");
-    // What came with the image goes too, also from its read-only layers.
+    // Files of the image can be removed too, even from its read-only layers.
     sandbox.request("DELETE", "/files?path=/usr/share/doc&recursive=true").send(sandbox.address).expect(204);
     sandbox.sh("test ! -e /usr/share/doc && test -e /usr/bin/env").ok();
     assert!(std::path::Path::new("/usr/share/doc").exists(), "the host's own is as it was");
@@ -661,7 +661,7 @@ fn files_and_lines_are_found_within_limits() {
     assert_eq!(names(&found, "matches").len(), 2);
     ask(&sandbox, "GET", "grep?path=/workspace&pattern=(&regex=true").expect_refusal(400, "invalid_pattern");
     ask(&sandbox, "GET", "grep?path=/nowhere&pattern=x").expect_refusal(404, "file_not_found");
-    // The whole machine, /proc and /sys left out, in bounded time; and a pattern made to take for ever.
+    // The whole machine except /proc and /sys, in bounded time; and a pattern that is meant to take for ever.
     let began = std::time::Instant::now();
     let found =
         ask(&sandbox, "GET", "grep?path=/&pattern=(a*)*%24b&regex=true&timeout_seconds=2").expect(200);
@@ -684,7 +684,7 @@ fn a_watch_tells_what_happens() {
     assert_eq!((events.status, events.header("content-type")), (200, Some("text/event-stream")));
     sandbox.sh("cd /workspace/w; echo x > f; mkdir d; mv f g; rm g; cd ..; rm -r w").ok();
     let mut seen = Vec::new();
-    server_events(events, |event| seen.push(event.data)).expect("it ends when what is watched is gone");
+    server_events(events, |event| seen.push(event.data)).expect("it ends when the watched directory is gone");
     assert_eq!(seen.first().map(|event| &event["type"]), Some(&json!("ready")));
     assert_eq!(seen.last().map(|event| &event["type"]), Some(&json!("gone")));
     for (change, path) in [
@@ -747,7 +747,7 @@ fn directories_travel_as_tar_streams() {
         .sh("cd /workspace; cmp d/big new/place/big && cmp d/e/f new/place/e/f && test -L new/place/l && test -e new/place/$(printf '\\377')")
         .ok();
     ask(&sandbox, "GET", "tar?path=/nowhere").expect_refusal(404, "file_not_found");
-    // tar inside reads what comes out, and what it writes goes in.
+    // tar inside reads the download, and its output can be uploaded.
     let one = ask(&sandbox, "GET", "tar?path=/workspace/d/e/f");
     put(&sandbox, "/workspace/one.tar", &one.body);
     sandbox.sh("cd /tmp && tar xf /workspace/one.tar && cmp f /workspace/d/e/f").ok();
@@ -812,7 +812,7 @@ fn many_operations_at_once_wait_for_their_turn_and_harm_nobody() {
     let sandbox = daemon.sandbox();
     put(&sandbox, "/workspace/f", b"x");
     sandbox.sh("truncate -s 1G /workspace/big").ok();
-    // Readers that take nothing hold places and windows, and nothing else.
+    // Readers that read nothing hold a place and a window, and nothing else.
     let slow: Vec<_> = (0..32)
         .map(|_| file(&sandbox, "GET", "/workspace/big").open(sandbox.address).expect("an answer"))
         .collect();

@@ -1,4 +1,4 @@
-//! The harness itself: an audit that sees nothing would make every test of leaks pass.
+//! Tests of the harness: an audit that sees nothing would make every leak test pass.
 
 use std::collections::BTreeSet;
 

@@ -1,15 +1,15 @@
-//! Parsers of foreign bytes, fed with bytes drawn at random from a fixed seed, so that CI gives the same answer twice.
+//! Parsers of untrusted bytes, with random input from a fixed seed, so that CI gives the same result twice.
 //!
-//! The same functions are fuzzed without an end by the targets in `fuzz/`.
+//! The targets in `fuzz/` run the same functions without an end.
 
 use proptest::prelude::*;
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 use shoal_tests::fuzzed;
 
-/// Bytes drawn for each parser.
+/// Inputs for each parser.
 const CASES: u32 = 4_096;
 
-/// Runs one parser on bytes of three kinds: plain noise, frames whose header is right, and text that looks like JSON.
+/// Runs one parser on three kinds of input: noise, frames with a valid header, and text that looks like JSON.
 fn feed(parser: fn(&[u8])) {
     let config = Config { cases: CASES, failure_persistence: None, ..Config::default() };
     let mut runner = TestRunner::new_with_rng(config, TestRng::deterministic_rng(RngAlgorithm::ChaCha));
@@ -21,7 +21,7 @@ fn feed(parser: fn(&[u8])) {
         frame
     });
     let frames = prop::collection::vec(frame, 0..8).prop_map(|frames| frames.concat());
-    // Small numbers are what postcard is made of: variants, lengths, flags.
+    // postcard mostly consists of small numbers: variants, lengths, flags.
     let small = prop::collection::vec(0u8..12, 0..64);
     let words = prop::sample::select(vec![
         "{",

@@ -18,7 +18,7 @@ fn daemon_with(config: String) -> Daemon {
     Spawn { config, ..Spawn::default() }.start()
 }
 
-/// A registry and a daemon that knows it.
+/// A registry and a daemon that is configured for it.
 fn ground() -> (Registry, Daemon) {
     let registry = Registry::start();
     let daemon = daemon_with(registry.config());
@@ -54,7 +54,7 @@ fn entries(daemon: &Daemon, directory: &str) -> Vec<String> {
     names
 }
 
-/// Nothing of an image that failed is left, once what is whole was collected.
+/// Nothing of a failed image is left, after complete parts were collected.
 #[track_caller]
 fn expect_nothing_left(daemon: &Daemon) {
     daemon.post("/v1/images/gc", &json!({})).expect(200);
@@ -82,7 +82,7 @@ fn an_image_runs_with_its_own_environment_user_directory_and_entrypoint() {
         sandbox.sh("id -u; pwd; echo $GREETING; echo $PATH; echo $HOME; touch here; stat -c %U here").ok();
     assert_eq!(said.text(), "1000\n/srv\nfrom the image\n/bin\n/home/ada\nada");
     assert_eq!(sandbox.run(json!({})).ok().text(), "entry cmd");
-    // What a command says goes before what the image says.
+    // The settings of a command take precedence over the image's.
     let own = json!({"argv": ["sh", "-c", "id -u; pwd; echo $GREETING"], "user": "root", "cwd": "/etc",
         "env": {"GREETING": "mine"}});
     assert_eq!(sandbox.run(own).ok().text(), "0\n/etc\nmine");
@@ -107,7 +107,7 @@ fn an_image_that_says_nothing_runs_as_root_in_the_workspace() {
         refused["message"].as_str().expect("text").contains("`argv` must begin with a program"),
         "{refused}"
     );
-    // Its mounts are text, as every program expects.
+    // Its mounts are listed as text, as every program expects.
     assert!(sandbox.sh("cat /proc/mounts").ok().body["stdout_text"].is_string());
     // Two of them share what is below and nothing else.
     let other = sandbox_of(&daemon, &name);
@@ -200,7 +200,7 @@ fn layers_mean_together_what_they_mean_elsewhere() {
             "through the linklinkedlinked1777\nusr/lib\n/a:\nthree\ntwo\n\n/b:\nnewer",
             "{packing:?}"
         );
-        // What a sandbox removes stays removed, and comes back in the next.
+        // A removed file stays removed in this sandbox, and exists in the next.
         sandbox.sh("rm -r /a /d && ! test -e /a").ok();
         sandbox.delete();
     }
@@ -233,7 +233,7 @@ fn owners_modes_and_special_files_are_what_the_layer_says_or_what_a_sandbox_allo
         (&image["layers"][0]["devices_skipped"], &image["layers"][0]["owners_changed"]),
         (&json!(2), &json!(1))
     );
-    // On disk files carry guest ids, so that every sandbox can be shown them.
+    // Files on disk have guest ids, so that every sandbox can use them.
     let layers = daemon.data_dir.join("images/layers");
     let on_disk = fs::read_dir(layers).expect("there are layers").any(|layer| {
         use std::os::unix::fs::MetadataExt;
@@ -248,7 +248,7 @@ trait RunText {
 }
 
 impl RunText for shoal_tests::Finished {
-    /// What it wrote, however it ended.
+    /// Its output, however it ended.
     fn run_text(&self) -> String {
         format!("{}{}", self.text(), self.errors())
     }
@@ -277,7 +277,7 @@ fn malicious_layers_are_refused_and_reach_nothing() {
         assert!(said["message"].as_str().expect("text").contains("is refused"), "{said}");
         expect_nothing_left(&daemon);
     }
-    // These lead nowhere but into the layer.
+    // These stay within the layer.
     let inside = Layer::busybox()
         .link("way-out", &outside)
         .file("way-out/new", "new")
@@ -298,7 +298,7 @@ fn malicious_layers_are_refused_and_reach_nothing() {
 #[test]
 fn an_image_of_many_layers_is_one_file_system() {
     let (registry, daemon) = ground();
-    // Fifty is large for an image, and 127 is where others stop.
+    // Fifty is large for an image, and 127 is the limit of other systems.
     for count in [50, 127] {
         let mut tars = vec![Layer::busybox().tar()];
         for number in 1..count {
@@ -325,7 +325,7 @@ fn an_image_of_many_layers_is_one_file_system() {
 #[test]
 fn an_image_of_two_gibibytes_is_pulled_and_read() {
     let (registry, daemon) = ground();
-    // Mostly zeroes, so that the test's own compressing takes seconds; the stream is as long as it says.
+    // Mostly zeroes, so that compressing takes seconds; the stream still has its full length.
     let mut contents = vec![0u8; 2 << 30];
     for (number, block) in contents.chunks_mut(64 << 20).enumerate() {
         block[..8].copy_from_slice(&(number as u64).to_le_bytes());
@@ -370,7 +370,7 @@ fn twenty_who_pull_at_once_all_get_their_image_and_layers_are_unpacked_once() {
     for (number, name) in names.iter().enumerate() {
         assert_eq!(sandbox_of(&daemon, name).sh("cat /own").ok().text(), number.to_string());
     }
-    // One base, one of each own, one finishing layer on each.
+    // One common base, one own layer each, one finishing layer on each.
     assert_eq!(entries(&daemon, "layers").len(), 1 + 4 + 4);
     assert_eq!(entries(&daemon, "blobs"), Vec::<String>::new());
 }
@@ -446,7 +446,7 @@ fn a_kill_in_the_middle_of_unpacking_leaves_nothing_half_made() {
             "daemon" => daemon.crash(),
             "launcher" => daemon.launchers().into_iter().take(1).for_each(kill_hard),
             _ => {
-                // The walker is named in the directory; its child is the one that unpacks.
+                // The directory's name contains the walker; its child unpacks.
                 let walker = unfinished(&daemon).and_then(|name| name.split('-').nth(1)?.parse::<i32>().ok());
                 let child = walker.and_then(child_of);
                 child.into_iter().for_each(|child| send_signal(child, Signal::KILL));
@@ -455,11 +455,11 @@ fn a_kill_in_the_middle_of_unpacking_leaves_nothing_half_made() {
         let answered = pulling.join().expect("it does not panic");
         match (victim, answered) {
             ("daemon", answered) => assert!(answered.is_err(), "the daemon died under it"),
-            // A launcher that dies is started again, and the layer unpacked anew.
+            // A dead launcher is started again, and the layer is unpacked again.
             ("launcher", answered) => drop(answered.expect("the daemon lives").expect(200)),
             (_, answered) => drop(answered.expect("the daemon lives").expect_refusal(500, "unpack_failed")),
         }
-        until_true("what was half made is swept", || unfinished(&daemon).is_none());
+        until_true("the unfinished layer is removed", || unfinished(&daemon).is_none());
         pull(&daemon, &name).expect(200);
         assert_eq!(entries(&daemon, "layers").len(), 2, "{victim}");
         assert_eq!(sandbox_of(&daemon, &name).sh("find /many -type f | wc -l").ok().text().trim(), "20000");
@@ -485,7 +485,7 @@ fn whatever_a_registry_does_wrong_is_told_apart_and_leaves_nothing() {
         let message = said["message"].as_str().expect("text");
         assert!(message.contains(says), "{name}: {message}");
         expect_nothing_left(&daemon);
-        // A sandbox that asks for it learns the same, and leaves no more behind.
+        // Creating a sandbox gives the same error, and leaves no more behind.
         let reference = format!("{}/{name}:1", puppet.address);
         daemon.post("/v1/sandboxes", &json!({"image": reference})).expect_refusal(status, code);
         assert_eq!(daemon.list(), Vec::<Value>::new());
@@ -499,14 +499,14 @@ fn whatever_a_registry_does_wrong_is_told_apart_and_leaves_nothing() {
 
     puppet.serve("too-long", "1", &made);
     puppet.on(&blob("too-long", layer), Deed::Serve([&bytes[..], b"more"].concat()));
-    check("too-long", 400, "image_invalid", "bytes, the image says");
+    check("too-long", 400, "image_invalid", "bytes as the image says");
 
     puppet.serve("wrong-config", "1", &made);
     puppet.on(&blob("wrong-config", &config), Deed::Serve(b"{}".to_vec()));
-    check("wrong-config", 400, "image_invalid", "bytes, the image says");
+    check("wrong-config", 400, "image_invalid", "bytes as the image says");
 
     puppet.on(&manifest("rubbish"), Deed::Serve(b"<html>".to_vec()));
-    check("rubbish", 400, "image_invalid", "does not parse");
+    check("rubbish", 400, "image_invalid", "cannot be parsed");
 
     let mut both = made.document();
     both["manifests"] = json!([]);
@@ -516,7 +516,7 @@ fn whatever_a_registry_does_wrong_is_told_apart_and_leaves_nothing() {
     puppet.on(&manifest("endless"), Deed::Serve(vec![b' '; 5 << 20]));
     check("endless", 400, "image_invalid", "more than");
 
-    // Contents that are not what the configuration promises: found while they are unpacked.
+    // Contents that do not match the configuration, found while unpacking.
     let liar = MadeImage::new(&[(&Layer::busybox().file("a", "a").tar(), Packing::Gzip)], json!({}));
     let mut document = liar.document();
     let own = made.document();
@@ -524,7 +524,7 @@ fn whatever_a_registry_does_wrong_is_told_apart_and_leaves_nothing() {
     puppet.serve("liar", "1", &made);
     puppet.serve("liar", "1", &liar);
     puppet.on(&manifest("liar"), json_of(&document));
-    check("liar", 400, "image_invalid", "its contents have the digest");
+    check("liar", 400, "image_invalid", "its contents must have the digest");
 
     let bad_tar =
         MadeImage::new(&[(b"this is no tar stream, whatever it is called", Packing::Gzip)], json!({}));
@@ -537,7 +537,7 @@ fn whatever_a_registry_does_wrong_is_told_apart_and_leaves_nothing() {
     check("other-machine", 400, "wrong_platform", "linux/s390x");
 
     puppet.on(&manifest("busy"), Deed::Answer(429, Vec::new(), b"{}".to_vec()));
-    check("busy", 503, "registry_busy", "come back later");
+    check("busy", 503, "registry_busy", "asks to retry later");
 
     let words = br#"{"errors": [{"code": "X", "message": "the moon is full"}]}"#.to_vec();
     puppet.on(&manifest("strange"), Deed::Answer(418, Vec::new(), words));
@@ -554,7 +554,7 @@ fn whatever_a_registry_does_wrong_is_told_apart_and_leaves_nothing() {
         pull(&daemon, text).expect_refusal(400, "invalid_request");
     }
     expect_nothing_left(&daemon);
-    // And after all that, the next one works.
+    // After all that, the next pull works.
     let name = puppet.serve("good", "1", &made);
     sandbox_of(&daemon, &name).sh("true").ok();
 }
@@ -572,7 +572,7 @@ fn credentials_go_to_the_registry_and_nowhere_else_and_what_they_open_is_private
     let with = |password: &str| json!({"reference": name, "username": "ada", "password": password});
     daemon.post("/v1/images/pull", &with("wrong")).expect_refusal(400, "registry_denied");
 
-    // The layer itself is elsewhere, as registries in clouds have it.
+    // The layer itself is on another host, as with registries in clouds.
     let store = Puppet::start();
     store.on("/layer", Deed::Serve(bytes.clone()));
     let to = format!("http://{}/layer?signed=1", store.address);
@@ -583,7 +583,7 @@ fn credentials_go_to_the_registry_and_nowhere_else_and_what_they_open_is_private
     assert!(store.seen("/layer").iter().all(|seen| !seen.headers.contains_key("authorization")));
     assert_eq!(store.seen("/layer").len(), 1);
 
-    // Whoever has no credentials of their own neither sees it nor gets it.
+    // A caller without credentials neither sees it nor gets it.
     let other = daemon.post("/v1/keys", &json!({"owner": "other"})).expect(201);
     let other = other["secret"].as_str().expect("a secret").to_owned();
     let as_other = |method: &str, target: &str| shoal_tests::Request::new(method, target).key(&other);
@@ -595,7 +595,7 @@ fn credentials_go_to_the_registry_and_nowhere_else_and_what_they_open_is_private
     wish.send(daemon.address).expect_refusal(400, "registry_denied");
     sandbox_of(&daemon, &name).sh("true").ok();
 
-    // With a token, which is asked for once for all layers.
+    // With a token, which is requested once for all layers.
     let guarded = Puppet::start();
     let realm = format!("http://{}/token", guarded.address);
     guarded.guard(Guard::Bearer("opensesame".into(), realm));
@@ -612,7 +612,7 @@ fn credentials_go_to_the_registry_and_nowhere_else_and_what_they_open_is_private
     second.stop();
 }
 
-/// `ada:secret`, as a Docker configuration has it.
+/// `ada:secret`, as in a Docker configuration.
 const ADA: &str = "YWRhOnNlY3JldA==";
 
 #[test]
@@ -627,7 +627,7 @@ fn a_real_registry_that_wants_a_password_gets_it_from_the_request_the_environmen
     let right = json!({"reference": name, "username": "ada", "password": "secret"});
     assert_eq!(daemon.post("/v1/images/pull", &right).expect(200)["private"], true);
 
-    // By the environment of whoever types.
+    // From the caller's environment.
     daemon.delete(&format!("/v1/images/{}", in_path(&name))).expect(200);
     let mut command = command_of(&daemon, &["image", "pull", &name]);
     command.env("SHOAL_REGISTRY_USERNAME", "ada").env("SHOAL_REGISTRY_PASSWORD", "secret");
@@ -637,7 +637,7 @@ fn a_real_registry_that_wants_a_password_gets_it_from_the_request_the_environmen
     assert!(String::from_utf8_lossy(&half.stderr).contains("only one of"), "{half:?}");
     assert!(!daemon.logs().contains("secret"), "a secret was logged");
 
-    // By the daemon's own, for everyone.
+    // From the daemon's own configuration, for everyone.
     let file = registry.path("docker.json");
     let auths = json!({"auths": {registry.name.clone(): {"auth": ADA}}});
     fs::write(&file, auths.to_string()).expect("it can be written");
@@ -664,7 +664,7 @@ fn manifests_and_layers_of_dockers_own_types_are_the_same_to_us() {
     assert_eq!(image["digest"], digest(manifest.as_bytes()));
     let said = sandbox_of(&daemon, &name).sh("cat /above; echo $FROM").ok();
     assert_eq!(said.text(), "abovedocker");
-    // The same by its digest alone, which no tag can change.
+    // The same by digest alone, which no tag can change.
     let pinned = format!("{}/docker@{}", registry.name, digest(manifest.as_bytes()));
     assert_eq!(pull(&daemon, &pinned).expect(200)["digest"], image["digest"]);
 }
@@ -735,7 +735,7 @@ fn a_registry_is_spoken_to_in_the_clear_only_if_somebody_named_it() {
     let name = puppet.serve("clear", "1", &MadeImage::of(&Layer::busybox(), json!({})));
     let daemon = Daemon::start();
     pull(&daemon, &name).expect_refusal(503, "registry_unreachable");
-    assert_eq!(puppet.seen("/v2").len(), 0, "nothing was asked in the clear");
+    assert_eq!(puppet.seen("/v2").len(), 0, "nothing was requested without TLS");
     let key = daemon.post("/v1/keys", &json!({"owner": "other"})).expect(201);
     let wish = json!({"reference": name, "insecure": true});
     let asked =
@@ -884,7 +884,7 @@ fn aliases_stand_for_images_and_are_shown_where_the_image_is() {
     let names: Vec<_> =
         listed["aliases"].as_array().expect("a list").iter().map(|alias| &alias["name"]).collect();
     assert_eq!(names, [&json!("python:3"), &json!("ubuntu:24.04")]);
-    // They are rows like everything else, and sandboxes keep what they were told.
+    // Aliases are rows, and sandboxes keep the image that they were created with.
     let mut daemon = daemon;
     daemon.crash();
     assert_eq!(daemon.get("/v1/image-aliases").expect(200), listed);
@@ -923,7 +923,7 @@ fn an_image_goes_when_its_last_name_and_its_last_sandbox_have_gone() {
     assert_eq!((&collected["images"], &collected["layers"]), (&json!(1), &json!(2)));
     assert_eq!(entries(&daemon, "layers").len(), 2, "the other image has the rest");
     sandbox_of(&daemon, &one).sh("true").ok().body["id"].as_str().expect("an id");
-    // A name that is pulled again is there again.
+    // A name that is pulled again exists again.
     assert_eq!(sandbox_of(&daemon, &two).sh("cat /own").ok().text(), "own");
     let other = daemon.post("/v1/keys", &json!({"owner": "other"})).expect(201);
     let asked = shoal_tests::Request::new("DELETE", &format!("/v1/images/{}", in_path(&one)));
@@ -948,7 +948,7 @@ fn a_create_that_does_not_wait_pulls_behind_its_answer() {
     until_true("it failed", || sandbox.get()["state"] == "failed");
     assert!(sandbox.get()["reason"].as_str().expect("a reason").contains("does not exist in its registry"));
     sandbox.delete();
-    // A delete stops the pull of what is being made.
+    // A delete stops the pull for a sandbox that is being created.
     let slow = format!("{}/slow:1", puppet.address);
     puppet.on("/v2/slow/manifests/1", Deed::Stall { bytes: vec![b' '; 1000], after: 10 });
     let answered = daemon.post("/v1/sandboxes", &json!({"image": slow, "wait": false})).expect(202);
@@ -961,7 +961,7 @@ fn a_create_that_does_not_wait_pulls_behind_its_answer() {
 fn a_full_disk_is_told_and_what_was_taken_is_given_back() {
     let puppet = Puppet::start();
     let daemon = Spawn { config: puppet.config(), tmpfs_bytes: Some(256 << 20), ..Spawn::default() }.start();
-    // Compresses to little, and is no zeroes: it arrives, and does not fit when it is unpacked.
+    // Compresses well without being zeroes: it can be fetched, and does not fit when it is unpacked.
     let filling = "0123456789abcdef".repeat(20 << 20);
     let unpacked = Layer::busybox().file("big", &filling).tar();
     let name = puppet.serve("full", "1", &MadeImage::new(&[(&unpacked, Packing::Gzip)], json!({})));
@@ -1085,7 +1085,7 @@ fn a_terminal_shows_a_bar_for_each_layer_and_a_pipe_shows_none() {
     let tars = [Layer::busybox().tar(), Layer::default().file("y", &"y".repeat(300_000)).tar()];
     let made = MadeImage::new(&[(&tars[0], Packing::Plain), (&tars[1], Packing::Plain)], json!({}));
     let name = puppet.serve("bars", "1", &made);
-    // Slow on purpose: each break is followed by a pause.
+    // Slow by design: each break is followed by a delay.
     for (blob, bytes) in made.blobs.iter().filter(|(_, bytes)| bytes.len() > 10_000) {
         let deed = Deed::Cut { bytes: bytes.clone(), after: bytes.len() / 3, times: 2 };
         puppet.on(&format!("/v2/bars/blobs/{blob}"), deed);
@@ -1110,7 +1110,7 @@ fn a_terminal_shows_a_bar_for_each_layer_and_a_pipe_shows_none() {
     assert_eq!(said(quiet).trim(), digest(&made.manifest));
 }
 
-/// A whole distribution, made by `debootstrap` once and kept for the next run: making it takes minutes.
+/// A whole distribution, made by `debootstrap` once and cached, since it takes minutes.
 #[test]
 fn a_real_distribution_works_as_people_expect() {
     const CACHE: &str = "/var/tmp/shoal-test-cache";

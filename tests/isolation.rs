@@ -1,7 +1,7 @@
-//! What must not be possible from inside a sandbox, and what must be.
+//! What must not be possible inside a sandbox, and what must be.
 //!
-//! Each test tries the forbidden thing as the guest's root, and is named for it. The probes are small programs that run
-//! inside; what the host has is looked at from the host.
+//! Each test tries the forbidden thing as the guest's root, and is named after it. The probes are small programs that
+//! run inside; the state of the host is checked from the host.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -11,7 +11,7 @@ use serde_json::json;
 use shoal_tests::wait::until_true;
 use shoal_tests::{Daemon, Finished, Sandbox};
 
-/// `call(number, ...)` says the name of the error of a raw system call, or `OK`.
+/// `call(number, ...)` prints the error name of a raw system call, or `OK`.
 const CALL: &str = "
 import ctypes, errno, os, sys, socket, struct
 libc = ctypes.CDLL(None, use_errno=True)
@@ -28,7 +28,7 @@ def attempt(what):
         return errno.errorcode.get(error.errno, str(error.errno))
 ";
 
-/// Runs a probe that prints one word per line, and checks that each is a refusal.
+/// Runs a probe that prints one word per line, and checks that each is a denial.
 #[track_caller]
 fn all_refused(sandbox: &Sandbox, probe: &str) {
     let done = sandbox.python(&format!("{CALL}{probe}")).ok();
@@ -64,7 +64,7 @@ fn all_refused(sandbox: &Sandbox, probe: &str) {
     }
 }
 
-/// Files that everyone on the host may read, removed when this goes out of scope.
+/// World-readable files on the host, removed on drop.
 struct Planted(Vec<String>);
 
 impl Planted {
@@ -129,7 +129,7 @@ fn cannot_read_a_host_file() {
 
 #[test]
 fn cannot_read_what_an_ordinary_user_cannot_read_outside() {
-    // Every file of the host's /usr that is not for everyone, and one made for the test among them.
+    // Every file of the host's /usr that is not world-readable, including one made for the test.
     let guard = Planted::new(&["/usr/local/lib"]);
     let planted = guard.0[0].clone();
     fs::set_permissions(&planted, fs::Permissions::from_mode(0o600)).expect("root may change it");
@@ -180,7 +180,7 @@ fn cannot_write_to_the_hosts_usr() {
     );
 }
 
-/// Fails when the overlay came up read-only, which it does silently when it is mounted with the wrong ids.
+/// Fails if the overlay came up read-only, which happens silently if it is mounted with the wrong ids.
 #[test]
 fn everything_that_should_be_writable_is() {
     let (_daemon, sandbox) = start();
@@ -235,7 +235,7 @@ fn files_on_disk_carry_guest_ids() {
     assert_eq!(found, [("by-root".into(), 0, 0), ("by-user".into(), 1000, 1001)]);
 }
 
-/// Nothing on disk knows which range a sandbox has, so a fork and an export need no chown.
+/// Nothing on disk depends on a sandbox's id range, so a fork and an export need no chown.
 #[test]
 fn a_writable_directory_moves_between_id_ranges_without_a_chown() {
     let (daemon, one) = start();
@@ -422,7 +422,7 @@ for n in range(8): print('pidfd_getfd', n, call(438, fd, n, 0))
 #[test]
 fn cannot_overwrite_init_through_its_executable() {
     let (daemon, sandbox) = start();
-    // CVE-2019-5736: a program in the guest makes the runtime execute it and then writes to what executes it.
+    // CVE-2019-5736: a program in the guest makes the runtime execute it and then writes to the executable.
     sandbox.sh("printf '#!/proc/self/exe\\n' > /tmp/again; chmod +x /tmp/again").ok();
     let done = sandbox.run(json!({"argv": ["/tmp/again"], "timeout_seconds": 20}));
     assert_ne!(done.outcome(), "timed_out", "{}", done.body);
@@ -523,7 +523,7 @@ print('raw', call(41, 2, 3, 1)); print('raw', call(41, 2, 3, 255)); print('raw6'
     );
 }
 
-/// Checks that every line of a probe ends with this answer, and that there are at least so many.
+/// Checks that every line of a probe ends with this result, and that there are at least this many.
 #[track_caller]
 fn all_answered(sandbox: &Sandbox, probe: &str, answer: &str, lines_min: usize) {
     let text = sandbox.python(&format!("{CALL}{probe}")).ok().text();
@@ -535,7 +535,7 @@ fn all_answered(sandbox: &Sandbox, probe: &str, answer: &str, lines_min: usize) 
 #[test]
 fn cannot_open_socket_pairs_of_other_families() {
     let (_daemon, sandbox) = start();
-    // EPERM is the filter's answer: any other comes from the family's own code, which must not run.
+    // EPERM comes from the filter; any other error comes from the family's own code, which must not run.
     all_answered(
         &sandbox,
         "
@@ -563,7 +563,7 @@ for protocol in range(1, 32):
         62,
     );
     all_refused(&sandbox, "print('ping', call(41, 2, 2, 1)); print('ping6', call(41, 10, 2, 58))");
-    // What programs need of it works: the list of interfaces, and tools that would like to write an audit log.
+    // What programs need of it works: the list of interfaces, and tools that try to write an audit log.
     sandbox
         .python("import socket; assert socket.if_nameindex() == [(1, 'lo')]; socket.socket(16, 3, 0)")
         .ok();
@@ -783,8 +783,8 @@ fn commands_run_without_new_privileges_and_with_few_capabilities() {
     assert!(user.contains("CapEff:\t0000000000000000"), "{user}");
 }
 
-/// At a limit of 1 the kernel writes no core and starts no handler of the host's; at 0 it would start the handler all the same. To
-/// change it seems to work, since programs that hold secrets end when it does not.
+/// At a limit of 1 the kernel writes no core and starts no handler of the host; at 0 it would start the handler.
+/// Changing the limit appears to succeed, since programs that hold secrets exit if it fails.
 #[test]
 fn cannot_make_the_host_handle_a_core_dump() {
     let (_daemon, sandbox) = start();
@@ -929,7 +929,7 @@ fn etc_is_cleaned() {
         assert_eq!(done.exit_code(), Some(0), "{secret} is inside");
     }
     assert_eq!(sandbox.sh("cat /etc/machine-id 2>/dev/null").text(), "");
-    // What a closed /etc must still have for programs to work.
+    // What a minimal /etc must contain for programs to work.
     sandbox.sh("set -e; getent passwd root >/dev/null; getent hosts localhost >/dev/null; test -e /etc/os-release; test -e /etc/ssl/certs; test -e /etc/alternatives; locale >/dev/null").ok();
 }
 
@@ -957,7 +957,7 @@ fn a_login_shell_is_silent() {
     silent(sandbox.run(json!({"argv": ["su", "-", "user", "-c", "echo here"]})));
 }
 
-/// An interactive shell without a terminal says that it has none; that is bash's own word and not the profile's.
+/// An interactive shell without a terminal prints that; the message is bash's own and not the profile's.
 fn without_terminal_noise(mut done: Finished) -> Finished {
     let is_bash = |line: &&str| line.contains("job control") || line.contains("terminal process group");
     let kept: Vec<String> = done.errors().lines().filter(|line| !is_bash(line)).map(str::to_owned).collect();
@@ -968,7 +968,7 @@ fn without_terminal_noise(mut done: Finished) -> Finished {
 #[test]
 fn packages_can_be_installed_for_a_user_and_for_all() {
     let (_daemon, sandbox) = start();
-    // A package without a network: what an installer does is write and import.
+    // A package without a network: an installer writes and imports files.
     sandbox
         .sh("set -e; site=$(python3 -m site --user-site); mkdir -p \"$site\"; echo 'value = 1' > \"$site/mine.py\"; python3 -c 'import mine; assert mine.value == 1'; \
              sys=$(python3 -c 'import sysconfig; print(sysconfig.get_path(\"purelib\"))'); mkdir -p \"$sys\"; echo 'value = 2' > \"$sys/ours.py\"; python3 -c 'import ours; assert ours.value == 2'")
@@ -986,7 +986,7 @@ fn programs_can_be_compiled_and_debugged() {
     let (_daemon, sandbox) = start();
     let done = sandbox.sh("set -e; printf '#include <stdio.h>\\nint main(){puts(\"compiled\");}' > /tmp/a.c; cc -o /tmp/a /tmp/a.c; /tmp/a");
     assert_eq!(done.ok().text(), "compiled");
-    // Tracing one's own child is allowed, as debuggers do.
+    // Tracing one's own child is allowed, for debuggers.
     sandbox.python(&format!("{CALL}\npid = os.fork()\nif pid == 0:\n  print(call(101, 0, 0, 0, 0)); sys.stdout.flush(); os._exit(0)\nos.wait()")).ok();
 }
 
@@ -1002,7 +1002,8 @@ fn cannot_make_thousands_of_cgroups() {
 #[test]
 fn links_in_the_root_do_not_lead_init_or_the_launcher_astray() {
     let (daemon, sandbox) = start();
-    // What the launcher mounts over, replaced by links; the next start of a command and the teardown must not follow.
+    // Mount targets of the launcher, replaced by links; the next start of a command and the teardown must not follow
+    // them.
     sandbox.sh("rm -rf /workspace && ln -s /proc/1/root /workspace; ln -sf /etc/shadow /tmp/l; true");
     let done = sandbox.run(json!({"argv": ["true"]}));
     assert!(matches!(done.outcome(), "exited" | "failed_to_start"), "{}", done.body);
@@ -1032,7 +1033,7 @@ fn setuid_programs_give_nothing() {
     assert_eq!(done.text(), "1000", "no_new_privs makes setuid without effect");
 }
 
-/// Whoever has taken an init over can say what it likes. The test takes its place on the socket.
+/// A process that took over init can send anything. The test takes over init's socket.
 #[test]
 fn a_sandbox_whose_init_speaks_noise_loses_its_processes_and_keeps_its_files() {
     use std::io::{Read, Write};
@@ -1079,7 +1080,7 @@ fn walk(path: &Path) -> Vec<std::path::PathBuf> {
 
 #[test]
 fn a_hostile_init_of_another_version_or_noise_harms_only_its_own_sandbox() {
-    // Whoever takes over a sandbox can at most write nonsense to its own stream. Killing init is the crudest form.
+    // A process that takes over a sandbox can at most corrupt its own stream. Killing init is the crudest form.
     let (daemon, sandbox) = start();
     let other = daemon.sandbox();
     shoal_tests::daemon::kill_hard(sandbox.init());

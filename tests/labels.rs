@@ -1,4 +1,4 @@
-//! Labels through the public door: set, changed, listed by, and one sandbox for all who ask by them.
+//! Labels through the API: set, change, list by them, and get-or-create by them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -7,7 +7,7 @@ use std::sync::Mutex;
 use serde_json::{Value, json};
 use shoal_tests::{Daemon, Request, Response, until};
 
-/// As many as a busy chat application has under way for one thread.
+/// As many requests as a busy chat application has in flight for one thread.
 const CALLERS: usize = 50;
 
 fn ids(list: &[Value]) -> Vec<&str> {
@@ -30,7 +30,7 @@ fn labels_are_set_at_create_and_changed_later() {
         patch(json!({"labels": {"app": null, "thread": "2", "new": "x", "absent": null}})).expect(200);
     assert_eq!(changed["labels"], json!({"thread": "2", "new": "x", "empty": ""}));
     assert_eq!(sandbox.get()["labels"], changed["labels"]);
-    // A change that cannot be made as a whole is not made in part.
+    // A change that is not valid as a whole is not applied in part.
     patch(json!({"name": "x".repeat(300), "labels": {"thread": "3"}})).expect_refusal(400, "invalid_request");
     let many: BTreeMap<String, &str> = (0..64).map(|number| (format!("k{number}"), "v")).collect();
     patch(json!({"name": "renamed", "labels": many})).expect_refusal(400, "invalid_request");
@@ -147,7 +147,7 @@ fn a_daemon_that_dies_among_fifty_callers_leaves_one_sandbox() {
     let address: Mutex<SocketAddr> = Mutex::new(daemon.address);
     let ids: BTreeSet<String> = std::thread::scope(|scope| {
         let ask = || {
-            // As a client does: again, until the daemon is back.
+            // Like a client: retry until the daemon is back.
             until("someone answers", || {
                 let to = *address.lock().expect("nobody panics here");
                 let asked = Request::new("POST", "/v1/sandboxes").key(&key).json(&body).try_send(to);
@@ -199,7 +199,7 @@ fn a_deleted_sandbox_is_not_found_again() {
     daemon.sandbox_of(first["id"].as_str().expect("an id")).delete();
     let second = daemon.post("/v1/sandboxes", &body).expect(201);
     assert_ne!(first["id"], second["id"]);
-    // A label that is taken away takes the sandbox out of reach.
+    // Removing a label puts the sandbox out of reach.
     let sandbox = daemon.sandbox_of(second["id"].as_str().expect("an id"));
     sandbox.request("PATCH", "").json(&json!({"labels": {"thread": null}})).send(daemon.address).expect(200);
     assert_eq!(daemon.post("/v1/sandboxes", &body).expect(201)["created"], true);

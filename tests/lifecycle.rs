@@ -1,4 +1,4 @@
-//! The life of a sandbox through the public door: create, get, list, rename, delete, and everything that is refused.
+//! The life of a sandbox through the API: create, get, list, rename, delete, and every rejected request.
 
 use std::collections::BTreeSet;
 use std::process::Command;
@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use shoal_tests::wait::until_true;
 use shoal_tests::{Daemon, Request, until};
 
-/// An id that is well formed and belongs to nothing.
+/// A well-formed id that belongs to nothing.
 const NOBODY: &str = "00000000-0000-4000-8000-000000000000";
 
 #[test]
@@ -15,7 +15,7 @@ fn a_sandbox_is_created_read_listed_renamed_and_deleted() {
     let daemon = Daemon::start();
     let mut made =
         daemon.post("/v1/sandboxes", &json!({"name": "första", "env": {"COLOUR": "blue"}})).expect(201);
-    // What only the answer to a create says.
+    // Fields that only the response to a create has.
     let created = made.as_object_mut().expect("an object").remove("created");
     assert_eq!(created, Some(true.into()));
     assert_eq!(made["name"], "första");
@@ -197,7 +197,7 @@ fn a_name_is_free_text_and_never_a_path() {
         assert_eq!(made["name"], name);
     }
     assert_eq!(daemon.list().len(), names.len());
-    // In the path of a URL these lead elsewhere, so that nobody could ask for them.
+    // In the path of a URL these lead elsewhere, so they could not be requested.
     for name in [".", ".."] {
         daemon.post("/v1/sandboxes", &json!({"name": name})).expect_refusal(400, "invalid_request");
     }
@@ -243,7 +243,7 @@ fn a_bad_cursor_or_limit_is_refused() {
     }
 }
 
-/// Sends a body for a new sandbox that must be refused.
+/// Sends a body for a new sandbox that must be rejected.
 #[track_caller]
 fn refused(daemon: &Daemon, body: Value) {
     let answer = daemon.post("/v1/sandboxes", &body);
@@ -378,7 +378,7 @@ fn unknown_routes_and_wrong_methods_are_told_apart() {
     ] {
         daemon.get(target).expect_refusal(404, "route_not_found");
     }
-    // What a foreign client forces on us at the root is refused in its own shape.
+    // Paths at the root that a foreign client requires are rejected in that client's format.
     let foreign = daemon.get("/v2/sandboxes");
     assert_eq!((foreign.status, foreign.json()["detail"]["error"].as_str()), (404, Some("NotFound")));
     for (method, target) in [
@@ -459,7 +459,7 @@ fn the_openapi_document_names_every_route_that_the_tests_use() {
     }
 }
 
-/// What the daemon answers to these bytes, until it closes.
+/// The daemon's response to these bytes, until it closes.
 fn tell(daemon: &Daemon, bytes: &[u8]) -> String {
     use std::io::{Read, Write};
     let mut stream = std::net::TcpStream::connect(daemon.address).expect("the daemon listens");
@@ -469,11 +469,11 @@ fn tell(daemon: &Daemon, bytes: &[u8]) -> String {
     String::from_utf8(answer).expect("answers are text")
 }
 
-/// That a refusal says why, in the shape that all have.
+/// Asserts that an error response says why, in the common format.
 #[track_caller]
 fn has_words(asked: &[u8], answer: &[u8]) {
     let answer = String::from_utf8_lossy(answer);
-    // What is no HTTP is refused by a status alone.
+    // Bytes that are not HTTP get a bare status.
     if let Some((_, body)) = answer.split_once("\r\n\r\n").filter(|(_, body)| !body.is_empty()) {
         let body: Value =
             serde_json::from_str(body).unwrap_or_else(|error| panic!("{error}: {asked:?} got {answer}"));
@@ -553,7 +553,7 @@ fn sigterm_leaves_sandboxes_running_and_a_restart_adopts_them() {
     let mut daemon = Daemon::start();
     let sandbox = daemon.sandbox_with(json!({"name": "survivor"}));
     sandbox.sh("echo kept > /workspace/file; mkfifo /tmp/gate").ok();
-    // Waits without starting anything, so that the same processes are there before and after.
+    // Waits without starting anything, so that the same processes exist before and after.
     let command = sandbox.spawn(json!({"script": "read line < /tmp/gate; echo went"}));
     sandbox.running(&command);
     let before = sandbox.processes();
@@ -591,7 +591,7 @@ fn sigterm_ends_the_daemon_while_clients_hang_on_it() {
             .is_some_and(|list| list.iter().filter(|one| one["pid"].is_u64()).count() == 2)
     });
     assert!(daemon.stop(), "SIGTERM ends the daemon with success");
-    // Whatever the client got, it is not a made-up result.
+    // Whatever the client got must not be a made-up result.
     if let Ok(answer) = waiting.join().expect("no thread panics") {
         assert_ne!(answer.status, 200, "{}", answer.describe());
     }
@@ -636,7 +636,7 @@ fn every_answer_carries_a_request_id_that_the_log_knows() {
     until_true("the log names the request and the sandbox", || {
         daemon.logs().lines().any(|line| line.contains(&id) && line.contains(&sandbox.id))
     });
-    // A caller's own text does not become a second line of the log.
+    // A caller's text must not become a second line of the log.
     let evil = Request::new("GET", "/v1/health")
         .key(&daemon.key)
         .header("x-request-id", "a b; forged")

@@ -1,6 +1,6 @@
-//! How long sandboxes live, through the public door: rules strike, uses and touches renew, and a crash changes neither.
+//! How long sandboxes live, through the API: rules act, uses and touches renew, and a crash changes neither.
 //!
-//! Lengths here are short, and nothing is asserted about how long things took, save that they did not come too early.
+//! Times here are short, and the tests assert no durations, except that nothing comes too early.
 
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
@@ -95,7 +95,7 @@ fn a_busy_command_keeps_its_sandbox_alive_and_a_sleeping_one_does_not() {
 fn looking_is_not_a_use() {
     let daemon = Daemon::start();
     let sandbox = daemon.sandbox_with(json!({"lifetime": delete_after("last_use", 1.0)}));
-    until_true("it goes although it is looked at all the time", || {
+    until_true("it is deleted although its state is read all the time", || {
         daemon.list();
         for more in ["/explain", "/commands", "/stats"] {
             let status = sandbox.request("GET", more).send(sandbox.address).status;
@@ -110,7 +110,7 @@ fn files_are_used_like_commands() {
     let daemon = Daemon::start();
     let body = json!({"lifetime": delete_after("last_use", 1.0)});
     let (used, control) = (daemon.sandbox_with(body.clone()), daemon.sandbox_with(body));
-    until_true("one that nobody uses goes", || {
+    until_true("an unused one is deleted", || {
         let put = used.request("PUT", "/files?path=/tmp/x").body("x").send(used.address);
         assert!(matches!(put.status, 200 | 201 | 204), "{}", put.describe());
         is_gone(&control)
@@ -124,7 +124,7 @@ fn a_touch_renews_and_says_until_when() {
     let daemon = Daemon::start();
     let body = json!({"lifetime": delete_after("start", 1.0)});
     let (touched, control) = (daemon.sandbox_with(body.clone()), daemon.sandbox_with(body));
-    until_true("one that nobody touches goes", || {
+    until_true("one that is not touched is deleted", || {
         let answer = touched.request("POST", "/touch").send(touched.address).expect(200);
         assert_eq!(answer["end"]["postponed_by"], "touch", "{answer}");
         assert!(answer["end"]["in_seconds"].as_f64().is_some_and(|left| left <= 1.0), "{answer}");
@@ -148,7 +148,7 @@ fn a_renewal_that_was_answered_never_loses_to_the_end() {
                     let since = if (number + round).is_multiple_of(2) { "start" } else { "last_use" };
                     let sandbox =
                         daemon.sandbox_with(json!({"lifetime": delete_after(since, LENGTH.as_secs_f64())}));
-                    // Ever closer to the end, from one to the next renewal.
+                    // Ever closer to the deadline, from one renewal to the next.
                     let mut pause = LENGTH * 9 / 10;
                     loop {
                         std::thread::sleep(pause);
@@ -162,7 +162,7 @@ fn a_renewal_that_was_answered_never_loses_to_the_end() {
                             200 => {
                                 assert_ne!(answer.json()["result"]["outcome"], "sandbox_gone");
                                 let state = sandbox.request("GET", "").send(sandbox.address);
-                                // A machine that is slow may take longer than the sandbox lives.
+                                // A slow machine may take longer than the sandbox lives.
                                 if asked.elapsed() < LENGTH {
                                     assert_eq!(state.expect(200)["state"], "running");
                                     won += 1;
@@ -216,7 +216,7 @@ fn time_that_passed_while_nobody_looked_counts() {
     let stays = daemon.sandbox_with(json!({"lifetime": delete_after("creation", 400_000.0)}));
     let free = daemon.sandbox();
     daemon.kill();
-    // To a daemon in this time namespace, the machine has been up for a day more: as after a day of sleep.
+    // For a daemon in this time namespace, the machine has been up for a day more: as after a day of sleep.
     daemon.start_again_through(&["unshare", "--time", "--boottime", "86400"]);
     goes(&daemon.sandbox_of(&over.id));
     goes(&daemon.sandbox_of(&started.id));
@@ -266,7 +266,7 @@ fn rules_that_make_no_sense_are_refused_and_one_to_pause_says_that_it_cannot() {
     assert!(refused["hint"].as_str().is_some_and(|hint| hint.contains("accept_inactive")), "{refused}");
     assert_eq!(daemon.list(), [] as [Value; 0]);
 
-    // Kept where that is asked for, and it says that it does nothing.
+    // Stored if requested so, and shown as having no effect.
     let kept = json!([{"since": "last_use", "after_seconds": 0.2, "action": "pause_keep_memory", "accept_inactive": true}]);
     let mut daemon = daemon;
     let sandbox = daemon.sandbox_with(json!({"lifetime": kept}));

@@ -1,4 +1,4 @@
-//! Sandboxes that take all they can get: they may suffer, nobody else does.
+//! Sandboxes that use all they can get: they may suffer, other sandboxes do not.
 
 use serde_json::{Value, json};
 use shoal_tests::wait::until_true;
@@ -60,12 +60,12 @@ fn memory_in_files_of_memory_counts() {
     assert!(!done.text().contains("held it all"), "400 MiB in a memfd within 128 MiB");
 }
 
-/// What stays when its maker is killed: then nobody is left to kill but init, unless such memory is held below the limit.
+/// Memory that survives its creator: without a limit below the sandbox's own, only init would be left to kill.
 #[test]
 fn memory_that_outlives_its_process_does_not_end_the_sandbox() {
     let daemon = Daemon::start();
     let sandbox = daemon.sandbox_with(json!({"memory": "128Mi"}));
-    // Small, so that hardly anything becomes free when it is killed.
+    // Small, so that hardly any memory is freed when it is killed.
     let program = "#include <sys/shm.h>\n#include <string.h>\nint main() { for (int n = 0; n < 400; n++) { int id = shmget(IPC_PRIVATE, 1 << 20, 0600 | IPC_CREAT); if (id < 0) return 0; char *at = shmat(id, 0, 0); if (at == (void *)-1) return 0; memset(at, 1, 1 << 20); shmdt(at); } }";
     sandbox.run(json!({"script": "printf '%s' \"$PROGRAM\" > /tmp/a.c; cc -static -o /tmp/a /tmp/a.c", "env": {"PROGRAM": program}})).ok();
     sandbox.run(json!({"argv": ["/tmp/a"]}));
@@ -89,7 +89,7 @@ fn one_sandbox_out_of_memory_disturbs_no_other() {
     is_well(&greedy);
 }
 
-/// A daemon whose own place in the order of OOM victims is this one.
+/// A daemon with this oom_score_adj of its own.
 fn daemon_at(score: i32) -> Daemon {
     Spawn { through: ["choom", "-n", &score.to_string(), "--"].map(String::from).into(), ..Spawn::default() }
         .start()
@@ -122,7 +122,7 @@ fn commands_are_oom_victims_before_init_whatever_the_score_of_the_daemon() {
 fn a_shortage_that_init_meets_takes_a_command_and_init_lives() {
     let daemon = Daemon::start();
     let sandbox = daemon.sandbox_with(json!({"memory": "64Mi"}));
-    // Small itself, and most of the memory is in a file that stays when it dies.
+    // Small itself, while most of the memory is in a file that survives it.
     let hold = "import time\nkeep = bytearray(b'x' * (8 << 20))\nopen('/dev/shm/big', 'wb').write(bytes(14 << 20))\nprint('held', flush=True)\ntime.sleep(1000)";
     let hold = sandbox.spawn(json!({"argv": ["python3", "-c", hold]}));
     sandbox.wrote(&hold, 5);
@@ -135,7 +135,7 @@ fn a_shortage_that_init_meets_takes_a_command_and_init_lives() {
     is_well(&sandbox);
 }
 
-/// Queues what `fill` sends on loopback, and says how many MiB were taken.
+/// Queues what `fill` sends on loopback, and prints how many MiB were accepted.
 const QUEUED: &str = "
 import errno, resource, socket, struct, sys
 hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]; resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -176,7 +176,7 @@ fn memory_in_socket_buffers_counts() {
             continue;
         }
         let held: u64 = held.ok().text().parse().expect("a number");
-        // Every socket may hold a page beyond the limit, so that no connection stands still for ever.
+        // Every socket may hold a page beyond the limit, so that no connection stalls for ever.
         assert!(held <= 80, "{held} MiB wait in sockets within 64 MiB");
     }
 }
@@ -206,7 +206,7 @@ fn a_fork_bomb_stays_at_home() {
     assert!(bomb.processes().len() <= limit + 8, "{} processes", bomb.processes().len());
     is_well(&other);
     is_well(&daemon.sandbox());
-    // Killing the command takes the whole bomb, which is faster than any signal.
+    // Killing the command ends the whole bomb, faster than any signal.
     bomb.kill(&id).expect(204);
     assert_eq!(bomb.ended(&id)["result"]["outcome"], "killed");
     until_true("the bomb is gone", || bomb.processes().len() <= 2);
@@ -278,7 +278,7 @@ fn an_inotify_bomb_leaves_others_able() {
     bomb.wrote(&id, 2);
     let count: u32 = other.python(take).ok().text().parse().expect("a count");
     assert!(count > 16, "another sandbox got {count} inotify instances");
-    // The host as well.
+    // The host too.
     let output =
         std::process::Command::new("/usr/bin/python3").args(["-c", take]).output().expect("python3 is there");
     let count: u32 = String::from_utf8_lossy(&output.stdout).trim().parse().expect("a count");
@@ -305,7 +305,7 @@ fn a_log_flood_stays_within_what_is_kept() {
     is_well(&flood);
 }
 
-/// What a tree takes on disk. Things that vanish meanwhile count nothing.
+/// Disk usage of a tree. Files that vanish meanwhile do not count.
 fn disk_bytes(path: &std::path::Path) -> u64 {
     use std::os::unix::fs::MetadataExt;
     let Ok(meta) = std::fs::symlink_metadata(path) else { return 0 };
@@ -320,13 +320,14 @@ fn disk_bytes(path: &std::path::Path) -> u64 {
 fn alone_a_cpu_limit_roughly_holds() {
     let daemon = Daemon::start();
     let sandbox = daemon.sandbox_with(json!({"cpu": "100m"}));
-    // The share of a processor that it got. A busy machine makes it smaller, never larger, so neighbours cannot break this.
+    // The share of a processor that it got. A busy machine makes it smaller, never larger, so neighbours cannot break
+    // this test.
     let share = sandbox.python(
         "import time\nn, began = 0, time.perf_counter()\nfor i in range(6000000): n += i\n\
          print(time.process_time() / (time.perf_counter() - began))",
     );
     let share: f64 = share.ok().text().parse().expect("a number");
-    // A tenth in theory; a start within one period blurs it.
+    // A tenth in theory; a start within one period adds noise.
     assert!(share < 0.25, "a sandbox with a tenth of a processor got {share:.2} of one");
 }
 

@@ -1,7 +1,7 @@
 //! All black-box tests, in one executable: a module for each file.
 //!
-//! The runner starts each test in a process of its own, so they share nothing but what is compiled. What they have in
-//! common is in the library beside them.
+//! The runner starts each test in its own process, so tests share only compiled code. The library beside them has the
+//! common parts.
 
 mod auth;
 mod builds;

@@ -1,11 +1,11 @@
 //! Random lives of sandboxes, compared with a small model after every step.
 //!
-//! The model knows what a caller was promised: which sandboxes there are, with their names, labels and files, and that
-//! none of it depends on the daemon or the launcher staying alive. A run is a list of steps drawn from a seed. A failure
-//! prints the seed and all steps so far; `SHOAL_TEST_SEED=<seed>` runs the same steps again.
+//! The model knows what a caller was promised: which sandboxes exist, with their names, labels and files, and that
+//! none of it depends on the daemon or the launcher staying alive. A run is a list of steps drawn from a seed. A
+//! failure prints the seed and all steps so far; `SHOAL_TEST_SEED=<seed>` runs the same steps again.
 //!
-//! To add a verb (pause, snapshot, fork): give [`Step`] a variant and [`STEPS`] a line, say in `draw` what it needs, in
-//! `act` what is asked of the daemon and what the model has afterwards, and in `compare` how that can be seen.
+//! To add a verb (pause, snapshot, fork): add a variant to [`Step`] and a line to [`STEPS`], its precondition to
+//! `draw`, the request and the model's new state to `act`, and the comparison to `compare`.
 
 use std::collections::BTreeMap;
 
@@ -17,11 +17,11 @@ use shoal_tests::{Daemon, Sandbox};
 /// Steps of one run, and runs.
 const STEPS_MAX: usize = 60;
 const RUNS: u64 = 2;
-/// More than these make a run slower and not richer.
+/// More than these make a run slower without finding more.
 const SANDBOXES_MAX: usize = 4;
 const FILES: u64 = 3;
 
-/// What can happen, without its details, and how often compared with the others.
+/// The kinds of steps, and their relative frequency.
 const STEPS: &[(Verb, u64)] = &[
     (Verb::Create, 6),
     (Verb::Run, 8),
@@ -53,7 +53,7 @@ enum Verb {
     KillLauncher,
 }
 
-/// One step with all its details: told the same way, it does the same.
+/// One step with all its details: repeating it does the same.
 #[derive(Debug, Clone)]
 enum Step {
     Create {
@@ -66,7 +66,7 @@ enum Step {
         file: String,
         text: String,
     },
-    /// By the routes of files.
+    /// Through the file routes.
     WriteFile {
         name: String,
         file: String,
@@ -88,25 +88,25 @@ enum Step {
         name: String,
         new: String,
     },
-    /// A rule that strikes at once.
+    /// A rule that acts at once.
     Expire {
         name: String,
     },
     Delete {
         name: String,
     },
-    /// `kill -9`, and a new start.
+    /// `kill -9` and a restart.
     CrashDaemon,
-    /// SIGTERM, and a new start.
+    /// SIGTERM and a restart.
     RestartDaemon,
     KillLauncher,
 }
 
-/// What a caller was promised, by the name of each sandbox.
+/// What a caller was promised, by name of the sandbox.
 #[derive(Debug, Default)]
 struct Model {
     sandboxes: BTreeMap<String, Expected>,
-    /// Names are given once.
+    /// Names are used once.
     named: u64,
 }
 
@@ -193,7 +193,7 @@ impl Model {
         self.sandboxes.get_mut(name).expect("steps are drawn for what there is")
     }
 
-    /// Does a step, and says what must be true afterwards.
+    /// Performs a step, and updates what must hold afterwards.
     #[track_caller]
     fn act(&mut self, daemon: &mut Daemon, step: Step) {
         match step {
@@ -266,7 +266,7 @@ impl Model {
         daemon.sandbox_of(&self.sandboxes[name].id)
     }
 
-    /// What can be seen is what the model says.
+    /// Compares what the API shows with the model.
     #[track_caller]
     fn compare(&self, daemon: &Daemon) {
         let seen: BTreeMap<String, Value> = daemon
@@ -310,7 +310,7 @@ fn live(seed: u64) {
     println!("SHOAL_TEST_SEED={seed}");
     let mut random = Random(seed);
     let mut daemon = Daemon::start();
-    // The first life warms up what is kept on purpose.
+    // The first life fills caches that are kept on purpose.
     daemon.sandbox().delete();
     let before = daemon.audit();
     let mut model = Model::default();
@@ -324,7 +324,8 @@ fn live(seed: u64) {
         model.sandbox(&daemon, name).delete();
     }
     assert_eq!(daemon.list(), [] as [Value; 0]);
-    // The daemon and its launcher have other numbers by now; no other process may be left, and nothing else at all.
+    // The daemon and its launcher have other process ids by now; no other process may be left, and nothing else at
+    // all.
     until_true("no process of a sandbox is left", || daemon.scope().inside().is_empty());
     until_true("at most the launcher is left", || daemon.launchers().len() <= 1);
     until_true("nothing of a sandbox is left", || {

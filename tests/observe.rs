@@ -1,4 +1,4 @@
-//! What operators see: what sandboxes use, metrics, traces, warnings.
+//! What operators see: resource usage, metrics, traces, warnings.
 
 use std::io::Write;
 use std::net::{SocketAddr, TcpListener};
@@ -78,8 +78,8 @@ fn stats_of_all_sandboxes_come_in_pages_with_the_machine() {
         .key(other["secret"].as_str().expect("it is shown"))
         .send(daemon.address)
         .expect(200);
-    assert_eq!(theirs["sandboxes"], json!([]), "sandboxes of others are not told");
-    assert_eq!(theirs["machine"]["all_sandboxes"], Value::Null, "and not how many there are");
+    assert_eq!(theirs["sandboxes"], json!([]), "sandboxes of other owners are not shown");
+    assert_eq!(theirs["machine"]["all_sandboxes"], Value::Null, "nor their number");
 }
 
 #[test]
@@ -104,7 +104,7 @@ fn the_command_line_shows_stats_to_people_and_programs() {
     assert!(!refused.status.success() && said.contains("sandbox `nobody` does not exist"), "{said}");
 }
 
-/// Reads text as Prometheus would, with the parser of its own Python client, and tells how many samples there are.
+/// Parses text with the parser of Prometheus's own Python client, and returns the number of samples.
 #[track_caller]
 fn samples(text: &[u8]) -> u64 {
     const PROGRAM: &str = "
@@ -153,10 +153,10 @@ fn metrics_are_what_prometheus_reads() {
     assert_eq!(value(&text, r#"shoal_errors_total{code="file_not_found"}"#), Some(1.0));
     assert!(value(&text, "shoal_sandboxes_memory_bytes").is_some_and(|bytes| bytes > 0.0), "{text}");
     assert!(value(&text, "shoal_sandboxes_cpu_seconds_total").is_some_and(|seconds| seconds > 0.0), "{text}");
-    assert!(!text.contains(&sandbox.id), "no label tells of a sandbox");
+    assert!(!text.contains(&sandbox.id), "no label may name a sandbox");
 
     let series = |text: &str| text.lines().filter(|line| !line.starts_with('#')).count();
-    // Names of those who ask make no new series, however many they are; routes that do not exist share one.
+    // Names of callers make no new series, however many there are; routes that do not exist share one.
     scrape();
     let before = series(&String::from_utf8(scrape().body).expect("it is text"));
     daemon.get("/no/such/route-0");
@@ -189,7 +189,7 @@ fn a_trace_goes_on_from_the_callers_own_down_to_the_steps() {
     let refused = sandbox.request("GET", "/files?path=/no/such").header("traceparent", "00-rubbish-01");
     refused.send(daemon.address).expect_refusal(404, "file_not_found");
     sandbox.delete();
-    assert!(daemon.stop(), "what is left is delivered at the end");
+    assert!(daemon.stop(), "remaining spans are delivered at the end");
 
     let spans = collector.spans();
     let find = |name: &str, within: &dyn Fn(&TraceSpan) -> bool| -> TraceSpan {
@@ -227,7 +227,7 @@ fn a_collector_that_is_not_there_harms_nobody_and_is_said_once() {
     let mut daemon = traced(gone);
     let sandbox = daemon.sandbox();
     sandbox.sh("echo hello").ok();
-    until("it is said that traces are not delivered", || {
+    until("the log reports that traces are not delivered", || {
         sandbox.sh("true").ok();
         daemon.logs().contains("traces cannot be delivered").then_some(())
     });
@@ -246,7 +246,7 @@ fn what_is_slow_is_in_the_log_with_its_step_and_its_sandbox() {
         let mut lines = logs.lines().filter(|line| line.contains(" slow ") && line.contains(&quick));
         lines.find(|line| line.contains("step=\"start\"")).map(str::to_owned)
     };
-    assert_eq!(slow(&daemon), None, "what is quick is not mentioned");
+    assert_eq!(slow(&daemon), None, "quick steps are not logged");
     let init = sandbox.init();
     send_signal(init, Signal::STOP);
     std::thread::scope(|scope| {

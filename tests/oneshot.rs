@@ -13,7 +13,7 @@ use shoal_tests::daemon::{Home, binary, installation, kill_hard, send_signal};
 use shoal_tests::wait::until_true;
 use shoal_tests::{Audit, Daemon, until};
 
-/// A place of its own for the private daemon, and what is needed to run the program as a person would.
+/// A directory for the private daemon, and what is needed to run the program as a person would.
 struct Person {
     home: Home,
     private: PathBuf,
@@ -45,12 +45,12 @@ impl Person {
         vec![Scope { installation: installation(&data_dir), data_dir }]
     }
 
-    /// Everything that is there now, over all places.
+    /// Everything that exists now, over all directories.
     fn audit(&self) -> Vec<String> {
         self.scopes().iter().flat_map(|scope| Audit::of(scope).0).collect()
     }
 
-    /// That the last one out has removed everything.
+    /// Asserts that the last run has removed everything.
     #[track_caller]
     fn expect_nothing(&self, seen: &[Scope]) {
         let mut left = Vec::new();
@@ -90,7 +90,7 @@ fn a_first_run_prints_the_answer_and_leaves_nothing_behind() {
     let person = Person::new();
     assert_eq!(succeeded(person.run(&["run", "--", "python3", "-c", "print(2 + 2)"])), "4\n");
     person.expect_nothing(&[]);
-    // And a second one, since the first may have left what disturbs it.
+    // A second run, since the first may have left something that disturbs it.
     assert_eq!(succeeded(person.run(&["run", "--", "true"])), "");
     person.expect_nothing(&[]);
 }
@@ -158,13 +158,13 @@ fn a_command_that_does_not_read_its_stdin_does_not_hang_the_run() {
     let person = Person::new();
     let mut child = person.shoal(&["run", "--", "true"]).stdin(Stdio::piped()).spawn().expect("it starts");
     let stdin = child.stdin.take().expect("a pipe");
-    // The pipe stays open: the run must end all the same.
+    // The pipe stays open: the run must end nevertheless.
     let status = until("the run has ended", || child.try_wait().expect("a child can be asked"));
     assert!(status.success());
     drop(stdin);
 }
 
-/// Waits until a program that runs under the person's private daemon has this text in its command line.
+/// Waits until a program under the person's private daemon has this text in its command line.
 fn runs_inside(person: &Person, mark: &str) -> Option<()> {
     let inside: Vec<i32> = person.scopes().iter().flat_map(Scope::inside).collect();
     inside
@@ -203,7 +203,7 @@ fn ctrl_c_ends_a_command_that_ignores_it_too() {
     until("the command runs", || runs_inside(&person, "1002.5"));
     let seen = person.scopes();
     let status = until("the run has ended", || {
-        // A person presses it again when nothing happens.
+        // A person presses it again if nothing happens.
         send_signal(child.id() as i32, Signal::INT);
         std::thread::sleep(Duration::from_millis(200));
         child.try_wait().expect("a child can be asked")
@@ -224,7 +224,7 @@ fn sigterm_and_a_closed_terminal_leave_nothing_either() {
     }
 }
 
-/// How long anything of the private daemon stays after the run is over.
+/// How long anything of the private daemon stays after the run has ended.
 fn lingers(person: &Person, child: &mut Child, seen: &[Scope]) -> Duration {
     until("the run has ended", || child.try_wait().expect("a child can be asked"));
     let began = Instant::now();
@@ -363,7 +363,7 @@ fn a_private_daemon_killed_under_a_run_is_told_and_leaves_nothing_for_long() {
         .collect();
     assert!(!outside.is_empty());
     outside.into_iter().for_each(|process| send_signal(process, Signal::KILL));
-    // Whether the run brings it back or gives up, it ends with a word when asked to, and the next one cleans up.
+    // Whether the run recovers or gives up, it ends with a message, and the next one cleans up.
     send_signal(child.id() as i32, Signal::INT);
     until("the run has ended", || child.try_wait().expect("a child can be asked"));
     assert_eq!(succeeded(person.run(&["run", "--", "echo", "again"])), "again\n");

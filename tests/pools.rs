@@ -1,4 +1,4 @@
-//! Pools: sandboxes that stand ready are claimed once, by one, and replaced, whatever is killed meanwhile.
+//! Pools: ready sandboxes are claimed once, by one caller, and replaced, whatever is killed meanwhile.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -33,7 +33,7 @@ fn with_pool(replicas: u32) -> Daemon {
     daemon
 }
 
-/// As many are ready as should be, and nothing else is in it.
+/// The full number is ready, and nothing else is in the pool.
 #[track_caller]
 fn full(daemon: &Daemon, name: &str) -> Value {
     until("the pool is full", || {
@@ -88,7 +88,7 @@ fn a_create_claims_what_stands_ready_with_all_that_it_asks_for() {
     let by_pool = daemon.post("/v1/sandboxes", &json!({"pool": "p"})).expect(201);
     assert_eq!((&by_pool["template"], &by_pool["claimed_from"]), (&json!("small"), &json!("p")));
     let other = daemon.post("/v1/sandboxes", &json!({"template": "small", "memory": "300Mi"})).expect(201);
-    assert_eq!(other["claimed_from"], Value::Null, "what is asked for differently is made");
+    assert_eq!(other["claimed_from"], Value::Null, "a request with other settings creates a sandbox");
 }
 
 #[test]
@@ -259,12 +259,12 @@ fn no_sandbox_is_given_to_two_claimers() {
     let answers = answers.into_inner().expect("no panic");
     let given: BTreeSet<_> =
         answers.iter().map(|made| made["id"].as_str().expect("an id").to_owned()).collect();
-    assert_eq!(given.len(), CALLERS, "each has one of its own");
-    assert!(given.is_superset(&ready), "all that stood ready was given");
+    assert_eq!(given.len(), CALLERS, "each caller has its own");
+    assert!(given.is_superset(&ready), "all ready sandboxes were claimed");
     full(&daemon, "p");
 }
 
-/// Keeps claiming under names of its own, and writes down what was answered; deletes every other one.
+/// Keeps claiming under its own names, and records the responses; deletes every other one.
 fn claim(
     address: SocketAddr,
     key: &str,
@@ -283,17 +283,17 @@ fn claim(
         let id = made.json()["id"].as_str().expect("an id").to_owned();
         answered.lock().expect("no panic").insert(name.clone(), id.clone());
         if id.ends_with(['0', '2', '4', '6', '8', 'a', 'c', 'e']) {
-            // From here on it may be there or not.
+            // From here on it may exist or not.
             answered.lock().expect("no panic").remove(&name);
             let _ = Request::new("DELETE", &format!("/v1/sandboxes/{id}")).key(key).try_send(address);
         }
     }
 }
 
-/// What was answered is there; nothing is claimed and waits; the pool is full; then all of it can go.
+/// What was returned exists; no claimed sandbox waits; the pool is full; then everything can be deleted.
 fn settle(daemon: &Daemon, answered: &BTreeMap<String, String>, replicas: usize) {
     let given: BTreeSet<&String> = answered.values().collect();
-    assert_eq!(given.len(), answered.len(), "one was given to two");
+    assert_eq!(given.len(), answered.len(), "one sandbox was given to two callers");
     let waiting = ids(&full(daemon, "p"));
     assert_eq!(waiting.len(), replicas);
     until_true("every sandbox has come to rest", || {
@@ -324,11 +324,12 @@ fn settle(daemon: &Daemon, answered: &BTreeMap<String, String>, replicas: usize)
 
 fn strike_after(random: &mut u64, microseconds_max: u64) {
     *random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-    // The attack, and not a wait for anything.
+    // This is the attack, not a wait for a condition.
     std::thread::sleep(Duration::from_micros((*random >> 33) % microseconds_max));
 }
 
-/// What outlasts a start of the daemon and is not kept on purpose: blocks of ids stay claimed, as many as were needed at once.
+/// What survives a restart of the daemon although it need not: blocks of ids stay claimed, as many as were needed at
+/// once.
 fn lasting(audit: Audit) -> Audit {
     let lasts = |line: &String| !["process", "mount", "claim"].iter().any(|kind| line.starts_with(kind));
     Audit(audit.0.into_iter().filter(lasts).collect())

@@ -1,4 +1,5 @@
-//! Crashes: `kill -9` of the daemon, the launcher and init, between things and inside them. Nothing is lost, nothing leaks.
+//! Crashes: `kill -9` of the daemon, the launcher and init, between operations and during them. Nothing is lost,
+//! nothing leaks.
 
 use std::io::ErrorKind;
 use std::net::SocketAddr;
@@ -10,7 +11,7 @@ use shoal_tests::daemon::kill_hard;
 use shoal_tests::wait::until_true;
 use shoal_tests::{Audit, Collected, DEADLINE, Daemon, Finished, Request, Said, Sandbox, until};
 
-/// Prints 0, 1, 2, ... one per line, up to its argument, to both streams: every byte can be foretold.
+/// Prints 0, 1, 2, ... one per line, up to its argument, to both streams, so that every byte is predictable.
 const COUNT: &str = "
 import sys
 for n in range(int(sys.argv[1])):
@@ -24,7 +25,7 @@ for n in range(int(sys.argv[1])):
 #[track_caller]
 fn is_count(collected: &Collected, to: u32) {
     let lines = |step: usize| (0..to).step_by(step).map(|n| format!("{n}\n")).collect::<String>();
-    // Not assert_eq: megabytes of numbers help nobody.
+    // Not assert_eq: megabytes of numbers do not help.
     assert!(
         collected.stdout == lines(1).as_bytes(),
         "stdout is not the count, after {} bytes",
@@ -37,7 +38,7 @@ fn is_count(collected: &Collected, to: u32) {
     );
 }
 
-/// Collects a command's output over however many connections it takes, each to a daemon that may be another by then.
+/// Collects a command's output over any number of connections, perhaps to different daemons.
 fn collect_over_crashes(daemon: &mut Daemon, sandbox: &str, command: &str, crashes: u32) -> Collected {
     let mut all = Collected::default();
     let mut crashed = 0;
@@ -101,7 +102,7 @@ fn no_byte_is_lost_when_the_command_ends_while_the_daemon_is_down() {
 fn a_command_that_outruns_a_dead_daemon_waits_and_goes_on() {
     let mut daemon = Daemon::start();
     let sandbox = daemon.sandbox();
-    // Far more than init keeps for a daemon that is away: the command must block, not lose.
+    // Far more than init buffers for an absent daemon: the command must block, not lose output.
     let id = sandbox.spawn(json!({"argv": ["python3", "-c", COUNT, "2000000"]}));
     sandbox.wrote(&id, 1);
     daemon.crash();
@@ -126,7 +127,7 @@ fn stdin_goes_on_after_a_crash() {
     };
     write(&daemon, &sandbox, 0, b"before ");
     daemon.crash();
-    // The client does not know whether the first was taken, so it says it again.
+    // The client does not know whether the first write was accepted, so it repeats it.
     write(&daemon, &sandbox, 0, b"before ");
     write(&daemon, &sandbox, 7, b"after");
     let sandbox = daemon.sandbox_of(&sandbox.id);
@@ -158,7 +159,8 @@ fn a_restart_adopts_every_sandbox_and_command() {
     }
 }
 
-/// Walkers hold the lock of their launcher. The next one must not begin beside them, or what they still make would be nobody's.
+/// Walkers hold the lock of their launcher. The next launcher must wait for them, or what they still create would
+/// belong to no one.
 #[test]
 fn a_launcher_waits_for_what_is_left_of_the_one_before() {
     let mut daemon = Daemon::start();
@@ -257,8 +259,8 @@ fn an_init_killed_while_the_daemon_is_down_is_found_out() {
     sandbox.delete();
 }
 
-/// A bounded wait of random length, to strike at an instant that nobody chose. It is the attack and not a wait for
-/// anything; the tests wait for conditions after it.
+/// A bounded random delay, to hit at a random moment. This is the attack and not a wait for a condition; the tests
+/// wait for conditions after it.
 fn strike_after(random: &mut u64, microseconds_max: u64) {
     *random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
     std::thread::sleep(Duration::from_micros((*random >> 33) % microseconds_max));
@@ -270,8 +272,8 @@ fn seed() -> u64 {
     seed
 }
 
-/// Keeps creating, running and deleting until told to stop. Answers may be anything honest; none at all from a daemon
-/// that lives is a hang.
+/// Keeps creating, running and deleting until stopped. Any true response is fine; no response from a living daemon is
+/// a hang.
 fn churn(address: SocketAddr, key: &str, stop: &AtomicBool) {
     let ask = |request: Request| {
         let request = request.key(key);
@@ -299,7 +301,7 @@ fn churn(address: SocketAddr, key: &str, stop: &AtomicBool) {
     }
 }
 
-/// After every round: what is listed is true, can be used or says why not, and can be deleted; then nothing is left.
+/// After every round: everything listed exists, works or says why not, and can be deleted; then nothing is left.
 #[track_caller]
 fn settle(daemon: &Daemon, before: &Audit) {
     until_true("every sandbox has come to rest", || {
@@ -310,7 +312,7 @@ fn settle(daemon: &Daemon, before: &Audit) {
         match sandbox["state"].as_str() {
             Some("running") => assert_eq!(handle.sh("echo usable").ok().text(), "usable"),
             Some("failed") => assert!(sandbox["reason"].is_string(), "{sandbox}"),
-            // A delete that was struck twice waits for the next sweep, or for someone who asks again.
+            // A delete that was interrupted twice waits for the next sweep, or for another request.
             Some("deleting") => {}
             other => panic!("a sandbox came to rest as {other:?}"),
         }
@@ -330,7 +332,7 @@ fn settle(daemon: &Daemon, before: &Audit) {
     }
 }
 
-/// What outlasts a start of the daemon: processes and the mounts of a launcher are others each time.
+/// What survives a restart of the daemon, without processes and mounts of a launcher, which are new each time.
 fn lasting(audit: Audit) -> Audit {
     Audit(
         audit
@@ -420,7 +422,7 @@ fn leak_audit_after_killing_daemons_that_are_still_starting() {
             (sandbox.id.clone(), sandbox.spawn(json!({"argv": ["python3", "-c", COUNT, "100000", "0.004"]})))
         })
         .collect();
-    // A half-made and a half-gone one among them, so that recovery has work.
+    // Including a half-created and a half-deleted one, so that recovery has work.
     daemon.post("/v1/sandboxes", &json!({"wait": false}));
     daemon.kill();
     for round in 0..15 {
@@ -439,7 +441,7 @@ fn leak_audit_after_killing_daemons_that_are_still_starting() {
     settle(&daemon, &before);
 }
 
-/// Reconnects at random, crashes at random, several readers at once: each sees every byte once.
+/// Random reconnects, random crashes, several readers at once: each sees every byte once.
 #[test]
 fn every_byte_comes_once_over_random_reconnects_and_crashes() {
     let mut daemon = Daemon::start();
@@ -519,7 +521,7 @@ fn answers_while_a_daemon_dies_are_never_made_up() {
     }
     let sandbox = daemon.sandbox_of(&sandbox.id);
     for n in 0..8 {
-        // Asking again with the same id starts nothing and answers with what happened.
+        // A repeated request with the same id starts nothing and returns what happened.
         let done: Finished =
             sandbox.run(json!({"id": format!("c{n}"), "script": format!("sleep 0.5; echo {n}")}));
         assert_eq!(done.ok().text(), n.to_string());

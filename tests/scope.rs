@@ -24,7 +24,7 @@ fn cycle(daemon: &Daemon, round: u32) {
 #[test]
 fn leak_audit_after_some_hundred_lives() {
     let daemon = Daemon::start();
-    // The first lives warm up what is kept on purpose: slots, images, pooled descriptors.
+    // The first lives fill caches that are kept on purpose: slots, images, pooled descriptors.
     for round in 0..20 {
         cycle(&daemon, round);
     }
@@ -79,7 +79,7 @@ fn two_daemons_side_by_side_never_touch_each_other() {
         .collect();
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        // Threads of `two` go on while `one` is killed and started, each start being a full sweep.
+        // Threads of `two` continue while `one` is killed and started, each start being a full sweep.
         for worker in 0..2 {
             let (two, stop) = (&two, &stop);
             scope.spawn(move || {
@@ -115,7 +115,7 @@ fn an_orphan_that_no_row_knows_is_swept_at_the_next_start() {
     daemon.sandbox().delete();
     let kept = daemon.sandbox();
     daemon.kill();
-    // What a crash between making and writing could leave: a group and a directory that no row knows.
+    // What a crash between creating and recording could leave: a cgroup and a directory without a row.
     let scope = daemon.scope();
     let installation = scope.installation.clone().expect("it has one");
     let orphan = "11111111-1111-4111-8111-111111111111";

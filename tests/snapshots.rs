@@ -1,4 +1,5 @@
-//! Snapshots of sandboxes that run, captured through the door that has them (`/v2/sandboxes`), with the daemon killed in the middle.
+//! Snapshots of running sandboxes, captured through the API that has them (`/v2/sandboxes`), with the daemon killed
+//! during the capture.
 
 use std::fs;
 
@@ -9,10 +10,10 @@ use shoal_tests::{Daemon, Sandbox, until};
 const SNAPSHOTS: &str = "/v2/sandboxes/snapshots";
 /// Enough that reading it takes a while.
 const FILES: usize = 3000;
-/// What is in a sandbox that was filled.
+/// What is in the filled sandbox.
 const LOOK: &str = "ls /srv/many | wc -l; wc -c < /srv/big; test -e /etc/issue || echo gone";
 
-/// A sandbox with something to capture, in which something goes on.
+/// A sandbox with something to capture, in which a process keeps running.
 fn filled(daemon: &Daemon) -> Sandbox {
     let sandbox = daemon.sandbox();
     let script = format!(
@@ -28,7 +29,7 @@ fn seen() -> String {
     format!("{FILES}\n33554432\ngone")
 }
 
-/// Begins a capture: the snapshot's id.
+/// Starts a capture: the snapshot's id.
 fn begin(daemon: &Daemon, sandbox: &Sandbox, name: &str) -> String {
     let path = format!("/v2/sandboxes/boxes/{}/snapshot", sandbox.id);
     let begun = daemon.post(&path, &json!({"name": name})).expect(201);
@@ -40,19 +41,19 @@ fn snapshot(daemon: &Daemon, id: &str) -> Value {
     daemon.get(&format!("{SNAPSHOTS}/{id}")).expect(200)
 }
 
-/// What came of it.
+/// The result of a capture.
 fn settled(daemon: &Daemon, id: &str) -> Value {
     until("the snapshot is made, or is not", || {
         Some(snapshot(daemon, id)).filter(|snapshot| snapshot["status"] != "building")
     })
 }
 
-/// Its processes do not stand still.
+/// Asserts that its processes run.
 #[track_caller]
 fn goes_on(sandbox: &Sandbox) {
     let ticks = || sandbox.sh("wc -l < /tmp/ticks").ok().text().trim().parse::<u64>().expect("a number");
     let before = ticks();
-    until_true("the sandbox goes on", || ticks() > before);
+    until_true("the sandbox continues", || ticks() > before);
 }
 
 fn layers(daemon: &Daemon) -> Vec<String> {
@@ -66,7 +67,7 @@ fn templates(daemon: &Daemon) -> Vec<String> {
     names.map(|template| template["name"].as_str().expect("a name").to_owned()).collect()
 }
 
-/// Of snapshots nothing is left: no template, no name of an image, no layer.
+/// Asserts that nothing of snapshots is left: no template, no name of an image, no layer.
 #[track_caller]
 fn expect_nothing_left(daemon: &Daemon) {
     assert_eq!(daemon.get(SNAPSHOTS).expect(200)["snapshots"], json!([]));
@@ -86,7 +87,8 @@ fn kills_all_along_a_capture_leave_a_snapshot_whole_or_failed() {
         let sandbox = daemon.sandbox_of(&id);
         let before = layers(&daemon).len();
         let snapshot_id = begin(&daemon, &sandbox, "killed");
-        // Later each time, by what can be seen: at once, with a layer that is not whole, with one that is, and at the end.
+        // Later each time, by what is visible: at once, with an unfinished layer, with a finished one, and at the
+        // end.
         let building = |daemon: &Daemon| snapshot(daemon, &snapshot_id)["status"] == "building";
         match kill % 4 {
             0 => {}
@@ -152,13 +154,13 @@ fn a_snapshot_that_is_deleted_while_it_is_captured_leaves_nothing() {
             layers(&daemon).len() > before || snapshot(&daemon, &snapshot_id)["status"] != "building"
         });
         daemon.delete(&format!("{SNAPSHOTS}/{snapshot_id}")).expect(204);
-        assert_eq!(daemon.get(&format!("{SNAPSHOTS}/{snapshot_id}")).status, 404, "nobody sees it any more");
+        assert_eq!(daemon.get(&format!("{SNAPSHOTS}/{snapshot_id}")).status, 404, "it is no longer visible");
         if crash {
             daemon.crash();
         }
         let sandbox = daemon.sandbox_of(&id);
         goes_on(&sandbox);
-        until_true("what was being made is gone", || {
+        until_true("the unfinished snapshot is removed", || {
             daemon.post("/v1/images/gc", &json!({})).expect(200);
             templates(&daemon) == ["default"] && layers(&daemon).is_empty()
         });

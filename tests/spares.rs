@@ -1,4 +1,5 @@
-//! Sandboxes that stand ready before anybody asks: they are given out once, go with the daemon, and are never in the way.
+//! Spares, sandboxes that are ready before a request: each is given out once, they end with the daemon, and are never
+//! in the way.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -16,20 +17,20 @@ fn with_spares() -> Daemon {
     daemon
 }
 
-/// What exists of sandboxes on the disk, rows or not.
+/// Sandboxes on the disk, with or without rows.
 fn on_disk(daemon: &Daemon) -> BTreeSet<String> {
     let entries = fs::read_dir(daemon.data_dir.join("sandboxes")).expect("the directory is there");
     entries.map(|entry| entry.expect("it can be read").file_name().to_string_lossy().into_owned()).collect()
 }
 
-/// Those that nobody has asked for.
+/// Those without a request.
 fn spares(daemon: &Daemon) -> BTreeSet<String> {
     let known: BTreeSet<String> =
         daemon.list().iter().map(|sandbox| sandbox["id"].as_str().expect("an id").to_owned()).collect();
     on_disk(daemon).difference(&known).cloned().collect()
 }
 
-/// There are as many as there should be, and each has an init.
+/// Asserts that the configured number exists, each with an init.
 #[track_caller]
 fn until_ready(daemon: &Daemon) {
     until_true("all spares are ready", || {
@@ -115,7 +116,7 @@ fn they_go_when_the_daemon_ends_and_stay_out_of_the_way_when_it_is_killed() {
     until_ready(&daemon);
     assert_eq!(daemon.sandbox_of(&sandbox.id).sh("echo alive").ok().text(), "alive");
     assert!(daemon.stop());
-    assert_eq!(on_disk(&daemon), BTreeSet::from([sandbox.id]), "only what somebody asked for is left");
+    assert_eq!(on_disk(&daemon), BTreeSet::from([sandbox.id]), "only requested sandboxes are left");
 }
 
 #[test]

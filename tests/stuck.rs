@@ -1,4 +1,4 @@
-//! One stuck sandbox harms nobody else. Times are compared within one run, never with a clock on the wall.
+//! One stuck sandbox does not affect others. Times are compared within one run, never with absolute values.
 
 use std::time::{Duration, Instant};
 
@@ -10,7 +10,7 @@ use shoal_tests::{Daemon, Sandbox};
 
 /// How much slower anything may get. Noise on two cores is well below; waiting for a deadline is far above.
 const SLOWER_MAX: u32 = 5;
-/// What is lost in noise whatever it is compared with.
+/// Differences below this are noise.
 const NOISE: Duration = Duration::from_millis(30);
 
 fn median(mut times: Vec<Duration>) -> Duration {
@@ -68,7 +68,7 @@ fn a_stopped_init_slows_nobody_else_down() {
     let before = times(&daemon, &other);
     let init = stuck.init();
     send_signal(init, Signal::STOP);
-    // Requests that hang on the stuck one, as they would.
+    // Requests that hang on the stuck one.
     let hanging: Vec<_> = (0..16)
         .map(|_| {
             let stuck = stuck.clone();

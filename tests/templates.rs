@@ -9,7 +9,7 @@ use shoal_tests::images::{Deed, Layer, MadeImage, Puppet, digest};
 use shoal_tests::wait::{until, until_true};
 use shoal_tests::{DEADLINE, Daemon, Request, Response, Spawn};
 
-/// A registry that does as it is told, and a daemon that knows it.
+/// A scripted registry, and a daemon that is configured for it.
 fn ground() -> (Puppet, Daemon) {
     let puppet = Puppet::start();
     let daemon = Spawn { config: puppet.config(), ..Spawn::default() }.start();
@@ -32,7 +32,7 @@ fn apply(daemon: &Daemon, name: &str, body: Value) -> Response {
     daemon.request("PUT", &format!("/v1/templates/{name}")).json(&body).send(daemon.address)
 }
 
-/// Waits until a template is not being prepared any more.
+/// Waits until a template is no longer being prepared.
 fn settled(daemon: &Daemon, name: &str) -> Value {
     until("the template settles", || {
         let template = get(daemon, name);
@@ -75,7 +75,7 @@ fn a_template_is_made_shown_changed_renamed_and_deleted() {
         (&changed["version"], &changed["cwd"], &changed["user"]),
         (&json!(2), &Value::Null, &json!("nobody"))
     );
-    // What changes nothing makes no version, and neither does a name.
+    // A change without effect makes no version, and neither does a new name.
     assert_eq!(update(&daemon, "small", json!({"memory": "1Gi"})).expect(200)["version"], 2);
     let renamed = update(&daemon, "small", json!({"name": "tiny"})).expect(200);
     assert_eq!(
@@ -149,7 +149,7 @@ fn sandboxes_keep_the_version_they_were_made_from_over_a_restart_too() {
     look(&daemon);
     daemon.crash();
     look(&daemon);
-    // It is held by what was made from any version of it.
+    // Sandboxes of any version hold it.
     let refused = daemon.delete("/v1/templates/renamed").expect_refusal(409, "template_in_use");
     assert_eq!(refused["details"]["sandboxes"], 2);
     daemon.sandbox_of(&new.id).delete();
@@ -168,7 +168,7 @@ fn a_template_pulls_its_image_and_holds_it_whatever_becomes_of_the_name() {
     let ready = settled(&daemon, "t");
     assert_eq!(ready["state"], "ready", "{ready}");
     assert_eq!(ready["image_digest"], digest(&first.manifest));
-    // The tag means another image from now on, which is pulled under the same name.
+    // From now on the tag means another image, which is pulled under the same name.
     let second = busybox(json!({"Env": ["PATH=/bin", "FROM=second"]}));
     puppet.serve("app", "1", &second);
     daemon.post("/v1/images/pull", &json!({"reference": name})).expect(200);
@@ -181,7 +181,7 @@ fn a_template_pulls_its_image_and_holds_it_whatever_becomes_of_the_name() {
     let again = daemon.sandbox_with(json!({"template": "t"}));
     assert_eq!(again.sh("echo $FROM").ok().text(), "first");
     again.delete();
-    // Asked for anew, the name means what it means today.
+    // Pulled again, the name means the current image.
     let next = update(&daemon, "t", json!({"env": {"NEW": "1"}})).expect(200);
     assert_eq!(next["version"], 2);
     assert_eq!(settled(&daemon, "t")["image_digest"], digest(&second.manifest));
@@ -215,7 +215,7 @@ fn a_preparation_that_fails_keeps_its_reason_and_can_be_tried_again() {
         (&ready["state"], &ready["version"], &ready["reason"]),
         (&json!("ready"), &json!(1), &Value::Null)
     );
-    // Harmless where there is nothing to mend.
+    // No effect if nothing has failed.
     assert_eq!(daemon.post("/v1/templates/t/prepare", &json!({})).expect(200), get(&daemon, "t"));
 }
 
@@ -343,7 +343,7 @@ fn putting_a_template_twice_changes_it_once() {
     let second = apply(&daemon, "t", json!({"memory": "256Mi"})).expect(201);
     assert_eq!((&second["version"], &second["env"]), (&json!(2), &json!({})));
     apply(&daemon, "default", json!({})).expect_refusal(409, "template_built_in");
-    // Many versions are not many rows: what nothing was made from is forgotten.
+    // Many versions are not many rows: unused versions are forgotten.
     for number in 0..50 {
         update(&daemon, "t", json!({"env": {"N": number.to_string()}})).expect(200);
     }

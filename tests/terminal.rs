@@ -10,7 +10,7 @@ use shoal_tests::daemon::{Home, binary, installation, send_signal};
 use shoal_tests::wait::until_true;
 use shoal_tests::{Audit, Daemon, Sandbox, until};
 
-/// A terminal with a shell in it, and someone who types.
+/// A terminal with a shell in it, and a person who types.
 struct Desk {
     home: Home,
     environment: Vec<(&'static str, String)>,
@@ -26,7 +26,7 @@ impl Desk {
         let home = Home::new();
         environment.push(("SHOAL_PRIVATE_DIR", home.join("private").display().to_string()));
         let desk = Self { home, environment };
-        // Width and height are odd on purpose: nothing has them by default.
+        // Odd sizes on purpose: no default has them.
         desk.tmux(&["new-session", "-d", "-x", "101", "-y", "33", "/bin/sh"]);
         desk.type_line("PS1='here> '; export LC_ALL=C.UTF-8; echo rea''dy");
         desk.sees("ready\nhere>");
@@ -58,13 +58,13 @@ impl Desk {
         self.type_keys(&["Enter"]);
     }
 
-    /// All lines, those that have scrolled away too.
+    /// All lines, including those that have scrolled away.
     fn screen(&self) -> String {
         let shown = self.tmux(&["capture-pane", "-p", "-S", "-"]);
         String::from_utf8_lossy(&shown.stdout).lines().map(|line| format!("\n{}", line.trim_end())).collect()
     }
 
-    /// Waits until the screen shows a text. Each text is to be one that only the awaited thing shows.
+    /// Waits until the screen shows a text. Each text must be one that only the awaited event shows.
     #[track_caller]
     fn sees(&self, text: &str) {
         let mut screen = String::new();
@@ -79,10 +79,10 @@ impl Desk {
         panic!("waited in vain for {text:?}; the screen shows:{screen}");
     }
 
-    /// That the shell on this side has its terminal as it was.
+    /// Asserts that the local shell has its terminal back.
     #[track_caller]
     fn is_back_with(&self, code: i32, count: &str) {
-        // What is typed before is for whoever has the terminal then.
+        // What is typed before belongs to the program that has the terminal then.
         until_true("the shell here waits", || self.screen().trim_end().ends_with("\nhere>"));
         self.type_line(&format!(
             "echo \"back-{count} $?\" $(stty -a | grep -ow -e '-*icanon' -e '-*echo' -e '-*isig')"
@@ -135,7 +135,7 @@ fn a_shell_has_a_prompt_a_size_signals_and_an_exit_code() {
     desk.type_line("until [ \"$(stty size)\" = '22 77' ]; do sleep 0.02; done; echo resi''zed");
     desk.sees("\nresized");
 
-    // A key and not a signal: only what runs inside is interrupted.
+    // A key and not a signal: only the program inside is interrupted.
     desk.type_line("sleep 1000.125; echo code $?");
     until_true("it sleeps", || lives(&sandbox, "1000.125"));
     desk.type_keys(&["C-c"]);
@@ -165,7 +165,7 @@ fn a_terminal_that_was_left_goes_on_and_can_be_come_back_to() {
     desk.sees(":/workspace#");
     desk.type_line("mark=kept; echo earl''ier");
     desk.sees("\nearlier");
-    // Alone, the first key is the shell's: here the line before.
+    // Alone, the first key belongs to the shell: here, the previous line.
     desk.type_keys(&["C-p"]);
     desk.sees("# mark=kept; echo earl''ier\n");
     desk.type_keys(&["C-u", "C-p", "C-q"]);
@@ -181,7 +181,7 @@ fn a_terminal_that_was_left_goes_on_and_can_be_come_back_to() {
     desk.sees("root:x:0:0");
     desk.type_keys(&["C-p", "C-q"]);
     desk.is_back_with(0, "three");
-    // Another size, so that what is drawn again fits.
+    // Another size, so that the redrawn screen fits.
     desk.tmux(&["resize-window", "-x", "60", "-y", "20"]);
     desk.type_line("shoal attach work");
     desk.sees("\nroot:x:0:0");
@@ -205,14 +205,14 @@ fn a_terminal_outlives_its_daemon() {
     desk.sees("\nshown before");
     daemon.kill();
     desk.sees("[shoal] the daemon is away");
-    // What is typed meanwhile waits.
+    // Keys that are typed meanwhile wait.
     desk.type_line("shown mean''while");
     daemon.start_again();
     desk.sees("\nshown meanwhile");
     desk.type_line("shown after''wards");
     desk.sees("\nshown afterwards");
     assert_eq!(desk.screen().matches("\nshown meanwhile").count(), 1);
-    // A polite restart, under a command that writes.
+    // A graceful restart, during a command that writes.
     desk.type_line("for n in 1 2 3 4 5 6 7 8; do echo line $n; sleep 0.2; done; shown en''d");
     desk.sees("\nline 2");
     assert!(daemon.stop());
@@ -237,7 +237,7 @@ fn a_signal_restores_the_terminal_and_hangs_up() {
         desk.is_back_with(code, &format!("signal-{at}"));
         until_true("it was hung up", || !lives(&sandbox, &format!("-Ppage-{at}")));
     }
-    // A window that is closed is no wish to end what runs in it.
+    // Closing a window does not end the program in it.
     desk.type_line("shoal run -t --sandbox work -- less -Ppage-2 /etc/passwd");
     desk.sees("\npage-2");
     send_signal(desk.shoal(), Signal::HUP);
@@ -267,7 +267,7 @@ fn a_program_at_a_terminal_runs_in_a_sandbox_of_its_own() {
     desk.sees("\n>>>");
     desk.type_line("import os, sys; print(os.get_terminal_size(), os.isatty(0))");
     desk.sees("\nos.terminal_size(columns=101, lines=33) True");
-    // There is no daemon that would keep it, so there is no way to leave it.
+    // There is no daemon that would keep it, so there is no way to detach.
     desk.type_keys(&["C-p", "C-q"]);
     desk.type_line("");
     desk.type_line("sys.exit(5)");
@@ -319,7 +319,7 @@ fn who_looks_at_a_daemon_that_does_not_answer_can_leave() {
     desk.type_line("shoal top --interval 0.2");
     desk.sees("by cpu");
     send_signal(daemon.pid(), Signal::STOP);
-    // By the last of these, the next look has long begun.
+    // By the last of these, the next refresh has long begun.
     for (key, sorted) in [("m", "by memory"), ("d", "by disk"), ("n", "by name"), ("c", "by cpu")].repeat(4) {
         desk.type_keys(&[key]);
         desk.sees(sorted);

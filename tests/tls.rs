@@ -1,4 +1,4 @@
-//! The daemon with a certificate of its own, and where it refuses to be without one.
+//! The daemon with its own certificate, and where it refuses to run without one.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -14,7 +14,7 @@ use serde_json::json;
 use shoal_tests::daemon::{Home, binary};
 use shoal_tests::{Daemon, Spawn};
 
-/// A certificate for this machine that nobody else trusts, and its key.
+/// A self-signed certificate for this machine, and its key.
 struct Certificate {
     home: Home,
 }
@@ -42,7 +42,7 @@ impl Certificate {
         Spawn { arguments: self.arguments(), ..Spawn::default() }.start()
     }
 
-    /// A connection that trusts this certificate alone.
+    /// A connection that trusts only this certificate.
     fn connect(&self, daemon: &Daemon) -> StreamOwned<ClientConnection, TcpStream> {
         self.connect_with(daemon, &[])
     }
@@ -65,7 +65,7 @@ impl Certificate {
     }
 }
 
-/// `shoal serve` that is expected to end at once.
+/// `shoal serve` that must end at once.
 fn serve(home: &Home, arguments: &[&str]) -> Output {
     Command::new(binary())
         .arg("serve")
@@ -89,17 +89,17 @@ fn a_daemon_with_a_certificate_speaks_tls_and_nothing_else() {
     let mut stream = certificate.connect(&daemon);
     stream.write_all(ask.as_bytes()).expect("it takes it");
     let mut answer = String::new();
-    // A server that closes without saying goodbye in TLS would be an error here.
+    // A server that closes without a TLS close_notify would be an error here.
     stream.read_to_string(&mut answer).expect("it answers and closes well");
     assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
 
-    // In the clear nothing is answered, and the key is not looked at.
+    // Without TLS there is no response, and the key is not checked.
     let mut plain = TcpStream::connect(daemon.address).expect("the daemon listens");
     plain.write_all(ask.as_bytes()).expect("it takes it");
     let mut answer = Vec::new();
     let _ = plain.read_to_end(&mut answer);
     assert!(!answer.starts_with(b"HTTP/"), "{answer:?}");
-    // Noise in place of a handshake disturbs nobody.
+    // Noise instead of a handshake does not affect other clients.
     for noise in [&b"\x16\x03\x01\xff\xff"[..], b"\x00", &[0x16; 70_000]] {
         let mut plain = TcpStream::connect(daemon.address).expect("the daemon listens");
         let _ = plain.write_all(noise);
@@ -164,7 +164,7 @@ fn beyond_loopback_a_certificate_is_needed_or_an_explicit_word() {
         assert!(said.contains("without TLS") && said.contains("--tls-cert"), "{address}: {said}");
     }
     assert!(!home.join("data").exists(), "nothing was made for it");
-    // With one, it listens everywhere, and is reached by its name.
+    // With one, it listens on all addresses, and is reached by its name.
     let certificate = Certificate::new();
     let mut child = Command::new(binary())
         .args(["serve", "--listen", "0.0.0.0:0", "--data-dir"])

@@ -1,4 +1,5 @@
-//! A new program takes over from a running one, with sandboxes alive: of the same age, older, newer, and strangers.
+//! A new program takes over from a running one, with live sandboxes: of the same version, older, newer, and
+//! incompatible.
 
 use std::path::PathBuf;
 use std::process::{Command, Output};
@@ -9,19 +10,20 @@ use shoal_tests::daemon::{Home, binary, kill_hard};
 use shoal_tests::page::repository;
 use shoal_tests::{Collected, Daemon, Response, Said, Sandbox, Spawn, until};
 
-/// Prints 0, 1, 2, ... one per line, up to its argument, with a pause now and then: every byte can be foretold.
+/// Prints 0, 1, 2, ... one per line, up to its argument, with a pause now and then, so that every byte is
+/// predictable.
 const COUNT: &str = "
 import sys, time
 for n in range(int(sys.argv[1])):
     sys.stdout.write(f'{n}\\n')
     if n % 200 == 0: sys.stdout.flush(); time.sleep(0.002)
 ";
-/// Has the rows be those of a newer daemon, while one writes to them.
+/// Marks the rows as those of a newer daemon, while the daemon writes to them.
 const SET_VERSION: &str = "
 import sqlite3, sys
 sqlite3.connect(sys.argv[1], timeout=60).execute('pragma user_version = 99')
 ";
-/// Writes the rows as a daemon of an older schema would have: its tables, with what they have in common with ours.
+/// Writes the rows as a daemon of an older schema would have: its tables, with the columns that both have.
 const REWRITE: &str = "
 import os, sqlite3, sys
 path, schema = sys.argv[1:]
@@ -50,7 +52,7 @@ fn count(sandbox: &Sandbox) -> String {
 fn is_count(collected: &Collected) {
     assert_eq!(collected.result()["exit_code"], 0);
     let expected: String = (0..LINES).map(|n| format!("{n}\n")).collect();
-    // Not assert_eq: megabytes of numbers help nobody.
+    // Not assert_eq: megabytes of numbers do not help.
     assert!(collected.stdout == expected.as_bytes(), "not the count, after {} bytes", collected.stdout.len());
 }
 
@@ -78,7 +80,7 @@ fn version(daemon: &Daemon) -> Value {
     daemon.get("/v1/version").expect(200)["version"].clone()
 }
 
-/// A daemon of a program with something changed in it.
+/// A daemon of a modified program.
 fn start(program: PathBuf) -> Daemon {
     Spawn { program: Some(program), ..Spawn::default() }.start()
 }
@@ -142,7 +144,7 @@ fn a_sandbox_of_the_version_before_works_without_what_its_version_lacks() {
     sandbox.kill(&sleeper).expect(204);
     assert_eq!(sandbox.ended(&sleeper)["result"]["outcome"], "killed");
     is_count(&rest(&daemon, &sandbox.id, &command, all));
-    assert_eq!(read_file(&daemon.sandbox()).status, 200, "a new sandbox has what the old one lacks");
+    assert_eq!(read_file(&daemon.sandbox()).status, 200, "a new sandbox supports what the old one does not");
 }
 
 /// A database of each schema that ever landed, as SQL, the oldest first.
@@ -154,8 +156,8 @@ fn schemas() -> Vec<PathBuf> {
     schemas
 }
 
-/// The program of an older build cannot be had here. What it leaves can: rows of its schema, and sandboxes alive whose
-/// init is as old.
+/// The program of an older build is not available here. What it leaves behind is: rows of its schema, and live
+/// sandboxes with an init as old.
 #[test]
 fn a_data_directory_of_every_build_before_goes_on_with_its_sandboxes_alive() {
     let home = Home::new();
@@ -206,7 +208,7 @@ fn a_sandbox_that_knows_no_edits_has_all_other_file_operations() {
     assert_eq!(read_file(&sandbox).status, 200);
     let new = daemon.sandbox();
     new.sh("echo one > /workspace/f").ok();
-    assert_eq!(edit(&new).expect(200)["replaced"], 1, "a new sandbox has what the old one lacks");
+    assert_eq!(edit(&new).expect(200)["replaced"], 1, "a new sandbox supports what the old one does not");
 }
 
 #[test]
@@ -281,7 +283,7 @@ fn taking_over_from_nobody_is_a_start_and_without_it_two_daemons_do_not_meet() {
     let said = String::from_utf8_lossy(&refused.stderr);
     assert!(!refused.status.success() && said.contains(&format!("in use by process {pid}")), "{said}");
     assert!(said.contains("--take-over"), "the hint says how: {said}");
-    // A daemon that was killed left its number behind; nobody is asked to end on its account.
+    // A killed daemon left its process id behind; the process that has it now must not be signalled.
     daemon.kill();
     std::fs::write(daemon.data_dir.join("lock"), format!("{}\n", std::process::id())).expect("it is ours");
     daemon.start_again();
@@ -292,7 +294,7 @@ fn sandbox_state(daemon: &Daemon, sandbox: &Sandbox) -> Value {
     daemon.get(&sandbox.path("")).expect(200)["state"].clone()
 }
 
-/// Starts another daemon on the data directory, which is to end by itself.
+/// Starts another daemon on the data directory, which must end by itself.
 fn start_beside(daemon: &Daemon, arguments: &[&str]) -> Output {
     let mut command = Command::new(binary());
     command.args(["serve", "--listen", "127.0.0.1:0", "--data-dir"]).arg(&daemon.data_dir).args(arguments);
@@ -306,7 +308,7 @@ fn a_program_that_could_not_start_does_not_end_the_daemon_before() {
     let command = sandbox.spawn(json!({"argv": ["sleep", "1000"]}));
     let wrong = daemon.home.join("no.pem").display().to_string();
     let certificate = start_beside(&daemon, &["--take-over", "--tls-cert", &wrong, "--tls-key", &wrong]);
-    // The daemon that runs is of a newer version than the one that wants its place, as far as rows can tell.
+    // Judging by its rows, the running daemon is newer than the one that wants to take over.
     let database = daemon.data_dir.join("shoal.db");
     let update = Command::new("python3").arg("-c").arg(SET_VERSION).arg(&database).status();
     assert!(update.expect("python can be started").success());

@@ -11,7 +11,7 @@ use shoal_tests::daemon::{binary, kill_hard};
 use shoal_tests::wait::until_true;
 use shoal_tests::{Daemon, Request, Response, Sandbox, Spawn};
 
-/// A daemon whose store holds volumes to their sizes.
+/// A daemon whose store enforces the sizes of volumes.
 fn with_store() -> Daemon {
     let environment = [("SHOAL_STORE", "loop"), ("SHOAL_STORE_SIZE", "512Mi")]
         .map(|(name, value)| (name.into(), value.into()));
@@ -44,7 +44,7 @@ fn names(daemon: &Daemon) -> Vec<String> {
     list.iter().map(|volume| volume["name"].as_str().expect("a name").to_owned()).collect()
 }
 
-/// All that can be done to a volume, whatever it is made of.
+/// Everything that can be done to a volume, in any kind of store.
 #[track_caller]
 fn check_life(daemon: &Daemon) {
     let made = create(daemon, json!({"name": "data", "size": "64Mi"})).expect(201);
@@ -52,7 +52,7 @@ fn check_life(daemon: &Daemon) {
     assert_eq!(made["mounted_by"], json!([]));
     create(daemon, json!({"name": "data", "size": "64Mi"})).expect_refusal(409, "name_taken");
 
-    // Two sandboxes with ids of their own, one of which may only look.
+    // Two sandboxes with their own ids, one of which mounts read-only.
     let writer = mounting(daemon, "writer", json!([{"volume": "data", "path": "/data"}]));
     let reader =
         mounting(daemon, "reader", json!([{"volume": "data", "path": "/srv/deep/er", "read_only": true}]));
@@ -65,17 +65,17 @@ fn check_life(daemon: &Daemon) {
     // Root of the sandbox cannot change that.
     let refused = reader.sh("mount -o remount,rw /srv/deep/er");
     assert_ne!(refused.exit_code(), Some(0));
-    // Whoever commands run as may write to a new volume.
+    // Commands of any user may write to a new volume.
     writer.run(json!({"script": "echo two > /data/nobodys", "user": "nobody"})).ok();
 
-    // Deleting is refused while it is mounted, with names.
+    // Deleting is rejected while it is mounted; the error names the sandboxes.
     let refused = delete(daemon, "data").expect_refusal(409, "volume_in_use");
     assert_eq!(refused["details"]["sandboxes"], json!(["reader", "writer"]));
     let holders = get(daemon, "data")["mounted_by"].clone();
     assert_eq!(holders[0]["name"], "reader");
     assert_eq!((&holders[0]["path"], &holders[0]["read_only"]), (&json!("/srv/deep/er"), &json!(true)));
 
-    // Another name and another size, while it is mounted.
+    // A new name and a new size, while it is mounted.
     let renamed = update(daemon, "data", json!({"name": "kept", "size": "96Mi"})).expect(200);
     assert_eq!((&renamed["id"], &renamed["size_bytes"]), (&made["id"], &json!(96 << 20)));
     daemon.get("/v1/volumes/data").expect_refusal(404, "volume_not_found");
@@ -106,7 +106,7 @@ fn a_volume_is_made_mounted_changed_and_deleted_in_plain_directories() {
     let daemon = Daemon::start();
     check_life(&daemon);
     create(&daemon, json!({"name": "v", "size": "1Mi"})).expect(201);
-    assert_eq!(get(&daemon, "v")["size_enforced"], false, "what is not kept is not promised");
+    assert_eq!(get(&daemon, "v")["size_enforced"], false, "a size that is not enforced is reported as such");
 }
 
 #[test]
@@ -128,7 +128,7 @@ fn a_full_volume_is_full_for_whoever_writes_and_nobody_else() {
     let used = get(&daemon, "small")["used_bytes"].as_u64().expect("a number");
     assert!(((12 << 20)..=(16 << 20)).contains(&used), "{used}");
     sandbox.sh("head -c 8M /dev/zero > /other/fits && head -c 32M /dev/zero > /workspace/fits").ok();
-    // Shrinking below what is in it is refused, growing helps at once, deleting does too.
+    // Shrinking below the contents is rejected, growing helps at once, deleting does too.
     let refused = update(&daemon, "small", json!({"size": "2Mi"})).expect_refusal(409, "volume_too_small");
     assert_eq!(refused["details"]["used_bytes"].as_u64().map(|bytes| bytes > 2 << 20), Some(true));
     update(&daemon, "small", json!({"size": "80Mi"})).expect(200);
@@ -191,7 +191,7 @@ fn bad_volumes_and_mounts_are_refused_and_leave_nothing() {
     assert_eq!(refused["details"]["volume"], "none");
     assert_eq!(daemon.list(), [] as [Value; 0]);
     assert_eq!(names(&daemon), ["v"]);
-    // A place that is a link, which the kernel would follow to wherever it leads.
+    // A mount path that is a link, which the kernel would follow to wherever it leads.
     let through = json!({"mounts": [{"volume": "v", "path": "/bin/data"}]});
     let failed = daemon.post("/v1/sandboxes", &through);
     assert!(failed.status >= 400, "{}", failed.describe());
@@ -231,7 +231,7 @@ fn a_template_mounts_its_volumes_and_a_request_may_mount_others() {
         "mounts": [{"volume": "w", "path": "/v/"}, {"volume": "v", "path": "/deep/v", "read_only": true}],
     }));
     assert_eq!(other.sh("ls /v; cat /deep/v/file").ok().text(), "v", "the request's mount wins at one path");
-    // A template that is changed changes nothing for those that exist.
+    // Changing a template changes nothing for existing sandboxes.
     let update = daemon.request("PATCH", "/v1/templates/t").json(&json!({"mounts": []}));
     assert_eq!(update.send(daemon.address).expect(200)["mounts"], json!([]));
     plain.sh("cat /v/file").ok();
@@ -269,7 +269,7 @@ fn what_was_being_made_or_deleted_when_the_daemon_died_is_whole_or_gone() {
     for round in 0..4 {
         let (address, key, made) = (daemon.address, daemon.key.clone(), Arc::new(AtomicUsize::new(0)));
         let count = Arc::clone(&made);
-        // Makes and deletes volumes until the daemon is gone, and tells what it was last told of each.
+        // Creates and deletes volumes until the daemon is gone, and returns the last response for each.
         let asking = std::thread::spawn(move || {
             let mut told = Vec::new();
             for number in 0.. {
@@ -295,7 +295,7 @@ fn what_was_being_made_or_deleted_when_the_daemon_died_is_whole_or_gone() {
             if deleted {
                 daemon.get(&target).expect_refusal(404, "volume_not_found");
             }
-            // Whatever became of the last one: it can be used, or its name can.
+            // Whatever happened to the last one: it can be used, or its name can.
             until_true("the volume is there, or its name is free", || {
                 daemon.get(&target).status == 200
                     || create(&daemon, json!({"name": name, "size": "8Mi"})).status == 201
@@ -323,7 +323,7 @@ fn a_copy_begins_with_the_files_of_another_and_goes_its_own_way() {
         mounting(&daemon, "o", json!([{"volume": "two", "path": "/two"}, {"volume": "one", "path": "/one"}]));
     assert_eq!(other.sh("cat /two/file /one/file").ok().text(), "first\nsecond");
     other.sh("cmp /one/random /two/random").ok();
-    // Plain directories say that they cannot.
+    // Plain directories report that they cannot.
     let plain = Daemon::start();
     create(&plain, json!({"name": "one", "size": "32Mi"})).expect(201);
     create(&plain, json!({"name": "two", "size": "32Mi", "from": "one"}))
@@ -353,9 +353,9 @@ fn files_go_in_and_out_as_tar_streams() {
     let other = mounting(&daemon, "o", json!([{"volume": "two", "path": "/two"}]));
     assert_eq!(other.sh("cat /two/in/side/link; readlink /two/in/side/etc").ok().text(), "deep\n/etc");
     other.delete();
-    // The sandboxes that did it are gone, so that both can be deleted.
+    // The sandboxes that did the work are gone, so that both can be deleted.
     daemon.expect_nothing_beyond(&before);
-    // What the kernel has of them goes before what the daemon knows of them.
+    // The kernel's state is removed before the daemon's.
     for name in ["one", "two"] {
         until_true("nothing holds it any more", || delete(&daemon, name).status == 204);
     }

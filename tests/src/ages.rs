@@ -1,7 +1,7 @@
-//! Programs of other ages: copies of this build that say another version of themselves and of what they speak.
+//! Programs of other versions: copies of this build that report another version of themselves and of their protocols.
 //!
-//! The numbers lie in the executable as text, after a label. To build a second program for each age would take minutes; what
-//! differs between ages is how two sides agree, and that is decided by these numbers alone.
+//! The numbers are text in the executable, after a label. Building a second program for each version would take
+//! minutes; versions only differ in how two sides negotiate, which these numbers alone decide.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -9,12 +9,12 @@ use std::path::PathBuf;
 
 use crate::daemon::{Home, binary, random_hex};
 
-/// What is different about a program. `None`: as it was built.
+/// What differs in a program. `None`: as built.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Age {
-    /// What it says of itself; as long as the workspace's own.
+    /// The version it reports; as long as the workspace's own.
     pub version: Option<&'static str>,
-    /// The oldest and newest version of the protocol that the init of its sandboxes speaks.
+    /// The oldest and newest protocol version of the init in its sandboxes.
     pub init: Option<(u32, u32)>,
     /// The same for its daemon.
     pub daemon: Option<(u32, u32)>,
@@ -42,7 +42,7 @@ impl Age {
     }
 }
 
-/// Puts another number after the label, where a number is.
+/// Replaces the number after the label.
 #[track_caller]
 fn replace(bytes: &mut [u8], label: &str, number: &str) {
     let mut found = 0;
@@ -55,7 +55,7 @@ fn replace(bytes: &mut [u8], label: &str, number: &str) {
             found += 1;
         }
     }
-    assert_eq!(found, 1, "the program says `{label}` and a number once");
+    assert_eq!(found, 1, "the program must contain `{label}` with a number exactly once");
 }
 
 fn find(bytes: &[u8], wanted: &[u8]) -> Option<usize> {

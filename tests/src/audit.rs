@@ -1,7 +1,7 @@
-//! What one installation has on the machine, found by looking at the kernel and not by asking Shoal.
+//! What one installation has on the machine, read from the kernel and not from Shoal.
 //!
-//! Looks only inside the scope of one data directory, so that tests run side by side. What it finds it can also
-//! remove, for the end of a test that failed half way.
+//! Looks only at what belongs to one data directory, so that tests run side by side. It can also remove what it
+//! finds, after a test that failed half way.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -12,10 +12,10 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::wait::until_true;
 
-/// Where claims of id ranges live; they are made host-wide, so that installations never share a range.
+/// Where id ranges are claimed; claims are host-wide, so that installations never share a range.
 const CLAIMS: &str = "/run/shoal";
 
-/// One installation, as far as names on the machine tell it.
+/// One installation, identified by names on the machine.
 #[derive(Debug, Clone)]
 pub struct Scope {
     /// Its id, once it has one.
@@ -24,12 +24,12 @@ pub struct Scope {
     pub data_dir: PathBuf,
 }
 
-/// What was found: one line for each thing, in order, so that two audits can be compared.
+/// What was found, one sorted line each, so that two audits can be compared.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Audit(pub BTreeSet<String>);
 
 impl Audit {
-    /// Looks.
+    /// Runs an audit.
     pub fn of(scope: &Scope) -> Self {
         let mut found = BTreeSet::new();
         for directory in scope.cgroups() {
@@ -56,15 +56,15 @@ impl Audit {
         Self(found)
     }
 
-    /// What is here and was not `before`.
+    /// What is here now and was not in `before`.
     pub fn beyond(&self, before: &Self) -> Vec<String> {
         self.0.difference(&before.0).cloned().collect()
     }
 }
 
 impl Scope {
-    /// Everything that a process can hold and that no name shows: descriptors by kind, over all our processes outside
-    /// sandboxes. Namespaces and sockets that leak are seen here.
+    /// What a process can hold without a name: descriptors by kind, over all our processes outside sandboxes. Leaked
+    /// namespaces and sockets show here.
     pub fn descriptors(&self) -> usize {
         self.processes()
             .iter()
@@ -73,7 +73,7 @@ impl Scope {
             .sum()
     }
 
-    /// Names of network namespaces that our processes are in or hold, the machine's own aside.
+    /// Network namespaces that our processes are in or hold, except the machine's own.
     pub fn network_namespaces(&self) -> BTreeSet<String> {
         let own = fs::read_link("/proc/self/ns/net").expect("a process has a network namespace");
         let mut found = BTreeSet::new();
@@ -92,7 +92,7 @@ impl Scope {
         found
     }
 
-    /// Every cgroup directory that carries the installation's name, in every hierarchy, deepest first.
+    /// Every cgroup directory with the installation's name, in every hierarchy, deepest first.
     pub fn cgroups(&self) -> Vec<PathBuf> {
         let Some(installation) = &self.installation else { return Vec::new() };
         let mut found = Vec::new();
@@ -103,7 +103,7 @@ impl Scope {
         found
     }
 
-    /// Processes in those groups, and those outside that were started on the data directory or hold it.
+    /// Processes in those groups, and others that were started on the data directory or hold it.
     pub fn processes(&self) -> BTreeSet<i32> {
         let mut found: BTreeSet<i32> = self.cgroups().iter().flat_map(|group| members(group)).collect();
         let data_dir = self.data_dir.to_string_lossy();
@@ -132,7 +132,7 @@ impl Scope {
         found
     }
 
-    /// Loop devices with a file of the data directory behind them.
+    /// Loop devices on a file of the data directory.
     pub fn loops(&self) -> Vec<PathBuf> {
         let data_dir = self.data_dir.to_string_lossy();
         let behind = |device: &PathBuf| fs::read_to_string(device.join("loop/backing_file"));
@@ -140,7 +140,7 @@ impl Scope {
         entries(Path::new("/sys/block")).into_iter().filter(ours).collect()
     }
 
-    /// Processes inside sandboxes: those in a group that belongs to one.
+    /// Processes inside sandboxes, found by their cgroups.
     pub fn inside(&self) -> BTreeSet<i32> {
         self.processes().into_iter().filter(|process| self.is_inside(*process)).collect()
     }
@@ -151,8 +151,8 @@ impl Scope {
         theirs.is_some() && own != theirs
     }
 
-    /// Mount points that mention the data directory or the installation, seen from here and from our processes outside
-    /// sandboxes: the launcher has a mount namespace of its own.
+    /// Mount points that mention the data directory or the installation, seen from here and from our processes
+    /// outside sandboxes: the launcher has its own mount namespace.
     pub fn mounts(&self) -> Vec<PathBuf> {
         let mut tables = vec![PathBuf::from("/proc/self/mountinfo")];
         let outside = self.processes().into_iter().filter(|process| !self.is_inside(*process));
@@ -174,7 +174,7 @@ impl Scope {
             line.contains(data_dir.as_ref())
                 || self.installation.as_ref().is_some_and(|id| line.contains(id.as_str()))
         };
-        // A process may end before it is looked at.
+        // A process may end before it is read.
         let table = fs::read_to_string(table).unwrap_or_default();
         table
             .lines()
@@ -183,7 +183,7 @@ impl Scope {
             .collect()
     }
 
-    /// Files under `/run/shoal` that carry the installation's id in name, content or link.
+    /// Files under `/run/shoal` with the installation's id in name, content or link.
     pub fn claims(&self) -> Vec<PathBuf> {
         let Some(installation) = &self.installation else { return Vec::new() };
         let mut found = Vec::new();
@@ -207,14 +207,14 @@ impl Scope {
         found
     }
 
-    /// Ends and removes everything, whatever state it is in.
+    /// Ends and removes everything, in any state.
     pub fn remove(&self) {
         for group in self.cgroups() {
-            // Exists in the v2 tree; takes what forks faster than signals fly.
+            // Exists in the v2 tree; kills even what forks faster than signals arrive.
             let _ = fs::write(group.join("cgroup.kill"), "1");
         }
         until_true("every process of the installation is gone", || {
-            // Looked at anew each time: what was killed may have forked a moment before.
+            // Read again each time: a killed process may have forked a moment before.
             let living: Vec<i32> =
                 self.processes().into_iter().filter(|process| !is_dead(*process)).collect();
             for process in &living {
@@ -228,7 +228,7 @@ impl Scope {
             let groups = self.cgroups();
             groups.iter().filter(|group| fs::remove_dir(group).is_err()).count() == 0
         });
-        // The last mounted is the first to go.
+        // The last mounted goes first.
         for mount in self.mounts_in(Path::new("/proc/self/mountinfo")).iter().rev() {
             let _ = rustix::mount::unmount(mount, rustix::mount::UnmountFlags::DETACH);
         }

@@ -1,6 +1,6 @@
-//! An OpenTelemetry collector on loopback: takes traces by OTLP over HTTP and remembers every span.
+//! An OpenTelemetry collector on loopback: receives traces by OTLP over HTTP and stores every span.
 //!
-//! Reads just as much of protobuf as it needs, by hand, so that a mistake in the library that writes it is not made twice.
+//! Parses as much of protobuf as it needs by hand, so that a mistake in the library that writes it is not repeated.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -21,7 +21,7 @@ pub struct TraceSpan {
     pub attributes: Vec<(String, String)>,
 }
 
-/// A collector that listens until it goes out of scope; its threads end with the test.
+/// A collector that listens until it is dropped; its threads end with the test.
 pub struct Collector {
     /// Where it listens.
     pub address: SocketAddr,
@@ -51,7 +51,7 @@ impl Collector {
     }
 }
 
-/// One request. `None` when the connection is over.
+/// One request. `None` when the connection is closed.
 fn serve(stream: &TcpStream, kept: &Mutex<Vec<TraceSpan>>) -> Option<()> {
     let mut reader = BufReader::new(stream);
     let mut line = String::new();

@@ -1,6 +1,6 @@
-//! A real daemon with a data directory, a port and a key of its own, which can be killed and started again.
+//! A real daemon with its own data directory, port and key, which can be killed and started again.
 //!
-//! When it goes out of scope, also by a panic, everything that carries its installation is ended and removed.
+//! When it is dropped, also by a panic, everything of its installation is ended and removed.
 
 use std::ffi::CString;
 use std::fs::{self, File};
@@ -26,15 +26,15 @@ pub struct Spawn {
     pub arguments: Vec<String>,
     /// More environment.
     pub environment: Vec<(String, String)>,
-    /// A program with arguments that becomes the daemon in the end, as `unshare`; none, if it is empty.
+    /// A program with arguments that executes the daemon, such as `unshare`; none if empty.
     pub through: Vec<String>,
-    /// Lines for a config file, where there are any.
+    /// Lines for a config file; no file if empty.
     pub config: String,
-    /// Sandboxes that it keeps ready. None as a rule, so that an audit tells what somebody made from what was left.
+    /// Number of spares. Usually none, so that an audit separates what the test made from leftovers.
     pub spares: usize,
-    /// Puts the data directory on a disk of its own, of so many bytes.
+    /// Puts the data directory on a disk of its own, of this many bytes.
     pub tmpfs_bytes: Option<u64>,
-    /// Another program than that of this build.
+    /// A program other than that of this build.
     pub program: Option<PathBuf>,
 }
 
@@ -86,32 +86,32 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// Starts one with nothing special about it.
+    /// Starts one with default settings.
     #[track_caller]
     pub fn start() -> Self {
         Spawn::default().start()
     }
 
-    /// Starts it on the data directory that it had, or for the first time.
+    /// Starts it on its data directory, again or for the first time.
     #[track_caller]
     pub fn start_again(&mut self) {
         assert!(self.child.is_none(), "the daemon runs already");
         self.starts += 1;
         let (child, address) = self.try_start(&self.log(self.starts)).unwrap_or_else(|said| {
-            panic!("the daemon did not become ready; it said:\n{said}");
+            panic!("the daemon did not become ready; its output:\n{said}");
         });
         self.address = address;
         self.child = Some(child);
     }
 
-    /// As [`Self::start_again`], through another program.
+    /// As [`Self::start_again`], with another program.
     #[track_caller]
     pub fn start_again_through(&mut self, through: &[&str]) {
         self.spawn.through = through.iter().map(|word| (*word).to_owned()).collect();
         self.start_again();
     }
 
-    /// Has another program take over while this one runs, at the same address. The one before must end well.
+    /// Lets another program take over while this one runs, at the same address. The old one must exit cleanly.
     #[track_caller]
     pub fn upgrade(&mut self, program: &Path) {
         let mut before = self.child.take().expect("the daemon runs");
@@ -145,25 +145,25 @@ impl Daemon {
             command.arg("--config").arg(file);
         }
         command.args(&self.spawn.arguments);
-        // An environment of its own, so that a developer's settings do not reach the tests.
+        // A clean environment, so that a developer's settings do not reach the tests.
         for name in ["SHOAL_URL", "SHOAL_DATA_DIR", "SHOAL_PRIVATE_DIR"] {
             command.env_remove(name);
         }
-        // And neither does the configuration file of the machine.
+        // Nor does the machine's configuration file.
         command.env("SHOAL_CONFIG", "");
-        // A store of its own for each of hundreds of daemons would fill the disk; tests about it ask for one.
+        // A store for each of hundreds of daemons would fill the disk; tests about stores request one.
         command.env("SHOAL_STORE", "directory");
         command.env("SHOAL_API_KEY", &self.key).envs(self.spawn.environment.iter().cloned());
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(stderr);
         command
     }
 
-    /// Starts a process on the data directory. What it said, if it ends before it is ready.
+    /// Starts a process on the data directory. Returns its output if it ends before it is ready.
     pub fn try_start(&self, log: &Path) -> Result<(Child, SocketAddr), String> {
         let mut child = self.command(log).spawn().expect("the program can be started");
         let stdout = child.stdout.take().expect("stdout is a pipe");
         let (send, receive) = mpsc::channel();
-        // Reads to the end, so that a daemon that says more never blocks.
+        // Reads to the end, so that a daemon that prints more never blocks.
         std::thread::spawn(move || {
             for line in BufReader::new(stdout).lines().map_while(Result::ok) {
                 if let Some(address) = address_in(&line) {
@@ -204,7 +204,7 @@ impl Daemon {
         child.wait().expect("a child can be waited for");
     }
 
-    /// Ends it as an operator would, and returns whether it ended well.
+    /// Ends it as an operator would, and returns whether it exited cleanly.
     pub fn stop(&mut self) -> bool {
         let mut child = self.child.take().expect("the daemon runs");
         send_signal(child.id() as i32, Signal::TERM);
@@ -231,7 +231,7 @@ impl Daemon {
             .collect()
     }
 
-    /// What names on the machine tell of it.
+    /// Its scope for audits.
     pub fn scope(&self) -> Scope {
         Scope { installation: installation(&self.data_dir), data_dir: self.data_dir.clone() }
     }
@@ -241,7 +241,7 @@ impl Daemon {
         Audit::of(&self.scope())
     }
 
-    /// That nothing comes to be left beyond what was there `before`. Removal in the background gets its time.
+    /// Asserts that nothing is left beyond `before`. Waits for removal in the background.
     #[track_caller]
     pub fn expect_nothing_beyond(&self, before: &Audit) {
         let mut left = Vec::new();
@@ -261,7 +261,7 @@ impl Daemon {
         Request::new(method, target).key(&self.key)
     }
 
-    /// Asks for something.
+    /// Sends a GET.
     #[track_caller]
     pub fn get(&self, target: &str) -> Response {
         self.request("GET", target).send(self.address)
@@ -273,19 +273,19 @@ impl Daemon {
         self.request("POST", target).json(body).send(self.address)
     }
 
-    /// Deletes something.
+    /// Sends a DELETE.
     #[track_caller]
     pub fn delete(&self, target: &str) -> Response {
         self.request("DELETE", target).send(self.address)
     }
 
-    /// Makes a sandbox with nothing special about it.
+    /// Creates a sandbox with default settings.
     #[track_caller]
     pub fn sandbox(&self) -> Sandbox {
         self.sandbox_with(json!({}))
     }
 
-    /// Makes a sandbox as the body says.
+    /// Creates a sandbox with this body.
     #[track_caller]
     pub fn sandbox_with(&self, body: Value) -> Sandbox {
         let made = self.post("/v1/sandboxes", &body).expect(201);
@@ -293,7 +293,7 @@ impl Daemon {
         self.sandbox_of(made["id"].as_str().expect("a sandbox has an id"))
     }
 
-    /// A sandbox that exists.
+    /// An existing sandbox.
     pub fn sandbox_of(&self, id: &str) -> Sandbox {
         Sandbox { address: self.address, key: self.key.clone(), id: id.into(), scope: self.scope() }
     }
@@ -332,7 +332,7 @@ impl Drop for Daemon {
     }
 }
 
-/// The program of this build, which lies beside the folder of this test's own executable.
+/// The program of this build, which is beside the folder of this test's executable.
 pub fn binary() -> PathBuf {
     if let Some(path) = std::env::var_os("SHOAL_TEST_BINARY") {
         return path.into();
@@ -370,12 +370,12 @@ pub fn random_hex(bytes: usize) -> String {
     random.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Where tests have their directories: `/tmp` may be memory, and lack what overlays need.
+/// Where tests have their directories: `/tmp` may be in memory, without what overlays need.
 const DIRECTORIES: &str = "/var/tmp";
-/// How their names begin; the process of the test follows.
+/// Prefix of their names; the process id of the test follows.
 const PREFIX: &str = "shoal-test-";
 
-/// A directory that no other test has. With it goes everything of the daemons that had their data in it.
+/// A directory for one test. Dropping it also removes everything of daemons with their data in it.
 #[derive(Debug)]
 pub struct Home(PathBuf);
 
@@ -410,10 +410,10 @@ impl Drop for Home {
 
 /// Ends and removes everything of daemons with their data in a test's directory, then the directory itself.
 fn remove_home(home: &Path) {
-    // A daemon that a test started has `data`, a private one that `shoal run` started `private/data`.
+    // A daemon that a test started has `data`, a private one that `shoal run` started has `private/data`.
     for data_dir in [home.join("data"), home.join("private/data")] {
         Scope { installation: installation(&data_dir), data_dir: data_dir.clone() }.remove();
-        // Where it was a disk of its own. If it was not, that is refused.
+        // In case it was a disk of its own; otherwise the kernel refuses.
         let _ = rustix::mount::unmount(&data_dir, rustix::mount::UnmountFlags::DETACH);
     }
     if std::env::var_os("SHOAL_TEST_KEEP").is_none() {
@@ -421,7 +421,7 @@ fn remove_home(home: &Path) {
     }
 }
 
-/// Removes everything of tests whose process is gone, and says where it was.
+/// Removes everything of tests whose process is gone, and returns the directories.
 pub fn remove_abandoned() -> Vec<PathBuf> {
     let mut removed = Vec::new();
     for entry in fs::read_dir(DIRECTORIES).into_iter().flatten().flatten() {
@@ -441,7 +441,7 @@ pub fn installation(data_dir: &Path) -> Option<String> {
     Some(text.trim().to_owned())
 }
 
-/// The address in the line that says `ready`.
+/// The address in the `ready` line.
 fn address_in(line: &str) -> Option<SocketAddr> {
     if !line.contains("ready") {
         return None;

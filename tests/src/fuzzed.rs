@@ -1,6 +1,6 @@
-//! The functions of Shoal that read foreign bytes, as fuzzers call them: bytes in, a panic if something is wrong.
+//! The functions of Shoal that read untrusted bytes, as fuzzers call them: bytes in, a panic on a fault.
 //!
-//! The targets in `fuzz/` run them for hours on bytes they evolve; `hostile_bytes` runs them in CI on bytes it draws.
+//! The targets in `fuzz/` run them for hours on evolved inputs; `hostile_bytes` runs them in CI on random inputs.
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -9,15 +9,15 @@ use wire::frame::{
 };
 use wire::guest::{FromInit, ToInit};
 
-/// What one read may bring: small, so that frames are cut in every place.
+/// Size of one read: small, so that frames are cut at every position.
 const PIECE_MAX: usize = 257;
 
-/// A guest that took over init writes this to the daemon.
+/// What a guest that took over init writes to the daemon.
 pub fn frames_from_init(bytes: &[u8]) {
     frames::<FromInit>(bytes, MESSAGE_FROM_INIT_MAX);
 }
 
-/// What the daemon writes to init, if something went wrong on the way.
+/// What the daemon writes to init, corrupted.
 pub fn frames_to_init(bytes: &[u8]) {
     frames::<ToInit>(bytes, MESSAGE_TO_INIT_MAX);
 }
@@ -49,7 +49,7 @@ pub fn api_bodies(bytes: &[u8]) {
     }
 }
 
-/// What a file operation says, from a guest that took its place.
+/// What a file operation returns, from a guest that replaced it.
 pub fn file_records(bytes: &[u8]) {
     record::<wire::files::Opened>(bytes);
     record::<wire::files::FileEntry>(bytes);
@@ -61,7 +61,7 @@ pub fn file_records(bytes: &[u8]) {
     }
 }
 
-/// A tar stream from anybody: read to its end or refused, without more contents than there are bytes.
+/// A tar stream from anyone: read to its end or rejected, without more contents than there are bytes.
 pub fn tar_stream(bytes: &[u8]) {
     let mut entries = archive::Entries::new(bytes);
     let mut read = 0;
@@ -71,11 +71,11 @@ pub fn tar_stream(bytes: &[u8]) {
         while let Ok(length @ 1..) = entries.read_contents(&mut contents) {
             read += length;
         }
-        assert!(read <= bytes.len(), "more was read than there is");
+        assert!(read <= bytes.len(), "more was read than the stream contains");
     }
 }
 
-/// What registries and archives say of images, and what people call them.
+/// Documents of images from registries and archives, and image references.
 pub fn image_documents(bytes: &[u8]) {
     let _ = image::manifest::Document::parse(bytes);
     let _ = image::ImageConfig::parse(bytes);
@@ -96,7 +96,7 @@ pub fn image_documents(bytes: &[u8]) {
     }
 }
 
-/// A layer, compressed or not: read to its end or refused, within bounds.
+/// A layer, compressed or not: read to its end or rejected, within bounds.
 pub fn layer_stream(bytes: &[u8]) {
     const LONGEST: u64 = 1 << 20;
     let Ok(stream) = image::layer::decompressed(bytes) else { return };
@@ -108,7 +108,8 @@ pub fn layer_stream(bytes: &[u8]) {
     }
 }
 
-/// Decoding keeps its bounds, does not depend on how the bytes are cut, and what was read can be written again.
+/// Decoding stays within its bounds and does not depend on how the bytes are cut, and what was read can be written
+/// again.
 fn frames<M>(bytes: &[u8], message_max: usize)
 where
     M: Serialize + DeserializeOwned + PartialEq + std::fmt::Debug,
@@ -117,7 +118,7 @@ where
     // The first byte says where to cut, so that a fuzzer can choose.
     let piece = 1 + usize::from(bytes.first().copied().unwrap_or(0)) % PIECE_MAX;
     let cut = decode::<M>(bytes.chunks(piece), message_max);
-    assert_eq!(whole, cut, "how the bytes are cut decides what is read");
+    assert_eq!(whole, cut, "the result must not depend on how the bytes are cut");
 }
 
 fn decode<'a, M>(
@@ -176,7 +177,7 @@ fn as_ref<'a, M>(incoming: &'a Incoming<'a, M>) -> Incoming<'a, &'a M> {
 /// A record that parses can be written and parses to the same.
 fn record<T: Serialize + DeserializeOwned + PartialEq + std::fmt::Debug>(bytes: &[u8]) {
     if let Ok(Some((record, length))) = wire::files::take_record::<T>(bytes) {
-        assert!(length <= bytes.len(), "a record longer than what there is");
+        assert!(length <= bytes.len(), "a record is longer than its bytes");
         let mut again = Vec::new();
         wire::files::put_record(&record, &mut again);
         let (back, _) = wire::files::take_record::<T>(&again).expect("it parses").expect("it is whole");
@@ -200,7 +201,7 @@ fn body<T: Serialize + DeserializeOwned + PartialEq + std::fmt::Debug>(bytes: &[
     }
 }
 
-/// A text that is an id is the only spelling of it.
+/// An id has only one spelling.
 fn id<T: std::str::FromStr + std::fmt::Display>(text: &str) {
     if let Ok(id) = text.parse::<T>() {
         assert_eq!(id.to_string(), text, "an id has two spellings");

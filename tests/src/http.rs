@@ -1,4 +1,4 @@
-//! A client for HTTP/1.1 that does what it is told, right or wrong. One connection per request.
+//! A client for HTTP/1.1 that sends exactly what the test says, valid or not. One connection per request.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use crate::wait::DEADLINE;
 
-/// A request as it will be written, byte for byte.
+/// A request, as the bytes to write.
 #[derive(Debug, Clone)]
 pub struct Request {
     method: String,
@@ -18,7 +18,7 @@ pub struct Request {
 }
 
 impl Request {
-    /// A request with nothing but its first line.
+    /// A request with only its first line.
     pub fn new(method: &str, target: &str) -> Self {
         Self { method: method.into(), target: target.into(), headers: Vec::new(), body: Vec::new() }
     }
@@ -39,24 +39,24 @@ impl Request {
         self.header("content-type", "application/json").body(body.to_string())
     }
 
-    /// Carries bytes, without a word on what they are.
+    /// Adds a body without a `Content-Type`.
     pub fn body(mut self, body: impl Into<Vec<u8>>) -> Self {
         self.body = body.into();
         self
     }
 
-    /// Sends it and reads the whole answer.
+    /// Sends it and reads the whole response.
     #[track_caller]
     pub fn send(&self, to: SocketAddr) -> Response {
         self.try_send(to).unwrap_or_else(|error| panic!("{} {}: {error}", self.method, self.target))
     }
 
-    /// Like [`Self::send`] for a daemon that may die under it.
+    /// Like [`Self::send`] for a daemon that may die during the request.
     pub fn try_send(&self, to: SocketAddr) -> io::Result<Response> {
         self.open(to)?.into_response()
     }
 
-    /// Sends it and reads the head of the answer; the body is read as it comes.
+    /// Sends it and reads the head of the response; the caller reads the body.
     pub fn open(&self, to: SocketAddr) -> io::Result<Streaming> {
         let mut stream = TcpStream::connect_timeout(&to, DEADLINE)?;
         stream.set_nodelay(true)?;
@@ -78,7 +78,7 @@ impl Request {
         }
         head.push_str("connection: close\r\n\r\n");
         stream.write_all(head.as_bytes())?;
-        // A daemon that refuses a body early answers and closes; the answer is what counts, so it is read all the same.
+        // A daemon that rejects a body early responds and closes; the response counts, so it is read nevertheless.
         let written = stream.write_all(&self.body);
         let mut reader = BufReader::new(stream);
         match Streaming::read_head(&mut reader) {
@@ -88,7 +88,7 @@ impl Request {
     }
 }
 
-/// An answer whose body is still to come.
+/// A response whose body is still to come.
 #[derive(Debug)]
 pub struct Streaming {
     /// The status code.
@@ -122,12 +122,12 @@ impl Streaming {
         self.headers.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_str())
     }
 
-    /// The body as it comes, for one with a length.
+    /// The body as it comes, if it has a length.
     pub fn body(&mut self) -> &mut impl Read {
         &mut self.reader
     }
 
-    /// The answer to `HEAD`: a length, and nothing that has it.
+    /// The response to `HEAD`: a length without a body.
     pub fn without_body(self) -> Response {
         Response { status: self.status, headers: self.headers, body: Vec::new() }
     }
@@ -141,7 +141,7 @@ impl Streaming {
         Ok((length > 0).then_some(bytes))
     }
 
-    /// Waits at most so long for more.
+    /// Waits at most this long for more.
     pub fn set_patience(&self, patience: Duration) -> io::Result<()> {
         self.reader.get_ref().set_read_timeout(Some(patience))
     }
@@ -172,14 +172,14 @@ fn line(reader: &mut impl BufRead) -> io::Result<String> {
     Ok(line)
 }
 
-/// A whole answer.
+/// A whole response.
 #[derive(Debug, Clone)]
 pub struct Response {
     /// The status code.
     pub status: u16,
     /// With names in lower case.
     pub headers: Vec<(String, String)>,
-    /// As it came.
+    /// The raw bytes.
     pub body: Vec<u8>,
 }
 
@@ -190,14 +190,14 @@ impl Response {
         serde_json::from_slice(&self.body).unwrap_or_else(|error| panic!("{error} in {}", self.describe()))
     }
 
-    /// The body as JSON, given that the status is this.
+    /// The body as JSON, asserting the status.
     #[track_caller]
     pub fn expect(&self, status: u16) -> Value {
         assert_eq!(self.status, status, "{}", self.describe());
         if self.body.is_empty() { Value::Null } else { self.json() }
     }
 
-    /// That it is a refusal with this status and code, a sentence, and nothing of the inside.
+    /// Asserts an error response with this status and code, a message, and no internal details.
     #[track_caller]
     pub fn expect_refusal(&self, status: u16, code: &str) -> Value {
         let body = self.expect(status);
@@ -227,7 +227,7 @@ pub struct ServerEvent {
     pub data: Value,
 }
 
-/// Reads all server-sent events up to the end of the answer.
+/// Reads all server-sent events up to the end of the response.
 pub fn server_events(mut answer: Streaming, mut take: impl FnMut(ServerEvent)) -> io::Result<()> {
     let mut rest = Vec::new();
     while let Some(piece) = answer.chunk()? {

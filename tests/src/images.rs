@@ -1,5 +1,5 @@
-//! Images for tests: layers written byte by byte, packed as an OCI layout, pushed with `skopeo` to a real registry on loopback; and a
-//! registry of our own that misbehaves as it is told.
+//! Images for tests: layers written byte by byte, packed as an OCI layout, pushed with `skopeo` to a real registry on
+//! loopback; and a fake registry that misbehaves as a test requires.
 
 use std::collections::HashMap;
 use std::fs;
@@ -22,12 +22,12 @@ pub fn digest(bytes: &[u8]) -> String {
     format!("sha256:{digits}")
 }
 
-/// A tar stream in the making. Nothing about it is checked: that is what it is for.
+/// A tar stream under construction. Nothing is checked, so that tests can build invalid ones.
 #[derive(Debug, Clone, Default)]
 pub struct Layer(Vec<u8>);
 
 impl Layer {
-    /// An entry with everything said.
+    /// An entry with every field given.
     pub fn entry(
         mut self,
         kind: u8,
@@ -62,12 +62,12 @@ impl Layer {
         self
     }
 
-    /// A file of root's.
+    /// A file that belongs to root.
     pub fn file(self, path: &str, contents: &str) -> Self {
         self.entry(b'0', path, 0o644, (0, 0), "", contents.as_bytes())
     }
 
-    /// A directory of root's.
+    /// A directory that belongs to root.
     pub fn directory(self, path: &str) -> Self {
         self.entry(b'5', path, 0o755, (0, 0), "", b"")
     }
@@ -136,9 +136,9 @@ impl Layer {
 pub enum Packing {
     /// Not at all.
     Plain,
-    /// As most layers are.
+    /// Like most layers.
     Gzip,
-    /// As the newer ones are.
+    /// Like newer layers.
     Zstd,
 }
 
@@ -167,12 +167,12 @@ impl Packing {
     }
 }
 
-/// An image as blobs, which may or may not be what they should be.
+/// An image as blobs, valid or not.
 #[derive(Debug, Clone)]
 pub struct MadeImage {
     /// By digest.
     pub blobs: HashMap<String, Vec<u8>>,
-    /// What is asked for first.
+    /// The digest of its manifest.
     pub manifest: Vec<u8>,
 }
 
@@ -209,12 +209,12 @@ impl MadeImage {
         Self { blobs, manifest: manifest.to_string().into_bytes() }
     }
 
-    /// One layer, as most tests want it.
+    /// One layer, for most tests.
     pub fn of(layer: &Layer, config: Value) -> Self {
         Self::new(&[(&layer.tar(), Packing::Gzip)], config)
     }
 
-    /// The manifest, to be changed.
+    /// The manifest, for changes.
     pub fn document(&self) -> Value {
         serde_json::from_slice(&self.manifest).expect("a manifest is JSON")
     }
@@ -243,7 +243,7 @@ impl MadeImage {
     }
 }
 
-/// Runs a program to its good end.
+/// Runs a program, which must succeed.
 #[track_caller]
 pub fn program(command: &mut Command) -> String {
     let output = command.stdin(Stdio::null()).output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
@@ -252,7 +252,7 @@ pub fn program(command: &mut Command) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// `skopeo`, with what all calls need.
+/// `skopeo`, with the options of all calls.
 pub fn skopeo(arguments: &[&str]) -> Command {
     let mut command = Command::new("skopeo");
     command.args([
@@ -266,7 +266,7 @@ pub fn skopeo(arguments: &[&str]) -> Command {
     command
 }
 
-/// Debian's `docker-registry` on a port of its own, with its files in the test's directory.
+/// Debian's `docker-registry` on its own port, with its files in the test's directory.
 #[derive(Debug)]
 pub struct Registry {
     /// `host:port`.
@@ -276,13 +276,13 @@ pub struct Registry {
 }
 
 impl Registry {
-    /// Starts one that everybody may read.
+    /// Starts one that is readable for everyone.
     #[track_caller]
     pub fn start() -> Self {
         Self::start_with(Home::new(), "")
     }
 
-    /// Starts one for a user `ada` with the password `secret` alone.
+    /// Starts one for the user `ada` with the password `secret` only.
     #[track_caller]
     pub fn start_guarded() -> Self {
         let home = Home::new();
@@ -322,12 +322,12 @@ impl Registry {
         Self { name, child, home }
     }
 
-    /// The line of a daemon's configuration that names it.
+    /// The configuration line of a daemon that uses it.
     pub fn config(&self) -> String {
         format!("insecure_registries = [\"{}\"]\n", self.name)
     }
 
-    /// Pushes an image, and tells what it is called.
+    /// Pushes an image, and returns its reference.
     #[track_caller]
     pub fn push(&self, name: &str, image: &MadeImage) -> String {
         self.push_with(name, image, &[])
@@ -344,7 +344,7 @@ impl Registry {
         to
     }
 
-    /// Where tests may put their own files beside it.
+    /// A path for further files of the test beside it.
     pub fn path(&self, name: &str) -> PathBuf {
         self.home.join(name)
     }
@@ -357,12 +357,12 @@ impl Drop for Registry {
     }
 }
 
-/// What a misbehaving registry does to one path.
+/// What a misbehaving registry does on one path.
 #[derive(Debug, Clone)]
 pub enum Deed {
-    /// Answers well, in parts too.
+    /// Serves it correctly, with ranges.
     Serve(Vec<u8>),
-    /// Sends so many bytes of a part and cuts the connection, so many times; then serves.
+    /// Sends this many bytes of a range and cuts the connection, this many times; then serves it.
     Cut {
         /// All of it.
         bytes: Vec<u8>,
@@ -371,14 +371,14 @@ pub enum Deed {
         /// How often.
         times: usize,
     },
-    /// Sends so many bytes and then nothing, for as long as the test lasts; unless a part is asked for.
+    /// Sends this many bytes and then nothing until the test ends; ranges are served.
     Stall {
         /// All of it.
         bytes: Vec<u8>,
         /// Sent before.
         after: usize,
     },
-    /// An answer of its own.
+    /// A fixed response.
     Answer(u16, Vec<(String, String)>, Vec<u8>),
 }
 
@@ -395,20 +395,20 @@ pub struct Seen {
 struct Script {
     deeds: HashMap<String, Deed>,
     seen: Vec<Seen>,
-    /// What every path under `/v2/` asks for.
+    /// What every path under `/v2/` requires.
     guard: Option<Guard>,
 }
 
 /// Who may read.
 #[derive(Debug, Clone)]
 pub enum Guard {
-    /// Whoever sends this header.
+    /// Clients that send this header.
     Basic(String),
-    /// Whoever sends this token, which is to be had from this URL.
+    /// Clients that send this token, which this URL issues.
     Bearer(String, String),
 }
 
-/// A registry that does as it is told.
+/// A registry with scripted behaviour.
 pub struct Puppet {
     /// Where it listens.
     pub address: SocketAddr,
@@ -435,7 +435,7 @@ impl Puppet {
         self.script.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Serves an image under a name and tag, and tells what it is called.
+    /// Serves an image under a name and tag, and returns its reference.
     pub fn serve(&self, name: &str, tag: &str, image: &MadeImage) -> String {
         let mut script = self.script();
         let manifest = Deed::Serve(image.manifest.clone());
@@ -447,22 +447,22 @@ impl Puppet {
         format!("{}/{name}:{tag}", self.address)
     }
 
-    /// What is done to a path from now on.
+    /// Sets the behaviour of a path.
     pub fn on(&self, path: &str, deed: Deed) {
         self.script().deeds.insert(path.to_owned(), deed);
     }
 
-    /// From now on, only those may read who prove themselves.
+    /// Requires authentication from now on.
     pub fn guard(&self, guard: Guard) {
         self.script().guard = Some(guard);
     }
 
-    /// All requests so far whose target has this in it.
+    /// All requests so far whose target contains this.
     pub fn seen(&self, part: &str) -> Vec<Seen> {
         self.script().seen.iter().filter(|seen| seen.target.contains(part)).cloned().collect()
     }
 
-    /// The line of a daemon's configuration that names it.
+    /// The configuration line of a daemon that uses it.
     pub fn config(&self) -> String {
         format!("insecure_registries = [\"{}\"]\n", self.address)
     }
@@ -470,7 +470,7 @@ impl Puppet {
 
 fn serve(stream: TcpStream, script: &Mutex<Script>) {
     let mut reader = BufReader::new(stream);
-    // One request after the other, until either side has enough.
+    // One request after the other, until either side closes.
     while let Ok(Some(seen)) = read_request(&mut reader) {
         let (guard, deed) = {
             let mut script = script.lock().unwrap_or_else(PoisonError::into_inner);
@@ -559,7 +559,7 @@ fn perform(stream: &mut TcpStream, seen: &Seen, deed: &Deed) -> io::Result<()> {
                 return answer(stream, status, &headers, &rest, rest.len());
             }
             answer(stream, status, &headers, &rest[..rest.len().min(*after)], rest.len())?;
-            // Until the other side has enough.
+            // Until the other side closes.
             let mut nothing = [0; 1];
             let _ = io::Read::read(stream, &mut nothing);
             Err(io::ErrorKind::ConnectionAborted.into())

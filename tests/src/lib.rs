@@ -1,10 +1,10 @@
-//! What the black-box tests share: a real `shoal serve` on a real kernel, spoken to by raw HTTP and WebSocket.
+//! Shared parts of the black-box tests: a real `shoal serve` on a real kernel, tested through raw HTTP and WebSocket.
 //!
 //! Nothing here uses Shoal's own client or types, so that no shared mistake hides. Read in this order: [`daemon`]
-//! starts one and cleans up after it, [`sandbox`] is what tests do with it, [`http`] and [`socket`] are how they
-//! talk, [`images`] is what they make sandboxes from, [`audit`] is what is left on the machine, [`wait`] is how they
-//! wait. [`page`] and [`reader`] are for the documents, whose examples are run. [`fuzzed`] is apart: the functions that
-//! read foreign bytes, as fuzzers call them.
+//! starts one and cleans up after it, [`sandbox`] has what tests do with a sandbox, [`http`] and [`socket`] are the
+//! clients, [`images`] makes images, [`audit`] finds leftovers on the machine, [`wait`] waits for conditions.
+//! [`page`] and [`reader`] are for the documents, whose examples are run. [`fuzzed`] is separate: the functions that
+//! read untrusted bytes, as fuzzers call them.
 //!
 //! The tests need root and a kernel with the features that Shoal needs. Without them they fail; they never skip.
 

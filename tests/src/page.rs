@@ -1,9 +1,9 @@
 //! A page of the documents: its examples, its headings, its links, and how an expected output is compared.
 //!
-//! Reads the Markdown that this repository writes, no more: fenced blocks, `#` headings, inline links, tables. What is
-//! done with an example is the business of [`crate::reader`].
+//! Parses only the Markdown that this repository uses: fenced blocks, `#` headings, inline links, tables.
+//! [`crate::reader`] runs the examples.
 //!
-//! Rules for whoever writes an example:
+//! Rules for examples:
 //!
 //! - `console`: lines that begin with `$ ` are typed, one after the other, and what is below each is what it prints, on
 //!   both streams. A line that ends with `\` goes on in the next. `…` stands for anything in its line, and alone on a
@@ -23,9 +23,9 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// How the reason is written why an example is not run.
+/// The prefix of the reason why an example is not run.
 const NOT_RUN: &str = "<!-- not run: ";
-/// What stands for anything, in the expected output.
+/// Matches anything in the expected output.
 const ANYTHING: &str = "…";
 
 /// The folder of the repository.
@@ -36,10 +36,10 @@ pub fn repository() -> PathBuf {
         .into()
 }
 
-/// A page, as it is in the repository.
+/// A page of the repository.
 #[derive(Debug)]
 pub struct Page {
-    /// Where it is, seen from the folder of the repository.
+    /// Path, relative to the repository.
     pub path: PathBuf,
     /// Its lines.
     pub lines: Vec<String>,
@@ -48,17 +48,17 @@ pub struct Page {
 /// A fenced block.
 #[derive(Debug, Clone)]
 pub struct Block {
-    /// The line of its first fence, counted from 1.
+    /// Line number of its first fence, from 1.
     pub line: usize,
-    /// What it is, as the fence says.
+    /// Its kind, from the fence.
     pub kind: String,
     /// What is in it.
     pub lines: Vec<String>,
-    /// Why it is not run, where that was said.
+    /// Why it is not run, if there is a reason.
     pub not_run: Option<String>,
 }
 
-/// Something typed, and what is to come of it.
+/// Something typed, and the expected result.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Typed {
     /// In how many lines it may be.
@@ -67,12 +67,12 @@ pub struct Typed {
     pub expected: Vec<String>,
 }
 
-/// Where a link leads.
+/// Target of a link.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Link {
-    /// The line that it is in, counted from 1.
+    /// Line number, from 1.
     pub line: usize,
-    /// As it was written.
+    /// As written.
     pub target: String,
 }
 
@@ -135,7 +135,7 @@ impl Page {
         blocks
     }
 
-    /// Lines of prose with their numbers, counted from 1: all that are not in a block.
+    /// Lines of prose with their numbers, from 1: everything outside of blocks.
     pub fn prose(&self) -> Vec<(usize, &str)> {
         let mut inside = false;
         let mut prose = Vec::new();
@@ -149,7 +149,7 @@ impl Page {
         prose
     }
 
-    /// The anchors of its headings, made as the usual viewers make them.
+    /// The anchors of its headings, as common viewers generate them.
     pub fn anchors(&self) -> Vec<String> {
         let mut anchors: Vec<String> = Vec::new();
         for (_, line) in self.prose() {
@@ -161,11 +161,11 @@ impl Page {
         anchors
     }
 
-    /// Where its links lead.
+    /// The targets of its links.
     pub fn links(&self) -> Vec<Link> {
         let mut links = Vec::new();
         for (line, text) in self.prose() {
-            // What is between backticks is not a link.
+            // Text between backticks is not a link.
             let text: String = text.split('`').step_by(2).collect::<Vec<_>>().join("x");
             for part in text.split("](").skip(1) {
                 if let Some((target, _)) = part.split_once(')') {
@@ -197,7 +197,7 @@ impl Page {
 }
 
 impl Block {
-    /// The name of the file that it is, where its first line says so.
+    /// The name of the file that it becomes, if its first line gives one.
     pub fn file(&self) -> Option<&str> {
         let name = self.lines.first()?.strip_prefix("# ")?;
         let is_name = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_');
@@ -236,13 +236,12 @@ impl Block {
     }
 }
 
-/// The ids in a page's examples, and the ids that they stand for this time.
+/// The ids in a page's examples, and their counterparts in this run.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Ids(BTreeMap<String, String>);
 
 impl Ids {
-    /// Whether `found` is what `expected` says, with the signs that stand for something else. Ids that were met for the
-    /// first time are kept.
+    /// Whether `found` matches `expected`, with placeholders. Remembers ids that appear for the first time.
     pub fn matches(&mut self, expected: &[String], found: &[String]) -> bool {
         let expected: Vec<String> = expected.iter().map(|line| plain(line)).collect();
         let found: Vec<String> = found.iter().map(|line| plain(line)).collect();
@@ -255,7 +254,7 @@ impl Ids {
         }
     }
 
-    /// A command with the ids that are meant.
+    /// A command with its ids replaced by those of this run.
     pub fn meant(&self, command: &str) -> String {
         self.0.iter().fold(command.to_owned(), |text, (written, meant)| text.replace(written, meant))
     }
@@ -288,7 +287,7 @@ impl Ids {
         }
     }
 
-    /// The same id stands for the same, and another for another.
+    /// The same id always maps to the same id, and different ids to different ones.
     fn bind(mut self, written: &str, met: &str) -> Option<Self> {
         let known = self.0.get(written).map(String::as_str);
         let taken = self.0.values().any(|value| value == met);
@@ -303,7 +302,7 @@ impl Ids {
     }
 }
 
-/// A line with runs of spaces made one.
+/// A line with runs of spaces collapsed.
 fn plain(line: &str) -> String {
     line.split(' ').filter(|word| !word.is_empty()).collect::<Vec<_>>().join(" ")
 }

@@ -1,12 +1,12 @@
-//! Someone who reads a page from top to bottom and does everything that it says.
+//! A reader who goes through a page from top to bottom and does everything that it says.
 //!
-//! Each has a world of their own (`reader.sh`): an own loopback with all ports free, an empty `/var/lib/shoal`, an own
-//! table of processes, a working directory, and `shoal` of this build on their path. So the examples are run word for
-//! word, ports and directories included, and pages side by side. With the first process of that world goes everything
-//! that was started in it.
+//! Each reader has a world of its own (`reader.sh`): a loopback interface with all ports free, an empty
+//! `/var/lib/shoal`, a process table, a working directory, and `shoal` of this build on the path. So the examples run
+//! word for word, including ports and directories, and pages run side by side. When the first process of that world
+//! ends, everything that was started in it ends too.
 //!
-//! `cargo` is the one program that is not what it seems: `cargo run --release --` is the program of this build, and
-//! `cargo xtask CHORE` only has to be a chore that there is. The tests do not start themselves.
+//! `cargo` is replaced: `cargo run --release --` is the program of this build, and `cargo xtask CHORE` only checks
+//! that the chore exists. The tests do not start themselves.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
@@ -19,18 +19,18 @@ use crate::daemon::{Home, binary};
 use crate::page::{Block, Ids, Page, Typed};
 use crate::wait::{DEADLINE, until_true};
 
-/// What the world is made with.
+/// The script that makes the world.
 const SCRIPT: &str = include_str!("reader.sh");
-/// In the place of `cargo`. `CHORES` is the program of the chores, `ROOT` the repository.
+/// Replaces `cargo`. `CHORES` is the program of the chores, `ROOT` the repository.
 const CARGO: &str = r#"#!/bin/bash
 case "$*" in
   "run --release -- "*) shift 3; exec shoal "$@" ;;
   "xtask "*) "$CHORES" --help | grep -q "^  $2 " ;;
   "install --locked --path "*) grep -q '^\[\[bin\]\]' "$ROOT/$4/Cargo.toml" ;;
-  *) echo "cargo: the test of the documents has no stand-in for: cargo $*" >&2; exit 1 ;;
+  *) echo "cargo: the test of the documents has no replacement for: cargo $*" >&2; exit 1 ;;
 esac
 "#;
-/// How a daemon in the background is started.
+/// The command that starts a daemon in the background.
 const SERVE: &str = "shoal serve";
 
 /// A reader at work.
@@ -42,12 +42,12 @@ pub struct Reader {
     answers: Receiver<String>,
     steps: u32,
     ids: Ids,
-    /// Every TOML block, one after the other.
+    /// All TOML blocks, one after the other.
     settings: String,
 }
 
 impl Reader {
-    /// Sits down before a page. Where none of its examples starts a daemon, one runs already.
+    /// Starts reading a page. If none of its examples starts a daemon, one runs already.
     #[track_caller]
     pub fn of(page: &Page) -> Self {
         assert!(rustix::process::geteuid().is_root(), "the black-box tests need root");
@@ -90,7 +90,7 @@ impl Reader {
         reader
     }
 
-    /// Does what an example says, and panics where it does not come true.
+    /// Runs an example, and panics if the result differs.
     #[track_caller]
     pub fn follow(&mut self, block: &Block) {
         if let Some(name) = block.file() {
@@ -119,13 +119,13 @@ impl Reader {
             "toml" => self.settings.push_str(&block.text()),
             "text" => {}
             kind => panic!(
-                "{}: nobody knows how to try a block of kind `{kind}`: see the rules in tests/src/page.rs",
+                "{}: there is no rule for blocks of kind `{kind}`: see the rules in tests/src/page.rs",
                 self.place(block.line)
             ),
         }
     }
 
-    /// Leaves the page, when everything on it was done.
+    /// Finishes the page, after all examples.
     #[track_caller]
     pub fn finish(mut self) {
         if !self.settings.is_empty() {
@@ -206,7 +206,7 @@ impl Drop for Reader {
         if std::thread::panicking() {
             return;
         }
-        // The pipe ends when the last process that could hold it has.
+        // The pipe ends with the last process that holds it.
         while self.answers.recv_timeout(DEADLINE).is_ok() {}
     }
 }
@@ -226,7 +226,7 @@ fn world(home: &Home, script: &Path, program: &Path) -> Command {
         .env("SHOAL_PRIVATE_DIR", home.join("private"))
         .env("CHORES", program.with_file_name("xtask"))
         .env("ROOT", crate::page::repository())
-        // A store of its own for each page would take a quarter of the disk; the page about it asks for one.
+        // A store for each page would take a quarter of the disk; the page about stores requests one.
         .env("SHOAL_STORE", "directory")
         .env("LC_ALL", "C.UTF-8")
         .env("TZ", "UTC");
@@ -234,7 +234,7 @@ fn world(home: &Home, script: &Path, program: &Path) -> Command {
     command
 }
 
-/// What a step has printed by now.
+/// What a step has printed so far.
 fn printed(file: &Path) -> String {
     let bytes = fs::read(format!("{}.out", file.display())).unwrap_or_default();
     String::from_utf8_lossy(&bytes).into_owned()

@@ -1,4 +1,4 @@
-//! What tests do with a sandbox. The spelling of every route is here, once.
+//! What tests do with a sandbox. The path of every route is here, once.
 
 use std::net::SocketAddr;
 
@@ -11,23 +11,23 @@ use crate::http::{Request, Response};
 use crate::socket::{Collected, Socket};
 use crate::wait::until;
 
-/// A sandbox that a test made. It lives until it is deleted or its daemon goes out of scope.
+/// A sandbox that a test created. It lives until it is deleted or its daemon is dropped.
 #[derive(Debug, Clone)]
 pub struct Sandbox {
     /// Where its daemon listens.
     pub address: SocketAddr,
-    /// Whose it is.
+    /// Its owner's key.
     pub key: String,
     /// Its id.
     pub id: String,
-    /// Where to look for it on the machine.
+    /// Where to find it on the machine.
     pub scope: Scope,
 }
 
-/// A command that is over, with its output.
+/// An ended command, with its output.
 #[derive(Clone)]
 pub struct Finished {
-    /// The whole answer.
+    /// The whole response.
     pub body: Value,
     /// Exact bytes.
     pub stdout: Vec<u8>,
@@ -36,7 +36,7 @@ pub struct Finished {
 }
 
 impl std::fmt::Debug for Finished {
-    /// What a person wants to see of a command that did not end as it should.
+    /// A description of a command that did not end as expected.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let first = |text: String| text.chars().take(4_000).collect::<String>();
         write!(
@@ -68,7 +68,7 @@ impl Finished {
         self.body["result"]["outcome"].as_str().unwrap_or("none")
     }
 
-    /// The code, where there is one.
+    /// The exit code, if there is one.
     pub fn exit_code(&self) -> Option<i64> {
         self.body["result"]["exit_code"].as_i64()
     }
@@ -78,7 +78,7 @@ impl Finished {
         self.body["id"].as_str().expect("a command has an id")
     }
 
-    /// Standard output as text, without the last line's end.
+    /// Standard output as text, without the last newline.
     pub fn text(&self) -> String {
         String::from_utf8_lossy(&self.stdout).trim_end().to_owned()
     }
@@ -88,7 +88,7 @@ impl Finished {
         String::from_utf8_lossy(&self.stderr).trim_end().to_owned()
     }
 
-    /// That it exited with 0.
+    /// Asserts that it exited with 0.
     #[track_caller]
     pub fn ok(self) -> Self {
         assert_eq!((self.outcome(), self.exit_code()), ("exited", Some(0)), "{self:?}");
@@ -97,7 +97,7 @@ impl Finished {
 }
 
 impl Sandbox {
-    /// Its own route, with more behind it.
+    /// Its own route, with a suffix.
     pub fn path(&self, more: &str) -> String {
         format!("/v1/sandboxes/{}{more}", self.id)
     }
@@ -107,7 +107,7 @@ impl Sandbox {
         Request::new(method, &self.path(more)).key(&self.key)
     }
 
-    /// As it is now.
+    /// Its current state.
     #[track_caller]
     pub fn get(&self) -> Value {
         self.request("GET", "").send(self.address).expect(200)
@@ -119,7 +119,7 @@ impl Sandbox {
         self.request("DELETE", "").send(self.address).expect(204);
     }
 
-    /// Posts a command and returns the answer whatever it is.
+    /// Posts a command and returns the response, whatever it is.
     #[track_caller]
     pub fn post_command(&self, body: &Value) -> Response {
         self.request("POST", "/commands").json(body).send(self.address)
@@ -154,25 +154,25 @@ impl Sandbox {
         answer.json()["id"].as_str().expect("a command has an id").into()
     }
 
-    /// A command as it is now.
+    /// The current state of a command.
     #[track_caller]
     pub fn command(&self, id: &str) -> Value {
         self.request("GET", &format!("/commands/{id}")).send(self.address).expect(200)
     }
 
-    /// Waits until a command is over, and returns it.
+    /// Waits until a command has ended, and returns it.
     #[track_caller]
     pub fn ended(&self, id: &str) -> Value {
         until("the command is over", || Some(self.command(id)).filter(|command| command["state"] == "ended"))
     }
 
-    /// Waits until a command has a process, and returns it.
+    /// Waits until a command has a process id, and returns it.
     #[track_caller]
     pub fn running(&self, id: &str) -> Value {
         until("the command runs", || Some(self.command(id)).filter(|command| command["pid"].is_u64()))
     }
 
-    /// Waits until a command has written so many bytes to stdout.
+    /// Waits until a command has written this many bytes to stdout.
     #[track_caller]
     pub fn wrote(&self, id: &str, bytes: u64) {
         until("the command has written", || {
@@ -180,7 +180,7 @@ impl Sandbox {
         });
     }
 
-    /// Waits for a command's end and fetches everything it wrote, over a WebSocket.
+    /// Waits for a command's end and fetches all its output over a WebSocket.
     #[track_caller]
     pub fn output(&self, id: &str) -> Collected {
         self.attach(id, &Collected::default()).collect(Collected::default())
@@ -195,13 +195,13 @@ impl Sandbox {
         socket
     }
 
-    /// Opens the stream of a command where an earlier one stopped.
+    /// Continues the stream of a command where an earlier one stopped.
     #[track_caller]
     pub fn attach(&self, id: &str, from: &Collected) -> Socket {
         self.open_socket(&format!("/commands/{id}/stream?{}", from.offsets())).expect("the stream opens")
     }
 
-    /// Opens a WebSocket, or tells the status of the refusal.
+    /// Opens a WebSocket, or returns the status of the error.
     pub fn open_socket(&self, more: &str) -> Result<Socket, u16> {
         Socket::open(self.address, &self.path(more), &[("authorization", &format!("Bearer {}", self.key))])
     }
@@ -240,7 +240,7 @@ impl Sandbox {
         self.request("POST", &format!("/commands/{id}/kill")).send(self.address)
     }
 
-    /// Its processes on the host, init among them, found by the cgroup that carries its id.
+    /// Its processes on the host, including init, found by its cgroup.
     pub fn processes(&self) -> Vec<i32> {
         let groups = self.scope.cgroups();
         let own = groups.iter().filter(|group| group.to_string_lossy().contains(&self.id));

@@ -1,4 +1,4 @@
-//! The WebSocket of a command, as a stranger's client would use it.
+//! The WebSocket of a command, as a foreign client would use it.
 
 use std::net::{SocketAddr, TcpStream};
 use std::time::Instant;
@@ -10,7 +10,7 @@ use tungstenite::{Error, Message, WebSocket};
 
 use crate::wait::DEADLINE;
 
-/// What the server said.
+/// A message of the server.
 #[derive(Debug, Clone)]
 pub enum Said {
     /// A text message.
@@ -19,12 +19,12 @@ pub enum Said {
     Output {
         /// 1 or 2.
         stream: u8,
-        /// Where they begin.
+        /// Their offset.
         offset: u64,
         /// The bytes.
         bytes: Vec<u8>,
     },
-    /// The connection is over, with the code of its close where there was one.
+    /// The connection is closed, with the close code if there was one.
     Closed(Option<u16>),
 }
 
@@ -34,7 +34,7 @@ pub struct Socket {
 }
 
 impl Socket {
-    /// Opens `target` with these headers. The status code if the server refuses.
+    /// Opens `target` with these headers. Returns the status code if the server rejects it.
     pub fn open(to: SocketAddr, target: &str, headers: &[(&str, &str)]) -> Result<Self, u16> {
         let stream = TcpStream::connect_timeout(&to, DEADLINE).expect("the daemon listens");
         stream.set_nodelay(true).expect("a socket takes this option");
@@ -71,13 +71,13 @@ impl Socket {
         self.inner.send(Message::binary(bytes.to_vec())).expect("the socket is open");
     }
 
-    /// The next thing that the server says. A connection that breaks counts as closed.
+    /// The next message of the server. A broken connection counts as closed.
     #[track_caller]
     pub fn hear(&mut self) -> Said {
         let give_up = Instant::now() + DEADLINE;
         loop {
-            // Pings keep a connection open on which nothing is said.
-            assert!(Instant::now() < give_up, "the server said nothing for {DEADLINE:?}");
+            // Pings keep an otherwise silent connection open.
+            assert!(Instant::now() < give_up, "the server sent nothing for {DEADLINE:?}");
             match self.inner.read() {
                 Ok(Message::Text(text)) => {
                     return Said::Event(serde_json::from_str(&text).expect("text messages are JSON"));
@@ -100,21 +100,21 @@ impl Socket {
                         std::io::ErrorKind::WouldBlock | std::io::ErrorKind::TimedOut
                     ) =>
                 {
-                    panic!("the server said nothing for {DEADLINE:?}");
+                    panic!("the server sent nothing for {DEADLINE:?}");
                 }
                 Err(_) => return Said::Closed(None),
             }
         }
     }
 
-    /// The next text message of this type; output and others before it are let go.
+    /// The next text message of this type; output and others before it are skipped.
     #[track_caller]
     pub fn wait_for(&mut self, kind: &str) -> Value {
         loop {
             match self.hear() {
                 Said::Event(event) if event["type"] == kind => return event,
                 Said::Event(_) | Said::Output { .. } => {}
-                Said::Closed(code) => panic!("the socket was closed ({code:?}) before it said {kind:?}"),
+                Said::Closed(code) => panic!("the socket was closed ({code:?}) before {kind:?} came"),
             }
         }
     }
@@ -149,14 +149,14 @@ pub struct Collected {
     pub stderr: Vec<u8>,
     /// The last event, once it came.
     pub ended: Option<Value>,
-    /// What the server said it no longer has.
+    /// The ranges that the server reported as lost.
     pub lost: Vec<Value>,
-    /// Whether the last connection closed before the end, and with which code.
+    /// Whether the last connection closed before the end, and its code.
     pub closed: Option<Option<u16>>,
 }
 
 impl Collected {
-    /// Takes in bytes, which must follow what is there: nothing twice, nothing left out.
+    /// Adds bytes, which must follow the previous ones: nothing twice, nothing missing.
     #[track_caller]
     pub fn add(&mut self, stream: u8, offset: u64, bytes: &[u8]) {
         let all = match stream {
@@ -173,7 +173,7 @@ impl Collected {
         format!("stdout_offset={}&stderr_offset={}", self.stdout.len(), self.stderr.len())
     }
 
-    /// The result of the command, given that it is over.
+    /// The result of the command, asserting that it has ended.
     #[track_caller]
     pub fn result(&self) -> &Value {
         let ended =

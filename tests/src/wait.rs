@@ -4,10 +4,10 @@ use std::time::{Duration, Instant};
 
 /// How long anything may take before it counts as hanging. Generous: two cores run the whole suite.
 pub const DEADLINE: Duration = Duration::from_secs(60);
-/// Between two looks at a condition.
+/// Interval between two checks of a condition.
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
 
-/// Waits until `look` finds something, and panics naming `what` when [`DEADLINE`] is over.
+/// Waits until `look` returns something, and panics with `what` after [`DEADLINE`].
 #[track_caller]
 pub fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     let give_up = Instant::now() + DEADLINE;

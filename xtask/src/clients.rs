@@ -1,7 +1,7 @@
 //! The test suites of clients that are not written in Rust. Each is a Python program built on
 //! `tests/clients/environments.py`, which makes virtual environments with pinned versions.
 //!
-//! Owns which suites there are and which program they try. What they test is their own business.
+//! Owns the list of suites and the program that they test.
 
 use std::fs::{self, File};
 use std::path::PathBuf;
@@ -12,9 +12,9 @@ use std::time::Instant;
 use anyhow::{Context, Result, anyhow, bail};
 
 struct Suite {
-    /// The word for it on the command line.
+    /// Its name on the command line.
     word: &'static str,
-    /// What it is called.
+    /// Its full name.
     name: &'static str,
     program: &'static str,
 }
@@ -24,7 +24,7 @@ const SUITES: &[Suite] = &[
     Suite { word: "langsmith", name: "LangSmith's clients", program: "tests/langsmith/run_tests.py" },
 ];
 
-/// Whether the first argument, if there is one, is the word of a suite.
+/// Checks that the first argument, if there is one, names a suite.
 pub fn check(arguments: &[String]) -> Result<()> {
     if let Some(word) = arguments.first()
         && SUITES.iter().all(|suite| suite.word != word)
@@ -35,8 +35,8 @@ pub fn check(arguments: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// Runs all suites against the debug program, or the one whose word comes first, with the arguments after that. The first
-/// failure is returned once all ran.
+/// Runs all suites against the debug program, or the one that the first argument names, with the arguments after
+/// that. Returns the first failure once all have run.
 pub fn run(arguments: &[String]) -> Result<()> {
     let mut outcome = Ok(());
     for suite in chosen(arguments) {
@@ -45,19 +45,19 @@ pub fn run(arguments: &[String]) -> Result<()> {
     outcome
 }
 
-/// Free memory from which on suites run beside compilers: two compilers of our largest crates take less than half of it,
-/// and so do two daemons with the sandboxes of their tests.
+/// Free memory from which on suites run in parallel with compilers: two compilers of the largest crates need less
+/// than half of it, and so do two daemons with the sandboxes of their tests.
 const BESIDE_MEMORY_MIN: u64 = 8 << 30;
 
-/// All suites: under way, or still to be run.
+/// All suites: running, or still to be run.
 pub enum Suites {
-    /// With what they say in files.
+    /// With their output in files.
     Beside(JoinHandle<Vec<Result<Ran>>>),
     /// There is not enough memory.
     Later,
 }
 
-/// A suite that ran beside something else.
+/// A suite that runs in parallel with other steps.
 pub struct Ran {
     what: String,
     log: PathBuf,
@@ -65,18 +65,20 @@ pub struct Ran {
     seconds: u64,
 }
 
-/// Starts all suites, one after the other, beside whatever comes next, if there is memory for both.
+/// Starts all suites, one after the other, in parallel with the next steps, if there is enough memory.
 pub fn start() -> Suites {
     let free = fs::read_to_string("/proc/meminfo").ok().and_then(|text| memory_available(&text));
     if free.is_none_or(|free| free < BESIDE_MEMORY_MIN) {
         return Suites::Later;
     }
-    println!("xtask: run the tests of clients beside the next steps; they are shown when they are done");
+    println!(
+        "xtask: run the client suites in parallel with the next steps; results follow when they are done"
+    );
     Suites::Beside(std::thread::spawn(|| chosen(&[]).map(Suite::run_aside).collect()))
 }
 
 impl Suites {
-    /// Waits for them, or runs them now. Says how each ended, with all that it said if it failed.
+    /// Waits for them, or runs them now. Reports how each ended, with its whole output if it failed.
     pub fn finish(self) -> Result<()> {
         let all = match self {
             Self::Later => return run(&[]),
@@ -86,21 +88,24 @@ impl Suites {
         };
         let mut outcome = Ok(());
         for ran in all {
-            outcome = outcome.and(ran.and_then(|ran| ran.tell()));
+            outcome = outcome.and(ran.and_then(|ran| ran.report()));
         }
         outcome
     }
 }
 
 impl Ran {
-    fn tell(self) -> Result<()> {
+    fn report(self) -> Result<()> {
         let Self { what, log, status, seconds } = self;
         let said = fs::read(&log).with_context(|| format!("cannot read {}", log.display()))?;
         let said = String::from_utf8_lossy(&said);
         if status.success() {
-            // The count; what stands before it is in the file.
+            // The summary; the rest of the output is in the file.
             println!("{}", said.lines().last().unwrap_or_default());
-            println!("xtask: {what}: done in {seconds} s beside other steps, see {}", log.display());
+            println!(
+                "xtask: {what}: done in {seconds} s in parallel with other steps, see {}",
+                log.display()
+            );
             return Ok(());
         }
         println!("{said}");
@@ -129,7 +134,7 @@ impl Suite {
     fn command(&self, arguments: &[String]) -> Result<Command> {
         let shoal = std::env::current_exe()?.with_file_name("shoal");
         let mut command = Command::new("/usr/bin/python3");
-        // Environments are made once and then kept beside what cargo builds. A change of versions makes new ones.
+        // Environments are created once and kept below `target`. A change of versions creates new ones.
         command.arg(self.program).arg("--shoal").arg(&shoal).args(["--environments", "target/python"]);
         command.args(arguments.iter().skip(1)).current_dir(super::root()).stdin(Stdio::null());
         Ok(command)

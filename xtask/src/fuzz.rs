@@ -1,21 +1,21 @@
 //! The fuzz targets of `fuzz/`, built and run with the stable compiler.
 //!
-//! `cargo fuzz` needs a nightly compiler for its sanitizers. Without those, everything that libFuzzer asks for is a stable
-//! flag: counters for every edge and for every comparison. The targets are safe Rust that reads bytes, where a sanitizer
-//! has little to find; what goes wrong there is a panic.
+//! `cargo fuzz` needs a nightly compiler for its sanitizers. Without those, everything that libFuzzer needs is a
+//! stable flag: counters for every edge and for every comparison. The targets are safe Rust that reads bytes, where a
+//! sanitizer finds little; errors there are panics.
 
 use std::fs;
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
-/// How long each target runs, unless the caller says otherwise.
+/// How long each target runs by default.
 const SECONDS: u64 = 60;
 /// Longer inputs find nothing that shorter ones do not: the largest header that a target reads is a few KiB.
 const INPUT_BYTES_MAX: u32 = 16 << 10;
-/// What a target may take. They read bytes that others wrote, so they must not need more.
+/// Memory limit of a target. Targets read untrusted bytes, so they must not need more.
 const MEMORY_MIB_MAX: u32 = 2048;
-/// What `cargo fuzz` passes too, save for the sanitizer.
+/// The flags of `cargo fuzz`, except for the sanitizer.
 const FLAGS: &[&str] = &[
     "--cfg=fuzzing",
     "-Cpasses=sancov-module",
@@ -27,8 +27,8 @@ const FLAGS: &[&str] = &[
     "-Cdebug-assertions",
 ];
 
-/// `[TARGET] [SECONDS]`: runs one target, or all of them one after the other. Fails at the first that finds something;
-/// the input is in `fuzz/artifacts` then.
+/// `[TARGET] [SECONDS]`: runs one target, or all of them one after the other. Fails at the first that finds
+/// something; the input is then in `fuzz/artifacts`.
 pub fn run(arguments: &[String]) -> Result<()> {
     let targets = targets()?;
     let (mut chosen, mut seconds) = (targets.clone(), SECONDS);
@@ -46,7 +46,7 @@ pub fn run(arguments: &[String]) -> Result<()> {
     }
     let triple = host_triple()?;
     let mut build = super::cargo();
-    // With a target named, the flags reach neither build scripts nor procedural macros.
+    // With a target given, the flags reach neither build scripts nor procedural macros.
     build.current_dir(super::root().join("fuzz")).args(["build", "--bins", "--target", &triple]);
     build.args(["--config", "profile.dev.opt-level=2"]).env("CARGO_ENCODED_RUSTFLAGS", FLAGS.join("\x1f"));
     super::step("build the fuzz targets", build)?;

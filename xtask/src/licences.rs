@@ -1,14 +1,14 @@
-//! Every crate we build with has a licence that we may ship under Apache-2.0.
+//! Checks that every dependency has a licence that may be shipped under Apache-2.0.
 //!
-//! Reads `cargo metadata` and no network. An SPDX expression holds when its `OR` offers us one licence, and all of
-//! its `AND`, that are on the list.
+//! Reads `cargo metadata` and needs no network. An SPDX expression is accepted if one branch of its `OR`, and all of
+//! its `AND`, are on the list.
 
 use std::collections::BTreeMap;
 
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
-/// Licences that ask for no more than to be named. `MPL-2.0` asks for changes to its own files alone.
+/// Licences that only require attribution. `MPL-2.0` covers changes to its own files only.
 const ALLOWED: [&str; 12] = [
     "0BSD",
     "Apache-2.0",
@@ -24,17 +24,17 @@ const ALLOWED: [&str; 12] = [
     "Zlib",
 ];
 
-/// How much [`check`] prints when all is well.
+/// How much [`check`] prints on success.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Tell {
+pub enum Report {
     /// One line.
     Count,
     /// Each licence with its crates.
-    Everything,
+    All,
 }
 
-/// Fails naming every crate whose licence is not on the list.
-pub fn check(tell: Tell) -> Result<()> {
+/// Fails with every crate whose licence is not on the list.
+pub fn check(report: Report) -> Result<()> {
     let text = super::printed(super::cargo().args(["metadata", "--format-version=1", "--locked"]))?;
     let metadata: Value =
         serde_json::from_slice(&text).context("cannot read what `cargo metadata` printed")?;
@@ -49,7 +49,7 @@ pub fn check(tell: Tell) -> Result<()> {
             refused.push(format!("{name} {}: {licence}", package["version"].as_str().unwrap_or("?")));
         }
     }
-    if tell == Tell::Everything {
+    if report == Report::All {
         for (licence, crates) in &by_licence {
             println!("{licence}: {}", crates.join(", "));
         }
@@ -61,7 +61,7 @@ pub fn check(tell: Tell) -> Result<()> {
     Ok(())
 }
 
-/// Whether an SPDX expression can be met from the list. What does not parse is refused.
+/// Whether the list satisfies an SPDX expression. Invalid expressions are rejected.
 fn allows(expression: &str) -> bool {
     // An old spelling of OR, which some crates still use.
     let spaced = expression.replace('/', " OR ").replace('(', " ( ").replace(')', " ) ");

@@ -1,7 +1,7 @@
-//! The chores of this repository. `cargo xtask test` is what CI runs, no more and no less.
+//! The chores of this repository. `cargo xtask test` is exactly what CI runs.
 //!
-//! Owns the order of the steps and how their outcome is told. What each step checks is the business of the tool it
-//! starts, of `clients` and of the other modules.
+//! Owns the order of the steps and how their results are reported. The tools that it starts, `clients` and the other
+//! modules do the checks.
 
 #![forbid(unsafe_code)]
 
@@ -28,18 +28,18 @@ Usage: cargo xtask <chore>
 
 Chores:
   test [ARGS...]   Install what the tests need, check format, lints, licences and documents, run every test.
-                   Needs root. ARGS are handed to the test runner, and the suites of `clients` are left out then.
-  check            Another word for `test`: what CI runs.
+                   Needs root. Passes ARGS to the test runner, and then skips the suites of `clients`.
+  check            Same as `test`: what CI runs.
   clients [SUITE [ARGS...]]
-                   Only the suites in other languages, on the program as it is in the source: `python`, `langsmith`.
-                   ARGS are handed to the suite: `clients python --only sdk` runs one environment of it.
-  lint             The checks of `test` without the tests and without root.
-  lint rooms       Only the check that no two folders of a crate depend on each other, with the graph.
+                   Run only the suites in other languages, on the debug program: `python`, `langsmith`.
+                   Pass ARGS to the suite: `clients python --only sdk` runs one environment of it.
+  lint             Run the checks of `test` without the tests and without root.
+  lint rooms       Check only that no two folders of a crate depend on each other, and print the graph.
   fuzz [TARGET] [SECONDS]
                    Run the fuzz targets with the stable compiler, each for 60 seconds unless SECONDS says otherwise.
-  licences         Only the check of licences, with the list.
+  licences         Check only the licences, and print the list.
   btrfs-seed       Make the data file again that storage pools are created from. Needs mkfs.btrfs.
-  --help           This text.
+  --help           Print this text.
 ";
 
 fn main() -> ExitCode {
@@ -51,17 +51,17 @@ fn main() -> ExitCode {
         Some("check") if rest.is_empty() => test(&[]),
         Some("clients") => only_clients(&rest),
         Some("lint") if rest.is_empty() => lint(),
-        Some("lint") if rest == ["rooms"] => rooms::check(rooms::Tell::Everything),
+        Some("lint") if rest == ["rooms"] => rooms::check(rooms::Report::All),
         Some("fuzz") => fuzz::run(&rest),
         Some("btrfs-seed") if rest.is_empty() => btrfs_seed::make(),
-        Some("licences") if rest.is_empty() => licences::check(licences::Tell::Everything),
+        Some("licences") if rest.is_empty() => licences::check(licences::Report::All),
         None | Some("--help" | "-h" | "help") => {
             print!("{HELP}");
             return ExitCode::SUCCESS;
         }
         Some(_) => {
             eprint!(
-                "xtask: this is not a chore: {}\n\n{HELP}",
+                "xtask: unknown chore: {}\n\n{HELP}",
                 std::env::args().skip(1).collect::<Vec<_>>().join(" ")
             );
             return ExitCode::from(2);
@@ -71,7 +71,7 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("xtask: {error:#}");
-            // The runner's own code tells failed tests (100) from a runner that could not start.
+            // The runner's own exit code distinguishes failed tests (100) from a runner that could not start.
             let code = error.downcast_ref::<Failed>().and_then(|failed| failed.status.code());
             ExitCode::from(
                 code.and_then(|code| u8::try_from(code).ok()).filter(|code| *code != 0).unwrap_or(1),
@@ -80,16 +80,16 @@ fn main() -> ExitCode {
     }
 }
 
-/// Everything. What is quick comes first, and the tests come last, so that the last lines are the runner's count.
+/// Runs everything. Quick steps come first, and the tests last, so that the last lines are the runner's summary.
 fn test(runner_arguments: &[String]) -> Result<()> {
     packages::install_missing()?;
     let nextest = nextest::find_or_install()?;
     lint_sources()?;
     // The black-box tests start the programs themselves.
     build("the programs and the tests", "--all-targets")?;
-    step("remove what earlier tests have left", sweep()?)?;
-    // A filter of tests means those alone. The suites wait for downloads and daemons most of the time, so they run beside
-    // compilers, and never beside the tests, some of which compare times.
+    step("remove leftovers of earlier tests", sweep()?)?;
+    // With a filter, only the filtered tests run. The suites mostly wait for downloads and daemons, so they run in
+    // parallel with compilers, but never with the tests, some of which compare times.
     let suites = runner_arguments.is_empty().then(clients::start);
     let linted = lint_compiled();
     let of_clients = suites.map_or(Ok(()), clients::Suites::finish);
@@ -106,22 +106,22 @@ fn test(runner_arguments: &[String]) -> Result<()> {
             );
             runner.args(["test", "--workspace", "--no-fail-fast"]).args(runner_arguments);
             if !runner_arguments.iter().any(|argument| argument == "--") {
-                // Nothing keeps the heavy tests apart here, so they run one by one.
+                // Nothing separates the heavy tests here, so they run one by one.
                 runner.args(["--", "--test-threads=1"]);
             }
         }
     }
     let outcome = step("run the tests", runner);
-    // Quietly: the last lines belong to the runner's count.
+    // Quietly: the last lines belong to the runner's summary.
     let swept = answers(&mut sweep()?);
     outcome?;
     if !swept {
-        bail!("cannot remove what the tests have left");
+        bail!("cannot remove leftovers of the tests");
     }
     of_clients
 }
 
-/// The suites in other languages alone.
+/// Runs only the suites in other languages.
 fn only_clients(arguments: &[String]) -> Result<()> {
     clients::check(arguments)?;
     packages::install_missing()?;
@@ -129,14 +129,14 @@ fn only_clients(arguments: &[String]) -> Result<()> {
     clients::run(arguments)
 }
 
-/// Builds what is run later, in one go: nothing is compiled twice with other features then.
+/// Builds everything that later steps run at once, so that nothing is compiled twice with other features.
 fn build(what: &str, targets: &str) -> Result<()> {
     let mut build = cargo();
     build.args(["build", "--workspace", targets]);
     step(&format!("build {what}"), build)
 }
 
-/// Ends and removes what tests have left that were killed before they could do so. Built beside this program.
+/// Ends and removes leftovers of tests that were killed. Built beside this program.
 fn sweep() -> Result<Command> {
     let own = std::env::current_exe().context("cannot find this program's own executable")?;
     let mut sweep = Command::new(own.with_file_name("sweep"));
@@ -144,40 +144,40 @@ fn sweep() -> Result<Command> {
     Ok(sweep)
 }
 
-/// What can be checked without running anything of ours.
+/// Checks that run none of our programs.
 fn lint() -> Result<()> {
     lint_sources()?;
     lint_compiled()
 }
 
-/// What takes seconds: nothing is compiled.
+/// Checks that take seconds: nothing is compiled.
 fn lint_sources() -> Result<()> {
     let mut format = cargo();
     format.args(["fmt", "--all", "--check"]);
     step("check the format", format)?;
     println!("xtask: check the licences");
-    licences::check(licences::Tell::Count)?;
+    licences::check(licences::Report::Count)?;
     println!("xtask: check that the rooms of each crate depend on each other one way");
-    rooms::check(rooms::Tell::Faults)?;
+    rooms::check(rooms::Report::Faults)?;
     println!("xtask: check that every file of tests is compiled");
     test_files::check()
 }
 
-/// What the compiler finds.
+/// Checks by the compiler.
 fn lint_compiled() -> Result<()> {
     let mut clippy = cargo();
     clippy.args(["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]);
     step("check the lints", clippy)?;
     let mut documents = cargo();
-    // By `--config` and not by RUSTDOCFLAGS: a variable would win over what the machine's own configuration says.
-    // Private items are documented, so a link to one leads somewhere.
+    // By `--config` and not by RUSTDOCFLAGS: a variable would override the machine's own configuration. Private items
+    // are documented, so that links to them work.
     let flags = "build.rustdocflags=['-D', 'warnings', '-A', 'rustdoc::private_intra_doc_links']";
     documents.args(["--config", flags]);
     documents.args(["doc", "--workspace", "--no-deps", "--document-private-items"]);
     step("check the documents in the code", documents)
 }
 
-/// The cargo that runs us, at the root of the repository, with nothing to read from.
+/// The cargo that runs this program, at the root of the repository, without stdin.
 fn cargo() -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.current_dir(root()).stdin(Stdio::null());
@@ -189,7 +189,7 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("this package is in a folder of the root").into()
 }
 
-/// A program that ran and said no.
+/// A program that ran and failed.
 #[derive(Debug)]
 struct Failed {
     what: String,
@@ -204,7 +204,7 @@ impl std::fmt::Display for Failed {
 
 impl std::error::Error for Failed {}
 
-/// Runs one step with its output shown as it comes.
+/// Runs one step and shows its output.
 fn step(what: &str, mut command: Command) -> Result<()> {
     println!("xtask: {what}");
     let started = Instant::now();
@@ -218,12 +218,12 @@ fn step(what: &str, mut command: Command) -> Result<()> {
     Ok(())
 }
 
-/// Whether a program is there and answers.
+/// Whether a program exists and runs.
 fn answers(command: &mut Command) -> bool {
     command.stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok_and(|status| status.success())
 }
 
-/// What a program printed, or an error with what it complained about.
+/// The output of a program, or an error with its stderr.
 fn printed(command: &mut Command) -> Result<Vec<u8>> {
     let name = command.get_program().to_owned();
     let name = OsStr::display(&name);

@@ -9,17 +9,17 @@ use std::process::Command;
 
 use anyhow::Result;
 
-/// What is installed where there is none: a version that `.config/nextest.toml` was tried with.
+/// The version to install if there is none: the one that `.config/nextest.toml` was tested with.
 const VERSION: &str = "0.9.143";
 
-/// Where `cargo nextest` is found.
+/// Where `cargo nextest` is.
 pub struct Nextest {
-    /// The folder of the one below `target`; none for the machine's own.
+    /// The folder of the one below `target`; `None` for the machine's own.
     folder: Option<PathBuf>,
 }
 
 impl Nextest {
-    /// Lets a cargo find it.
+    /// Adds it to the path of a cargo command.
     pub fn add_to(&self, cargo: &mut Command) {
         let Some(folder) = &self.folder else { return };
         let mut path = OsString::from(folder);

@@ -1,7 +1,7 @@
-//! Every file of tests is compiled.
+//! Checks that every file of tests is compiled.
 //!
-//! Packages with one executable for all their tests say `autotests = false` and list their files in a `main.rs`. Cargo
-//! would not notice a file that is missing there.
+//! Packages with one executable for all their tests set `autotests = false` and list their files in a `main.rs`.
+//! Cargo would not notice a file that is missing there.
 
 use std::fs;
 use std::path::Path;
@@ -11,7 +11,7 @@ use anyhow::{Context, Result, bail};
 /// The folders with such a `main.rs`.
 const FOLDERS: &[&str] = &["tests", "crates/engine/tests", "crates/runtime/tests", "crates/server/tests"];
 
-/// Fails when a file beside a `main.rs` is not a module of it.
+/// Fails if a file beside a `main.rs` is not a module of it.
 pub fn check() -> Result<()> {
     let mut missing = Vec::new();
     for folder in FOLDERS {
@@ -22,7 +22,7 @@ pub fn check() -> Result<()> {
     }
     if !missing.is_empty() {
         bail!(
-            "not compiled, since `main.rs` beside them does not have them as modules: {}",
+            "not compiled, because the `main.rs` beside them does not list them as modules: {}",
             missing.join(", ")
         );
     }

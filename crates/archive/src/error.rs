@@ -1,11 +1,10 @@
-//! Why a stream is refused, by its reader or while it is unpacked.
+//! Why a stream is rejected, by its reader or while it is unpacked.
 
 use std::io;
 
 use rustix::io::Errno;
 
-/// Why a stream was not unpacked to its end. What came before is there.
-/// Why unpacking stopped. Earlier entries stay.
+/// Why unpacking stopped. Entries before the error stay.
 #[derive(Debug, thiserror::Error)]
 pub enum UnpackError {
     /// The stream could not be read.
@@ -18,39 +17,39 @@ pub enum UnpackError {
     #[error("the archive ends too early")]
     Truncated,
     /// A header is not valid.
-    #[error("the archive is damaged or is no tar archive: {why}")]
+    #[error("the archive is damaged or not a tar archive: {why}")]
     Header {
         /// What is wrong.
         why: &'static str,
     },
     /// A name that leads out of the top, or is not valid.
-    #[error("the name `{}` is refused: {why}", String::from_utf8_lossy(path))]
+    #[error("the name `{}` is not allowed: {why}", String::from_utf8_lossy(path))]
     Name {
-        /// As the stream has it.
+        /// As written in the stream.
         path: Vec<u8>,
         /// What is wrong.
         why: &'static str,
     },
-    /// An entry that the rules refuse.
-    #[error("the archive has {what}, which is not supported")]
+    /// An entry that the rules reject.
+    #[error("the archive contains {what}, which is not supported")]
     Unsupported {
-        /// What.
+        /// The feature.
         what: &'static str,
     },
-    /// A directory on the way is a link.
+    /// A parent directory is a link.
     #[error("`{}` leads through a link, which is never followed", String::from_utf8_lossy(path))]
     ThroughLink {
-        /// As the stream has it.
+        /// As written in the stream.
         path: Vec<u8>,
     },
     /// A directory where a file should be, or the other way round.
-    #[error("something else is in the way of `{}`", String::from_utf8_lossy(path))]
+    #[error("`{}` cannot be created: something of another kind exists there", String::from_utf8_lossy(path))]
     InTheWay {
-        /// As the stream has it.
+        /// As written in the stream.
         path: Vec<u8>,
     },
     /// Too many entries.
-    #[error("the archive has more than {limit} entries")]
+    #[error("the archive must have at most {limit} entries")]
     TooMany {
         /// The limit.
         limit: u64,
@@ -58,7 +57,7 @@ pub enum UnpackError {
     /// The kernel refused.
     #[error("cannot create `{}`", String::from_utf8_lossy(path))]
     Create {
-        /// As the stream has it.
+        /// As written in the stream.
         path: Vec<u8>,
         /// Its error.
         source: Errno,

@@ -25,21 +25,21 @@ impl Header {
         if block.iter().all(|byte| *byte == 0) {
             return Ok(None);
         }
-        let told = number(&block[148..156]).ok_or("its checksum is no number")?;
+        let told = number(&block[148..156]).ok_or("its checksum is not a number")?;
         if told != i128::from(checksum(block)) {
             return Err("its checksum is wrong");
         }
         let mut name = until_nul(&block[..100]).to_vec();
-        // Other formats store something else in the place of the prefix.
+        // Other formats use the bytes of the prefix for something else.
         if block[257..263] == *b"ustar\0" && block[345] != 0 {
             name = [until_nul(&block[345..500]), b"/", &name].concat();
         }
         let unsigned =
             |from: usize, to: usize| number(&block[from..to]).and_then(|number| u64::try_from(number).ok());
-        let size = unsigned(124, 136).ok_or("its size is no number")?;
+        let size = unsigned(124, 136).ok_or("its size is not a number")?;
         Ok(Some(Self {
             name,
-            // Invalid permissions, owners and times are not a reason to refuse the contents.
+            // Invalid permissions, owners and times are no reason to reject the contents.
             mode: unsigned(100, 108).unwrap_or(0o644) as u32 & 0o7777,
             uid: unsigned(108, 116).unwrap_or(0),
             gid: unsigned(116, 124).unwrap_or(0),

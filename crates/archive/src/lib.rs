@@ -4,8 +4,8 @@
 //! Owns the format, the rules for unpacking, and the system calls that enforce them; knows nothing about sandboxes.
 //! Memory use is bounded for every stream and every tree.
 //!
-//! Read in this order: [`header`](self) blocks of 512 bytes, `read` entries of a stream, `unpack` what becomes of them, `pack`
-//! the way back.
+//! Read in this order: [`header`](self) for blocks of 512 bytes, `read` for the entries of a stream, `unpack`, and
+//! `pack` for the other direction.
 //!
 //! Writes the GNU format, which every tool reads. Reads GNU, ustar and pax.
 
@@ -25,5 +25,5 @@ pub use unpack::{Links, Unpacked, unpack};
 
 /// The maximum number of entries in one stream.
 pub const ENTRIES_MAX: u64 = 1_000_000;
-/// Nesting of directories. Each level takes a descriptor while it is packed.
+/// Most nested directories. Each level takes a descriptor while it is packed.
 pub const DEPTH_MAX: usize = 256;

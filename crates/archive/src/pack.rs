@@ -1,4 +1,5 @@
-//! Packs a tree into a stream. The tree may change meanwhile: links are not followed, and the stream contains what was opened.
+//! Packs a tree into a stream. The tree may change during that: links are not followed, and the stream contains what
+//! was opened.
 
 use std::ffi::{CStr, CString};
 use std::io::{self, Write};
@@ -26,7 +27,7 @@ pub enum PackError {
     Read {
         /// Below the top.
         path: Vec<u8>,
-        /// What the kernel said.
+        /// The kernel's error.
         source: Errno,
     },
     /// A file shrank while it was read, after its length had been written.
@@ -50,7 +51,7 @@ pub enum PackError {
     },
 }
 
-/// What a stream holds.
+/// Statistics of a stream.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Packed {
     /// Files, links and directories.
@@ -187,7 +188,7 @@ impl<'a> Packing<'a> {
             }
             FileType::RegularFile => {
                 let file = open(OFlags::NONBLOCK | OFlags::NOCTTY)?;
-                // It may have been replaced meanwhile.
+                // It may have been replaced since.
                 let stat = rustix::fs::fstat(&file).map_err(read)?;
                 if FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile {
                     self.file(file.as_fd(), path, &stat)?;

@@ -6,7 +6,7 @@ use crate::ENTRIES_MAX;
 use crate::error::UnpackError;
 use crate::header::{BLOCK, Header};
 
-/// The longest extra header before an entry: a long name, a long link, pax records. Longer ones are refused.
+/// The longest extra header before an entry: a long name, a long link, pax records. Longer ones are rejected.
 const EXTENSION_MAX: u64 = 64 * 1024;
 /// The prefix of an extended attribute's key, in the usual spelling.
 const ATTRIBUTE: &[u8] = b"SCHILY.xattr.";
@@ -135,7 +135,7 @@ impl<R: Read> Entries<R> {
                 b'L' => front.path = Some(without_nul(self.extension()?)),
                 b'K' => front.link = Some(without_nul(self.extension()?)),
                 b'x' => front.add_pax(&self.extension()?)?,
-                b'g' => {} // Said of all entries, and of no use to us.
+                b'g' => {} // Global headers, which are not needed here.
                 b'S' => return Err(UnpackError::Unsupported { what: "a sparse file" }),
                 _ => return self.entry(header, front).map(Some),
             }
@@ -186,7 +186,7 @@ impl<R: Read> Entries<R> {
     /// Reads all contents of the current entry, which is an extra header.
     fn extension(&mut self) -> Result<Vec<u8>, UnpackError> {
         if self.left > EXTENSION_MAX {
-            return Err(UnpackError::Header { why: "what stands in front of an entry is too long" });
+            return Err(UnpackError::Header { why: "an extra header before an entry is too long" });
         }
         let mut all = vec![0; self.left as usize];
         let mut filled = 0;
@@ -244,7 +244,7 @@ impl<R: Read> Entries<R> {
 impl Front {
     /// Records as `LENGTH KEY=VALUE\n`, the length being that of the whole record.
     fn add_pax(&mut self, mut records: &[u8]) -> Result<(), UnpackError> {
-        let wrong = || UnpackError::Header { why: "its pax records do not parse" };
+        let wrong = || UnpackError::Header { why: "its pax records cannot be parsed" };
         while !records.is_empty() {
             let space = records.iter().position(|byte| *byte == b' ').ok_or_else(wrong)?;
             let length: usize = text_number(&records[..space]).ok_or_else(wrong)?;

@@ -1,12 +1,12 @@
 //! Unpacks a stream into a tree, and never touches anything outside that tree, whatever the stream contains.
 //!
 //! The rules:
-//! - A name must be relative and must not contain `..`; otherwise this entry and the rest of the stream are refused.
+//! - A name must be relative and must not contain `..`; otherwise unpacking stops at this entry.
 //! - Nothing is ever written through a link: every directory of a path is opened without following links, whether it existed
 //!   before or came in the stream.
 //! - A new file or link replaces an existing file or link, but never a directory; a directory replaces neither.
 //! - Only the permissions of user, group and others are kept: no setuid, no setgid. Files belong to the unpacking user.
-//! - Devices, FIFOs and unknown entries are counted and skipped. Sparse files are refused, so that every byte on disk was sent.
+//! - Devices, FIFOs and unknown entries are counted and skipped. Sparse files are rejected, so that every byte on disk was sent.
 //! - A hard link must lead to a regular file below the same top, opened in the same way.
 
 use std::ffi::CString;
@@ -190,7 +190,7 @@ impl Unpacking<'_> {
         if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
             return Err(UnpackError::Name {
                 path: entry.link.clone(),
-                why: "a hard link leads to a file only",
+                why: "the target of a hard link must be a file",
             });
         }
         let there = rustix::fs::statat(parent, name, AtFlags::SYMLINK_NOFOLLOW);
@@ -237,7 +237,7 @@ fn created(entry: &Entry, source: Errno) -> UnpackError {
     UnpackError::Create { path: entry.path.clone(), source }
 }
 
-/// Finds out what is in the place of a directory: a link, or something else.
+/// Finds out what exists instead of a directory: a link, or something else.
 fn obstacle(parent: &OwnedFd, name: &CString, entry: &Entry) -> UnpackError {
     let stat = rustix::fs::statat(parent, name, AtFlags::SYMLINK_NOFOLLOW);
     match stat.map(|stat| FileType::from_raw_mode(stat.st_mode)) {
@@ -316,7 +316,7 @@ fn leads_inside(target: &[u8], depth: usize) -> bool {
 
 fn set_time(file: &OwnedFd, seconds: i64) {
     let time = Timespec { tv_sec: seconds, tv_nsec: 0 };
-    // A time that the file system cannot store is not a reason to refuse the contents.
+    // A time that the file system cannot store is no reason to fail.
     let _ = rustix::fs::futimens(file, &Timestamps { last_access: time, last_modification: time });
 }
 

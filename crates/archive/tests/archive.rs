@@ -1,4 +1,4 @@
-//! Streams that were made to do harm, streams of other programs, and trees there and back.
+//! Hostile streams, streams of other programs, and round trips of trees.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -28,7 +28,7 @@ fn pack(top: &Path) -> (Vec<u8>, Packed) {
     (stream, packed)
 }
 
-/// Builds a stream by hand, so that it can say anything.
+/// Builds a stream by hand, so that it can contain anything.
 #[derive(Default)]
 struct Stream(Vec<u8>);
 
@@ -139,7 +139,7 @@ fn nothing_is_written_through_a_link_that_was_there() {
     symlink(world.outside().join("secret"), world.top().join("file")).expect("it is new");
     let refused = unpack_into(&Stream::default().file("door/x", "evil").end(), &world.top(), Links::Any);
     assert!(matches!(refused, Err(UnpackError::ThroughLink { .. })), "{refused:?}");
-    // A link that a file takes the place of gives way, and what it led to is as it was.
+    // A file replaces a link, and the target of the link stays as it was.
     unpack_into(&Stream::default().file("file", "mine").end(), &world.top(), Links::Any)
         .expect("it is unpacked");
     assert!(!world.top().join("file").is_symlink());

@@ -47,7 +47,7 @@ pub fn one_file(name: &str, contents: &[u8]) -> Vec<u8> {
 
 /// JSON that a header can carry.
 fn in_header(wish: &api::StartBuild) -> HeaderValue {
-    let text = serde_json::to_string(wish).expect("wishes are made of types that JSON can write");
+    let text = serde_json::to_string(wish).expect("requests are made of types that JSON can write");
     let mut ascii = String::with_capacity(text.len());
     for character in text.chars() {
         if character.is_ascii() {

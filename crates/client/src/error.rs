@@ -21,7 +21,7 @@ pub enum ClientError {
         source: Cause,
     },
     /// The key cannot be sent in a header.
-    #[error("the api key has characters that no key has")]
+    #[error("the API key contains characters that are not allowed in a key")]
     BadKey,
     /// The certificates that this machine trusts cannot be read.
     #[error("cannot find the certificates that this machine trusts")]
@@ -69,8 +69,8 @@ pub enum ClientError {
         /// The error.
         body: Box<ErrorBody>,
     },
-    /// The answer is not that of a daemon.
-    #[error("the answer from {url} is not one of a daemon: {what}")]
+    /// The response is not that of a daemon.
+    #[error("the response from {url} is not one of a Shoal daemon: {what}")]
     Strange {
         /// Where.
         url: String,
@@ -122,7 +122,7 @@ impl ClientError {
             Self::Insecure { .. } => {
                 Some("SSL_CERT_FILE may name a file with the certificate that signed the daemon's")
             }
-            Self::BadUrl { .. } => Some("give it as http://127.0.0.1:7878"),
+            Self::BadUrl { .. } => Some("write it as http://127.0.0.1:7878"),
             Self::BadKey
             | Self::Trust { .. }
             | Self::Broken { .. }

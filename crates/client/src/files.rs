@@ -225,8 +225,10 @@ impl Files {
             call.headers.push((header::IF_NONE_MATCH, HeaderValue::from_static("*")));
         }
         if let Some(tag) = &options.only_if {
-            let strange =
-                |_| ClientError::Strange { url: self.client.url(), what: "a tag of no file".into() };
+            let strange = |_| ClientError::Strange {
+                url: self.client.url(),
+                what: "the entity tag is not one of a file".into(),
+            };
             call.headers.push((header::IF_MATCH, HeaderValue::from_str(tag).map_err(strange)?));
         }
         self.upload(call, contents).await
@@ -393,7 +395,7 @@ impl Files {
             while let Some(piece) = download.next().await? {
                 seen(piece.len() as u64);
                 if pieces.send(Some(piece)).await.is_err() {
-                    return Ok(()); // It has failed, and says why.
+                    return Ok(()); // The unpacking thread has failed, and returns the error.
                 }
             }
             let _ = pieces.send(None).await; // As above.

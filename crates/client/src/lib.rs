@@ -339,7 +339,7 @@ impl Client {
         Ok(all)
     }
 
-    /// Creates a key. Never repeated, because nobody would know a second key.
+    /// Creates a key. Never repeated, because a lost response would leave a second key that no caller has.
     pub async fn create_key(&self, wish: &api::CreateKey) -> Result<api::CreatedKey, ClientError> {
         self.call(json(Method::POST, "/v1/keys".into(), wish), Repeat::Never).await
     }
@@ -389,7 +389,7 @@ impl Client {
                 Ok(body) => return Ok(body),
                 Err(error) => error,
             };
-            // A daemon that was never there will not come back.
+            // A daemon that never answered is not likely to come back.
             let again = repeat == Repeat::Harmless && error.is_passing() && self.transport.was_reached();
             if !again || !patience.pause().await {
                 return Err(error);
@@ -440,7 +440,7 @@ fn json<T: Serialize>(method: Method, path: String, body: &T) -> Call {
 }
 
 pub(crate) fn command_path(sandbox: SandboxId, command: &CommandId, rest: &str) -> String {
-    // All characters that an id may have may stand in a path as they are.
+    // All characters that an id may have are allowed in a path.
     format!("/v1/sandboxes/{sandbox}/commands/{command}{rest}")
 }
 
@@ -491,7 +491,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_daemon_that_was_never_there_is_not_waited_for() {
-        // Port 1 on loopback: nobody listens, and nobody without root could.
+        // Port 1 on loopback: nothing listens there.
         let client = Client::new("http://127.0.0.1:1", "key").expect("the URL is valid");
         let began = Instant::now();
         let error = client.version().await.expect_err("nobody listens");

@@ -159,7 +159,7 @@ impl Drop for CommandStream {
 
 /// The command accepts no more input, or the stream has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("the command takes no more input")]
+#[error("the command accepts no more input")]
 pub struct InputClosed;
 
 /// A command's stdin.
@@ -170,7 +170,7 @@ pub struct Input(mpsc::Sender<Wish>);
 enum Wish {
     Bytes(Bytes),
     End,
-    /// Tell when the command has everything before this.
+    /// Notify when the command has everything before this.
     Taken(oneshot::Sender<()>),
 }
 
@@ -200,12 +200,12 @@ impl Input {
 /// Bytes of stdin that may have to be sent again.
 #[derive(Debug, Default)]
 struct Stdin {
-    /// Where `unacknowledged` begins; `None` where stdin is not ours alone, so that it cannot be counted.
+    /// Where `unacknowledged` begins; `None` if another client writes to stdin too, so that it cannot be counted.
     at: Option<u64>,
     unacknowledged: VecDeque<Bytes>,
     length: usize,
     ended: bool,
-    /// Who wants to know when nothing is unacknowledged.
+    /// Waiters for everything to be acknowledged.
     waiting: Vec<oneshot::Sender<()>>,
 }
 
@@ -219,7 +219,7 @@ impl Stdin {
         self.unacknowledged.push_back(bytes);
     }
 
-    /// Whether the command has more than we have sent: then someone else writes too.
+    /// Whether the command has more than this client has sent: then another client writes too.
     fn is_beyond(&self, offset: u64) -> bool {
         self.at.is_some_and(|at| offset > at + self.length as u64)
     }
@@ -251,7 +251,7 @@ impl Stdin {
     fn tell_taken(&mut self) {
         if self.length == 0 {
             for waiting in self.waiting.drain(..) {
-                // A waiter that has left need not be told.
+                // A waiter that has left need not be notified.
                 let _ = waiting.send(());
             }
         }
@@ -262,15 +262,15 @@ struct Task {
     client: Client,
     sandbox: SandboxId,
     id: CommandId,
-    /// What to start, until the daemon has said that it has.
+    /// The command to start, until the daemon confirms it.
     wish: Option<Box<RunCommand>>,
     offsets: Offsets,
     stdin: Stdin,
-    /// Heard and not yet handed on. It outlives the connection that it came on: its offset has been passed already.
+    /// Received and not yet passed to the reader. It outlives its connection: its offset is already counted.
     pending: Option<StreamEvent>,
     events: mpsc::Sender<Result<StreamEvent, ClientError>>,
     input: Option<mpsc::Receiver<Wish>>,
-    /// The size that the terminal should have, once someone has said so. `None` when nobody can say it any more.
+    /// The size that the terminal should have, once set. `None` when it can no longer change.
     size: Option<watch::Receiver<Option<TerminalSize>>>,
     connected: watch::Sender<bool>,
 }
@@ -306,13 +306,13 @@ impl Task {
                     ClientError::LostPatience { seconds: patience.seconds(), source: Box::new(error) }
                 }
             };
-            // If the reader has gone, nobody wants to know.
+            // If the reader is gone, the result is not needed.
             let _ = self.events.send(Err(error)).await;
             return;
         }
     }
 
-    /// One connection from its opening to its end.
+    /// One connection from opening to end.
     async fn connection(&mut self, patience: &mut Patience) -> Over {
         let mut socket = match self.client.transport.open(&self.path()).await {
             Ok(socket) => socket,
@@ -364,7 +364,8 @@ impl Task {
                             say(&CommandWish::StdinEnd)
                         }
                         None => {
-                            // Every writer is gone without an end: stdin stays open, as with a file nobody closed.
+                            // Every writer is gone without closing stdin: stdin stays open, like a file that is not
+                            // closed.
                             self.input = None;
                             continue;
                         }
@@ -398,7 +399,8 @@ impl Task {
         path
     }
 
-    /// What comes first on a connection: what to start, and the stdin that the one before may have lost.
+    /// The first messages on a connection: the command to start, and the stdin that the previous connection may have
+    /// lost.
     async fn greet(&mut self, socket: &mut Socket) -> Result<(), Over> {
         if let Some(wish) = self.wish.clone() {
             self.send(socket, say(&CommandWish::Start(wish))).await?;
@@ -439,7 +441,7 @@ impl Task {
         Over::Broken(ClientError::Broken { url: self.client.url(), source: source.into() })
     }
 
-    /// What a message means for the reader.
+    /// Converts a message for the reader.
     fn hear(
         &mut self,
         message: Option<Result<Message, tokio_tungstenite::tungstenite::Error>>,
@@ -483,7 +485,7 @@ impl Task {
             }
             CommandEvent::Refused(body) => {
                 if body.code.starts_with("stdin_") || body.code == "command_ended" {
-                    // Closing the channel tells writers; what is on its way is of no use.
+                    // Closing the channel notifies writers; stdin in flight is dropped.
                     self.input = None;
                     self.stdin = Stdin::default();
                 }
@@ -505,9 +507,9 @@ impl Task {
         };
         let offset = u64::from_le_bytes(prefix[1..].try_into().expect("eight bytes"));
         let seen = *self.offset(stream);
-        // What was seen before is not seen twice; what is missing cannot be made up.
+        // Bytes that were seen before are skipped; missing bytes cannot be recovered.
         let Some(known) = seen.checked_sub(offset) else {
-            return Err(self.strange(format!("output at {offset} where {seen} is due")));
+            return Err(self.strange(format!("output at offset {offset}, expected {seen}")));
         };
         if known >= message.len() as u64 {
             return Ok(None);
@@ -529,7 +531,7 @@ impl Task {
     }
 }
 
-/// The next thing for stdin; for ever away once there is nobody to write.
+/// The next item for stdin; never returns once all writers are gone.
 async fn next_wish(input: &mut Option<mpsc::Receiver<Wish>>) -> Option<Wish> {
     match input {
         Some(input) => input.recv().await,
@@ -537,7 +539,7 @@ async fn next_wish(input: &mut Option<mpsc::Receiver<Wish>>) -> Option<Wish> {
     }
 }
 
-/// Returns when there is a size to tell; for ever away once there is nobody to change it.
+/// Returns when there is a size to send; never returns once it can no longer change.
 async fn next_size(size: &mut Option<watch::Receiver<Option<TerminalSize>>>) {
     if let Some(receiver) = size
         && receiver.changed().await.is_ok()
@@ -549,7 +551,7 @@ async fn next_size(size: &mut Option<watch::Receiver<Option<TerminalSize>>>) {
 }
 
 fn say(wish: &CommandWish) -> Message {
-    Message::text(serde_json::to_string(wish).expect("wishes are made of types that JSON can write"))
+    Message::text(serde_json::to_string(wish).expect("requests are made of types that JSON can write"))
 }
 
 #[cfg(test)]

@@ -26,8 +26,8 @@ impl TemplateEvents {
         let event = loop {
             match self.reader.next().await? {
                 Some(Some(event)) => break event,
-                Some(None) => {} // A comment: the stream lives.
-                None => return Err(strange(&self.reader, "it stopped before the template was ready".into())),
+                Some(None) => {} // A comment: the stream is alive.
+                None => return Err(strange(&self.reader, "it ended before the template was ready".into())),
             }
         };
         match serde_json::from_slice(&event.data).map_err(|error| strange(&self.reader, error.to_string()))? {

@@ -39,10 +39,10 @@ const MESSAGE_MAX: usize = 1 << 20;
 /// An unused connection is dropped before the daemon drops it.
 const IDLE_MAX: Duration = Duration::from_secs(15);
 
-/// What a request carries: all at once, or piece by piece.
+/// The body of a request: all at once, or piece by piece.
 pub type Body = UnsyncBoxBody<Bytes, Cause>;
 
-/// A body that is there already.
+/// A body in memory.
 pub fn whole(bytes: Bytes) -> Body {
     Full::new(bytes).map_err(|never| match never {}).boxed_unsync()
 }
@@ -82,7 +82,7 @@ pub struct Transport {
 struct Endpoint {
     scheme: Scheme,
     authority: Authority,
-    /// Before every path, without a slash at its end.
+    /// The path prefix, without a trailing slash.
     prefix: String,
 }
 
@@ -142,8 +142,8 @@ impl Transport {
         if status.is_success() { Ok(body) } else { Err(refused(&url, status, &body)) }
     }
 
-    /// Sends a call once, with a body that comes piece by piece where there is one. The answer is handed out when its head has
-    /// come; its body may take as long as it likes. A refusal is read whole.
+    /// Sends a call once, with a body that comes piece by piece if there is one. Returns the response after its head;
+    /// its body may take any time. An error response is read completely.
     pub async fn stream(&self, call: &Call, body: Option<Body>) -> Result<Response<Incoming>, ClientError> {
         let response = self.request(call, body).await?;
         let status = response.status();
@@ -256,7 +256,7 @@ impl Endpoint {
             return Err(bad_url(url, "its scheme must be http or https"));
         }
         if authority.as_str().contains('@') {
-            return Err(bad_url(url, "the key is given apart from the URL"));
+            return Err(bad_url(url, "it must not contain a key; pass the key separately"));
         }
         let path = parts.path_and_query.unwrap_or_else(|| PathAndQuery::from_static("/"));
         if path.query().is_some() {
@@ -279,7 +279,7 @@ impl Endpoint {
     }
 }
 
-/// The certificates are only looked for where they are needed: reading them takes longer than most calls.
+/// Certificates are loaded only when needed: reading them takes longer than most calls.
 fn tls_config(scheme: &Scheme) -> Result<rustls::ClientConfig, ClientError> {
     let trust = |source: Cause| ClientError::Trust { source };
     let mut roots = rustls::RootCertStore::empty();
@@ -324,7 +324,8 @@ fn is_tls(error: &(dyn Error + 'static)) -> bool {
         || error.source().is_some_and(is_tls)
 }
 
-/// The last cause: what the kernel or TLS said. The layers between say "client error (Connect)" and the like.
+/// The innermost cause: the error of the kernel or of TLS. The layers between only say "client error (Connect)" and
+/// similar.
 fn chain_end<'a>(error: &'a (dyn Error + 'static)) -> &'a (dyn Error + 'static) {
     let mut end = error;
     while let Some(cause) = end.source() {

@@ -82,7 +82,7 @@ impl SandboxWatch {
         if let Some(place) = &self.place {
             let value = HeaderValue::from_str(place).map_err(|_| ClientError::Strange {
                 url: self.client.url(),
-                what: "the id of an event is not one".into(),
+                what: "an event has no valid id".into(),
             })?;
             call.headers.push((HeaderName::from_static("last-event-id"), value));
         }

@@ -1,6 +1,6 @@
 //! Each byte once, over connections that are cut at any point.
 //!
-//! Between client and daemon stands a proxy that cuts every connection after a few bytes more than the one before.
+//! A proxy between client and daemon cuts every connection after a few bytes more than the previous one.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use tokio::net::{TcpListener, TcpStream};
 
 const KEY: &str = "a-key-for-the-tests-of-clients";
 
-/// A daemon in this process, and the directory that it lives in.
+/// A daemon in this process, and its data directory.
 async fn daemon() -> (SocketAddr, tempfile::TempDir) {
     let home = tempfile::tempdir().expect("a temporary directory");
     let flags = Settings {
@@ -46,7 +46,7 @@ async fn daemon() -> (SocketAddr, tempfile::TempDir) {
     (address, home)
 }
 
-/// A proxy that cuts each connection after so many bytes of either direction; `step` more for each that follows.
+/// A proxy that cuts each connection after this many bytes in either direction; `step` more for each further one.
 async fn cutting_proxy(to: SocketAddr, first: u64, step: u64) -> (SocketAddr, Arc<AtomicU64>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("there is a port");
     let address = listener.local_addr().expect("it is bound");
@@ -58,7 +58,7 @@ async fn cutting_proxy(to: SocketAddr, first: u64, step: u64) -> (SocketAddr, Ar
             tokio::spawn(async move {
                 let Ok(far) = TcpStream::connect(to).await else { return };
                 let ((near_read, near_write), (far_read, far_write)) = (near.into_split(), far.into_split());
-                // Whichever reaches its bound first ends both.
+                // The direction that reaches its bound first ends both.
                 tokio::select! {
                     () = copy(near_read, far_write, most) => {}
                     () = copy(far_read, near_write, most) => {}
@@ -92,7 +92,7 @@ async fn sandbox_through(proxy: SocketAddr) -> (Client, shoal_client::SandboxId)
 #[tokio::test(flavor = "multi_thread")]
 async fn output_is_seen_once_over_connections_that_are_cut_at_any_point() {
     let (daemon, _home) = daemon().await;
-    // The first connections do not even carry the answer to a request.
+    // The first connections are too short for a response.
     let (proxy, count) = cutting_proxy(daemon, 700, 1777).await;
     let (client, sandbox) = sandbox_through(proxy).await;
     let length = 1_500_000u64;
@@ -154,7 +154,8 @@ async fn stdin_is_written_once_over_connections_that_are_cut_at_any_point() {
     assert!(count.load(Ordering::Relaxed) > 10, "too few connections were cut to prove anything");
 }
 
-/// A daemon that answers one question and cuts every connection after that, and how often it was asked to change something.
+/// A daemon that answers one request and cuts every connection after that, and the number of changes that were
+/// requested.
 async fn one_that_answers_once() -> (SocketAddr, Arc<AtomicU64>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("there is a port");
     let address = listener.local_addr().expect("it is bound");
@@ -187,5 +188,5 @@ async fn a_new_name_is_asked_for_once() {
     assert_eq!(changes.load(Ordering::Relaxed), 1, "a second try would not find the old name");
     let resize = api::UpdateVolume { size: Some("1Gi".into()), ..Default::default() };
     client.update_volume("one", &resize).await.expect_err("it is cut");
-    assert!(changes.load(Ordering::Relaxed) > 2, "another size may be asked for again");
+    assert!(changes.load(Ordering::Relaxed) > 2, "setting a size may be repeated");
 }

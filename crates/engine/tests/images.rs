@@ -174,3 +174,17 @@ async fn a_host_that_cannot_remove_files_keeps_no_rows_of_them() {
     let world = world.crash().await;
     until("the next start removes them", || world.host.layers_there().is_empty()).await;
 }
+
+#[tokio::test]
+async fn a_layer_that_is_made_while_the_layers_are_listed_is_not_lost() {
+    let host = FakeHost::new();
+    host.hold(FakeStep::ListLayers);
+    let world = World::on(host).await;
+    until("the layers are being listed", || world.host.listings() == 1).await;
+    import(&world, "one:1", "one").await.expect("it is imported");
+    world.host.release(FakeStep::ListLayers);
+    until("the layers are listed again", || world.host.listings() == 2).await;
+    world.engine.collect_images().await.expect("collected");
+    assert_eq!(world.host.layers_there().len(), 2);
+    world.engine.create(&key(), of("one:1"), Wait::Ready).await.expect("the sandbox is created");
+}

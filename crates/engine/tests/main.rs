@@ -4,6 +4,7 @@ mod common;
 
 mod basics;
 mod builds;
+mod dockerfiles;
 mod failures;
 mod files;
 mod images;
@@ -16,3 +17,4 @@ mod snapshots;
 mod stats;
 mod streams;
 mod versions;
+mod volumes;

@@ -1,7 +1,7 @@
-//! What init costs in time: a command from start to end, and bytes per second.
+//! How much time init takes: a command from start to end, and bytes per second.
 //!
-//! `cargo bench -p shoal-guest` prints it, and it belongs to whoever reads it: a machine that is busy with something else proves
-//! nothing about it. What may be asserted is in the tests.
+//! `cargo bench -p shoal-guest` prints the numbers for people to judge: on a machine that is busy with other work
+//! they prove nothing. The tests assert what can be asserted.
 
 #[allow(dead_code)] // What the tests use and this does not.
 #[path = "../tests/guest/support.rs"]
@@ -51,7 +51,7 @@ fn measure_a_command() {
     }
 }
 
-/// The floor, from a small process: what a plain fork, exec and wait of the same program costs there.
+/// The lower bound: what a plain fork, exec and wait of the same program costs from a small process.
 const FORK_FLOOR: &str = r#"python3 -c '
 import os, time
 times = []
@@ -91,7 +91,7 @@ fn measure_throughput() {
     let of_init = (ticks(&guest) - before) as f64 / 100.0;
     let gigabytes = LENGTH as f64 / 1e9;
     println!(
-        "{:.2} GB/s end to end; init took {of_init:.2} s of cpu, {:.2} GB/s per core",
+        "{:.2} GB/s end to end; init used {of_init:.2} s of cpu, {:.2} GB/s per core",
         gigabytes / elapsed,
         gigabytes / of_init
     );

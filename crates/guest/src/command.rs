@@ -1,11 +1,11 @@
-//! One command: where it is in its life, and what the daemon has been told of it.
+//! One command: its state, and what init has reported to the daemon.
 //!
 //! ```text
 //! Starting ──▶ Running ──▶ Exited ──(all its output is in the windows)──▶ result due ──AckResult──▶ forgotten
 //!     └──────▶ Failed ────────────────────────────────────────────────────────▲
 //! ```
 //!
-//! A forgotten command stays here while anything is left of it: processes that write to its pipes, its cgroup.
+//! A forgotten command stays here while anything is left of it: processes that write to its pipes, or its cgroup.
 
 use std::os::fd::OwnedFd;
 
@@ -16,10 +16,10 @@ use crate::streams::{Input, Output, Source};
 use crate::timers::Deadlines;
 use crate::tree::Root;
 
-/// Where a command is in its life.
+/// State of a command.
 #[derive(Debug)]
 pub enum Life {
-    /// The process exists and is on its way to the program.
+    /// The process exists and is about to execute the program.
     Starting {
         report: OwnedFd,
         asked: Box<Asked>,
@@ -31,7 +31,7 @@ pub enum Life {
     Failed(StartError),
 }
 
-/// What was said on the present connection.
+/// What was reported on the current connection.
 #[derive(Debug, Default, Clone, Copy)]
 struct Told {
     started: bool,
@@ -46,38 +46,38 @@ pub struct Command {
     id: Box<str>,
     pub life: Life,
     pid: i32,
-    /// The main process was waited for, or there never was one.
+    /// The main process was reaped, or never existed.
     pub reaped: bool,
-    /// Its cgroup may still be there.
+    /// Its cgroup may still exist.
     pub group_left: bool,
-    /// The caller asked for a stdin to write to.
+    /// The caller asked for a writable stdin.
     takes_stdin: bool,
     pub terminal: bool,
     pub stdin: Input,
     stdout: Output,
     stderr: Output,
     pub deadlines: Deadlines,
-    /// When it will be looked at.
+    /// When its deadlines are checked next.
     pub scheduled: Option<u64>,
-    /// Who ended it, or would have if it were over.
+    /// What ended it, or would have if it had not ended already.
     pub cause: EndCause,
-    /// Signals that came before the program ran, one bit each; they are delivered when it does.
+    /// Signals that arrived before the program ran, one bit each; they are delivered when it runs.
     pub pending_signals: u64,
-    /// The daemon wants its output on the present connection.
+    /// The daemon wants its output on the current connection.
     attached: bool,
     told: Told,
-    /// The daemon has its result.
+    /// The daemon has stored its result.
     forgotten: bool,
 }
 
 impl Command {
-    /// A command whose process is under way.
+    /// A command whose process was started.
     pub fn starting(start: &Start, spawned: Spawned, deadlines: Deadlines) -> Self {
         let source = if start.terminal.is_some() { Source::Terminal } else { Source::Pipe };
         let asked = Box::new(Asked::new(start));
         let mut stdin = Input::new(spawned.stdin, source);
         if source == Source::Terminal && !start.stdin {
-            // Nobody will type: whoever reads from the terminal finds its end.
+            // The caller will not write: a process that reads from the terminal gets end-of-file.
             stdin.end_at(0);
             stdin.pump();
         }
@@ -121,7 +121,7 @@ impl Command {
         }
     }
 
-    /// For whoever deals with its processes.
+    /// What `tree` needs to know about its processes.
     pub fn root(&self) -> Root<'_> {
         let main = if self.reaped { None } else { Some(self.pid) };
         Root { handle: self.handle, id: &self.id, main }
@@ -132,7 +132,7 @@ impl Command {
         [&mut self.stdout, &mut self.stderr]
     }
 
-    /// One of its output streams. Stdin is none.
+    /// One of its output streams; `None` for stdin.
     pub fn output(&self, stream: Stream) -> Option<&Output> {
         match stream {
             Stream::Stdin => None,
@@ -141,7 +141,7 @@ impl Command {
         }
     }
 
-    /// One of its output streams, to change.
+    /// One of its output streams, mutable.
     pub fn output_mut(&mut self, stream: Stream) -> Option<&mut Output> {
         match stream {
             Stream::Stdin => None,
@@ -157,7 +157,7 @@ impl Command {
         self.outputs().into_iter().for_each(Output::close);
     }
 
-    /// The main process is gone: its streams end with what they hold now.
+    /// The main process has exited: its streams end with what they contain now.
     pub fn exit(&mut self, status: ExitStatus) {
         self.life = Life::Exited(status);
         self.stdin.close();
@@ -169,12 +169,12 @@ impl Command {
         !self.reaped && matches!(self.life, Life::Starting { .. } | Life::Running)
     }
 
-    /// Whether it is silent only because nobody takes what it has to say.
+    /// Whether it is silent only because the daemon does not take its output.
     pub fn is_held_up(&self) -> bool {
         self.stdout.is_held_up() || self.stderr.is_held_up()
     }
 
-    /// Whether everything the result says is settled.
+    /// Whether the result is complete.
     pub fn result_is_due(&self) -> bool {
         match self.life {
             Life::Starting { .. } | Life::Running => false,
@@ -183,17 +183,17 @@ impl Command {
         }
     }
 
-    /// Whether the daemon wants its output on the present connection.
+    /// Whether the daemon wants its output on the current connection.
     pub fn is_attached(&self) -> bool {
         self.attached
     }
 
-    /// Whether the daemon has its result.
+    /// Whether the daemon has stored its result.
     pub fn is_forgotten(&self) -> bool {
         self.forgotten
     }
 
-    /// Whether nothing is left of it, anywhere.
+    /// Whether nothing is left of it.
     pub fn is_gone(&self) -> bool {
         self.forgotten
             && self.reaped
@@ -202,7 +202,7 @@ impl Command {
             && self.stderr.is_closed()
     }
 
-    /// The daemon has the result.
+    /// The daemon has stored the result.
     pub fn forget(&mut self) {
         self.forgotten = true;
         self.attached = false;
@@ -213,7 +213,7 @@ impl Command {
         self.attached = true;
     }
 
-    /// The connection is gone: everything not acknowledged will be said again.
+    /// The connection is gone: everything that was not acknowledged is sent again.
     pub fn detach(&mut self) {
         self.attached = false;
         self.told = Told::default();
@@ -223,14 +223,14 @@ impl Command {
         }
     }
 
-    /// How it is introduced to a new connection.
+    /// How a new connection learns of it.
     pub fn introduce(&mut self) -> FromInit {
         let pid = self.guest_pid();
         self.told.started = pid.is_some();
         FromInit::Known { handle: self.handle, pid, stdin: self.stdin.received() }
     }
 
-    /// The next thing the daemon should be told of its life, if it is attached; asking again gives the one after.
+    /// The next message about its state, if it is attached; each call returns the one after.
     pub fn news(&mut self) -> Option<FromInit> {
         let handle = self.handle;
         if !self.attached {
@@ -261,13 +261,13 @@ impl Command {
         Some(FromInit::Ended { handle, end, stdout_end, stderr_end })
     }
 
-    /// Bytes came for a stdin that nobody reads. What to say, if it was not said yet.
+    /// Bytes arrived for a stdin that is closed. Returns the message about that, once.
     pub fn refuse_stdin(&mut self) -> Option<FromInit> {
         let news = FromInit::StdinClosed { handle: self.handle };
         (self.attached && !std::mem::replace(&mut self.told.stdin_closed, true)).then_some(news)
     }
 
-    /// How much stdin was taken over, for the daemon.
+    /// The message that says how much stdin was accepted.
     pub fn stdin_news(&self) -> Option<FromInit> {
         let news = FromInit::StdinAck { handle: self.handle, offset: self.stdin.taken() };
         (self.attached && self.takes_stdin && !self.stdin.is_closed()).then_some(news)

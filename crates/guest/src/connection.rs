@@ -1,7 +1,7 @@
-//! The daemon's end of the line: bytes in and out, without ever waiting for either.
+//! The connection to the daemon: reads and writes without ever blocking.
 //!
-//! Owns the socket, the decoder and the frame that is half written. What messages mean is `main`'s business. A connection that
-//! breaks the rules is dropped, and takes nothing with it: all state that matters is in `table`.
+//! Owns the socket, the decoder and the partly written frame. `main` interprets messages. A connection that violates
+//! the protocol is dropped without loss: all state that matters is in `table`.
 
 use std::io::IoSlice;
 use std::os::fd::OwnedFd;
@@ -14,11 +14,13 @@ use crate::streams::StdinFault;
 use crate::table::{Chunk, Table};
 use crate::watch::{Watch, Watched};
 
-/// Writes in one go, so that a daemon that reads as fast as we write does not keep the loop from everything else.
+/// Writes in one turn, so that a daemon that reads as fast as init writes does not keep the loop from everything
+/// else.
 const WRITES_PER_TURN: usize = 4;
-/// What the socket takes off our hands: a few chunks, so that a flood does not stop after each; no more, since answers wait behind it.
+/// Size of the socket's send buffer: a few chunks, so that a flood does not stop after each; no more, since answers
+/// wait behind it.
 const SOCKET_SIZE: usize = 4 * CHUNK_MAX;
-/// While this much of what we have to say waits, nothing more is listened to: every answer is provoked by a question.
+/// While this many bytes wait to be sent, init does not read: every answer is caused by a request.
 const OUTBOX_MAX: usize = 256 * 1024;
 
 /// Why a connection was dropped.
@@ -30,17 +32,17 @@ pub enum Fault {
     Socket(Errno),
     #[error(transparent)]
     Frame(#[from] FrameError),
-    #[error("something came before the hello")]
+    #[error("a message came before the hello")]
     BeforeHello,
-    #[error("a second hello")]
+    #[error("a second hello came")]
     SecondHello,
-    #[error("no version in common")]
+    #[error("the daemon and init have no version in common")]
     NoCommonVersion,
-    #[error("something that the version agreed on does not know")]
+    #[error("a message is not part of the negotiated version")]
     NotAgreedOn,
-    #[error("bytes of command {} for {stream:?}, which is not the daemon's to write", handle.0)]
+    #[error("the daemon sent bytes of command {} for {stream:?}, which it must not write", handle.0)]
     WrongStream { handle: Handle, stream: Stream },
-    #[error("an acknowledgement of {offset} bytes of command {}, of which {sent} were sent", handle.0)]
+    #[error("the daemon acknowledged {offset} bytes of command {}, but only {sent} were sent", handle.0)]
     AckBeyondSent { handle: Handle, offset: u64, sent: u64 },
     #[error("the result of command {} was acknowledged before there was one", handle.0)]
     NoResultYet { handle: Handle },
@@ -64,22 +66,22 @@ pub struct Connection {
     decoder: Decoder<ToInit>,
     /// The hello was answered.
     pub greeted: bool,
-    /// What was agreed on, once it was.
+    /// The negotiated version, once known.
     pub version: u32,
-    /// Nothing more is said after what is in the outbox.
+    /// Nothing more is sent after what is in the outbox.
     pub parting: bool,
     readable: bool,
     writable: bool,
-    /// The kernel is to tell when there is room.
+    /// The kernel shall report when there is room.
     watched_for_room: bool,
     partial: Option<Partial>,
-    /// The rest of a frame whose command was forgotten in its middle.
+    /// The rest of a partly written frame whose command was forgotten.
     orphaned: Vec<u8>,
 }
 
 impl Connection {
     pub fn new(socket: OwnedFd) -> Self {
-        // Where the kernel allows less, it is less.
+        // The kernel may allow less.
         let _ = rustix::net::sockopt::set_socket_send_buffer_size(&socket, SOCKET_SIZE);
         Self {
             socket,
@@ -100,12 +102,12 @@ impl Connection {
         self.writable |= writable;
     }
 
-    /// Whether reading would find something, and may.
+    /// Whether a read is allowed and would return something.
     pub fn wants_read(&self, table: &Table) -> bool {
         self.readable && !self.parting && table.outbox.len() < OUTBOX_MAX
     }
 
-    /// Reads once, into the decoder that is handed out; it must come back through [`Self::put_back`].
+    /// Reads once, into the decoder that is lent out; the caller must return it through [`Self::put_back`].
     pub fn read(&mut self) -> Result<Decoder<ToInit>, Fault> {
         match rustix::io::read(&self.socket, self.decoder.space()) {
             Ok(0) => return Err(Fault::Closed),
@@ -122,13 +124,13 @@ impl Connection {
         self.decoder = decoder;
     }
 
-    /// Whether writing would send something, and may.
+    /// Whether a write is allowed and would send something.
     pub fn wants_write(&self, table: &Table) -> bool {
         let waiting = !table.outbox.is_empty() || self.partial.is_some() || !self.orphaned.is_empty();
         self.writable && (waiting || table.has_sending())
     }
 
-    /// Writes what there is to say, messages before chunks, until the socket is full or the turn is over.
+    /// Writes what is waiting, messages before chunks, until the socket is full or the turn is over.
     pub fn flush(&mut self, table: &mut Table) -> Result<(), Fault> {
         for _ in 0..WRITES_PER_TURN {
             if !self.wants_write(table) {
@@ -139,7 +141,7 @@ impl Connection {
         if self.parting && table.outbox.is_empty() { Err(Fault::NoCommonVersion) } else { Ok(()) }
     }
 
-    /// Wants to be told of room only while there is none: otherwise every read of the daemon's would wake us.
+    /// Asks the kernel to report room only while there is none: otherwise every read of the daemon would wake init.
     pub fn watch_for_room(&mut self, watch: &Watch) -> Result<(), Errno> {
         let wanted = !self.writable;
         if std::mem::replace(&mut self.watched_for_room, wanted) == wanted {
@@ -149,7 +151,7 @@ impl Connection {
         watch.again(&self.socket, watched)
     }
 
-    /// The command's bytes are about to be freed: what is under way of them is copied.
+    /// The command's bytes are about to be freed: copies those that are partly written.
     pub fn let_go_of(&mut self, handle: Handle, table: &Table) {
         let Some(partial) = self.partial.take_if(|partial| partial.chunk.handle == handle) else { return };
         if partial.written == 0 {
@@ -161,7 +163,7 @@ impl Connection {
         self.orphaned = whole[partial.written..].to_vec();
     }
 
-    /// Frees what is held only to be quick.
+    /// Frees memory that is held only for speed.
     pub fn release_memory(&mut self) {
         self.decoder.release_if_empty();
         self.orphaned.shrink_to_fit();
@@ -180,7 +182,7 @@ impl Connection {
             frame = skip([header, first, second], partial.written);
         }
         let frame_length: usize = frame.iter().map(|piece| piece.len()).sum();
-        // A frame that was begun must be finished first; one that was not lets the messages pass.
+        // A frame that was begun must be finished first; otherwise messages go before it.
         let order: [&[u8]; 5] = if begun {
             [&self.orphaned, frame[0], frame[1], frame[2], &table.outbox]
         } else {

@@ -1,22 +1,22 @@
 //! Init: the first process inside every sandbox.
 //!
-//! It starts commands, carries their streams, keeps their output until the daemon has stored it, ends what must end, and reaps
-//! whatever is left. One thread and one loop; nothing in it waits for anything but the kernel's watch. The protocol is that
-//! of [`wire::guest`]. It knows nothing of the daemon, of images or of other sandboxes, and is not trusted by the host once
-//! guest code has run.
+//! Init starts commands, carries their streams, keeps their output until the daemon has stored it, ends what must
+//! end, and reaps orphans. It has one thread and one loop, which blocks only in the kernel's watch. The protocol is
+//! that of [`wire::guest`]. Init knows nothing of the daemon, of images or of other sandboxes, and the host does not
+//! trust it once guest code has run.
 //!
 //! ```text
 //! shoal-init [--no-cgroup] [--listen-fd N] [--cgroup-fd N] [--oom-score-fd N]
 //! ```
 //!
-//! Descriptor 3 is a listening socket, on which the daemon connects as often as it likes; descriptor 4 the directory of the
-//! sandbox's own cgroup, in which every command gets a child; descriptor 5 init's own `/proc/self/oom_score_adj`, open to read
-//! and write.
+//! Descriptor 3 is a listening socket for connections of the daemon; descriptor 4 the directory of the sandbox's own
+//! cgroup, in which every command gets a child; descriptor 5 init's own `/proc/self/oom_score_adj`, open for reading
+//! and writing.
 //!
-//! Read in this order: this file is the loop and what messages mean; `command` is one command's life, `table` all of them and
-//! whose turn it is; `streams` windows and pipes, `pace` how often they are looked at; `connection` the daemon's socket; `spawn` the way to a running program, with
-//! `users`; `files` what a child does to files in place of a program; `tree` its processes; `timers` its deadlines; `watch` the
-//! kernel's watch; `sys` everything unsafe.
+//! Read in this order: this file is the loop and interprets messages; `command` is one command's life, `table` all of
+//! them and their turns; `streams` windows and pipes, `pace` how often they are read; `connection` the daemon's
+//! socket; `spawn` everything up to a running program, with `users`; `files` file operations in a child; `tree` a
+//! command's processes; `timers` its deadlines; `watch` the kernel's watch; `sys` everything unsafe.
 
 mod command;
 mod connection;
@@ -57,36 +57,36 @@ use timers::{Clock, Deadlines, Due, Schedule};
 use tree::{Groups, OomScore, Tree};
 use watch::{Happening, Watch, Watched};
 
-/// Which versions of the protocol this init speaks.
+/// The protocol versions that this init speaks.
 #[used]
 static SPEAKS: [u8; 27] = speaks("shoal-init speaks ");
-/// Reads from the daemon in one go, before everything else has its turn.
+/// Reads from the daemon in one turn, before everything else gets a turn.
 const READS_PER_TURN: usize = 4;
-/// Children reaped in one go, before everything else has its turn.
+/// Children reaped in one turn, before everything else gets a turn.
 const REAPS_PER_TURN: usize = 256;
-/// After so long without any event, buffers go back to the kernel: an idle init should cost next to nothing.
+/// After this long without any event, buffers are returned to the kernel: an idle init should cost next to nothing.
 const RELEASE_AFTER_MS: u64 = 100;
-/// How long a connection that could not be taken waits for the next attempt.
+/// How long to wait before accepting a connection again after a failure.
 const ACCEPT_AGAIN_AFTER_MS: u64 = 50;
 
 fn main() -> ExitCode {
-    // The kernel named us after the memory that we were executed from; people look for a name in `ps`. Not having one is
-    // no reason to fail.
+    // The kernel named this process after the memory it was executed from; `ps` should show a useful name. A failure
+    // does not matter.
     let _ = rustix::thread::set_name(c"shoal-init");
     sys::prefer_small_memory();
     let result = Options::parse(std::env::args().skip(1)).and_then(Init::set_up).and_then(Init::run);
     let Err(error) = result;
-    // Before the loop runs, stderr is whoever executed us; afterwards there is nothing that could fail here.
+    // Before the loop runs, stderr belongs to the launcher; afterwards nothing here can fail.
     eprintln!("shoal-init: {error}");
     ExitCode::FAILURE
 }
 
-/// Why there is no init.
+/// Why init could not start.
 #[derive(Debug, thiserror::Error)]
 enum InitError {
     #[error("unknown argument `{0}`")]
     Argument(String),
-    #[error("cannot take over descriptor {number}, the {what}: {source}")]
+    #[error("cannot use descriptor {number}, the {what}: {source}")]
     Adopt { number: RawFd, what: &'static str, source: io::Error },
     #[error("cannot {doing}: {source}")]
     Kernel { doing: &'static str, source: io::Error },
@@ -142,20 +142,20 @@ struct Init {
     table: Table,
     pace: Pace,
     clock: Clock,
-    /// Where the kernel counts how long init waits for the processor, where it does.
+    /// Where the kernel counts how long init waits for the processor, if it does.
     waits: Option<std::fs::File>,
     schedule: Schedule,
-    /// How many commands are on their way to their programs.
+    /// How many commands have not executed their program yet.
     launched: usize,
-    /// Commands whose groups should be looked at once everything else is done.
+    /// Commands whose cgroups should be checked once everything else is done.
     groups_to_remove: Vec<Handle>,
-    /// The command that is likely to be asked for next.
+    /// The command that is likely to be requested next.
     next_handle: Handle,
-    /// There may be more children to reap than one turn takes.
+    /// There may be more children to reap than one turn allows.
     reap_again: bool,
-    /// A connection waits that could not be taken for want of something.
+    /// A connection is waiting that could not be accepted for lack of a resource.
     accept_again: bool,
-    /// Something was done since memory was last given back.
+    /// Something happened since memory was last returned.
     holds_memory: bool,
 }
 
@@ -175,10 +175,10 @@ impl Init {
         let null = rustix::fs::open("/dev/null", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
             .map_err(cannot("open /dev/null"))?;
         let oom_score = OomScore::new(oom_score.into()).map_err(cannot("set the order of OOM victims"))?;
-        // Guest processes must not look into us through /proc, where our descriptors are.
+        // Guest processes must not inspect init through /proc, where its descriptors are.
         rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable)
             .map_err(cannot("hide from /proc"))?;
-        // As process 1 we get all orphans anyway; otherwise this makes us get them.
+        // As process 1, init gets all orphans anyway; otherwise this makes it get them.
         rustix::process::set_child_subreaper(Some(rustix::process::getpid()))
             .map_err(cannot("become a reaper"))?;
         let descriptors = raise_descriptor_limit();
@@ -213,7 +213,7 @@ impl Init {
             let asleep = monotonic();
             let happenings = self.watch.wait(timeout).map_err(cannot("wait"))?;
             let awake = monotonic();
-            // Whether the loop was ticking during that wait decides whether a gap in it means anything.
+            // A gap in the clock only means something if the loop was ticking during that wait.
             self.clock.look(to_ms(awake), !self.schedule.is_empty(), || waited_ms(self.waits.as_ref()));
             if happenings.is_empty() && timeout != Some(0) {
                 self.release_memory();
@@ -282,7 +282,7 @@ impl Init {
 
     // The daemon.
 
-    /// Takes the newest connection; whoever was there before is gone, in whatever state.
+    /// Accepts the newest connection and drops the previous one, in any state.
     fn accept(&mut self) {
         loop {
             match rustix::net::accept_with(&self.listener, SocketFlags::NONBLOCK | SocketFlags::CLOEXEC) {
@@ -294,7 +294,8 @@ impl Init {
                 }
                 Err(Errno::INTR | Errno::CONNABORTED) => {}
                 Err(error) => {
-                    // Out of memory or of the machine's descriptors: nobody will tell us when there are some again.
+                    // Out of memory or of the machine's descriptors: the kernel does not report when there are some
+                    // again.
                     self.accept_again = error != Errno::AGAIN;
                     return;
                 }
@@ -314,7 +315,7 @@ impl Init {
             if !connection.wants_read(&self.table) {
                 break;
             }
-            // Why a connection ends is of no use to anybody in here: the daemon sees that it did, and says hello again.
+            // The reason is of no use in here: the daemon sees that the connection ended, and connects again.
             if let Err(_fault) = self.listen_once(&mut connection) {
                 self.table.detach_all();
                 return;
@@ -359,12 +360,12 @@ impl Init {
         Ok(())
     }
 
-    /// Does what the daemon asks. A command that init does not know has been forgotten at the daemon's own wish, while this was
-    /// under way; there is nothing to do for it.
+    /// Handles a message. A command that init does not know was forgotten at the daemon's own request while this
+    /// message was on its way; then there is nothing to do.
     fn heed(&mut self, connection: &mut Connection, message: ToInit) -> Result<(), Fault> {
         match message {
             ToInit::Hello { .. } => return Err(Fault::SecondHello),
-            // What was not agreed on is not spoken: a daemon that says it all the same is as good as one that says rubbish.
+            // A message outside of the negotiated version is a protocol violation.
             ToInit::Start(start) if matches!(&start.program, Program::Files(op) if connection.version < op.since()) =>
             {
                 return Err(Fault::NotAgreedOn);
@@ -388,7 +389,7 @@ impl Init {
                 if let Some(terminal) =
                     command.and_then(|command| command.output(Stream::Stdout)?.descriptor())
                 {
-                    // It fails only if the terminal is gone, and then it has no size.
+                    // This fails only if the terminal is gone, and then it has no size.
                     let _ = spawn::resize(terminal, size);
                 }
             }
@@ -417,15 +418,15 @@ impl Init {
         Ok(())
     }
 
-    /// The daemon wants the command's output from these lengths on. Where it has less than it once acknowledged, it gets what
-    /// there is, and sees by the offset what is missing.
+    /// The daemon wants the command's output from these lengths on. If the daemon has less than it once acknowledged,
+    /// it gets what is left, and sees from the offset what is missing.
     fn resume(&mut self, handle: Handle, stdout: u64, stderr: u64) -> Result<(), Fault> {
         let Some(command) = self.table.get(handle).filter(|command| !command.is_forgotten()) else {
             return Ok(());
         };
         for (stream, offset) in [(Stream::Stdout, stdout), (Stream::Stderr, stderr)] {
             let output = command.output(stream).ok_or(Fault::WrongStream { handle, stream })?;
-            // A second resume on one connection is no more than an acknowledgement, of what was sent on it.
+            // A second resume on one connection is only an acknowledgement of what was sent on it.
             let known = if command.is_attached() { output.sent } else { output.window.end() };
             if offset > known {
                 return Err(Fault::AckBeyondSent { handle, offset, sent: known });
@@ -517,13 +518,13 @@ impl Init {
         Ok(())
     }
 
-    /// The kernel has something of a stream. Whoever writes has started, which is told first.
+    /// A stream has something to read. A command that writes has started, which is reported first.
     fn mark_readable(&mut self, handle: Handle, stream: Stream, hung_up: bool) {
         self.take_report(handle);
         self.table.mark_readable(handle, stream, hung_up);
     }
 
-    /// The child on its way to its program may have come to the end of it, one way or the other.
+    /// Checks whether a child has executed its program or failed to.
     fn take_report(&mut self, handle: Handle) {
         let Some(command) = self.table.get_mut(handle) else { return };
         let Life::Starting { report, asked } = &command.life else { return };
@@ -541,7 +542,7 @@ impl Init {
                 command.fail(error);
                 self.unschedule(handle);
             }
-            // The pipe closed by itself: the program runs, or the child was killed on the way, which its exit will tell.
+            // The pipe closed: the program runs, or the child was killed before, which its exit will show.
             None => {
                 command.life = Life::Running;
                 let pending = std::mem::take(&mut command.pending_signals);
@@ -557,13 +558,13 @@ impl Init {
         self.take_report(handle);
         let Some(command) = self.table.get_mut(handle) else { return };
         if let Life::Starting { .. } = command.life {
-            // The child still ignores what init ignores, and may not lead its group yet.
+            // The child still ignores what init ignores, and may not lead its process group yet.
             command.pending_signals |= 1 << (signal - 1);
             return;
         }
-        // Only until the main process is reaped: afterwards its number may lead another group.
+        // Only until the main process is reaped: afterwards its number may belong to another group.
         if let Some(main) = command.root().main.filter(|_| command.is_alive()) {
-            // It may have just ended, or have become another user's whom we may not signal: nothing to be done.
+            // The process may have just ended, or may now run as a user whom init may not signal; both are fine.
             let _ = sys::kill(-main, signal);
         }
     }
@@ -576,9 +577,9 @@ impl Init {
         self.surroundings.tree.kill(command.root());
     }
 
-    /// Takes note of every child that ended: main processes of commands, and orphans that became ours.
+    /// Reaps every child that ended: main processes of commands, and orphans.
     fn reap(&mut self) {
-        // The signal is taken before the children: a child that ends after the last look below raises it again.
+        // The signal is read before the children: a child that ends after the last check below raises it again.
         let mut information = [0u8; 1024];
         while rustix::io::read(&self.children, &mut information).is_ok() {}
         self.reap_again = false;
@@ -592,7 +593,7 @@ impl Init {
                 Err(Errno::INTR) => {}
                 Ok(None) | Err(_) => {
                     if orphans {
-                        // One of them may have been the last in its group.
+                        // One of them may have been the last in its cgroup.
                         self.groups_to_remove = self.table.with_groups_left();
                     }
                     return;
@@ -618,7 +619,7 @@ impl Init {
             (None, signal) => ExitStatus::Signal(signal.unwrap_or_default()),
         });
         if command.cause != EndCause::Itself {
-            // The main process went when it was asked to; the rest of its tree goes with it.
+            // The main process ended when it was asked to; the rest of its tree is killed with it.
             self.surroundings.tree.kill(command.root());
         }
         self.table.want_read(handle, Stream::Stdout);
@@ -626,7 +627,8 @@ impl Init {
         self.table.tell(handle);
     }
 
-    /// Removes the groups of commands that are over, and makes the next one's, off the path on which somebody waits for a result.
+    /// Removes the cgroups of ended commands and creates the next one, outside of the path on which a caller waits
+    /// for a result.
     fn tidy_groups(&mut self) {
         for handle in std::mem::take(&mut self.groups_to_remove) {
             if let Some(command) = self.table.get_mut(handle)
@@ -637,7 +639,7 @@ impl Init {
                 self.table.remove_if_gone(handle);
             }
         }
-        // Not while a child on its way to its program may wait for this processor.
+        // Not while a child that will execute its program may wait for this processor.
         if self.launched == 0 {
             self.surroundings.tree.prepare_ahead(self.next_handle);
         }
@@ -703,7 +705,7 @@ impl Init {
             };
             command.scheduled = None;
             if command.is_held_up() {
-                // It has something to say and nobody takes it: that is not silence.
+                // The command has output that the daemon does not take: that is not silence.
                 command.deadlines.heard(now);
             }
             let tree = &self.surroundings.tree;
@@ -740,7 +742,7 @@ impl Init {
     }
 }
 
-/// For how long init has waited for the processor in all its life. Its second field of `/proc/self/schedstat`, in nanoseconds.
+/// Init's total waiting time for the processor: the second field of `/proc/self/schedstat`, in nanoseconds.
 fn waited_ms(waits: Option<&std::fs::File>) -> u64 {
     let mut text = [0; 128];
     let length =
@@ -750,11 +752,11 @@ fn waited_ms(waits: Option<&std::fs::File>) -> u64 {
     nanos / 1_000_000
 }
 
-/// Takes all descriptors that the host allows, and tells what the limit was: commands get it back.
+/// Raises the descriptor limit as far as the host allows, and returns the old limit, which commands get back.
 fn raise_descriptor_limit() -> Rlimit {
     let limit = rustix::process::getrlimit(Resource::Nofile);
     let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
-    // If it cannot be raised, there is room for fewer commands, and `spawn` will say so.
+    // If it cannot be raised, there is room for fewer commands, and `spawn` reports that.
     let _ = rustix::process::setrlimit(Resource::Nofile, raised);
     limit
 }

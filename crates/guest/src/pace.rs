@@ -1,18 +1,19 @@
-//! How often a flood of output is looked at.
+//! How often the loop reads a flood of output.
 //!
-//! A program that writes small pieces as fast as it can would wake the loop for every piece, the loop the daemon, and the daemon
-//! the client: more time would go into waking than into moving bytes. Once that shows, the loop naps for a moment between two
-//! looks, and what was written meanwhile goes on as one piece. A program that writes now and then is never kept waiting.
+//! A program that writes small pieces as fast as it can would wake the loop for every piece, the loop would wake the
+//! daemon, and the daemon the client: more time would go into waking than into moving bytes. Once the loop detects
+//! this, it sleeps for a moment between two reads, and sends what was written meanwhile as one piece. A program that
+//! writes now and then is never delayed.
 
 use std::time::Duration;
 
-/// How long a nap is. Far below what a person or an agent notices, long enough for a pipe to fill.
+/// How long the loop sleeps. Far below what a person or an agent notices, long enough for a pipe to fill.
 pub const NAP: Duration = Duration::from_micros(100);
-/// Output that came so soon after the loop had begun to wait belongs to a flood.
+/// Output that came this soon after the loop had begun to wait belongs to a flood.
 const SOON: Duration = Duration::from_micros(100);
-/// Less than this at once is a conversation, in which every answer counts.
+/// Less than this at once is a dialogue, where every answer counts.
 const PIECE_MIN: usize = 1024;
-/// Pieces in a row before it is called a flood.
+/// Pieces in a row that make a flood.
 const PIECES_BEFORE_NAPPING: u8 = 16;
 
 /// Counts pieces that came too fast.
@@ -22,8 +23,8 @@ pub struct Pace {
 }
 
 impl Pace {
-    /// Takes note of a turn that began after waiting for `waited` and read `gained` bytes of output. Says whether to nap before the
-    /// next, when all there was has been read.
+    /// Records a turn that began after waiting for `waited` and read `gained` bytes of output. Returns whether to
+    /// sleep before the next, after everything has been read.
     pub fn turn(&mut self, waited: Duration, gained: usize) -> bool {
         if gained >= PIECE_MIN && waited <= SOON {
             self.pieces = self.pieces.saturating_add(1);

@@ -1,9 +1,10 @@
 //! From a [`Start`] to a process: everything between the request and the moment the program runs.
 //!
-//! What can be prepared is prepared before the fork: strings, candidates from `PATH`, the user, pipes. The child then makes a fixed
-//! list of system calls whose order is explained where it matters, and reports an error through a pipe that closes by itself
-//! when the program starts. It is a plain fork and not a vfork: entering the directory and executing may wait for a slow file
-//! system, or for somebody in the guest who stops the child, and init must not wait with it. Init is small, so the copy is cheap.
+//! Whatever can be prepared is prepared before the fork: strings, candidates from `PATH`, the user, pipes. The child
+//! then makes a fixed list of system calls, whose order is explained where it matters, and reports an error through a
+//! pipe that closes when the program starts. It is a fork and not a vfork: entering the directory and executing may
+//! wait for a slow file system, or for a guest process that stops the child, and init must not wait with it. Init is
+//! small, so the copy is cheap.
 
 use std::collections::BTreeMap;
 use std::ffi::{CStr, CString};
@@ -25,46 +26,47 @@ use crate::sys::{self, Ignored, Inherited, Placed, Strings};
 use crate::tree::{self, OomScore, Tree};
 use crate::users::{Files, User};
 
-/// What a command without a `PATH` gets, and is looked up in.
+/// The `PATH` of a command whose environment has none; also used to look the program up.
 const PATH_DEFAULT: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
-/// What a terminal without a `TERM` is taken for.
+/// The `TERM` of a terminal whose environment has none.
 const TERM_DEFAULT: &str = "xterm-256color";
-/// The shells for scripts, in the order of preference.
+/// The shells for scripts, the preferred one first.
 const SHELLS: [&CStr; 2] = [c"/bin/bash", c"/bin/sh"];
-/// A longer script does not fit into one argument (the kernel's MAX_ARG_STRLEN is 128 KiB) and goes through a file.
+/// A longer script does not fit into one argument (the kernel's MAX_ARG_STRLEN is 128 KiB) and is passed as a file.
 const SCRIPT_ARGUMENT_MAX: usize = 100 * 1024;
-/// Where such a script is open in the shell: below the numbers that shells use for themselves. The script closes it first.
+/// The descriptor of such a script in the shell: below the numbers that shells use themselves. The script closes it
+/// first.
 const SCRIPT_DESCRIPTOR: RawFd = 9;
-/// Where the child keeps the pipe for its report while it closes all others.
+/// Where the child keeps the pipe for its report while it closes all other descriptors.
 const REPORT_DESCRIPTOR: RawFd = 3;
-/// Descriptors that commands must leave to init, for connections, kills and files of users.
+/// Descriptors that commands must leave to init, for connections, kills and the user database.
 const DESCRIPTORS_RESERVED: u64 = 32;
 
-/// What does not change from command to command.
+/// What is the same for all commands.
 #[derive(Debug)]
 pub struct Surroundings {
     pub tree: Tree,
-    /// `/dev/null`, opened before any guest code ran, which might put something else in its place.
+    /// `/dev/null`, opened before any guest code ran, since guest code might replace it.
     pub null: OwnedFd,
     /// The limit on descriptors that init was started with and commands get, before init raised its own.
     pub descriptors: Rlimit,
-    /// What init does not hear and commands do.
+    /// Signals that init ignores and commands must receive.
     pub signals: Ignored,
     pub oom_score: OomScore,
 }
 
-/// A process under way.
+/// A process that was started.
 #[derive(Debug)]
 pub struct Spawned {
     pub pid: i32,
-    /// Ends when the program runs; an error comes through it before.
+    /// Closes when the program runs; an error is reported through it before.
     pub report: OwnedFd,
     pub stdin: Option<Rc<OwnedFd>>,
     pub stdout: Rc<OwnedFd>,
     pub stderr: Option<Rc<OwnedFd>>,
 }
 
-/// What was asked for, in the words that an error needs.
+/// The request, in the words that an error needs.
 #[derive(Debug)]
 pub struct Asked {
     program: String,
@@ -94,11 +96,11 @@ enum Stage {
     Identity = 4,
     Directory = 5,
     Execute = 6,
-    /// The program is there; what its first line or its header names is not.
+    /// The program exists, but the interpreter that its first line or header names does not.
     Interpreter = 7,
 }
 
-/// The child's last words: a stage and an error number.
+/// The child's report: a stage and an error number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Report {
     stage: Stage,
@@ -116,7 +118,7 @@ impl Report {
         bytes
     }
 
-    /// What came through the pipe; `None` if it is no report, as when the child was killed in the middle.
+    /// Parses the report; `None` if it is incomplete, as when the child was killed while writing it.
     pub fn from_bytes(bytes: [u8; Self::LENGTH]) -> Option<Self> {
         let [a, b, c, d, e, f, g, h] = bytes;
         let stage = match u32::from_le_bytes([a, b, c, d]) {
@@ -132,7 +134,7 @@ impl Report {
         Some(Self { stage, errno: Errno::from_raw_os_error(i32::from_le_bytes([e, f, g, h])) })
     }
 
-    /// As the daemon will be told.
+    /// The error for the daemon.
     pub fn into_error(self, asked: &Asked) -> StartError {
         let reason = words(self.errno);
         let program = asked.program.clone();
@@ -145,7 +147,7 @@ impl Report {
             (Stage::Terminal, _) => {
                 StartError::NoRoom { reason: format!("cannot take its terminal: {reason}") }
             }
-            // The user's number is not one that the sandbox has.
+            // The sandbox's range of ids does not include the user's number.
             (Stage::Identity, _) => StartError::UnknownUser { user: asked.user.clone() },
             (Stage::Directory, _) => StartError::BadCwd { path: asked.cwd.clone(), reason },
             (Stage::Execute, Errno::TOOBIG) => StartError::ArgumentsTooLong,
@@ -160,13 +162,13 @@ impl Report {
     }
 }
 
-/// Starts the process. It is in its group and under way when this returns; whether the program runs is told by the report.
+/// Starts the process. It is in its cgroup when this returns; the report says whether the program runs.
 pub fn spawn(start: &Start, surroundings: &Surroundings) -> Result<Spawned, StartError> {
     let mut launch = Launch::prepare(start)?;
     let streams = Streams::open(start, launch.user.uid).map_err(no_room)?;
     let (report, report_end) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK).map_err(no_room)?;
     let limit = rustix::process::getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
-    // The lowest free number is always given out, so a high one means that few are left.
+    // The kernel always assigns the lowest free number, so a high one means that few are left.
     if report_end.as_raw_fd() as u64 + DESCRIPTORS_RESERVED > limit {
         return Err(no_room(Errno::MFILE));
     }
@@ -187,36 +189,36 @@ pub fn spawn(start: &Start, surroundings: &Surroundings) -> Result<Spawned, Star
     }
 }
 
-/// What a child that could not become the program exits with. Nobody looks at it when there is a report.
+/// Exit code of a child that could not execute the program. Not used if there is a report.
 const EXIT_NOT_STARTED: i32 = 127;
 
-/// What the child finds around it.
+/// Resources that the child needs.
 #[derive(Debug, Clone, Copy)]
 struct Place<'a> {
-    /// The group to enter, if it was not born there.
+    /// The cgroup to enter, if the child was not created in it.
     group: Option<BorrowedFd<'a>>,
     surroundings: &'a Surroundings,
     report: &'a OwnedFd,
 }
 
-/// All that the child needs to know, in the form the kernel wants.
+/// Everything that the child needs, in the form that the kernel expects.
 #[derive(Debug)]
 struct Launch {
     user: User,
-    /// Whether ids are to be changed at all: an init without the right runs everything as itself.
+    /// Whether to change ids: an init without the privilege runs everything as itself.
     change_user: bool,
     groups: Vec<Gid>,
     cwd: CString,
     cwd_may_be_missing: bool,
-    /// What to try to execute, in order.
+    /// Paths to try to execute, in order.
     candidates: Vec<CString>,
-    /// The program is told the path that was found as its name, and not what the caller called it.
+    /// Pass the path that was found as `argv[0]`, and not what the caller wrote.
     named_by_path: bool,
     arguments: Strings,
     environment: Strings,
-    /// A script too long for an argument.
+    /// A script that is too long for an argument.
     script: Option<OwnedFd>,
-    /// What the child does itself, in place of executing anything.
+    /// What the child does itself, instead of executing a program.
     operation: Option<Box<FileOp>>,
 }
 
@@ -279,14 +281,14 @@ impl Launch {
         })
     }
 
-    /// In the child: the way to the program. Returns only what to exit with, after what went wrong was reported, or after the
-    /// child has done itself what was asked for.
+    /// In the child: everything up to the exec. Returns only an exit code, after an error was reported or after the
+    /// child has done the work itself.
     fn become_program(&mut self, streams: &Streams, place: &Place<'_>) -> i32 {
         let mut report_to = place.report.as_raw_fd();
         match self.try_become_program(streams, place, &mut report_to) {
             Ok(code) => code,
             Err((stage, errno)) => {
-                // If this fails, there is nobody left to tell; the pipe ends, and the exit code is what remains.
+                // If this fails, the error cannot be reported; the pipe closes, and only the exit code remains.
                 let _ = sys::write_in_child(report_to, &Report { stage, errno }.to_bytes());
                 EXIT_NOT_STARTED
             }
@@ -309,23 +311,24 @@ impl Launch {
         if streams.terminal.is_some() {
             rustix::process::ioctl_tiocsctty(rustix::stdio::stdin()).map_err(at(Stage::Terminal))?;
         }
-        // Only lowers what init raised for itself, so it cannot fail for want of privilege.
+        // Only lowers a limit that init raised for itself, so this needs no privilege.
         let _ = rustix::process::setrlimit(Resource::Nofile, place.surroundings.descriptors);
         rustix::process::umask(Mode::from_raw_mode(0o022));
-        // Init goes before what it runs; what it runs is like everything else. Going back is always allowed.
+        // Init runs at a higher priority than its commands. Lowering the priority is always allowed.
         let _ = rustix::process::setpriority_process(None, 0);
         if self.change_user {
-            // Groups first: after the user has changed, there is no right to change them.
+            // Groups first: after the user has changed, changing groups is not permitted.
             let (uid, gid) = (Uid::from_raw(self.user.uid), Gid::from_raw(self.user.gid));
             match rustix::thread::set_thread_groups(&self.groups) {
-                // A user namespace made without privilege denies this to everybody in it. There is then but one user to be.
+                // A user namespace that was made without privilege denies this to every process in it; then there is
+                // only one user.
                 Err(Errno::PERM) if rustix::process::getuid() == uid => {}
                 other => other.map_err(at(Stage::Identity))?,
             }
             rustix::thread::set_thread_res_gid(gid, gid, gid).map_err(at(Stage::Identity))?;
             rustix::thread::set_thread_res_uid(uid, uid, uid).map_err(at(Stage::Identity))?;
         }
-        // After the user has changed, so that it is the user who must have the right to enter.
+        // After the user has changed, so that the user's own permissions apply.
         if let Err(errno) = rustix::process::chdir(self.cwd.as_c_str()) {
             if !self.cwd_may_be_missing {
                 return Err((Stage::Directory, errno));
@@ -334,23 +337,24 @@ impl Launch {
         }
         place.surroundings.signals.reset_in_child();
         if let Some(operation) = &self.operation {
-            // An exec would close the report by itself.
+            // An exec would close the report pipe.
             sys::close_in_child(*report_to, *report_to);
             return Ok(files::run(operation));
         }
         Err(self.execute())
     }
 
-    /// Leaves open the three streams, the script and the report, and nothing else. The others are closed here and not only at
-    /// the exec, because the working directory may be named through `/proc/self/fd`, and one of init's descriptors is a
-    /// directory outside the sandbox's root.
+    /// Leaves open the three streams, the script and the report, and nothing else. The others are closed here and not
+    /// only at the exec, because the working directory may be named through `/proc/self/fd`, and one of init's
+    /// descriptors is a directory outside the sandbox's root.
     fn arrange_descriptors(
         &self,
         streams: &Streams,
         place: &Place<'_>,
         report_to: &mut RawFd,
     ) -> Result<(), Errno> {
-        // What goes to a fixed number is first moved beyond all of them, so that no copy lands on the source of a later one.
+        // Descriptors with a fixed target number are first moved beyond all targets, so that no copy overwrites the
+        // source of a later one.
         let beyond = SCRIPT_DESCRIPTOR + 1;
         let report = rustix::io::fcntl_dupfd_cloexec(place.report, beyond)?;
         let script =
@@ -360,7 +364,7 @@ impl Launch {
         }
         sys::duplicate_in_child(report.as_raw_fd(), REPORT_DESCRIPTOR, Inherited::No)?;
         *report_to = REPORT_DESCRIPTOR;
-        // The sweeps below close these two as well.
+        // The calls below close these two as well.
         std::mem::forget(report);
         match script {
             None => sys::close_in_child(REPORT_DESCRIPTOR + 1, RawFd::MAX),
@@ -374,11 +378,11 @@ impl Launch {
         Ok(())
     }
 
-    /// Tries each candidate, as execvp(3) does, and tells what the last or worst one failed of.
+    /// Tries each candidate, as execvp(3) does, and returns the most telling error.
     fn execute(&mut self) -> (Stage, Errno) {
         let mut worst = (Stage::Execute, Errno::NOENT);
         for candidate in &self.candidates {
-            // Asking first is cheaper than an execve that fails, and most directories of PATH do not have it.
+            // A check is cheaper than an execve that fails, and most directories of PATH do not have the program.
             if self.candidates.len() > 1 && !exists(candidate) {
                 continue;
             }
@@ -405,7 +409,7 @@ fn exists(path: &CStr) -> bool {
     rustix::fs::accessat(CWD, path, Access::EXISTS, AtFlags::empty()).is_ok()
 }
 
-/// The whole environment, a later value winning over an earlier one, and the `PATH` in it.
+/// The whole environment, where a later value replaces an earlier one, and the `PATH` in it.
 fn environment(start: &Start, user: &User) -> Result<(Vec<CString>, String), StartError> {
     let mut variables: Vec<(&str, &str)> = Vec::with_capacity(start.env.len() + 7);
     let defaults = [
@@ -420,10 +424,10 @@ fn environment(start: &Start, user: &User) -> Result<(Vec<CString>, String), Sta
         variables.push(("TERM", TERM_DEFAULT));
     }
     variables.extend(start.env.iter().map(|(name, value)| (name.as_str(), value.as_str())));
-    // Last, so that it wins: whatever is left of a command is found by it.
+    // Last, so that it takes precedence: `tree` finds leftover processes of a command by it.
     variables.push((tree::COMMAND_ID_VARIABLE, &start.id));
 
-    // The place of the first and the value of the last, for each name.
+    // For each name, the position of the first and the value of the last.
     let mut places: BTreeMap<&str, usize> = BTreeMap::new();
     let mut unique: Vec<(&str, &str)> = Vec::with_capacity(variables.len());
     for (name, value) in variables {
@@ -441,7 +445,8 @@ fn environment(start: &Start, user: &User) -> Result<(Vec<CString>, String), Sta
     Ok((environment.collect::<Result<_, _>>()?, path))
 }
 
-/// Where a program may be: at its own path if it has a slash, else in each directory of `PATH`, an empty one meaning here.
+/// Where a program may be: at its own path if it has a slash, otherwise in each directory of `PATH`; an empty one is
+/// the current directory.
 fn candidates(program: &str, path: &str) -> Vec<CString> {
     let place = |directory: &str| match directory {
         "" => format!("./{program}"),
@@ -452,7 +457,8 @@ fn candidates(program: &str, path: &str) -> Vec<CString> {
         program if program.contains('/') => vec![program.into()],
         _ => path.split(':').map(place).collect(),
     };
-    // A NUL in the program is refused with the arguments; one in PATH hides that directory, as it would for execvp(3).
+    // A NUL in the program is rejected with the arguments; a NUL in PATH hides that directory, as it would for
+    // execvp(3).
     all.into_iter().filter_map(|path| CString::new(path).ok()).collect()
 }
 
@@ -460,7 +466,7 @@ fn c_string(text: String, what: &str) -> Result<CString, StartError> {
     CString::new(text).map_err(|_| StartError::NulByte { what: what.into() })
 }
 
-/// The script as a file without a name that nobody can change. Its first line, unmoved, closes the descriptor it came through.
+/// The script as an unnamed, sealed file. Its first line keeps its number and closes the descriptor of the script.
 fn script_file(script: &[u8]) -> Result<OwnedFd, Errno> {
     let file = rustix::fs::memfd_create("script", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     let prefix = format!("exec {SCRIPT_DESCRIPTOR}<&-; ");
@@ -481,13 +487,14 @@ fn no_room(errno: Errno) -> StartError {
     StartError::NoRoom { reason: words(errno) }
 }
 
-/// What the kernel said, without the number.
+/// The kernel's error, without the number.
 fn words(errno: Errno) -> String {
     let text = io::Error::from(errno).to_string();
     text.split(" (os error").next().unwrap_or_default().to_lowercase()
 }
 
-/// Both ends of a command's streams. Ours do not block, the child's do: they are descriptions of their own.
+/// Both ends of a command's streams. Init's ends do not block, the child's do: they are separate open file
+/// descriptions.
 #[derive(Debug)]
 struct Streams {
     stdin: Option<Rc<OwnedFd>>,
@@ -496,7 +503,7 @@ struct Streams {
     child_stdin: Option<OwnedFd>,
     child_stdout: Option<OwnedFd>,
     child_stderr: Option<OwnedFd>,
-    /// The child's side of a terminal, in place of all three.
+    /// The child's side of a terminal, instead of all three.
     terminal: Option<OwnedFd>,
 }
 
@@ -530,11 +537,11 @@ impl Streams {
     fn open_terminal(size: TerminalSize, uid: u32) -> Result<Self, Errno> {
         let master = rustix::pty::openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC)?;
         rustix::pty::unlockpt(&master)?;
-        // By descriptor: the path of the other side is the guest's to arrange.
+        // By descriptor, since the guest controls what the path leads to.
         let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
         let terminal = rustix::pty::ioctl_tiocgptpeer(&master, flags)?;
         resize(master.as_fd(), size)?;
-        // The user should be able to open its own terminal by name. An init that may not give it away is that user.
+        // The user should be able to open its own terminal by name. An init without the privilege is that user.
         let _ = rustix::fs::fchown(&terminal, Some(Uid::from_raw(uid)), None);
         rustix::fs::fcntl_setfl(&master, OFlags::NONBLOCK)?;
         let master = Rc::new(master);
@@ -558,7 +565,7 @@ impl Streams {
     }
 }
 
-/// Tells a terminal its size; its foreground processes get a SIGWINCH from the kernel.
+/// Sets a terminal's size; the kernel sends a SIGWINCH to its foreground processes.
 pub fn resize(terminal: BorrowedFd<'_>, size: TerminalSize) -> Result<(), Errno> {
     let size = Winsize { ws_row: size.rows, ws_col: size.columns, ws_xpixel: 0, ws_ypixel: 0 };
     rustix::termios::tcsetwinsize(terminal, size)

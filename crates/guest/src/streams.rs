@@ -1,11 +1,11 @@
 //! The three streams of one command, and the memory they may hold.
 //!
-//! Owns windows, offsets and the reading and writing of pipes and terminals. Which stream has its turn, and what goes onto
-//! the connection, is decided by `table` and `connection`.
+//! Owns windows, offsets and the reading and writing of pipes and terminals. `table` and `connection` decide which
+//! stream gets a turn and what is sent.
 //!
-//! Descriptors are watched for edges (EPOLLET): a stream remembers that it is readable until a read says otherwise. So a stream
-//! whose window is full costs no system call, and needs none to be taken up again. A pipe is told of once, and then again when it
-//! was read until it was empty: what is written into one that need not be read yet wakes nobody.
+//! Descriptors are watched for edges (EPOLLET): a stream remembers that it is readable until a read says otherwise.
+//! So a stream whose window is full costs no system call, and needs none to continue. A pipe reports once, and again
+//! after it was read until it was empty: writes into a pipe that need not be read yet wake nothing.
 
 use std::collections::VecDeque;
 use std::io::IoSlice;
@@ -21,16 +21,17 @@ use crate::sys;
 
 /// Chunks kept for reuse while streams are busy, for all commands together.
 const POOL_CHUNKS_MAX: usize = 32;
-/// Large pieces before a pipe is made larger. A pipe costs memory of the kernel, so it must earn it.
+/// Large pieces before a pipe is enlarged. A pipe costs kernel memory, so only busy ones are.
 const LARGE_BEFORE_GROWING: u8 = 8;
 /// What a large piece is: a quarter of what a pipe holds at first.
 const LARGE_MIN: usize = 16 * 1024;
-/// How large a busy pipe is made: the most that the kernel gives without privilege.
+/// Size of an enlarged pipe: the most that the kernel gives without privilege.
 const BUSY_PIPE_SIZE: usize = 1024 * 1024;
-/// What a terminal can hold between a write to it and our read, and a margin: the kernel's own buffers end at 64 KiB and a line.
+/// How much a terminal can hold between a write to it and init's read, with a margin: the kernel's own buffers end at
+/// 64 KiB and a line.
 const TERMINAL_HELD_MAX: usize = 128 * 1024;
 
-/// Buffers of one chunk each, handed from stream to stream.
+/// Buffers of one chunk each, reused by all streams.
 #[derive(Debug, Default)]
 pub struct Pool {
     free: Vec<Vec<u8>>,
@@ -54,19 +55,19 @@ impl Pool {
     }
 }
 
-/// What the daemon has not acknowledged of a stream: the bytes from `acked` to `end`.
+/// The part of a stream that the daemon has not acknowledged: the bytes from `acked` to `end`.
 #[derive(Debug, Default)]
 pub struct Window {
-    /// All but the last are full to their capacity of [`CHUNK_MAX`].
+    /// All but the last are filled to their capacity of [`CHUNK_MAX`].
     chunks: VecDeque<Vec<u8>>,
-    /// How much of the first chunk is acknowledged already.
+    /// How much of the first chunk is acknowledged.
     skip: usize,
     acked: u64,
     end: u64,
 }
 
 impl Window {
-    /// The first offset that is still held.
+    /// The first offset that is held.
     pub fn acked(&self) -> u64 {
         self.acked
     }
@@ -76,12 +77,12 @@ impl Window {
         self.end
     }
 
-    /// How many more bytes may be taken in.
+    /// How many more bytes fit.
     pub fn room(&self) -> usize {
         OUTPUT_WINDOW - (self.end - self.acked) as usize
     }
 
-    /// Lets `read` add at most `limit` bytes, and no more than there is room for, to the end of a buffer.
+    /// Lets `read` append at most `limit` bytes, and no more than there is room for.
     pub fn fill(
         &mut self,
         pool: &mut Pool,
@@ -106,9 +107,9 @@ impl Window {
         result
     }
 
-    /// Frees what lies before `offset`, which is at most `end`.
+    /// Frees the bytes before `offset`, which is at most `end`.
     pub fn release_to(&mut self, offset: u64, pool: &mut Pool) {
-        assert!(offset <= self.end, "nobody can acknowledge what was never there");
+        assert!(offset <= self.end, "an acknowledgement must not exceed what was received");
         if offset <= self.acked {
             return;
         }
@@ -117,7 +118,7 @@ impl Window {
         while let Some(first) = self.chunks.front()
             && (self.skip >= first.len())
         {
-            // The last chunk may be freed while it is part full only if all of it is acknowledged, and it is.
+            // A partly filled last chunk is freed only if all of it is acknowledged, which it is here.
             self.skip -= first.len();
             let freed = self.chunks.pop_front().expect("it was just looked at");
             pool.give(freed);
@@ -126,7 +127,7 @@ impl Window {
 
     /// The bytes from `offset` on, at most `limit`, in at most two pieces. `offset` lies between `acked` and `end`.
     pub fn slices(&self, offset: u64, limit: usize) -> [&[u8]; 2] {
-        assert!(offset >= self.acked && offset <= self.end, "only what is held can be sent");
+        assert!(offset >= self.acked && offset <= self.end, "only bytes in the window can be sent");
         let mut position = self.skip + (offset - self.acked) as usize;
         let mut pieces = [&[][..]; 2];
         let (mut filled, mut left) = (0, limit);
@@ -146,34 +147,35 @@ impl Window {
     }
 }
 
-/// What an output is read from.
+/// The source of an output stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Source {
     Pipe,
     Terminal,
 }
 
-/// How much more of an output belongs to the command.
+/// How much more of the output belongs to the command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Tail {
-    /// All that comes: the main process lives.
+    /// Everything: the main process is alive.
     Open,
     /// The main process is gone and left this much in the pipe.
     Exactly(usize),
-    /// The main process is gone; a terminal cannot say what it holds, so it is read until it is dry, or this much was read.
+    /// The main process is gone; a terminal cannot report how much it holds, so init reads until it is empty, or
+    /// until it has read this much.
     UntilDry(usize),
-    /// Nothing. What processes left behind still write goes nowhere, so that they neither block nor die of it.
+    /// Nothing. What leftover processes still write is discarded, so that they neither block nor die of it.
     Over,
 }
 
-/// What a turn of reading came to.
+/// Result of a turn of reading.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Turn {
-    /// Bytes that were added to the window.
+    /// Bytes added to the window.
     pub gained: usize,
-    /// Another turn would find something to do at once.
+    /// Another turn would have something to do at once.
     pub again: bool,
-    /// It is a pipe and empty: the kernel is to tell when it is not.
+    /// It is a pipe and empty: the kernel shall report when it is not.
     pub dry: bool,
 }
 
@@ -187,7 +189,7 @@ pub struct Output {
     from: Option<Rc<OwnedFd>>,
     source: Source,
     pub window: Window,
-    /// How far the stream was sent on the present connection, in whole frames.
+    /// How far the stream was sent on the current connection, in whole frames.
     pub sent: u64,
     /// It waits in the queue of streams to read.
     pub waits_to_read: bool,
@@ -199,28 +201,29 @@ pub struct Output {
     growth: Growth,
 }
 
-/// How a pipe earns its size.
+/// Decides when a pipe is enlarged.
 #[derive(Debug, Default)]
 struct Growth {
     large: u8,
 }
 
 impl Growth {
-    /// So much went through the pipe at once.
+    /// Records that this much was read at once.
     fn moved(&mut self, length: usize, pipe: &OwnedFd) {
         if length < LARGE_MIN {
             return;
         }
         self.large = self.large.saturating_add(1);
         if self.large == LARGE_BEFORE_GROWING {
-            // The kernel may refuse, when the guest's users have taken their share: then the pipe stays as it is. A terminal has none.
+            // The kernel may refuse when the guest's users have used up their share; then the pipe keeps its size. A
+            // terminal has none.
             let _ = rustix::pipe::fcntl_setpipe_size(pipe, BUSY_PIPE_SIZE);
         }
     }
 }
 
 impl Output {
-    /// A stream that is read from `from`, or one that is at its end from the start.
+    /// A stream that is read from `from`; without it, an empty one.
     pub fn new(from: Option<Rc<OwnedFd>>, source: Source) -> Self {
         Self {
             from,
@@ -236,12 +239,12 @@ impl Output {
         }
     }
 
-    /// What it is read from, while it is.
+    /// Its source, while it is open.
     pub fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         self.from.as_ref().map(|from| from.as_fd())
     }
 
-    /// The kernel says that there is something to read, or that all writers are gone.
+    /// There is something to read, or all writers are gone.
     pub fn mark_readable(&mut self, hung_up: bool) {
         self.readable = true;
         self.hung_up |= hung_up;
@@ -252,12 +255,12 @@ impl Output {
         self.from.is_some() && self.readable && !self.is_held_up()
     }
 
-    /// Whether output is kept waiting because the daemon has not acknowledged what came before it.
+    /// Whether output waits because the daemon has not acknowledged what came before it.
     pub fn is_held_up(&self) -> bool {
         self.tail != Tail::Over && self.window.room() == 0
     }
 
-    /// The main process has exited: fixes what of this stream is its own.
+    /// The main process has exited: determines how much of this stream belongs to the command.
     pub fn main_exited(&mut self) {
         let Some(from) = &self.from else {
             self.tail = Tail::Over;
@@ -265,7 +268,7 @@ impl Output {
         };
         self.tail = match self.source {
             Source::Terminal => Tail::UntilDry(TERMINAL_HELD_MAX),
-            // The writers that live on may add to the pipe from now on, but only behind these bytes.
+            // Writers that are still alive may add to the pipe from now on, but only behind these bytes.
             Source::Pipe => match rustix::io::ioctl_fionread(from) {
                 Ok(0) | Err(_) => Tail::Over,
                 Ok(held) => Tail::Exactly(held as usize),
@@ -274,22 +277,22 @@ impl Output {
         self.readable = true;
     }
 
-    /// Whether all that belongs to the command is in the window.
+    /// Whether everything that belongs to the command is in the window.
     pub fn is_over(&self) -> bool {
         self.tail == Tail::Over
     }
 
-    /// Whether there is nothing left to read, not even for nobody.
+    /// Whether there is nothing left to read or to discard.
     pub fn is_closed(&self) -> bool {
         self.from.is_none()
     }
 
-    /// Stops reading and tells nobody. Processes that still write will be told by the kernel.
+    /// Stops reading. Processes that still write get an error from the kernel.
     pub fn close(&mut self) {
         self.from = None;
     }
 
-    /// Reads a chunk at most.
+    /// Reads at most one chunk.
     pub fn turn(&mut self, pool: &mut Pool) -> Turn {
         let Some(from) = self.from.clone() else { return Turn::NOTHING };
         let limit = match self.tail {
@@ -307,7 +310,7 @@ impl Output {
             Ok(0) => self.dried_up(true),
             Ok(length) => self.took(length, asked),
             Err(Errno::INTR) => 0,
-            // A terminal says EIO while nobody has it open; the main process may open it again.
+            // A terminal returns EIO while no process has it open; the main process may open it again.
             Err(Errno::AGAIN) => self.dried_up(false),
             Err(_) => self.dried_up(self.source == Source::Pipe),
         };
@@ -328,7 +331,7 @@ impl Output {
                 }
             }
             Tail::Open if self.source == Source::Pipe && length < asked && !self.hung_up => {
-                // A pipe that gives less than it was asked for is empty, and the next write is an edge. epoll(7)
+                // A pipe that returns less than requested is empty, and the next write is an edge. epoll(7)
                 self.readable = false;
             }
             Tail::Open | Tail::Over => {}
@@ -339,13 +342,13 @@ impl Output {
         length
     }
 
-    /// The read found nothing. `ended` says that nothing will ever come.
+    /// The read found nothing. `ended` says that nothing more will come.
     fn dried_up(&mut self, ended: bool) -> usize {
         self.readable = false;
         if self.tail != Tail::Open {
-            // Somebody else may have read from the pipe what it held at the exit; then the stream ends where it is.
+            // Another process may have read from the pipe what it held at the exit; then the stream ends here.
             self.tail = Tail::Over;
-            // One more turn finds out whether anybody is left who writes.
+            // One more turn finds out whether any writer is left.
             self.readable = true;
         }
         if ended {
@@ -367,21 +370,21 @@ impl Output {
     }
 }
 
-/// What the daemon sent for stdin and may not send.
+/// Stdin that the daemon must not send.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum StdinFault {
-    #[error("stdin at offset {offset} leaves a gap after {received}")]
+    #[error("stdin at offset {offset} leaves a gap after {received} bytes")]
     Gap { offset: u64, received: u64 },
-    #[error("stdin beyond its window of {STDIN_WINDOW} bytes")]
+    #[error("stdin exceeds its window of {STDIN_WINDOW} bytes")]
     BeyondWindow,
 }
 
-/// What a turn of writing came to.
+/// Result of a turn of writing.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Pumped {
-    /// The command was given more bytes.
+    /// More bytes were delivered to the command.
     pub advanced: bool,
-    /// The command turned out to have closed its stdin.
+    /// The command has closed its stdin.
     pub closed: bool,
 }
 
@@ -390,23 +393,23 @@ pub struct Pumped {
 pub struct Input {
     to: Option<Rc<OwnedFd>>,
     source: Source,
-    /// Received and not yet given to the command.
+    /// Received and not yet delivered to the command.
     waiting: VecDeque<u8>,
-    /// Given to the command.
+    /// Delivered to the command.
     taken: u64,
-    /// Where it ends, once the daemon has said so.
+    /// Where it ends, once the daemon has sent that.
     end: Option<u64>,
-    /// The last byte given to a terminal was not the end of a line.
+    /// The last byte written to a terminal was not the end of a line.
     within_line: bool,
     /// The command closed it, or never had it.
     closed: bool,
-    /// Some was given to the command as it came.
+    /// Some bytes were delivered on arrival.
     advanced: bool,
     growth: Growth,
 }
 
 impl Input {
-    /// A stdin that is written to `to`; without it, one that nobody takes.
+    /// A stdin that is written to `to`; without it, one that discards everything.
     pub fn new(to: Option<Rc<OwnedFd>>, source: Source) -> Self {
         let closed = to.is_none();
         Self {
@@ -422,22 +425,22 @@ impl Input {
         }
     }
 
-    /// What it is written to, while it is.
+    /// Its target, while it is open.
     pub fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         self.to.as_ref().map(|to| to.as_fd())
     }
 
-    /// How much the command was given.
+    /// How much was delivered to the command.
     pub fn taken(&self) -> u64 {
         self.taken
     }
 
-    /// Whether what is sent from here on is dropped.
+    /// Whether further bytes are discarded.
     pub fn is_closed(&self) -> bool {
         self.closed
     }
 
-    /// Bytes from the daemon. Those that came before, on an earlier connection, are recognised by their offset.
+    /// Bytes from the daemon. Bytes that arrived on an earlier connection are recognised by their offset.
     pub fn receive(&mut self, offset: u64, bytes: &[u8]) -> Result<(), StdinFault> {
         if self.closed {
             return Ok(());
@@ -446,14 +449,14 @@ impl Input {
         let known = received.checked_sub(offset).ok_or(StdinFault::Gap { offset, received })?;
         let mut fresh = bytes.get(known as usize..).unwrap_or_default();
         if let Some(end) = self.end {
-            // A daemon that was restarted need not know that the end was said.
+            // A restarted daemon need not know that the end was sent.
             fresh = &fresh[..fresh.len().min(end.saturating_sub(received) as usize)];
         }
         if self.waiting.len() + fresh.len() > STDIN_WINDOW {
             return Err(StdinFault::BeyondWindow);
         }
         if self.waiting.is_empty() {
-            let given = self.give(IoSlice::new(fresh), IoSlice::new(&[])).unwrap_or(0); // Why not, `pump` finds out.
+            let given = self.give(IoSlice::new(fresh), IoSlice::new(&[])).unwrap_or(0); // `pump` finds the reason of a failure.
             fresh = &fresh[given..];
             self.advanced |= given > 0;
         }
@@ -461,7 +464,7 @@ impl Input {
         Ok(())
     }
 
-    /// Gives the command what it takes of the next bytes, in two pieces.
+    /// Delivers as much of the next bytes as the command accepts, in two pieces.
     fn give(&mut self, front: IoSlice<'_>, back: IoSlice<'_>) -> Result<usize, Errno> {
         let Some(to) = &self.to else { return Ok(0) };
         let length = rustix::io::writev(to, &[front, back])?;
@@ -476,20 +479,20 @@ impl Input {
         Ok(length)
     }
 
-    /// Stdin ends after `offset` bytes, or with those that are there if they are more. The first end stands: whoever says another
-    /// did not know of it.
+    /// Stdin ends after `offset` bytes, or after those received if they are more. The first end stands: a later one
+    /// comes from a daemon that did not know of it.
     pub fn end_at(&mut self, offset: u64) {
         if !self.closed && self.end.is_none() {
             self.end = Some(offset.max(self.received()));
         }
     }
 
-    /// Whether nothing can come at this offset any more.
+    /// Whether nothing more can come at this offset.
     pub fn ends_by(&self, offset: u64) -> bool {
         self.end.is_some_and(|end| offset >= end)
     }
 
-    /// Gives the command as much as it takes.
+    /// Delivers as much as the command accepts.
     pub fn pump(&mut self) -> Pumped {
         let mut pumped = Pumped { advanced: std::mem::take(&mut self.advanced), closed: false };
         let Some(to) = self.to.clone() else { return pumped };
@@ -512,7 +515,7 @@ impl Input {
                 }
             }
         }
-        self.waiting = waiting; // Its memory is used again, until there is nothing to do.
+        self.waiting = waiting; // Its memory is reused until there is nothing to do.
         if self.end == Some(self.taken) {
             let ended = match self.source {
                 Source::Pipe => true,
@@ -525,25 +528,25 @@ impl Input {
         pumped
     }
 
-    /// The other side is gone, or the command is over. Tells whether that is news.
+    /// The other side is closed, or the command has ended. Returns whether that is new.
     pub fn close(&mut self) -> bool {
         self.to = None;
         self.waiting = VecDeque::new();
         !std::mem::replace(&mut self.closed, true)
     }
 
-    /// Frees what is held only to be quick.
+    /// Frees memory that is held only for speed.
     pub fn release_memory(&mut self) {
         self.waiting.shrink_to_fit();
     }
 
-    /// How far the stream has come to init, whether the command has it yet or not.
+    /// How much of the stream init has received, delivered or not.
     pub fn received(&self) -> u64 {
         self.taken + self.waiting.len() as u64
     }
 
-    /// A terminal has no end; a reader takes its end-of-file character for one, at the beginning of a line. Within a line the first
-    /// only completes the line, so it takes two. Tells whether it was written.
+    /// A terminal has no end; a reader treats its end-of-file character as one, at the beginning of a line. Within a
+    /// line the first one only completes the line, so it takes two. Returns whether it was written.
     fn end_terminal(&self, to: &OwnedFd) -> bool {
         const CONTROL_D: u8 = 4;
         let modes = rustix::termios::tcgetattr(to);
@@ -551,7 +554,7 @@ impl Input {
         let canonical = modes.is_ok_and(|modes| modes.local_modes.contains(LocalModes::ICANON));
         let both = [character, character];
         let needed = if canonical && self.within_line { &both[..] } else { &both[..1] };
-        // Too full to take it now: the next edge tries again.
+        // The terminal is too full now: the next edge tries again.
         rustix::io::write(to, needed) != Err(Errno::AGAIN)
     }
 }
@@ -647,8 +650,8 @@ mod tests {
         while output.wants_turn() {
             output.turn(&mut pool);
         }
-        assert!(!output.is_closed(), "somebody may still write");
-        rustix::io::write(&writer, b"more").expect("nobody gets a SIGPIPE");
+        assert!(!output.is_closed(), "a writer is left");
+        rustix::io::write(&writer, b"more").expect("the writer gets no SIGPIPE");
         drop(writer);
         output.mark_readable(true);
         while output.wants_turn() {
@@ -696,7 +699,7 @@ mod tests {
         input.end_at(12);
         input.end_at(20);
         assert!(!input.ends_by(11) && input.ends_by(12));
-        assert_eq!(input.receive(11, b"!!"), Ok(()), "what lies beyond the end is dropped");
+        assert_eq!(input.receive(11, b"!!"), Ok(()), "bytes beyond the end are dropped");
         assert_eq!(input.receive(12, b"!"), Ok(()));
         assert_eq!(input.pump(), Pumped { advanced: true, closed: false });
         assert_eq!(input.taken(), 12);
@@ -716,7 +719,7 @@ mod tests {
         let next = STDIN_WINDOW as u64;
         assert_eq!(input.receive(next, &vec![0; taken + 1]), Err(StdinFault::BeyondWindow));
         assert_eq!(input.receive(next, &vec![0; taken]), Ok(()));
-        assert_eq!(input.pump(), Pumped::default(), "nobody has read");
+        assert_eq!(input.pump(), Pumped::default(), "the reader has read nothing");
     }
 
     #[test]
@@ -726,7 +729,7 @@ mod tests {
         drop(reader);
         input.receive(0, b"x").expect("within the window");
         assert_eq!(input.pump(), Pumped { advanced: false, closed: true });
-        assert_eq!(input.receive(500, b"dropped"), Ok(()), "whatever comes now is dropped");
+        assert_eq!(input.receive(500, b"dropped"), Ok(()), "further bytes are dropped");
         assert_eq!(input.pump(), Pumped::default());
     }
 }

@@ -1,7 +1,8 @@
 //! What no safe wrapper offers: the only `unsafe` code of init.
 //!
-//! Everything here leans on one fact: **init has a single thread**, from its first instruction to its last. So a forked
-//! child may use memory, locks and the allocator as its parent could, and nobody else opens or closes descriptors.
+//! Everything here relies on one fact: **init has a single thread**, from its first instruction to its last. So a
+//! forked child may use memory, locks and the allocator as its parent could, and no other thread opens or closes
+//! descriptors.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_long};
 use std::io;
@@ -11,7 +12,7 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
 use rustix::io::Errno;
 
-/// Takes over a descriptor that whoever executed us left open under an agreed number.
+/// Takes ownership of a descriptor that the launcher left open under an agreed number.
 pub fn adopt(number: RawFd) -> io::Result<OwnedFd> {
     // SAFETY: fcntl with F_GETFD reads no memory; on a number that is not open it fails with EBADF.
     if unsafe { libc::fcntl(number, libc::F_GETFD) } < 0 {
@@ -22,7 +23,8 @@ pub fn adopt(number: RawFd) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(number) })
 }
 
-/// Marks every descriptor from `first` up close-on-exec, so that none of ours reach a command. close_range(2), Linux 5.11.
+/// Marks every descriptor from `first` up close-on-exec, so that commands inherit none of init's. close_range(2),
+/// Linux 5.11.
 pub fn close_on_exec_from(first: u32) -> io::Result<()> {
     // SAFETY: integers only. Descriptors are marked, not closed, so no `OwnedFd` is left dangling.
     let result =
@@ -38,7 +40,7 @@ pub fn close_in_child(first: RawFd, last: RawFd) {
     unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) };
 }
 
-/// In a forked child: makes `from` also the descriptor `to`, which a program inherits or not.
+/// In a forked child: duplicates `from` to the descriptor `to`.
 pub fn duplicate_in_child(from: RawFd, to: RawFd, inherited: Inherited) -> Result<(), Errno> {
     let flags = match inherited {
         Inherited::Yes => 0,
@@ -50,7 +52,7 @@ pub fn duplicate_in_child(from: RawFd, to: RawFd, inherited: Inherited) -> Resul
     if result < 0 { Err(last_errno()) } else { Ok(()) }
 }
 
-/// Whether a descriptor stays open in the program that a process becomes.
+/// Whether a descriptor stays open across the exec.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Inherited {
     Yes,
@@ -64,8 +66,8 @@ pub fn write_in_child(to: RawFd, bytes: &[u8]) -> Result<usize, Errno> {
     if result < 0 { Err(last_errno()) } else { Ok(result as usize) }
 }
 
-/// Starts a process that runs `child` and then exits with the code it returns. With a group, the process begins its life in it.
-/// `child` is told whether that worked: where clone3(2) is not to be had, it must enter the group by itself.
+/// Starts a process that runs `child` and then exits with the code it returns. With a cgroup, the process is created
+/// in it. `child` is told whether that worked: where clone3(2) is not available, it must enter the cgroup itself.
 pub fn fork(group: Option<BorrowedFd<'_>>, child: impl FnOnce(Placed) -> i32) -> io::Result<i32> {
     // SAFETY: clone_args is plain integers, for which all zeroes mean "nothing asked for".
     let mut arguments: libc::clone_args = unsafe { MaybeUninit::zeroed().assume_init() };
@@ -81,7 +83,7 @@ pub fn fork(group: Option<BorrowedFd<'_>>, child: impl FnOnce(Placed) -> i32) ->
         unsafe { libc::syscall(libc::SYS_clone3, &raw mut arguments, size_of::<libc::clone_args>()) };
     let mut placed = Placed::Yes;
     if pid < 0 && last_errno() == Errno::NOSYS {
-        // Filters in front of other backends answer clone3 so, because they cannot look at its arguments.
+        // Seccomp filters of other backends return this for clone3, because they cannot inspect its arguments.
         // SAFETY: as above; clone(2) with no flags but the exit signal is fork(2), and a null stack means a copy of ours.
         pid = unsafe { libc::syscall(libc::SYS_clone, libc::SIGCHLD as c_long, 0, 0, 0, 0) };
         placed = if group.is_some() { Placed::No } else { Placed::Yes };
@@ -106,7 +108,7 @@ pub enum Placed {
     No,
 }
 
-/// Strings as execve(2) wants them: an array of pointers that ends in a null.
+/// Strings in the form of execve(2): an array of pointers that ends with a null.
 #[derive(Debug)]
 pub struct Strings {
     owned: Vec<CString>,
@@ -114,14 +116,15 @@ pub struct Strings {
 }
 
 impl Strings {
-    /// Made before the fork, so that the child has nothing left to build.
+    /// Built before the fork, so that the child need not build anything.
     pub fn new(owned: Vec<CString>) -> Self {
-        // A CString's bytes live on the heap and do not move with it, so these stay good as long as `owned` does.
+        // A CString's bytes live on the heap and do not move with it, so the pointers stay valid as long as `owned`
+        // does.
         let pointers = owned.iter().map(|string| string.as_ptr()).chain([std::ptr::null()]).collect();
         Self { owned, pointers }
     }
 
-    /// Puts another string in the first place, if there is one.
+    /// Replaces the first string, if there is one.
     pub fn replace_first(&mut self, first: &CStr) {
         if let Some(place) = self.owned.first_mut() {
             *place = first.into();
@@ -130,7 +133,7 @@ impl Strings {
     }
 }
 
-/// Becomes the program at `path`. Returns only if that fails.
+/// Executes the program at `path`. Returns only if that fails.
 pub fn execute(path: &CStr, arguments: &Strings, environment: &Strings) -> Errno {
     // SAFETY: `path` ends in a NUL, both arrays end in a null and point to strings that end in a NUL and are borrowed, with
     // their owners, for the length of the call.
@@ -138,12 +141,12 @@ pub fn execute(path: &CStr, arguments: &Strings, environment: &Strings) -> Errno
     last_errno()
 }
 
-/// The signals that init ignores. A command must hear them.
+/// The signals that init ignores and a command must receive.
 #[derive(Debug)]
 pub struct Ignored(RangeInclusive<c_int>);
 
 impl Ignored {
-    /// In a forked child: gives every signal its default meaning and blocks none, as a new process expects.
+    /// In a forked child: resets every signal to its default and blocks none, as a new process expects.
     pub fn reset_in_child(&self) {
         self.0.clone().for_each(|signal| set_disposition(signal, libc::SIG_DFL));
         let none = signal_set(&[]);
@@ -152,10 +155,11 @@ impl Ignored {
     }
 }
 
-/// Makes init deaf to every signal but SIGCHLD, which can be read from the descriptor that this returns.
+/// Makes init ignore every signal but SIGCHLD, which can be read from the descriptor that this returns.
 ///
-/// Signals are not blocked: what is blocked queues up, and a guest could fill the queue. The kernel drops whatever has no handler
-/// in the first process of a namespace; elsewhere they have to be ignored, all of them, at the price of as many calls per command.
+/// Signals are not blocked: blocked signals queue up, and a guest could fill the queue. The kernel drops signals
+/// without a handler in the first process of a namespace; elsewhere all of them must be ignored, at the price of as
+/// many calls per command.
 pub fn listen_for_children() -> io::Result<(OwnedFd, Ignored)> {
     let first = std::process::id() == 1;
     let ignored = if first { libc::SIGPIPE..=libc::SIGPIPE } else { 1..=SIGNAL_MAX };
@@ -175,7 +179,7 @@ pub fn listen_for_children() -> io::Result<(OwnedFd, Ignored)> {
     Ok((unsafe { OwnedFd::from_raw_fd(number) }, Ignored(ignored)))
 }
 
-/// The last signal there is.
+/// The highest signal number.
 pub const SIGNAL_MAX: c_int = 64;
 
 /// Sends a signal to a process, or to a process group if the number is negative. kill(2)
@@ -196,9 +200,9 @@ pub fn read_onto(from: BorrowedFd<'_>, bytes: &mut Vec<u8>, limit: usize) -> Res
     Ok(length)
 }
 
-/// Tells the allocator to hand memory back rather than keep it: buffers are mapped on their own and unmapped when freed.
+/// Makes the allocator return memory instead of keeping it: buffers are mapped separately and unmapped when freed.
 pub fn prefer_small_memory() {
-    /// Just below a stream's chunk with the allocator's own header. Setting it also stops glibc from raising it by itself.
+    /// Just below a stream's chunk with the allocator's own header. Setting it also stops glibc from raising it.
     const MAP_FROM: c_int = 32 * 1024;
     // SAFETY: integers only; called before there is any other thread, as there never is.
     unsafe {
@@ -207,16 +211,16 @@ pub fn prefer_small_memory() {
     }
 }
 
-/// Hands back to the kernel what the allocator holds free.
+/// Returns the allocator's free memory to the kernel.
 pub fn trim_memory() {
     // SAFETY: takes an integer; only touches memory that the allocator itself knows to be free.
     unsafe { libc::malloc_trim(0) };
 }
 
-/// Asks the kernel and not the C library, which refuses to touch the two signals that it keeps for itself: they may have been
-/// inherited as ignored, and a command should find them as it expects.
+/// Calls the kernel and not the C library, which refuses to change the two signals that it reserves for itself: they
+/// may have been inherited as ignored, and a command expects the default.
 fn set_disposition(signal: c_int, disposition: libc::sighandler_t) {
-    /// As the kernel wants it on x86-64 and aarch64: a handler, flags, a restorer and a mask.
+    /// The kernel's structure on x86-64 and aarch64: a handler, flags, a restorer and a mask.
     #[repr(C)]
     struct Action {
         handler: libc::sighandler_t,

@@ -1,8 +1,8 @@
-//! All commands, and whose turn it is.
+//! All commands, and their turns.
 //!
-//! Streams wait in two queues, one to be read from their pipes and one to be sent to the daemon. Each has one turn of at most a
-//! chunk and goes to the back, so that a flood in one command delays another by a chunk and no more. A stream whose window is
-//! full waits in neither.
+//! Streams wait in two queues, one to be read from their pipes and one to be sent to the daemon. Each turn moves at
+//! most one chunk, and the stream goes to the back, so that a flood in one command delays another by one chunk only.
+//! A stream whose window is full waits in neither.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -14,7 +14,7 @@ use crate::command::Command;
 use crate::streams::Pool;
 use crate::watch::{Watch, Watched};
 
-/// Stream bytes on their way to the daemon as one frame.
+/// A chunk of stream bytes for the daemon, sent as one frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Chunk {
     pub handle: Handle,
@@ -27,12 +27,12 @@ pub struct Chunk {
 #[derive(Debug, Default)]
 pub struct Table {
     commands: BTreeMap<Handle, Command>,
-    /// Main processes that were not reaped.
+    /// Main processes that are not reaped yet.
     mains: BTreeMap<i32, Handle>,
     to_read: VecDeque<(Handle, Stream)>,
     to_send: VecDeque<(Handle, Stream)>,
     pool: Pool,
-    /// Messages for the present connection, encoded.
+    /// Encoded messages for the current connection.
     pub outbox: Vec<u8>,
 }
 
@@ -45,7 +45,7 @@ impl Table {
         self.commands.get_mut(&handle)
     }
 
-    /// How many commands there are, those that are forgotten and not gone included: they too cost descriptors.
+    /// Number of commands, including forgotten ones of which something is left: they cost descriptors too.
     pub fn len(&self) -> usize {
         self.commands.len()
     }
@@ -57,7 +57,7 @@ impl Table {
         self.commands.insert(handle, command);
     }
 
-    /// Which command the process was the main one of. It is not any more.
+    /// The command whose main process this was; removes the entry.
     pub fn take_main(&mut self, pid: i32) -> Option<Handle> {
         let handle = self.mains.remove(&pid)?;
         if let Some(command) = self.commands.get_mut(&handle) {
@@ -66,32 +66,32 @@ impl Table {
         Some(handle)
     }
 
-    /// Commands whose main process is gone and whose cgroup may not be.
+    /// Commands whose main process is gone and whose cgroup may still exist.
     pub fn with_groups_left(&self) -> Vec<Handle> {
         let over = self.commands.iter().filter(|(_, command)| command.reaped && command.group_left);
         over.map(|(handle, _)| *handle).collect()
     }
 
-    /// Drops the command if nothing is left of it.
+    /// Removes the command if nothing is left of it.
     pub fn remove_if_gone(&mut self, handle: Handle) {
         if self.commands.get(&handle).is_some_and(Command::is_gone) {
             self.commands.remove(&handle);
         }
     }
 
-    /// Puts a message into the outbox.
+    /// Appends a message to the outbox.
     pub fn say(&mut self, message: &FromInit) {
         put_message(message, &mut self.outbox);
     }
 
-    /// Says whatever is due about a command's life.
+    /// Sends everything that is due about a command's life.
     pub fn tell(&mut self, handle: Handle) {
         while let Some(news) = self.commands.get_mut(&handle).and_then(Command::news) {
             self.say(&news);
         }
     }
 
-    /// Names every command to a new connection.
+    /// Reports every command to a new connection.
     pub fn introduce_all(&mut self) {
         let known: Vec<FromInit> = self
             .commands
@@ -110,7 +110,7 @@ impl Table {
         self.outbox.clear();
     }
 
-    /// The kernel has something for a stream.
+    /// A stream has something to read.
     pub fn mark_readable(&mut self, handle: Handle, stream: Stream, hung_up: bool) {
         if let Some(output) = self.commands.get_mut(&handle).and_then(|command| command.output_mut(stream)) {
             output.mark_readable(hung_up);
@@ -118,7 +118,7 @@ impl Table {
         }
     }
 
-    /// Lets the stream wait to be read, if that would do anything.
+    /// Queues the stream for reading, if a read would do anything.
     pub fn want_read(&mut self, handle: Handle, stream: Stream) {
         let Some(output) = self.commands.get_mut(&handle).and_then(|command| command.output_mut(stream))
         else {
@@ -129,7 +129,7 @@ impl Table {
         }
     }
 
-    /// Lets the stream wait to be sent, if there is anything the daemon wants.
+    /// Queues the stream for sending, if there is anything that the daemon wants.
     pub fn want_send(&mut self, handle: Handle, stream: Stream) {
         let Some(command) = self.commands.get_mut(&handle) else { return };
         let attached = command.is_attached();
@@ -150,7 +150,7 @@ impl Table {
         !self.to_send.is_empty()
     }
 
-    /// Gives each stream that waits one turn of reading.
+    /// Gives each waiting stream one turn of reading.
     pub fn read_turns(&mut self, now: u64, watch: &Watch) -> Result<usize, Errno> {
         let mut gained = 0;
         for _ in 0..self.to_read.len() {
@@ -180,7 +180,7 @@ impl Table {
         Ok(gained)
     }
 
-    /// The daemon has stored a stream up to `offset`, which was sent to it.
+    /// The daemon has stored a stream up to `offset`, which was sent before.
     pub fn acknowledge(&mut self, handle: Handle, stream: Stream, offset: u64) {
         if let Some(output) = self.commands.get_mut(&handle).and_then(|command| command.output_mut(stream)) {
             output.window.release_to(offset, &mut self.pool);
@@ -206,13 +206,13 @@ impl Table {
         }
     }
 
-    /// The bytes of a chunk that was handed out. Nothing if its command was forgotten since.
+    /// The bytes of a chunk from [`Self::next_chunk`]. Empty if its command was forgotten since.
     pub fn chunk_bytes(&self, chunk: &Chunk) -> [&[u8]; 2] {
         let output = self.commands.get(&chunk.handle).and_then(|command| command.output(chunk.stream));
         output.map_or([&[][..]; 2], |output| output.window.slices(chunk.offset, chunk.length))
     }
 
-    /// The whole chunk is on its way.
+    /// The whole chunk was written.
     pub fn chunk_sent(&mut self, chunk: &Chunk) {
         let command = self.commands.get_mut(&chunk.handle);
         if let Some(output) = command.and_then(|command| command.output_mut(chunk.stream)) {
@@ -222,7 +222,7 @@ impl Table {
         }
     }
 
-    /// The daemon has the result: what was kept for it is freed.
+    /// The daemon has stored the result: frees the command's output.
     pub fn forget(&mut self, handle: Handle) {
         let Some(command) = self.commands.get_mut(&handle) else { return };
         command.forget();
@@ -234,7 +234,7 @@ impl Table {
         self.remove_if_gone(handle);
     }
 
-    /// Frees what is held only to be quick.
+    /// Frees memory that is held only for speed.
     pub fn release_memory(&mut self) {
         self.pool.release();
         self.commands.values_mut().for_each(|command| command.stdin.release_memory());

@@ -1,23 +1,25 @@
-//! When commands must end: timeouts, idle timeouts, grace, and the time during which the whole sandbox stood still.
+//! When commands must end: timeouts, idle timeouts, grace, and the time during which the whole sandbox was frozen.
 //!
-//! Pure: instants come in as milliseconds, decisions go out. Acting on them is `main`'s business.
+//! Pure: instants come in as milliseconds, decisions go out. `main` acts on them.
 //!
-//! A paused sandbox is frozen with init in it, and the kernel's clock runs on. While any deadline is set, the loop wakes at
-//! least every [`TICK_MS`]; if the clock has jumped by more than [`FROZEN_GAP_MS`] between two looks at it, init did not run
-//! in between. Either it was frozen, and the gap does not count; or it had to wait for the processor because its own commands
-//! kept that busy, and then it does, or a command could put its end off for ever. The kernel tells the two apart: it counts
-//! how long a process that could run had to wait, and one that is frozen cannot run.
+//! A paused sandbox is frozen with init in it, while the kernel's clock keeps running. While any deadline is set, the
+//! loop wakes at least every [`TICK_MS`]; if the clock has jumped by more than [`FROZEN_GAP_MS`] between two
+//! readings, init did not run in between. Either init was frozen, and the gap does not count; or init waited for the
+//! processor because its own commands kept that busy, and then the gap counts, or a command could postpone its end
+//! for ever. The kernel tells the two apart: it counts how long a runnable process had to wait, and a frozen process
+//! is not runnable.
 
 use std::collections::BTreeSet;
 
 use wire::guest::Handle;
 
-/// How often the loop looks at the clock while any deadline is set.
+/// How often the loop reads the clock while any deadline is set.
 pub const TICK_MS: u64 = 1_000;
-/// A longer gap than this between two looks is time frozen: twice the tick, so that a late wake-up is not mistaken for one.
+/// A longer gap between two readings means that init was frozen: twice the tick, so that a late wake-up is not
+/// mistaken for a freeze.
 pub const FROZEN_GAP_MS: u64 = 2_000;
 
-/// How old the figure for waiting may be that a gap is compared with.
+/// How old the waiting time may be that a gap is compared with.
 const WAITED_AGE_MS: u64 = 500;
 
 /// Time as commands experience it: monotonic, without the gaps in which they were frozen.
@@ -25,7 +27,7 @@ const WAITED_AGE_MS: u64 = 500;
 pub struct Clock {
     last: u64,
     frozen: u64,
-    /// How long init had waited for the processor in all its life, when that was last asked, and when that was.
+    /// Init's total waiting time for the processor at the last reading, and the time of that reading.
     waited: u64,
     asked: Option<u64>,
 }
@@ -36,9 +38,9 @@ impl Clock {
         Self { last: monotonic, frozen: 0, waited: 0, asked: None }
     }
 
-    /// Looks at the kernel's clock. `watched` says whether the loop has been ticking since the last look; if it slept
-    /// because no deadline was set, a gap means nothing, and there is no deadline that it could move. `waited` tells for how
-    /// long init has waited for the processor in all its life.
+    /// Reads the kernel's clock. `watched` says whether the loop has been ticking since the last reading; if it slept
+    /// because no deadline was set, a gap means nothing, and there is no deadline to move. `waited` returns init's
+    /// total waiting time for the processor.
     pub fn look(&mut self, monotonic: u64, watched: bool, waited: impl FnOnce() -> u64) -> u64 {
         let gap = monotonic.saturating_sub(self.last);
         let stale = self.asked.is_none_or(|at| monotonic.saturating_sub(at) >= WAITED_AGE_MS);
@@ -53,7 +55,7 @@ impl Clock {
         self.now()
     }
 
-    /// The time at the last look.
+    /// The time at the last reading.
     pub fn now(&self) -> u64 {
         self.last - self.frozen
     }
@@ -78,7 +80,7 @@ pub struct Deadlines {
     idle_ms: Option<u64>,
     last_output: u64,
     grace_ms: u64,
-    /// Set once a timeout has struck.
+    /// Set once a timeout has expired.
     kill_at: Option<u64>,
 }
 
@@ -89,12 +91,12 @@ impl Deadlines {
         Self { timeout_at, idle_ms, last_output: now, grace_ms, kill_at: None }
     }
 
-    /// It has written something.
+    /// The command has written something.
     pub fn heard(&mut self, now: u64) {
         self.last_output = now;
     }
 
-    /// When to look again. Output moves this; looking too early is harmless.
+    /// When to check again. Output moves this; a check that comes too early has no effect.
     pub fn next(&self) -> Option<u64> {
         match self.kill_at {
             Some(at) => Some(at),
@@ -102,13 +104,14 @@ impl Deadlines {
         }
     }
 
-    /// What is due now; a timeout that strikes starts the grace. Afterwards [`Self::next`] is later than before, or `None`.
+    /// What is due now; a timeout that expires starts the grace. Afterwards [`Self::next`] is later than before, or
+    /// `None`.
     pub fn strike(&mut self, now: u64) -> Due {
         if let Some(at) = self.kill_at {
             if now < at {
                 return Due::Nothing;
             }
-            // The kill is repeated until the command is gone, in case the first one met a process half forked.
+            // The kill is repeated until the command is gone, in case the first one hit a process during a fork.
             self.kill_at = Some(after(now, TICK_MS));
             return Due::Kill;
         }
@@ -128,20 +131,20 @@ impl Deadlines {
     }
 }
 
-/// The first whole millisecond at which `length` has passed for certain. `now` was cut to a whole one, so it is up to one too early;
-/// a deadline may come late, and never early.
+/// The first whole millisecond at which `length` has certainly passed. `now` is rounded down and up to one
+/// millisecond too early; a deadline may come late, but never early.
 fn after(now: u64, length: u64) -> u64 {
     now.saturating_add(length).saturating_add(1)
 }
 
-/// Which command to look at next.
+/// Which command to check next.
 #[derive(Debug, Default)]
 pub struct Schedule {
     entries: BTreeSet<(u64, Handle)>,
 }
 
 impl Schedule {
-    /// Look at the command at this time.
+    /// Check the command at this time.
     pub fn add(&mut self, at: u64, handle: Handle) {
         self.entries.insert((at, handle));
     }
@@ -151,19 +154,19 @@ impl Schedule {
         self.entries.is_empty()
     }
 
-    /// Takes out a command whose time has come.
+    /// Removes and returns a command whose time has come.
     pub fn take_due(&mut self, now: u64) -> Option<Handle> {
         let (at, _) = *self.entries.first()?;
         if at > now { None } else { self.entries.pop_first().map(|(_, handle)| handle) }
     }
 
-    /// How long the loop may sleep: to the next deadline, and never longer than a tick. `None` is for ever.
+    /// How long the loop may sleep: until the next deadline, and never longer than a tick. `None` means no limit.
     pub fn sleep_ms(&self, now: u64) -> Option<u64> {
         let (at, _) = *self.entries.first()?;
         Some(at.saturating_sub(now).min(TICK_MS))
     }
 
-    /// Takes back what [`Self::add`] was told.
+    /// Undoes [`Self::add`].
     pub fn remove(&mut self, at: u64, handle: Handle) {
         self.entries.remove(&(at, handle));
     }
@@ -203,7 +206,7 @@ mod tests {
         assert_eq!(Deadlines::new(5, None, None, 0).next(), None);
     }
 
-    /// Nothing ever had to wait for the processor.
+    /// No process ever waited for the processor.
     fn idle() -> u64 {
         0
     }
@@ -221,7 +224,7 @@ mod tests {
     fn a_gap_in_which_init_waited_for_the_processor_counts() {
         let mut clock = Clock::new(0);
         clock.look(1_000, true, || 5);
-        assert_eq!(clock.look(31_000, true, || 29_905), 30_900, "what is not accounted for was frozen");
+        assert_eq!(clock.look(31_000, true, || 29_905), 30_900, "the rest of the gap was a freeze");
         assert_eq!(clock.look(61_000, true, || 59_905), 60_900);
     }
 

@@ -1,9 +1,9 @@
-//! All processes of one command: its tree, wherever its members have wandered.
+//! All processes of one command, including those that left its process group or session.
 //!
-//! With a cgroup of our own, the kernel keeps the account: one child group per command, which no fork, new session or
-//! orphaning leaves. Without one (other backends), the account is made when it is needed, from `/proc`: descendants by parent,
-//! and whatever carries the command's id in the environment it was started with. That one is a good guess and no more; a
-//! process that cleans its environment and loses its parents is missed.
+//! With a cgroup, the kernel keeps track: one child cgroup per command, which no fork, new session or orphaning
+//! leaves. Without one (other backends), init searches `/proc` when needed: descendants by parent, and processes that
+//! carry the command's id in their initial environment. That search is only a good guess: a process that cleans its
+//! environment and loses its parents is missed.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -16,11 +16,11 @@ use wire::guest::Handle;
 
 use crate::sys;
 
-/// Looks at `/proc` before the walk gives up on a tree that grows faster than it is stopped.
+/// How often the search of `/proc` is repeated before it gives up on a tree that grows faster than it is stopped.
 const WALKS_MAX: usize = 64;
-/// What is read of one process's environment or of a list of processes.
+/// How much is read of one process's environment or of a list of processes.
 const FILE_MAX: u64 = 4 * 1024 * 1024;
-/// The variable that tells which command a process belongs to.
+/// The variable that says which command a process belongs to.
 pub const COMMAND_ID_VARIABLE: &str = "SHOAL_COMMAND_ID";
 
 /// How processes are kept apart.
@@ -36,7 +36,7 @@ pub enum Tree {
 #[derive(Debug)]
 pub struct Groups {
     directory: OwnedFd,
-    /// The group of the command that is likely to come next, made while nobody waited for it.
+    /// The cgroup of the command that is likely to come next, created while no caller waited for it.
     ahead: RefCell<Option<(Handle, OwnedFd)>>,
 }
 
@@ -63,18 +63,18 @@ impl Groups {
     }
 }
 
-/// A command, as far as its processes are concerned.
+/// What this module needs to know of a command.
 #[derive(Debug, Clone, Copy)]
 pub struct Root<'a> {
     pub handle: Handle,
-    /// The caller's name for it.
+    /// The caller's id for it.
     pub id: &'a str,
-    /// The main process, until it is reaped: afterwards its number may be another's.
+    /// The main process, until it is reaped: afterwards the number may belong to another process.
     pub main: Option<i32>,
 }
 
 impl Tree {
-    /// Makes the group that a command will start in.
+    /// Creates the cgroup that a command will start in.
     pub fn prepare(&self, handle: Handle) -> Result<Option<OwnedFd>, Errno> {
         let Self::Groups(groups) = self else { return Ok(None) };
         match groups.ahead.take() {
@@ -85,8 +85,8 @@ impl Tree {
         groups.make(handle).map(Some)
     }
 
-    /// Makes the group of a command that has not been asked for yet, unless one is made already. It costs as much as a tenth of a
-    /// short command, so it is done while nobody waits.
+    /// Creates the cgroup of the next command ahead of time, unless it exists already. This costs as much as a tenth
+    /// of a short command, so it is done while no caller waits.
     pub fn prepare_ahead(&self, handle: Handle) {
         if let Self::Groups(groups) = self {
             let ahead = groups.ahead.take().or_else(|| Some((handle, groups.make(handle).ok()?)));
@@ -94,14 +94,14 @@ impl Tree {
         }
     }
 
-    /// In a new process: enters the group by itself.
+    /// In a new process: enters the cgroup.
     pub fn enter(group: BorrowedFd<'_>) -> Result<(), Errno> {
         let procs =
             rustix::fs::openat(group, "cgroup.procs", OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())?;
         rustix::io::write(procs, b"0").map(drop)
     }
 
-    /// Removes what was prepared. Tells whether nothing is left of it: a group with processes in it stays.
+    /// Removes the cgroup. Returns whether nothing is left: a cgroup with processes in it stays.
     pub fn remove(&self, handle: Handle) -> bool {
         match self {
             Self::Groups(groups) => groups.remove(handle),
@@ -109,7 +109,7 @@ impl Tree {
         }
     }
 
-    /// Ends every process of the command, at once and without appeal.
+    /// Kills every process of the command.
     pub fn kill(&self, root: Root<'_>) {
         let done = match self {
             Self::Groups(groups) => kill_group(&groups.directory, root.handle),
@@ -119,22 +119,22 @@ impl Tree {
             self.stop_and_kill(root);
         }
         if let Some(main) = root.main {
-            // Where it could not be born in its group, it may not have entered it yet. It is our child and not reaped, so the
-            // number is its own.
+            // A process that was not created in its cgroup may not have entered it yet. It is an unreaped child of
+            // init, so its number is still its own.
             let _ = sys::kill(main, libc::SIGKILL);
         }
     }
 
-    /// Asks every process of the command to end. One that was stopped is woken, or it could not hear.
+    /// Asks every process of the command to end. Stopped processes are continued, so that they receive the signal.
     pub fn terminate(&self, root: Root<'_>) {
         for pid in self.members(root) {
-            // It may have ended in the meantime: that is what was asked for.
+            // It may have ended in the meantime, which is fine.
             let _ = sys::kill(pid, libc::SIGTERM);
             let _ = sys::kill(pid, libc::SIGCONT);
         }
     }
 
-    /// Stops whatever is found until nothing new is, so that nothing forks any more, then kills it all.
+    /// Stops every process it finds until it finds no more, so that nothing forks any more, then kills them all.
     fn stop_and_kill(&self, root: Root<'_>) {
         let mut stopped: Vec<i32> = Vec::new();
         for _ in 0..WALKS_MAX {
@@ -169,7 +169,7 @@ fn kill_group(directory: &OwnedFd, handle: Handle) -> Result<(), Errno> {
     let path = format!("{}/cgroup.kill", handle.group_name());
     match rustix::fs::openat(directory, path, OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty()) {
         Ok(file) => rustix::io::write(file, b"1").map(drop),
-        // The group is gone, and with it everything that was to be killed.
+        // The cgroup is gone, and everything in it.
         Err(Errno::NOENT)
             if rustix::fs::statat(directory, handle.group_name(), AtFlags::empty()).is_err() =>
         {
@@ -190,7 +190,7 @@ fn parse_pid(text: &[u8]) -> Option<i32> {
     std::str::from_utf8(text).ok()?.trim().parse().ok().filter(|pid| *pid > 1)
 }
 
-/// What `/proc` tells of one process.
+/// What `/proc` reports about one process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Relations {
     parent: i32,
@@ -221,7 +221,7 @@ fn walk(root: Root<'_>) -> Vec<i32> {
             members.push(*pid);
         }
     }
-    // Children of members are members; each pass finds one generation more.
+    // Children of members are members; each pass finds one more generation.
     loop {
         let before = members.len();
         for (pid, relations) in &all {
@@ -236,7 +236,7 @@ fn walk(root: Root<'_>) -> Vec<i32> {
     }
 }
 
-/// The fields behind the name, which may itself contain spaces and parentheses. proc_pid_stat(5)
+/// The fields after the name, which may itself contain spaces and parentheses. proc_pid_stat(5)
 fn parse_stat(stat: &[u8]) -> Option<Relations> {
     let behind_name = stat.iter().rposition(|byte| *byte == b')')? + 1;
     let mut fields = std::str::from_utf8(&stat[behind_name..]).ok()?.split_ascii_whitespace();
@@ -255,11 +255,12 @@ fn carries(pid: i32, marker: &str) -> bool {
     environment.split(|byte| *byte == 0).any(|entry| entry == marker.as_bytes())
 }
 
-/// What the kernel goes by when memory runs out: who is to die first.
+/// The order in which the kernel kills processes when memory runs out.
 ///
-/// Commands must stand before init. Init may not lower its own score below where it began, but it may raise it and come back; so
-/// it stands where commands will for the moment of a fork, and the child inherits the place. That is two writes to a file that
-/// the launcher opened and handed over: init and its forks are not dumpable, so they may not open their own in `/proc`.
+/// Commands must be killed before init. Init may not lower its own score below where it began, but it may raise it
+/// and return; so init takes the score of commands during a fork, and the child inherits it. That is two writes to a
+/// file that the launcher opened and passed on: init and its forks are not dumpable, so they may not open their own
+/// file in `/proc`.
 #[derive(Debug)]
 pub struct OomScore {
     file: std::fs::File,
@@ -267,28 +268,28 @@ pub struct OomScore {
 }
 
 impl OomScore {
-    /// The end of the scale. The kernel adds a thousandth of the memory limit for each point and compares sums, so the distance
-    /// is what init may hold, twice the largest message, beyond a small command and still not be the first to die. A guest may
-    /// lower the scores of its own processes to set them apart.
+    /// The end of the scale. The kernel adds a thousandth of the memory limit for each point and compares sums, so
+    /// the distance is how much more than a small command init may hold (twice the largest message) without being
+    /// killed first. A guest may lower the scores of its own processes to order them.
     const OF_COMMANDS: &str = "1000";
 
-    /// Takes over the file of this process.
+    /// Takes ownership of this process's file.
     pub fn new(mut file: std::fs::File) -> io::Result<Self> {
         let mut own = String::new();
         file.read_to_string(&mut own)?;
         let score = Self { file, own: own.trim().to_owned() };
-        // Once for nothing, so that an order that cannot be set shows before there is a sandbox.
+        // Try it once, so that a failure shows before there is a sandbox.
         score.as_command(|| ())?;
         Ok(score)
     }
 
-    /// Does something, a fork, in the place of commands.
+    /// Runs `work`, a fork, with the score of commands.
     pub fn as_command<T>(&self, fork: impl FnOnce() -> T) -> io::Result<T> {
         // The file has no positions: every write is a new value.
         rustix::io::write(&self.file, Self::OF_COMMANDS.as_bytes())?;
         let result = fork();
-        // The kernel never refuses to return to where init began. If it did, the child would live all the same, and init would
-        // stand where commands do until the next start.
+        // The kernel never refuses to return to the first score. If it did, the child would live all the same, and
+        // init would keep the score of commands until the next start.
         let _ = rustix::io::write(&self.file, self.own.as_bytes());
         Ok(result)
     }

@@ -1,15 +1,15 @@
 //! Who a command runs as: the guest's own `/etc/passwd` and `/etc/group`, read by hand.
 //!
-//! A static C library has no name services, and the files belong to the guest anyway, so they are read as bytes that
-//! may be anything. Owns the rules for names, numbers and groups; changing ids is `spawn`'s business.
+//! A static C library has no name services, and the files belong to the guest, so they are parsed as untrusted bytes.
+//! Owns the rules for names, numbers and groups; `spawn` changes the ids.
 //!
-//! The rules are those of the container world, because images are written for them: a name must exist, a number need
-//! not; a number that nobody has gets group 0; an explicit group takes the place of the supplementary ones.
+//! The rules are those of containers, because images are written for them: a name must exist, a number need not; a
+//! number without an entry gets group 0; an explicit group replaces the supplementary ones.
 
 use std::io::Read;
 use std::os::unix::fs::OpenOptionsExt;
 
-/// No honest file of users is longer. What follows is not looked at.
+/// No real user database is longer. The rest is ignored.
 const FILE_MAX: u64 = 1024 * 1024;
 /// The kernel's own limit on supplementary groups (NGROUPS_MAX).
 const GROUPS_MAX: usize = 65_536;
@@ -19,7 +19,7 @@ const GROUPS_MAX: usize = 65_536;
 pub struct User {
     pub uid: u32,
     pub gid: u32,
-    /// Supplementary groups, the main one included where the files name it.
+    /// Supplementary groups, including the main one if the files list it.
     pub groups: Vec<u32>,
     pub name: String,
     pub home: String,
@@ -34,12 +34,12 @@ pub struct Files {
 }
 
 impl Files {
-    /// As they are in the guest now. A file that is missing or is not a file counts as empty.
+    /// The files as they are now. A missing file, or one that is not a regular file, counts as empty.
     pub fn read() -> Self {
         Self { passwd: read_bounded("/etc/passwd"), group: read_bounded("/etc/group") }
     }
 
-    /// The user that `wish` means: a name or a number, optionally with `:group`. `None` if there is no such user or group.
+    /// Resolves `wish`: a name or a number, optionally with `:group`. `None` if there is no such user or group.
     pub fn resolve(&self, wish: &str) -> Option<User> {
         let (user, group) = match wish.split_once(':') {
             Some((user, group)) => (user, Some(group)),
@@ -57,7 +57,7 @@ impl Files {
         Some(found)
     }
 
-    /// Whoever has this number, or a user without a name.
+    /// The user with this number, or one without a name.
     pub fn user_by_number(&self, uid: u32) -> User {
         match self.users().find(|user| user.uid == uid) {
             Some(entry) => self.with_groups(entry),
@@ -113,27 +113,27 @@ impl Files {
     }
 }
 
-/// The lines that are text. One that is not cannot be asked for by name.
+/// The lines that are UTF-8. Others cannot be requested by name.
 fn lines(file: &[u8]) -> impl Iterator<Item = &str> {
     file.split(|byte| *byte == b'\n').filter_map(|line| std::str::from_utf8(line).ok())
 }
 
-/// A user or group number. The last one means "leave unchanged" to the kernel, so nobody can have it.
+/// A user or group number. The highest one means "leave unchanged" to the kernel, so no user has it.
 fn parse_id(text: &str) -> Option<u32> {
     let plain = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     if plain { text.parse().ok().filter(|id| *id != u32::MAX) } else { None }
 }
 
 fn read_bounded(path: &str) -> Vec<u8> {
-    // The guest may have put a FIFO or a device here; O_NONBLOCK keeps the open from waiting for it.
+    // The guest may have put a FIFO or a device here; O_NONBLOCK keeps the open from blocking.
     let flags = libc::O_NONBLOCK | libc::O_NOCTTY | libc::O_CLOEXEC;
     let Ok(file) = std::fs::OpenOptions::new().read(true).custom_flags(flags).open(path) else {
         return Vec::new();
     };
     let Some(metadata) = file.metadata().ok().filter(std::fs::Metadata::is_file) else { return Vec::new() };
-    // With room for one byte more than there should be, the end is found without growing.
+    // With room for one extra byte, the end is found without growing the buffer.
     let mut bytes = Vec::with_capacity(metadata.len().min(FILE_MAX) as usize + 1);
-    // An error in the middle leaves what was read before it: as good as a file that ends there.
+    // After a read error, the part before it counts, as if the file ended there.
     let _ = file.take(FILE_MAX).read_to_end(&mut bytes);
     bytes
 }

@@ -1,4 +1,4 @@
-//! What the kernel is asked to watch, and how its answers find their way back.
+//! What the kernel watches for init, and how events are mapped back.
 
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -8,7 +8,7 @@ use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use rustix::io::Errno;
 use wire::guest::Handle;
 
-/// Answers taken in one go.
+/// Events read at once.
 const EVENTS_MAX: usize = 64;
 
 /// Something that is watched.
@@ -20,9 +20,9 @@ pub enum Watched {
     Children,
     /// The daemon.
     Connection,
-    /// The daemon, while there is no room for what it should be told.
+    /// The daemon, while the socket has no room for what init has to send.
     FullConnection,
-    /// A child on its way to its program.
+    /// A child that has not executed its program yet.
     Report(Handle),
     Stdin(Handle),
     Stdout(Handle),
@@ -37,11 +37,11 @@ pub struct Happening {
     pub to: Watched,
     pub readable: bool,
     pub writable: bool,
-    /// The other side is gone, at least in one direction.
+    /// The other side is closed, at least in one direction.
     pub hung_up: bool,
 }
 
-/// The kernel's watch. Descriptors leave it by being closed.
+/// The kernel's watch. Closing a descriptor removes it.
 pub struct Watch {
     epoll: OwnedFd,
     events: Vec<Event>,
@@ -52,22 +52,22 @@ impl Watch {
         Ok(Self { epoll: epoll::create(CreateFlags::CLOEXEC)?, events: Vec::with_capacity(EVENTS_MAX) })
     }
 
-    /// Watches a descriptor for as long as it is open. Each change is told once (EPOLLET), whichever directions the
-    /// descriptor has. Of pipes that commands write to only the first is told; see [`Self::again`].
+    /// Watches a descriptor for as long as it is open. Each change is reported once (EPOLLET), in both directions.
+    /// Pipes that commands write to report only the first; see [`Self::again`].
     pub fn add(&self, descriptor: impl AsFd, watched: Watched) -> Result<(), Errno> {
         epoll::add(&self.epoll, descriptor, EventData::new_u64(pack(watched)), flags(watched))
     }
 
-    /// Wants to be told of it once more, or of something else. What has come since is told at once.
+    /// Asks for one more report, or for other events. What has come since is reported at once.
     ///
-    /// Pipes are asked about when they were read until they were empty. Every write to a watched pipe would wake us otherwise,
-    /// whether it was empty or not, and most of all while there is no room for what is written: a command that writes 4 KiB at a
-    /// time would wake us for each of them.
+    /// Init re-arms pipes after it has read them until they were empty. Otherwise every write to a watched pipe would
+    /// wake init, whether it was empty or not, and even while there is no room for more output: a command that writes
+    /// 4 KiB at a time would wake init for each write.
     pub fn again(&self, descriptor: impl AsFd, watched: Watched) -> Result<(), Errno> {
         epoll::modify(&self.epoll, descriptor, EventData::new_u64(pack(watched)), flags(watched))
     }
 
-    /// Waits until something happens, or for so many milliseconds. `None` is for ever.
+    /// Waits until something happens, or for this many milliseconds. `None` means no limit.
     pub fn wait(&mut self, timeout_ms: Option<u64>) -> Result<Vec<Happening>, Errno> {
         let timeout = timeout_ms.map(|length| Timespec {
             tv_sec: (length / 1_000) as i64,
@@ -92,7 +92,7 @@ impl Watch {
     }
 }
 
-/// What is wanted of it.
+/// The events to watch for.
 fn flags(watched: Watched) -> EventFlags {
     EventFlags::ET
         | match watched {

@@ -1,8 +1,8 @@
-//! Images out of a file: an OCI or Docker archive (`docker save`, `podman save`, `skopeo copy`), or a bare root file system as a tar
-//! stream. Each may be compressed.
+//! Images from a file: an OCI or Docker archive (`docker save`, `podman save`, `skopeo copy`), or a bare root file
+//! system as a tar stream. Each may be compressed.
 //!
-//! The file lies on disk and is read twice at most: once to see what it is, and then by offset. No name in it reaches the file
-//! system: what it holds becomes blobs, which are called after their contents. Blocks throughout.
+//! The file is on disk and is read at most twice: once to find out what it is, and then by offset. No name in it
+//! reaches the file system: its contents become blobs, which are named by digest. Everything here blocks.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -22,21 +22,21 @@ use crate::manifest::{
 };
 use crate::reference::ImageRef;
 
-/// Headers of one stream, as with layers.
+/// Most headers in one stream, as for layers.
 const HEADERS_MAX: u64 = 8_000_000;
-/// Files of an archive of images: layers, configurations and manifests. A root file system may have more.
+/// Most files in an archive of images: layers, configurations and manifests. A root file system may have more.
 const MEMBERS_MAX: usize = 20_000;
-/// Images in one archive.
+/// Most images in one archive.
 const IMAGES_MAX: usize = 100;
-/// Links from one member to another, on the way to one.
+/// Most links to follow from one member to another.
 const LINKS_MAX: usize = 8;
-/// What is read at once.
+/// Size of the read buffer.
 const BUFFER: usize = 256 * 1024;
 
-/// What a file is.
+/// The format of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Format {
-    /// What it looks like.
+    /// Detect it.
     #[default]
     Auto,
     /// An OCI layout as a tar stream.
@@ -47,79 +47,79 @@ pub enum Format {
     Rootfs,
 }
 
-/// An image whose blobs are all here.
+/// An image whose blobs are all stored.
 #[derive(Debug)]
 pub struct Imported {
-    /// What it is.
+    /// The image.
     pub image: Image,
-    /// What the archive calls it, or what the caller does.
+    /// Its name in the archive, or the caller's.
     pub names: Vec<ImageRef>,
-    /// Its blobs, held.
+    /// Its blobs, pinned.
     pub blobs: HashMap<Digest, Holding>,
 }
 
-/// Why a file is of no use.
+/// Why a file cannot be imported.
 #[derive(Debug, thiserror::Error)]
 pub enum ArchiveError {
-    /// Our own disk.
+    /// An error of the daemon's own disk.
     #[error("cannot {doing}")]
     Io {
-        /// As it reads after "cannot".
+        /// What was being done; reads after "cannot".
         doing: &'static str,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
-    /// Not a tar stream, or not whole.
+    /// Not a tar stream, or a truncated one.
     #[error("the archive is damaged: {why}")]
     Damaged {
         /// What is wrong.
         why: String,
     },
-    /// Something that is not read by rule.
-    #[error("the archive has {what}, which is not supported")]
+    /// A feature that is not supported, by rule.
+    #[error("the archive contains {what}, which is not supported")]
     Unsupported {
-        /// What.
+        /// The feature.
         what: String,
     },
-    /// It is not what it was said to be.
+    /// The file does not have the given format.
     #[error("the file is not {what}")]
     OtherFormat {
-        /// What it was said to be.
+        /// The given format.
         what: &'static str,
     },
-    /// It refers to something that it does not have.
-    #[error("the archive has no `{name}`, which it refers to")]
+    /// A missing member.
+    #[error("the archive refers to `{name}`, which it does not contain")]
     Missing {
-        /// What.
+        /// The member.
         name: String,
     },
-    /// Its parts do not fit together.
+    /// Invalid documents.
     #[error("an image in the archive cannot be used")]
     BadImage {
         /// Why.
         source: Box<BadImage>,
     },
-    /// A part of it is not what it is called.
-    #[error("`{name}` in the archive has the digest {found}")]
+    /// A member does not match its digest.
+    #[error("`{name}` in the archive must have the digest in its name, got {found}")]
     Corrupt {
-        /// What it is called.
+        /// The member.
         name: String,
-        /// What it is.
+        /// The digest of its bytes.
         found: Digest,
     },
-    /// More than there is room for.
+    /// The disk has no room.
     #[error("the archive needs more than the {free} bytes that are free")]
     DiskFull {
         /// On the disk.
         free: u64,
     },
-    /// Nobody said what to call it.
-    #[error("the archive does not say what its image is called")]
+    /// Neither the archive nor the caller names the image.
+    #[error("the archive does not name its image")]
     NoName,
-    /// One name for many images.
-    #[error("the archive has {count} images, which cannot have one name")]
+    /// One name for several images.
+    #[error("the archive contains {count} images, which cannot share one name")]
     ManyImages {
-        /// How many.
+        /// Number of images.
         count: usize,
     },
 }
@@ -173,7 +173,7 @@ pub fn import(
     named(imported, name)
 }
 
-/// Gives images the name of the caller, or checks that they have their own.
+/// Names the images as the caller wants, or checks that they have names.
 fn named(mut imported: Vec<Imported>, name: Option<ImageRef>) -> Result<Vec<Imported>, ArchiveError> {
     match name {
         Some(name) => match imported.as_mut_slice() {
@@ -184,33 +184,33 @@ fn named(mut imported: Vec<Imported>, name: Option<ImageRef>) -> Result<Vec<Impo
         None => {}
     }
     match imported.len() {
-        0 => Err(nonsense("index", "it names no image")),
+        0 => Err(nonsense("index", "it lists no image")),
         _ => Ok(imported),
     }
 }
 
-/// What is in a file.
+/// The contents of a file.
 struct Seen {
     compression: Compression,
-    /// Of the file as it is.
+    /// Digest of the file itself.
     digest: Digest,
     size: u64,
-    /// Of the tar stream in it.
+    /// Digest of the tar stream in it.
     contents: Digest,
     length: u64,
-    /// By name, as long as there are not too many.
+    /// Members by name, unless there are too many.
     members: HashMap<String, Member>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Member {
-    /// Where it is in the tar stream.
+    /// Offset in the tar stream.
     File { offset: u64, size: u64 },
-    /// Another name for a member.
+    /// A link to another member.
     Link(String),
 }
 
-/// Reads all of a file once.
+/// Reads a file once.
 fn look_through(mut file: &File) -> Result<Seen, ArchiveError> {
     file.seek(SeekFrom::Start(0)).map_err(read_failed)?;
     let mut beginning = [0; 16];
@@ -238,7 +238,7 @@ fn look_through(mut file: &File) -> Result<Seen, ArchiveError> {
         let hashing = entries.into_inner();
         (hashing.bytes, hashing.finish())
     };
-    // What follows a compressed stream is no part of it, and of the file's digest all the same.
+    // Bytes after a compressed stream are not part of it, but count for the file's digest.
     io::copy(&mut raw, &mut io::sink()).map_err(read_failed)?;
     let size = raw.bytes;
     Ok(Seen { compression, digest: raw.finish(), size, contents, length, members })
@@ -255,13 +255,13 @@ fn read_up_to(from: &mut impl Read, into: &mut [u8]) -> io::Result<usize> {
     Ok(filled)
 }
 
-/// A name without what means nothing at its front.
+/// A name without a meaningless prefix.
 fn plain(path: &[u8]) -> String {
     let text = String::from_utf8_lossy(path);
     text.split('/').filter(|part| !matches!(*part, "" | ".")).collect::<Vec<_>>().join("/")
 }
 
-/// What a link in the same archive names.
+/// Target of a link within the archive.
 fn beside(path: &[u8], target: &[u8]) -> String {
     let (path, target) = (plain(path), String::from_utf8_lossy(target).into_owned());
     let mut parts: Vec<&str> = path.split('/').collect();
@@ -276,7 +276,7 @@ fn beside(path: &[u8], target: &[u8]) -> String {
     parts.join("/")
 }
 
-/// Writes the tar stream of a compressed file to one of its own, so that it can be read by offset.
+/// Decompresses the tar stream to a file of its own, so that it can be read by offset.
 fn expand(upload: &Upload, blobs: &Arc<Blobs>, length: u64) -> Result<Upload, ArchiveError> {
     let free = blobs.free().map_err(read_failed)?;
     if free < length.saturating_add(FREE_MIN) {
@@ -291,7 +291,7 @@ fn expand(upload: &Upload, blobs: &Arc<Blobs>, length: u64) -> Result<Upload, Ar
     Ok(expanded)
 }
 
-/// The whole file is the only layer of an image.
+/// The whole file becomes the only layer of an image.
 fn rootfs(
     upload: Upload,
     seen: &Seen,
@@ -304,12 +304,13 @@ fn rootfs(
     });
     let layer = Descriptor { digest: seen.digest, size: seen.size, media_type: String::new(), name: None };
     let image = made_up(&config.to_string(), vec![layer], platform)?;
-    let keep = |source| ArchiveError::Io { doing: "keep the archive", source };
+    let keep = |source| ArchiveError::Io { doing: "store the archive", source };
     let holding = upload.keep(seen.digest).map_err(keep)?;
     Ok(Imported { image, names: vec![name], blobs: HashMap::from([(seen.digest, holding)]) })
 }
 
-/// An image for which nobody wrote a manifest. Ours names the same parts in the same way each time, so it has one digest.
+/// An image without a manifest. The generated manifest lists the same parts in the same way each time, so it has one
+/// digest.
 fn made_up(config: &str, layers: Vec<Descriptor>, platform: &Platform) -> Result<Image, ArchiveError> {
     let named = layers.iter().map(|layer| {
         let media_type = "application/vnd.oci.image.layer.v1.tar";
@@ -334,7 +335,7 @@ struct Parts<'a> {
     file: &'a File,
     members: &'a HashMap<String, Member>,
     blobs: &'a Arc<Blobs>,
-    /// What was kept so far, by name, with its length.
+    /// Stored members by name, with their lengths.
     held: HashMap<String, (Digest, u64)>,
 }
 
@@ -361,7 +362,7 @@ impl Parts<'_> {
         Err(missing())
     }
 
-    /// A document, read whole.
+    /// A document, read completely.
     fn document(&self, name: &str) -> Result<Vec<u8>, ArchiveError> {
         let (offset, size) = self.member(name)?;
         if size > DOCUMENT_MAX as u64 {
@@ -374,7 +375,7 @@ impl Parts<'_> {
         Ok(bytes)
     }
 
-    /// A document of an OCI layout, which is called after its contents.
+    /// A document of an OCI layout, named by its digest.
     fn blob_document(&self, digest: Digest) -> Result<Vec<u8>, ArchiveError> {
         let name = blob_name(digest);
         let bytes = self.document(&name)?;
@@ -384,7 +385,7 @@ impl Parts<'_> {
         }
     }
 
-    /// Keeps a layer as a blob.
+    /// Stores a layer as a blob.
     fn keep(
         &mut self,
         name: &str,
@@ -400,7 +401,7 @@ impl Parts<'_> {
         file.seek(SeekFrom::Start(offset)).map_err(read_failed)?;
         let mut bytes = BufReader::with_capacity(BUFFER, file).take(size);
         let put = self.blobs.put(&mut bytes, expected);
-        match put.map_err(|source| ArchiveError::Io { doing: "keep a layer", source })? {
+        match put.map_err(|source| ArchiveError::Io { doing: "store a layer", source })? {
             Ok((holding, size)) => {
                 let digest = holding.digest();
                 holdings.insert(digest, holding);
@@ -414,19 +415,19 @@ impl Parts<'_> {
     fn oci(&mut self, platform: &Platform, has_docker: bool) -> Result<Vec<Imported>, ArchiveError> {
         let Document::Index(index) = Document::parse(&self.document("index.json")?).map_err(bad_image)?
         else {
-            return Err(nonsense("index", "it is a manifest"));
+            return Err(nonsense("index", "it is a manifest, not an index"));
         };
         if index.len() > IMAGES_MAX {
             return Err(nonsense("index", format!("it has {} entries", index.len())));
         }
-        // Different names are different images; one name, or none, is one image for many platforms.
+        // Different names are different images; one name, or none, is one image for several platforms.
         let mut names: Vec<Option<String>> = Vec::new();
         for (descriptor, _) in &index {
             if !names.contains(&descriptor.name) {
                 names.push(descriptor.name.clone());
             }
         }
-        // Docker writes the whole name only into its own manifest.
+        // Docker writes the full name only into its own manifest.
         let docker_tags = if has_docker { self.docker_tags()? } else { Vec::new() };
         let mut imported = Vec::new();
         for name in names {
@@ -445,7 +446,7 @@ impl Parts<'_> {
                 }
             }
             let Some((digest, config, layers)) = found else {
-                return Err(nonsense("index", "its indexes are inside one another without end"));
+                return Err(nonsense("index", "its indexes are nested too deep"));
             };
             let config = self.blob_document(config.digest)?;
             let image = Image::new(digest, &layers, &config, platform).map_err(bad_image)?;
@@ -453,7 +454,7 @@ impl Parts<'_> {
             for layer in &layers {
                 let (_, size) = self.keep(&blob_name(layer.digest), Some(layer.digest), &mut blobs)?;
                 if size != layer.size {
-                    let why = format!("{} has {size} bytes and not {}", layer.digest, layer.size);
+                    let why = format!("{} has {size} bytes instead of {}", layer.digest, layer.size);
                     return Err(nonsense("manifest", why));
                 }
             }
@@ -488,9 +489,13 @@ impl Parts<'_> {
             let config = self.document(&plain(manifest.config.as_bytes()))?;
             let checked = ImageConfig::parse(&config).map_err(bad_image)?;
             let paths = manifest.layers.unwrap_or_default();
-            // Before anything is kept: a list of a million layers is short to write.
+            // Before anything is stored: a list of a million layers is short.
             if paths.len() != checked.contents.len() {
-                let why = format!("it names {} layers, the manifest {}", checked.contents.len(), paths.len());
+                let why = format!(
+                    "it lists {} layers, but the manifest lists {}",
+                    checked.contents.len(),
+                    paths.len()
+                );
                 return Err(nonsense("configuration", why));
             }
             let mut blobs = HashMap::new();

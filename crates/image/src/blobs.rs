@@ -1,13 +1,14 @@
-//! Where the bytes of layers wait until they are unpacked.
+//! Stores blobs until their layers are unpacked.
 //!
 //! ```text
-//! <directory>/<digest>            whole, and what its name says
-//!             <digest>.partial    on its way; the next try goes on from its end
-//!             upload-<random>     something that somebody sends us
+//! <directory>/<digest>            complete, and checked against its name
+//!             <digest>.partial    incomplete; the next attempt continues at its end
+//!             upload-<random>     an upload
 //! ```
 //!
-//! A file has its final name only when its digest was compared, so a crash at any instant leaves nothing that could be
-//! taken for more than it is. The daemon is alone with the directory; within it, one lock per digest keeps two pulls of one blob apart.
+//! A file gets its final name only after its digest was checked, so a crash at any moment leaves nothing that looks
+//! more complete than it is. Only the daemon uses the directory; one lock per digest keeps two pulls of one blob
+//! apart.
 
 use std::collections::HashMap;
 use std::fs::{self, File};
@@ -29,15 +30,15 @@ use crate::registry::{BlobStream, Registry, RegistryError, SILENCE_SECONDS};
 
 /// Chunks between the network and the disk.
 const QUEUE_MAX: usize = 32;
-/// How often a transfer may break without having brought a byte.
+/// How often a transfer may break without having delivered a byte.
 const STANDSTILLS_MAX: u32 = 5;
-/// Before the first new try; doubled for each one after.
+/// Delay before the first retry; doubled for each further one.
 const RETRY_FIRST: Duration = Duration::from_millis(200);
-/// Between two tries at most.
+/// Longest delay between two attempts.
 const RETRY_MAX: Duration = Duration::from_secs(5);
-/// What must stay free on the disk besides a blob, so that rows and logs can still be written.
+/// Space that must stay free besides a blob, so that rows and logs can still be written.
 pub const FREE_MIN: u64 = 64 << 20;
-/// What is moved at once.
+/// Size of the copy buffer.
 const BUFFER: usize = 256 * 1024;
 
 const PARTIAL: &str = ".partial";
@@ -54,12 +55,12 @@ pub struct Blobs {
 #[derive(Debug)]
 struct Held {
     count: usize,
-    /// Its layer is unpacked: whoever lets go last removes it.
+    /// Its layer is unpacked: the last holder removes the blob.
     over: bool,
     lock: Arc<tokio::sync::Mutex<()>>,
 }
 
-/// A blob that is not removed while this lives.
+/// A pin: the blob is not removed while this exists.
 #[derive(Debug)]
 pub struct Holding {
     blobs: Arc<Blobs>,
@@ -84,12 +85,12 @@ impl Drop for Holding {
 }
 
 impl Holding {
-    /// What it is called.
+    /// The blob's digest.
     pub fn digest(&self) -> Digest {
         self.digest
     }
 
-    /// Lets go of it. Its layer is here, or it will never be one: when the last who holds it lets go, it is removed. Blocks.
+    /// Releases the blob, because its layer is unpacked or will never be: the last holder removes the file. Blocks.
     pub fn remove(self) {
         if let Some(entry) = self.blobs.held().get_mut(&self.digest) {
             entry.over = true;
@@ -98,13 +99,13 @@ impl Holding {
 }
 
 impl Blobs {
-    /// Opens the directory, made where it is missing.
+    /// Opens the directory, and creates it if missing.
     pub fn open(directory: PathBuf) -> io::Result<Arc<Self>> {
         fs::DirBuilder::new().recursive(true).mode(0o700).create(&directory)?;
         Ok(Arc::new(Self { directory, held: Mutex::default(), uploads: AtomicU64::new(0) }))
     }
 
-    /// Where a whole blob is.
+    /// Path of a complete blob.
     pub fn path(&self, digest: Digest) -> PathBuf {
         self.directory.join(digest.hex())
     }
@@ -122,7 +123,7 @@ impl Blobs {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Keeps a blob from being removed, whether it is there or not.
+    /// Pins a blob, whether it exists or not.
     pub fn hold(self: &Arc<Self>, digest: Digest) -> Holding {
         let mut held = self.held();
         held.entry(digest).or_insert_with(|| Held { count: 0, over: false, lock: Arc::default() }).count += 1;
@@ -133,7 +134,7 @@ impl Blobs {
         self.held().get(&digest).map(|held| Arc::clone(&held.lock)).unwrap_or_default()
     }
 
-    /// Gets a blob from a registry, unless it is there. `arrived` hears how much of it is there.
+    /// Downloads a blob, unless it is stored. Calls `arrived` with the number of bytes that are stored.
     pub async fn fetch(
         self: &Arc<Self>,
         registry: &Registry,
@@ -163,7 +164,7 @@ impl Blobs {
             match result {
                 Ok(()) => return Ok(holding),
                 Err(error) => {
-                    // What came cannot be right, or there is no room for it.
+                    // The bytes are wrong, or there is no room for them: a retry would not help.
                     if matches!(&error, RegistryError::Corrupt { .. } | RegistryError::WrongSize { .. })
                         || is_full(&error)
                     {
@@ -179,7 +180,7 @@ impl Blobs {
                     if !error.may_pass() || standstills >= STANDSTILLS_MAX {
                         return Err(error);
                     }
-                    tracing::debug!(%digest, after, size, %error, "a transfer broke and goes on");
+                    tracing::debug!(%digest, after, size, %error, "a transfer broke and is continued");
                     tokio::time::sleep(wait).await;
                     wait = (wait * 2).min(RETRY_MAX);
                 }
@@ -187,7 +188,7 @@ impl Blobs {
         }
     }
 
-    /// One transfer, from where the one before broke off.
+    /// One transfer, continuing where the previous one ended.
     async fn go_on(
         &self,
         registry: &Registry,
@@ -201,9 +202,9 @@ impl Blobs {
         if partial.length() < size || size == 0 {
             let stream = registry.blob(digest, partial.length()).await?;
             if stream.from != partial.length() {
-                // The registry cannot begin in the middle.
+                // The registry does not support ranges.
                 if stream.from != 0 {
-                    let said = ": it begins elsewhere than it was asked to".into();
+                    let said = ": its response does not begin at the requested offset".into();
                     return Err(RegistryError::Strange { registry: stream.registry, status: 206, said });
                 }
                 partial = blocking(move || partial.begin_anew()).await.map_err(keep)?;
@@ -218,7 +219,7 @@ impl Blobs {
         blocking(move || partial.name(&to)).await.map_err(keep)
     }
 
-    /// Keeps bytes as a blob. Blocks. With `expected`, they must have that digest.
+    /// Stores bytes as a blob. Blocks. With `expected`, the bytes must have that digest.
     pub fn put(
         self: &Arc<Self>,
         from: &mut dyn Read,
@@ -235,7 +236,7 @@ impl Blobs {
         Ok(Ok((upload.keep(digest)?, size)))
     }
 
-    /// A file for something that somebody sends us. It goes when nobody holds it.
+    /// A file for an upload. It is removed when dropped.
     pub fn upload(self: &Arc<Self>) -> io::Result<Upload> {
         let number = self.uploads.fetch_add(1, Ordering::Relaxed);
         let path = self.directory.join(format!("{UPLOAD}{}-{number}", std::process::id()));
@@ -243,19 +244,19 @@ impl Blobs {
         Ok(Upload { file, path, blobs: Arc::clone(self) })
     }
 
-    /// How much may still be written here.
+    /// How much more may be written here.
     pub fn free(&self) -> io::Result<u64> {
         free(&self.directory)
     }
 
-    /// Removes what nobody has asked for since `kept` ago, and uploads of daemons before this one. Blocks.
+    /// Removes blobs that have not been used for `kept`, and uploads of earlier daemons. Blocks.
     pub fn sweep(&self, kept: Duration) -> io::Result<usize> {
         let mut removed = 0;
         let own = format!("{UPLOAD}{}-", std::process::id());
         for entry in fs::read_dir(&self.directory)? {
             let entry = entry?;
             let name = entry.file_name().to_string_lossy().into_owned();
-            // The lock on the table is held, so that nobody takes hold of it in between.
+            // The lock on the table is held, so that no other task can pin it in between.
             let held = self.held();
             let stale = if name.starts_with(UPLOAD) {
                 !name.starts_with(&own)
@@ -280,7 +281,7 @@ impl Blobs {
     }
 }
 
-/// A file that somebody sends us.
+/// An uploaded file.
 #[derive(Debug)]
 pub struct Upload {
     /// Its contents.
@@ -301,12 +302,12 @@ impl Upload {
 
 impl Drop for Upload {
     fn drop(&mut self) {
-        // It is gone already if it was kept. If removing fails, the sweep of the next daemon removes it.
+        // The file is gone already if it became a blob. If removing fails, the sweep of the next daemon removes it.
         let _ = fs::remove_file(&self.path);
     }
 }
 
-/// A blob of which a beginning is there.
+/// A partly downloaded blob.
 struct Partial {
     file: File,
     path: PathBuf,
@@ -373,7 +374,7 @@ impl Partial {
     }
 }
 
-/// Moves a stream to the disk. Hashing and writing happen on a thread that may wait.
+/// Writes a stream to the disk. A blocking thread hashes and writes.
 async fn receive(
     mut stream: BlobStream,
     partial: Partial,
@@ -415,7 +416,7 @@ async fn receive(
             break;
         }
         if chunks.send(chunk).await.is_err() {
-            break; // The disk refused; the thread says why.
+            break; // The disk failed; the thread returns the reason.
         }
         arrived(length);
     }
@@ -431,7 +432,7 @@ async fn receive(
     }
 }
 
-/// Work that waits for the disk.
+/// Runs blocking work.
 async fn blocking<T: Send + 'static>(work: impl FnOnce() -> io::Result<T> + Send + 'static) -> io::Result<T> {
     tokio::task::spawn_blocking(work).await.unwrap_or_else(|error| Err(io::Error::other(error)))
 }

@@ -1,7 +1,7 @@
-//! Who we are to a registry: what a caller gave, or what a Docker `config.json` holds.
+//! Credentials for registries: from the caller, or from a Docker `config.json`.
 //!
-//! Programs that such a file names (`credHelpers`, `credsStore`) are not run: the daemon starts no foreign program with its own
-//! rights. Where one would have been needed, the refusal says so.
+//! Programs that such a file names (`credHelpers`, `credsStore`) are not run: the daemon starts no foreign program
+//! with its own rights. If one would have been needed, the error says so.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -12,28 +12,28 @@ use serde::Deserialize;
 
 use crate::reference::REGISTRY_DEFAULT;
 
-/// A `config.json`, at most. It holds one line per registry.
+/// Largest `config.json`. It has one line per registry.
 pub const CONFIG_MAX: usize = 1 << 20;
 
-/// What proves to a registry who asks. Never printed.
+/// Credentials for a registry. Never printed.
 #[derive(Clone, PartialEq, Eq, Default)]
 pub enum Credentials {
-    /// Nobody in particular.
+    /// None.
     #[default]
     Anonymous,
-    /// A name and a password, or a token in its place.
+    /// A user name and a password, or a token instead of the password.
     Basic {
-        /// The name.
+        /// The user name.
         username: String,
         /// Secret.
         password: String,
     },
-    /// A token that is exchanged for others.
+    /// A token to exchange for others.
     Identity {
         /// Secret.
         token: String,
     },
-    /// A token that is sent as it is.
+    /// A token to send unchanged.
     Bearer {
         /// Secret.
         token: String,
@@ -41,7 +41,7 @@ pub enum Credentials {
 }
 
 impl Credentials {
-    /// A name and a password, if both can be sent.
+    /// A user name and a password, if both can be sent.
     pub fn basic(username: &str, password: &str) -> Option<Self> {
         let sendable =
             |text: &str| !text.is_empty() && text.len() <= 64 * 1024 && !text.contains(['\r', '\n', '\0']);
@@ -66,7 +66,7 @@ impl fmt::Debug for Credentials {
     }
 }
 
-/// What a Docker `config.json` says of registries.
+/// The registries of a Docker `config.json`.
 #[derive(Debug, Clone, Default)]
 pub struct DockerConfig {
     known: HashMap<String, Credentials>,
@@ -77,20 +77,20 @@ pub struct DockerConfig {
 /// Why a `config.json` cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum BadDockerConfig {
-    /// Not JSON of the right shape.
-    #[error("it does not parse")]
+    /// Not JSON of the right form.
+    #[error("it cannot be parsed")]
     Parse {
-        /// Where and why.
+        /// The parser's error.
         source: serde_json::Error,
     },
-    /// A line of it.
-    #[error("its entry for `{registry}` is not base64 of NAME:PASSWORD")]
+    /// An invalid entry.
+    #[error("its entry for `{registry}` must be base64 of NAME:PASSWORD")]
     Entry {
-        /// Which one.
+        /// The registry.
         registry: String,
     },
-    /// Not what it should be.
-    #[error("it is longer than {CONFIG_MAX} bytes")]
+    /// Too long.
+    #[error("it must have at most {CONFIG_MAX} bytes")]
     TooLong,
 }
 
@@ -119,7 +119,7 @@ struct WrittenAuth {
 }
 
 impl DockerConfig {
-    /// Reads the file's text.
+    /// Parses the file's text.
     pub fn parse(text: &[u8]) -> Result<Self, BadDockerConfig> {
         if text.len() > CONFIG_MAX {
             return Err(BadDockerConfig::TooLong);
@@ -139,12 +139,12 @@ impl DockerConfig {
                     STANDARD.decode(auth.auth.trim()).ok().and_then(|bytes| String::from_utf8(bytes).ok());
                 let text = text.ok_or_else(bad)?;
                 let (username, password) = text.split_once(':').ok_or_else(bad)?;
-                // Old versions of Docker fill up with NULs.
+                // Old versions of Docker pad with NULs.
                 Credentials::basic(username, password.trim_end_matches('\0')).ok_or_else(bad)?
             } else if !auth.username.is_empty() {
                 Credentials::basic(&auth.username, &auth.password).ok_or_else(bad)?
             } else {
-                continue; // A helper has them.
+                continue; // A credential helper has them.
             };
             known.insert(registry, credentials);
         }
@@ -152,12 +152,12 @@ impl DockerConfig {
         Ok(Self { known, helpers, helper: written.store })
     }
 
-    /// The credentials for a registry, if the file holds any itself.
+    /// The credentials for a registry, if the file itself contains any.
     pub fn find(&self, registry: &str) -> Credentials {
         self.known.get(registry).cloned().unwrap_or_default()
     }
 
-    /// The program that would have been asked for this registry's credentials.
+    /// The credential helper for this registry, if one is configured.
     pub fn helper_for(&self, registry: &str) -> Option<&str> {
         match self.known.contains_key(registry) {
             true => None,
@@ -166,7 +166,7 @@ impl DockerConfig {
     }
 }
 
-/// The registry that a key of the file means: `https://index.docker.io/v1/` is docker.io's.
+/// The registry that a key of the file refers to: `https://index.docker.io/v1/` is docker.io's.
 fn host_of(key: &str) -> String {
     let rest = key.split_once("://").map_or(key, |(_, rest)| rest);
     let host = rest.split('/').next().unwrap_or_default().to_ascii_lowercase();

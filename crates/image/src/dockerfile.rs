@@ -1,41 +1,43 @@
-//! A Dockerfile becomes stages and steps.
+//! Parses a Dockerfile into stages and steps.
 //!
-//! The words that are known are those of [`WORDS`]; a few more are read and told of as without effect ([`Instruction::Ignored`]), and
-//! all others are refused, with the line and what was perhaps meant. Nothing is looked up and nothing is run here: variables stay as they
-//! were written until whoever runs a step knows what they are ([`expand`]), since a base image may set them too.
+//! The supported instructions are those in [`WORDS`]; a few more are accepted and reported as having no effect
+//! ([`Instruction::Ignored`]), and all others are rejected with the line and a suggestion. This module looks nothing
+//! up and runs nothing: variables stay unexpanded until the build runs a step and knows their values ([`expand`]),
+//! since a base image may set them too.
 
 use std::fmt;
 
-/// A Dockerfile, at most. Longer ones are not written by people.
+/// Longest Dockerfile.
 pub const LENGTH_MAX: usize = 1024 * 1024;
-/// Steps in all stages together. Each may become a layer, and an overlay takes some hundred of those.
+/// Most steps in all stages together. Each may become a layer, and an overlay takes some hundred of those.
 pub const STEPS_MAX: usize = 500;
-/// One value with its variables expanded: what the kernel takes as one argument or variable (`MAX_ARG_STRLEN`).
+/// Longest value with its variables expanded: the longest argument or variable that the kernel accepts
+/// (`MAX_ARG_STRLEN`).
 pub const VALUE_BYTES_MAX: usize = 128 * 1024;
-/// How deep `${A:-${B:-...}}` may be nested. People write two.
+/// Deepest nesting of `${A:-${B:-...}}`. People write two levels.
 const NESTING_MAX: usize = 16;
 
-/// The words that do something.
-pub const WORDS: [&str; 11] =
-    ["FROM", "RUN", "COPY", "ADD", "ENV", "ARG", "WORKDIR", "USER", "CMD", "ENTRYPOINT", "LABEL"];
-/// Words that say something about how an image is run elsewhere, and change nothing here.
+/// The supported instructions.
+pub const WORDS: [&str; 12] =
+    ["FROM", "RUN", "COPY", "ADD", "ENV", "ARG", "WORKDIR", "USER", "CMD", "ENTRYPOINT", "LABEL", "SHELL"];
+/// Instructions about how an image runs elsewhere, which have no effect here.
 const IGNORED: [&str; 5] = ["EXPOSE", "STOPSIGNAL", "HEALTHCHECK", "MAINTAINER", "VOLUME"];
 
-/// What a Dockerfile says.
+/// A parsed Dockerfile.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Dockerfile {
-    /// `ARG` before the first `FROM`: for the names of images alone.
+    /// `ARG` before the first `FROM`: only for the names of images.
     pub arguments: Vec<(String, Option<String>)>,
-    /// In the order they were written; the last is what is built.
+    /// In the order they were written; the last is built by default.
     pub stages: Vec<Stage>,
 }
 
 /// From one `FROM` to the next.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Stage {
-    /// What it is called, in lower case, where it has a name.
+    /// Its name in lower case, if it has one.
     pub name: Option<String>,
-    /// What it begins with. Variables of [`Dockerfile::arguments`] may be in it.
+    /// Its base image. May contain variables of [`Dockerfile::arguments`].
     pub from: String,
     /// The line of its `FROM`.
     pub line: usize,
@@ -46,99 +48,123 @@ pub struct Stage {
 /// One instruction.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Step {
-    /// Where it begins.
+    /// Its first line.
     pub line: usize,
-    /// As it was written, in one line, for people.
+    /// As written, on one line, for people.
     pub text: String,
-    /// What to do.
+    /// What it does.
     pub instruction: Instruction,
 }
 
-/// What a step does. Texts have their variables and quotes still in them, where not said otherwise.
+/// What a step does. Texts still contain their variables and quotes, unless noted otherwise.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Instruction {
     /// Runs a program.
     Run {
-        /// Which.
+        /// The program.
         program: Program,
-        /// What it may see while it runs, and nobody after it.
+        /// Secrets that only this step can see.
         secrets: Vec<Secret>,
+        /// Directories that outlive the build.
+        caches: Vec<CacheMount>,
     },
     /// Adds files.
     Copy {
-        /// Another stage or an image in place of the context.
+        /// Another stage or an image instead of the context.
         from: Option<String>,
-        /// What to copy.
+        /// Sources.
         sources: Vec<String>,
-        /// Where to. A directory, if it ends with a slash or there are several sources.
+        /// Target. A directory if it ends with a slash or there are several sources.
         target: String,
-        /// Whose the files are then.
+        /// Owner of the copied files.
         chown: Option<String>,
-        /// Their mode, as digits.
+        /// Their mode, in octal digits.
         chmod: Option<String>,
         /// `ADD`: archives are unpacked.
         unpack: bool,
     },
     /// Sets variables, for later steps and for sandboxes.
     Env(Vec<(String, String)>),
-    /// Declares a variable of the build, with what it is if nobody says.
+    /// Declares a build argument, with its default.
     Arg(Vec<(String, Option<String>)>),
     /// Sets the directory.
     Workdir(String),
     /// Sets the user.
     User(String),
-    /// What runs by itself, or the arguments of that.
+    /// The default command, or arguments for the entrypoint.
     Cmd(Program),
-    /// What runs by itself.
+    /// The entrypoint.
     Entrypoint(Program),
-    /// Says something about the image.
+    /// Sets the program, with its first arguments, that runs later commands that are for a shell.
+    Shell(Vec<String>),
+    /// Adds a label.
     Label(Vec<(String, String)>),
-    /// A word without effect here.
+    /// An instruction without effect here.
     Ignored(&'static str),
 }
 
-/// What is run. Variables in it are the shell's business.
+/// What to run. The shell expands variables in it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Program {
     /// By a shell.
     Shell(String),
-    /// As it is.
+    /// Directly.
     Argv(Vec<String>),
 }
 
 /// A secret that is mounted for one step.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Secret {
-    /// What it is called.
+    /// Its id.
     pub id: String,
-    /// Where it is, as a file; `/run/secrets/<id>` where nobody says.
+    /// Path of the file; `/run/secrets/<id>` by default.
     pub target: String,
     /// Whether the step fails without it.
     pub required: bool,
+}
+
+/// A directory that later builds of the owner find as this step leaves it. It is in no layer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CacheMount {
+    /// Steps with the same id see the same directory; the target by default.
+    pub id: String,
+    /// Where it is mounted.
+    pub target: String,
+    /// Whether several steps may use it at the same time.
+    pub sharing: Sharing,
+}
+
+/// Whether several steps may use a cache at the same time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Sharing {
+    /// They may.
+    Shared,
+    /// A step waits until no other uses it.
+    Locked,
 }
 
 /// What is wrong with a Dockerfile, and where.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("line {line}: {problem}")]
 pub struct DockerfileError {
-    /// The first is 1.
+    /// Line number, from 1.
     pub line: usize,
-    /// What.
+    /// The problem.
     pub problem: Problem,
 }
 
 /// What is wrong.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Problem {
-    /// Not a word of a Dockerfile, or not one that is known here.
-    #[error("`{word}` is not known")]
+    /// Not an instruction, or not a supported one.
+    #[error("`{word}` is not a supported instruction")]
     UnknownWord {
         /// As it was written.
         word: String,
-        /// What was perhaps meant.
+        /// A similar instruction.
         meant: Option<&'static str>,
     },
-    /// A word before the first `FROM`.
+    /// An instruction before the first `FROM`.
     #[error("`{word}` comes before the first FROM")]
     BeforeFrom {
         /// Which.
@@ -153,7 +179,7 @@ pub enum Problem {
         /// Which.
         name: String,
     },
-    /// Something is missing behind the word.
+    /// A missing argument.
     #[error("{word} needs {what}")]
     Missing {
         /// Which word.
@@ -161,8 +187,8 @@ pub enum Problem {
         /// What.
         what: &'static str,
     },
-    /// A flag that is not known.
-    #[error("{word} does not know `{flag}`")]
+    /// An unknown flag.
+    #[error("{word} does not support `{flag}`")]
     UnknownFlag {
         /// Which word.
         word: &'static str,
@@ -181,13 +207,13 @@ pub enum Problem {
         /// As it was written.
         source_text: String,
     },
-    /// A value that cannot be read.
+    /// An invalid value.
     #[error("{what}")]
     Malformed {
         /// What is wrong with it.
         what: String,
     },
-    /// Too much of something.
+    /// Too many of something.
     #[error("there are more than {limit} {what}")]
     TooMany {
         /// Of what.
@@ -195,7 +221,7 @@ pub enum Problem {
         /// How many are allowed.
         limit: usize,
     },
-    /// What variables expand to.
+    /// An expanded value is too long.
     #[error("with its variables expanded, {what} may have at most {limit} bytes")]
     TooLarge {
         /// Of what.
@@ -210,15 +236,20 @@ impl DockerfileError {
     pub fn hint(&self) -> String {
         match &self.problem {
             Problem::UnknownWord { meant: Some(meant), .. } => format!("did you mean {meant}?"),
-            Problem::UnknownWord { meant: None, .. } => format!("the words are {}", WORDS.join(", ")),
-            Problem::BeforeFrom { .. } => "only ARG may stand before it".into(),
+            Problem::UnknownWord { meant: None, .. } => {
+                format!("the supported instructions are {}", WORDS.join(", "))
+            }
+            Problem::BeforeFrom { .. } => "only ARG may come before it".into(),
             Problem::NoFrom => "begin with FROM and the name of an image".into(),
             Problem::StageTwice { .. } => "give one of them another name".into(),
-            Problem::Missing { .. } => "write it behind the word, on the same line".into(),
+            Problem::Missing { .. } => "write it after the instruction, on the same line".into(),
             Problem::UnknownFlag { word, .. } => match *word {
-                "RUN" => "RUN knows --mount=type=secret".into(),
-                "FROM" => "FROM knows no flags; images are for this machine's platform".into(),
-                _ => "COPY and ADD know --from (COPY only), --chown and --chmod".into(),
+                "RUN" => {
+                    "RUN supports --mount=type=secret,id=NAME and --mount=type=cache,target=PATH[,id=NAME][,sharing=locked]"
+                        .into()
+                }
+                "FROM" => "FROM supports no flags; images are for this machine's platform".into(),
+                _ => "COPY and ADD support --from (COPY only), --chown and --chmod".into(),
             },
             Problem::OutsideContext { .. } => {
                 "paths are relative to the context; build with a context that has the file in it".into()
@@ -227,7 +258,7 @@ impl DockerfileError {
             Problem::Malformed { .. } => "check quotes and brackets".into(),
             Problem::TooMany { .. } => "join some of them".into(),
             Problem::TooLarge { .. } => {
-                "look for a variable that grows with each line, as in A=$A$A; large values belong into files"
+                "look for a variable that grows with each line, as in A=$A$A; put large values into files"
                     .into()
             }
         }
@@ -282,11 +313,11 @@ fn at(line: usize, problem: Problem) -> DockerfileError {
     DockerfileError { line, problem }
 }
 
-/// A line with all that continues it.
+/// A line with its continuations.
 struct Line {
     line: usize,
     text: String,
-    /// Here-documents of it, in order.
+    /// Its here-documents, in order.
     scripts: Vec<String>,
 }
 
@@ -307,7 +338,7 @@ fn logical_lines(text: &str) -> Result<Vec<Line>, DockerfileError> {
                 Some(before) => {
                     joined.push_str(before.trim_end());
                     joined.push(' ');
-                    // Comments and empty lines may stand among what is continued.
+                    // Comments and empty lines may appear within a continuation.
                     let next = lines.find(|(next, _)| {
                         let next = next.trim();
                         !next.is_empty() && !next.starts_with('#')
@@ -346,7 +377,7 @@ fn logical_lines(text: &str) -> Result<Vec<Line>, DockerfileError> {
     Ok(all)
 }
 
-/// `# escape=` on one of the first lines, where comments alone stand.
+/// `# escape=` in the comments at the top of the file.
 fn escape_character(text: &str) -> Result<char, DockerfileError> {
     for (line, number) in text.lines().zip(1..) {
         let Some(comment) = line.trim().strip_prefix('#') else { break };
@@ -364,7 +395,7 @@ fn escape_character(text: &str) -> Result<char, DockerfileError> {
     Ok('\\')
 }
 
-/// The names of `<<NAME` in a RUN, and whether leading tabs are taken off.
+/// The names of `<<NAME` in a RUN, and whether leading tabs are stripped.
 fn here_documents(text: &str) -> Vec<(String, bool)> {
     let Some((word, rest)) = text.split_once(char::is_whitespace) else { return Vec::new() };
     if !word.eq_ignore_ascii_case("RUN") && !word.eq_ignore_ascii_case("COPY") {
@@ -385,7 +416,7 @@ fn known_word(word: &str) -> Option<&'static str> {
     WORDS.into_iter().chain(IGNORED).find(|known| known.eq_ignore_ascii_case(word))
 }
 
-/// The word that is one or two letters away.
+/// The instruction that differs by one or two letters.
 fn closest(word: &str) -> Option<&'static str> {
     let near = WORDS.into_iter().map(|known| (distance(word, known), known));
     near.filter(|(distance, _)| *distance <= 2).min().map(|(_, known)| known)
@@ -418,7 +449,7 @@ fn stage(rest: &str, line: usize) -> Result<Stage, Problem> {
         [] => return Err(Problem::Missing { word: "FROM", what: "the name of an image" }),
         _ => {
             return Err(Problem::Malformed {
-                what: "FROM is written as FROM IMAGE, or FROM IMAGE AS NAME".into(),
+                what: "FROM must be written as FROM IMAGE, or FROM IMAGE AS NAME".into(),
             });
         }
     };
@@ -437,7 +468,7 @@ fn stage(rest: &str, line: usize) -> Result<Stage, Problem> {
     Ok(Stage { name, from: from.to_owned(), line, steps: Vec::new() })
 }
 
-/// What begins with `--`, and the rest.
+/// Splits off the flags that begin with `--`.
 fn flags(mut rest: &str) -> (Vec<&str>, &str) {
     let mut flags = Vec::new();
     while rest.starts_with("--") {
@@ -482,17 +513,28 @@ fn instruction(word: &'static str, rest: &str, scripts: Vec<String>) -> Result<I
         }
         "CMD" => Instruction::Cmd(program(rest)?),
         "ENTRYPOINT" => Instruction::Entrypoint(program(rest)?),
+        "SHELL" => match json_list(rest) {
+            Some(list) if list.as_ref().is_ok_and(|list| !list.is_empty()) => Instruction::Shell(list?),
+            Some(Err(problem)) => return Err(problem),
+            _ => return Err(Problem::Missing { word, what: "a list such as [\"/bin/bash\", \"-c\"]" }),
+        },
         ignored => Instruction::Ignored(ignored),
     })
 }
 
 fn run(rest: &str, scripts: Vec<String>) -> Result<Instruction, Problem> {
     let (flags, rest) = flags(rest);
-    let secrets = flags.into_iter().map(secret).collect::<Result<_, _>>()?;
+    let (mut secrets, mut caches) = (Vec::new(), Vec::new());
+    for flag in flags {
+        match mount(flag)? {
+            Mount::Secret(secret) => secrets.push(secret),
+            Mount::Cache(cache) => caches.push(cache),
+        }
+    }
     let program = match scripts.as_slice() {
         [] if rest.is_empty() => return Err(Problem::Missing { word: "RUN", what: "a command" }),
         [] => program(rest)?,
-        // `RUN <<EOF`: the document is the script. With words before it, it is their input, as a shell has it.
+        // `RUN <<EOF`: the document is the script. With words before it, it is their input, as in a shell.
         [script] if rest.starts_with("<<") => Program::Shell(script.clone()),
         scripts => {
             let mut script = format!("{rest}\n");
@@ -504,27 +546,59 @@ fn run(rest: &str, scripts: Vec<String>) -> Result<Instruction, Problem> {
             Program::Shell(script)
         }
     };
-    Ok(Instruction::Run { program, secrets })
+    Ok(Instruction::Run { program, secrets, caches })
 }
 
-/// `--mount=type=secret,id=name[,target=path][,required=true]`
-fn secret(flag: &str) -> Result<Secret, Problem> {
+/// What `--mount` of a `RUN` asks for.
+enum Mount {
+    Secret(Secret),
+    Cache(CacheMount),
+}
+
+/// `--mount=type=secret,id=name[,target=path][,required=true]` or `--mount=type=cache,target=path[,id=name][,sharing=locked]`
+fn mount(flag: &str) -> Result<Mount, Problem> {
     let unknown = || Problem::UnknownFlag { word: "RUN", flag: flag.to_owned() };
     let options = flag.strip_prefix("--mount=").ok_or_else(unknown)?;
-    let (mut kind, mut id, mut target, mut required) = (None, None, None, false);
+    let (mut kind, mut id, mut target, mut required, mut sharing) = (None, None, None, None, None);
     for option in options.split(',') {
         let (name, value) = option.split_once('=').unwrap_or((option, "true"));
         match name {
             "type" => kind = Some(value),
             "id" => id = Some(value),
             "target" | "dst" | "destination" => target = Some(value),
-            "required" => required = value.eq_ignore_ascii_case("true") || value == "1",
+            "required" => required = Some(value.eq_ignore_ascii_case("true") || value == "1"),
+            "sharing" => sharing = Some(value),
             _ => return Err(unknown()),
         }
     }
-    if kind != Some("secret") {
-        return Err(unknown());
+    match (kind, required, sharing) {
+        (Some("secret"), required, None) => secret(id, target, required.unwrap_or(false)).map(Mount::Secret),
+        (Some("cache"), None, sharing) => {
+            let sharing = match sharing {
+                None | Some("shared") => Sharing::Shared,
+                Some("locked") => Sharing::Locked,
+                Some(_) => return Err(unknown()),
+            };
+            cache(id, target, sharing).map(Mount::Cache)
+        }
+        _ => Err(unknown()),
     }
+}
+
+fn cache(id: Option<&str>, target: Option<&str>, sharing: Sharing) -> Result<CacheMount, Problem> {
+    let target =
+        target.ok_or(Problem::Missing { word: "RUN", what: "the target of the cache: target=PATH" })?;
+    let plain = target.trim_end_matches('/');
+    if !plain.starts_with('/') || plain.split('/').any(|part| part == ".." || part == ".") {
+        return Err(Problem::Malformed {
+            what: format!("the target of a cache must be an absolute path below `/`, got `{target}`"),
+        });
+    }
+    let id = id.filter(|id| !id.is_empty()).unwrap_or(plain).to_owned();
+    Ok(CacheMount { id, target: plain.to_owned(), sharing })
+}
+
+fn secret(id: Option<&str>, target: Option<&str>, required: bool) -> Result<Secret, Problem> {
     let id = match (id, target) {
         (Some(id), _) => id.to_owned(),
         (None, Some(target)) => target.rsplit('/').next().unwrap_or_default().to_owned(),
@@ -539,7 +613,9 @@ fn secret(flag: &str) -> Result<Secret, Problem> {
     }
     let target = target.map_or_else(|| format!("/run/secrets/{id}"), str::to_owned);
     if !target.starts_with('/') || target.split('/').any(|part| part == "..") {
-        return Err(Problem::Malformed { what: format!("`{target}` is not an absolute path") });
+        return Err(Problem::Malformed {
+            what: format!("the target of a secret must be an absolute path, got `{target}`"),
+        });
     }
     Ok(Secret { id, target, required })
 }
@@ -556,7 +632,7 @@ fn copy(word: &'static str, rest: &str) -> Result<Instruction, Problem> {
                 let octal =
                     (3..=4).contains(&value.len()) && value.bytes().all(|b| (b'0'..=b'7').contains(&b));
                 if !octal {
-                    let what = format!("`{value}` is not a mode such as 755");
+                    let what = format!("the mode must be octal digits such as 755, got `{value}`");
                     return Err(Problem::Malformed { what });
                 }
                 chmod = Some(value.to_owned());
@@ -573,11 +649,13 @@ fn copy(word: &'static str, rest: &str) -> Result<Instruction, Problem> {
         return Err(Problem::Malformed { what });
     }
     let target = match paths.len() {
-        0 | 1 => return Err(Problem::Missing { word, what: "something to copy and a place for it" }),
+        0 | 1 => return Err(Problem::Missing { word, what: "a source and a target" }),
         _ => paths.pop().expect("there are two at least"),
     };
     if paths.len() > 1 && !target.ends_with('/') && !target.contains('$') {
-        let what = format!("with several sources, `{target}` is a directory and ends with a slash");
+        let what = format!(
+            "with several sources, the target must be a directory that ends with a slash, got `{target}`"
+        );
         return Err(Problem::Malformed { what });
     }
     for path in &paths {
@@ -616,7 +694,8 @@ fn program(rest: &str) -> Result<Program, Problem> {
     }
 }
 
-/// `["a", "b"]`, where it is one. What begins like one and is none is the shell's, except if it was clearly meant.
+/// Parses `["a", "b"]`. A text that begins like a list and is not one is left to the shell, unless it was clearly
+/// meant as a list.
 fn json_list(rest: &str) -> Option<Result<Vec<String>, Problem>> {
     if !rest.starts_with('[') {
         return None;
@@ -636,7 +715,7 @@ fn pairs(word: &'static str, rest: &str) -> Result<Vec<(String, String)>, Proble
     let first = split.first().map(String::as_str).unwrap_or_default();
     let check = |name: &str| match word {
         "ENV" => variable(name),
-        _ if name.is_empty() => Err(Problem::Malformed { what: "a label has no name".into() }),
+        _ if name.is_empty() => Err(Problem::Malformed { what: "a label must have a name".into() }),
         _ => Ok(name.to_owned()),
     };
     if !first.contains('=') {
@@ -647,7 +726,7 @@ fn pairs(word: &'static str, rest: &str) -> Result<Vec<(String, String)>, Proble
     }
     let pair = |text: String| match text.split_once('=') {
         Some((name, value)) => check(name).map(|name| (name, value.to_owned())),
-        None => Err(Problem::Malformed { what: format!("`{text}` is not written as NAME=VALUE") }),
+        None => Err(Problem::Malformed { what: format!("it must be written as NAME=VALUE, got `{text}`") }),
     };
     split.into_iter().map(pair).collect()
 }
@@ -661,7 +740,7 @@ fn variable(name: &str) -> Result<String, Problem> {
     }
 }
 
-/// Words between spaces that are not quoted. Quotes stay, for [`expand`].
+/// Words between unquoted spaces. Quotes stay, for [`expand`].
 fn words(text: &str) -> Result<Vec<String>, Problem> {
     let mut words = Vec::new();
     let mut word = String::new();
@@ -698,8 +777,8 @@ fn words(text: &str) -> Result<Vec<String>, Problem> {
     Ok(words)
 }
 
-/// Takes quotes off and puts variables in: `$NAME`, `${NAME}`, `${NAME:-word}`, `${NAME:+word}`. What comes out has at most
-/// `most` bytes: since a variable may be set from itself, a few lines would otherwise fill any memory.
+/// Removes quotes and expands variables: `$NAME`, `${NAME}`, `${NAME:-word}`, `${NAME:+word}`. The result has at most
+/// `most` bytes: since a variable may be set from itself, a few lines could otherwise fill any memory.
 pub fn expand<'v>(
     text: &str,
     most: usize,
@@ -717,7 +796,7 @@ struct Expansion<'a, 'v> {
 }
 
 impl Expansion<'_, '_> {
-    /// Refuses what would become too long before it is copied.
+    /// Rejects a text that would become too long, before copying it.
     fn push(&mut self, text: &str) -> Result<(), Problem> {
         if text.len() > self.most - self.out.len() {
             return Err(Problem::TooLarge { what: "a value", limit: self.most });
@@ -732,7 +811,7 @@ impl Expansion<'_, '_> {
 
     fn expand(&mut self, text: &str, depth: usize) -> Result<(), Problem> {
         if depth > NESTING_MAX {
-            let what = format!("variables stand inside one another more than {NESTING_MAX} deep");
+            let what = format!("variables are nested more than {NESTING_MAX} deep");
             return Err(Problem::Malformed { what });
         }
         let mut rest = text;
@@ -748,7 +827,7 @@ impl Expansion<'_, '_> {
                         self.push("\\")?;
                         break;
                     };
-                    // In double quotes a backslash stands for itself, save before what it can guard.
+                    // In double quotes a backslash is literal, except before a character that it can escape.
                     if quote == Some('"') && !matches!(next, '"' | '\\' | '$') {
                         self.push("\\")?;
                     }
@@ -765,7 +844,7 @@ impl Expansion<'_, '_> {
         }
     }
 
-    /// Puts in what stands behind a `$`, and returns what comes after it.
+    /// Expands the variable after a `$`, and returns the rest.
     fn reference<'t>(&mut self, rest: &'t str, depth: usize) -> Result<&'t str, Problem> {
         let name_of = |text: &'t str| {
             let end = text.find(|c: char| !c.is_ascii_alphanumeric() && c != '_').unwrap_or(text.len());
@@ -774,7 +853,7 @@ impl Expansion<'_, '_> {
         let lookup = self.lookup;
         let Some(braced) = rest.strip_prefix('{') else {
             let (name, after) = name_of(rest);
-            // A lone `$` is one.
+            // A lone `$` is literal.
             self.push(if name.is_empty() { "$" } else { lookup(name).unwrap_or_default() })?;
             return Ok(after);
         };
@@ -806,7 +885,7 @@ impl Expansion<'_, '_> {
     }
 }
 
-/// Where the brace closes that was opened before.
+/// The position of the closing brace.
 fn closing(text: &str) -> Option<usize> {
     let mut open = 0usize;
     for (at, byte) in text.bytes().enumerate() {
@@ -894,11 +973,13 @@ mod tests {
 
     #[test]
     fn programs_are_for_a_shell_or_as_they_are() {
-        let run = |program| Instruction::Run { program, secrets: Vec::new() };
+        let run = |program| Instruction::Run { program, secrets: Vec::new(), caches: Vec::new() };
         let argv = |words: &[&str]| Program::Argv(words.iter().map(|word| (*word).to_owned()).collect());
         assert_eq!(steps("RUN echo $A \"b\""), [run(shell("echo $A \"b\""))]);
         assert_eq!(steps("RUN [\"a\", \"b c\"]"), [run(argv(&["a", "b c"]))]);
         assert_eq!(steps("RUN [ -f x ] && y"), [run(shell("[ -f x ] && y"))]);
+        let bash = vec!["/bin/bash".to_owned(), "-c".to_owned()];
+        assert_eq!(steps("SHELL [\"/bin/bash\", \"-c\"]"), [Instruction::Shell(bash)]);
         assert_eq!(
             steps("CMD [\"a\"]\nENTRYPOINT b c"),
             [Instruction::Cmd(argv(&["a"])), Instruction::Entrypoint(shell("b c")),]
@@ -981,7 +1062,7 @@ mod tests {
     fn variables_inside_one_another_have_a_bound() {
         let nested = |depth: usize| format!("{}x{}", "${B:-".repeat(depth), "}".repeat(depth));
         assert_eq!(expand(&nested(NESTING_MAX), 10, &|_| None).as_deref(), Ok("x"));
-        // As many as a Dockerfile has room for: each would take its part of the stack.
+        // As many as fit into a Dockerfile: each would use some of the stack.
         for depth in [NESTING_MAX + 1, LENGTH_MAX / 6] {
             let refused = expand(&nested(depth), 10, &|_| None).expect_err("it is too deep");
             assert!(refused.to_string().contains("16 deep"), "{refused}");
@@ -990,7 +1071,7 @@ mod tests {
 
     #[test]
     fn secrets_are_named_and_placed() {
-        let Instruction::Run { secrets, program } =
+        let Instruction::Run { secrets, program, caches } =
             steps("RUN --mount=type=secret,id=token --mount=type=secret,id=k,target=/x/y,required=true cat")
                 .remove(0)
         else {
@@ -1000,28 +1081,47 @@ mod tests {
         let secret =
             |id: &str, target: &str, required| Secret { id: id.into(), target: target.into(), required };
         assert_eq!(secrets, [secret("token", "/run/secrets/token", false), secret("k", "/x/y", true)]);
+        assert_eq!(caches, []);
+    }
+
+    #[test]
+    fn caches_are_named_after_their_target_by_default() {
+        let text = "RUN --mount=type=cache,target=/a/ --mount=type=cache,sharing=locked,id=x,dst=/b make";
+        let Instruction::Run { secrets, program, caches } = steps(text).remove(0) else { panic!("a run") };
+        assert_eq!((secrets, program), (Vec::new(), shell("make")));
+        let cache =
+            |id: &str, target: &str, sharing| CacheMount { id: id.into(), target: target.into(), sharing };
+        assert_eq!(caches, [cache("/a", "/a", Sharing::Shared), cache("x", "/b", Sharing::Locked)]);
     }
 
     #[test]
     fn mistakes_are_told_with_their_line() {
         check_refused("", 1, "no FROM");
-        check_refused("FROM a\n\nRUNN x", 3, "`RUNN` is not known");
+        check_refused("FROM a\n\nRUNN x", 3, "`RUNN` is not a supported instruction");
         assert_eq!(parse("FROM a\nCOPPY x y").expect_err("a typo").hint(), "did you mean COPY?");
-        check_refused("FROM a\nFROBNICATE x", 2, "`FROBNICATE` is not known");
-        check_refused("FROM a\nSHELL [\"x\"]", 2, "`SHELL` is not known");
+        check_refused("FROM a\nFROBNICATE x", 2, "`FROBNICATE` is not a supported instruction");
+        check_refused("FROM a\nSHELL /bin/bash -c", 2, "SHELL needs a list");
+        check_refused("FROM a\nSHELL []", 2, "SHELL needs a list");
+        check_refused("FROM a\nSHELL [\"/bin/bash\" -c]", 2, "not JSON");
         check_refused("RUN x\nFROM a", 1, "before the first FROM");
         check_refused("FROM a\nCOPY ../x /", 2, "`../x` leads out of the context");
         check_refused("FROM a\nCOPY a/../../x /", 2, "leads out of the context");
         check_refused("FROM a\nADD https://example.com/x /", 2, "not a local file");
-        check_refused("FROM a\nCOPY x", 2, "something to copy");
+        check_refused("FROM a\nCOPY x", 2, "a source and a target");
         check_refused("FROM a\nCOPY a b c", 2, "ends with a slash");
-        check_refused("FROM a\nCOPY --link a b", 2, "does not know `--link`");
-        check_refused("FROM a\nCOPY --chmod=rwx a b", 2, "`rwx` is not a mode");
+        check_refused("FROM a\nCOPY --link a b", 2, "does not support `--link`");
+        check_refused("FROM a\nCOPY --chmod=rwx a b", 2, "got `rwx`");
         check_refused("FROM a\nRUN", 2, "RUN needs a command");
-        check_refused("FROM a\nRUN --mount=type=cache,target=/x y", 2, "does not know");
+        check_refused("FROM a\nRUN --mount=type=bind,target=/x y", 2, "does not support");
+        check_refused("FROM a\nRUN --mount=type=cache,target=/x,mode=0700 y", 2, "does not support");
+        check_refused("FROM a\nRUN --mount=type=cache,target=/x,sharing=private y", 2, "does not support");
+        check_refused("FROM a\nRUN --mount=type=cache y", 2, "RUN needs the target of the cache");
+        check_refused("FROM a\nRUN --mount=type=cache,target=x y", 2, "got `x`");
+        check_refused("FROM a\nRUN --mount=type=cache,target=/a/../b y", 2, "got `/a/../b`");
+        check_refused("FROM a\nRUN --mount=type=cache,target=/ y", 2, "got `/`");
         check_refused("FROM a\nRUN --mount=type=secret,id=../x y", 2, "cannot be the id of a secret");
         check_refused("FROM a\nENV A", 2, "a value");
-        check_refused("FROM a\nENV A=1 B", 2, "`B` is not written as NAME=VALUE");
+        check_refused("FROM a\nENV A=1 B", 2, "NAME=VALUE, got `B`");
         check_refused("FROM a\nENV 1A=b", 2, "cannot be the name");
         check_refused("FROM a\nLABEL a=\"b", 2, "not closed");
         check_refused("FROM a\nCMD [\"a\", b]", 2, "not JSON");

@@ -1,31 +1,31 @@
-//! Digests of bytes as they pass by.
+//! Digests of streams.
 
 use std::io::{self, Read};
 
 use sha2::{Digest as _, Sha256};
 use wire::Digest;
 
-/// The digest of bytes that are all there.
+/// The digest of bytes in memory.
 pub fn digest_of(bytes: &[u8]) -> Digest {
     Digest::from_bytes(Sha256::digest(bytes).into())
 }
 
-/// A digest in the making.
+/// A digest under construction.
 #[derive(Debug, Clone, Default)]
 pub struct Hasher(Sha256);
 
 impl Hasher {
-    /// Of nothing yet.
+    /// Starts.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Of these bytes too.
+    /// Adds bytes.
     pub fn update(&mut self, bytes: &[u8]) {
         self.0.update(bytes);
     }
 
-    /// Of all bytes.
+    /// The digest of all bytes.
     pub fn finish(self) -> Digest {
         Digest::from_bytes(self.0.finalize().into())
     }
@@ -41,12 +41,12 @@ pub struct Hashing<R> {
 }
 
 impl<R: Read> Hashing<R> {
-    /// From its beginning.
+    /// Wraps a reader.
     pub fn new(from: R) -> Self {
         Self { from, hasher: Hasher::new(), bytes: 0 }
     }
 
-    /// The digest of all that was read.
+    /// The digest of everything that was read.
     pub fn finish(self) -> Digest {
         self.hasher.finish()
     }
@@ -61,8 +61,8 @@ impl<R: Read> Read for Hashing<R> {
     }
 }
 
-/// What a layer is called that lies on others: it stands for its own contents and for all that is below it, as the image
-/// specification has it (*chain id*).
+/// The name of a layer over others: it identifies the layer's own contents and everything below it, as in the image
+/// specification (*chain id*).
 pub fn chain(below: Option<Digest>, contents: Digest) -> Digest {
     match below {
         None => contents,

@@ -1,17 +1,18 @@
-//! What of a context is not sent: a `.dockerignore`.
+//! What is left out of a build context: a `.dockerignore`.
 //!
-//! One pattern in a line; `!` takes it back for what follows it. `*`, `?` and `[...]` mean anything but a slash, `**` any number of
-//! directories. A pattern that fits a directory fits all that is in it, and the last that fits decides.
+//! One pattern per line; `!` makes an exception from earlier patterns. `*`, `?` and `[...]` match anything but a
+//! slash, `**` any number of directories. A pattern that matches a directory matches everything in it, and the last
+//! match decides.
 
 /// The rules of one file.
 #[derive(Debug, Clone, Default)]
 pub struct Ignore {
-    /// Whether it takes back, and the parts of the pattern.
+    /// Whether it is an exception, and the parts of the pattern.
     rules: Vec<(bool, Vec<String>)>,
 }
 
 impl Ignore {
-    /// Reads a file. Every text is one.
+    /// Parses a file. Every text is valid.
     pub fn parse(text: &str) -> Self {
         let mut rules = Vec::new();
         for line in text.strip_prefix('\u{feff}').unwrap_or(text).lines() {
@@ -41,7 +42,7 @@ impl Ignore {
         ignored
     }
 
-    /// Whether something in a directory that is left out may be taken back.
+    /// Whether something in an excluded directory may be an exception.
     pub fn takes_back(&self) -> bool {
         self.rules.iter().any(|(back, _)| *back)
     }
@@ -57,7 +58,7 @@ fn parts_fit(pattern: &[String], names: &[&str]) -> bool {
     }
 }
 
-/// Whether a path fits a pattern with `*`, `?` and `[...]`, none of which means a slash.
+/// Whether a path matches a pattern with `*`, `?` and `[...]`, none of which matches a slash.
 pub fn fits(pattern: &str, path: &str) -> bool {
     let (pattern, path): (Vec<&str>, Vec<&str>) = (pattern.split('/').collect(), path.split('/').collect());
     pattern.len() == path.len()
@@ -65,7 +66,7 @@ pub fn fits(pattern: &str, path: &str) -> bool {
 }
 
 fn name_fits(pattern: &[u8], name: &[u8]) -> bool {
-    // Where to go on if what follows a star does not fit: the star may mean one byte more.
+    // Where to continue after a mismatch: the last star may match one more byte.
     let (mut at, mut here, mut star) = (0, 0, None);
     while here < name.len() {
         let step = match pattern.get(at) {
@@ -92,7 +93,7 @@ fn name_fits(pattern: &[u8], name: &[u8]) -> bool {
     pattern[at..].iter().all(|byte| *byte == b'*')
 }
 
-/// How long a class is that has the byte in it; `None`: it has it not.
+/// Length of the class if it contains the byte; `None` if it does not.
 fn class(pattern: &[u8], byte: u8) -> Option<usize> {
     let end = pattern.iter().skip(1).position(|other| *other == b']')? + 1;
     let inside = &pattern[1..end];

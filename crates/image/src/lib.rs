@@ -1,14 +1,14 @@
-//! An image reference becomes layers on disk: pull, verify, import, unpack. Reads hostile bytes.
+//! From an image reference to layers on disk: pull, verify, import, unpack. Reads untrusted bytes.
 //!
-//! Owns what images are made of and how they are moved; who may use which image, and which are kept, is the engine's business, and
-//! where layers are mounted the launcher's. Nothing here is believed because a registry or an archive says so: every blob is
-//! compared with its digest, every size with what came, every name with where it leads.
+//! Owns the formats of images and how they are transferred. The engine decides who may use which image and which are
+//! kept; the launcher mounts layers. Nothing that a registry or an archive says is trusted: every blob is checked
+//! against its digest, every size against the bytes, every name against where it leads.
 //!
-//! Read in this order: [`mod@reference`] is what people call an image, [`manifest`] what it is made of, [`registry`] where it is pulled
-//! from with the [`credentials`] for that, [`blobs`] where its bytes wait, [`archive_file`] the way in without a registry,
-//! [`layer`] how bytes become files, and [`dockerfile`] what is to be done where an image is built, with
-//! [`ignore`] for what is left out of that. `layer` runs in a process that can reach nothing but the layer it makes; all else
-//! runs in the daemon and creates no file under a foreign name.
+//! Read in this order: [`mod@reference`] parses references, [`manifest`] the documents of an image, [`registry`]
+//! pulls with [`credentials`], [`blobs`] stores blobs until they are unpacked, [`archive_file`] imports without a
+//! registry, [`layer`] turns bytes into files, and [`dockerfile`] parses builds, with [`ignore`] for what is left out
+//! of a context. `layer` runs in a process that can reach nothing but the layer it makes; everything else runs in the
+//! daemon and creates no file under a foreign name.
 
 #![forbid(unsafe_code)]
 

@@ -1,6 +1,6 @@
-//! What an image is made of, as registries and archives write it: indexes, manifests and configurations.
+//! The documents of an image, as registries and archives write them: indexes, manifests and configurations.
 //!
-//! All of it is foreign: sizes, counts and digests are checked here, once, and what comes out can be used.
+//! All of it is untrusted: sizes, counts and digests are checked here, once.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -11,52 +11,52 @@ use wire::launch::LAYERS_MAX;
 
 use crate::hash::chain;
 
-/// An index, a manifest or a configuration, at most. Registries refuse to store longer ones.
+/// Largest index, manifest or configuration. Registries reject longer ones.
 pub const DOCUMENT_MAX: usize = 4 << 20;
-/// One blob, at most.
+/// Largest blob.
 pub const BLOB_MAX: u64 = 64 << 30;
-/// Layers of an image: one place is for our own layer on top.
+/// Most layers of an image: one more is for Shoal's own layer on top.
 pub const IMAGE_LAYERS_MAX: usize = LAYERS_MAX - 1;
-/// Entries of an index: platforms, and what else people put there.
+/// Most entries of an index: platforms, and whatever else people put there.
 const INDEX_MAX: usize = 1000;
-/// Indexes inside one another.
+/// Most nested indexes.
 pub const INDEX_DEPTH_MAX: usize = 3;
 
-/// What we say that we understand.
+/// The `Accept` header.
 pub const ACCEPT: &str = "application/vnd.oci.image.index.v1+json, application/vnd.oci.image.manifest.v1+json, \
      application/vnd.docker.distribution.manifest.list.v2+json, application/vnd.docker.distribution.manifest.v2+json";
 
-/// Why a document is of no use.
+/// Why a document cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum BadImage {
-    /// Not JSON of the right shape.
-    #[error("its {what} does not parse")]
+    /// Not JSON of the right form.
+    #[error("its {what} cannot be parsed")]
     Parse {
-        /// Which document.
+        /// The document.
         what: &'static str,
-        /// Where and why.
+        /// The parser's error.
         source: serde_json::Error,
     },
-    /// JSON that makes no sense.
-    #[error("its {what} makes no sense: {why}")]
+    /// Invalid contents.
+    #[error("its {what} is not valid: {why}")]
     Nonsense {
-        /// Which document.
+        /// The document.
         what: &'static str,
         /// What is wrong.
         why: String,
     },
-    /// Something that is no file system: a chart, a signature, a program for another machine.
-    #[error("it is not an image of files: {why}")]
+    /// An artifact without a file system: a chart, a signature, a program for another machine.
+    #[error("it is not a container image: {why}")]
     NotAnImage {
         /// What it is.
         why: String,
     },
-    /// Made for another machine.
-    #[error("it is made for {found}, and {wanted} is wanted")]
+    /// For another platform.
+    #[error("it is made for {found}, but {wanted} is needed")]
     WrongPlatform {
-        /// What there is.
+        /// The image's platform.
         found: String,
-        /// What was asked for.
+        /// The requested platform.
         wanted: Platform,
     },
 }
@@ -72,7 +72,7 @@ pub struct Platform {
     pub os: String,
     /// `amd64`, `arm64`, …
     pub architecture: String,
-    /// `v8`, where it matters.
+    /// `v8`, if it matters.
     pub variant: Option<String>,
 }
 
@@ -116,10 +116,10 @@ impl Platform {
         }
         match (&self.variant, &other.variant) {
             (wanted, found) if wanted == found => Some(3),
-            // Everything of 64 bits on ARM is v8 so far, and says so or not.
+            // All 64-bit ARM is v8 so far, with or without saying so.
             (None, Some(found)) | (Some(found), None) if found == "v8" => Some(3),
             (_, None) => Some(2),
-            // Someone who names no variant wants one that runs anywhere.
+            // Without a variant, the caller wants one that runs anywhere.
             (None, Some(_)) => Some(1),
             (Some(_), Some(_)) => None,
         }
@@ -136,16 +136,16 @@ impl fmt::Display for Platform {
     }
 }
 
-/// Something in a registry, named after its contents.
+/// A reference to a blob by digest.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Descriptor {
-    /// Of its bytes.
+    /// Digest of the bytes.
     pub digest: Digest,
-    /// How many there are.
+    /// Number of bytes.
     pub size: u64,
-    /// What it claims to be.
+    /// Its media type, as claimed.
     pub media_type: String,
-    /// The name that an archive gave it.
+    /// Its name in an archive.
     pub name: Option<String>,
 }
 
@@ -206,13 +206,16 @@ impl WrittenPlatform {
 
 impl WrittenDescriptor {
     fn check(self, what: &'static str) -> Result<(Descriptor, Option<Platform>), BadImage> {
-        let digest = self.digest.parse().map_err(|_| {
-            nonsense(what, format!("`{:.100}` is not a digest that is known here", self.digest))
-        })?;
+        let digest = self
+            .digest
+            .parse()
+            .map_err(|_| nonsense(what, format!("`{:.100}` is not a supported digest", self.digest)))?;
         let size = u64::try_from(self.size).ok().filter(|size| *size <= BLOB_MAX);
-        let size = size.ok_or_else(|| nonsense(what, format!("{} is no size of {digest}", self.size)))?;
+        let size =
+            size.ok_or_else(|| nonsense(what, format!("{} is not a valid size of {digest}", self.size)))?;
         if self.urls.is_some_and(|urls| !urls.is_empty()) {
-            let why = "a layer of it is to be fetched from elsewhere, which is not done".into();
+            let why = "one of its layers is foreign (to be fetched from another URL), which is not supported"
+                .into();
             return Err(BadImage::NotAnImage { why });
         }
         let names = self.annotations.unwrap_or_default();
@@ -225,15 +228,15 @@ impl WrittenDescriptor {
 }
 
 impl Document {
-    /// Reads an index or a manifest. Which of the two it is, its own fields say: a document that could be both is refused, since
-    /// two readers could take the same digest for different images (CVE-2021-41190).
+    /// Parses an index or a manifest. The document's own fields decide which one it is: a document that could be both
+    /// is rejected, since two readers could see different images under the same digest (CVE-2021-41190).
     pub fn parse(bytes: &[u8]) -> Result<Self, BadImage> {
         let what = "manifest";
         let written: WrittenDocument =
             serde_json::from_slice(bytes).map_err(|source| BadImage::Parse { what, source })?;
         match written {
             WrittenDocument { schema: 1, .. } => Err(BadImage::NotAnImage {
-                why: "its manifest is of schema 1, which was given up in 2017".into(),
+                why: "its manifest uses schema 1, which was retired in 2017".into(),
             }),
             WrittenDocument { manifests: Some(list), config: None, layers: None, .. } => {
                 if list.len() > INDEX_MAX {
@@ -252,22 +255,22 @@ impl Document {
                 }
                 let (config, _) = config.check(what)?;
                 if !is_config(&config.media_type) {
-                    let why = format!("its configuration is of type `{:.100}`", config.media_type);
+                    let why = format!("its configuration has the type `{:.100}`", config.media_type);
                     return Err(BadImage::NotAnImage { why });
                 }
                 if layers.len() > IMAGE_LAYERS_MAX {
-                    let why = format!("it has {} layers, the limit is {IMAGE_LAYERS_MAX}", layers.len());
+                    let why = format!("it must have at most {IMAGE_LAYERS_MAX} layers, got {}", layers.len());
                     return Err(nonsense(what, why));
                 }
                 let layers = layers.into_iter().map(|layer| Ok(layer.check(what)?.0));
                 let layers: Vec<Descriptor> = layers.collect::<Result<_, BadImage>>()?;
                 if let Some(layer) = layers.iter().find(|layer| !is_layer(&layer.media_type)) {
-                    let why = format!("a layer of it is of type `{:.100}`", layer.media_type);
+                    let why = format!("one of its layers has the type `{:.100}`", layer.media_type);
                     return Err(BadImage::NotAnImage { why });
                 }
                 Ok(Self::Manifest { config, layers })
             }
-            WrittenDocument { .. } => Err(nonsense(what, "it is neither an index nor a manifest, or both")),
+            WrittenDocument { .. } => Err(nonsense(what, "it must be either an index or a manifest")),
         }
     }
 }
@@ -279,7 +282,7 @@ pub fn choose<'a>(
 ) -> Result<&'a Descriptor, BadImage> {
     let mut best: Option<(u8, &Descriptor)> = None;
     for (descriptor, platform) in index {
-        // An index of one image may leave it to that image's configuration, which is looked at later.
+        // An index of one image may leave the platform to that image's configuration, which is checked later.
         let fit = match platform {
             Some(platform) => wanted.fit(platform),
             None => Some(0),
@@ -294,7 +297,7 @@ pub fn choose<'a>(
         let found: Vec<String> = index
             .iter()
             .filter_map(|(_, platform)| platform.as_ref())
-            // Attestations call themselves so.
+            // Attestations use this platform.
             .filter(|platform| platform.os != "unknown")
             .map(Platform::to_string)
             .take(20)
@@ -311,7 +314,7 @@ fn is_config(media_type: &str) -> bool {
     )
 }
 
-/// Layers of files. How one is compressed, its own first bytes say.
+/// Media types of layers. The layer's own first bytes say how it is compressed.
 fn is_layer(media_type: &str) -> bool {
     const KINDS: [&str; 4] = [
         "application/vnd.oci.image.layer.v1.tar",
@@ -325,28 +328,28 @@ fn is_layer(media_type: &str) -> bool {
     })
 }
 
-/// How an image wants its programs to run.
+/// The configuration of an image.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ImageConfig {
-    /// What it is made for; empty where nobody said.
+    /// Operating system; empty if not given.
     pub os: String,
-    /// As with `os`.
+    /// Architecture; empty if not given.
     pub architecture: String,
-    /// As with `os`.
+    /// Variant; empty if not given.
     pub variant: Option<String>,
-    /// When it was made, in its maker's words.
+    /// When it was made, as its maker wrote it.
     pub created: Option<String>,
     /// Variables for every command, in order.
     pub env: Vec<(String, String)>,
-    /// Who commands run as: a name or number, optionally with `:group`.
+    /// User that commands run as: a name or number, optionally with `:group`.
     pub user: Option<String>,
     /// Where they run.
     pub working_directory: Option<String>,
-    /// What runs when nobody says what.
+    /// What runs by default.
     pub entrypoint: Vec<String>,
     /// Arguments for that, or the program itself.
     pub command: Vec<String>,
-    /// Free pairs.
+    /// Labels.
     pub labels: BTreeMap<String, String>,
     /// The digest of each layer's contents, the lowest first.
     pub contents: Vec<Digest>,
@@ -392,7 +395,7 @@ struct WrittenRootfs {
 }
 
 impl ImageConfig {
-    /// Reads a configuration.
+    /// Parses a configuration.
     pub fn parse(bytes: &[u8]) -> Result<Self, BadImage> {
         let what = "configuration";
         let written: WrittenImage =
@@ -404,7 +407,7 @@ impl ImageConfig {
         if contents.len() > IMAGE_LAYERS_MAX {
             return Err(nonsense(
                 what,
-                format!("it has {} layers, the limit is {IMAGE_LAYERS_MAX}", contents.len()),
+                format!("it must have at most {IMAGE_LAYERS_MAX} layers, got {}", contents.len()),
             ));
         }
         let contents = contents
@@ -426,7 +429,7 @@ impl ImageConfig {
         let texts =
             texts.chain(&entrypoint).chain(&command).chain(&config.user).chain(&config.working_directory);
         if texts.into_iter().any(|text| text.contains('\0')) {
-            return Err(nonsense(what, "a text in it contains a NUL byte"));
+            return Err(nonsense(what, "a string in it contains a NUL byte"));
         }
         let given = |text: Option<String>| text.filter(|text| !text.is_empty());
         Ok(Self {
@@ -444,7 +447,7 @@ impl ImageConfig {
         })
     }
 
-    /// What it is made for, where it says so.
+    /// Its platform, if given.
     pub fn platform(&self) -> Option<Platform> {
         (!self.os.is_empty() && !self.architecture.is_empty()).then(|| Platform {
             os: self.os.clone(),
@@ -453,32 +456,32 @@ impl ImageConfig {
         })
     }
 
-    /// Whether commands run as somebody else than root by default.
+    /// Whether commands run as another user than root by default.
     pub fn has_plain_user(&self) -> bool {
         let name = self.user.as_deref().unwrap_or_default();
         !matches!(name.split(':').next().unwrap_or_default(), "" | "0" | "root")
     }
 }
 
-/// One layer: what is fetched and what is in it.
+/// One layer: the blob and its contents.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LayerBlob {
-    /// Of the bytes as they are fetched.
+    /// Digest of the blob.
     pub blob: Digest,
-    /// How many there are.
+    /// Size of the blob.
     pub size: u64,
-    /// Of the tar stream in them.
+    /// Digest of the tar stream in it.
     pub contents: Digest,
-    /// What the layer is called on disk: it stands for itself and all below it.
+    /// Name of the layer on disk: it identifies the layer and everything below it.
     pub layer: Digest,
 }
 
-/// An image, known in all its parts, whether they are here or not.
+/// An image with all its parts known, whether they are stored or not.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Image {
-    /// Of its manifest.
+    /// Digest of its manifest.
     pub digest: Digest,
-    /// How its programs run.
+    /// Its configuration.
     pub config: ImageConfig,
     /// The configuration as it was written.
     pub config_text: String,
@@ -487,7 +490,7 @@ pub struct Image {
 }
 
 impl Image {
-    /// Puts a manifest and its configuration together, if they belong together.
+    /// Combines a manifest and its configuration, after checking that they belong together.
     pub fn new(
         digest: Digest,
         layers: &[Descriptor],
@@ -501,7 +504,8 @@ impl Image {
             return Err(BadImage::WrongPlatform { found: found.to_string(), wanted: wanted.clone() });
         }
         if config.contents.len() != layers.len() {
-            let why = format!("it names {} layers, the manifest {}", config.contents.len(), layers.len());
+            let why =
+                format!("it lists {} layers, but the manifest lists {}", config.contents.len(), layers.len());
             return Err(nonsense("configuration", why));
         }
         let config_text = std::str::from_utf8(config_bytes)
@@ -516,7 +520,7 @@ impl Image {
         Ok(Self { digest, layers: layers.collect(), config, config_text })
     }
 
-    /// What has to be fetched at most.
+    /// Most bytes to download.
     pub fn size(&self) -> u64 {
         self.layers.iter().map(|layer| layer.size).sum()
     }

@@ -1,24 +1,24 @@
-//! What people call an image: `python:3.12`, `registry.local:5000/team/app@sha256:…`.
+//! Image references: `python:3.12`, `registry.local:5000/team/app@sha256:…`.
 //!
-//! The grammar is that of Docker's references, since everyone writes those. A reference has one canonical spelling, with registry
-//! and tag or digest in it; that is what rows keep. It never reaches a path.
+//! The grammar is that of Docker's references, since that is what people write. A reference has one canonical form,
+//! with registry and tag or digest; rows store that form. A reference never becomes part of a path.
 
 use std::fmt;
 use std::str::FromStr;
 
 use wire::Digest;
 
-/// The registry of names that have none.
+/// The registry of names without one.
 pub const REGISTRY_DEFAULT: &str = "docker.io";
-/// Where the images without an owner are on it.
+/// The namespace of images without an owner on it.
 const LIBRARY: &str = "library";
-/// The tag of names that have none, nor a digest.
+/// The tag of names with neither tag nor digest.
 const TAG_DEFAULT: &str = "latest";
-/// Registry and repository together, as registries have it.
+/// Longest registry and repository together, as registries allow.
 const NAME_MAX: usize = 255;
-/// As registries have it.
+/// Longest tag, as registries allow.
 const TAG_MAX: usize = 128;
-/// A whole reference: name, tag and digest.
+/// Longest reference: name, tag and digest.
 pub const REFERENCE_MAX: usize = NAME_MAX + 1 + TAG_MAX + 1 + 71;
 
 /// A checked reference.
@@ -34,14 +34,14 @@ pub struct ImageRef {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("`{text}` is not an image reference: {why}")]
 pub struct BadReference {
-    /// The beginning of it.
+    /// The beginning of the text.
     pub text: String,
     /// What is wrong.
     pub why: &'static str,
 }
 
 impl ImageRef {
-    /// Reads a reference in any of its spellings.
+    /// Parses a reference in any form.
     pub fn parse(text: &str) -> Result<Self, BadReference> {
         let bad = |why| BadReference { text: text.chars().take(100).collect(), why };
         if text.is_empty() {
@@ -53,17 +53,19 @@ impl ImageRef {
         let (rest, digest) = match text.split_once('@') {
             None => (text, None),
             Some((rest, digest)) => {
-                let digest = digest.parse().map_err(|_| bad("a digest is `sha256:` and 64 of 0-9 a-f"))?;
+                let digest = digest
+                    .parse()
+                    .map_err(|_| bad("a digest must be `sha256:` followed by 64 of 0-9 a-f"))?;
                 (rest, Some(digest))
             }
         };
-        // A colon after the last slash begins a tag; one before it, a port.
+        // A colon after the last slash begins a tag; a colon before it, a port.
         let (name, tag) = match rest.rsplit_once(':') {
             Some((name, tag)) if !tag.contains('/') => (name, Some(tag)),
             Some(_) | None => (rest, None),
         };
         if tag.is_some_and(|tag| !is_tag(tag)) {
-            return Err(bad("a tag is 1 to 128 of A-Z a-z 0-9 _ . -, and begins with none of . -"));
+            return Err(bad("a tag must be 1 to 128 of A-Z a-z 0-9 _ . -, and must not begin with . or -"));
         }
         let (registry, path) = match name.split_once('/') {
             Some((first, path)) if is_registry_like(first) => (first, path),
@@ -72,7 +74,7 @@ impl ImageRef {
         let registry = registry.to_ascii_lowercase();
         let registry = if registry == "index.docker.io" { REGISTRY_DEFAULT.into() } else { registry };
         if !is_host(&registry) {
-            return Err(bad("its registry is not a host name with an optional port"));
+            return Err(bad("its registry must be a host name with an optional port"));
         }
         let repository = match path.contains('/') || registry != REGISTRY_DEFAULT {
             true => path.to_owned(),
@@ -80,7 +82,7 @@ impl ImageRef {
         };
         if !repository.split('/').all(is_component) {
             return Err(bad(
-                "a repository is made of a-z 0-9 with single . _ or - between them, and slashes",
+                "a repository must consist of a-z 0-9 with single . _ or - between them, and slashes",
             ));
         }
         if registry.len() + 1 + repository.len() > NAME_MAX {
@@ -90,27 +92,27 @@ impl ImageRef {
         Ok(Self { registry, repository, tag, digest })
     }
 
-    /// Host and port of the registry, as people write it.
+    /// Host and port of the registry, as people write them.
     pub fn registry(&self) -> &str {
         &self.registry
     }
 
-    /// The name on that registry.
+    /// The repository on that registry.
     pub fn repository(&self) -> &str {
         &self.repository
     }
 
-    /// The tag, where there is one. A digest beside it decides.
+    /// The tag, if there is one. A digest beside it takes precedence.
     pub fn tag(&self) -> Option<&str> {
         self.tag.as_deref()
     }
 
-    /// The digest, where there is one.
+    /// The digest, if there is one.
     pub fn digest(&self) -> Option<Digest> {
         self.digest
     }
 
-    /// What is asked of the registry: the digest, else the tag.
+    /// What to request from the registry: the digest, otherwise the tag.
     pub fn wanted(&self) -> String {
         match (self.digest, &self.tag) {
             (Some(digest), _) => digest.to_string(),
@@ -119,12 +121,12 @@ impl ImageRef {
         }
     }
 
-    /// The shortest spelling, which people expect to read.
+    /// The shortest form, for people.
     pub fn familiar(&self) -> String {
         let full = self.to_string();
         let Some(short) = full.strip_prefix("docker.io/") else { return full };
         match short.strip_prefix("library/") {
-            // A first part with a dot or so would be taken for a registry.
+            // A first part with a dot would be parsed as a registry.
             Some(shorter) if !shorter.contains('/') => shorter.to_owned(),
             Some(_) | None => match short.split_once('/') {
                 Some((first, _)) if is_registry_like(first) => full,
@@ -135,7 +137,7 @@ impl ImageRef {
 }
 
 impl fmt::Display for ImageRef {
-    /// The canonical spelling.
+    /// The canonical form.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}", self.registry, self.repository)?;
         if let Some(tag) = &self.tag {
@@ -184,7 +186,7 @@ pub(crate) fn is_host(text: &str) -> bool {
         },
     };
     let good_port = port.is_none_or(|port| {
-        // `parse` alone would take a sign, too.
+        // `parse` alone would accept a sign.
         port.bytes().all(|byte| byte.is_ascii_digit()) && port.parse::<u16>().is_ok_and(|port| port > 0)
     });
     let label = |label: &str| {

@@ -1,11 +1,12 @@
-//! Where images are pulled from: any registry that speaks the distribution protocol, and its mirrors.
+//! Pulling images from any registry that speaks the distribution protocol, and from its mirrors.
 //!
-//! One [`Registry`] is the talk about one image. It asks mirrors first and the registry itself last; credentials of the caller go
-//! to the registry alone, and never to where it redirects. Plain HTTP is spoken only with registries and mirrors that somebody
-//! named as such. Every wait, size and count of tries is bounded; what arrives is compared with its digest.
+//! One [`Registry`] handles one image. It asks mirrors first and the registry last; the caller's credentials go to
+//! the registry alone, and never to where it redirects. It uses plain HTTP only for registries and mirrors that are
+//! configured for that. Every wait, size and number of attempts is bounded, and every blob is checked against its
+//! digest.
 //!
-//! Written on `hyper`, which the workspace has anyway: a client crate would bring a second HTTP stack and TLS setup, and offers
-//! neither resuming nor mirrors.
+//! Built on `hyper`, which the workspace has anyway: a client crate would add a second HTTP stack and TLS setup, and
+//! supports neither resuming nor mirrors.
 
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -34,44 +35,44 @@ use crate::hash::digest_of;
 use crate::manifest::{ACCEPT, BadImage, DOCUMENT_MAX, Document, INDEX_DEPTH_MAX, Image, Platform, choose};
 use crate::reference::{ImageRef, REGISTRY_DEFAULT, is_host};
 
-/// How long a connection may take to come about.
+/// Timeout for connecting.
 const CONNECT_MAX: Duration = Duration::from_secs(10);
-/// How long a registry may take until it begins to answer.
+/// Timeout for the first byte of a response.
 const ANSWER_SECONDS: u64 = 60;
-/// How long a registry may be silent in the middle of an answer.
+/// Timeout for silence in the middle of a response.
 pub(crate) const SILENCE_SECONDS: u64 = 30;
-/// How often a question is asked before its failure is believed.
+/// Attempts for one request.
 const TRIES_MAX: u32 = 4;
-/// Before the second try; doubled for each one after.
+/// Delay before the second attempt; doubled for each further one.
 const RETRY_FIRST: Duration = Duration::from_millis(200);
-/// Between two tries at most, also when the registry asks for more.
+/// Longest delay between two attempts, even if the registry asks for more.
 const RETRY_MAX: Duration = Duration::from_secs(10);
-/// From one place to another for one answer.
+/// Most redirects for one response.
 const REDIRECTS_MAX: usize = 5;
-/// An answer about a token, or an error's words.
+/// Largest response with a token or an error message.
 const SHORT_MAX: usize = 64 * 1024;
-/// A connection that was not used for so long is let go.
+/// Idle connections are closed after this long.
 const IDLE_MAX: Duration = Duration::from_secs(30);
-/// Where the API of the default registry really is.
+/// The actual host of the default registry's API.
 const DEFAULT_HOST: &str = "registry-1.docker.io";
 
-/// What an operator says of registries.
+/// Configuration of registries.
 #[derive(Debug, Clone, Default)]
 pub struct RegistrySettings {
-    /// Registries that are spoken to in the clear, as `host` or `host:port`.
+    /// Registries to use without TLS, as `host` or `host:port`.
     pub insecure: Vec<String>,
-    /// Who is asked first, by registry.
+    /// Mirrors to ask first, by registry.
     pub mirrors: BTreeMap<String, Vec<Mirror>>,
     /// The daemon's own credentials.
     pub docker_config: DockerConfig,
 }
 
-/// Another place with a registry's images.
+/// Another host with a registry's images.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Mirror(Base);
 
 impl Mirror {
-    /// `https://host:port`, or `http://…` where it is to be in the clear.
+    /// `https://host:port`, or `http://…` without TLS.
     pub fn parse(text: &str) -> Option<Self> {
         let (scheme, host) = text.trim_end_matches('/').split_once("://")?;
         let scheme = match scheme {
@@ -89,7 +90,7 @@ pub fn is_registry(text: &str) -> bool {
     is_host(text) && text == text.to_ascii_lowercase()
 }
 
-/// Where requests go.
+/// Where requests are sent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Base {
     scheme: Scheme,
@@ -106,128 +107,128 @@ impl Base {
     }
 }
 
-/// Why an image cannot be had.
+/// Why an image cannot be pulled.
 #[derive(Debug, thiserror::Error)]
 pub enum RegistryError {
     /// No connection.
     #[error("registry `{registry}` cannot be reached")]
     Unreachable {
-        /// Which one.
+        /// The registry.
         registry: String,
-        /// Why.
+        /// The cause.
         source: Box<dyn Error + Send + Sync>,
     },
-    /// It answered, and broke off.
+    /// The connection broke during a response.
     #[error("the connection to registry `{registry}` broke")]
     Broken {
-        /// Which one.
+        /// The registry.
         registry: String,
-        /// Why.
+        /// The cause.
         source: Box<dyn Error + Send + Sync>,
     },
-    /// It is silent.
+    /// The registry is silent.
     #[error("registry `{registry}` did not answer within {seconds} s")]
     Late {
-        /// Which one.
+        /// The registry.
         registry: String,
-        /// How long was waited.
+        /// The timeout.
         seconds: u64,
     },
-    /// It wants to know who asks, or knows and says no.
+    /// The registry requires credentials, or rejects those it got.
     #[error("registry `{registry}` denies access to `{repository}`")]
     Denied {
-        /// Which one.
+        /// The registry.
         registry: String,
-        /// What was asked for.
+        /// The requested repository.
         repository: String,
-        /// Whether we said who we are.
+        /// Whether credentials were sent.
         anonymous: bool,
-        /// A program that has credentials, and is not run.
+        /// A credential helper that is configured, and is not run.
         helper: Option<String>,
     },
     /// There is no such image.
     #[error("image `{reference}` does not exist in its registry")]
     NotFound {
-        /// As it was asked for.
+        /// As requested.
         reference: ImageRef,
     },
-    /// Too many questions.
-    #[error("registry `{registry}` asks to come back later")]
+    /// Rate limit.
+    #[error("registry `{registry}` limits the rate of requests and asks to retry later")]
     Busy {
-        /// Which one.
+        /// The registry.
         registry: String,
     },
-    /// An answer that says neither yes nor no.
+    /// An unexpected status.
     #[error("registry `{registry}` answered with status {status}{said}")]
     Strange {
-        /// Which one.
+        /// The registry.
         registry: String,
-        /// What it said.
+        /// The status.
         status: u16,
-        /// The words with it, after a colon.
+        /// The error message in the response, after a colon.
         said: String,
     },
-    /// It would have us speak in the clear.
-    #[error("registry `{registry}` leads to `{to}`, which is not encrypted")]
+    /// A redirect to plain HTTP.
+    #[error("registry `{registry}` redirects to `{to}`, which is not encrypted")]
     Insecure {
-        /// Which one.
+        /// The registry.
         registry: String,
-        /// Where it leads.
+        /// Target of the redirect.
         to: String,
     },
-    /// More than an answer may have.
+    /// A response beyond its limit.
     #[error("registry `{registry}` sent more than {limit} bytes for {what}")]
     TooLong {
-        /// Which one.
+        /// The registry.
         registry: String,
-        /// What for.
+        /// What was requested.
         what: String,
-        /// How much it may be.
+        /// The limit.
         limit: u64,
     },
-    /// Not the bytes that were asked for.
-    #[error("what came for {expected} has the digest {found}")]
+    /// The bytes do not match the digest.
+    #[error("the blob {expected} that the registry sent has the digest {found}")]
     Corrupt {
-        /// What was asked for.
+        /// The requested digest.
         expected: Digest,
-        /// What came.
+        /// The digest of the bytes.
         found: Digest,
     },
-    /// Not as many bytes as the image says.
-    #[error("{digest} has {found} bytes, the image says {expected}")]
+    /// The length does not match the manifest.
+    #[error("{digest} must have {expected} bytes as the image says, got {found}")]
     WrongSize {
-        /// Of which blob.
+        /// The blob.
         digest: Digest,
-        /// What the image says.
+        /// Length in the manifest.
         expected: u64,
-        /// What came.
+        /// Length of the bytes.
         found: u64,
     },
-    /// Documents that make no image.
+    /// The documents do not form a valid image.
     #[error("image `{reference}` cannot be used")]
     BadImage {
-        /// As it was asked for.
+        /// As requested.
         reference: ImageRef,
         /// Why.
         source: Box<BadImage>,
     },
-    /// There is no room for it.
-    #[error("{needed} bytes are needed and {free} are free")]
+    /// The disk has no room.
+    #[error("{needed} bytes are needed, but only {free} are free")]
     DiskFull {
         /// For this blob.
         needed: u64,
         /// On the disk.
         free: u64,
     },
-    /// The blob could not be kept.
-    #[error("cannot keep {digest}")]
+    /// The blob could not be stored.
+    #[error("cannot store {digest}")]
     Keep {
-        /// Which blob.
+        /// The blob.
         digest: Digest,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
-    /// Without certificates there is no TLS.
+    /// There are no usable certificates.
     #[error("cannot set up TLS")]
     Tls {
         /// Why.
@@ -236,7 +237,7 @@ pub enum RegistryError {
 }
 
 impl RegistryError {
-    /// Whether asking again may help.
+    /// Whether a retry may help.
     pub(crate) fn may_pass(&self) -> bool {
         match self {
             Self::Unreachable { .. } | Self::Broken { .. } | Self::Late { .. } | Self::Busy { .. } => true,
@@ -257,7 +258,7 @@ impl RegistryError {
 
 type Client = legacy::Client<HttpsConnector<HttpConnector>, Full<Bytes>>;
 
-/// All registries, with what the operator says of them. Shared by all pulls, so that connections are.
+/// All registries with their configuration. Shared by all pulls, so that they share connections.
 pub struct Registries {
     settings: RegistrySettings,
     client: OnceLock<Client>,
@@ -270,7 +271,7 @@ impl std::fmt::Debug for Registries {
 }
 
 impl Registries {
-    /// Ready; connects to nobody yet, and reads the machine's certificates when it first has to.
+    /// Connects to nothing yet, and reads the machine's certificates on first use.
     pub fn new(settings: RegistrySettings) -> Self {
         Self { settings, client: OnceLock::new() }
     }
@@ -281,7 +282,8 @@ impl Registries {
         }
         let tls = |source: Box<dyn Error + Send + Sync>| RegistryError::Tls { source };
         let mut roots = rustls::RootCertStore::empty();
-        // Certificates that cannot be read are passed over: those that can may be enough, and if not, connecting says so.
+        // Certificates that cannot be read are skipped: the rest may be enough, and if not, connecting fails with the
+        // reason.
         let _ = roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
         let config =
             rustls::ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
@@ -306,16 +308,16 @@ impl Registries {
     }
 }
 
-/// Whether a registry that nobody named may be spoken to in the clear.
+/// Whether a registry that is not configured for it may be used without TLS.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Transport {
-    /// Encrypted, unless the operator's settings name the registry.
+    /// TLS, unless the configuration names the registry.
     Encrypted,
-    /// In the clear: the caller named it just now.
+    /// Plain HTTP: the caller requested it.
     Clear,
 }
 
-/// The talk about one image.
+/// Pulling one image.
 #[derive(Debug)]
 pub struct Registry {
     shared: Arc<Registries>,
@@ -331,19 +333,20 @@ struct Endpoint {
     name: String,
     credentials: Credentials,
     helper: Option<String>,
-    /// What the registry wants to see with each request. Waited for, so that many layers ask for one token.
+    /// The `Authorization` header that the registry wants. Behind an async lock, so that many layers request one
+    /// token.
     authorization: tokio::sync::Mutex<Option<HeaderValue>>,
 }
 
-/// A blob that is on its way.
+/// A blob that is being downloaded.
 pub(crate) struct BlobStream {
     pub body: Incoming,
-    /// The offset of the first byte: what was asked for, or 0 where the registry cannot do that.
+    /// Offset of the first byte: the requested one, or 0 if the registry does not support ranges.
     pub from: u64,
     pub registry: String,
 }
 
-/// What is asked, in the words of the protocol.
+/// A request of the protocol.
 struct Question<'a> {
     /// After `/v2/<repository>/`.
     path: &'a str,
@@ -351,7 +354,7 @@ struct Question<'a> {
 }
 
 impl Registry {
-    /// Begins. Nothing is sent yet. Credentials that are not given are looked up.
+    /// Prepares to pull. Nothing is sent yet. Credentials that are not given are looked up.
     pub fn new(
         shared: &Arc<Registries>,
         reference: ImageRef,
@@ -388,17 +391,17 @@ impl Registry {
         Self { shared: Arc::clone(shared), reference, endpoints }
     }
 
-    /// What it is about.
+    /// The image.
     pub fn reference(&self) -> &ImageRef {
         &self.reference
     }
 
-    /// Whether the registry itself is told who asks.
+    /// Whether credentials are sent to the registry itself.
     pub fn is_anonymous(&self) -> bool {
         self.endpoints.last().is_none_or(|origin| origin.credentials.is_anonymous())
     }
 
-    /// Finds the image for a platform: through indexes, to its manifest and its configuration.
+    /// Resolves the image for a platform: through indexes, to its manifest and its configuration.
     pub async fn image(&self, platform: &Platform) -> Result<Image, RegistryError> {
         let bad = |source| {
             let source = Box::new(source);
@@ -417,7 +420,7 @@ impl Registry {
                 }
             }
         }
-        let why = "its indexes are inside one another without end".into();
+        let why = "its indexes are nested too deep".into();
         Err(bad(BadImage::Nonsense { what: "index", why }))
     }
 
@@ -439,7 +442,7 @@ impl Registry {
         }
     }
 
-    /// A blob that is read at once.
+    /// A small blob, read completely.
     async fn short_blob(&self, digest: Digest, size: u64) -> Result<Bytes, RegistryError> {
         let path = format!("blobs/{digest}");
         let question = Question { path: &path, headers: HeaderMap::new() };
@@ -457,8 +460,8 @@ impl Registry {
         }
     }
 
-    /// Begins to fetch a blob, from an offset on where the registry can do that. Asks once; whoever reads the stream asks again
-    /// when it breaks.
+    /// Starts to download a blob, from an offset if the registry supports that. Tries once; the reader of the stream
+    /// retries when it breaks.
     pub(crate) async fn blob(&self, digest: Digest, from: u64) -> Result<BlobStream, RegistryError> {
         let path = format!("blobs/{digest}");
         let mut headers = HeaderMap::new();
@@ -493,11 +496,11 @@ impl Registry {
     }
 
     fn passed_over(&self, endpoint: &Endpoint, error: RegistryError) -> RegistryError {
-        tracing::debug!(endpoint = endpoint.name, image = %self.reference, %error, "a registry did not give what was asked for");
+        tracing::debug!(endpoint = endpoint.name, image = %self.reference, %error, "a registry or mirror failed; the next one is tried");
         error
     }
 
-    /// Asks mirrors and the registry until one has an answer; each as often as makes sense.
+    /// Asks mirrors and the registry until one answers; retries each as long as that makes sense.
     async fn ask_all<T>(
         &self,
         question: &Question<'_>,
@@ -529,7 +532,7 @@ impl Registry {
         Err(last.unwrap_or_else(|| self.not_found()))
     }
 
-    /// Asks one place once, says who we are where that is wanted, and follows where it leads. Gives only answers that mean yes.
+    /// Asks one endpoint once, authenticates if required, and follows redirects. Returns only successful responses.
     async fn ask(
         &self,
         endpoint: &Endpoint,
@@ -576,7 +579,7 @@ impl Registry {
         let mut target = target.to_owned();
         for _ in 0..=REDIRECTS_MAX {
             let mut headers = headers.clone();
-            // Wherever a registry leads, it leads with a link that needs no more proof.
+            // Redirect targets are signed links that need no credentials.
             if base == endpoint.base
                 && let Some(authorization) = authorization
             {
@@ -589,7 +592,7 @@ impl Registry {
             let (next, path) = location(&response, &base).ok_or_else(|| RegistryError::Strange {
                 registry: endpoint.name.clone(),
                 status: response.status().as_u16(),
-                said: ": it leads nowhere".into(),
+                said: ": the redirect has no usable target".into(),
             })?;
             if next.is_clear() && !endpoint.base.is_clear() {
                 let to = next.authority.to_string();
@@ -597,7 +600,7 @@ impl Registry {
             }
             (base, target) = (next, path);
         }
-        let said = ": it leads on and on".into();
+        let said = ": there are too many redirects".into();
         Err(RegistryError::Strange { registry: endpoint.name.clone(), status: 302, said })
     }
 
@@ -637,7 +640,7 @@ impl Registry {
         }
     }
 
-    /// Gets what the registry asks to see, as its challenge says. `before` is what it has just refused.
+    /// Gets the authorization that the registry's challenge requires. `before` is the one it just rejected.
     async fn authorize(
         &self,
         endpoint: &Endpoint,
@@ -645,7 +648,7 @@ impl Registry {
         before: Option<HeaderValue>,
     ) -> Result<HeaderValue, RegistryError> {
         let mut kept = endpoint.authorization.lock().await;
-        // Another layer has renewed it while this one waited.
+        // Another layer renewed it while this one waited.
         if let Some(newer) = kept.as_ref().filter(|newer| Some(*newer) != before.as_ref()) {
             return Ok(newer.clone());
         }
@@ -665,16 +668,16 @@ impl Registry {
         Ok(value)
     }
 
-    /// A token for reading the repository, from where the challenge says.
+    /// Fetches a token for reading the repository, from the realm of the challenge.
     async fn token(&self, endpoint: &Endpoint, challenge: &Challenge) -> Result<String, RegistryError> {
         let strange = |said: &str| RegistryError::Strange {
             registry: endpoint.name.clone(),
             status: 401,
             said: format!(": {said}"),
         };
-        let realm = challenge.parameter("realm").ok_or_else(|| strange("it names no place for tokens"))?;
-        let realm: Uri = realm.parse().map_err(|_| strange("its place for tokens is not a URL"))?;
-        let base = Base::of(&realm).ok_or_else(|| strange("its place for tokens is not a URL"))?;
+        let realm = challenge.parameter("realm").ok_or_else(|| strange("its challenge has no realm"))?;
+        let realm: Uri = realm.parse().map_err(|_| strange("the realm of its challenge is not a URL"))?;
+        let base = Base::of(&realm).ok_or_else(|| strange("the realm of its challenge is not a URL"))?;
         if base.is_clear() && !endpoint.base.is_clear() {
             let to = base.authority.to_string();
             return Err(RegistryError::Insecure { registry: endpoint.name.clone(), to });
@@ -720,8 +723,8 @@ impl Registry {
             access_token: Option<String>,
         }
         let answer: Answer =
-            serde_json::from_slice(&body).map_err(|_| strange("its token does not parse"))?;
-        answer.token.or(answer.access_token).ok_or_else(|| strange("it gave no token"))
+            serde_json::from_slice(&body).map_err(|_| strange("its token response cannot be parsed"))?;
+        answer.token.or(answer.access_token).ok_or_else(|| strange("its token response has no token"))
     }
 }
 
@@ -729,7 +732,7 @@ fn basic(username: &str, password: &str) -> String {
     format!("Basic {}", STANDARD.encode(format!("{username}:{password}")))
 }
 
-/// Where an answer leads.
+/// Target of a redirect.
 fn location(response: &Response<Incoming>, base: &Base) -> Option<(Base, String)> {
     let text = response.headers().get(header::LOCATION)?.to_str().ok()?;
     if text.starts_with('/') && !text.starts_with("//") {
@@ -744,7 +747,7 @@ fn location(response: &Response<Incoming>, base: &Base) -> Option<(Base, String)
     Some((Base::of(&uri)?, target))
 }
 
-/// Where the bytes of a part begin.
+/// Offset at which a partial response begins.
 fn range_start(headers: &HeaderMap) -> Option<u64> {
     let text = headers.get(header::CONTENT_RANGE)?.to_str().ok()?;
     text.strip_prefix("bytes ")?.split('-').next()?.parse().ok()
@@ -760,7 +763,7 @@ async fn strange(endpoint: &Endpoint, status: StatusCode, response: Response<Inc
         #[serde(default)]
         message: String,
     }
-    // The words are a help and no more: without them the status has to do.
+    // The message is optional: without it, the status must suffice.
     let body = short_body(&endpoint.name, response, SHORT_MAX, "an error").await.unwrap_or_default();
     let said = serde_json::from_slice::<Said>(&body).ok().and_then(|said| said.errors.into_iter().next());
     let said = said.map(|said| {
@@ -790,10 +793,10 @@ async fn short_body(
     }
 }
 
-/// One way to prove who asks.
+/// An authentication challenge.
 #[derive(Debug, PartialEq, Eq)]
 struct Challenge {
-    /// In lower case.
+    /// Lower case.
     scheme: String,
     parameters: Vec<(String, String)>,
 }
@@ -827,7 +830,7 @@ fn challenges_in(text: &str) -> Vec<Challenge> {
     challenges
 }
 
-/// A value with or without quotes, and what follows it.
+/// A value with or without quotes, and the rest.
 fn quoted(text: &str) -> (String, &str) {
     let Some(inner) = text.strip_prefix('"') else {
         let end = text.find([',', ' ']).unwrap_or(text.len());
@@ -845,7 +848,7 @@ fn quoted(text: &str) -> (String, &str) {
     (value, "")
 }
 
-/// A text as part of a query.
+/// Encodes a text for a query.
 fn escaped(text: &str) -> String {
     let mut query = String::new();
     for byte in text.bytes() {

@@ -1,7 +1,7 @@
 //! The bodies of the native HTTP API, under `/v1`.
 //!
-//! Times are RFC 3339 in UTC. Numbers carry their unit in their name. Unknown fields are refused, so that a
-//! misspelt wish is an error and not a surprise.
+//! Times are RFC 3339 in UTC. Numbers have their unit in their name. Requests with unknown fields are rejected, so
+//! that a misspelt field is an error and not ignored.
 
 mod builds;
 mod files;
@@ -28,58 +28,60 @@ pub use stats::*;
 pub use templates::*;
 pub use volumes::*;
 
-/// What every failed request answers with.
+/// The body of every error response.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct ErrorBody {
     /// Stable, for programs: `sandbox_not_found`, `wrong_state`, ...
     pub code: String,
     /// One sentence for people.
     pub message: String,
-    /// What to do about it, where there is something.
+    /// What to do about it, if there is something to do.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hint: Option<String>,
-    /// More for programs, by code.
+    /// Details for programs, depending on the code.
     #[serde(default, skip_serializing_if = "serde_json::Map::is_empty")]
     #[schema(value_type = Object)]
     pub details: serde_json::Map<String, serde_json::Value>,
 }
 
-/// `POST /v1/sandboxes`. Everything may be left out.
+/// `POST /v1/sandboxes`. All fields are optional.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct CreateSandbox {
-    /// Free text up to 255 bytes, unique among the owner's sandboxes.
+    /// Any text of up to 255 bytes, unique among the owner's sandboxes.
     pub name: Option<String>,
-    /// The template's name; `default` if left out. If there is a pool for it, a sandbox that stands ready there is claimed.
+    /// The template's name. Default: `default`. If the template has a pool, the request claims a sandbox that is
+    /// ready there.
     pub template: Option<String>,
-    /// A pool's name, in place of a template, an image and limits: one that stands ready there is claimed; if none does, one is
-    /// made from the pool's template.
+    /// A pool's name, instead of a template, an image and limits. The request claims a sandbox that is ready there;
+    /// if none is, it creates one from the pool's template.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pool: Option<String>,
-    /// `host`, a reference such as `python:3.12`, or an alias; the template's if left out. It is pulled if it is not here.
+    /// `host`, a reference such as `python:3.12`, or an alias. Default: the template's. Pulled if it is not stored
+    /// yet.
     pub image: Option<String>,
-    /// Added to the template's environment for every command.
+    /// Variables for every command, added to the template's environment.
     pub env: BTreeMap<String, String>,
-    /// Processors, as `"500m"` or `"2"`; the template's if left out.
+    /// Processors, as `"500m"` or `"2"`. Default: the template's.
     pub cpu: Option<String>,
-    /// Memory, as `"512Mi"` or `"2Gi"`; the template's if left out.
+    /// Memory, as `"512Mi"` or `"2Gi"`. Default: the template's.
     pub memory: Option<String>,
-    /// What its files may take, as `"5Gi"`; the template's if left out. Refused where the store has no limits.
+    /// Disk limit for its files, as `"5Gi"`. Default: the template's. Rejected if the store cannot enforce limits.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub disk: Option<String>,
-    /// Volumes to mount beside the template's, at most 64 in all; at one path, these win.
+    /// Volumes to mount in addition to the template's, at most 64 in all; at the same path, these take precedence.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub mounts: Vec<VolumeMount>,
-    /// Free text to find it by: at most 64 labels, keys of 1 to 128 bytes without `=` and `!`, values of up to 1024.
+    /// Labels to find it by: at most 64, keys of 1 to 128 bytes without `=` and `!`, values of up to 1024 bytes.
     pub labels: BTreeMap<String, String>,
-    /// Makes this a get-or-create: if a sandbox of the owner has all of these labels, it is the answer, and nothing is
-    /// created; the oldest of several, and none that has failed or is being deleted. Otherwise the new sandbox gets
-    /// these beside `labels`. However many ask at once, one is created.
+    /// Makes this a get-or-create: if a sandbox of the owner has all of these labels, it is returned and nothing is
+    /// created. Of several the oldest is returned; failed sandboxes and those being deleted do not count. Otherwise
+    /// the new sandbox gets these labels in addition to `labels`. Concurrent requests create one sandbox.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub match_labels: Option<BTreeMap<String, String>>,
-    /// How long it lives: at most 8 rules. Without one it lives until it is deleted.
+    /// Lifetime rules, at most 8. Without a rule the sandbox lives until it is deleted.
     pub lifetime: Vec<LifetimeRule>,
-    /// Whether the answer waits until the sandbox runs; `true` if left out.
+    /// Whether to wait until the sandbox runs. Default: `true`.
     pub wait: Option<bool>,
 }
 
@@ -90,22 +92,22 @@ pub struct UpdateSandbox {
     /// A new name.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// Labels to set, and with `null` to remove. Others stay.
+    /// Labels to set, or to remove with `null`. Other labels stay.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: BTreeMap<String, Option<String>>,
-    /// Rules in place of those that hold; an empty list removes them. It counts as a touch.
+    /// Replaces all lifetime rules; an empty list removes them. Counts as a touch.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lifetime: Option<Vec<LifetimeRule>>,
 }
 
-/// The answer to `POST /v1/sandboxes`.
+/// Response to `POST /v1/sandboxes`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct CreatedSandbox {
     /// The sandbox.
     #[serde(flatten)]
     pub sandbox: Sandbox,
-    /// Whether this request made it, or an earlier one with the same idempotency key. `false`: it was found by
-    /// `match_labels`.
+    /// Whether this request, or an earlier one with the same idempotency key, created the sandbox. `false`: it was
+    /// found by `match_labels`.
     pub created: bool,
 }
 
@@ -115,72 +117,72 @@ pub struct Sandbox {
     /// A UUID.
     #[schema(value_type = String)]
     pub id: SandboxId,
-    /// Free text; generated where none was given.
+    /// The sandbox's name; generated if the request gave none.
     pub name: String,
-    /// Where it is in its life.
+    /// The sandbox's state.
     pub state: SandboxState,
-    /// Why it is `failed`, or `deleting` by a rule of its lifetime.
+    /// Why it is `failed`, or which rule deletes it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// What it was made from.
+    /// The template that it was made from.
     pub template: String,
-    /// Which version of that. It stays the same when the template changes.
+    /// Version of that template. It stays the same when the template changes.
     #[serde(default)]
     pub template_version: u32,
     /// The image that it was made from.
     pub image: String,
-    /// What was asked for, where that is an alias of it.
+    /// The requested image, if that is an alias.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub image_alias: Option<String>,
-    /// Just which image, once it is known; not there for `host`.
+    /// The image's digest, once known; absent for `host`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub image_digest: Option<String>,
-    /// What it may use.
+    /// Limits.
     pub limits: SandboxLimits,
     /// Volumes that it mounts.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub mounts: Vec<VolumeMount>,
-    /// Added to the environment of every command.
+    /// Variables for every command.
     pub env: BTreeMap<String, String>,
-    /// What it can be found by.
+    /// Labels.
     #[serde(default)]
     pub labels: BTreeMap<String, String>,
-    /// How long it lives. Empty: until it is deleted.
+    /// Lifetime rules. If empty, the sandbox lives until it is deleted.
     #[serde(default)]
     pub lifetime: Vec<KeptRule>,
-    /// The pool where it stood ready, as that was called when it was claimed; not there where it was made when it was asked for.
+    /// The pool that it was claimed from, by the pool's name at that time; absent if it was created on request.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub claimed_from: Option<String>,
-    /// When it was asked for.
+    /// When it was requested.
     pub created_at: String,
 }
 
-/// Where a sandbox is in its life.
+/// State of a sandbox.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum SandboxState {
-    /// Being made.
+    /// It is being created.
     Creating,
-    /// Takes commands.
+    /// It accepts commands.
     Running,
-    /// Kept, and not running.
+    /// It is kept, but not running.
     Paused,
-    /// Going.
+    /// It is being deleted.
     Deleting,
-    /// Broken; `reason` says why. It can be deleted.
+    /// It failed; `reason` says why. It can be deleted.
     Failed,
 }
 
-/// What a sandbox may use.
+/// Limits of a sandbox.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct SandboxLimits {
     /// Thousandths of a processor.
     pub cpu_millis: u32,
-    /// Memory with page cache and tmpfs.
+    /// Memory, including page cache and tmpfs.
     pub memory_bytes: u64,
     /// Processes and threads.
     pub pids: u32,
-    /// What its own files may take on disk; not there where nothing limits them.
+    /// Disk limit for its own files; absent if nothing limits them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub disk_bytes: Option<u64>,
 }
@@ -190,38 +192,38 @@ pub struct SandboxLimits {
 pub struct SandboxPage {
     /// The sandboxes of this page.
     pub sandboxes: Vec<Sandbox>,
-    /// Give it as `cursor` for the next page; absent on the last.
+    /// Pass it as `cursor` to get the next page; absent on the last page.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub next_cursor: Option<String>,
 }
 
 /// `POST /v1/sandboxes/{id}/commands`, and the first message of a command's WebSocket.
-/// One of `argv` and `script` is given at most; without either, the image's own entrypoint runs.
+/// Give at most one of `argv` and `script`; without either, the image's entrypoint runs.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct RunCommand {
-    /// Chosen by the caller, so that asking twice starts once.
+    /// Chosen by the caller, so that a retry does not start the command twice.
     #[schema(value_type = Option<String>)]
     pub id: Option<CommandId>,
     /// A program and its arguments.
     pub argv: Option<Vec<String>>,
-    /// A script for the shell, of up to 16 MiB.
+    /// A shell script of up to 16 MiB.
     pub script: Option<String>,
-    /// Added to the sandbox's environment.
+    /// Variables, added to the sandbox's environment.
     pub env: BTreeMap<String, String>,
-    /// An absolute path that exists; the image's if left out, or `/workspace`.
+    /// An existing absolute path. Default: the image's, otherwise `/workspace`.
     pub cwd: Option<String>,
-    /// A name or number in the sandbox, optionally with `:group`; the image's if left out, or root.
+    /// A user name or number in the sandbox, optionally with `:group`. Default: the image's, otherwise root.
     pub user: Option<String>,
-    /// Whether stdin will be written to. If not, it is at its end from the start.
+    /// Whether stdin will be written to. If not, stdin is empty.
     pub stdin: bool,
-    /// A terminal in place of pipes.
+    /// A terminal instead of pipes.
     pub terminal: Option<TerminalSize>,
-    /// Ends the command's whole tree after so long; 0 or left out: never.
+    /// Ends the command's whole process tree after this long; 0 or left out: never.
     pub timeout_seconds: Option<f64>,
-    /// Ends it after so long without output; 0 or left out: never.
+    /// Ends it after this long without output; 0 or left out: never.
     pub idle_timeout_seconds: Option<f64>,
-    /// `POST` only: whether the answer waits for the result; `true` if left out.
+    /// `POST` only: whether to wait for the result. Default: `true`.
     pub wait: Option<bool>,
 }
 
@@ -244,38 +246,38 @@ pub struct Command {
     /// Its sandbox.
     #[schema(value_type = String)]
     pub sandbox_id: SandboxId,
-    /// Where it is in its life.
+    /// State of the command.
     pub state: CommandState,
-    /// Its process, in the sandbox's own numbers, once it has one.
+    /// Its process id inside the sandbox, once it has one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pid: Option<u32>,
-    /// The program and its arguments, where that was asked for.
+    /// The program and its arguments, if the request gave them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub argv: Option<Vec<String>>,
-    /// The start of the script, where that was asked for.
+    /// The beginning of the script, if the request gave one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub script: Option<String>,
-    /// Whether `argv` or `script` is longer than what is shown here.
+    /// Whether `argv` or `script` is longer than shown here.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub request_cut: bool,
-    /// Whether it has a terminal in place of pipes.
+    /// Whether it has a terminal instead of pipes.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub terminal: bool,
     /// How it ended, once it has.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub result: Option<CommandResult>,
-    /// What is kept of stdout.
+    /// The range of stdout that is stored.
     pub stdout: Kept,
-    /// What is kept of stderr.
+    /// The range of stderr that is stored.
     pub stderr: Kept,
-    /// When it was asked for.
+    /// When it was requested.
     pub created_at: String,
     /// When its result was known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ended_at: Option<String>,
 }
 
-/// What is kept of a stream: bytes from `start` up to `end`. What lies before `start` fell off the front.
+/// The range of a stream that is stored: bytes from `start` up to `end`. Bytes before `start` were dropped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Kept {
     /// The first offset that can still be read.
@@ -284,15 +286,15 @@ pub struct Kept {
     pub end: u64,
 }
 
-/// Where a command is in its life.
+/// State of a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum CommandState {
-    /// Asked for, not yet running.
+    /// Requested, not running yet.
     Starting,
-    /// Runs.
+    /// Running.
     Running,
-    /// Over; `result` says how.
+    /// Ended; `result` says how.
     Ended,
 }
 
@@ -301,14 +303,14 @@ pub enum CommandState {
 pub struct CommandResult {
     /// What happened.
     pub outcome: Outcome,
-    /// What a shell would report: the code, 128 + the signal, 127 where the program was not found, 126 where it could
-    /// not be executed. Absent where there is no honest number.
+    /// What a shell would report: the exit code, 128 + the signal, 127 if the program was not found, 126 if it could
+    /// not be executed. Absent if none of these applies.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub exit_code: Option<i32>,
     /// The signal that ended it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub signal: Option<i32>,
-    /// A sentence, where the outcome needs one.
+    /// A sentence, if the outcome needs one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
 }
@@ -317,22 +319,23 @@ pub struct CommandResult {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Outcome {
-    /// It exited by itself.
+    /// It exited on its own.
     Exited,
     /// A signal ended it that Shoal did not send.
     Signaled,
-    /// Its timeout struck.
+    /// It ran longer than its timeout.
     TimedOut,
-    /// It was silent for longer than its idle timeout.
+    /// It produced no output for longer than its idle timeout.
     IdleTimedOut,
-    /// `kill` was asked for.
+    /// A caller killed it.
     Killed,
-    /// The sandbox's memory ran out while it ran, and it was killed. The kernel counts this per sandbox: of several commands
-    /// at once, one that was killed by other means may be taken for one whose child ran out of memory at that time.
+    /// The sandbox's memory ran out while it ran, and it was killed. The kernel counts this per sandbox: if several
+    /// commands run at once, a command that was killed in another way may be reported as one whose child ran out of
+    /// memory at that time.
     OutOfMemory,
     /// It never ran; `message` says why.
     FailedToStart,
-    /// The sandbox ended under it.
+    /// The sandbox ended while the command ran.
     SandboxGone,
 }
 
@@ -342,21 +345,21 @@ pub struct FinishedCommand {
     /// The command.
     #[serde(flatten)]
     pub command: Command,
-    /// Its output, where it is valid UTF-8.
+    /// Its stdout, if it is valid UTF-8.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stdout_text: Option<String>,
-    /// Its output in base64, where it is not valid UTF-8.
+    /// Its stdout in base64, if it is not valid UTF-8.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stdout_base64: Option<String>,
-    /// As with stdout.
+    /// As for stdout.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stderr_text: Option<String>,
-    /// As with stdout.
+    /// As for stdout.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stderr_base64: Option<String>,
-    /// Whether output was left out of this answer because it is longer than an answer may be. The rest can be streamed.
+    /// Whether output was left out because it is longer than a response may be. The rest can be streamed.
     pub stdout_cut: bool,
-    /// As with stdout.
+    /// As for stdout.
     pub stderr_cut: bool,
 }
 
@@ -365,7 +368,7 @@ pub struct FinishedCommand {
 pub struct CommandPage {
     /// The commands of this page.
     pub commands: Vec<Command>,
-    /// Give it as `cursor` for the next page; absent on the last.
+    /// Pass it as `cursor` to get the next page; absent on the last page.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub next_cursor: Option<String>,
 }
@@ -381,53 +384,53 @@ pub struct SignalCommand {
 /// `POST /v1/sandboxes/{id}/commands/{command}/stdin`
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct StdinWritten {
-    /// How many bytes of stdin there are in all, with those just written.
+    /// Total number of stdin bytes, including those just written.
     pub offset: u64,
 }
 
-/// What the server says on a command's WebSocket in text messages, and as server-sent events.
+/// What the server sends on a command's WebSocket in text messages, and as server-sent events.
 ///
-/// Output is in binary messages: one byte for the stream (1 stdout, 2 stderr), the offset as eight bytes in little
-/// endian, then at most 64 KiB of the stream. In server-sent events it is `output`.
+/// Output is sent in binary messages: one byte for the stream (1 stdout, 2 stderr), the offset as eight bytes in
+/// little endian, then at most 64 KiB of the stream. In server-sent events it is `output`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum CommandEvent {
-    /// First on every connection, and again when the command gets its pid.
+    /// First on every connection, and again when the command gets its process id.
     Command(Box<Command>),
     /// Server-sent events only: bytes of a stream.
     Output {
         /// `stdout` or `stderr`.
         stream: OutputStream,
-        /// Where they begin.
+        /// Offset of the bytes.
         offset: u64,
-        /// The bytes, where they are valid UTF-8.
+        /// The bytes, if they are valid UTF-8.
         #[serde(skip_serializing_if = "Option::is_none")]
         text: Option<String>,
-        /// The bytes in base64, where they are not.
+        /// The bytes in base64, if they are not.
         #[serde(skip_serializing_if = "Option::is_none")]
         base64: Option<String>,
     },
-    /// The bytes up to `to` are no longer kept; output goes on there.
+    /// The bytes up to `to` are no longer stored; output continues there.
     Lost {
         /// `stdout` or `stderr`.
         stream: OutputStream,
-        /// The offset that was asked for.
+        /// The requested offset.
         from: u64,
-        /// The first that is kept.
+        /// The first offset that is stored.
         to: u64,
     },
-    /// WebSocket only: stdin up to `offset` was taken over.
+    /// WebSocket only: stdin up to `offset` was accepted.
     StdinAck {
-        /// How many bytes in all.
+        /// Total number of bytes.
         offset: u64,
     },
-    /// The command is over and all its output was sent. The last event.
+    /// The command has ended and all its output was sent. The last event.
     Ended(Box<Command>),
-    /// Something that the client sent was refused; the stream goes on.
+    /// A message of the client was rejected; the stream continues.
     Refused(ErrorBody),
 }
 
-/// A stream that comes out of a command.
+/// An output stream of a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum OutputStream {
@@ -437,20 +440,20 @@ pub enum OutputStream {
     Stderr,
 }
 
-/// What a client says on a command's WebSocket in text messages. Stdin goes in binary messages, as it is.
+/// What a client sends on a command's WebSocket in text messages. Stdin is sent in binary messages, unchanged.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
 pub enum CommandWish {
     /// First on `/v1/sandboxes/{id}/commands/stream`: what to run.
     Start(Box<RunCommand>),
-    /// No more stdin.
+    /// End of stdin.
     StdinEnd,
     /// A signal for the command's process group.
     Signal {
         /// A name such as `SIGINT` or `INT`, or a number as text.
         signal: String,
     },
-    /// The end of the command's whole tree.
+    /// End the command's whole process tree.
     Kill,
     /// The terminal has a new size.
     Resize {
@@ -461,13 +464,13 @@ pub enum CommandWish {
     },
 }
 
-/// What happens to sandboxes, their commands and templates: `GET /v1/events`.
+/// Events of sandboxes, their commands and templates: `GET /v1/events`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum SandboxEvent {
-    /// First on every connection: what comes after happens from now on, or after the event that was named.
+    /// First on every connection: later events happened from now on, or after the event that the request named.
     Ready,
-    /// Events were missed: too many came, or the daemon was started anew. What follows happens from now on.
+    /// Events were missed: there were too many, or the daemon was restarted. Later events happened from now on.
     Missed,
     /// A sandbox has a new state or a new name.
     Sandbox {
@@ -480,21 +483,21 @@ pub enum SandboxEvent {
         name: String,
         /// Its state.
         state: SandboxState,
-        /// Why it is `failed`, or `deleting` by a rule of its lifetime. Long reasons are cut here.
+        /// Why it is `failed`, or which rule deletes it. Long reasons are shortened here.
         #[serde(skip_serializing_if = "Option::is_none")]
         reason: Option<String>,
     },
-    /// Nothing of a sandbox is left.
+    /// A sandbox was deleted completely.
     Deleted {
         /// When.
         at: String,
         /// Which.
         #[schema(value_type = String)]
         sandbox_id: SandboxId,
-        /// The name it had.
+        /// Its last name.
         name: String,
     },
-    /// A command runs.
+    /// A command started.
     CommandStarted {
         /// When.
         at: String,
@@ -504,10 +507,10 @@ pub enum SandboxEvent {
         /// Which.
         #[schema(value_type = String)]
         command_id: CommandId,
-        /// Its process, in the sandbox's own numbers.
+        /// Its process id inside the sandbox.
         pid: u32,
     },
-    /// A command has its result.
+    /// A command ended.
     CommandEnded {
         /// When.
         at: String,
@@ -528,17 +531,17 @@ pub enum SandboxEvent {
         name: String,
         /// Its newest version.
         version: u32,
-        /// How far that is.
+        /// State of that version.
         state: TemplateState,
-        /// Why it is `failed`. Long reasons are cut here.
+        /// Why it is `failed`. Long reasons are shortened here.
         #[serde(skip_serializing_if = "Option::is_none")]
         reason: Option<String>,
     },
-    /// A template is gone.
+    /// A template was deleted.
     TemplateDeleted {
         /// When.
         at: String,
-        /// The name it had.
+        /// Its last name.
         name: String,
     },
 }
@@ -546,9 +549,9 @@ pub enum SandboxEvent {
 /// `GET /v1/version`
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Version {
-    /// Of the program.
+    /// Version of the program.
     pub version: String,
-    /// Of the native API.
+    /// Version of the native API.
     pub api: String,
 }
 
@@ -563,28 +566,28 @@ pub struct Health {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct CreateKey {
-    /// Whose sandboxes it opens. Letters, digits, `-`, `_` and `.`.
+    /// Owner whose sandboxes the key opens. Letters, digits, `-`, `_` and `.`.
     pub owner: String,
-    /// Whether it opens `/metrics` and nothing else: for whatever collects them.
+    /// Whether the key opens `/metrics` only: for metrics collectors.
     pub metrics_only: bool,
-    /// At most so many sandboxes at once.
+    /// Most sandboxes at once.
     pub sandboxes_max: Option<u32>,
-    /// At most so much cpu in all, as `"4"`.
+    /// Most cpu in total, as `"4"`.
     pub cpu_max: Option<String>,
-    /// At most so much memory in all, as `"8Gi"`.
+    /// Most memory in total, as `"8Gi"`.
     pub memory_max: Option<String>,
 }
 
 /// A key, without its secret.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Key {
-    /// Names it, and is not secret.
+    /// Identifies the key; not secret.
     pub id: String,
-    /// Whose sandboxes it opens.
+    /// Owner whose sandboxes the key opens.
     pub owner: String,
     /// Whether it may manage keys.
     pub admin: bool,
-    /// Whether it opens `/metrics` and nothing else.
+    /// Whether the key opens `/metrics` only.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub metrics_only: bool,
     /// As in [`CreateKey`].
@@ -596,17 +599,17 @@ pub struct Key {
     /// Bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory_bytes_max: Option<u64>,
-    /// When it was made.
+    /// When the key was created.
     pub created_at: String,
 }
 
-/// The answer to `POST /v1/keys`: the only time that the secret is shown.
+/// Response to `POST /v1/keys`: the only time that the secret is shown.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct CreatedKey {
     /// The key.
     #[serde(flatten)]
     pub key: Key,
-    /// What to put into `SHOAL_API_KEY`.
+    /// The value for `SHOAL_API_KEY`.
     pub secret: String,
 }
 

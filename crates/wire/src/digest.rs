@@ -1,31 +1,31 @@
-//! What bytes are called after their contents.
+//! Digests: names of bytes by their contents.
 
 use std::fmt;
 use std::str::FromStr;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
-/// A SHA-256 of something. Written `sha256:` and 64 digits; every name on disk that comes from it is made of the digits alone.
+/// A SHA-256, written as `sha256:` and 64 hexadecimal digits. Names on disk use the digits alone.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Digest([u8; 32]);
 
 impl Digest {
-    /// Of bytes that were hashed by whoever calls this.
+    /// From bytes that the caller has hashed.
     pub const fn from_bytes(bytes: [u8; 32]) -> Self {
         Self(bytes)
     }
 
-    /// As the hash function gave it.
+    /// The raw bytes of the hash.
     pub fn as_bytes(&self) -> &[u8; 32] {
         &self.0
     }
 
-    /// The digits alone: a file name.
+    /// The digits alone, as used in file names.
     pub fn hex(&self) -> String {
         self.0.iter().map(|byte| format!("{byte:02x}")).collect()
     }
 
-    /// Reads what [`Self::hex`] wrote.
+    /// Parses the output of [`Self::hex`].
     pub fn from_hex(text: &str) -> Option<Self> {
         let digits = text.as_bytes();
         if digits.len() != 64 {
@@ -58,7 +58,7 @@ impl fmt::Debug for Digest {
 
 /// Why a text is not a digest.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("a digest is `sha256:` and 64 of the characters 0-9 a-f")]
+#[error("a digest must be `sha256:` followed by 64 of the characters 0-9 a-f")]
 pub struct BadDigest;
 
 impl FromStr for Digest {

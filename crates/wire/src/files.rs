@@ -1,123 +1,123 @@
-//! File operations: what the daemon asks init to do to files, and what comes back.
+//! File operations: what the daemon asks init to do with files, and what init returns.
 //!
-//! An operation travels as [`crate::guest::Program::Files`] and has the streams of a command, so that flow control, kill and
-//! deadlines are those of commands:
+//! An operation travels as [`crate::guest::Program::Files`] and has the streams of a command, so that flow control,
+//! kill and deadlines work as for commands:
 //!
 //! ```text
-//! stdin    upload bytes, then one byte COMMIT: an end without it is an upload that was broken off
+//! stdin    upload bytes, then one byte COMMIT: an end without it means that the upload was aborted
 //! stdout   Read: a record with Opened, then bytes.  Pack: bytes.  List, Glob, Grep, Watch: records
 //! stderr   the result, once, at the end: Result<FileDone, FileError> in postcard
 //! ```
 //!
-//! A record is its length (u32, little endian) and that much postcard. Both enums only grow, at their ends. Paths and names
-//! are bytes: a guest may call a file whatever its kernel allows.
+//! A record is its length (u32, little endian) and that many bytes of postcard. Both enums only grow, at their ends.
+//! Paths and names are bytes, since the kernel of a guest allows any.
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-/// The oldest version that knows `Program::Files`.
+/// The oldest protocol version with `Program::Files`.
 pub const VERSION_WITH_FILES: u32 = 2;
-/// The oldest version that knows [`FileOp::Edit`] and [`FileOp::GrepWith`].
+/// The oldest protocol version with [`FileOp::Edit`] and [`FileOp::GrepWith`].
 pub const VERSION_WITH_EDIT: u32 = 3;
 
-/// The kernel's PATH_MAX without the NUL: a longer path cannot be said to it at once.
+/// The kernel's PATH_MAX without the NUL: system calls reject longer paths.
 pub const PATH_MAX: usize = 4095;
-/// One record at most: a path, a target and a line of a match, with room to spare.
+/// The largest record: a path, a link target and a matching line, with room to spare.
 pub const RECORD_MAX: usize = 64 * 1024;
-/// The result at most.
+/// The largest result.
 pub const RESULT_MAX: usize = 32 * 1024;
-/// The last byte of an upload that is whole.
+/// The last byte of a complete upload.
 pub const COMMIT: u8 = 1;
-/// What is said of a line in which something was found, at most.
+/// The most that is returned of a matching line.
 pub const MATCH_TEXT_MAX: usize = 2048;
-/// Entries of one page of a listing at most.
+/// The most entries in one page of a listing.
 pub const LIST_MAX: u32 = 1000;
-/// A file that is edited, before and after, at most: both are held in memory at once.
+/// The largest file that can be edited, before and after the edit: init holds both in memory at once.
 pub const EDIT_FILE_MAX: u64 = 16 * 1024 * 1024;
-/// What is looked for in an edit, and what takes its place, at most: each travels in the message that starts it.
+/// The longest text to find and the longest replacement in an edit: both travel in the message that starts it.
 pub const EDIT_TEXT_MAX: usize = 1024 * 1024;
 
-/// What to do.
+/// The operations.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum FileOp {
-    /// The bytes of a regular file, as many as it had when it was opened.
+    /// Reads a regular file, as many bytes as it had when it was opened.
     Read {
-        /// Absolute.
+        /// Absolute path.
         path: Vec<u8>,
-        /// Which of them.
+        /// The range to read.
         range: ByteRange,
     },
-    /// Puts a file in the place of whatever regular file was there, whole or not at all.
+    /// Writes a file, replacing an existing regular file, completely or not at all.
     Write(WriteOptions),
-    /// What there is.
+    /// Returns metadata.
     Stat {
-        /// Absolute.
+        /// Absolute path.
         path: Vec<u8>,
-        /// Whether a link at the end is followed.
+        /// Whether to follow a link at the end of the path.
         links: Links,
     },
-    /// The entries of a directory, by name, from after one on.
+    /// Lists a directory by name, starting after a given name.
     List {
-        /// Absolute.
+        /// Absolute path.
         path: Vec<u8>,
-        /// The last name of the page before; empty for the first.
+        /// The last name of the previous page; empty for the first page.
         after: Vec<u8>,
         /// At most [`LIST_MAX`].
         limit: u32,
     },
-    /// Makes a directory.
+    /// Creates a directory.
     MakeDirectory {
-        /// Absolute.
+        /// Absolute path.
         path: Vec<u8>,
-        /// Makes what leads to it too; then it may exist already.
+        /// Also creates missing parents, and accepts an existing directory.
         parents: bool,
-        /// Its permissions; 0755 if left out.
+        /// Permissions; 0755 by default.
         mode: Option<u32>,
     },
-    /// Gives something another name, on another file system by copying it.
+    /// Renames something; copies and removes it if the target is on another file system.
     Move(Relocate),
     /// Copies a file, a link or a tree.
     Copy(Relocate),
-    /// Removes something. Links are removed, not what they lead to.
+    /// Removes something. Links are removed, not their targets.
     Remove {
-        /// Absolute.
+        /// Absolute path.
         path: Vec<u8>,
-        /// A directory with everything in it, however deep.
+        /// Removes a directory with everything in it, however deep.
         recursive: bool,
-        /// What must be true of it.
+        /// The condition that the file must meet.
         condition: Condition,
     },
-    /// Paths below a directory that match a pattern.
+    /// Finds paths below a directory that match a pattern.
     Glob {
-        /// Absolute.
+        /// Absolute path.
         root: Vec<u8>,
-        /// Relative to the root. `*`, `?`, `[a-z]`, `{a,b}`, and `**` for any directories.
+        /// Relative to the root. `*`, `?`, `[a-z]`, `{a,b}`, and `**` for any number of directories.
         pattern: Vec<u8>,
         /// Where to stop.
         limits: SearchLimits,
     },
-    /// Lines of files below a directory, or of one file, that match a pattern.
+    /// Finds lines that match a pattern, in one file or in all files below a directory.
     Grep(Grep),
-    /// Says what happens to a file, or below a directory, until it is ended.
+    /// Reports changes of a file, or below a directory, until the operation is ended.
     Watch {
-        /// Absolute.
+        /// Absolute path.
         path: Vec<u8>,
-        /// Directories below it too, and those that come to be.
+        /// Also watches directories below it, including new ones.
         recursive: bool,
     },
-    /// A directory, or one file, as a tar stream.
+    /// Sends a directory, or one file, as a tar stream.
     Pack {
-        /// Absolute.
+        /// Absolute path.
         path: Vec<u8>,
     },
-    /// Unpacks a tar stream, without trust in it, into a directory that is made where it is missing.
+    /// Unpacks an untrusted tar stream into a directory, which is created if missing.
     Unpack {
-        /// Absolute.
+        /// Absolute path.
         path: Vec<u8>,
     },
     /// Replaces text in a file. Since version 3.
     Edit(Edit),
-    /// As `Grep`, with more to say. Since version 3.
+    /// `Grep` with more options. Since version 3.
     GrepWith(GrepWith),
 }
 
@@ -127,7 +127,7 @@ impl FileOp {
         matches!(self, Self::Write(_) | Self::Unpack { .. })
     }
 
-    /// The oldest version of [`crate::guest`] that knows it.
+    /// The oldest version of [`crate::guest`] that knows this operation.
     pub fn since(&self) -> u32 {
         match self {
             Self::Edit(_) | Self::GrepWith(_) => VERSION_WITH_EDIT,
@@ -148,232 +148,234 @@ impl FileOp {
     }
 }
 
-/// Which bytes of a file.
+/// A range of bytes of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ByteRange {
-    /// All of them.
+    /// The whole file.
     Whole,
-    /// From `start`, and no further than `end`, which is not included.
+    /// From `start` up to `end`, which is excluded.
     Span {
-        /// The first.
+        /// The first byte.
         start: u64,
-        /// The one after the last; `None`: to the end.
+        /// The byte after the last; `None` means the end of the file.
         end: Option<u64>,
     },
-    /// The last so many.
+    /// The last bytes of the file, this many.
     Last(u64),
 }
 
-/// Whether a link at the end of a path is followed.
+/// Whether to follow a link at the end of a path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Links {
-    /// What it leads to.
+    /// Follow it.
     Follow,
-    /// The link itself.
+    /// Use the link itself.
     Keep,
 }
 
 /// How to write a file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WriteOptions {
-    /// Absolute. A link at its end is followed, also to a file that is yet to be.
+    /// Absolute path. A link at its end is followed, even if its target does not exist yet.
     pub path: Vec<u8>,
-    /// Permissions. `None`: those of the file that was there, else 0644.
+    /// Permissions. `None`: those of the existing file, otherwise 0644.
     pub mode: Option<u32>,
-    /// Makes missing directories on the way.
+    /// Creates missing parent directories.
     pub parents: bool,
-    /// How long it will be, where that is known: space is taken at once, and another length is an error.
+    /// The length, if known: init reserves the space at once, and any other length is an error.
     pub size: Option<u64>,
-    /// What must be true of the file that is there.
+    /// The condition that the existing file must meet.
     pub condition: Condition,
 }
 
-/// What must be true of a file for something to be done to it.
+/// A condition that a file must meet before an operation changes it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Condition {
-    /// Nothing.
+    /// No condition.
     None,
-    /// There is no such file.
+    /// The file must not exist.
     Absent,
-    /// There is one.
+    /// The file must exist.
     Present,
-    /// It is one of these versions.
+    /// The file must have one of these versions.
     Is(Vec<FileVersion>),
 }
 
-/// Tells one content of a file from another.
+/// Identifies one content of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileVersion {
-    /// Of its inode.
+    /// Inode number.
     pub inode: u64,
-    /// When it was last written to.
+    /// When the file was last written to.
     pub modified: Timestamp,
-    /// Its length.
+    /// Length.
     pub size: u64,
 }
 
 /// A time in the guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Timestamp {
-    /// Since 1970.
+    /// Seconds since 1970.
     pub seconds: i64,
-    /// Less than a second.
+    /// Nanoseconds within the second.
     pub nanoseconds: u32,
 }
 
-/// From where to where.
+/// Source and target of a move or copy.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Relocate {
-    /// Absolute. A link at its end is meant itself.
+    /// Absolute path. A link at its end is not followed.
     pub from: Vec<u8>,
-    /// Absolute, the new name itself and not a directory to put it in.
+    /// Absolute path: the new name itself, not a directory to put it in.
     pub to: Vec<u8>,
-    /// Whether a file that is there gives way. A directory that is not empty never does.
+    /// Whether to replace an existing file. A directory that is not empty is never replaced.
     pub overwrite: bool,
-    /// Makes missing directories on the way to it.
+    /// Creates missing parent directories of the target.
     pub parents: bool,
-    /// `Copy`: directories with everything in them.
+    /// `Copy`: copies directories with everything in them.
     pub recursive: bool,
 }
 
-/// Where a search stops. What was cut is said in its result.
+/// Limits of a search. The result says which limit ended the search.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SearchLimits {
-    /// Matches that are told.
+    /// Matches to return.
     pub matches: u32,
-    /// Entries of directories that are looked at.
+    /// Directory entries to examine.
     pub entries: u64,
-    /// Bytes of files that are read.
+    /// Bytes to read from files.
     pub bytes: u64,
-    /// How long it takes.
+    /// Time.
     pub milliseconds: u64,
-    /// Whether names that begin with a dot are looked at where the pattern does not name the dot.
+    /// Whether to include hidden names (with a leading dot) that the pattern does not name with their dot.
     pub hidden: bool,
 }
 
-/// What to look for in files.
+/// What to search for in files.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Grep {
-    /// Absolute: a directory, or one file.
+    /// Absolute path of a directory or a file.
     pub root: Vec<u8>,
-    /// What to find.
+    /// The pattern.
     pub pattern: String,
     /// Whether the pattern is a regular expression.
     pub regex: bool,
-    /// Whether `a` also finds `A`.
+    /// Whether to ignore case.
     pub ignore_case: bool,
-    /// Only files that match one of these; a pattern without a slash is matched against the name alone.
+    /// Only files that match one of these globs; a glob without a slash is matched against the file name alone.
     pub include: Vec<Vec<u8>>,
     /// Where to stop.
     pub limits: SearchLimits,
 }
 
-/// What to look for in files, where not, and how lines are told.
+/// What to search for in files, what to skip, and how to return lines.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GrepWith {
-    /// What.
+    /// The search.
     pub grep: Grep,
-    /// Directories that are not entered: those whose name, without the way to it, matches one of these.
+    /// Directories to skip: those whose name, without its parents, matches one of these.
     pub exclude_directories: Vec<Vec<u8>>,
-    /// Whether the CR at the end of a line is told with it.
+    /// Whether lines are returned with the CR at their end.
     pub carriage_returns: bool,
 }
 
-/// What to replace in a file.
+/// An edit of a file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Edit {
-    /// Absolute. A link at its end is followed. There must be a regular file of UTF-8 text of at most [`EDIT_FILE_MAX`].
+    /// Absolute path. A link at its end is followed. The file must be a regular file of UTF-8 text of at most
+    /// [`EDIT_FILE_MAX`].
     pub path: Vec<u8>,
-    /// What to find, at most [`EDIT_TEXT_MAX`], and not nothing. Matches do not overlap, and are counted from the front.
+    /// The text to find, 1 byte to [`EDIT_TEXT_MAX`]. Matches do not overlap and are counted from the start.
     pub old: String,
-    /// What takes its place, at most [`EDIT_TEXT_MAX`].
+    /// The replacement, at most [`EDIT_TEXT_MAX`].
     pub new: String,
-    /// Every match. If not, there must be one and no more.
+    /// Replaces every match. If false, the text must occur exactly once.
     pub all: bool,
-    /// How the ends of lines in both texts are taken.
+    /// How line endings in both texts are matched.
     pub line_ends: LineEnds,
-    /// What must be true of the file that is there.
+    /// The condition that the existing file must meet.
     pub condition: Condition,
 }
 
-/// How the ends of lines in a text stand to those of a file.
+/// How line endings in a text match those of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum LineEnds {
-    /// As they are.
+    /// Exactly.
     Exact,
-    /// As they are; if there is no such text in the file, all as CR LF; if there is none either, all as LF.
+    /// Exactly; if the text does not occur, with CR LF; if it still does not occur, with LF.
     Adapted,
 }
 
-/// What came of it.
+/// Result of an operation.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum FileDone {
-    /// Nothing more to say.
+    /// Success, without details.
     Done,
     /// `Stat`
     Stat(FileStat),
-    /// `Read`, `Pack`: all was sent.
+    /// `Read`, `Pack`: everything was sent.
     Sent {
-        /// Without the record at the front.
+        /// Bytes sent, without the record at the front.
         bytes: u64,
-        /// Entries that a tar stream does not hold: sockets, devices, what vanished.
+        /// Entries that a tar stream cannot hold: sockets, devices, files that vanished.
         skipped: u64,
     },
     /// `Write`
     Written {
-        /// The file as it is now.
+        /// The file after the write.
         stat: FileStat,
-        /// Whether there was none before.
+        /// Whether the file is new.
         created: bool,
     },
     /// `List`
     Listed {
-        /// Whether there are names after the last one sent.
+        /// Whether there are more names after the last one sent.
         more: bool,
     },
     /// `Glob`, `Grep`
     Searched {
-        /// Entries looked at.
+        /// Entries examined.
         entries: u64,
         /// Bytes read.
         bytes: u64,
-        /// What could not be looked into: no right to, too deep, binary.
+        /// Entries skipped: not permitted, nested too deep, binary.
         skipped: u64,
-        /// Why it stopped before the end.
+        /// The limit that ended the search early.
         cut: Option<Cut>,
     },
     /// `Copy`, `Unpack`
     Made {
         /// Files, links and directories.
         entries: u64,
-        /// What the files hold.
+        /// Total size of the files.
         bytes: u64,
-        /// What was left out: sockets, devices.
+        /// Entries left out: sockets, devices.
         skipped: u64,
     },
     /// `Edit`
     Edited {
-        /// The file as it is now.
+        /// The file after the edit.
         stat: FileStat,
-        /// In how many places.
+        /// Number of replaced matches.
         replaced: u64,
     },
     /// `GrepWith`: as `Searched`.
     Grepped {
-        /// Entries looked at.
+        /// Entries examined.
         entries: u64,
         /// Bytes read.
         bytes: u64,
-        /// What could not be looked into.
+        /// Entries skipped.
         skipped: u64,
-        /// Why it stopped before the end.
+        /// The limit that ended the search early.
         cut: Option<Cut>,
-        /// How many of the skipped were text at their front and binary further on: lines before that may have been told.
+        /// Number of skipped files that begin as text and turn out to be binary later: lines before that point may
+        /// have been returned.
         mixed: u64,
     },
 }
 
-/// Which limit ended a search.
+/// A limit that ends a search.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Cut {
     /// [`SearchLimits::matches`]
@@ -386,31 +388,31 @@ pub enum Cut {
     Time,
 }
 
-/// What a file is.
+/// Metadata of a file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileStat {
-    /// Of which kind.
+    /// Kind.
     pub kind: FileKind,
-    /// In bytes.
+    /// Size in bytes.
     pub size: u64,
     /// Permissions, with setuid, setgid and sticky.
     pub mode: u32,
-    /// Owner, in the guest's numbers.
+    /// Owner id inside the guest.
     pub uid: u32,
-    /// Group, in the guest's numbers.
+    /// Group id inside the guest.
     pub gid: u32,
-    /// Of its inode.
+    /// Inode number.
     pub inode: u64,
-    /// How many names it has.
+    /// Number of hard links.
     pub links: u64,
-    /// When it was last written to.
+    /// When the file was last written to.
     pub modified: Timestamp,
-    /// Where a symbolic link leads.
+    /// Target of a symbolic link.
     pub target: Option<Vec<u8>>,
 }
 
 impl FileStat {
-    /// Tells this content from another.
+    /// Identifies this content of the file.
     pub fn version(&self) -> FileVersion {
         FileVersion { inode: self.inode, modified: self.modified, size: self.size }
     }
@@ -431,76 +433,77 @@ pub enum FileKind {
     Socket,
     /// A character or block device.
     Device,
-    /// Something that this version does not know.
+    /// A kind that this version does not know.
     Unknown,
 }
 
-/// The first record of `Read`: what was opened, and which of its bytes follow.
+/// The first record of `Read`: which file was opened, and which of its bytes follow.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Opened {
     /// The file.
     pub stat: FileStat,
-    /// The first byte that follows.
+    /// Offset of the first byte that follows.
     pub start: u64,
-    /// How many follow. `None`: the kernel does not tell the length of this file (`/proc`), it is read to its end.
+    /// How many bytes follow. `None`: the kernel does not report the length of this file (`/proc`), so init reads to
+    /// its end.
     pub length: Option<u64>,
 }
 
 /// A record of `List` (with a name) and `Glob` (with a path relative to the root).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileEntry {
-    /// Its name or path.
+    /// Name or path.
     pub name: Vec<u8>,
-    /// What it is. Links are not followed.
+    /// Metadata. Links are not followed.
     pub stat: FileStat,
 }
 
 /// A record of `Grep`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GrepMatch {
-    /// Absolute.
+    /// Absolute path.
     pub path: Vec<u8>,
-    /// Counted from 1.
+    /// Line number, from 1.
     pub line: u64,
-    /// Where in the line the match begins, in bytes from 0.
+    /// Offset of the match in the line, in bytes from 0.
     pub column: u64,
-    /// The line, without its end.
+    /// The line, without its line ending.
     pub text: Vec<u8>,
-    /// Where in the line the text begins: not at 0 if the line is long and what comes before was left out.
+    /// Offset in the line at which the text begins: above 0 if the line is long and its start was left out.
     pub text_start: u64,
-    /// Whether the line goes on after the text.
+    /// Whether the line continues after the text.
     pub text_cut: bool,
 }
 
 /// A record of `Watch`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum WatchEvent {
-    /// From here on, everything is told.
+    /// From here on, every change is reported.
     Ready,
-    /// Something happened.
+    /// Something changed.
     Changed {
-        /// What.
+        /// What changed.
         change: Change,
-        /// Absolute.
+        /// Absolute path.
         path: Vec<u8>,
         /// Whether it is a directory.
         directory: bool,
     },
-    /// More happened than could be told.
+    /// More happened than could be reported.
     Overflow,
-    /// A directory is not watched: it is too deep, or there are too many.
+    /// A directory is not watched: it is nested too deep, or there are too many.
     NotWatched {
-        /// Absolute.
+        /// Absolute path.
         path: Vec<u8>,
     },
-    /// What was watched is gone. The last event.
+    /// The watched file or directory is gone. The last event.
     Gone,
 }
 
 /// What happened to a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Change {
-    /// It came to be.
+    /// It was created.
     Created,
     /// It was written to.
     Modified,
@@ -508,23 +511,23 @@ pub enum Change {
     Written,
     /// Permissions, owner or times changed.
     Attributes,
-    /// It is gone.
+    /// It was removed.
     Removed,
-    /// It has another name now, which is told too if it is watched.
+    /// It was renamed away from this path; the new path is reported too if it is watched.
     MovedFrom,
-    /// It had another name.
+    /// It was renamed to this path.
     MovedTo,
 }
 
-/// Why it was not done.
+/// Why an operation failed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[error("`{}` {kind}{}", String::from_utf8_lossy(path), Because(detail))]
 pub struct FileError {
     /// What is wrong.
     pub kind: FileErrorKind,
-    /// With which file.
+    /// The file.
     pub path: Vec<u8>,
-    /// More, for people; empty where there is no more.
+    /// Details for people; may be empty.
     pub detail: String,
 }
 
@@ -536,91 +539,91 @@ impl std::fmt::Display for Because<'_> {
     }
 }
 
-/// What is wrong with a file. The words follow its path.
+/// What is wrong with a file. The message follows the file's path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 pub enum FileErrorKind {
-    /// It does not exist, or something on the way to it does not.
+    /// The file, or a directory on the way to it, does not exist.
     #[error("does not exist")]
     NotFound,
-    /// The user may not.
-    #[error("may not be used so by this user")]
+    /// The user has no permission.
+    #[error("cannot be accessed this way by this user: permission denied")]
     PermissionDenied,
-    /// A file was needed.
+    /// The operation needs a file.
     #[error("is a directory")]
     IsDirectory,
-    /// A directory was needed, here or on the way.
-    #[error("is not a directory, or leads through something that is none")]
+    /// The operation needs a directory, here or on the way.
+    #[error("is not a directory, or a part of the path is not one")]
     NotADirectory,
-    /// It should not.
+    /// The file must not exist.
     #[error("exists already")]
     AlreadyExists,
-    /// Only with `recursive`.
+    /// Removing it needs `recursive`.
     #[error("is a directory that is not empty")]
     DirectoryNotEmpty,
-    /// Relative, with a NUL, too long.
-    #[error("is not a path that can be used")]
+    /// Relative, with a NUL, or too long.
+    #[error("is not a valid path")]
     InvalidPath,
-    /// Links that lead to one another.
+    /// Links that form a loop, or too many of them.
     #[error("leads through too many links")]
     TooManyLinks,
-    /// Of the disk, of the quota, of inodes.
-    #[error("has no space left to be written")]
+    /// On the disk, in the quota, or of inodes.
+    #[error("cannot be written: no space left")]
     NoSpace,
     /// A FIFO, a socket, a device.
     #[error("is not a regular file")]
     NotARegularFile,
-    /// It became shorter while it was read.
+    /// The file became shorter during the read.
     #[error("changed while it was read")]
     Changed,
-    /// Larger than the file system takes, or than the request said.
+    /// Larger than the file system allows, or than the request said.
     #[error("is too large")]
     TooLarge,
     /// Deeper than can be walked.
     #[error("is nested too deep")]
     TooDeep,
-    /// A file system that takes no writes.
+    /// The file system rejects writes.
     #[error("is on a read-only file system")]
     ReadOnly,
-    /// A mount point, a running program.
+    /// A mount point or a running program.
     #[error("is in use")]
     Busy,
-    /// The range begins behind its end.
-    #[error("ends before the range that was asked for, at {size} bytes")]
+    /// The range begins after the end of the file.
+    #[error("has {size} bytes and ends before the requested range")]
     RangeNotSatisfiable {
-        /// Its length.
+        /// The file's length.
         size: u64,
     },
-    /// It is not what the condition says.
-    #[error("is not what the request's condition says")]
+    /// The file does not meet the condition.
+    #[error("does not meet the condition of the request")]
     ConditionFailed,
-    /// A glob or regular expression that is none.
-    #[error("cannot be searched with this pattern")]
+    /// An invalid glob or regular expression.
+    #[error("cannot be searched: the pattern is not valid")]
     InvalidPattern,
-    /// Not a tar stream, or one that may not be unpacked.
+    /// Not a tar stream, or a tar stream that must not be unpacked.
     #[error("cannot be unpacked from this archive")]
     InvalidArchive,
-    /// The upload was broken off.
-    #[error("did not arrive whole")]
+    /// The upload was aborted.
+    #[error("was not uploaded completely")]
     Incomplete,
     /// The guest is out of memory, descriptors or watches.
     #[error("needs more than the sandbox has left")]
     NoRoom,
     /// A copy or move of a directory into itself.
-    #[error("cannot be put into itself")]
+    #[error("cannot be moved or copied into itself")]
     IntoItself,
-    /// Anything else that the kernel said.
+    /// Any other error of the kernel.
     #[error("failed")]
     Other,
-    /// It is not UTF-8.
+    /// The file is not UTF-8.
     #[error("is not UTF-8 text")]
     NotText,
-    /// It does not have the text that is to be replaced.
-    #[error("does not have the text that is to be replaced")]
+    /// The text to replace does not occur in the file.
+    #[error("does not contain the text to replace")]
     NoMatch,
-    /// It has the text more than once, and one place was meant.
-    #[error("has the text that is to be replaced {count} times")]
+    /// The text to replace occurs more than once, and `every` was not requested.
+    #[error("contains the text to replace {count} times, not once")]
     SeveralMatches {
-        /// How often.
+        /// Number of occurrences.
         count: u64,
     },
 }
@@ -635,21 +638,21 @@ pub fn put_record<T: Serialize>(record: &T, to: &mut Vec<u8>) {
     to[start..start + 4].copy_from_slice(&length.to_le_bytes());
 }
 
-/// Why bytes are not a record. The stream cannot be read on after any of these.
+/// Why bytes are not a record. The rest of the stream cannot be read after any of these.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum RecordError {
     /// Longer than [`RECORD_MAX`].
-    #[error("a record of {length} bytes, the limit is {RECORD_MAX}")]
+    #[error("a record must have at most {RECORD_MAX} bytes, got {length}")]
     TooLong {
-        /// What it claimed.
+        /// The length that the record claims.
         length: usize,
     },
-    /// It does not parse.
-    #[error("a record that does not parse")]
+    /// The record does not parse.
+    #[error("the record cannot be parsed")]
     Malformed,
 }
 
-/// The record at the front of `bytes` and its length there, or `None` if it is not whole yet.
+/// The record at the front of `bytes` and its length there, or `None` if it is still incomplete.
 pub fn take_record<T: DeserializeOwned>(bytes: &[u8]) -> Result<Option<(T, usize)>, RecordError> {
     let Some((length, rest)) = bytes.split_first_chunk::<4>() else { return Ok(None) };
     let length = u32::from_le_bytes(*length) as usize;
@@ -663,12 +666,12 @@ pub fn take_record<T: DeserializeOwned>(bytes: &[u8]) -> Result<Option<(T, usize
     }
 }
 
-/// The result as it goes over stderr.
+/// Encodes the result for stderr.
 pub fn result_bytes(result: &Result<FileDone, FileError>) -> Vec<u8> {
     postcard::to_allocvec(result).expect("results are made of types that postcard can write")
 }
 
-/// The result that came over stderr; `None` if it is none.
+/// Decodes the result from stderr; `None` if the bytes are not a result.
 pub fn result_from_bytes(bytes: &[u8]) -> Option<Result<FileDone, FileError>> {
     match postcard::take_from_bytes(bytes) {
         Ok((result, [])) => Some(result),
@@ -725,7 +728,7 @@ mod tests {
         assert_eq!(error.to_string(), "`/a/b` does not exist");
         let detail = "x".into();
         let error = FileError { kind: FileErrorKind::NoSpace, detail, ..error };
-        assert_eq!(error.to_string(), "`/a/b` has no space left to be written: x");
+        assert_eq!(error.to_string(), "`/a/b` cannot be written: no space left: x");
     }
 
     proptest! {

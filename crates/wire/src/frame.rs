@@ -7,9 +7,9 @@
 //! kind 2  = stream bytes: handle (u32) stream (u8) offset (u64) bytes
 //! ```
 //!
-//! A frame is at most [`PAYLOAD_MAX`] long, so that control never waits behind more than one chunk of data.
-//! The reader trusts nothing: every length is checked before anything is kept, and what one message may
-//! gather is bounded by the reader's own limit. This module does no I/O; both sides bring their own.
+//! A frame is at most [`PAYLOAD_MAX`] long, so that control messages never wait behind more than one chunk of data.
+//! The reader trusts nothing: it checks every length before it stores anything, and its own limit bounds the size of
+//! a message. This module does no I/O.
 
 use std::marker::PhantomData;
 
@@ -18,43 +18,43 @@ use serde::de::DeserializeOwned;
 
 use crate::guest::{Handle, Stream};
 
-/// Stream bytes in one frame at most.
+/// The most stream bytes in one frame.
 pub const CHUNK_MAX: usize = 64 * 1024;
 /// Length and kind.
 pub const HEADER_LENGTH: usize = 5;
 /// Handle, stream and offset in front of stream bytes.
 pub const DATA_PREFIX_LENGTH: usize = 4 + 1 + 8;
-/// What may follow the kind in one frame.
+/// The longest payload after the kind.
 pub const PAYLOAD_MAX: usize = CHUNK_MAX + DATA_PREFIX_LENGTH;
-/// What the daemon lets one message of init gather. Lists are sent as many messages, so this is plenty.
+/// The largest message that the daemon accepts from init. Lists are sent as many messages, so this is enough.
 pub const MESSAGE_FROM_INIT_MAX: usize = 1024 * 1024;
-/// What init lets one message of the daemon gather: a command line, its environment, its script.
+/// The largest message that init accepts from the daemon: a command line, its environment, its script.
 pub const MESSAGE_TO_INIT_MAX: usize = 24 * 1024 * 1024;
 
 const KIND_MESSAGE: u8 = 0;
 const KIND_PIECE: u8 = 1;
 const KIND_DATA: u8 = 2;
 
-/// Why bytes are not a frame. The stream cannot be read on after any of these.
+/// Why bytes are not a frame. The rest of the stream cannot be read after any of these.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum FrameError {
     /// A length beyond [`PAYLOAD_MAX`].
-    #[error("a frame of {length} bytes, the limit is {PAYLOAD_MAX}")]
+    #[error("a frame must have at most {PAYLOAD_MAX} bytes, got {length}")]
     TooLong {
         /// What the header claimed.
         length: usize,
     },
     /// The pieces of one message add up to more than the reader allows.
-    #[error("a message of more than {limit} bytes")]
+    #[error("a message has more than {limit} bytes")]
     MessageTooLong {
         /// The reader's limit.
         limit: usize,
     },
     /// A kind that this version does not know.
-    #[error("a frame of unknown kind {0}")]
+    #[error("a frame has the unknown kind {0}")]
     UnknownKind(u8),
     /// A stream number that does not exist.
-    #[error("stream bytes for unknown stream {0}")]
+    #[error("a data frame names the unknown stream {0}")]
     UnknownStream(u8),
     /// A data frame too short to hold its prefix.
     #[error("a data frame of {length} bytes is too short")]
@@ -69,11 +69,11 @@ pub enum FrameError {
         offset: u64,
     },
     /// The message does not parse.
-    #[error("a message that does not parse")]
+    #[error("a message cannot be parsed")]
     Malformed,
 }
 
-/// One thing read from the stream.
+/// One item of the stream.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Incoming<'a, M> {
     /// A whole message.
@@ -82,20 +82,20 @@ pub enum Incoming<'a, M> {
     Data {
         /// Which command.
         handle: Handle,
-        /// Which of its streams.
+        /// Which stream.
         stream: Stream,
-        /// Where in the stream the bytes begin.
+        /// Offset of the bytes in the stream.
         offset: u64,
         /// The bytes.
         bytes: &'a [u8],
     },
 }
 
-/// Reads frames out of whatever pieces the bytes arrive in.
+/// Reads frames from bytes that arrive in pieces of any size.
 #[derive(Debug)]
 pub struct Decoder<M> {
     buffer: Vec<u8>,
-    /// `buffer[start..end]` is read and not yet taken.
+    /// `buffer[start..end]` holds bytes that are not decoded yet.
     start: usize,
     end: usize,
     message: Vec<u8>,
@@ -104,12 +104,12 @@ pub struct Decoder<M> {
 }
 
 impl<M: DeserializeOwned> Decoder<M> {
-    /// A decoder whose messages may gather `message_max` bytes. It takes no memory until it is fed.
+    /// A decoder for messages of up to `message_max` bytes. It allocates nothing until bytes arrive.
     pub fn new(message_max: usize) -> Self {
         Self { buffer: Vec::new(), start: 0, end: 0, message: Vec::new(), message_max, kind: PhantomData }
     }
 
-    /// Room to read into; tell [`Self::filled`] how much was read. Never empty.
+    /// Returns space to read into; pass the number of bytes read to [`Self::filled`]. Never empty.
     pub fn space(&mut self) -> &mut [u8] {
         // Two frames, so that a read seldom stops in the middle of one.
         const ROOM: usize = 2 * (HEADER_LENGTH + PAYLOAD_MAX);
@@ -126,13 +126,13 @@ impl<M: DeserializeOwned> Decoder<M> {
         &mut self.buffer[self.end..]
     }
 
-    /// Says that `length` bytes were read into [`Self::space`].
+    /// Records that `length` bytes were read into [`Self::space`].
     pub fn filled(&mut self, length: usize) {
-        assert!(self.end + length <= self.buffer.len(), "more was filled than there was space");
+        assert!(self.end + length <= self.buffer.len(), "more bytes were filled than there was space");
         self.end += length;
     }
 
-    /// Feeds bytes that were read elsewhere, and hands each thing they complete to `take`.
+    /// Feeds bytes that were read elsewhere, and passes each complete item to `take`.
     pub fn feed<E: From<FrameError>>(
         &mut self,
         mut bytes: &[u8],
@@ -151,8 +151,8 @@ impl<M: DeserializeOwned> Decoder<M> {
         Ok(())
     }
 
-    /// The next whole thing, or `None` when more bytes are needed. After an error the stream is of no use.
-    #[allow(clippy::should_implement_trait)] // It lends from the buffer, which an iterator cannot.
+    /// The next complete item, or `None` if more bytes are needed. After an error the stream cannot be used.
+    #[allow(clippy::should_implement_trait)] // The item borrows from the buffer, which an iterator cannot express.
     pub fn next(&mut self) -> Result<Option<Incoming<'_, M>>, FrameError> {
         loop {
             let Some((kind, from, to)) = self.whole_frame()? else { return Ok(None) };
@@ -174,7 +174,7 @@ impl<M: DeserializeOwned> Decoder<M> {
         }
     }
 
-    /// Gives the buffer back while nothing is in it. An idle init holds no memory it does not need.
+    /// Frees the buffer if it is empty, so that an idle init holds no memory that it does not need.
     pub fn release_if_empty(&mut self) {
         if self.start == self.end {
             (self.buffer, self.start, self.end) = (Vec::new(), 0, 0);
@@ -232,7 +232,7 @@ fn data<M>(payload: &[u8]) -> Result<Incoming<'_, M>, FrameError> {
     Ok(Incoming::Data { handle, stream, offset, bytes })
 }
 
-/// Appends `message` to `to`, in as many pieces as it needs.
+/// Appends `message` to `to`, in as many pieces as needed.
 pub fn put_message<M: Serialize>(message: &M, to: &mut Vec<u8>) {
     let whole = postcard::to_allocvec(message).expect("messages are made of types that postcard can write");
     let mut rest = whole.as_slice();
@@ -249,7 +249,7 @@ pub fn put_message<M: Serialize>(message: &M, to: &mut Vec<u8>) {
     }
 }
 
-/// What goes before `length` stream bytes, at most [`CHUNK_MAX`] of them.
+/// The header for `length` stream bytes, at most [`CHUNK_MAX`].
 pub fn data_header(
     handle: Handle,
     stream: Stream,
@@ -273,7 +273,7 @@ mod tests {
     use super::*;
     use crate::guest::ToInit;
 
-    /// What came out, with the bytes copied so that it outlives the decoder's buffer.
+    /// A decoded item with its bytes copied, so that it outlives the decoder's buffer.
     #[derive(Debug, Clone, PartialEq)]
     enum Out {
         Message(ToInit),

@@ -1,4 +1,4 @@
-//! What daemon and init say to each other.
+//! Messages between daemon and init.
 //!
 //! ```text
 //! daemon                                  init
@@ -14,12 +14,12 @@
 //!   AckResult, once the result is in its row ──▶     init forgets the command
 //! ```
 //!
-//! Init keeps every byte and every result until it is acknowledged; the daemon acknowledges what it has stored.
-//! That rule is what makes output exact over the death of the daemon. Init takes one connection at a time,
-//! and a new one replaces the old.
+//! Init keeps every byte and every result until the daemon acknowledges it; the daemon acknowledges what it has
+//! stored. So output stays exact when the daemon dies. Init accepts one connection at a time, and a new connection
+//! replaces the old.
 //!
-//! Both enums only grow, at their ends: postcard numbers variants by their order. A variant that changes its
-//! fields becomes a new variant, and the version goes up.
+//! Both enums only grow, at their ends, since postcard numbers variants by their order. A variant whose fields change
+//! becomes a new variant, and the version goes up.
 
 use serde::{Deserialize, Serialize};
 
@@ -30,7 +30,7 @@ pub const VERSION: u32 = 3;
 /// The oldest version that this build still speaks.
 pub const VERSION_MIN: u32 = 1;
 
-/// Versions from one to another, both included.
+/// A range of versions, both ends included.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Versions {
     /// The oldest.
@@ -40,20 +40,20 @@ pub struct Versions {
 }
 
 impl Versions {
-    /// Whether some version is in both.
+    /// Whether two ranges have a version in common.
     pub fn meet(self, other: Self) -> bool {
         self.min.max(other.min) <= self.max.min(other.max)
     }
 }
 
-/// How many characters [`speaks`] adds to its label: two numbers of four digits, with a dash between them.
+/// Number of characters that [`speaks`] adds to its label: two numbers of four digits and a dash.
 const RANGE_LENGTH: usize = 9;
 
-/// What a program speaks, as a text that lies in its executable: the label, then `0001-0003`. Nothing but tests ever changes it,
-/// in a copy of the program, to have one of another age without building it.
+/// The versions that a program speaks, as text in its executable: the label, then `0001-0003`. Tests change this text
+/// in a copy of the program to get a program of another version without building one.
 pub const fn speaks<const LENGTH: usize>(label: &str) -> [u8; LENGTH] {
     let label = label.as_bytes();
-    assert!(LENGTH == label.len() + RANGE_LENGTH, "the length is that of the label and the range");
+    assert!(LENGTH == label.len() + RANGE_LENGTH, "the length must be that of the label and the range");
     let mut text = [b'-'; LENGTH];
     let mut at = 0;
     while at < label.len() {
@@ -70,7 +70,8 @@ pub const fn speaks<const LENGTH: usize>(label: &str) -> [u8; LENGTH] {
     text
 }
 
-/// The range in a text of [`speaks`]. Read at run time, whatever a compiler may think it knows of the text.
+/// Reads the range from a text of [`speaks`]. Reads at run time, so that the compiler does not assume the text's
+/// value.
 pub fn spoken(text: &'static [u8]) -> Versions {
     let text = std::hint::black_box(text);
     let number = |digits: &[u8]| digits.iter().fold(0, |number, digit| number * 10 + u32::from(digit - b'0'));
@@ -78,20 +79,20 @@ pub fn spoken(text: &'static [u8]) -> Versions {
     Versions { min: number(&range[..4]), max: number(&range[5..]) }
 }
 
-/// How much output of one stream init holds for the daemon. When it is full, the writing process blocks.
+/// How much output of one stream init holds for the daemon. When this is full, the writing process blocks.
 pub const OUTPUT_WINDOW: usize = 1024 * 1024;
-/// How much stdin of one command may be under way to it, unacknowledged.
+/// How much unacknowledged stdin of one command may be on its way.
 pub const STDIN_WINDOW: usize = 256 * 1024;
 /// Commands that init runs or remembers at once. Each costs a cgroup and a few descriptors.
 pub const COMMANDS_MAX: usize = 2048;
 
-/// A command in the talk between daemon and init: a number that the daemon chose, never used twice in a sandbox.
+/// A command between daemon and init: a number that the daemon chose, never used twice in a sandbox.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Handle(pub u32);
 
 impl Handle {
-    /// The name of the group that a command's processes are in, below the sandbox's own. Init makes it; the host knows it, so
-    /// that it can end a command without init.
+    /// Name of the cgroup of a command's processes, below the sandbox's own. Init creates it; the host knows the
+    /// name, so that it can end a command without init.
     pub fn group_name(self) -> String {
         format!("c{}", self.0)
     }
@@ -109,7 +110,7 @@ pub enum Stream {
 }
 
 impl Stream {
-    /// The number that stands for it, as with a process's own descriptors.
+    /// The stream's number, the same as that of a process's descriptor.
     pub fn number(self) -> u8 {
         match self {
             Self::Stdin => 0,
@@ -118,7 +119,7 @@ impl Stream {
         }
     }
 
-    /// The stream that a number stands for.
+    /// The stream with this number.
     pub fn from_number(number: u8) -> Option<Self> {
         match number {
             0 => Some(Self::Stdin),
@@ -132,20 +133,20 @@ impl Stream {
 /// From the daemon to init.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ToInit {
-    /// The first thing on a connection: which versions the daemon speaks.
+    /// The first message on a connection: the versions that the daemon speaks.
     Hello {
         /// The oldest.
         version_min: u32,
         /// The newest.
         version_max: u32,
     },
-    /// Start a command. Harmless if init already knows the handle.
+    /// Start a command. No effect if init already knows the handle.
     Start(Box<Start>),
     /// Stdin ends after `offset` bytes.
     StdinEnd {
         /// Which command.
         handle: Handle,
-        /// How many bytes there are in all.
+        /// Total number of bytes.
         offset: u64,
     },
     /// Signal the command's process group.
@@ -173,7 +174,7 @@ pub enum ToInit {
         handle: Handle,
         /// Which stream.
         stream: Stream,
-        /// How many bytes it has stored in all.
+        /// Total number of stored bytes.
         offset: u64,
     },
     /// The daemon has stored the result; init may forget the command.
@@ -181,7 +182,7 @@ pub enum ToInit {
         /// Which command.
         handle: Handle,
     },
-    /// After a reconnect: send on from these lengths, which are also acknowledgements.
+    /// After a reconnect: continue from these lengths, which also acknowledge.
     Resume {
         /// Which command.
         handle: Handle,
@@ -190,22 +191,22 @@ pub enum ToInit {
         /// Stored bytes of stderr.
         stderr: u64,
     },
-    /// Are you there?
+    /// Check that init responds.
     Ping {
-        /// Comes back in the answer.
+        /// Returned in the answer.
         serial: u64,
     },
 }
 
-/// From init to the daemon. Untrusted: a guest that took over init may say anything.
+/// From init to the daemon. Untrusted: a guest that took over init may send anything.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum FromInit {
     /// The answer to the daemon's hello.
     Hello {
-        /// The version both will speak: the newest that both know.
+        /// The version to speak: the newest that both know.
         version: u32,
     },
-    /// No version in common; init closes after this.
+    /// No common version; init closes the connection after this.
     NoCommonVersion {
         /// The oldest that init speaks.
         version_min: u32,
@@ -216,19 +217,19 @@ pub enum FromInit {
     Known {
         /// Which command.
         handle: Handle,
-        /// Its process in the guest's own numbers, where it was started.
+        /// Its process id inside the guest, if the command was started.
         pid: Option<u32>,
-        /// How much stdin init has received for it, whether the command has it yet or not: the daemon sends on from here.
-        /// After the `Resume`, a `StdinAck` says how much of it the command was given.
+        /// How much stdin init has received for the command, delivered or not: the daemon continues from here. After
+        /// the `Resume`, a `StdinAck` says how much was delivered to the command.
         stdin: u64,
     },
-    /// All commands have been named.
+    /// The list of commands is complete.
     KnownEnd,
     /// The command runs.
     Started {
         /// Which command.
         handle: Handle,
-        /// Its process in the guest's own numbers.
+        /// Its process id inside the guest.
         pid: u32,
     },
     /// The command did not start. This is its result and must be acknowledged.
@@ -250,7 +251,7 @@ pub enum FromInit {
         /// Which command.
         handle: Handle,
     },
-    /// The command is over. Its output up to the ends was sent before this, or will be on a new connection.
+    /// The command has ended. All output up to these lengths was sent before, or will be sent on a new connection.
     Ended {
         /// Which command.
         handle: Handle,
@@ -268,16 +269,16 @@ pub enum FromInit {
     },
 }
 
-/// How a command ended, as init saw it. Whether memory ran out is read on the host.
+/// How a command ended, as init saw it. The host determines whether memory ran out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct End {
-    /// What the kernel said of the main process.
+    /// The exit status of the main process.
     pub status: ExitStatus,
-    /// Whether init ended it, and why.
+    /// Whether init ended the command, and why.
     pub cause: EndCause,
 }
 
-/// What the kernel said of a process.
+/// Exit status of a process, as the kernel reports it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ExitStatus {
     /// It exited with this code.
@@ -286,49 +287,49 @@ pub enum ExitStatus {
     Signal(i32),
 }
 
-/// Who ended a command.
+/// What ended a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum EndCause {
-    /// Nobody but itself.
+    /// The command itself.
     Itself,
     /// It ran longer than its timeout.
     Timeout,
     /// It was silent for longer than its idle timeout.
     IdleTimeout,
-    /// `Kill` was asked for.
+    /// A `Kill` message.
     Killed,
 }
 
-/// Everything init needs to start a command. Also what the daemon keeps, so that it can say it again.
+/// Everything init needs to start a command. The daemon stores it too, so that it can send it again.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Start {
     /// The daemon's number for it.
     pub handle: Handle,
-    /// The caller's name for it, given to the command as `SHOAL_COMMAND_ID`.
+    /// The caller's id for it, passed to the command as `SHOAL_COMMAND_ID`.
     pub id: String,
     /// What to run.
     pub program: Program,
-    /// The whole environment, in order; a later value wins. Init adds `HOME`, `USER`, `LOGNAME` and `SHELL` of the
-    /// user where they are missing.
+    /// The whole environment, in order; a later value replaces an earlier one. Init adds `HOME`, `USER`, `LOGNAME`
+    /// and `SHELL` of the user if they are missing.
     pub env: Vec<(String, String)>,
     /// Where to run it. It must exist.
     pub cwd: Cwd,
-    /// Who runs it: a name or a number, optionally with `:group`. `None` is root.
+    /// The user: a name or a number, optionally with `:group`. `None` is root.
     pub user: Option<String>,
-    /// Whether the caller will write to stdin. If not, stdin is at its end from the start.
+    /// Whether the caller will write to stdin. If not, stdin is empty.
     pub stdin: bool,
-    /// A terminal in place of pipes.
+    /// A terminal instead of pipes.
     pub terminal: Option<TerminalSize>,
     /// End it after this long.
     pub timeout_ms: Option<u64>,
     /// End it after this long without output.
     pub idle_timeout_ms: Option<u64>,
-    /// Between SIGTERM and the end of the whole tree, when a timeout strikes.
+    /// The time between SIGTERM and the end of the whole tree, after a timeout.
     pub grace_ms: u64,
 }
 
 impl Start {
-    /// A script for the shell with nothing else set: what tests and examples start from.
+    /// A shell script with no other settings: a starting point for tests and examples.
     pub fn shell(handle: Handle, id: &str, script: &str) -> Self {
         Self {
             handle,
@@ -349,9 +350,9 @@ impl Start {
 /// Where a command runs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Cwd {
-    /// The caller named it: that it is missing is an error.
+    /// The caller named it: a missing directory is an error.
     Named(String),
-    /// The template's: if the guest has removed it, `/` does.
+    /// The template named it: `/` is used if the guest has removed it.
     Default(String),
 }
 
@@ -384,35 +385,35 @@ pub enum StartError {
     /// No such program.
     #[error("program `{program}` was not found")]
     ProgramNotFound {
-        /// As it was asked for.
+        /// As requested.
         program: String,
     },
-    /// It is there and cannot be executed.
+    /// The program exists but cannot be executed.
     #[error("program `{program}` cannot be executed: {reason}")]
     NotExecutable {
-        /// As it was asked for.
+        /// As requested.
         program: String,
-        /// What the kernel said.
+        /// The kernel's error.
         reason: String,
     },
-    /// The arguments and environment are more than the kernel takes.
+    /// The arguments and environment are longer than the kernel allows.
     #[error("the arguments and environment are too long for the kernel")]
     ArgumentsTooLong,
     /// The working directory is missing or not a directory, or the user may not enter it.
     #[error("cannot enter working directory `{path}`: {reason}")]
     BadCwd {
-        /// As it was asked for.
+        /// As requested.
         path: String,
-        /// What the kernel said.
+        /// The kernel's error.
         reason: String,
     },
     /// The user is not in the guest's `/etc/passwd`.
     #[error("user `{user}` does not exist in the sandbox")]
     UnknownUser {
-        /// As it was asked for.
+        /// As requested.
         user: String,
     },
-    /// Something that would be lost on the way to the kernel, such as a NUL.
+    /// A value that system calls cannot pass on, such as one with a NUL.
     #[error("{what} contains a NUL byte")]
     NulByte {
         /// Which part.
@@ -421,7 +422,7 @@ pub enum StartError {
     /// The guest is out of processes, descriptors, memory or command slots.
     #[error("the sandbox has no room for another command: {reason}")]
     NoRoom {
-        /// Which resource, in the kernel's words.
+        /// The resource, in the kernel's words.
         reason: String,
     },
 }
@@ -437,7 +438,7 @@ mod tests {
         };
         assert!(meet((1, 2), (2, 3)) && meet((2, 3), (1, 2)) && meet((1, 9), (4, 5)));
         assert!(!meet((1, 2), (3, 4)) && !meet((3, 4), (1, 2)));
-        assert!(!meet((1, 9), (5, 4)), "a range that is none meets nothing");
+        assert!(!meet((1, 9), (5, 4)), "an empty range overlaps nothing");
     }
 
     #[test]

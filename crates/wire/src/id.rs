@@ -1,4 +1,4 @@
-//! The names of things. An id is checked once, where it enters, and is a type from then on.
+//! Ids. An id is checked once, where it enters, and is a type from then on.
 
 use std::fmt;
 use std::str::FromStr;
@@ -13,14 +13,15 @@ macro_rules! random_ids {
         pub struct $id(u128);
 
         impl $id {
-            /// An id from random bits. The bits that make a UUID of version 4 are set, so that strict readers accept it.
+            /// An id from random bits. Sets the bits that make it a UUID of version 4, so that strict parsers accept
+            /// it.
             pub const fn from_random(bits: u128) -> Self {
                 const VERSION: u128 = 0xf << 76;
                 const VARIANT: u128 = 0b11 << 62;
                 Self((bits & !VERSION & !VARIANT) | (4 << 76) | (0b10 << 62))
             }
 
-            /// An id from bits that were an id before, as a row or a dialect keeps them.
+            /// An id from the bits of an existing id, as a row or a dialect stores them.
             pub const fn from_bits(bits: u128) -> Self {
                 Self(bits)
             }
@@ -46,7 +47,7 @@ macro_rules! random_ids {
         impl FromStr for $id {
             type Err = BadId;
 
-            /// Reads the one spelling that `Display` writes, so that one thing has one name in paths and logs.
+            /// Accepts only the spelling that `Display` writes, so that one thing has one name in paths and logs.
             fn from_str(text: &str) -> Result<Self, BadId> {
                 read_uuid(text).map(Self).ok_or(BadId::Random { of: $word })
             }
@@ -55,15 +56,15 @@ macro_rules! random_ids {
 }
 
 random_ids! {
-    /// A sandbox. Foreign dialects write the same bits in their own shapes, so the bits are what is kept.
+    /// A sandbox. Dialects write the same bits in their own formats, so rows store the bits.
     SandboxId: "sandbox";
-    /// A template. It stays the same when the template gets another name.
+    /// A template. Renaming the template keeps it.
     TemplateId: "template";
-    /// A pool. It stays the same when the pool gets another name.
+    /// A pool. Renaming the pool keeps it.
     PoolId: "pool";
     /// A build.
     BuildId: "build";
-    /// A volume. It stays the same when the volume gets another name, and names its files.
+    /// A volume. Renaming the volume keeps it; the volume's files are stored under it.
     VolumeId: "volume";
     /// A snapshot.
     SnapshotId: "snapshot";
@@ -104,16 +105,16 @@ fn read_uuid(text: &str) -> Option<u128> {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BadId {
     /// Not a UUID in its usual lower-case spelling.
-    #[error("a {of} id is a UUID such as 3f2b8c1e-90ab-4def-8123-456789abcdef")]
+    #[error("a {of} id must be a UUID such as 3f2b8c1e-90ab-4def-8123-456789abcdef")]
     Random {
-        /// What it would name.
+        /// The kind of thing that the id names.
         of: &'static str,
     },
     /// Not a command id.
-    #[error("a command id is 1 to {max} of the characters A-Z a-z 0-9 . _ : -", max = CommandId::LENGTH_MAX)]
+    #[error("a command id must be 1 to {max} of the characters A-Z a-z 0-9 . _ : -", max = CommandId::LENGTH_MAX)]
     Command,
     /// Not an installation id.
-    #[error("an installation id is 16 hexadecimal digits")]
+    #[error("an installation id must be 16 hexadecimal digits")]
     Installation,
 }
 
@@ -130,7 +131,7 @@ impl CommandId {
         &self.0
     }
 
-    /// An id for a caller that chose none.
+    /// A random id, for callers that chose none.
     pub fn from_random(bits: u128) -> Self {
         Self(SandboxId::from_random(bits).to_string())
     }
@@ -158,8 +159,8 @@ impl FromStr for CommandId {
     }
 }
 
-/// One data directory. Every name that Shoal gives to the kernel or the host carries it,
-/// so that two daemons on one machine never touch each other's things.
+/// One data directory. Every name that Shoal gives to the kernel or the host contains it, so that two daemons on one
+/// machine never touch each other's resources.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct InstallationId(u64);
 
@@ -194,7 +195,7 @@ impl FromStr for InstallationId {
     }
 }
 
-/// In text formats an id is its text; in the binary ones between our own processes it is its bits or bytes.
+/// Text formats write an id as text; the binary formats between Shoal's own processes write its bits or bytes.
 macro_rules! serde_as_text {
     ($($id:ty),*) => {$(
         impl Serialize for $id {

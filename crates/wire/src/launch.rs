@@ -1,8 +1,8 @@
-//! What the daemon asks of the launcher.
+//! Requests of the daemon to the launcher.
 //!
-//! One message per packet on a seqpacket socket, postcard inside. Requests speak of ids, never of paths:
-//! the launcher builds every host path itself, beneath its own root descriptor. Requests are answered in any
-//! order, each by its serial.
+//! One message per packet on a seqpacket socket, encoded with postcard. Requests name ids, never paths: the launcher
+//! builds every host path itself, beneath its own root descriptor. Requests are answered in any order, each with its
+//! serial.
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -16,237 +16,239 @@ pub const VERSION: u32 = 4;
 pub const PACKET_MAX: usize = 64 * 1024;
 /// Sandboxes named in one answer to [`Ask::Inventory`].
 pub const INVENTORY_PAGE: usize = 512;
-/// Layers named in one answer to [`Ask::Layers`].
+/// The most layers in one answer to [`Ask::Layers`].
 pub const LAYERS_PAGE: usize = 1024;
-/// A smaller store of kind `loop` spends most of itself on itself.
+/// In a smaller store of kind `loop`, most space would go to metadata.
 pub const STORE_BYTES_MIN: u64 = 256 << 20;
-/// Nobody who asks for more means it.
+/// A larger size is a typing error.
 pub const STORE_BYTES_MAX: u64 = 64 << 40;
-/// Volumes named in one answer to [`Ask::Volumes`].
+/// The most volumes in one answer to [`Ask::Volumes`].
 pub const VOLUMES_PAGE: usize = 1024;
-/// Volumes in one sandbox.
+/// The most volumes in one sandbox.
 pub const MOUNTS_MAX: usize = 64;
-/// Layers below a sandbox's own writable one: as many as other systems take, and one of ours on top.
+/// The most layers below a sandbox's own writable one: as many as other systems accept, and one of ours on top.
 pub const LAYERS_MAX: usize = 128;
-/// Layers over the image `host`, at most: each is mounted twice, since `/usr` is a union of its own.
+/// The most layers over the image `host`: each is mounted twice, since `/usr` is a union of its own.
 pub const HOST_LAYERS_MAX: usize = 48;
 
 /// From the daemon.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Request {
-    /// Comes back in the reply.
+    /// Returned in the reply.
     pub serial: u64,
-    /// What is asked.
+    /// The request.
     pub ask: Ask,
 }
 
-/// What the daemon may ask.
+/// Requests of the daemon.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Ask {
-    /// The first request on a connection. It and its answer never change, so that any two versions understand each other this far.
+    /// The first request on a connection. This request and its answer never change, so that any two versions
+    /// understand each other this far.
     Hello {
         /// The daemon's version of these types.
         version: u32,
-        /// Whose sandboxes this is about.
+        /// The daemon's installation.
         installation: InstallationId,
     },
-    /// Build or refresh the image `host`, unless it is still true.
+    /// Build or refresh the image `host`, unless it is up to date.
     PrepareHostImage {
-        /// Look at every file that it shows, and not only at what changes when packages come and go.
+        /// Check every file that the image shows, and not only the files that change when packages are installed or
+        /// removed.
         thorough: bool,
     },
-    /// Make namespaces ahead of a launch with this id range.
+    /// Create namespaces for this id range ahead of a launch.
     PrepareSlot {
         /// The first host id of the range.
         base: u32,
     },
-    /// Make a sandbox and start its init.
+    /// Create a sandbox and start its init.
     Launch(Box<Plan>),
-    /// End whatever exists of a sandbox and remove it. Harmless when nothing does.
+    /// End and remove everything of a sandbox. No effect if nothing exists.
     Teardown {
         /// Which one.
         sandbox: SandboxId,
     },
-    /// What exists of this installation on the host, in the order of ids.
+    /// List what exists of this installation on the host, ordered by id.
     Inventory {
         /// Only those after this one.
         after: Option<SandboxId>,
     },
-    /// End processes of a sandbox and keep its files. Harmless when there are none.
+    /// End processes of a sandbox and keep its files. No effect if there are none.
     EndProcesses {
         /// Of which one.
         sandbox: SandboxId,
         /// Which of them.
         which: Processes,
     },
-    /// Make every process of a sandbox stand still, or go on.
+    /// Freeze or thaw every process of a sandbox.
     Freeze {
         /// Which one.
         sandbox: SandboxId,
-        /// What they are to do.
+        /// The new state.
         motion: Motion,
     },
-    /// What its writable files take on disk.
+    /// Measure the disk usage of a sandbox's writable files.
     DiskUsage {
         /// Which one.
         sandbox: SandboxId,
     },
-    /// Make an empty volume, or a copy of another. Harmless when it is there already.
+    /// Create an empty volume, or a copy of another. No effect if it exists already.
     CreateVolume {
-        /// What it will be called.
+        /// Id of the new volume.
         volume: VolumeId,
-        /// What it may hold.
+        /// Size limit.
         size_bytes: u64,
-        /// Whose files it begins with.
+        /// Volume to copy.
         from: Option<VolumeId>,
     },
-    /// Let a volume hold more, or less. Files that are there stay, however many there are.
+    /// Change a volume's size limit. Existing files stay, even beyond the limit.
     ResizeVolume {
         /// Which one.
         volume: VolumeId,
-        /// What it may hold.
+        /// New size limit.
         size_bytes: u64,
     },
-    /// Remove a volume with all its files. Harmless when it is not there.
+    /// Remove a volume with all its files. No effect if it does not exist.
     RemoveVolume {
         /// Which one.
         volume: VolumeId,
     },
-    /// What a volume's files take on disk.
+    /// Measure the disk usage of a volume's files.
     VolumeUsage {
         /// Which one.
         volume: VolumeId,
     },
-    /// Which volumes there are, in the order of ids.
+    /// List the volumes, ordered by id.
     Volumes {
         /// Only those after this one.
         after: Option<VolumeId>,
     },
-    /// What the store is.
+    /// Describe the store.
     Store,
-    /// How much the store holds, and how much is free.
+    /// Report the size of the store and its free space.
     StoreUsage,
-    /// Unpack a layer. Harmless when it is there already.
+    /// Unpack a layer. No effect if it exists already.
     UnpackLayer(Box<UnpackLayer>),
-    /// Remove a layer that nobody uses. Harmless when it is not there.
+    /// Remove a layer that is not in use. No effect if it does not exist.
     RemoveLayer {
         /// Which one.
         layer: Digest,
     },
-    /// Which layers there are, in the order of their names.
+    /// List the layers, ordered by name.
     Layers {
         /// Only those after this one.
         after: Option<Digest>,
     },
 }
 
-/// A layer to be made, and from what.
+/// A layer to make, and its source.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UnpackLayer {
-    /// What it will be called: it stands for its contents and for all that lies below it.
+    /// Name of the new layer: it identifies the layer's contents and everything below it.
     pub layer: Digest,
-    /// What lies below it, the uppermost first: what its entries refer to may be there.
+    /// The layers below, the uppermost first: entries of the layer may refer to them.
     pub below: Vec<Digest>,
-    /// Whether the image `host` lies below those.
+    /// Whether the image `host` is below those.
     pub over_host: bool,
-    /// Where its contents come from.
+    /// Source of its contents.
     pub from: LayerSource,
-    /// The first host id of a range for the process that reads it.
+    /// The first host id of a range for the process that unpacks it.
     pub base: u32,
 }
 
-/// Where a layer's contents come from.
+/// Source of a layer's contents.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum LayerSource {
     /// A tar stream, compressed or not.
     Blob {
-        /// Of the bytes as they are: the name of a file among the blobs.
+        /// Digest of the compressed bytes: the name of a file among the blobs.
         blob: Digest,
-        /// Of the tar stream in it.
+        /// Digest of the tar stream in it.
         contents: Digest,
     },
-    /// What every sandbox needs and an image may lack: places to mount on, name service, `/workspace`.
+    /// What every sandbox needs and an image may not have: mount points, name service, `/workspace`.
     Finish(Finish),
     /// What a sandbox over the layers below has written. Its processes have ended.
     Sandbox {
-        /// Which.
+        /// The sandbox.
         sandbox: SandboxId,
-        /// What it may have written. Files that share their bytes take more when they are read one by one.
+        /// Limit of what it may have written. Files that share blocks take more space when they are read one by one.
         bytes_max: u64,
     },
 }
 
-/// What the uppermost layer of an image depends on.
+/// Parameters of the uppermost layer of an image.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Finish {
-    /// Whether everyone may write to `/workspace`, because commands do not run as root by default.
+    /// Whether `/workspace` is writable for every user, because commands do not run as root by default.
     pub open_workspace: bool,
-    /// Where the image wants its programs to run. Made if it is missing, as it is elsewhere.
+    /// Working directory of the image, created if missing, as other systems do.
     pub working_directory: Option<String>,
 }
 
-/// What was found while a layer was unpacked.
+/// What was found while unpacking a layer.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LayerFacts {
     /// Files, links and directories.
     pub entries: u64,
-    /// What the files hold.
+    /// Total size of the files.
     pub bytes: u64,
     /// Device nodes, which no sandbox gets.
     pub devices_skipped: u64,
-    /// Entries whose owner is beyond 65,535 and is now `nobody`.
+    /// Entries with an owner id beyond 65,535, which now belong to `nobody`.
     pub owners_changed: u64,
-    /// Extended attributes that a sandbox may not have, or that the file system did not take.
+    /// Extended attributes that a sandbox must not have, or that the file system rejected.
     pub attributes_dropped: u64,
 }
 
-/// Why a layer cannot be unpacked. All of it is about the layer, save for [`LayerFault::Kernel`].
+/// Why a layer cannot be unpacked. All variants except [`LayerFault::Kernel`] are faults of the layer.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 pub enum LayerFault {
-    /// Its contents are not what the image says.
-    #[error("its contents have the digest {found}, the image says {expected}")]
+    /// The contents do not match the digest in the image.
+    #[error("its contents must have the digest {expected}, got {found}")]
     Digest {
-        /// What the image says.
+        /// The digest in the image.
         expected: Digest,
-        /// What there is.
+        /// The digest of the contents.
         found: Digest,
     },
-    /// It is not a tar stream, or not whole.
+    /// Not a tar stream, or a truncated one.
     #[error("it is damaged: {why}")]
     Damaged {
         /// What is wrong.
         why: String,
     },
     /// A name that leads out of the layer, or nowhere.
-    #[error("the name `{path}` is refused: {why}")]
+    #[error("the name `{path}` is not allowed: {why}")]
     Name {
-        /// As the layer has it.
+        /// As written in the layer.
         path: String,
         /// What is wrong.
         why: String,
     },
-    /// A bomb, or something as large as one.
-    #[error("it is too large: more than {limit} {what}")]
+    /// A decompression bomb, or something equally large.
+    #[error("it is too large: it has more than {limit} {what}")]
     TooLarge {
-        /// Of what.
+        /// The unit.
         what: String,
-        /// How much there may be.
+        /// The limit.
         limit: u64,
     },
-    /// Something that is not unpacked by rule.
-    #[error("it has {what}, which is not supported")]
+    /// A feature that is not unpacked, by rule.
+    #[error("it contains {what}, which is not supported")]
     Unsupported {
-        /// What.
+        /// The feature.
         what: String,
     },
     /// The kernel refused.
     #[error("cannot {doing} `{path}`: {}", std::io::Error::from_raw_os_error(*errno))]
     Kernel {
-        /// As it reads after "cannot".
+        /// What was being done; reads after "cannot".
         doing: String,
-        /// In the layer.
+        /// Path in the layer.
         path: String,
-        /// Why.
+        /// The error.
         errno: i32,
     },
 }
@@ -263,22 +265,22 @@ pub enum Processes {
 /// Whether processes run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Motion {
-    /// They stand still, in memory, and use no processor.
+    /// Frozen: they stay in memory and use no processor time.
     Still,
-    /// They go on as if nothing had happened.
+    /// They run.
     Going,
 }
 
 /// From the launcher.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Reply {
-    /// Of the request.
+    /// Serial of the request.
     pub serial: u64,
-    /// What came of it.
+    /// The result.
     pub result: Result<Answer, Failure>,
 }
 
-/// What the launcher answers.
+/// Answers of the launcher.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Answer {
     /// To `Hello`.
@@ -286,11 +288,11 @@ pub enum Answer {
         /// The launcher's version of these types.
         version: u32,
     },
-    /// To requests that have nothing to tell.
+    /// To requests whose result has no details.
     Done,
     /// To `PrepareHostImage`.
     Prepared {
-        /// Grows whenever the image is built anew.
+        /// Increases whenever the image is rebuilt.
         generation: u64,
     },
     /// To `Launch`: init was executed.
@@ -298,16 +300,16 @@ pub enum Answer {
         /// Its process on the host.
         pid: u32,
     },
-    /// To `Inventory`, [`INVENTORY_PAGE`] at most; a shorter list is the last one.
+    /// To `Inventory`, at most [`INVENTORY_PAGE`]; a shorter list is the last one.
     Inventory(Vec<Found>),
     /// To `DiskUsage` and `VolumeUsage`.
     DiskUsage {
-        /// Of all files that were looked at.
+        /// Total size of the files that were examined.
         bytes: u64,
-        /// Whether these are all that there are.
+        /// Whether all files were examined.
         complete: bool,
     },
-    /// To `Volumes`, [`VOLUMES_PAGE`] at most; a shorter list is the last one.
+    /// To `Volumes`, at most [`VOLUMES_PAGE`]; a shorter list is the last one.
     Volumes(Vec<VolumeId>),
     /// To `Store`.
     Store {
@@ -320,103 +322,103 @@ pub enum Answer {
     },
     /// To `StoreUsage`.
     StoreUsage {
-        /// In all.
+        /// Total size.
         bytes: u64,
-        /// What is free.
+        /// Free space.
         available_bytes: u64,
     },
     /// To `UnpackLayer`, any number of times before its answer.
     Unpacking {
-        /// How much of the blob was read.
+        /// Bytes of the blob that were read.
         bytes: u64,
     },
     /// To `UnpackLayer`.
     Unpacked(Result<LayerFacts, LayerFault>),
-    /// To `Layers`, [`LAYERS_PAGE`] at most; a shorter list is the last one.
+    /// To `Layers`, at most [`LAYERS_PAGE`]; a shorter list is the last one.
     Layers(Vec<Digest>),
 }
 
-/// Something of a sandbox that exists on the host.
+/// A trace of a sandbox on the host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Found {
-    /// Whose.
+    /// The sandbox.
     pub sandbox: SandboxId,
-    /// The first host id of its range, where it can be told.
+    /// The first host id of its range, if known.
     pub base: Option<u32>,
-    /// Whether any process of it lives.
+    /// Whether any of its processes is alive.
     pub alive: bool,
 }
 
-/// A request that failed: what was being done, and what the kernel said.
+/// A failed request: what was being done, and the kernel's error.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[error("cannot {doing}")]
 pub struct Failure {
-    /// What was being done, as it reads after "cannot".
+    /// What was being done; reads after "cannot".
     pub doing: String,
-    /// The kernel's error number, 0 where it was not the kernel that refused.
+    /// The kernel's error number, 0 if the error is not the kernel's.
     pub errno: i32,
 }
 
-/// What will be done to the kernel to make one sandbox.
+/// How to make one sandbox.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Plan {
-    /// Whose.
+    /// The sandbox.
     pub sandbox: SandboxId,
     /// The first of its 65,536 host ids.
     pub base: u32,
-    /// What it sees as `/`.
+    /// Its root file system.
     pub rootfs: Rootfs,
-    /// What it may use.
+    /// Its limits.
     pub limits: Limits,
     /// Its host name.
     pub hostname: String,
-    /// Volumes that it sees, [`MOUNTS_MAX`] at most. One below another comes after it.
+    /// Volumes to mount, at most [`MOUNTS_MAX`]. A mount below another comes after it.
     pub mounts: Vec<Mount>,
 }
 
 /// A volume in a sandbox.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Mount {
-    /// Which one.
+    /// The volume.
     pub volume: VolumeId,
-    /// Where: absolute, without `.`, `..` and doubled slashes.
+    /// Path in the sandbox: absolute, without `.`, `..` and double slashes.
     pub path: String,
     /// What the sandbox may do with it.
     pub access: Access,
 }
 
-/// What may be done with a volume.
+/// Access to a volume.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Access {
-    /// Everything.
+    /// Read and write.
     #[default]
     ReadWrite,
-    /// It is looked at, and nothing else.
+    /// Read-only.
     ReadOnly,
 }
 
-/// Where the writable files of sandboxes and volumes are kept.
+/// Where the writable files of sandboxes and volumes are stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StoreFacts {
-    /// What it is.
+    /// Its kind.
     pub kind: StoreKind,
-    /// Whether it holds sandboxes and volumes to their limits.
+    /// Whether it enforces the limits of sandboxes and volumes.
     pub limits: bool,
 }
 
-/// What a store is made of.
+/// Kinds of stores.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum StoreKind {
     /// Subvolumes in a data directory that is on btrfs.
     Btrfs,
-    /// Subvolumes in a file of the data directory that holds a btrfs.
+    /// Subvolumes of a btrfs in a file in the data directory.
     Loop,
     /// Plain directories in the data directory.
     Directory,
 }
 
 impl StoreKind {
-    /// As it is said.
+    /// The name of the kind.
     pub fn word(self) -> &'static str {
         match self {
             Self::Btrfs => "btrfs",
@@ -426,18 +428,18 @@ impl StoreKind {
     }
 }
 
-/// Which store is wanted.
+/// The requested store.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum StoreWish {
-    /// The best that the machine has room for.
+    /// The best that the machine supports.
     #[default]
     Auto,
-    /// Just this one.
+    /// This kind only.
     Just(StoreKind),
 }
 
 impl StoreWish {
-    /// As it is written.
+    /// As written in the configuration.
     pub fn word(self) -> &'static str {
         match self {
             Self::Auto => "auto",
@@ -445,7 +447,7 @@ impl StoreWish {
         }
     }
 
-    /// From its word.
+    /// Parses the name of a kind.
     pub fn parse(word: &str) -> Option<Self> {
         let kinds = [StoreKind::Btrfs, StoreKind::Loop, StoreKind::Directory];
         let wishes = std::iter::once(Self::Auto).chain(kinds.map(Self::Just));
@@ -453,36 +455,36 @@ impl StoreWish {
     }
 }
 
-/// What a sandbox sees as `/`.
+/// Root file system of a sandbox.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Rootfs {
     /// The machine's own `/usr` with a cleaned `/etc`, under a private writable layer.
     Host,
-    /// Layers that were unpacked before, the uppermost first, under a private writable layer.
+    /// Unpacked layers, the uppermost first, under a private writable layer.
     Layers(Vec<Digest>),
-    /// Layers as above, over what `Host` is. Each was captured from a sandbox over `Host` and has a directory `usr`.
+    /// Layers as above, over `Host`. Each was captured from a sandbox over `Host` and has a directory `usr`.
     OverHost(Vec<Digest>),
 }
 
-/// What a sandbox may use.
+/// Limits of a sandbox.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Limits {
     /// Thousandths of a processor.
     pub cpu_millis: u32,
-    /// Memory with page cache and tmpfs; swap is never given beyond it.
+    /// Memory, including page cache and tmpfs; there is no swap beyond it.
     pub memory_bytes: u64,
     /// Processes and threads.
     pub pids: u32,
-    /// What its writable files may take on disk; no limit of its own where there is none, or where the store has no limits.
+    /// Disk limit for its writable files; `None` if there is none, or if the store enforces no limits.
     pub disk_bytes: Option<u64>,
 }
 
-/// Writes one packet.
+/// Encodes one packet.
 pub fn to_packet<T: Serialize>(message: &T) -> Vec<u8> {
     postcard::to_allocvec(message).expect("packets are made of types that postcard can write")
 }
 
-/// Reads one packet, whole.
+/// Decodes one complete packet.
 pub fn from_packet<T: DeserializeOwned>(packet: &[u8]) -> Option<T> {
     match postcard::take_from_bytes(packet) {
         Ok((message, [])) => Some(message),

@@ -1,4 +1,4 @@
-//! What crosses between the processes of Shoal. Types and their encodings; no logic, no I/O.
+//! Types that cross between the processes of Shoal, and their encodings; no logic, no I/O.
 //!
 //! Read in this order: [`id`] and [`digest`] name things, [`frame`], [`guest`] and [`files`] are spoken between daemon and init,
 //! [`launch`] between daemon and launcher, `api` between clients and the daemon.

@@ -1,4 +1,4 @@
-//! Removes what tests have left that were ended before they could tidy up: a hang that the runner killed, a power cut.
+//! Removes leftovers of tests that ended before they could clean up: a hang that the runner killed, a power cut.
 //!
 //! `cargo xtask test` runs it before and after the tests, so that an earlier failed run does not disturb the next one.
 

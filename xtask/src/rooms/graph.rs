@@ -1,8 +1,8 @@
-//! Which room depends on which, and the rings in that.
+//! The dependencies between rooms, and the cycles in them.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-/// Names of rooms, and for each what it depends on with the places that say so.
+/// Names of rooms, and the dependencies of each with the lines that cause them.
 #[derive(Debug, Default)]
 pub struct Graph {
     edges: BTreeMap<String, BTreeMap<String, Vec<Place>>>,
@@ -11,17 +11,17 @@ pub struct Graph {
 /// A line of the source that makes one room depend on another.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Place {
-    /// The path of the file from the repository's root.
+    /// Path of the file, relative to the repository.
     pub file: String,
     pub line: usize,
     pub text: String,
 }
 
-/// Rooms of which each depends on all others, directly or around a ring.
+/// Rooms of which each depends on all others, directly or indirectly.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Knot {
     pub rooms: BTreeSet<String>,
-    /// How many dependencies lie in the knot. Without them there would be none.
+    /// Number of dependencies between the rooms of the knot.
     pub dependencies: usize,
 }
 
@@ -33,7 +33,7 @@ impl Graph {
     pub fn add(&mut self, from: &str, to: &str, place: Place) {
         self.add_room(to);
         let places = self.edges.entry(from.to_owned()).or_default().entry(to.to_owned()).or_default();
-        // One line may name several things of one room.
+        // One line may name several items of one room.
         if places.last() != Some(&place) {
             places.push(place);
         }
@@ -71,7 +71,7 @@ impl Graph {
         knots
     }
 
-    /// What a room depends on, directly or through others.
+    /// The dependencies of a room, direct and indirect.
     fn reach(&self, room: &str) -> BTreeSet<&str> {
         let mut reached = BTreeSet::new();
         let mut open: Vec<&str> = self.needs(room).collect();
@@ -83,8 +83,8 @@ impl Graph {
         reached
     }
 
-    /// The rings of a knot that show what is wrong: every pair of rooms that depend on each other, or the shortest ring
-    /// if there is no such pair.
+    /// The cycles of a knot that show the problem: every pair of rooms that depend on each other, or the shortest
+    /// cycle if there is no such pair.
     pub fn rings(&self, knot: &Knot) -> Vec<Vec<&str>> {
         let mut pairs = Vec::new();
         for from in self.rooms().filter(|room| knot.rooms.contains(*room)) {
@@ -101,7 +101,7 @@ impl Graph {
         rooms.filter_map(|room| self.ring_through(room)).min_by_key(Vec::len).into_iter().collect()
     }
 
-    /// The shortest ring that leads from a room back to it.
+    /// The shortest cycle from a room back to it.
     fn ring_through<'a>(&'a self, room: &'a str) -> Option<Vec<&'a str>> {
         let mut before: BTreeMap<&str, &str> = BTreeMap::new();
         let mut open = VecDeque::from([room]);
@@ -124,8 +124,8 @@ impl Graph {
         None
     }
 
-    /// The rooms so that each comes after all that it depends on, as far as there are no rings. Rooms of one knot
-    /// stand beside each other.
+    /// The rooms so that each comes after its dependencies, as far as there are no cycles. Rooms of one knot are
+    /// adjacent.
     pub fn in_order(&self) -> Vec<&str> {
         let mut rooms: Vec<(usize, &str)> = self.rooms().map(|room| (self.reach(room).len(), room)).collect();
         rooms.sort_unstable();

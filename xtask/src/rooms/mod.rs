@@ -1,11 +1,11 @@
-//! One noun, one room: the folders of a crate depend on each other one way only.
+//! One noun, one room: checks that the folders of a crate depend on each other one way only.
 //!
-//! A room is a folder of `crates/<crate>/src`, with the file of its name beside it if there is one, or a file of its own
-//! in `src`. `lib.rs` and `main.rs` are no rooms: they put the others together. A room depends on another when its
-//! source has a path into it (`crate::b::C`, `super::b::C` where that leaves the room), or a path to something that the
-//! crate's root has from there (`crate::C` with `pub use b::C` in `lib.rs`). Tests may look anywhere.
+//! A room is a folder of `crates/<crate>/src`, with the file of its name beside it if there is one, or a single file
+//! in `src`. `lib.rs` and `main.rs` are not rooms: they combine the others. A room depends on another if its source
+//! has a path into it (`crate::b::C`, `super::b::C` where that leaves the room), or a path to something that the
+//! crate's root re-exports from there (`crate::C` with `pub use b::C` in `lib.rs`). Tests may use anything.
 //!
-//! Reads the source by itself: a parser for all of Rust takes longer to compile than the rest of this package.
+//! Parses the source by hand: a full Rust parser takes longer to compile than the rest of this package.
 
 mod graph;
 mod source;
@@ -21,20 +21,20 @@ use anyhow::{Context, Result, bail};
 use graph::{Graph, Place};
 use source::{Reference, Source};
 
-/// As many lines are shown for each dependency in a ring.
+/// How many lines are shown for each dependency in a cycle.
 const PLACES_SHOWN: usize = 3;
 
-/// What is wanted on the terminal.
+/// What to print.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Tell {
-    /// What is wrong.
+pub enum Report {
+    /// Only faults.
     Faults,
-    /// Every room with what it depends on, and then what is wrong.
-    Everything,
+    /// Every room with its dependencies, and then the faults.
+    All,
 }
 
-/// Fails when rooms of a crate depend on each other around a ring.
-pub fn check(tell: Tell) -> Result<()> {
+/// Fails if rooms of a crate depend on each other in a cycle.
+pub fn check(report: Report) -> Result<()> {
     let root = super::root();
     let mut crates = Vec::new();
     for directory in entries(&root.join("crates"))? {
@@ -44,7 +44,7 @@ pub fn check(tell: Tell) -> Result<()> {
             crates.push((name, read_crate(&root, &source)?));
         }
     }
-    if tell == Tell::Everything {
+    if report == Report::All {
         for (name, graph) in &crates {
             print!("{}", describe(name, graph));
         }
@@ -56,7 +56,7 @@ pub fn check(tell: Tell) -> Result<()> {
     Ok(())
 }
 
-/// What is wrong with the rooms of all crates.
+/// The faults of all crates.
 fn faults(crates: &[(String, Graph)]) -> Vec<String> {
     let mut faults = Vec::new();
     for (name, graph) in crates {
@@ -73,7 +73,7 @@ fn faults(crates: &[(String, Graph)]) -> Vec<String> {
     faults
 }
 
-/// Each room of a ring with the lines that make it depend on the next.
+/// Each room of a cycle with the lines that make it depend on the next.
 fn describe_ring(graph: &Graph, ring: &[&str]) -> String {
     let mut text = String::new();
     for (at, from) in ring.iter().enumerate() {
@@ -90,7 +90,7 @@ fn describe_ring(graph: &Graph, ring: &[&str]) -> String {
     text
 }
 
-/// The rooms of a crate, each after what it depends on.
+/// The rooms of a crate, each after its dependencies.
 fn describe(name: &str, graph: &Graph) -> String {
     let knots = graph.knots();
     let mut text = format!("{name}\n");
@@ -166,7 +166,7 @@ fn connect(files: &[File]) -> Graph {
     graph
 }
 
-/// What can be named at the crate's root, and from which room it comes.
+/// What can be named at the crate's root, and the room that it comes from.
 struct Root<'a> {
     rooms: &'a [String],
     names: BTreeMap<&'a str, &'a str>,
@@ -207,7 +207,7 @@ impl<'a> Root<'a> {
     }
 }
 
-/// What a module offers to those who import everything: items at the start of a line that are `pub`.
+/// What a glob import of a module brings: `pub` items at the start of a line.
 fn public_names(text: &str) -> impl Iterator<Item = &str> {
     const KINDS: &[&str] = &["struct", "enum", "fn", "trait", "type", "const", "static", "mod", "union"];
     text.lines().filter_map(|line| {
@@ -217,7 +217,7 @@ fn public_names(text: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// All files below a folder, with the modules they are.
+/// All files below a folder, with their modules.
 fn collect(
     directory: &Path,
     module: &mut Vec<String>,
@@ -226,7 +226,7 @@ fn collect(
     for path in entries(directory)? {
         let name = file_name(&path)?;
         if path.is_dir() {
-            // Programs of their own; they are no modules of this crate.
+            // Separate programs, which are not modules of this crate.
             if module.is_empty() && name == "bin" {
                 continue;
             }

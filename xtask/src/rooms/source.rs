@@ -1,36 +1,36 @@
-//! The paths in one source file that start at the crate's root: what the file needs from other rooms.
+//! The paths in one source file that start at the crate's root: what the file uses from other rooms.
 //!
-//! Whatever is compiled for tests alone is left out: a test may look anywhere.
+//! Test-only code is left out: a test may use anything.
 
 use super::tokens::{Placed, Token, tokens};
 
-/// What one file says.
+/// What one file contains.
 #[derive(Debug, Default)]
 pub struct Source {
     pub references: Vec<Reference>,
-    /// Modules that are declared for tests alone: `#[cfg(test)] mod tests;`.
+    /// Test-only modules: `#[cfg(test)] mod tests;`.
     pub test_modules: Vec<String>,
 }
 
-/// A path that leads to the crate's root, without the words that lead there.
+/// A path from the crate's root, without its prefix.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Reference {
     /// `["a", "B"]` for `crate::a::B`. The last part is `*` for everything.
     pub path: Vec<String>,
-    /// The name that a `use` gives it, if that is not its own.
+    /// Its alias in a `use`, if it has one.
     pub alias: Option<String>,
     /// The line of the file, counted from 1.
     pub line: usize,
 }
 
 impl Reference {
-    /// What the file can call it by.
+    /// The name under which the file knows it.
     pub fn name(&self) -> Option<&str> {
         self.alias.as_deref().or(self.path.last().map(String::as_str))
     }
 }
 
-/// Reads the source of the module at `module`: `["a", "b"]` for `src/a/b.rs`, nothing for the crate's root.
+/// Parses the source of the module at `module`: `["a", "b"]` for `src/a/b.rs`, empty for the crate's root.
 pub fn read(source: &str, module: &[String]) -> Source {
     let tokens = tokens(source);
     let mut reader =
@@ -39,7 +39,7 @@ pub fn read(source: &str, module: &[String]) -> Source {
     reader.found
 }
 
-/// Modules, functions and the like. Before one of these, `#[cfg(test)]` leaves out all of it.
+/// Modules, functions and similar. `#[cfg(test)]` before one of these leaves out all of it.
 const ITEMS: &[&str] = &[
     "async",
     "const",
@@ -77,7 +77,7 @@ impl Reader<'_> {
             if token.is_sign('#') && self.is_for_tests() {
                 self.skip_item();
             } else if token.is_word("pub") && self.is_sign(1, '(') && self.is_word(2, "in") {
-                // `pub(in crate::a)` says who may use something, and uses nothing.
+                // `pub(in crate::a)` is a visibility and uses nothing.
                 self.skip_to(')');
             } else if token.is_word("use") && self.is_root() {
                 self.at += 1;
@@ -122,8 +122,8 @@ impl Reader<'_> {
         leads && !after_path && self.is_path_sep(1)
     }
 
-    /// Goes over `crate::`, `self::` and `super::super::`. Nothing if that does not lead to the root; the reader then
-    /// stands at the last of these words.
+    /// Skips `crate::`, `self::` and `super::super::`. Returns `None` if that does not lead to the root; the reader
+    /// is then at the last of these words.
     fn start(&mut self) -> Option<Vec<String>> {
         let mut depth = self.module.len() + self.inline.len();
         let mut beyond = self.at;
@@ -147,7 +147,7 @@ impl Reader<'_> {
         Some(Vec::new())
     }
 
-    /// Reads the rest of a path, or of a tree of paths: `a::{b, c::*}`.
+    /// Parses the rest of a path, or of a tree of paths: `a::{b, c::*}`.
     fn tree(&mut self, mut path: Vec<String>) {
         let line = self.tokens.get(self.at).map_or(0, |placed| placed.line);
         loop {
@@ -195,7 +195,7 @@ impl Reader<'_> {
             let before = self.at;
             self.tree(path.to_vec());
             if self.at == before {
-                // Not a tree of paths after all.
+                // Not a tree of paths.
                 return;
             }
         }
@@ -214,7 +214,7 @@ impl Reader<'_> {
         }
     }
 
-    /// Whether `#[cfg(test)]` or `#[cfg(all(test, ...))]` stands here.
+    /// Whether `#[cfg(test)]` or `#[cfg(all(test, ...))]` is here.
     fn is_for_tests(&self) -> bool {
         let is_cfg = self.is_sign(1, '[') && self.is_word(2, "cfg") && self.is_sign(3, '(');
         let all = self.is_word(4, "all") && self.is_sign(5, '(') && self.is_word(6, "test");
@@ -231,7 +231,7 @@ impl Reader<'_> {
         }
     }
 
-    /// Goes over attributes and what they belong to.
+    /// Skips attributes and the item that they belong to.
     fn skip_item(&mut self) {
         while self.is_sign(0, '#') {
             self.at += 1;
@@ -259,7 +259,7 @@ impl Reader<'_> {
                     self.at += 1;
                     return;
                 }
-                // A field or an arm ends here, or with what it is in.
+                // A field or an arm ends here, or with its container.
                 Token::Sign(',') if !is_item => {
                     self.at += 1;
                     return;
@@ -277,7 +277,7 @@ impl Reader<'_> {
         }
     }
 
-    /// Goes over a pair of brackets with all that is between them.
+    /// Skips a pair of brackets with everything between them.
     fn skip_group(&mut self) {
         let mut depth = 0_usize;
         while let Some(token) = self.token(0) {

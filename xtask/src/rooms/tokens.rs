@@ -1,8 +1,8 @@
-//! Rust source as words and signs, with line numbers: enough to find paths, and nothing more.
+//! Rust source as words and signs, with line numbers: just enough to find paths.
 //!
-//! Comments, strings, characters and lifetimes are dropped here, so that no later step finds a path in one of them.
+//! Comments, strings, characters and lifetimes are dropped here, so that no path is found in them.
 
-/// What is left of a source file.
+/// A token of a source file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Token {
     /// A keyword or a name.

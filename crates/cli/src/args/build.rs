@@ -15,7 +15,7 @@ Examples:
   shoal build -t app --secret id=token,env=TOKEN .
   shoal run --template app
 
-Supported instructions: FROM, RUN, COPY, ADD of local files, ENV, ARG, WORKDIR, USER, CMD, ENTRYPOINT and LABEL. Files \
+Supported instructions: FROM, RUN, COPY, ADD of local files, ENV, ARG, WORKDIR, USER, CMD, ENTRYPOINT, SHELL and LABEL. Files \
 that .dockerignore excludes are not sent. Steps run in sandboxes with the template's limits and without a network. A step \
 whose result is cached is not run again.
 

@@ -59,12 +59,15 @@ pub async fn image(arguments: Image, environment: &Environment) -> anyhow::Resul
                 }
             }
             if failures < arguments.images.len() {
-                collected(all, arguments.json)?;
+                let nothing =
+                    "removed the name; the image stays, because other names, sandboxes or templates use it";
+                collected(all, arguments.json, nothing)?;
             }
             Ok(i32::from(failures > 0))
         }
         ImageAction::Gc(arguments) => {
-            collected(client.collect_images().await?, arguments.json)?;
+            let nothing = "removed nothing: every image and layer is in use";
+            collected(client.collect_images().await?, arguments.json, nothing)?;
             Ok(0)
         }
         ImageAction::Alias(arguments) => alias(&client, arguments.action, environment).await,
@@ -303,12 +306,16 @@ fn described(image: &api::Image) -> String {
     text
 }
 
-fn collected(collected: api::CollectedImages, json: bool) -> anyhow::Result<()> {
+/// Prints what was removed, or `nothing`.
+fn collected(collected: api::CollectedImages, json: bool, nothing: &str) -> anyhow::Result<()> {
     if json {
         return print::json(&collected);
     }
     let count = |number: u64, word: &str| format!("{number} {word}{}", if number == 1 { "" } else { "s" });
     let api::CollectedImages { images, layers, bytes } = collected;
+    if images == 0 && layers == 0 {
+        return print::line(nothing);
+    }
     print::line(&format!(
         "removed {} and {}, {}",
         count(images, "image"),

@@ -1,17 +1,17 @@
-//! What callers may ask about API keys.
+//! Calls about API keys.
 
 use crate::access::keys::BOOTSTRAP_ID;
 use crate::observe::clock::now;
 use crate::{Engine, EngineError, Key, KeyEnd, KeyLimits, KeySecret, KeySpec, Owner};
 
 impl Engine {
-    /// Makes a key. The secret is shown this once.
+    /// Creates a key. The secret is returned only here.
     pub async fn create_key(&self, spec: KeySpec) -> Result<(Key, KeySecret), EngineError> {
         loop {
             let (id, secret) = KeySecret::generate();
             let KeySpec { owner, admin, metrics_only, limits } = spec.clone();
             let key = Key { id, owner, admin, metrics_only, limits, created_at: now() };
-            // An id that is taken by chance is made anew.
+            // If the random id is taken, try another.
             if self.shared().db.put_key(key.clone(), secret.hash()).await? {
                 self.shared().keys.put(key.clone(), secret.hash());
                 return Ok((key, secret));
@@ -39,7 +39,7 @@ impl Engine {
         Ok(self.shared().db.keys().await?.into_iter().map(|(key, _)| key).collect())
     }
 
-    /// Ends a key at once. Sandboxes of its owner stay.
+    /// Deletes a key, with effect at once. Sandboxes of its owner stay.
     pub async fn delete_key(&self, id: &str) -> Result<(), EngineError> {
         self.shared().keys.remove(id);
         match self.shared().db.delete_key(id.into()).await? {
@@ -48,12 +48,12 @@ impl Engine {
         }
     }
 
-    /// Tells when a key is deleted.
+    /// Notifies when a key is deleted.
     pub fn key_end(&self, key: &Key) -> KeyEnd {
         self.shared().keys.end_of(key)
     }
 
-    /// The key that `presented` is, if it is one. Constant time in the secret; answers from memory, no row is read.
+    /// The key with the secret `presented`, if there is one. Takes constant time; reads memory, not rows.
     pub fn authenticate(&self, presented: &str) -> Option<Key> {
         self.shared().keys.authenticate(presented)
     }

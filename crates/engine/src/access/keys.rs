@@ -1,7 +1,7 @@
-//! Who may ask: api keys, kept hashed, found in memory.
+//! API keys: stored as hashes, looked up in memory.
 //!
 //! A key is `shoal_<id>_<secret>`; the id finds it, the whole text proves it. The operator may set one key of any
-//! spelling, the *bootstrap key*. Rows are the store's business; this file knows how a text becomes a [`Key`].
+//! form, the *bootstrap key*. `db` owns the rows; this file knows how a text becomes a [`Key`].
 
 use std::collections::HashMap;
 use std::fmt;
@@ -19,16 +19,16 @@ use crate::model::random::{random, random_u64};
 pub const BOOTSTRAP_ID: &str = "bootstrap";
 
 const PREFIX: &str = "shoal_";
-/// 48 bits name a key: a handful exist, and a clash is refused by the table.
+/// 48 bits for the id: there are few keys, and the table rejects a collision.
 const ID_DIGITS: usize = 12;
-/// 128 bits would do; the rest is free.
+/// 128 bits would be enough; more cost nothing.
 const SECRET_BYTES: usize = 24;
-/// Below this a key can be guessed; so many bytes of anything random cannot.
+/// A shorter key can be guessed; this many random bytes cannot.
 const LENGTH_MIN: usize = 16;
-/// Fits a header line with room to spare.
+/// Fits into a header line with room to spare.
 const LENGTH_MAX: usize = 512;
 
-/// What the holder of a key shows. Printed only on purpose.
+/// The secret text of a key. Printed only on purpose.
 #[derive(Clone, PartialEq, Eq)]
 pub struct KeySecret(String);
 
@@ -40,14 +40,14 @@ impl KeySecret {
         (id.clone(), Self(format!("{PREFIX}{id}_{secret}")))
     }
 
-    /// A secret for a data directory that has none yet: what the daemon writes to its key file at first start.
+    /// A secret for a new data directory, which the daemon writes to its key file at its first start.
     pub fn random() -> Self {
         Self::generate().1
     }
 
     /// A secret that an operator chose: 16 to 512 visible ASCII characters that are not a well-known placeholder.
     pub fn parse(text: &str) -> Result<Self, EngineError> {
-        // Documents and examples are full of these; whoever copies one has an open door.
+        // Documents and examples are full of these; a copied one is an open door.
         const PLACEHOLDERS: [&str; 9] = [
             "changeme",
             "change-me",
@@ -95,7 +95,7 @@ impl fmt::Debug for KeySecret {
     }
 }
 
-/// What is kept of a secret. The secrets are random and long, so a plain hash is as good as a slow one.
+/// What is stored of a secret. Secrets are random and long, so a plain hash is as good as a slow one.
 #[derive(Clone, Copy)]
 pub(crate) struct KeyHash(pub [u8; 32]);
 
@@ -117,19 +117,19 @@ pub(crate) struct Keys {
 struct Known {
     key: Key,
     hash: KeyHash,
-    /// Dropped with the key, which those hear who wait for its end.
+    /// Dropped with the key, which notifies waiters.
     lives: watch::Sender<()>,
 }
 
-/// Tells when a key is deleted. Whoever goes on for long in a key's name holds one.
+/// Notifies when a key is deleted. Long operations of a key hold one.
 #[derive(Debug, Clone)]
 pub struct KeyEnd(Option<watch::Receiver<()>>);
 
 impl KeyEnd {
-    /// Returns when the key is no more, at once if that is so already. Cancel-safe.
+    /// Returns when the key is deleted, at once if it already is. Cancel-safe.
     pub async fn wait(&mut self) {
         if let Some(lives) = &mut self.0 {
-            // Nothing is ever sent; the error is the end.
+            // Nothing is ever sent; the error means the end.
             while lives.changed().await.is_ok() {}
         }
     }
@@ -148,7 +148,7 @@ impl Keys {
         self.by_id.write().unwrap_or_else(PoisonError::into_inner).insert(known.key.id.clone(), known);
     }
 
-    /// When a key ends. One that has taken the place of another under its id is another.
+    /// When a key ends. A key that replaced another under its id is a different key.
     pub fn end_of(&self, key: &Key) -> KeyEnd {
         let keys = self.by_id.read().unwrap_or_else(PoisonError::into_inner);
         KeyEnd(keys.get(&key.id).filter(|known| known.key == *key).map(|known| known.lives.subscribe()))
@@ -158,8 +158,8 @@ impl Keys {
         self.by_id.write().unwrap_or_else(PoisonError::into_inner).remove(id);
     }
 
-    /// The key that `presented` is. The id is no secret and may be looked up as it comes; the rest is compared by hash,
-    /// in constant time.
+    /// The key with the secret `presented`. The id is not secret and is looked up directly; the rest is compared by
+    /// hash, in constant time.
     pub fn authenticate(&self, presented: &str) -> Option<Key> {
         if !(LENGTH_MIN..=LENGTH_MAX).contains(&presented.len()) {
             return None;
@@ -220,7 +220,7 @@ mod tests {
         assert!(futures_now(others.wait()).is_none(), "the other key lives");
     }
 
-    /// What a future gives without waiting.
+    /// The value of a future that is ready.
     fn futures_now<T>(future: impl Future<Output = T>) -> Option<T> {
         let mut context = std::task::Context::from_waker(std::task::Waker::noop());
         match std::pin::pin!(future).poll(&mut context) {

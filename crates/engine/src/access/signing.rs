@@ -1,11 +1,13 @@
-//! Tags that only this installation can make: HMAC (RFC 2104) with SHA-256, over secrets that were made with the database and never leave it.
+//! Tags that only this installation can make: HMAC (RFC 2104) with SHA-256, with secrets that were made with the
+//! database and never leave it.
 //!
-//! Links carry one as their proof, and the names of layers that are made here are tags too (`crate::image::made::name`).
+//! Signed links carry one as proof, and the names of layers that are made here are tags too
+//! (`crate::image::made::name`).
 
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
 
-/// In bytes, as the hash has it.
+/// Length in bytes, that of the hash.
 pub const TAG_LENGTH: usize = 32;
 
 /// One secret of one installation.
@@ -25,7 +27,7 @@ impl Signer {
         self.mac().chain_update(message).finalize().into_bytes().into()
     }
 
-    /// The tag of a list. Each part goes in with its length, so that no two lists have the same bytes.
+    /// The tag of a list. Each part is preceded by its length, so that no two lists have the same bytes.
     pub fn tag_of_list<'a>(&self, parts: impl IntoIterator<Item = &'a [u8]>) -> [u8; TAG_LENGTH] {
         let mut mac = self.mac();
         for part in parts {
@@ -35,19 +37,19 @@ impl Signer {
         mac.finalize().into_bytes().into()
     }
 
-    /// Whether `tag` is that of `message`. Takes as long for a tag that is wrong in its first byte as in its last.
+    /// Whether `tag` is that of `message`. Takes constant time.
     fn is_tag(&self, message: &[u8], tag: &[u8]) -> bool {
         self.mac().chain_update(message).verify_slice(tag).is_ok()
     }
 }
 
 impl crate::Engine {
-    /// What proves that this installation has said `message`.
+    /// A proof that this installation has issued `message`.
     pub fn sign(&self, message: &[u8]) -> [u8; TAG_LENGTH] {
         self.shared().signer.tag(message)
     }
 
-    /// Whether this installation has said `message`. Takes as long for a tag that is wrong in its first byte as in its last.
+    /// Whether this installation has issued `message`. Takes constant time.
     pub fn has_signed(&self, message: &[u8], tag: &[u8]) -> bool {
         self.shared().signer.is_tag(message, tag)
     }
@@ -59,7 +61,7 @@ mod tests {
 
     #[test]
     fn the_tag_is_the_one_that_the_standard_says() {
-        // RFC 4231, case 1 and 2, whose keys are shorter and filled with zeros.
+        // RFC 4231, cases 1 and 2, whose keys are shorter and padded with zeros.
         let mut secret = [0; TAG_LENGTH];
         secret[..20].fill(0x0b);
         let hex = |tag: [u8; TAG_LENGTH]| tag.iter().map(|byte| format!("{byte:02x}")).collect::<String>();

@@ -1,14 +1,15 @@
 //! One build from start to end: finds the stages that are needed, builds them in order, and makes a template of the last one.
 
-use std::collections::{BTreeMap, HashMap};
-use std::fs::File;
-use std::sync::{Arc, Mutex};
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
+use image::Digest;
 use image::dockerfile::{Dockerfile, Instruction, Stage};
 use tracing::{info, warn};
 
 use super::context::Context;
+use super::log::LogFile;
 use super::recovery::{NAMES, delete_sandboxes, remove_names};
 use super::rootfs::Rootfs;
 use super::steps::{Expander, Work};
@@ -16,6 +17,7 @@ use super::{Build, BuildState};
 use crate::Engine;
 use crate::db::BuildRow;
 use crate::error::{BuildError, chain};
+use crate::image::Images;
 use crate::model::Key;
 use crate::template::{Prepared, TemplateName, TemplateSpec};
 
@@ -30,7 +32,9 @@ pub(super) struct Builder {
     pub(super) secrets: BTreeMap<String, Vec<u8>>,
     pub(super) spec: TemplateSpec,
     pub(super) template: TemplateName,
-    pub(super) log: Mutex<File>,
+    pub(super) log: Mutex<LogFile>,
+    /// The images of its stages so far.
+    pub(super) images: Mutex<HashSet<Digest>>,
 }
 
 pub(super) type Built<T> = Result<T, BuildError>;
@@ -75,6 +79,13 @@ impl Builder {
             warn!(
                 error = chain(&error),
                 "cannot remove the image names of a build; the next start of the daemon removes them"
+            );
+        }
+        let images = std::mem::take(&mut *self.images.lock().unwrap_or_else(PoisonError::into_inner));
+        if let Err(error) = Images::drop_unused(self.engine.shared(), images.into_iter().collect()).await {
+            warn!(
+                error = chain(&error),
+                "cannot remove the images of a build; a collection removes them later"
             );
         }
         let row = BuildRow {
@@ -166,8 +177,14 @@ impl Builder {
             Some(other) => done.get(&other).cloned().expect("`needed` expands the same name"),
             None => self.base_image(&from, stage.line).await?,
         };
-        let mut work =
-            Work { number, rootfs, arguments: BTreeMap::new(), pending: Vec::new(), pins: Vec::new() };
+        let mut work = Work {
+            number,
+            rootfs,
+            arguments: BTreeMap::new(),
+            pending: Vec::new(),
+            pins: Vec::new(),
+            caches: Vec::new(),
+        };
         let layers = work.rootfs.layers.iter().map(|layer| layer.layer);
         work.pins.push(self.engine.shared().images.pin(layers));
         for step in &stage.steps {

@@ -2,28 +2,30 @@
 //!
 //! Files of the context are never unpacked on the host: they go from the uploaded archive straight into the sandbox.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
-use crate::model::Program as Run;
 use archive::{Entry, EntryKind};
 use image::dockerfile::{self, DockerfileError};
 use image::hash::Hasher;
 use serde_json::json;
-use wire::files::{FileKind, Links};
+use wire::files::{Condition, FileErrorKind, FileKind, Links, Relocate};
 
 use super::builder::{Builder, Built, How};
 use super::context::{Context, ContextEntry, PIECE};
 use super::key::hash_part;
 use super::rootfs::Rootfs;
-use super::sandbox::{Broken, end_archive, ended};
+use super::sandbox::{Broken, end_archive};
 use super::steps::Work;
-use crate::error::{BuildError, Field, chain};
+use crate::error::{BuildError, EngineError, Field, chain};
 use crate::files::{Files, Unpacking};
-use crate::model::{CommandSpec, GuestPath, GuestUser, Outcome};
+use crate::model::GuestUser;
 use crate::sandbox::live::LiveSandbox;
+
+/// Where `--chown` unpacks files before they are moved. It is removed before the layer is made.
+const STAGING: &str = "/.shoal-copy";
 
 /// What a `COPY` or `ADD` asks for, with its variables expanded.
 pub(super) struct Copy {
@@ -85,11 +87,20 @@ impl Builder {
             // No stage has this number.
             None => (self.base_image(from, line).await?, self.file.stages.len() + line),
         };
+        if rootfs.over_host {
+            // Files of this machine change without a layer that would identify them, so their contents do.
+            let _pins = shared.images.pin(rootfs.layers.iter().map(|layer| layer.layer));
+            let parts = self.pack_sources(wish, number, &rootfs).await?;
+            let key = json!([wish.sources, contents_key(&parts)]).to_string().into_bytes();
+            return self.copy(work, wish, Sources { parts, key }).await;
+        }
         let top = rootfs.layers.last().map(|layer| layer.layer.to_string()).unwrap_or_default();
         // The top layer identifies all files of the source, so the cache is found without reading any of them.
         let key = json!([wish.sources, top]).to_string().into_bytes();
         let layer = self.layer_name(work, "COPY", &[&key, &wish.key()]);
-        let _pins = shared.images.pin(rootfs.layers.iter().map(|layer| layer.layer));
+        // The layer of this step too, before asking for it: if it were collected after that, an empty one would take its name.
+        let pinned = rootfs.layers.iter().map(|layer| layer.layer).chain([layer]);
+        let _pins = shared.images.pin(pinned);
         let cached = shared.db.has_layer(layer).await;
         let parts = match cached.map_err(|error| BuildError::Step { line, why: chain(&error) })? {
             true => Vec::new(),
@@ -125,7 +136,7 @@ impl Builder {
     async fn pack_sources(&self, wish: &Copy, number: usize, rootfs: &Rootfs) -> Built<Vec<Part>> {
         let failed = |why: String| BuildError::Step { line: wish.line, why };
         self.store_stage(number, rootfs).await.map_err(|error| failed(chain(&error)))?;
-        let sandbox = self.create_sandbox(number).await.map_err(|broken| failed(broken.0))?;
+        let sandbox = self.create_sandbox(number, Vec::new()).await.map_err(|broken| failed(broken.0))?;
         let mut parts = Vec::new();
         for source in &wish.sources {
             parts.push(self.pack(&sandbox, source).await.map_err(|broken| failed(broken.0))?);
@@ -161,14 +172,13 @@ impl Builder {
         Ok(Part { context: Arc::new(context), path, is_directory })
     }
 
-    /// Makes the layer of a `COPY`: sends all parts into a sandbox and changes their owner.
+    /// Makes the layer of a `COPY`: sends all parts into a sandbox.
     async fn copy(&self, work: &mut Work, wish: &Copy, sources: Sources) -> Built<How> {
         let Sources { parts, key } = sources;
         let target = work.resolve(&wish.target);
         let names_directory = wish.target.ends_with('/') || wish.target == "." || parts.len() > 1;
-        self.layer(work, wish.line, "COPY", &[&key, &wish.key()], async |builder, sandbox| {
+        self.layer(work, wish.line, "COPY", &[&key, &wish.key()], async |_, sandbox| {
             let files = Files::new(Arc::clone(&sandbox.transfers), None);
-            let mut made = Vec::new();
             for part in &parts {
                 let destination = if part.is_directory {
                     Destination::of_contents(&target)
@@ -177,66 +187,130 @@ impl Builder {
                 } else {
                     Destination::exactly(&target)
                 };
-                made.append(&mut builder.send(&files, part, &destination, wish.mode).await?);
+                match &wish.chown {
+                    Some(owner) => {
+                        let user = GuestUser::parse(user_of(owner)).map_err(|must| must.of(Field::User))?;
+                        let user = Files::new(Arc::clone(&sandbox.transfers), Some(user));
+                        send_as(&files, &user, part, &destination, wish.mode).await?;
+                    }
+                    None => {
+                        make_directory(&files, &destination.directory).await?;
+                        send(&files, part, &destination, &destination.directory, wish.mode).await?;
+                    }
+                }
             }
-            match &wish.chown {
-                Some(owner) if !made.is_empty() => builder.change_owner(sandbox, owner, made).await,
-                _ => Ok(()),
-            }
+            Ok(())
         })
         .await
     }
+}
 
-    /// Sends one part, and returns the paths that it has made directly in the destination's directory.
-    async fn send(
-        &self,
-        files: &Files,
-        part: &Part,
-        destination: &Destination,
-        mode: Option<u32>,
-    ) -> Result<Vec<String>, Broken> {
-        let directory = destination.directory.as_str();
-        if directory != "/" {
-            files.make_directory(directory.as_bytes(), true, None).await?;
-        }
-        let mut unpacking = files.unpack(directory.as_bytes()).await?;
-        let mut made: Vec<String> = Vec::new();
-        for (path, found) in part.entries(destination.name.as_deref()) {
-            let first = path.split('/').next().unwrap_or_default();
-            let first = format!("{}/{first}", directory.trim_end_matches('/'));
-            if made.last() != Some(&first) {
-                made.push(first);
-            }
-            let entry = sent_entry(path, &found.entry, mode);
-            unpacking.write(archive::entry_header(&entry).into()).await?;
-            send_contents(&mut unpacking, &part.context, found).await?;
-        }
-        end_archive(unpacking).await?;
-        Ok(made)
+/// The user who gets the files of `--chown`. As in other builders, a user id without a group means the group of the same number.
+pub(super) fn user_of(chown: &str) -> String {
+    let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    match chown.split_once(':') {
+        Some(("", group)) => format!("0:{group}"),
+        Some((user, "")) => user_of(user),
+        None if is_number(chown) => format!("{chown}:{chown}"),
+        Some(_) | None => chown.to_owned(),
     }
+}
 
-    /// Gives files to a user of the sandbox, by the `chown` of its image.
-    async fn change_owner(
-        &self,
-        sandbox: &Arc<LiveSandbox>,
-        owner: &str,
-        mut paths: Vec<String>,
-    ) -> Result<(), Broken> {
-        let mut argv: Vec<String> = ["chown", "-R", "-h", owner, "--"].map(Into::into).to_vec();
-        argv.append(&mut paths);
-        let program = Run::argv(argv).map_err(|must| must.of(Field::Argv))?;
-        let spec = CommandSpec {
-            user: Some(GuestUser::kept("root".into())),
-            cwd: Some(GuestPath::kept("/".into())),
-            ..CommandSpec::new(program)
-        };
-        match self.command(sandbox, spec).await? {
-            Outcome::Exited(0) => Ok(()),
-            other => {
-                let why = ended(&other);
-                Err(Broken(format!("cannot change the owner of the copied files to `{owner}`: {why}")))
+async fn make_directory(files: &Files, path: &str) -> Result<(), Broken> {
+    match path {
+        "/" | "" => Ok(()),
+        path => Ok(files.make_directory(path.as_bytes(), true, None).await?),
+    }
+}
+
+/// Sends one part into `directory`, which exists. All files belong to the user of `files`.
+async fn send(
+    files: &Files,
+    part: &Part,
+    destination: &Destination,
+    directory: &str,
+    mode: Option<u32>,
+) -> Result<(), Broken> {
+    let mut unpacking = files.unpack(directory.as_bytes()).await?;
+    for (path, found) in part.entries(destination.name.as_deref()) {
+        let entry = sent_entry(path, &found.entry, mode);
+        unpacking.write(archive::entry_header(&entry).into()).await?;
+        send_contents(&mut unpacking, &part.context, found).await?;
+    }
+    end_archive(unpacking).await
+}
+
+/// Sends one part for `user`. Init resolves the user, so the image needs no `chown`, and a number needs no account.
+///
+/// A user cannot write everywhere, and root's files cannot be given away without a program. So the user unpacks into a directory of
+/// its own, and root moves the files from there.
+async fn send_as(
+    root: &Files,
+    user: &Files,
+    part: &Part,
+    destination: &Destination,
+    mode: Option<u32>,
+) -> Result<(), Broken> {
+    root.make_directory(STAGING.as_bytes(), false, Some(0o777)).await?;
+    let new = format!("{STAGING}/new");
+    user.make_directory(new.as_bytes(), false, None).await?;
+    send(user, part, destination, &new, mode).await?;
+    let directory = destination.directory.as_str();
+    if kind_of(root, directory).await?.is_some() {
+        move_entries(root, part, destination, &new).await?;
+    } else {
+        // The target does not exist, so it belongs to the user as well.
+        let parent = directory.rsplit_once('/').map_or("", |(parent, _)| parent);
+        make_directory(root, parent).await?;
+        root.rename(relocate(&new, directory)).await?;
+    }
+    Ok(root.remove(STAGING.as_bytes(), true, Condition::None).await?)
+}
+
+/// Moves what was sent to `new` into the destination, which exists. Directories that exist there keep their owner, and get what is new.
+async fn move_entries(
+    files: &Files,
+    part: &Part,
+    destination: &Destination,
+    new: &str,
+) -> Result<(), Broken> {
+    let directory = destination.directory.trim_end_matches('/');
+    let (mut moved, mut merged) = (HashSet::new(), HashSet::new());
+    for (path, found) in part.entries(destination.name.as_deref()) {
+        let ends = path.match_indices('/').map(|(end, _)| end).chain([path.len()]);
+        for end in ends {
+            let front = &path[..end];
+            if moved.contains(front) {
+                break;
             }
+            if merged.contains(front) {
+                continue;
+            }
+            let target = format!("{directory}/{front}");
+            let is_directory = end < path.len() || found.entry.kind == EntryKind::Directory;
+            if is_directory && kind_of(files, &target).await? == Some(FileKind::Directory) {
+                merged.insert(front.to_owned());
+                continue;
+            }
+            files.rename(relocate(&format!("{new}/{front}"), &target)).await?;
+            moved.insert(front.to_owned());
+            break;
         }
+    }
+    Ok(())
+}
+
+fn relocate(from: &str, to: &str) -> Relocate {
+    let (from, to) = (from.as_bytes().to_vec(), to.as_bytes().to_vec());
+    Relocate { from, to, overwrite: true, parents: false, recursive: true }
+}
+
+/// What is at a path, with links followed; `None` if there is nothing.
+async fn kind_of(files: &Files, path: &str) -> Result<Option<FileKind>, Broken> {
+    match files.stat(path.as_bytes(), Links::Follow).await {
+        Ok(stat) => Ok(Some(stat.kind)),
+        Err(EngineError::File { source }) if source.kind == FileErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error.into()),
     }
 }
 
@@ -274,6 +348,15 @@ impl Destination {
         let directory = if directory.is_empty() { "/" } else { directory };
         Self { directory: directory.to_owned(), name: Some(name.to_owned()) }
     }
+}
+
+/// Identifies the names, modes and contents of all parts.
+fn contents_key(parts: &[Part]) -> String {
+    let mut hasher = Hasher::new();
+    for part in parts {
+        hash_part(&part.context, &part.path, &mut hasher);
+    }
+    hasher.finish().to_string()
 }
 
 async fn is_directory(files: &Files, path: &str) -> bool {

@@ -7,7 +7,7 @@ use serde_json::json;
 
 use super::builder::Builder;
 use super::context::Context;
-use super::copy::Copy;
+use super::copy::{Copy, user_of};
 use super::steps::Work;
 use crate::image::made;
 
@@ -30,7 +30,12 @@ impl Builder {
 impl Copy {
     /// What the layer depends on beside the files that are copied.
     pub(super) fn key(&self) -> Vec<u8> {
-        json!([self.target, self.chown, self.mode]).to_string().into_bytes()
+        match self.chown.as_deref().map(user_of) {
+            None => json!([self.target, null, self.mode]),
+            Some(user) => json!([self.target, "as", user, self.mode]),
+        }
+        .to_string()
+        .into_bytes()
     }
 }
 

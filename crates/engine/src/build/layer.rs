@@ -47,6 +47,7 @@ impl Builder {
                 (self.make_in_sandbox(work, layer, act).await.map_err(|broken| failed(broken.0))?, How::Done)
             }
         };
+        shared.images.keep_recent(layer);
         work.pending.clear();
         work.rootfs.layers.push(StoredLayer { layer, blob: None, size: 0, facts });
         Ok(how)
@@ -61,12 +62,14 @@ impl Builder {
     ) -> Result<LayerFacts, Broken> {
         let broken = |error: ImageFault| Broken(chain(&error));
         self.store_stage(work.number, &work.rootfs).await.map_err(broken)?;
-        let sandbox = self.create_sandbox(work.number).await?;
+        let caches = self.open_caches(&work.caches).await?;
+        let sandbox = self.create_sandbox(work.number, caches.mounts.clone()).await?;
         let captured = match self.act(work, &sandbox, act).await {
             Ok(()) => self.capture(work, &sandbox, layer).await.map_err(broken),
             Err(broken) => Err(broken),
         };
         self.delete_sandbox(&sandbox).await?;
+        drop(caches);
         captured
     }
 

@@ -14,8 +14,17 @@ use crate::error::EngineError;
 
 /// How much of a log is kept. The rest of the output is dropped, and the log says so.
 const LOG_MAX: u64 = 16 << 20;
+/// The last line of a log that has reached its size limit.
+const CUT: &[u8] = b"\n[log truncated: it has reached its size limit]\n";
 /// How much of a log is read at once.
 const LOG_PIECE: usize = 64 * 1024;
+
+/// The log of a running build.
+pub(super) struct LogFile {
+    pub(super) file: File,
+    /// Whether [`CUT`] was written. Nothing follows it.
+    pub(super) is_cut: bool,
+}
 
 /// A reader of a log, at its own offset.
 pub struct BuildLog {
@@ -60,21 +69,17 @@ impl Builder {
 
     /// Writes bytes to the log. A log that cannot be written does not stop the build.
     pub(super) fn append(&self, bytes: &[u8]) {
-        let before = self.build.view.borrow().log_bytes;
-        const CUT: &[u8] = b"\n[log truncated: it has reached its size limit]\n";
-        let bytes = match before {
-            more if more >= LOG_MAX => return,
-            more if more + bytes.len() as u64 >= LOG_MAX => CUT,
-            _ => bytes,
-        };
         let mut log = self.log.lock().unwrap_or_else(PoisonError::into_inner);
-        if log.write_all(bytes).is_ok() {
-            let grown = if bytes == CUT {
-                LOG_MAX.max(before + bytes.len() as u64)
-            } else {
-                before + bytes.len() as u64
-            };
-            let grown = grown.min(log.metadata().map_or(grown, |meta| meta.len()));
+        let before = self.build.view.borrow().log_bytes;
+        if log.is_cut {
+            return;
+        }
+        log.is_cut = before + bytes.len() as u64 > LOG_MAX;
+        let bytes = if log.is_cut { CUT } else { bytes };
+        if log.file.write_all(bytes).is_ok() {
+            // A write that failed half way earlier has left more bytes than were counted.
+            let grown = before + bytes.len() as u64;
+            let grown = log.file.metadata().map_or(grown, |meta| meta.len());
             self.build.view.send_modify(|view| view.log_bytes = grown);
         }
     }

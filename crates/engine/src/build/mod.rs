@@ -9,12 +9,13 @@
 //! and the sandboxes are removed when the build ends, or at the next start after a crash.
 //!
 //! This file has the registry of builds and the calls of [`Engine`]. A reader goes on with `builder` (the stages of one build), `steps`
-//! (the instructions), `run` and `copy`, then `layer`, `key` and `sandbox`, which these two stand on; `rootfs` is what a stage consists
+//! (the instructions), `run` and `copy`, then `layer`, `key`, `cache` and `sandbox`, which these two stand on; `rootfs` is what a stage consists
 //! of, `context` what the caller sent, `log` what the caller reads, and `recovery` removes what is left.
 //!
 //! Files of the context never become files on the host: the archive is read in place, and the sandbox gets the part that it needs.
 
 mod builder;
+mod cache;
 mod context;
 mod copy;
 mod key;
@@ -31,6 +32,7 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
 
@@ -42,15 +44,17 @@ use tracing::{Instrument, info_span, warn};
 use wire::BuildId;
 
 use self::builder::{Builder, stage_number};
+use self::cache::CacheLocks;
 use self::context::Context;
 pub use self::log::BuildLog;
+use self::log::LogFile;
 pub(crate) use self::recovery::recover;
 use self::recovery::{delete_sandboxes, remove_names};
 pub(crate) use self::rootfs::host_config_text;
 use crate::Engine;
 use crate::db::BuildRow;
 pub use crate::error::BuildError;
-use crate::error::{EngineError, Field};
+use crate::error::{EngineError, Field, chain};
 use crate::image::ImageFault;
 pub use crate::model::progress::BuildState;
 use crate::model::random::random_u128;
@@ -103,6 +107,31 @@ pub struct BuildInfo {
 pub(crate) struct Builds {
     directory: PathBuf,
     all: Mutex<VecDeque<Arc<Build>>>,
+    /// How many builds were admitted and are not in `all` yet. Changed under the lock of `all`.
+    starting: AtomicUsize,
+    caches: CacheLocks,
+}
+
+/// The right to start one build. Counts as a running build until it is used or dropped.
+struct Slot<'a>(&'a Builds);
+
+impl Slot<'_> {
+    /// Adds the build, which counts from now on itself.
+    fn register(self, build: Arc<Build>) {
+        let builds = self.0;
+        std::mem::forget(self);
+        // Both under one lock, so that the build never counts twice.
+        let mut all = builds.all();
+        all.push_back(build);
+        builds.starting.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Drop for Slot<'_> {
+    fn drop(&mut self) {
+        let _all = self.0.all();
+        self.0.starting.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 /// One build, running or ended.
@@ -165,12 +194,29 @@ impl Builds {
         let directory = config.data_dir.join("builds");
         match std::fs::create_dir(&directory) {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
-            _ => Ok(Self { directory, all: Mutex::default() }),
+            _ => Ok(Self {
+                directory,
+                all: Mutex::default(),
+                starting: AtomicUsize::new(0),
+                caches: CacheLocks::default(),
+            }),
         }
     }
 
     fn all(&self) -> MutexGuard<'_, VecDeque<Arc<Build>>> {
         self.all.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Admits one more build, unless too many run already. Reading a context takes long, so checking alone would admit any number.
+    fn admit(&self) -> Result<Slot<'_>, EngineError> {
+        let all = self.all();
+        let running = all.iter().filter(|build| build.is_running()).count();
+        if running + self.starting.load(Ordering::Relaxed) >= BUILDS_RUNNING_MAX {
+            let what = format!("{BUILDS_RUNNING_MAX} builds are already running");
+            return Err(EngineError::Full { what });
+        }
+        self.starting.fetch_add(1, Ordering::Relaxed);
+        Ok(Slot(self))
     }
 
     /// Aborts all builds that run.
@@ -195,11 +241,7 @@ impl Engine {
     pub async fn build(&self, key: &Key, spec: BuildSpec) -> Result<BuildInfo, EngineError> {
         let shared = self.shared();
         check(&spec)?;
-        if shared.builds.all().iter().filter(|build| build.is_running()).count() >= BUILDS_RUNNING_MAX {
-            return Err(EngineError::Full {
-                what: format!("{BUILDS_RUNNING_MAX} builds are already running"),
-            });
-        }
+        let slot = shared.builds.admit()?;
         let BuildSpec { template, spec, context, dockerfile, target, arguments, secrets } = spec;
         let read = tokio::task::spawn_blocking(move || read(context, &dockerfile, target.as_deref()));
         let (context, file, last) = read.await.map_err(|_| EngineError::Stopping)??;
@@ -218,8 +260,6 @@ impl Engine {
             task: Mutex::new(None),
         });
         shared.db.put_build(build.row()).await?;
-        shared.builds.all().push_back(Arc::clone(&build));
-        self.forget_oldest_builds().await?;
         let builder = Builder {
             engine: self.clone(),
             key: key.clone(),
@@ -230,11 +270,17 @@ impl Engine {
             secrets,
             spec,
             template,
-            log: Mutex::new(log),
+            log: Mutex::new(LogFile { file: log, is_cut: false }),
+            images: Mutex::default(),
         };
         let span = info_span!("build", id = %id);
         let task = shared.runtime.spawn(builder.run(last).instrument(span)).abort_handle();
         *build.task.lock().unwrap_or_else(PoisonError::into_inner) = Some(task);
+        // After it has its task, so that a delete that finds the build can abort it.
+        slot.register(Arc::clone(&build));
+        if let Err(error) = self.forget_oldest_builds().await {
+            warn!(error = chain(&error), "cannot forget old builds; the next build tries again");
+        }
         Ok(build.info())
     }
 

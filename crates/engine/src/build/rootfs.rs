@@ -2,8 +2,9 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 
+use image::dockerfile::Program;
 use image::hash::Hasher;
 use image::layer::finish_digest;
 use image::{Digest, Image, ImageConfig, Platform};
@@ -38,6 +39,8 @@ pub(super) struct Config {
     pub(super) entrypoint: Vec<String>,
     pub(super) command: Vec<String>,
     pub(super) labels: BTreeMap<String, String>,
+    /// What `SHELL` set; empty for `/bin/sh -c`. Only this build knows it: an image that builds on the result starts with the default.
+    pub(super) shell: Vec<String>,
 }
 
 impl Config {
@@ -52,6 +55,18 @@ impl Config {
             entrypoint: config.entrypoint.clone(),
             command: config.command.clone(),
             labels: config.labels.clone(),
+            shell: Vec::new(),
+        }
+    }
+
+    /// The arguments to run a program with.
+    pub(super) fn argv(&self, program: &Program) -> Vec<String> {
+        match program {
+            Program::Argv(argv) => argv.clone(),
+            Program::Shell(script) if self.shell.is_empty() => {
+                vec!["/bin/sh".into(), "-c".into(), script.clone()]
+            }
+            Program::Shell(script) => self.shell.iter().chain([script]).cloned().collect(),
         }
     }
 
@@ -134,8 +149,8 @@ impl Builder {
         let shared = self.engine.shared();
         let lock = shared.images.lock_of(spec.layer);
         let _alone = lock.lock().await;
-        if shared.db.has_layer(spec.layer).await? {
-            return Ok(LayerFacts::default());
+        if let Some(facts) = shared.db.layer_facts(spec.layer).await? {
+            return Ok(facts);
         }
         let failed =
             |source| ImageFault::Layer { number: spec.below.len() + 1, count: spec.below.len() + 1, source };
@@ -164,6 +179,7 @@ impl Builder {
             source: io::Error::other(error),
         })?;
         let image = Image { digest: hasher.finish(), config, config_text, layers: Vec::new() };
+        self.images.lock().unwrap_or_else(PoisonError::into_inner).insert(image.digest);
         let names = vec![self.image_name(stage)];
         let owner = self.key.owner.to_string();
         let (over_host, layers) = (rootfs.over_host, rootfs.layers.clone());

@@ -34,13 +34,16 @@ impl Builder {
             let why = format!("the secret `{}` was not given", secret.id);
             return Err(BuildError::Step { line, why });
         }
-        let argv = match program {
-            Program::Shell(script) => vec!["/bin/sh".into(), "-c".into(), script.clone()],
-            Program::Argv(argv) => argv.clone(),
-        };
+        let argv = work.rootfs.config.argv(program);
         let places: Vec<String> =
             secrets.iter().map(|secret| format!("{} {}", secret.id, secret.target)).collect();
-        let key = json!([argv, work.arguments, places]).to_string();
+        let caches: Vec<&str> = work.caches.iter().map(|cache| cache.target.as_str()).collect();
+        // Steps without caches keep the names of their layers.
+        let key = match caches.is_empty() {
+            true => json!([argv, work.arguments, places]),
+            false => json!([argv, work.arguments, places, caches]),
+        }
+        .to_string();
         let mut parts = vec![key.as_bytes()];
         parts.append(&mut self.secret_parts(secrets));
         let wrong = |must: Must, field: Field| BuildError::Step { line, why: must.of(field).to_string() };

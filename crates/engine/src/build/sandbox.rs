@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::builder::Builder;
 use crate::error::{EngineError, chain};
 use crate::files::Unpacking;
+use crate::model::template::VolumeMount;
 use crate::model::{CommandSpec, CommandState, Offsets, Outcome, OutputEvent, SandboxSpec};
 use crate::sandbox::live::LiveSandbox;
 
@@ -22,11 +23,16 @@ impl From<EngineError> for Broken {
 
 impl Builder {
     /// Creates a sandbox over the image that [`Builder::store_stage`] stored for a stage, with the limits that the template will have.
-    pub(super) async fn create_sandbox(&self, stage: usize) -> Result<Arc<LiveSandbox>, Broken> {
+    pub(super) async fn create_sandbox(
+        &self,
+        stage: usize,
+        mounts: Vec<VolumeMount>,
+    ) -> Result<Arc<LiveSandbox>, Broken> {
         let spec = SandboxSpec {
             image: Some(self.image_name(stage)),
             cpu_millis: Some(self.spec.cpu_millis),
             memory_bytes: Some(self.spec.memory_bytes),
+            mounts,
             ..SandboxSpec::default()
         };
         Ok(self.engine.create_for_build(&self.key, self.build.id, spec).await?)

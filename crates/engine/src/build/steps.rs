@@ -4,7 +4,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use image::dockerfile::{self, DockerfileError, Instruction, Problem, Program, Step};
+use image::dockerfile::{self, CacheMount, DockerfileError, Instruction, Problem, Program, Step};
 
 use super::builder::{Builder, Built, How};
 use super::copy::Copy;
@@ -12,6 +12,7 @@ use super::rootfs::Rootfs;
 use crate::SANDBOX_ENV_BYTES_MAX;
 use crate::error::BuildError;
 use crate::image::pull;
+use crate::model::defaults;
 
 /// A stage while it is built.
 pub(super) struct Work {
@@ -23,6 +24,8 @@ pub(super) struct Work {
     pub(super) pending: Vec<String>,
     /// Keeps the stage's layers from being collected before an image has them.
     pub(super) pins: Vec<crate::image::Pins>,
+    /// The caches of the step that runs.
+    pub(super) caches: Vec<CacheMount>,
 }
 
 impl Builder {
@@ -42,15 +45,19 @@ impl Builder {
             Instruction::Arg(arguments) => self.declare(work, &mut expander, arguments, globals)?,
             Instruction::Workdir(path) => work.change_directory(&mut expander, path)?,
             Instruction::User(user) => work.rootfs.config.user = Some(work.expand(&mut expander, user)?),
-            Instruction::Cmd(program) => work.rootfs.config.command = argv(program),
+            Instruction::Cmd(program) => work.rootfs.config.command = work.argv(program),
+            Instruction::Shell(argv) => work.rootfs.config.shell = argv.clone(),
             Instruction::Entrypoint(program) => {
-                work.rootfs.config.entrypoint = argv(program);
+                work.rootfs.config.entrypoint = work.argv(program);
                 // The command before it was meant for another entrypoint.
                 work.rootfs.config.command.clear();
             }
             Instruction::Ignored(word) => self.say(&format!("  note: {word} has no effect here\n")),
-            Instruction::Run { program, secrets } => {
-                return self.run_step(work, line, program, secrets).await;
+            Instruction::Run { program, secrets, caches } => {
+                work.caches.clone_from(caches);
+                let done = self.run_step(work, line, program, secrets).await;
+                work.caches.clear();
+                return done;
             }
             Instruction::Copy { from, sources, target, chown, chmod, unpack } => {
                 if *unpack && sources.iter().any(|source| is_archive(source)) {
@@ -95,7 +102,10 @@ impl Builder {
 impl Work {
     fn lookup(&self, name: &str) -> Option<&str> {
         let env = self.rootfs.config.env.iter().find(|(known, _)| known == name).map(|(_, value)| value);
-        env.or_else(|| self.arguments.get(name)).map(String::as_str)
+        let known = env.or_else(|| self.arguments.get(name)).map(String::as_str);
+        // Commands have this `PATH` if the image sets none, so `ENV PATH=/opt/bin:$PATH` must not lose it.
+        let default = || defaults::ENV.iter().find(|(known, _)| *known == "PATH" && name == "PATH");
+        known.or_else(|| default().map(|(_, value)| *value))
     }
 
     fn expand(&self, expander: &mut Expander, text: &str) -> Built<String> {
@@ -131,6 +141,14 @@ impl Work {
         }
         self.rootfs.config.cwd = Some(path);
         Ok(())
+    }
+
+    /// What `CMD` and `ENTRYPOINT` set. Without a program, they remove the base image's.
+    fn argv(&self, program: &Program) -> Vec<String> {
+        match program {
+            Program::Shell(script) if script.is_empty() => Vec::new(),
+            program => self.rootfs.config.argv(program),
+        }
     }
 
     /// The directory in which the next step runs.
@@ -201,12 +219,4 @@ fn too_large(line: usize, what: &'static str, limit: usize) -> BuildError {
 /// Whether the name is that of an archive. `ADD` of other builders unpacks these.
 fn is_archive(source: &str) -> bool {
     [".tar", ".tgz", ".tar.gz", ".tar.xz"].iter().any(|end| source.ends_with(end))
-}
-
-fn argv(program: &Program) -> Vec<String> {
-    match program {
-        Program::Shell(script) if script.is_empty() => Vec::new(),
-        Program::Shell(script) => vec!["/bin/sh".into(), "-c".into(), script.clone()],
-        Program::Argv(argv) => argv.clone(),
-    }
 }

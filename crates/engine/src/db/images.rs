@@ -335,6 +335,26 @@ impl Db {
         .await
     }
 
+    /// Deletes those of `images` that no name, sandbox or template refers to. Returns them.
+    pub async fn remove_unused_images(&self, images: Vec<Digest>) -> Result<Vec<Digest>, EngineError> {
+        self.change("remove the images of a build", move |db| {
+            let mut remove = db.prepare_cached(
+                "DELETE FROM images WHERE digest = ?1
+                   AND NOT EXISTS (SELECT 1 FROM image_names WHERE image = digest)
+                   AND NOT EXISTS (SELECT 1 FROM sandbox_images WHERE image = digest)
+                   AND NOT EXISTS (SELECT 1 FROM template_versions WHERE image = digest)",
+            )?;
+            let mut removed = Vec::new();
+            for image in images {
+                if remove.execute([text(image)])? > 0 {
+                    removed.push(image);
+                }
+            }
+            Ok(removed)
+        })
+        .await
+    }
+
     /// The layers older than `before` that no image has.
     pub async fn unused_layers(&self, before: SystemTime) -> Result<Vec<Digest>, EngineError> {
         self.question("find unused layers", move |db| {

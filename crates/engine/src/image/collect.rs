@@ -1,11 +1,12 @@
-//! Removes what nobody wants: images, then their layers, then blobs.
+//! Removes what is unused: images, then their layers, then blobs.
 //!
-//! A layer's row goes first and its files after it, both under the layer's lock, so that a pull that wants it again finds either
-//! both or neither. What a crash leaves between the two has no row, and is removed at the next start.
+//! A layer's row is removed first and its files after it, both under the layer's lock, so that a pull that needs the
+//! layer finds either both or neither. Files that a crash leaves between the two have no row, and are removed at the
+//! next start.
 
 use std::collections::HashSet;
 use std::sync::{Arc, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use image::Digest;
 use runtime::BackendError;
@@ -15,10 +16,27 @@ use super::Collected;
 use crate::Shared;
 use crate::error::{EngineError, chain};
 
-/// Between two collections that nobody asked for.
+/// Interval between two automatic collections.
 const INTERVAL: Duration = Duration::from_secs(600);
-/// How old something must be for these: a pull that failed is often tried again.
+/// Minimum age for these, since a failed pull is often retried.
 const KEPT: Duration = Duration::from_secs(3600);
+/// How long a layer of a build step stays after a build has used it, even if no image has it.
+const RECENT: Duration = Duration::from_secs(3600);
+
+/// What to do with layers of build steps that no image has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum BuildCache {
+    /// Keep those that a recent build has used.
+    Keep,
+    /// Remove them: the disk is full.
+    Discard,
+}
+
+/// Whether a layer that a build used then still counts as recent.
+pub(super) fn is_recent(used: SystemTime, now: SystemTime) -> bool {
+    // A clock that was set back makes the time of use lie ahead.
+    now.duration_since(used).unwrap_or_default() < RECENT
+}
 
 /// Compares rows and files once, then collects at intervals. `on_lost` gets the images whose files are gone.
 pub(crate) async fn keep_collected(shared: Arc<Shared>, on_lost: impl Fn(&Arc<Shared>, &[Digest])) {
@@ -27,7 +45,7 @@ pub(crate) async fn keep_collected(shared: Arc<Shared>, on_lost: impl Fn(&Arc<Sh
         Err(error) => warn!(error = chain(&error), "cannot compare layers with their rows"),
     }
     loop {
-        if let Err(error) = collect(&shared, KEPT).await {
+        if let Err(error) = collect(&shared, KEPT, BuildCache::Keep).await {
             warn!(error = chain(&error), "cannot collect unused images; trying again later");
         }
         tokio::time::sleep(INTERVAL).await;
@@ -35,7 +53,11 @@ pub(crate) async fn keep_collected(shared: Arc<Shared>, on_lost: impl Fn(&Arc<Sh
 }
 
 /// One collection of what is older than `kept`.
-pub(super) async fn collect(shared: &Arc<Shared>, kept: Duration) -> Result<Collected, EngineError> {
+pub(super) async fn collect(
+    shared: &Arc<Shared>,
+    kept: Duration,
+    cache: BuildCache,
+) -> Result<Collected, EngineError> {
     let now = crate::observe::clock::now();
     let before = now.checked_sub(kept).unwrap_or(now);
     let naming = shared.images.naming.lock().await;
@@ -50,12 +72,17 @@ pub(super) async fn collect(shared: &Arc<Shared>, kept: Duration) -> Result<Coll
     let mut collected = Collected { images: images.len(), ..Collected::default() };
     for layer in shared.db.unused_layers(before).await? {
         let lock = shared.images.lock_of(layer);
-        // Whoever holds it unpacks it just now.
+        // The holder of the lock is unpacking it.
         let Ok(_alone) = lock.try_lock() else { continue };
         let pins = Arc::clone(&shared.images.pins);
-        // Asked in the change itself: a pull pins a layer before it asks whether there is one.
-        let is_pinned = move || pins.lock().unwrap_or_else(PoisonError::into_inner).contains_key(&layer);
-        if let Some(bytes) = shared.db.remove_layer(layer, is_pinned).await? {
+        // Checked within the change itself: a pull pins a layer before it looks it up.
+        let recent = Arc::clone(&shared.images.recent);
+        let is_kept = move || {
+            let used = recent.lock().unwrap_or_else(PoisonError::into_inner).get(&layer).copied();
+            let is_recent = cache == BuildCache::Keep && used.is_some_and(|used| is_recent(used, now));
+            is_recent || pins.lock().unwrap_or_else(PoisonError::into_inner).contains_key(&layer)
+        };
+        if let Some(bytes) = shared.db.remove_layer(layer, is_kept).await? {
             collected.layers += 1;
             collected.bytes += bytes;
             remove_files(shared, layer).await;
@@ -69,12 +96,12 @@ pub(super) async fn collect(shared: &Arc<Shared>, kept: Duration) -> Result<Coll
     }
     if collected != Collected::default() {
         let Collected { images, layers, bytes } = collected;
-        info!(images, layers, bytes, "removed what nobody uses");
+        info!(images, layers, bytes, "removed unused images");
     }
     Ok(collected)
 }
 
-/// Files without a row have no meaning; rows without files are worse, and are forgotten.
+/// Files without a row are removed; rows without files are forgotten.
 async fn reconcile(shared: &Arc<Shared>) -> Result<Vec<Digest>, EngineError> {
     let mut lost = Vec::new();
     let files: HashSet<Digest> = match shared.backend.layers().await {
@@ -93,7 +120,19 @@ async fn reconcile(shared: &Arc<Shared>) -> Result<Vec<Digest>, EngineError> {
             remove_files(shared, *layer).await;
         }
     }
-    for layer in rows.difference(&files) {
+    let missing: Vec<Digest> = rows.difference(&files).copied().collect();
+    if missing.is_empty() {
+        return Ok(lost);
+    }
+    // A layer that was made after the files were listed has a row by now, so look again before its image is given up.
+    let files: HashSet<Digest> = match shared.backend.layers().await {
+        Ok(layers) => layers.into_iter().collect(),
+        Err(error) => {
+            warn!(error = chain(&error), "cannot list layers; the next start tries again");
+            return Ok(lost);
+        }
+    };
+    for layer in missing.iter().filter(|layer| !files.contains(layer)) {
         // It may have been removed since the rows were read.
         if !shared.db.has_layer(*layer).await? {
             continue;

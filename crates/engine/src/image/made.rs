@@ -1,16 +1,17 @@
-//! The names of layers that are made here, by steps of builds and by captures, rather than fetched.
+//! Names of layers that are made here, by build steps and captures, rather than downloaded.
 //!
-//! Such a name is found again by whoever makes the same layer: that is the cache of builds. It says nothing about the files in the layer,
-//! which may depend on secrets and on anything that the owner's own processes did. So the name is a tag under a key that never
-//! leaves the database, and the owner is part of what is tagged: an owner finds only the layers that they made themselves, and nobody
-//! can compute a name and claim it. Finishing layers are not among these: no process of an owner has a part in them.
+//! Making the same layer again finds it by this name: that is the cache of builds. The name does not depend on the
+//! files in the layer, which may depend on secrets and on anything that the owner's own processes did. So the name is
+//! a tag under a key that never leaves the database, and the owner is part of what is tagged: an owner finds only
+//! layers that they made themselves, and no one can compute a name and claim it. Finishing layers have other names,
+//! since no process of an owner has a part in them.
 
 use image::Digest;
 
 use crate::access::signing::Signer;
 use crate::model::Owner;
 
-/// The name of the layer that `owner` makes over `below` by what `parts` say.
+/// The name of the layer that `owner` makes over `below` from `parts`.
 pub(crate) fn name(names: &Signer, owner: &Owner, below: Option<Digest>, parts: &[&[u8]]) -> Digest {
     let (owner, below) = (owner.to_string(), below.map(|below| below.to_string()).unwrap_or_default());
     let all = [owner.as_bytes(), below.as_bytes()].into_iter().chain(parts.iter().copied());

@@ -1,11 +1,11 @@
-//! Which images there are, what they are called, and who uses them.
+//! Which images are stored, their names, and who uses them.
 //!
-//! The bytes are `image`'s business and the files the backend's; here is what ties them together: names and aliases, one pull for
-//! all who want the same, references, and the collection of what nobody wants any more. Read in this order: this file is the
-//! stock and its names, `pull` fills it, `collect` empties it.
+//! The crate `image` handles bytes and the backend handles files; this module ties them together: names and aliases,
+//! one pull for all callers that want the same image, references, and the collection of unused images. Read in this
+//! order: this file has the images and their names, `pull` adds them, `collect` removes them.
 //!
-//! Images belong to everyone on the machine, save for those that were pulled with credentials of a caller: these are seen by that
-//! caller's owner alone.
+//! Images are visible to all owners of the machine, except those that were pulled with a caller's own credentials:
+//! these are visible to that caller's owner alone.
 
 mod collect;
 pub(crate) mod made;
@@ -30,6 +30,7 @@ pub use image::registry::{Mirror, RegistrySettings, Transport, is_registry};
 pub use image::{BadImage, BadReference, Credentials, DockerConfig, ImageRef, Platform, RegistryError};
 pub use pull::{LayerProgress, LayerState, Pull, PullProgress, PullSpec};
 
+use self::collect::BuildCache;
 use crate::Shared;
 use crate::db::{AliasRow, ImageRow, LayerRow, LoadedImages, NameRow};
 use crate::error::{DbError, EngineError, Field};
@@ -38,17 +39,20 @@ use crate::model::{Key, Owner};
 pub(crate) use collect::keep_collected;
 pub(crate) use pull::{Pulls, pull};
 
-/// Layers that are fetched at the same time, of all pulls together: enough to fill a line, few enough not to be turned away.
+/// Layers that are downloaded at the same time, over all pulls: enough to use the bandwidth, few enough that
+/// registries accept them.
 const DOWNLOADS_MAX: usize = 6;
 /// Layers that are unpacked at the same time.
 const UNPACKS_MAX: usize = 4;
-/// Aliases in all.
+/// Most layers that are kept for later builds: a hundred builds with as many steps.
+const RECENT_MAX: usize = 10_000;
+/// Most aliases.
 const ALIASES_MAX: usize = 10_000;
 
-/// How images come here.
+/// How images are pulled.
 #[derive(Debug, Clone, Default)]
 pub struct ImageSettings {
-    /// What the operator says of registries.
+    /// Configuration of registries.
     pub registries: RegistrySettings,
 }
 
@@ -57,7 +61,7 @@ pub struct ImageSettings {
 pub enum ImageName {
     /// The machine itself.
     Host,
-    /// Something that is pulled or imported.
+    /// An image that is pulled or imported.
     Reference(ImageRef),
 }
 
@@ -71,7 +75,7 @@ impl ImageName {
         ImageRef::parse(text).map(Self::Reference).map_err(bad)
     }
 
-    /// The spelling that rows keep.
+    /// The form that rows store.
     pub fn canonical(&self) -> String {
         match self {
             Self::Host => HOST.into(),
@@ -79,7 +83,7 @@ impl ImageName {
         }
     }
 
-    /// The spelling that people read.
+    /// The form for people.
     pub fn familiar(&self) -> String {
         match self {
             Self::Host => HOST.into(),
@@ -88,46 +92,46 @@ impl ImageName {
     }
 }
 
-/// The spelling that people read, of a name from a row.
+/// The form for people, of a name from a row.
 pub fn familiar(canonical: &str) -> String {
     ImageName::parse(canonical).map_or_else(|_| canonical.to_owned(), |name| name.familiar())
 }
 
-/// A name as it was given and what it means.
+/// A name as it was given, and the image that it resolves to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Choice {
     pub name: ImageName,
-    /// What was asked for, where that is an alias.
+    /// The requested name, if that is an alias.
     pub alias: Option<String>,
 }
 
-/// An image that is here.
+/// A stored image.
 #[derive(Debug)]
 pub struct StoredImage {
-    /// Of its manifest.
+    /// Digest of its manifest.
     pub digest: Digest,
     /// How its programs run.
     pub config: ImageConfig,
     /// The configuration as it was written.
     pub config_text: String,
-    /// Whether its layers lie over the machine's own files, as in the image `host`.
+    /// Whether its layers are over the machine's own files, as in the image `host`.
     pub over_host: bool,
-    /// The lowest first; the last is our own.
+    /// The lowest first; the last is Shoal's own.
     pub layers: Vec<StoredLayer>,
-    /// When it came here.
+    /// When it was stored.
     pub created_at: SystemTime,
 }
 
-/// A layer that is here.
+/// A stored layer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StoredLayer {
-    /// What it is called on disk.
+    /// Its name on disk.
     pub layer: Digest,
-    /// What was fetched for it; none where it is our own.
+    /// Digest of the downloaded blob; none if Shoal made the layer.
     pub blob: Option<Digest>,
-    /// How much that was.
+    /// Size of the blob.
     pub size: u64,
-    /// What came of unpacking it.
+    /// Statistics of unpacking it.
     pub facts: LayerFacts,
 }
 
@@ -142,12 +146,12 @@ impl StoredImage {
         }
     }
 
-    /// What was fetched for it.
+    /// Number of downloaded bytes.
     pub fn size(&self) -> u64 {
         self.layers.iter().map(|layer| layer.size).sum()
     }
 
-    /// What its files hold.
+    /// Total size of its files.
     pub fn unpacked(&self) -> u64 {
         self.layers.iter().map(|layer| layer.facts.bytes).sum()
     }
@@ -156,46 +160,46 @@ impl StoredImage {
 /// An image as it is shown.
 #[derive(Debug, Clone)]
 pub struct ImageInfo {
-    /// What it is.
+    /// The image.
     pub image: Arc<StoredImage>,
-    /// What it is called, as far as the owner who asks may know.
+    /// Its names, as far as the owner who asks may see them.
     pub names: Vec<String>,
-    /// Names that an operator gave to those.
+    /// Aliases that an operator gave to those names.
     pub aliases: Vec<String>,
-    /// Whose it is, if not everyone's.
+    /// Its owner, if it is private.
     pub owner: Option<Owner>,
     /// How many sandboxes were made from it and still exist.
     pub sandboxes: usize,
 }
 
-/// A name for another name.
+/// An alias.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Alias {
-    /// What people ask for.
+    /// The alias.
     pub name: String,
-    /// What they get.
+    /// What it stands for.
     pub target: String,
-    /// Since when.
+    /// When it was set.
     pub created_at: SystemTime,
 }
 
-/// What becomes of the name of an image that sandboxes were made from.
+/// What to do with the name of an image that sandboxes were made from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum InUse {
-    /// The last name stays, and whoever wants to take it is told.
+    /// Keep the last name, and return an error.
     Refuse,
-    /// It goes. The sandboxes keep what they need, and the rest follows the last of them.
+    /// Remove it. The sandboxes keep what they need, and the rest is removed with the last of them.
     Release,
 }
 
 /// What a collection removed.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Collected {
-    /// Images without a name and a sandbox.
+    /// Images without a name and without a sandbox.
     pub images: usize,
     /// Layers without an image.
     pub layers: usize,
-    /// What the files of those layers held.
+    /// Total size of the files of those layers.
     pub bytes: u64,
 }
 
@@ -205,27 +209,29 @@ pub(crate) struct Images {
     blobs: Arc<Blobs>,
     stock: Mutex<Stock>,
     pulls: Pulls,
-    /// Layers that somebody counts on before an image has them.
+    /// Layers that are in use before an image has them.
     pins: Arc<Mutex<HashMap<Digest, usize>>>,
+    /// Layers of recent build steps, and when a build last used each: the cache of builds.
+    recent: Arc<Mutex<HashMap<Digest, SystemTime>>>,
     locks: Mutex<HashMap<Digest, Weak<tokio::sync::Mutex<()>>>>,
-    /// Held from a change of the rows of images, names and aliases until the stock says the same: changes that overtook each other
-    /// on the way there would leave it wrong until the next start.
+    /// Held from a change of the rows of images, names and aliases until memory shows the same: changes in another
+    /// order would leave memory wrong until the next start.
     naming: tokio::sync::Mutex<()>,
     downloads: Semaphore,
     unpacks: Semaphore,
 }
 
-/// What rows say, at hand.
+/// The contents of the rows, in memory.
 #[derive(Default)]
 pub(crate) struct Stock {
     images: HashMap<Digest, Arc<StoredImage>>,
-    /// By name and owner, the empty one being everyone.
+    /// By name and owner; the empty owner means everyone.
     pub names: BTreeMap<(String, String), NameRow>,
     aliases: BTreeMap<String, Alias>,
 }
 
 impl Images {
-    /// Reads what is here. Blocks for the moment that a directory takes.
+    /// Loads the stored images. Blocks while it opens a directory.
     pub fn open(config: &crate::EngineConfig, loaded: &LoadedImages) -> Result<Self, EngineError> {
         let directory = config.data_dir.join("images/blobs");
         let blobs = Blobs::open(directory.clone()).map_err(|source| EngineError::Store {
@@ -254,6 +260,7 @@ impl Images {
             stock: Mutex::new(stock),
             pulls: Pulls::default(),
             pins: Arc::default(),
+            recent: Arc::default(),
             locks: Mutex::default(),
             naming: tokio::sync::Mutex::default(),
             downloads: Semaphore::new(DOWNLOADS_MAX),
@@ -270,7 +277,7 @@ impl Images {
         self.pulls.halt();
     }
 
-    /// What a caller's word for an image means.
+    /// Resolves a caller's name for an image.
     pub fn choose(&self, text: &str) -> Result<Choice, EngineError> {
         let asked = ImageName::parse(text)?;
         let target = self.stock().aliases.get(&asked.canonical()).map(|alias| alias.target.clone());
@@ -280,7 +287,7 @@ impl Images {
         }
     }
 
-    /// The image that an owner means by a name.
+    /// The image that an owner's name refers to.
     pub fn find(&self, owner: &Owner, name: &str) -> Option<Arc<StoredImage>> {
         let stock = self.stock();
         let of = |owner: &str| stock.names.get(&(name.to_owned(), owner.to_owned()));
@@ -288,7 +295,7 @@ impl Images {
         stock.images.get(&row.image).cloned()
     }
 
-    /// What a backend would mount for an image, if it is here.
+    /// What a backend would mount for an image, if it is stored.
     pub fn rootfs(&self, owner: &Owner, name: &ImageName) -> Option<Rootfs> {
         match name {
             ImageName::Host => Some(Rootfs::Host),
@@ -296,12 +303,12 @@ impl Images {
         }
     }
 
-    /// An image by what it is.
+    /// An image by digest.
     pub fn get(&self, digest: Digest) -> Option<Arc<StoredImage>> {
         self.stock().images.get(&digest).cloned()
     }
 
-    /// One lock per layer: who holds it unpacks it or removes it.
+    /// One lock per layer, held while it is unpacked or removed.
     pub(crate) fn lock_of(&self, layer: Digest) -> Arc<tokio::sync::Mutex<()>> {
         let mut locks = self.locks.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(lock) = locks.get(&layer).and_then(Weak::upgrade) {
@@ -323,6 +330,30 @@ impl Images {
         Pins { pins: Arc::clone(&self.pins), layers }
     }
 
+    /// Records that a build has used the layer of a step, so that the next builds find it.
+    pub(crate) fn keep_recent(&self, layer: Digest) {
+        let now = crate::observe::clock::now();
+        let mut recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
+        recent.retain(|_, used| collect::is_recent(*used, now));
+        if recent.len() >= RECENT_MAX
+            && let Some(oldest) = recent.iter().min_by_key(|(_, used)| **used).map(|(layer, _)| *layer)
+        {
+            recent.remove(&oldest);
+        }
+        recent.insert(layer, now);
+    }
+
+    /// Removes those of `images` that nothing refers to any more.
+    pub(crate) async fn drop_unused(shared: &Shared, images: Vec<Digest>) -> Result<(), EngineError> {
+        let _naming = shared.images.naming.lock().await;
+        let removed = shared.db.remove_unused_images(images).await?;
+        let mut stock = shared.images.stock();
+        for image in removed {
+            stock.images.remove(&image);
+        }
+        Ok(())
+    }
+
     fn info(&self, image: &Arc<StoredImage>, owner: &Owner, sandboxes: usize) -> Option<ImageInfo> {
         let stock = self.stock();
         let visible = |row: &&NameRow| {
@@ -331,7 +362,7 @@ impl Images {
         let rows: Vec<&NameRow> = stock.names.values().filter(visible).collect();
         let aliases = stock.aliases.values().filter(|alias| rows.iter().any(|row| row.name == alias.target));
         let private = rows.iter().all(|row| !row.owner.is_empty());
-        // An image that only sandboxes hold is shown to whoever has one of them, which is what was counted.
+        // An image that only sandboxes hold is shown to the owners of those sandboxes, which is what was counted.
         (!rows.is_empty() || sandboxes > 0).then(|| ImageInfo {
             image: Arc::clone(image),
             aliases: aliases.map(|alias| familiar(&alias.name)).collect(),
@@ -342,20 +373,20 @@ impl Images {
     }
 }
 
-/// Takes the image that a sandbox's owner means by its name for the sandbox, if it is here.
+/// Makes the sandbox hold the image that its owner's name refers to, if it is stored.
 pub(crate) async fn take(
     shared: &Shared,
     sandbox: SandboxId,
     owner: &Owner,
     image: &str,
 ) -> Result<Option<Arc<StoredImage>>, EngineError> {
-    // So that what rows say now is what the stock says.
+    // So that rows and memory agree.
     let _naming = shared.images.naming.lock().await;
     let taken = shared.db.take_image(sandbox, owner.to_string(), image.to_owned()).await?;
     Ok(taken.and_then(|digest| shared.images.get(digest)))
 }
 
-/// Takes a name away again: a template holds the image now.
+/// Removes a name again: a template holds the image now.
 pub(crate) async fn unname(shared: &Shared, name: &str) -> Result<(), EngineError> {
     let owners: Vec<String> = {
         let stock = shared.images.stock();
@@ -409,7 +440,7 @@ fn stored(row: &ImageRow, layers: &HashMap<Digest, &LayerRow>) -> Result<StoredI
     })
 }
 
-/// What callers ask about images.
+/// Calls about images.
 impl crate::Engine {
     /// The images that an owner may use, the newest first.
     pub fn images(&self, owner: &Owner) -> Vec<ImageInfo> {
@@ -452,15 +483,15 @@ impl crate::Engine {
         visible.into_iter().find(|info| info.image.digest == image.digest).ok_or_else(not_found)
     }
 
-    /// Takes an image's name away, and removes what nobody wants any more. Sandboxes made from it keep what they need.
+    /// Removes an image's name, and then what is no longer used. Sandboxes made from it keep what they need.
     pub async fn remove_image(&self, key: &Key, text: &str, in_use: InUse) -> Result<Collected, EngineError> {
         let shared = self.shared();
         let not_found = || EngineError::ImageNotFound { name: text.to_owned() };
         let naming = shared.images.naming.lock().await;
         let info = self.image(&key.owner, text)?;
-        // An alias stands for the name that it stands for.
+        // An alias stands for its target.
         let named = shared.images.choose(text).ok().map(|choice| choice.name.canonical());
-        // A name takes away itself; a digest takes away all names.
+        // A name removes itself; a digest removes all names.
         let (rows, names) = {
             let stock = shared.images.stock();
             let of = || stock.names.values().filter(|row| row.image == info.image.digest);
@@ -489,12 +520,13 @@ impl crate::Engine {
             shared.images.stock().names.remove(&(row.name, row.owner));
         }
         drop(naming);
-        collect::collect(shared, Duration::ZERO).await
+        collect::collect(shared, Duration::ZERO, BuildCache::Keep).await
     }
 
-    /// Removes images without a name and a sandbox, layers without an image, and blobs that nobody waits for.
+    /// Removes images without a name and without a sandbox, layers without an image, and blobs that no pull needs. Layers that a
+    /// build used within the last hour stay, so that the next build finds them.
     pub async fn collect_images(&self) -> Result<Collected, EngineError> {
-        collect::collect(self.shared(), Duration::ZERO).await
+        collect::collect(self.shared(), Duration::ZERO, BuildCache::Keep).await
     }
 
     /// All aliases, by name.
@@ -505,7 +537,7 @@ impl crate::Engine {
         aliases.into_iter().map(shown).collect()
     }
 
-    /// From now on, whoever asks for `name` gets `target`. Sandboxes that exist keep what they have.
+    /// Makes `name` stand for `target` from now on. Existing sandboxes keep their image.
     pub async fn set_alias(&self, name: &str, target: &str) -> Result<Alias, EngineError> {
         let (name, target) = (ImageName::parse(name)?, ImageName::parse(target)?);
         let invalid = |rule: &str| Err(Field::Alias.must(rule));
@@ -535,7 +567,7 @@ impl crate::Engine {
         Ok(Alias { name: name.familiar(), target: target.familiar(), created_at })
     }
 
-    /// Ends an alias.
+    /// Deletes an alias.
     pub async fn delete_alias(&self, name: &str) -> Result<(), EngineError> {
         let canonical = ImageName::parse(name)?.canonical();
         let _naming = self.shared().images.naming.lock().await;
@@ -548,7 +580,7 @@ impl crate::Engine {
         }
     }
 
-    /// A file for an archive that somebody sends, and how much may go into it.
+    /// A file for an uploaded archive, and how much may be written to it.
     pub fn upload(&self) -> Result<(Upload, u64), EngineError> {
         let refused = |source| EngineError::Image {
             doing: "receive",
@@ -561,7 +593,7 @@ impl crate::Engine {
     }
 }
 
-/// How many sandboxes were made from an image, whosever they are.
+/// How many sandboxes of any owner were made from an image.
 fn sandboxes_of(shared: &Shared, image: Digest) -> usize {
     let sandboxes = shared.registry().all();
     sandboxes.iter().filter(|live| live.stored_image().is_some_and(|stored| stored.digest == image)).count()

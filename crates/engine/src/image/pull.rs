@@ -1,8 +1,8 @@
-//! Images come here: from a registry or from an archive.
+//! Adds images: from a registry or from an archive.
 //!
-//! Blobs are fetched side by side and unpacked one above the other, the lowest first, each as soon as it is there. Whoever asks
-//! for an image that is on its way joins; when the last who waits leaves, it stops. A layer is held by a pin from before it
-//! is looked for until an image's row has it.
+//! Blobs are downloaded in parallel and unpacked one above the other, the lowest first, each as soon as it is
+//! complete. A caller that asks for an image that is being pulled joins the pull; when the last waiting caller
+//! leaves, it stops. A layer is pinned from before it is looked up until an image's row has it.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -18,6 +18,7 @@ use tokio::task::AbortHandle;
 use tracing::{Instrument, info, info_span};
 use wire::launch::{Finish, LayerFacts, LayerFault, LayerSource};
 
+use super::collect::BuildCache;
 use super::{Format, ImageFault, StoredImage, StoredLayer, Transport, collect, familiar};
 use crate::Shared;
 use crate::db::{ImageRow, LayerOrigin, LayerRow, NameRow};
@@ -25,70 +26,70 @@ use crate::error::{EngineError, chain};
 use crate::model::{Key, Owner};
 use crate::task::Task;
 
-/// The longest path that the kernel takes. What is longer cannot be made.
+/// The longest path that the kernel allows.
 pub(crate) const WORKING_DIRECTORY_MAX: usize = 4096;
 
-/// What is to be pulled, and how.
+/// What to pull, and how.
 #[derive(Debug, Clone)]
 pub struct PullSpec {
-    /// Which image.
+    /// The image.
     pub reference: ImageRef,
-    /// For which machine.
+    /// The platform.
     pub platform: Platform,
-    /// Who asks. Where nobody says so, the operator's are used.
+    /// The caller's credentials. By default, the operator's are used.
     pub credentials: Credentials,
-    /// Whether it may be in the clear.
+    /// Whether plain HTTP is allowed.
     pub transport: Transport,
 }
 
 impl PullSpec {
-    /// With nothing special about it.
+    /// A pull with default settings.
     pub fn new(reference: ImageRef) -> Self {
         let (credentials, transport) = (Credentials::Anonymous, Transport::Encrypted);
         Self { reference, platform: Platform::this(), credentials, transport }
     }
 }
 
-/// How far it is.
+/// Progress of a pull.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PullProgress {
-    /// The lowest first. Empty until the registry has said what the image is made of.
+    /// The lowest first. Empty until the registry has described the image.
     pub layers: Vec<LayerProgress>,
 }
 
-/// How far one layer is.
+/// Progress of one layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LayerProgress {
-    /// Of its blob.
+    /// Digest of its blob.
     pub digest: Digest,
     /// What happens to it.
     pub state: LayerState,
-    /// Of the blob: fetched, or read while it is unpacked.
+    /// Bytes of the blob that were downloaded, or read while unpacking.
     pub bytes: u64,
-    /// How long the blob is.
+    /// Size of the blob.
     pub total: u64,
 }
 
 /// What happens to a layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LayerState {
-    /// Nothing yet.
+    /// Not started.
     Waiting,
-    /// Its bytes arrive.
+    /// Being downloaded.
     Fetching,
-    /// Its bytes are here.
+    /// Downloaded.
     Fetched,
-    /// It becomes files.
+    /// Being unpacked.
     Unpacking,
-    /// It is here.
+    /// Stored.
     Done,
-    /// It was here before.
+    /// Was stored already.
     Present,
 }
 
 type Outcome = Result<Vec<Arc<StoredImage>>, Arc<ImageFault>>;
 
-/// An image on its way. It goes on for as long as anybody holds one of these.
+/// A pull in progress. It continues while any caller holds one of these.
 #[derive(Clone)]
 pub struct Pull {
     inner: Arc<Inner>,
@@ -109,12 +110,12 @@ impl Drop for Inner {
 }
 
 impl Pull {
-    /// How far it is, now and whenever that changes.
+    /// The progress, now and whenever it changes.
     pub fn progress(&self) -> watch::Receiver<PullProgress> {
         self.inner.progress.clone()
     }
 
-    /// Waits until it is here. A registry gives one image, an archive one or more.
+    /// Waits for the end. A registry gives one image, an archive one or more.
     pub async fn finished(&self) -> Result<Vec<Arc<StoredImage>>, EngineError> {
         let mut outcome = self.inner.outcome.clone();
         let failed = |source| {
@@ -142,7 +143,7 @@ struct Sameness {
     clear: bool,
 }
 
-/// The pulls under way.
+/// The pulls in progress.
 #[derive(Default)]
 pub(crate) struct Pulls {
     by_wish: Mutex<HashMap<Sameness, Weak<Inner>>>,
@@ -164,13 +165,13 @@ impl Pulls {
 }
 
 impl crate::Engine {
-    /// Pulls an image, or joins whoever does so already. Asks the registry also when an image of that name is here: a tag may
-    /// mean something else today.
+    /// Pulls an image, or joins a pull of the same. Asks the registry even if an image of that name is stored, since
+    /// a tag may have moved.
     pub fn pull(&self, key: &Key, spec: PullSpec) -> Pull {
         pull(self.shared(), &key.owner, spec)
     }
 
-    /// Takes the images of an archive that was sent. A name is needed where the archive has none.
+    /// Imports the images of an uploaded archive. A name is required if the archive has none.
     pub fn import(&self, upload: Upload, name: Option<ImageRef>, format: Format) -> Pull {
         let shared = Arc::clone(self.shared());
         let shown = name.as_ref().map_or_else(|| "from an archive".to_owned(), ImageRef::familiar);
@@ -193,7 +194,7 @@ impl crate::Engine {
 
 /// See [`crate::Engine::pull`].
 pub(crate) fn pull(shared: &Arc<Shared>, owner: &Owner, spec: PullSpec) -> Pull {
-    // What somebody's own credentials opened is theirs alone.
+    // What a caller's own credentials gave access to is private.
     let owner = if spec.credentials.is_anonymous() { String::new() } else { owner.to_string() };
     let wish = Sameness {
         owner: owner.clone(),
@@ -225,7 +226,7 @@ pub(crate) fn pull(shared: &Arc<Shared>, owner: &Owner, spec: PullSpec) -> Pull 
     pull
 }
 
-/// For telling pulls apart; a digest, so that no secret lies around for longer than it is used.
+/// Tells pulls apart; a digest, so that no secret is kept longer than it is used.
 fn secret_digest(credentials: &Credentials) -> [u8; 32] {
     let parts: [&str; 3] = match credentials {
         Credentials::Anonymous => ["", "", ""],
@@ -256,9 +257,9 @@ where
             let outcome = work.await;
             if let Err(fault) = &outcome
                 && fault.is_disk_full()
-                && let Err(error) = collect::collect(&shared, Duration::ZERO).await
+                && let Err(error) = collect::collect(&shared, Duration::ZERO, BuildCache::Discard).await
             {
-                tracing::warn!(error = chain(&error), "cannot give back what a full disk could not take");
+                tracing::warn!(error = chain(&error), "cannot remove what a full disk could not store");
             }
             tell.send_replace(Some(outcome.map_err(Arc::new)));
         }
@@ -269,14 +270,14 @@ where
     Pull { inner: Arc::new(Inner { doing, name, progress: hear_progress, outcome, task }) }
 }
 
-/// Where blobs come from.
+/// Source of blobs.
 enum Source {
     Registry(Arc<Registry>),
-    /// They are here, and held.
+    /// They are stored, and pinned.
     Here(HashMap<Digest, Holding>),
 }
 
-/// Makes sure that all layers of an image are here, and gives it its names.
+/// Ensures that all layers of an image are stored, and gives it its names.
 async fn add(
     shared: &Arc<Shared>,
     image: Image,
@@ -303,8 +304,8 @@ async fn add(
 
     let mut fetches = Vec::new();
     for (number, layer) in image.layers.iter().enumerate() {
-        // Held from before the question: whoever unpacks it just now writes its row before they let go of the blob, so that it is
-        // never fetched twice.
+        // Pinned before the look-up: a pull that is unpacking it writes its row before it releases the blob, so that
+        // a blob is never downloaded twice.
         let _held = images.blobs.hold(layer.blob);
         let fetch = match is_fetched(shared, layer.layer, number, image.layers.len()).await? {
             true => {
@@ -336,12 +337,12 @@ async fn add(
                 }
                 Err(error) => Err(failed(error)),
             };
-            // Whatever came of it: the layer is here, or this blob will never be one.
+            // In any case: the layer is stored, or this blob will never become one.
             let_go(holding).await;
             written?;
             step(progress, number, LayerState::Done, layer.size);
         } else {
-            // Somebody else was faster; what has arrived here is not needed.
+            // Another pull was faster; this download is not needed.
             let_go(images.blobs.hold(layer.blob)).await;
             step(progress, number, LayerState::Present, layer.size);
         }
@@ -367,14 +368,14 @@ async fn add(
     name(shared, image, false, stored, owner, names).await
 }
 
-/// Whether a layer that an image names was fetched before. An image that names a layer made here is refused: no bytes have that
-/// digest, so whoever claims it has read the name somewhere and wants files that are not theirs.
+/// Whether a layer that an image names was downloaded before. An image that names a layer made here is rejected: no
+/// bytes have that digest, so the image's author must have learnt the name elsewhere, to get files of another owner.
 async fn is_fetched(shared: &Shared, layer: Digest, number: usize, count: usize) -> Result<bool, ImageFault> {
     match shared.db.layer_origin(layer).await? {
         None => Ok(false),
         Some(LayerOrigin::Fetched) => Ok(true),
         Some(LayerOrigin::Made) => {
-            let why = "its digest is not that of a layer which can be fetched".into();
+            let why = "its digest is not that of a layer that can be downloaded".into();
             let source = Box::new(LayerFault::Damaged { why });
             Err(ImageFault::Layer {
                 number: number + 1,
@@ -385,13 +386,13 @@ async fn is_fetched(shared: &Shared, layer: Digest, number: usize, count: usize)
     }
 }
 
-/// A blob that is not needed any more. Removing it is work for the disk.
+/// A blob that is no longer needed. Removing it blocks on the disk.
 async fn let_go(holding: Holding) {
-    // It does not panic, and if the engine ends before it, the sweep finds the blob.
+    // It does not panic, and if the engine ends before it, the sweep removes the blob.
     let _ = tokio::task::spawn_blocking(move || holding.remove()).await;
 }
 
-/// Writes the image and its names, and takes it into the stock.
+/// Writes the image and its names, and adds it in memory.
 pub(crate) async fn name(
     shared: &Arc<Shared>,
     image: Image,
@@ -430,7 +431,7 @@ pub(crate) async fn name(
     });
     let stored = Arc::clone(stored);
     for row in rows {
-        info!(image = %row.image, name = familiar(&row.name), "image is here");
+        info!(image = %row.image, name = familiar(&row.name), "image is stored");
         stock.names.insert((row.name.clone(), row.owner.clone()), row);
     }
     Ok(stored)
@@ -447,7 +448,7 @@ pub(crate) fn layer_row(layer: Digest, from: Option<&LayerBlob>, facts: LayerFac
     }
 }
 
-/// Begins to get a blob, beside the others.
+/// Starts to download a blob, in parallel with others.
 fn fetch(
     shared: &Arc<Shared>,
     source: &mut Source,
@@ -457,7 +458,7 @@ fn fetch(
 ) -> Task<Result<Holding, RegistryError>> {
     let (shared, progress) = (Arc::clone(shared), Arc::clone(progress));
     match source {
-        // The same blob may be two layers, and is held for each.
+        // The same blob may be two layers, and is pinned for each.
         Source::Here(held) => {
             let holding = held.remove(&layer.blob).unwrap_or_else(|| shared.images.blobs.hold(layer.blob));
             Task::spawn(async move { Ok(holding) })
@@ -465,7 +466,7 @@ fn fetch(
         Source::Registry(registry) => {
             let registry = Arc::clone(registry);
             Task::spawn(async move {
-                // Nobody closes it.
+                // The semaphore is never closed.
                 let _permit = shared.images.downloads.acquire().await;
                 let arrived = |bytes: u64| step(&progress, number, LayerState::Fetching, bytes);
                 let blobs = &shared.images.blobs;
@@ -477,7 +478,7 @@ fn fetch(
     }
 }
 
-/// Unpacks a layer. A launcher that died in the middle is asked again, once.
+/// Unpacks a layer. Retries once if the launcher died.
 pub(crate) async fn unpack(
     shared: &Arc<Shared>,
     spec: &LayerSpec,
@@ -486,18 +487,18 @@ pub(crate) async fn unpack(
     unpack_in(shared, &place(shared).await, spec, read).await
 }
 
-/// One of the places for those who unpack at the same time.
+/// A permit to unpack; few run at the same time.
 pub(crate) struct Place<'a> {
     _permit: Option<SemaphorePermit<'a>>,
 }
 
-/// Waits for a place. There are few, and some are held for long.
+/// Waits for a permit. There are few, and some are held for long.
 pub(crate) async fn place(shared: &Shared) -> Place<'_> {
-    // Nobody closes it.
+    // The semaphore is never closed.
     Place { _permit: shared.images.unpacks.acquire().await.ok() }
 }
 
-/// Unpacks a layer where a place was taken before.
+/// Unpacks a layer with a permit.
 pub(crate) async fn unpack_in(
     shared: &Arc<Shared>,
     _place: &Place<'_>,

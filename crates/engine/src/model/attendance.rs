@@ -1,12 +1,13 @@
-//! How long a command waits for someone to attach to it.
+//! How long a command waits for a caller to attach to it.
 
 use std::time::Duration;
 
-/// For how long a command waits for someone.
+/// How long a command waits for a caller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Attendance {
-    /// Ends it when nobody was attached for so long; zero: as soon as the last one leaves. `None`: it runs on.
+    /// Ends the command when no caller was attached for this long; zero: as soon as the last one leaves. `None`: it
+    /// keeps running.
     pub unattended: Option<Duration>,
-    /// After its end it can be found for so long. `None`: as long as there is room.
+    /// How long it can be found after its end. `None`: as long as there is room.
     pub kept: Option<Duration>,
 }

@@ -1,4 +1,4 @@
-//! Checks of what callers send, shared by several requests.
+//! Checks of requests that several calls share.
 
 use sha2::{Digest as _, Sha256};
 

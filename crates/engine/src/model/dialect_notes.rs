@@ -1,22 +1,22 @@
-//! Notes: what a dialect keeps with a sandbox because its own protocol shows it again, and what nothing here acts upon.
+//! Notes: what a dialect stores with a sandbox because its own protocol returns it. Nothing here acts on notes.
 //!
-//! A dialect keeps no state of its own, but its clients hand it things that the engine has no word for and expect to read them back.
-//! They go into the sandbox's row, one text for each dialect, and live and die with the sandbox. Unlike labels they cannot be searched
-//! for, and the native API does not show them.
+//! A dialect has no state of its own, but its clients send things that the engine has no concept for and expect to
+//! read them back. They are stored in the sandbox's row, one text for each dialect, and are deleted with the sandbox.
+//! Unlike labels they cannot be searched, and the native API does not show them.
 
 use std::collections::BTreeMap;
 
 use crate::error::{EngineError, Field};
 
-/// Notes of one sandbox, keys and values together.
+/// Size limit of the notes of one sandbox, keys and values together.
 pub const NOTES_BYTES_MAX: usize = 256 * 1024;
 
-/// Texts by the name of whoever keeps them, checked.
+/// Texts by dialect, checked.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Notes(BTreeMap<String, String>);
 
 impl Notes {
-    /// Within bounds.
+    /// Checks the size.
     pub fn new(pairs: BTreeMap<String, String>) -> Result<Self, EngineError> {
         let size: usize = pairs.iter().map(|(key, value)| key.len() + value.len()).sum();
         if size > NOTES_BYTES_MAX {
@@ -30,7 +30,7 @@ impl Notes {
         Self::new([(key.to_owned(), value)].into())
     }
 
-    /// What is noted under a key.
+    /// The note under a key.
     pub fn get(&self, key: &str) -> Option<&str> {
         self.0.get(key).map(String::as_str)
     }
@@ -40,7 +40,7 @@ impl Notes {
         &self.0
     }
 
-    /// With these changes.
+    /// Applies changes.
     pub fn changed(&self, changes: &NoteChanges) -> Result<Self, EngineError> {
         let mut pairs = self.0.clone();
         for (key, value) in &changes.0 {

@@ -1,18 +1,18 @@
-//! Labels: free pairs of key and value on a sandbox, and how sandboxes are found by them. Pure.
+//! Labels: pairs of key and value on a sandbox, and selectors to find sandboxes by them. Pure.
 //!
-//! A key has neither `=` nor `!`, so that a selector can be read in one way only. Everything else is free text.
+//! A key has neither `=` nor `!`, so that a selector has one meaning only. Everything else is free text.
 
 use std::collections::BTreeMap;
 
 use crate::error::{EngineError, Field, Must, shown};
 
-/// Labels of one sandbox at most.
+/// Most labels of one sandbox.
 pub const LABELS_MAX: usize = 64;
-/// Bytes of a key at most.
+/// Longest key in bytes.
 pub const LABEL_KEY_MAX: usize = 128;
-/// Bytes of a value at most: room for a URL. All labels of a sandbox are less than its environment may be.
+/// Longest value in bytes: room for a URL. All labels of a sandbox are smaller than its environment may be.
 pub const LABEL_VALUE_MAX: usize = 1024;
-/// Selectors in one question at most.
+/// Most selectors in one request.
 pub const SELECTORS_MAX: usize = 32;
 
 /// The labels of a sandbox, checked.
@@ -20,7 +20,7 @@ pub const SELECTORS_MAX: usize = 32;
 pub struct Labels(BTreeMap<String, String>);
 
 impl Labels {
-    /// Labels that are within their bounds.
+    /// Checks labels.
     pub fn new(pairs: BTreeMap<String, String>) -> Result<Self, EngineError> {
         for (key, value) in &pairs {
             check_key(key).map_err(|must| must.of(Field::Labels))?;
@@ -42,14 +42,14 @@ impl Labels {
         self.0.is_empty()
     }
 
-    /// Both; where both have a key, that of `other` stays.
+    /// Both; for a common key, the value of `other`.
     pub fn with(&self, other: &Self) -> Result<Self, EngineError> {
         let mut pairs = self.0.clone();
         pairs.extend(other.0.clone());
         Self::new(pairs)
     }
 
-    /// What they are after a change.
+    /// The labels after a change.
     pub fn changed(&self, changes: &LabelChanges) -> Result<Self, EngineError> {
         let mut pairs = self.0.clone();
         for (key, value) in &changes.0 {
@@ -61,18 +61,18 @@ impl Labels {
         Self::new(pairs)
     }
 
-    /// Whether all of `others` are among them, with the same values.
+    /// Whether they contain all of `others`, with the same values.
     pub fn include(&self, others: &Self) -> bool {
         others.0.iter().all(|(key, value)| self.0.get(key) == Some(value))
     }
 }
 
-/// What is to change about labels, all at once: a value to set, or `None` to remove the label.
+/// Changes of labels, applied together: a value to set, or `None` to remove the label.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct LabelChanges(BTreeMap<String, Option<String>>);
 
 impl LabelChanges {
-    /// Changes that are within their bounds. Removing what is not there is harmless.
+    /// Checks changes. Removing a missing label has no effect.
     pub fn new(changes: BTreeMap<String, Option<String>>) -> Result<Self, EngineError> {
         for (key, value) in &changes {
             check_key(key).map_err(|must| must.of(Field::Labels))?;
@@ -80,7 +80,7 @@ impl LabelChanges {
                 check_value(key, value)?;
             }
         }
-        // As many may go as come.
+        // As many may be removed as added.
         if changes.len() > 2 * LABELS_MAX {
             return Err(invalid(format!("have at most {} changes, got {}", 2 * LABELS_MAX, changes.len())));
         }
@@ -93,16 +93,16 @@ impl LabelChanges {
     }
 }
 
-/// Which sandboxes are meant, by one label.
+/// A condition on one label of a sandbox.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Selector {
     /// `key=value`
     Is(String, String),
-    /// `key!=value`: another value, or none at all.
+    /// `key!=value`: another value, or no such label.
     IsNot(String, String),
     /// `key`: any value.
     Has(String),
-    /// `!key`: not at all.
+    /// `!key`: no such label.
     Lacks(String),
 }
 
@@ -129,7 +129,7 @@ impl Selector {
         }
     }
 
-    /// Whether a sandbox with these labels is meant.
+    /// Whether a sandbox with these labels matches.
     pub fn matches(&self, labels: &Labels) -> bool {
         match self {
             Self::Is(key, value) => labels.0.get(key) == Some(value),

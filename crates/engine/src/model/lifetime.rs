@@ -1,12 +1,12 @@
-//! How long a sandbox lives, as callers say it: rules, each a clock, a length and an action. What the rules amount to at one moment
-//! is computed in `sandbox::lifetime`.
+//! Lifetime rules as callers give them, each a clock, a length and an action. `sandbox::lifetime` computes what the
+//! rules mean at one moment.
 
 use std::time::{Duration, SystemTime};
 
 use crate::State;
 use crate::error::{EngineError, Field};
 
-/// Rules of one sandbox at most.
+/// Most rules of one sandbox.
 pub const RULES_MAX: usize = 8;
 
 /// The shortest length; less is a mistake in units.
@@ -15,7 +15,7 @@ pub const LENGTH_MIN: Duration = Duration::from_millis(100);
 /// The longest length, ten years; more is a mistake in units.
 pub const LENGTH_MAX: Duration = Duration::from_secs(3660 * 86_400);
 
-/// From when a rule counts.
+/// The event that starts a rule's clock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Since {
     /// The end of the last use.
@@ -24,7 +24,7 @@ pub enum Since {
     Start,
     /// The last pause, while it lasts.
     Paused,
-    /// When it was asked for.
+    /// The create request.
     Creation,
 }
 
@@ -35,12 +35,12 @@ pub enum Action {
     PauseKeepMemory,
     /// Pause it, end its processes and keep its files.
     PauseDropMemory,
-    /// Delete it with all that is in it.
+    /// Delete it with everything in it.
     Delete,
 }
 
 impl Action {
-    /// Whether this version does it. A rule that does not act is kept and shown, and says so.
+    /// Whether this version performs it. A rule that does not act is stored and shown as such.
     pub fn acts(self) -> bool {
         match self {
             Self::Delete => true,
@@ -48,7 +48,7 @@ impl Action {
         }
     }
 
-    /// One word for it, the same in rows and errors.
+    /// Its name in rows and errors.
     pub fn word(self) -> &'static str {
         match self {
             Self::PauseKeepMemory => "pause_keep_memory",
@@ -59,7 +59,7 @@ impl Action {
 }
 
 impl Since {
-    /// One word for it, the same in rows and errors.
+    /// Its name in rows and errors.
     pub fn word(self) -> &'static str {
         match self {
             Self::LastUse => "last_use",
@@ -69,7 +69,7 @@ impl Since {
         }
     }
 
-    /// What begins it anew.
+    /// What restarts it.
     pub fn renewal(self) -> Renewal {
         match self {
             Self::LastUse => Renewal::UseOrTouch,
@@ -79,7 +79,7 @@ impl Since {
     }
 }
 
-/// What makes a clock begin anew.
+/// What restarts a clock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Renewal {
     /// Any use, and a touch.
@@ -102,7 +102,7 @@ pub struct Rule {
 }
 
 impl Rule {
-    /// Why it ends a sandbox, as it reads after "because".
+    /// Why it ends a sandbox; reads after "because".
     pub fn reason(&self) -> String {
         let after = words(self.after);
         match self.since {
@@ -119,7 +119,7 @@ impl Rule {
 pub struct Lifetime(Vec<Rule>);
 
 impl Lifetime {
-    /// Rules that are within their bounds. Rows keep whole milliseconds.
+    /// Checked rules. Rows store whole milliseconds.
     pub fn new(rules: Vec<Rule>) -> Result<Self, EngineError> {
         if rules.len() > RULES_MAX {
             return Err(Field::Lifetime.must(format!("have at most {RULES_MAX} rules, got {}", rules.len())));
@@ -139,7 +139,7 @@ impl Lifetime {
         &self.0
     }
 
-    /// Whether any of them does anything.
+    /// Whether any of them acts.
     pub fn acts(&self) -> bool {
         self.0.iter().any(|rule| rule.action.acts())
     }
@@ -154,7 +154,7 @@ impl Lifetime {
 /// What the last use was.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum LastUse {
-    /// It began to run, or was asked for.
+    /// It started, or was requested.
     Start,
     /// A request or a stream.
     Request,
@@ -165,7 +165,7 @@ pub enum LastUse {
 }
 
 impl LastUse {
-    /// One word for it, the same in rows.
+    /// Its name in rows.
     pub fn word(self) -> &'static str {
         match self {
             Self::Start => "start",
@@ -176,18 +176,18 @@ impl LastUse {
     }
 }
 
-/// Why a sandbox lives, and when and how it ends.
+/// Why a sandbox is alive, and when and how it ends.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Explanation {
     /// For people.
     pub sentence: String,
-    /// Where it is in its life.
+    /// Its state.
     pub state: State,
-    /// Uses under way: requests, open streams, commands that someone waits for.
+    /// Uses in progress: requests, open streams, commands that a caller waits for.
     pub uses: u32,
-    /// When the last use ended, and what it was; now, while it is in use. `None`: nobody knows.
+    /// When the last use ended, and its kind; now, while it is in use. `None`: unknown.
     pub last_use: Option<(SystemTime, LastUse)>,
-    /// How it ends, if nothing happens until then.
+    /// How it ends, if nothing happens before.
     pub end: Option<End>,
     /// All rules, in their order.
     pub rules: Vec<RuleNow>,
@@ -196,13 +196,13 @@ pub struct Explanation {
 /// How a sandbox ends.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct End {
-    /// By which rule, by its place in the list.
+    /// The index of the rule that causes it.
     pub rule: usize,
     /// What the rule does.
     pub action: Action,
     /// When.
     pub at: SystemTime,
-    /// In how long.
+    /// The time left.
     pub left: Duration,
     /// What would postpone it.
     pub renewal: Renewal,
@@ -213,13 +213,13 @@ pub struct End {
 pub struct RuleNow {
     /// The rule.
     pub rule: Rule,
-    /// In how long it strikes, if nothing happens until then. `None` where it does not act or does not count now.
+    /// The time until it acts, if nothing happens before. `None` if it does not act or its clock is not running.
     pub left: Option<Duration>,
     /// When that is.
     pub at: Option<SystemTime>,
 }
 
-/// A length as people say it: the largest unit, and the next one where it matters.
+/// A length for people: the largest unit, and the next one if it matters.
 pub(crate) fn words(length: Duration) -> String {
     const UNITS: [(u64, &str); 4] = [(86_400, "d"), (3600, "h"), (60, "min"), (1, "s")];
     if length < Duration::from_secs(1) {

@@ -1,4 +1,4 @@
-//! What goes into the engine and comes out of it. Checked types: whoever holds one need not check again.
+//! Inputs and outputs of the engine. Checked types: code that holds one need not check again.
 
 pub mod attendance;
 pub(crate) mod check;
@@ -40,7 +40,7 @@ pub use crate::model::program::{Argv, Program, Script};
 pub use crate::model::state::{Disk, Kept, State};
 pub use crate::model::template::VolumeMount;
 
-/// Whose sandboxes.
+/// The owner of sandboxes.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Owner(String);
 
@@ -48,7 +48,7 @@ impl Owner {
     /// Enough for a name, short enough for a log line.
     pub const LENGTH_MAX: usize = 64;
 
-    /// Whose sandboxes are when nobody made owners.
+    /// The owner if none is configured.
     pub fn default_owner() -> Self {
         Self("default".into())
     }
@@ -82,7 +82,7 @@ impl fmt::Display for Owner {
 /// What a new sandbox should be.
 #[derive(Debug, Clone)]
 pub struct SandboxSpec {
-    /// Made up where there is none.
+    /// Generated if there is none.
     pub name: Option<SandboxName>,
     /// The name of one of the owner's templates, or `default`.
     pub template: TemplateName,
@@ -92,17 +92,17 @@ pub struct SandboxSpec {
     pub env: SandboxEnv,
     /// The template's where there is none.
     pub cpu_millis: Option<u32>,
-    /// The template's where there is none.
+    /// Default: the template's.
     pub memory_bytes: Option<u64>,
-    /// What its files may take; the template's where there is none. Refused where the store has no limits.
+    /// Disk limit for its files. Default: the template's. Rejected if the store cannot enforce limits.
     pub disk_bytes: Option<u64>,
-    /// Volumes, beside those of the template; at one path, these win.
+    /// Volumes in addition to the template's; at the same path, these take precedence.
     pub mounts: Vec<VolumeMount>,
     /// How it can be found.
     pub labels: Labels,
-    /// What a dialect wants to find again.
+    /// Notes of a dialect.
     pub notes: Notes,
-    /// How long it lives.
+    /// Lifetime rules.
     pub lifetime: Lifetime,
     /// Asking twice with one key makes one sandbox, for as long as that sandbox exists.
     pub idempotency_key: Option<IdempotencyKey>,
@@ -130,25 +130,25 @@ impl Default for SandboxSpec {
     }
 }
 
-/// When `create` answers.
+/// When `create` returns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Wait {
-    /// When the sandbox takes commands, or has failed.
+    /// When the sandbox accepts commands, or has failed.
     Ready,
     /// When its row is written.
     No,
 }
 
-/// Where the sandbox in an answer comes from.
+/// Where the sandbox in a response comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Origin {
-    /// It was made for this request, or for an earlier one with the same idempotency key.
+    /// It was created for this request, or for an earlier one with the same idempotency key.
     Made,
-    /// It was there before.
+    /// It existed before.
     Found,
 }
 
-/// What should change about a sandbox, all of it or nothing. What is left out stays as it is.
+/// A change to a sandbox, applied as a whole or not at all. Fields that are `None` stay as they are.
 #[derive(Debug, Clone, Default)]
 pub struct SandboxUpdate {
     /// A new name.
@@ -157,7 +157,7 @@ pub struct SandboxUpdate {
     pub labels: LabelChanges,
     /// Notes to set and to remove.
     pub notes: NoteChanges,
-    /// Rules in place of those that hold. It counts as a touch.
+    /// Replaces all rules. Counts as a touch.
     pub lifetime: Option<Lifetime>,
 }
 
@@ -171,70 +171,70 @@ impl SandboxUpdate {
 /// A sandbox, as it is at one moment.
 #[derive(Debug, Clone)]
 pub struct Sandbox {
-    /// Names it.
+    /// Its id.
     pub id: SandboxId,
-    /// Whose it is.
+    /// Its owner.
     pub owner: Owner,
-    /// What people call it.
+    /// Its name.
     pub name: SandboxName,
-    /// Where it is in its life.
+    /// Its state.
     pub state: State,
     /// Why it failed.
     pub reason: Option<String>,
-    /// What it was made from.
+    /// The template that it was made from.
     pub template: String,
-    /// Which version of that.
+    /// Version of that template.
     pub template_version: u32,
     /// The image that it was made from, as people read it.
     pub image: String,
-    /// What was asked for, where that was an alias of it.
+    /// The requested name, if that was an alias.
     pub image_alias: Option<String>,
-    /// Just which one, where it is not the machine itself.
+    /// The image's digest, unless it is the machine itself.
     pub image_digest: Option<image::Digest>,
-    /// What it may use.
+    /// Its limits.
     pub limits: Limits,
-    /// Volumes that it mounts, by their names of today.
+    /// Volumes that it mounts, by their current names.
     pub mounts: Vec<VolumeMount>,
-    /// Added to the environment of every command.
+    /// Variables for every command.
     pub env: BTreeMap<String, String>,
     /// How it can be found.
     pub labels: Labels,
-    /// What dialects keep with it.
+    /// Notes of dialects.
     pub notes: Notes,
-    /// How long it lives.
+    /// Lifetime rules.
     pub lifetime: Lifetime,
-    /// The pool where it stood ready, as that was called when it was claimed.
+    /// The pool that it was claimed from, by its name at that time.
     pub claimed_from: Option<String>,
-    /// When it was asked for.
+    /// When it was requested.
     pub created_at: SystemTime,
 }
 
 /// Which sandboxes to list, newest first.
 #[derive(Debug, Clone, Default)]
 pub struct ListQuery {
-    /// At most so many; [`crate::PAGE_MAX`] at most.
+    /// Most entries; at most [`crate::PAGE_MAX`].
     pub limit: Option<u32>,
-    /// From the page before.
+    /// From the previous page.
     pub cursor: Option<String>,
     /// Only the one with exactly this name.
     pub name: Option<String>,
-    /// Only those that all of these mean; [`crate::model::labels::SELECTORS_MAX`] at most.
+    /// Only those that match all of these; at most [`crate::model::labels::SELECTORS_MAX`].
     pub selectors: Vec<Selector>,
 }
 
 /// Which commands to list, oldest first.
 #[derive(Debug, Clone, Default)]
 pub struct CommandQuery {
-    /// At most so many; [`crate::PAGE_MAX`] at most.
+    /// Most entries; at most [`crate::PAGE_MAX`].
     pub limit: Option<u32>,
-    /// From the page before.
+    /// From the previous page.
     pub cursor: Option<String>,
 }
 
 /// A part of a list.
 #[derive(Debug, Clone)]
 pub struct Page<T> {
-    /// What is on it.
+    /// The entries.
     pub items: Vec<T>,
     /// Where the next page begins; `None` on the last.
     pub next_cursor: Option<String>,
@@ -243,7 +243,7 @@ pub struct Page<T> {
 /// What to run, and how.
 #[derive(Debug, Clone)]
 pub struct CommandSpec {
-    /// Starting is idempotent on it. Made up where there is none.
+    /// Starting is idempotent on it. Generated if there is none.
     pub id: Option<CommandId>,
     /// What to run.
     pub program: Program,
@@ -255,18 +255,18 @@ pub struct CommandSpec {
     pub user: Option<GuestUser>,
     /// Whether stdin will be written to. If not, it is at its end from the start.
     pub stdin: bool,
-    /// A terminal in place of pipes.
+    /// A terminal instead of pipes.
     pub terminal: Option<TerminalSize>,
-    /// Ends the whole tree after so long. Zero means none.
+    /// Ends the whole process tree after this long. Zero means never.
     pub timeout: Option<Duration>,
-    /// Ends it after so long without output. Zero means none.
+    /// Ends it after this long without output. Zero means never.
     pub idle_timeout: Option<Duration>,
-    /// What becomes of it when nobody looks.
+    /// What happens to it when no caller is attached.
     pub attendance: Attendance,
 }
 
 impl CommandSpec {
-    /// A program with nothing else asked for.
+    /// A program with default settings.
     pub fn new(program: Program) -> Self {
         Self {
             id: None,
@@ -290,33 +290,33 @@ pub struct Command {
     pub id: CommandId,
     /// Its sandbox.
     pub sandbox: SandboxId,
-    /// Where it is in its life.
+    /// Its state.
     pub state: CommandState,
-    /// What init was asked to start.
+    /// The request to init.
     pub start: Arc<Start>,
-    /// What is kept of stdout.
+    /// The range of stdout that is stored.
     pub stdout: Span,
-    /// What is kept of stderr.
+    /// The range of stderr that is stored.
     pub stderr: Span,
-    /// When it was asked for.
+    /// When it was requested.
     pub created_at: SystemTime,
     /// When its result was known.
     pub ended_at: Option<SystemTime>,
 }
 
-/// Where a command is in its life.
+/// State of a command.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CommandState {
-    /// Asked for, not yet running.
+    /// Requested, not running yet.
     Starting,
-    /// Runs.
+    /// Running.
     Running {
-        /// Its process, in the guest's own numbers.
+        /// Its process id inside the guest.
         pid: u32,
     },
-    /// Over.
+    /// Ended.
     Ended {
-        /// Its process, if there ever was one.
+        /// Its process id, if it ever had one.
         pid: Option<u32>,
         /// How it ended.
         outcome: Outcome,
@@ -326,28 +326,28 @@ pub enum CommandState {
 /// How a command ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
-    /// By itself, with this code.
+    /// It exited on its own, with this code.
     Exited(i32),
     /// By a signal that Shoal did not send.
     Signaled(i32),
-    /// Its timeout struck. With what the kernel said of the main process.
+    /// Its timeout expired. With the exit status of the main process.
     TimedOut(ExitStatus),
-    /// Its timeout struck and its sandbox's init did nothing about it, so the host ended it. How it took that was not told, and
-    /// what it wrote last may be missing.
+    /// Its timeout expired and its sandbox's init did not react, so the host ended it. How it reacted is unknown, and
+    /// its last output may be missing.
     TimedOutUnheard,
-    /// It was silent for too long.
+    /// It produced no output for too long.
     IdleTimedOut(ExitStatus),
-    /// `kill` was asked for.
+    /// A caller killed it.
     Killed(ExitStatus),
-    /// The sandbox's memory ran out, as the host counts.
+    /// The sandbox's memory ran out, as counted on the host.
     OutOfMemory(ExitStatus),
     /// It never ran.
     FailedToStart(StartError),
-    /// The sandbox ended under it.
+    /// The sandbox ended while it ran.
     SandboxGone,
 }
 
-/// What is kept of a stream: from `start` to `end`.
+/// The range of a stream that is stored: from `start` to `end`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Span {
     /// The first offset that can still be read.
@@ -370,7 +370,7 @@ pub struct Offsets {
 pub struct Signal(i32);
 
 impl Signal {
-    /// The signals with a name, as Linux numbers them on x86-64 and most others.
+    /// The named signals, with their Linux numbers on x86-64 and most others.
     const NAMES: [(&'static str, i32); 31] = [
         ("HUP", 1),
         ("INT", 2),
@@ -412,7 +412,7 @@ impl Signal {
         let upper = text.to_ascii_uppercase();
         let name = upper.strip_prefix("SIG").unwrap_or(&upper);
         let named = Self::NAMES.iter().find(|(known, _)| *known == name).map(|(_, number)| *number);
-        // Only digits: `parse` alone would take a sign, too.
+        // Only digits: `parse` alone would accept a sign.
         let digits = !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
         let number = named.or_else(|| if digits { text.parse().ok() } else { None });
         match number {
@@ -428,108 +428,108 @@ impl Signal {
         }
     }
 
-    /// As the kernel numbers it.
+    /// The kernel's number.
     pub fn number(self) -> i32 {
         self.0
     }
 }
 
-/// One thing that happened to a command that someone watches.
+/// An event of a command, for an attached caller.
 #[derive(Debug, Clone)]
 pub enum OutputEvent {
-    /// It runs: the pid is known.
+    /// It runs: the process id is known.
     Started {
-        /// Its process, in the guest's own numbers.
+        /// Its process id inside the guest.
         pid: u32,
     },
     /// Bytes of a stream.
     Bytes {
         /// Which one.
         stream: Stream,
-        /// Where they begin.
+        /// Their offset.
         offset: u64,
         /// The bytes.
         bytes: Bytes,
     },
-    /// Bytes from `from` to `to` are no longer kept.
+    /// Bytes from `from` to `to` are no longer stored.
     Lost {
         /// Of which stream.
         stream: Stream,
-        /// The offset that was next.
+        /// The next offset.
         from: u64,
-        /// The first that is kept.
+        /// The first offset that is stored.
         to: u64,
     },
-    /// Stdin up to `offset` was given to the command.
+    /// Stdin up to `offset` was delivered to the command.
     StdinAck {
-        /// How many bytes in all.
+        /// Total number of bytes.
         offset: u64,
     },
-    /// The reader was too slow for too long and was let go, so that it does not hold up the command.
-    /// Reconnect with offsets.
+    /// The reader was too slow for too long and was disconnected, so that it does not hold up the command. Reconnect
+    /// with offsets.
     Stalled,
-    /// It is over, and all its output was handed out before this.
+    /// It has ended, and all its output was delivered before this.
     Ended(Box<Command>),
 }
 
-/// Output that was collected at once.
+/// Output that was collected.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Gathered {
-    /// From the first byte that is kept.
+    /// From the first byte that is stored.
     pub stdout: Vec<u8>,
-    /// Whether anything is missing from it, at the front or at the end.
+    /// Whether anything is missing, at the start or at the end.
     pub stdout_cut: bool,
-    /// From the first byte that is kept.
+    /// From the first byte that is stored.
     pub stderr: Vec<u8>,
-    /// Whether anything is missing from it, at the front or at the end.
+    /// Whether anything is missing, at the start or at the end.
     pub stderr_cut: bool,
 }
 
-/// What proves whose sandboxes someone may use. Without its secret.
+/// An API key, without its secret.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Key {
-    /// Names it, and is not secret.
+    /// Its id; not secret.
     pub id: String,
-    /// Whose sandboxes it opens.
+    /// The owner whose sandboxes it opens.
     pub owner: Owner,
     /// Whether it may manage keys.
     pub admin: bool,
-    /// Whether it opens the metrics, and nothing else.
+    /// Whether it opens the metrics only.
     pub metrics_only: bool,
-    /// What its owner may have at once, when asking with this key.
+    /// Quota of its owner, for requests with this key.
     pub limits: KeyLimits,
-    /// When it was made.
+    /// When it was created.
     pub created_at: SystemTime,
 }
 
-/// What an owner may have at once. `None` is no limit.
+/// A quota. `None` is no limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct KeyLimits {
     /// Sandboxes.
     pub sandboxes: Option<u32>,
-    /// Thousandths of a processor, in all.
+    /// Thousandths of a processor, in total.
     pub cpu_millis: Option<u64>,
-    /// Memory, in all.
+    /// Memory, in total.
     pub memory_bytes: Option<u64>,
 }
 
 /// What a new key should be.
 #[derive(Debug, Clone)]
 pub struct KeySpec {
-    /// Whose sandboxes it opens.
+    /// The owner whose sandboxes it opens.
     pub owner: Owner,
     /// Whether it may manage keys.
     pub admin: bool,
-    /// Whether it opens the metrics, and nothing else.
+    /// Whether it opens the metrics only.
     pub metrics_only: bool,
-    /// What its owner may have at once.
+    /// Quota of its owner.
     pub limits: KeyLimits,
 }
 
-/// What all sandboxes of a machine together may promise themselves. Memory and cpu may be overcommitted by the operator.
+/// The limits of all sandboxes of a machine together. The operator may overcommit memory and cpu.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Capacity {
-    /// How many.
+    /// Number of sandboxes.
     pub sandboxes: u32,
     /// Thousandths of a processor.
     pub cpu_millis: u64,

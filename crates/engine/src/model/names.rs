@@ -1,7 +1,7 @@
-//! What people call things. They choose the names, so one rule says what may be one, for all of them.
+//! Names that people choose. One rule for all of them says what is valid.
 //!
-//! Owns that rule and a type for each kind of name. That names are unique, and among what, is the business of what they name; no
-//! name ever reaches a path of the host.
+//! Owns that rule and a type for each kind of name. The named things ensure that names are unique; no name ever
+//! becomes part of a path on the host.
 
 use std::fmt;
 
@@ -18,7 +18,8 @@ macro_rules! names {
             /// In bytes.
             pub const LENGTH_MAX: usize = LENGTH_MAX;
 
-            /// Text of 1 to 255 bytes, not `.` or `..`, without control characters and what else this kind of name cannot have.
+            /// Text of 1 to 255 bytes, not `.` or `..`, without control characters and other characters that this
+            /// kind of name excludes.
             pub fn parse(text: &str) -> Result<Self, EngineError> {
                 let check: fn(&str) -> Result<(), String> = $check;
                 match check_free(text).and_then(|()| check(text)) {
@@ -27,7 +28,7 @@ macro_rules! names {
                 }
             }
 
-            /// From a row: what was a name once stays one, also where the rule has become stricter.
+            /// From a row: an old name stays valid, even if the rule has become stricter.
             pub(crate) fn kept(text: &str) -> Self {
                 Self(text.into())
             }
@@ -57,13 +58,13 @@ impl TemplateName {
 const LENGTH_MAX: usize = 255;
 
 names! {
-    /// What people call a sandbox.
+    /// The name of a sandbox.
     SandboxName: |_| Ok(());
-    /// What people call a template.
+    /// The name of a template.
     TemplateName: |_| Ok(());
-    /// What people call a pool.
+    /// The name of a pool.
     PoolName: |_| Ok(());
-    /// What people call a volume. Without slashes and colons, since `VOLUME:/path` means a file in it.
+    /// The name of a volume. Without slashes and colons, since `VOLUME:/path` means a file in it.
     VolumeName: check_before_a_path;
 }
 

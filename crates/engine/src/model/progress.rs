@@ -1,23 +1,23 @@
-//! How far builds and snapshots are.
+//! States of builds and snapshots.
 
-/// Where a build is in its life.
+/// State of a build.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum BuildState {
-    /// Steps are done.
+    /// Steps are running.
     Running,
-    /// The template has it.
+    /// The template has the new version.
     Done {
-        /// Of the template.
+        /// The template's version.
         version: u32,
     },
-    /// It broke off. What was done is kept for a while, so that the next try is quicker.
+    /// It failed. The layers of its steps are kept for a while, so that the next attempt is quicker.
     Failed {
         /// Why.
         reason: String,
     },
 }
 
-/// How far a snapshot is.
+/// State of a snapshot.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SnapshotState {
     /// It is being made.
@@ -29,6 +29,6 @@ pub enum SnapshotState {
         /// Why.
         reason: String,
     },
-    /// It goes when the last sandbox that was made from it is gone.
+    /// It is deleted with the last sandbox that was made from it.
     Deleting,
 }

@@ -1,17 +1,17 @@
-//! Where a sandbox is in its life, and what it works towards. What may be asked of it there is decided in `sandbox::lifecycle`.
+//! The states of a sandbox, and its goals. `sandbox::lifecycle` decides what a state allows.
 
-/// Where a sandbox is in its life.
+/// State of a sandbox.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum State {
-    /// Being made.
+    /// It is being created.
     Creating,
-    /// Takes commands.
+    /// It accepts commands.
     Running,
-    /// Kept, and not running.
+    /// It is kept, but not running.
     Paused(Kept),
-    /// Going.
+    /// It is being deleted.
     Deleting,
-    /// Broken; the reason is beside it.
+    /// It failed; the reason is stored beside it.
     Failed {
         /// Whether it could be made to run again.
         disk: Disk,
@@ -41,16 +41,16 @@ pub enum Disk {
 /// What the driver works towards.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Goal {
-    /// That it takes commands.
+    /// It accepts commands.
     Running,
-    /// That it is kept and does not run.
+    /// It is kept and does not run.
     Paused(Kept),
-    /// That nothing of it is left.
+    /// Nothing of it is left.
     Gone,
 }
 
 impl State {
-    /// What [`Self::word`] may say.
+    /// All values of [`Self::word`].
     pub(crate) const WORDS: [&str; 5] = ["creating", "running", "paused", "deleting", "failed"];
 
     /// Whether commands may be started in it.
@@ -61,7 +61,7 @@ impl State {
         }
     }
 
-    /// One word for it, the same in rows, errors and logs.
+    /// Its name in rows, errors and logs.
     pub fn word(self) -> &'static str {
         match self {
             Self::Creating => "creating",

@@ -1,4 +1,4 @@
-//! What is in a template, and how far its preparation is.
+//! The contents of a template, and the state of its preparation.
 
 use ::image::Digest;
 use wire::launch::Access;
@@ -7,7 +7,7 @@ use crate::model::defaults::LIMITS;
 use crate::model::labels::Labels;
 use crate::model::{Argv, GuestPath, GuestUser, SandboxEnv};
 
-/// What is in a template.
+/// The contents of a template.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TemplateSpec {
     /// `host`, a reference or an alias.
@@ -16,7 +16,7 @@ pub struct TemplateSpec {
     pub cpu_millis: u32,
     /// Memory.
     pub memory_bytes: u64,
-    /// What a sandbox's files may take, where the store has limits; the usual where there is none.
+    /// Disk limit for a sandbox's files, if the store enforces limits; `None` for the default.
     pub disk_bytes: Option<u64>,
     /// Added to the image's environment.
     pub env: SandboxEnv,
@@ -49,14 +49,14 @@ impl Default for TemplateSpec {
     }
 }
 
-/// How far a version is.
+/// State of a version.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Preparation {
-    /// Its image is on its way.
+    /// Its image is being fetched.
     Preparing,
-    /// Sandboxes can be made from it at full speed.
+    /// Sandboxes start from it at full speed.
     Ready(Prepared),
-    /// It could not be prepared. It can be tried again.
+    /// It could not be prepared. It can be retried.
     Failed {
         /// Why.
         reason: String,
@@ -66,7 +66,7 @@ pub enum Preparation {
 }
 
 impl Preparation {
-    /// As it is said.
+    /// Its name.
     pub fn word(&self) -> &'static str {
         match self {
             Self::Preparing => "preparing",
@@ -77,25 +77,25 @@ impl Preparation {
     }
 }
 
-/// What came of a preparation.
+/// Result of a preparation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Prepared {
-    /// What the image's name meant: `host`, or a reference in its canonical spelling.
+    /// What the image's name resolved to: `host`, or a canonical reference.
     pub resolved: String,
-    /// Just which image; none for `host`.
+    /// Digest of the image; `None` for `host`.
     pub image: Option<Digest>,
 }
 
-/// A volume, mounted somewhere: as it is asked for.
+/// A requested mount of a volume.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct VolumeMount {
     /// Its name.
     pub volume: String,
-    /// Where.
+    /// Path in the sandbox.
     pub path: String,
-    /// What may be done with it.
+    /// Access.
     pub access: Access,
 }
 
-/// The image that is the machine itself.
+/// The name of the image that is the machine itself.
 pub const HOST: &str = "host";

@@ -1,10 +1,10 @@
-//! What time it is, in a way that survives clocks that are set, suspended machines and restarts.
+//! The time, in a form that survives changed clocks, suspended machines and restarts.
 //!
-//! Wall time alone cannot say how long ago something was: somebody may have set the clock since. So a [`Stamp`] holds the time
-//! since the boot beside it, on a clock that nobody can set and that goes on while the machine is suspended (CLOCK_BOOTTIME),
-//! and which boot that was. Within one boot only that counts. Across a reboot there is nothing but wall time; it is believed
-//! once the machine has been up for [`BOOT_GRACE`], in which time servers put a wrong clock right, and from then on the stamp
-//! is one of this boot too.
+//! Wall time alone cannot say how long ago something was: the clock may have been changed since. So a [`Stamp`] also
+//! holds the time since the boot, on a clock that cannot be set and that keeps running while the machine is suspended
+//! (CLOCK_BOOTTIME), and the boot's id. Within one boot only that counts. Across a reboot there is only wall time; it
+//! is trusted once the machine has been up for [`BOOT_GRACE`], within which time servers correct a wrong clock, and
+//! from then on the stamp belongs to this boot too.
 
 use std::io;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -12,30 +12,30 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use async_trait::async_trait;
 use rustix::time::{ClockId, clock_gettime};
 
-/// How long after a boot the wall clock is not believed about what was before it.
+/// How long after a boot the wall clock is not trusted about the time before the boot.
 pub const BOOT_GRACE: Duration = Duration::from_secs(600);
 
-/// Where the kernel names the boot: a random number, another one every time.
+/// Where the kernel reports the boot id, a random number.
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
-/// Tells the time, and waits. The machine's own in a daemon, one that stands still in tests.
+/// Reads the time, and waits. The machine's clocks in a daemon, a manual one in tests.
 #[async_trait]
 pub trait Clock: Send + Sync + 'static {
     /// Now.
     fn now(&self) -> Moment;
 
-    /// Returns after so long, or somewhat later.
+    /// Returns after this long, or somewhat later.
     async fn sleep(&self, length: Duration);
 }
 
 /// An instant, on both clocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Moment {
-    /// As people read it. It may jump.
+    /// Wall time. It may jump.
     pub wall: SystemTime,
-    /// Which boot of the machine.
+    /// The boot.
     pub boot: u128,
-    /// How long ago that boot was, with the time the machine was suspended.
+    /// Time since that boot, including time suspended.
     pub since_boot: Duration,
 }
 
@@ -46,7 +46,7 @@ pub struct SystemClock {
 }
 
 impl SystemClock {
-    /// Finds out which boot this is.
+    /// Reads the boot id.
     pub fn new() -> io::Result<Self> {
         let text = std::fs::read_to_string(BOOT_ID)?;
         let digits: String = text.chars().filter(char::is_ascii_hexdigit).collect();
@@ -65,29 +65,29 @@ impl Clock for SystemClock {
     }
 
     async fn sleep(&self, length: Duration) {
-        // This one stands still while the machine is suspended; whoever must not be late looks again now and then.
+        // This clock stops while the machine is suspended; callers that must not be late check again now and then.
         tokio::time::sleep(length).await;
     }
 }
 
-/// When something was, as a row keeps it.
+/// A time, as a row stores it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stamp {
     /// Microseconds since 1970.
     pub wall_micros: i64,
-    /// Which boot of the machine.
+    /// The boot.
     pub boot: u128,
-    /// Microseconds since that boot; negative for what was before it and has been settled since.
+    /// Microseconds since that boot; negative for earlier times that have been settled since.
     pub since_boot_micros: i64,
 }
 
 impl Stamp {
-    /// What is now.
+    /// Now.
     pub fn of(now: Moment) -> Self {
         Self { wall_micros: wall_micros(now.wall), boot: now.boot, since_boot_micros: micros(now.since_boot) }
     }
 
-    /// What was at a time since the boot, in the boot of `now`.
+    /// A time since the boot, in the boot of `now`.
     pub fn in_this_boot(since_boot: Duration, now: Moment) -> Self {
         let ago = micros(now.since_boot) - micros(since_boot);
         Self {
@@ -97,13 +97,13 @@ impl Stamp {
         }
     }
 
-    /// What was at a wall time, when nothing else is known of it: as of now, the wall clock is believed.
+    /// A wall time of which nothing else is known: the wall clock is trusted as of now.
     pub fn of_wall(wall: SystemTime, now: Moment) -> Self {
         Self { wall_micros: wall_micros(wall), boot: !now.boot, since_boot_micros: 0 }.settled(now)
     }
 
-    /// The same, for good on this boot's clock where that can be said. What lies in the future is now: a clock that was
-    /// wrong must not keep anything for ever.
+    /// The same on this boot's clock, if that is possible. A time in the future becomes now: a wrong clock must not
+    /// keep anything for ever.
     pub fn settled(self, now: Moment) -> Self {
         let here = Self::of(now);
         if self.boot == now.boot {
@@ -130,7 +130,7 @@ impl Stamp {
         Age { elapsed: Duration::from_micros(u64::try_from(ago).unwrap_or(0)), doubt }
     }
 
-    /// The same, so much later.
+    /// The same, later by this much.
     #[cfg(test)]
     pub fn plus(self, length: Duration) -> Self {
         let length = micros(length);
@@ -142,12 +142,12 @@ impl Stamp {
     }
 }
 
-/// Now, as a row can keep it.
+/// Now, with the precision of a row.
 pub(crate) fn now() -> SystemTime {
     in_micros(SystemTime::now())
 }
 
-/// A time as a row can keep it: in microseconds.
+/// A time with the precision of a row: microseconds.
 pub(crate) fn in_micros(time: SystemTime) -> SystemTime {
     let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
     UNIX_EPOCH + Duration::from_micros(u64::try_from(since.as_micros()).unwrap_or(u64::MAX))
@@ -158,7 +158,7 @@ pub(crate) fn in_micros(time: SystemTime) -> SystemTime {
 pub struct Age {
     /// As far as is known.
     pub elapsed: Duration,
-    /// For how long from now on that is not to be acted upon.
+    /// For how long from now on this must not be acted upon.
     pub doubt: Duration,
 }
 
@@ -197,7 +197,7 @@ mod tests {
         check(then, moment(1, 5060, 1_000_060), 60, 0);
         check(then, moment(1, 5060, 1_000_060 + 10 * YEAR), 60, 0);
         check(then, moment(1, 5060, 0), 60, 0);
-        // Suspended for a day: the boot's clock went on.
+        // Suspended for a day: the boot's clock kept running.
         check(then, moment(1, 5000 + 86_400, 1_000_060), 86_400, 0);
     }
 
@@ -205,7 +205,7 @@ mod tests {
     fn across_a_reboot_wall_time_counts_once_the_machine_is_up_for_a_while() {
         let then = moment(1, 5000, 1_000_000);
         check(then, moment(2, 600, 1_003_600), 3600, 0);
-        // Early after the boot nothing is acted upon, and what is wrong then is put right later.
+        // Early after the boot nothing is acted upon, and a wrong time is corrected later.
         check(then, moment(2, 10, 1_000_000 + YEAR), YEAR, 590);
         let early = Stamp::of(then).settled(moment(2, 10, 1_000_000 + YEAR));
         assert_eq!(early.age(moment(2, 700, 1_000_800)).elapsed, Duration::from_secs(800));
@@ -220,7 +220,7 @@ mod tests {
 
     #[test]
     fn a_stamp_from_the_future_counts_from_now() {
-        // The wall clock was years ahead when it was written, and is right since the reboot.
+        // The wall clock was years ahead when this was written, and is right since the reboot.
         let now = moment(2, 900, 1_000_000);
         let settled = Stamp::of(moment(1, 5000, 1_000_000 + 10 * YEAR)).settled(now);
         assert_eq!(settled.age(moment(2, 960, 1_000_060)).elapsed, Duration::from_secs(60));
@@ -230,7 +230,7 @@ mod tests {
             early.age(moment(2, 61, 1_000_060)),
             Age { elapsed: Duration::from_secs(60), doubt: Duration::ZERO }
         );
-        // A machine that was put back to an earlier state of itself.
+        // A machine that was reset to an earlier state.
         let settled = Stamp::of(moment(1, 5000, 1_000_000)).settled(moment(1, 4000, 1_000_000));
         assert_eq!(settled.age(moment(1, 4060, 1_000_060)).elapsed, Duration::from_secs(60));
     }

@@ -1,8 +1,8 @@
-//! What happens to sandboxes, their commands and templates, for whoever watches.
+//! Events of sandboxes, their commands and templates, for watchers.
 //!
-//! The last events are kept in memory, so that a watcher that was cut off can go on where it was; one that comes too late,
-//! or after another start of the daemon, is told that it missed something, and looks for itself. Nothing waits for a
-//! watcher, and events are no record: what must not be lost is in rows.
+//! The last events are kept in memory, so that a disconnected watcher can continue where it was; a watcher that comes
+//! too late, or after a restart of the daemon, is notified that it missed events, and reads the state itself. Nothing
+//! waits for a watcher, and events are not a record: what must not be lost is in rows.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -19,12 +19,12 @@ use crate::model::state::State;
 use crate::model::template::Preparation;
 use crate::model::{Outcome, Owner, SandboxName};
 
-/// Events that are kept. Each has a few hundred bytes, so all of them have a few MiB at most.
+/// Events to keep. Each has a few hundred bytes, so all of them take a few MiB at most.
 pub const EVENTS_KEPT_MAX: usize = 8192;
-/// What is kept of the reason of a failure.
+/// How much of the reason of a failure is kept.
 const REASON_MAX: usize = 1024;
 
-/// An event's place: which start of the daemon, and which event since.
+/// An event's position: the start of the daemon, and the number since then.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EventId {
     start: u64,
@@ -37,9 +37,9 @@ impl fmt::Display for EventId {
     }
 }
 
-/// The text was never an event's id.
+/// The text is not an event's id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("it did not come from an event")]
+#[error("it must be the id of an event")]
 pub struct BadEventId;
 
 impl FromStr for EventId {
@@ -55,13 +55,13 @@ impl FromStr for EventId {
 /// Something that happened.
 #[derive(Debug, Clone)]
 pub struct Event {
-    /// Its place.
+    /// Its position.
     pub id: EventId,
     /// When.
     pub at: SystemTime,
     /// Whose sandbox or template it is.
     pub owner: Owner,
-    /// To what, and what.
+    /// What happened, and to what.
     pub about: About,
 }
 
@@ -77,11 +77,11 @@ pub enum About {
 /// What happened to a template.
 #[derive(Debug, Clone)]
 pub struct TemplateHappened {
-    /// What it is called.
+    /// Its name.
     pub name: TemplateName,
     /// Its newest version.
     pub version: u32,
-    /// How that is; none when the template is gone.
+    /// The state of that version; `None` if the template was deleted.
     pub preparation: Option<Preparation>,
 }
 
@@ -97,19 +97,19 @@ pub enum Happened {
         /// Why it failed, if it did.
         reason: Option<String>,
     },
-    /// Nothing of a sandbox is left.
+    /// A sandbox was deleted completely.
     Deleted {
-        /// The name it had.
+        /// Its last name.
         name: SandboxName,
     },
-    /// A command runs.
+    /// A command started.
     CommandStarted {
         /// Which.
         command: CommandId,
-        /// Its process, in the sandbox's own numbers.
+        /// Its process id inside the sandbox.
         pid: u32,
     },
-    /// A command has its result.
+    /// A command ended.
     CommandEnded {
         /// Which.
         command: CommandId,
@@ -118,12 +118,12 @@ pub enum Happened {
     },
 }
 
-/// What a watcher is told.
+/// What a watcher receives.
 #[derive(Debug, Clone)]
 pub enum Told {
     /// Something happened.
     Event(Arc<Event>),
-    /// Events fell off, or were those of another daemon. What follows comes after this place.
+    /// Events were dropped, or belong to another daemon. Later events come after this position.
     Missed(EventId),
 }
 
@@ -131,13 +131,13 @@ pub enum Told {
 pub(crate) struct Events {
     start: u64,
     kept: Mutex<Kept>,
-    /// Told after each event.
+    /// Notified after each event.
     more: Notify,
 }
 
 #[derive(Default)]
 struct Kept {
-    /// The serial of the first in `events`, less one.
+    /// The serial before the first in `events`.
     before: u64,
     events: VecDeque<Arc<Event>>,
 }
@@ -157,7 +157,7 @@ impl Events {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Something happened to a sandbox just now.
+    /// Records an event of a sandbox.
     pub fn publish(&self, owner: &Owner, sandbox: SandboxId, mut what: Happened) {
         if let Happened::Sandbox { reason: Some(reason), .. } = &mut what {
             cut(reason);
@@ -165,7 +165,7 @@ impl Events {
         self.keep(owner, About::Sandbox(sandbox, what));
     }
 
-    /// Something happened to a template just now.
+    /// Records an event of a template.
     pub fn publish_template(&self, owner: &Owner, mut what: TemplateHappened) {
         if let Some(Preparation::Failed { reason }) = &mut what.preparation {
             cut(reason);
@@ -192,14 +192,14 @@ fn cut(reason: &mut String) {
     reason.truncate(end.unwrap_or(0));
 }
 
-/// One who watches.
+/// A watcher.
 pub struct Watcher {
     events: Arc<Events>,
     owner: Owner,
     only: Option<SandboxId>,
-    /// The last event that was looked at.
+    /// The last event that was examined.
     at: u64,
-    /// Something before `at` was missed, and that was not told yet.
+    /// Something before `at` was missed, and that was not reported yet.
     missed: bool,
 }
 
@@ -219,17 +219,17 @@ impl Watcher {
         Self { events, owner, only, at, missed }
     }
 
-    /// Where the watcher is: what comes next comes after it.
+    /// The watcher's position: the next event comes after it.
     pub fn place(&self) -> EventId {
         EventId { start: self.events.start, serial: self.at }
     }
 
-    /// The next thing. Cancel-safe.
+    /// The next event. Cancel-safe.
     pub async fn next(&mut self) -> Told {
         loop {
             let events = Arc::clone(&self.events);
             let mut more = std::pin::pin!(events.more.notified());
-            // From here on no event is missed; one before it is seen by the look.
+            // From here on no event is missed; an earlier one is found by the search below.
             more.as_mut().enable();
             if let Some(told) = self.look() {
                 return told;
@@ -312,7 +312,7 @@ mod tests {
             events.publish(&owner("me"), sandbox, started(number));
         }
         assert!(matches!(slow.next().await, Told::Missed(_)));
-        assert_eq!(pid(&mut slow).await, Some(10), "then it goes on with the oldest that is kept");
+        assert_eq!(pid(&mut slow).await, Some(10), "then it continues with the oldest event that is kept");
         let foreign = EventId { start: events.start ^ 1, serial: 3 };
         let mut late = Watcher::new(Arc::clone(&events), owner("me"), None, Some(foreign));
         assert!(matches!(late.next().await, Told::Missed(_)));

@@ -1,4 +1,4 @@
-//! A backend with a watch in its hand: every request is timed, for metrics and for the log.
+//! Wraps a backend and times every request, for metrics and for the log.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use wire::{Digest, SandboxId, VolumeId};
 use crate::observe::metrics::Metrics;
 use crate::observe::timing;
 
-/// Asks another backend, and times it.
+/// Calls another backend, and times the calls.
 pub(crate) struct Measured {
     pub backend: Arc<dyn Backend>,
     pub metrics: Arc<Metrics>,

@@ -1,8 +1,8 @@
-//! What sandboxes use, beside what they may.
+//! Resource usage of sandboxes, with their limits.
 //!
-//! The kernel's counters are read when someone asks. What files take on disk has to be counted name by name, so it is
-//! counted behind the scenes, when someone asks and the last count is old, a few sandboxes at a time; what is told is the
-//! newest count and when it was taken.
+//! The kernel's counters are read on request. Disk usage has to be counted name by name, so it is counted in the
+//! background, when it is requested and the last count is old, for a few sandboxes at a time; callers get the newest
+//! count and its time.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -17,31 +17,31 @@ use wire::launch::Limits;
 use crate::model::Capacity;
 use crate::model::state::State;
 
-/// Sandboxes whose files are counted at the same time. Counting is disk work that others should not feel.
+/// Sandboxes whose files are counted at the same time. Counting is disk work that others should not notice.
 pub(crate) const COUNTS_MAX: usize = 2;
 
-/// What one sandbox uses, beside what it may.
+/// Usage of one sandbox, with its limits.
 #[derive(Debug, Clone)]
 pub struct Stats {
-    /// Which one.
+    /// The sandbox.
     pub sandbox: SandboxId,
     /// Its name.
     pub name: String,
-    /// Where it is in its life.
+    /// Its state.
     pub state: State,
-    /// What it may use.
+    /// Its limits.
     pub limits: Limits,
-    /// What it uses; `None` where nothing of it runs.
+    /// Current usage; `None` if no process of it runs.
     pub usage: Option<Usage>,
-    /// What its files take, if they were counted in time.
+    /// Disk usage, if it was counted in time.
     pub disk: Option<DiskCount>,
     /// Commands that have no result yet.
     pub commands_live: usize,
-    /// When this was looked up.
+    /// When this was read.
     pub at: SystemTime,
 }
 
-/// What files take, and when that was counted.
+/// Disk usage, and when it was counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DiskCount {
     /// What was counted.
@@ -50,16 +50,16 @@ pub struct DiskCount {
     pub at: SystemTime,
 }
 
-/// The machine, and what all sandboxes of all owners make of it.
+/// The machine, and the sandboxes of all owners.
 #[derive(Debug, Clone)]
 pub struct MachineStats {
     /// As the backend sees it.
     pub machine: Machine,
-    /// How many sandboxes are in which state.
+    /// Number of sandboxes in each state.
     pub sandboxes: BTreeMap<&'static str, u64>,
     /// The sum of all limits.
     pub promised: Capacity,
-    /// What that sum may be.
+    /// The most that this sum may reach.
     pub capacity: Capacity,
 }
 
@@ -81,7 +81,7 @@ impl Disk {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for the first count, if it is under way. The caller brings the deadline.
+    /// Waits for the first count, if it is in progress. The caller sets the deadline.
     pub(crate) async fn first(&self) -> Option<DiskCount> {
         loop {
             let mut counted = std::pin::pin!(self.counted.notified());
@@ -94,7 +94,7 @@ impl Disk {
         }
     }
 
-    /// Whether the caller is to count now.
+    /// Whether the caller should count now.
     pub(crate) fn begin(&self, fresh_for: Duration) -> bool {
         let mut state = self.lock();
         let fresh = state.newest.is_some_and(|(_, at)| at.elapsed() < fresh_for);

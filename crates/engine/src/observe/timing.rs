@@ -1,7 +1,7 @@
-//! What should be quick and was not, said in the log with the sandbox and the step, and counted.
+//! Logs and counts steps that take too long, with the sandbox and the step.
 //!
-//! A threshold is about a hundred times what the step takes on an idle machine: beyond it, something is wrong with a disk, a
-//! machine or a guest, and the log should know before people ask. Nothing is cut short here; deadlines are elsewhere.
+//! A threshold is about a hundred times what the step takes on an idle machine: beyond it, something is wrong with a
+//! disk, a machine or a guest, and the log should show that. Nothing is aborted here; deadlines are elsewhere.
 
 use std::future::Future;
 use std::time::{Duration, Instant};
@@ -14,12 +14,12 @@ use wire::SandboxId;
 use crate::TRACE_TARGET;
 use crate::observe::metrics::Metrics;
 
-/// A step, and when it is slow.
+/// A step, and its threshold.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Step {
-    /// As it reads in the log, and as a label in metrics.
+    /// Its name in the log, and its label in metrics.
     pub name: &'static str,
-    /// From here on it is slow.
+    /// A longer duration is slow.
     pub after: Duration,
 }
 
@@ -27,7 +27,8 @@ const fn step(name: &'static str, millis: u64) -> Step {
     Step { name, after: Duration::from_millis(millis) }
 }
 
-/// Comparing the image with the machine takes a millisecond; building it reads all of `/usr`, and is worth a line.
+/// Comparing the image with the machine takes a millisecond; building it reads all of `/usr`, and is worth a log
+/// line.
 pub(crate) const PREPARE: Step = step("prepare", 1000);
 /// Namespaces, mounts, init: 2 ms.
 pub(crate) const LAUNCH: Step = step("launch", 500);
@@ -35,7 +36,7 @@ pub(crate) const LAUNCH: Step = step("launch", 500);
 pub(crate) const GREET: Step = step("greet", 500);
 /// A connection to a Unix socket.
 pub(crate) const CONNECT: Step = step("connect", 500);
-/// Kills processes and removes files, of which there may be many.
+/// Kills processes and removes files; there may be many.
 pub(crate) const TEARDOWN: Step = step("teardown", 2000);
 /// Kills processes and waits until they are gone.
 pub(crate) const END_PROCESSES: Step = step("end_processes", 1000);
@@ -45,23 +46,23 @@ pub(crate) const INVENTORY: Step = step("inventory", 2000);
 pub(crate) const OOM_KILLS: Step = step("oom_kills", 500);
 /// Reads and writes what may be gigabytes; half a minute is some of them.
 pub(crate) const UNPACK_LAYER: Step = step("unpack_layer", 30_000);
-/// Removes files, of which there may be many.
+/// Removes files; there may be many.
 pub(crate) const REMOVE_LAYER: Step = step("remove_layer", 10_000);
 /// Reads one directory.
 pub(crate) const LAYERS: Step = step("layers", 2000);
-/// Waits until every process stands still.
+/// Waits until every process is frozen.
 pub(crate) const FREEZE: Step = step("freeze", 500);
 /// Reads some small files for each sandbox.
 pub(crate) const USAGE: Step = step("usage", 1000);
 /// Looks at every file; its own bound is ten seconds.
 pub(crate) const DISK_USAGE: Step = step("disk_usage", 9000);
-/// A new volume is written to disk; a copy writes back what was lately written to the other.
+/// A new volume is written to disk; a copy first writes back what is pending in the other.
 pub(crate) const VOLUME: Step = step("volume", 2000);
 /// Reads two small files.
 pub(crate) const MACHINE: Step = step("machine", 500);
 /// A change of a row: its turn, and the commit.
 pub(crate) const ROW: Step = step("row", 250);
-/// One commit of the database, whoever waits for it.
+/// One commit of the database.
 pub(crate) const COMMIT: Step = step("commit", 250);
 /// From the `Start` frame to init's answer: half a millisecond.
 pub(crate) const START: Step = step("start", 500);
@@ -73,7 +74,7 @@ pub(crate) const LOG_WRITE: Step = step("log_write", 500);
 pub(crate) const SWEEP: Step = step("sweep", 10_000);
 
 impl Step {
-    /// Says so if `took` was too long.
+    /// Logs if `took` was too long.
     pub fn check(self, metrics: &Metrics, sandbox: Option<SandboxId>, took: Duration) {
         if took < self.after {
             return;

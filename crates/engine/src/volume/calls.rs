@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use runtime::{BackendError, DiskUsage};
-use tracing::info;
+use tracing::{info, warn};
 use wire::VolumeId;
 
 use crate::db::{VolumeRow, VolumeState};
-use crate::error::{EngineError, Field};
+use crate::error::{EngineError, Field, chain};
 use crate::model::random::random_u128;
 use crate::model::{Key, Owner};
 use crate::volume::live::VolumeView;
@@ -89,8 +89,7 @@ impl crate::Engine {
         Ok(list)
     }
 
-    /// Changes a volume's name, its size, or both. If the row cannot be written, both stay as they were for callers, but the backend
-    /// may keep the new size until the next change.
+    /// Changes a volume's name, its size, or both. If the row cannot be written, both stay as they were.
     pub async fn update_volume(
         &self,
         owner: &Owner,
@@ -141,7 +140,15 @@ impl crate::Engine {
                 resized.map_err(failed("resize", &before.name))?;
             }
             let (name, size_bytes) = (after.name.clone(), after.size_bytes);
-            shared.db.change_volume(volume.id, name, size_bytes, after.updated_at).await
+            let written = shared.db.change_volume(volume.id, name, size_bytes, after.updated_at).await;
+            if written.is_err()
+                && size.is_some()
+                && let Err(error) = shared.backend.resize_volume(volume.id, before.size_bytes).await
+            {
+                let error = chain(&error);
+                warn!(volume = %before.name, error, "cannot undo a change of size; the next change of size corrects it");
+            }
+            written
         };
         let changed = changed.await;
         let mut index = shared.volumes.index();

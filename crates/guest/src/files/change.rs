@@ -1,7 +1,7 @@
-//! Making, moving, copying and removing.
+//! Creating, moving, copying and removing.
 //!
-//! Trees are whatever a guest has made of them, and may change while we walk: no link is followed, every step is taken from a
-//! directory that is held open, and nothing is held of a tree but the way down to where we are.
+//! A guest controls these trees and may change them during a walk: no link is followed, every step starts from a
+//! directory that is held open, and only the path down to the current directory is held in memory.
 
 use std::ffi::{CStr, CString};
 use std::ops::Range;
@@ -19,16 +19,16 @@ use super::{At, failure, refused, write_all};
 
 /// Permissions of a new directory.
 const DIRECTORY_MODE_DEFAULT: u32 = 0o755;
-/// What a copy keeps of permissions: setuid and setgid were meant for the original.
+/// The permissions that a copy keeps: setuid and setgid were meant for the original.
 const MODE_KEPT: u32 = 0o777;
-/// What is copied at once.
+/// Size of the copy buffer.
 const BUFFER: usize = 256 * 1024;
 /// Names of a directory that are held while it is emptied.
 const BATCH: usize = 1024;
 /// Directories held open while a tree is removed. Deeper ones are moved up to its top first.
 const REMOVE_DEPTH: usize = 64;
 
-/// Makes a directory.
+/// Creates a directory.
 pub fn make_directory(path: &[u8], parents: bool, mode: Option<u32>) -> Result<FileDone, FileError> {
     let trimmed = trimmed(path);
     if trimmed == b"/" {
@@ -38,13 +38,13 @@ pub fn make_directory(path: &[u8], parents: bool, mode: Option<u32>) -> Result<F
     let wanted = Mode::from_raw_mode(mode.unwrap_or(DIRECTORY_MODE_DEFAULT) & 0o7777);
     match rustix::fs::mkdirat(&place.parent, &place.name, wanted) {
         Ok(()) if mode.is_some() => {
-            // The umask took its part of what was asked for.
+            // The umask has removed bits from the requested mode.
             let made = open_directory_at(&place.parent, &place.name).at(path)?;
             rustix::fs::fchmod(made, wanted).at(path)?;
         }
         Ok(()) => {}
         Err(Errno::EXIST) if parents => {
-            // A link to a directory is as good as one.
+            // A link to a directory is accepted too.
             let stat = rustix::fs::statat(&place.parent, &place.name, AtFlags::empty()).at(path)?;
             if !is_directory(&stat) {
                 return Err(refused(path, Errno::EXIST));
@@ -55,13 +55,13 @@ pub fn make_directory(path: &[u8], parents: bool, mode: Option<u32>) -> Result<F
     Ok(FileDone::Done)
 }
 
-/// Without slashes at its end: `a/` is the directory `a` to mkdir and rename.
+/// Without trailing slashes: `a/` is the directory `a` to mkdir and rename.
 fn trimmed(path: &[u8]) -> &[u8] {
     let end = path.iter().rposition(|byte| *byte != b'/').map_or(1, |last| last + 1);
     &path[..end]
 }
 
-/// Gives something another name.
+/// Renames something.
 pub fn rename(from: &[u8], to: &[u8], wish: &Relocate) -> Result<FileDone, FileError> {
     let source = Place::of(trimmed(from), Parents::Need)?;
     let stat = rustix::fs::statat(&source.parent, &source.name, AtFlags::SYMLINK_NOFOLLOW).at(from)?;
@@ -76,15 +76,15 @@ pub fn rename(from: &[u8], to: &[u8], wish: &Relocate) -> Result<FileDone, FileE
             let mut copying = Copying::new(from, to, Attributes::Keep);
             copying.copy(&source, &stat, &target, &wish)?;
             if copying.skipped > 0 {
-                // What cannot be copied must not be lost.
-                let detail = "it holds sockets or devices, which cannot move to another file system";
+                // Nothing is removed that could not be copied.
+                let detail = "it contains sockets or devices, which cannot move to another file system";
                 return Err(failure(FileErrorKind::NotARegularFile, from, detail));
             }
             Removing::new(from).remove(&source, &stat)?;
             Ok(FileDone::Done)
         }
         Err(Errno::INVAL) => Err(failure(FileErrorKind::IntoItself, from, "")),
-        // All of these are about what is in the way.
+        // All of these concern the target.
         Err(errno @ (Errno::EXIST | Errno::NOTEMPTY | Errno::ISDIR | Errno::NOTDIR)) => {
             Err(refused(to, errno))
         }
@@ -102,7 +102,7 @@ pub fn copy(from: &[u8], to: &[u8], wish: &Relocate) -> Result<FileDone, FileErr
     Ok(FileDone::Made { entries: copying.entries, bytes: copying.bytes, skipped: copying.skipped })
 }
 
-/// Whether a copy has the owner of the original.
+/// Whether a copy gets the owner of the original.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Attributes {
     Keep,
@@ -113,7 +113,7 @@ struct Copying<'a> {
     from: &'a [u8],
     to: &'a [u8],
     attributes: Attributes,
-    /// The copy's own top, which the walk must not enter.
+    /// The root of the copy, which the walk must not enter.
     made: Option<(u64, u64)>,
     entries: u64,
     bytes: u64,
@@ -166,7 +166,7 @@ impl<'a> Copying<'a> {
             return Err(failure(FileErrorKind::IntoItself, self.from, ""));
         }
         let source = open_directory_at(parent, name).at(self.from)?;
-        // Its own permissions come last: they may forbid to write in it.
+        // Permissions are set last, since they may forbid writing to the directory.
         match rustix::fs::mkdirat(&target.parent, &target.name, Mode::from_raw_mode(0o700)) {
             Ok(()) | Err(Errno::EXIST) => {}
             Err(errno) => return Err(refused(self.to, errno)),
@@ -207,7 +207,7 @@ impl<'a> Copying<'a> {
         let file = rustix::fs::openat(parent, name, flags, Mode::empty()).at(self.from)?;
         let stat = rustix::fs::fstat(&file).at(self.from)?;
         if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
-            self.skipped += 1; // Something else took its place.
+            self.skipped += 1; // Something else replaced it.
             return Ok(());
         }
         if target.stat().at(self.to)?.is_some_and(|there| is_directory(&there)) {
@@ -225,7 +225,7 @@ impl<'a> Copying<'a> {
         let mut bytes = 0;
         loop {
             match rustix::fs::copy_file_range(from, None, to, None, 1 << 30) {
-                // Files of /proc say so too, and have something to read.
+                // Files of /proc report this size too, and still have content.
                 Ok(0) => break,
                 Ok(length) => bytes += length as u64,
                 Err(Errno::INTR) => {}
@@ -253,7 +253,7 @@ impl<'a> Copying<'a> {
             target.beside(|name| rustix::fs::symlinkat(&leads_to, &target.parent, name)).at(self.to)?;
         let renamed = rustix::fs::renameat(&target.parent, &temporary, &target.parent, &target.name);
         if let Err(errno) = renamed {
-            // The error that led here is what counts.
+            // The first error is the one that is returned.
             let _ = rustix::fs::unlinkat(&target.parent, &temporary, AtFlags::empty());
             return Err(refused(self.to, errno));
         }
@@ -266,7 +266,7 @@ impl<'a> Copying<'a> {
         let mut mode = stat.st_mode & MODE_KEPT;
         if self.attributes == Attributes::Keep {
             let owner = (rustix::fs::Uid::from_raw(stat.st_uid), rustix::fs::Gid::from_raw(stat.st_gid));
-            // Only root may; anybody else moves what is theirs.
+            // Only root may change owners; other users copy files of their own.
             let _ = rustix::fs::fchown(made, Some(owner.0), Some(owner.1));
             mode = stat.st_mode & 0o7777;
         }
@@ -297,7 +297,7 @@ pub fn remove(path: &[u8], recursive: bool, condition: &Condition) -> Result<Fil
 
 struct Removing<'a> {
     path: &'a [u8],
-    /// Directories that were moved up, and how many there were when the present round began.
+    /// Directories that were moved up, and how many there were when the current round began.
     moved: u64,
     round: u64,
 }
@@ -312,7 +312,7 @@ impl<'a> Removing<'a> {
             return rustix::fs::unlinkat(&place.parent, &place.name, AtFlags::empty()).at(self.path);
         }
         let top = open_directory_at(&place.parent, &place.name).at(self.path)?;
-        // Each round empties what is not too deep; what was deeper lies at the top for the next round.
+        // Each round empties what is not too deep; deeper directories are moved to the top for the next round.
         loop {
             self.round = self.moved;
             self.empty(&top, &top, 0)?;
@@ -328,7 +328,8 @@ impl<'a> Removing<'a> {
     }
 
     fn empty(&mut self, top: &OwnedFd, directory: &OwnedFd, depth: usize) -> Result<(), FileError> {
-        // A directory that shrinks under its reader may hide entries, so it is read again from the front after each batch.
+        // A directory that shrinks while it is read may hide entries, so it is read again from the start after each
+        // batch.
         loop {
             let batch = batch(directory).at(self.path)?;
             if batch.is_empty() {
@@ -343,7 +344,7 @@ impl<'a> Removing<'a> {
                 }
             }
             if left == batch.len() {
-                return Ok(()); // Only what was moved up is left: the next round's.
+                return Ok(()); // Only moved directories are left, for the next round.
             }
         }
     }
@@ -359,7 +360,7 @@ impl<'a> Removing<'a> {
         if kind != FileType::Directory {
             match rustix::fs::unlinkat(parent, name, AtFlags::empty()) {
                 Ok(()) | Err(Errno::NOENT) => return Ok(()),
-                // The kind was not told, or it changed: it is a directory after all.
+                // The kernel did not report the kind, or it changed: this is a directory.
                 Err(Errno::ISDIR) => {}
                 Err(errno) => return Err(refused(self.path, errno)),
             }
@@ -382,8 +383,8 @@ impl<'a> Removing<'a> {
         }
     }
 
-    /// Moves a directory to a free name at the top. Tells whether that could be done: an overlay does not move what lies in
-    /// its lower layers.
+    /// Moves a directory to a free name at the top. Returns whether that worked: an overlay does not move directories
+    /// of its lower layers.
     fn move_up(&mut self, parent: &OwnedFd, name: &CStr, top: &OwnedFd) -> Result<bool, Errno> {
         loop {
             let refuge = refuge(self.moved);
@@ -402,14 +403,14 @@ fn refuge(number: u64) -> String {
     format!(".shoal-removing-{number}")
 }
 
-/// Whether something was moved to this name in the present round, which leaves it to the next.
+/// Whether something was moved to this name in the current round, and so belongs to the next.
 fn is_refuge(name: &CStr, moved: Range<u64>) -> bool {
     let number =
         name.to_str().ok().and_then(|name| name.strip_prefix(".shoal-removing-")?.parse::<u64>().ok());
     number.is_some_and(|number| moved.contains(&number))
 }
 
-/// Some names but `.` and `..`.
+/// Some names, without `.` and `..`.
 fn batch(directory: &OwnedFd) -> Result<Vec<(CString, FileType)>, Errno> {
     let mut names = Vec::new();
     for entry in Dir::read_from(directory)? {

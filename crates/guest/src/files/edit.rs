@@ -1,11 +1,12 @@
 //! Replacing text in one file.
 //!
-//! The new bytes go to a file without a name, which takes the place of the old one: whoever reads sees one or the other, and
-//! whoever breaks off leaves the old one. Where that would change more than the bytes, they are written into the file that is
-//! there: it has other names, its owner cannot be given to another file, it is mounted there, or its directory takes none.
+//! The new bytes go to an unnamed file, which replaces the old one: a reader sees one or the other, and an aborted
+//! edit leaves the old one. Where a replacement would change more than the bytes, the edit writes into the existing
+//! file: if it has other names, if its owner cannot be given to another file, if it is a mount point, or if its
+//! directory is not writable.
 //!
-//! Edits of one file hold it, one after the other, so that none is lost among those that come at once. What else writes to it
-//! meanwhile is seen, and the edit begins again.
+//! Edits of one file lock it, so that concurrent edits are not lost. If another program writes to it meanwhile, the
+//! edit notices and starts again.
 
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
@@ -19,27 +20,27 @@ use super::place::{Parents, Place};
 use super::transfer::{Draft, MODE_KEPT, check, need_regular};
 use super::{At, failure, refused, stat_of, words, write_all};
 
-/// How often an edit begins again because the file changed. Each time, somebody else came to an end.
+/// How often an edit starts again because the file changed. Each time, another writer made progress.
 const TRIES_MAX: usize = 256;
-/// How long an edit waits for others of the same file. A program of the guest may hold its files for ever.
+/// How long an edit waits for others of the same file. A program of the guest may hold a lock for ever.
 const HOLD_MAX: Duration = Duration::from_secs(2);
-/// How often it looks whether they are done.
+/// How often it checks whether they are done.
 const HOLD_STEP: Duration = Duration::from_millis(2);
-/// How a file is opened that need not be the one that was looked at.
+/// How to open a file that may not be the one that was checked.
 const CAREFULLY: OFlags =
     OFlags::NOFOLLOW.union(OFlags::NONBLOCK).union(OFlags::NOCTTY).union(OFlags::CLOEXEC);
 
 /// Replaces text.
 pub fn edit(path: &[u8], wish: &Edit) -> Result<FileDone, FileError> {
     if wish.old.is_empty() {
-        return Err(failure(FileErrorKind::InvalidPattern, path, "there is nothing to look for"));
+        return Err(failure(FileErrorKind::InvalidPattern, path, "the text to find must not be empty"));
     }
     for _ in 0..TRIES_MAX {
         if let Some(done) = attempt(path, wish)? {
             return Ok(done);
         }
     }
-    Err(failure(FileErrorKind::Changed, path, "others write to it all the time"))
+    Err(failure(FileErrorKind::Changed, path, "it changed during every attempt"))
 }
 
 /// `None`: the file changed meanwhile.
@@ -47,19 +48,19 @@ fn attempt(path: &[u8], wish: &Edit) -> Result<Option<FileDone>, FileError> {
     let place = Place::followed(path, Parents::Need)?;
     let there = place.stat().at(path)?.ok_or_else(|| refused(path, Errno::NOENT))?;
     need_regular(&there, path)?;
-    // A file that may not be written is not replaced either, even where its directory would allow it.
+    // A file that is not writable is not replaced either, even if its directory would allow that.
     rustix::fs::accessat(&place.parent, &place.name, Access::WRITE_OK, AtFlags::EACCESS).at(path)?;
     let file = match rustix::fs::openat(&place.parent, &place.name, OFlags::RDONLY | CAREFULLY, Mode::empty())
     {
         Ok(file) => file,
-        Err(Errno::NOENT | Errno::LOOP) => return Ok(None), // Something else took its place.
+        Err(Errno::NOENT | Errno::LOOP) => return Ok(None), // Something else replaced it.
         Err(errno) => return Err(refused(path, errno)),
     };
     hold(&file);
     let stat = rustix::fs::fstat(&file).at(path)?;
     need_regular(&stat, path)?;
     if !is_as_it_was(&place, &stat, path)? {
-        return Ok(None); // Whoever held it before put another in its place.
+        return Ok(None); // The previous lock holder replaced the file.
     }
     check(&wish.condition, Some(&stat), path)?;
     let before = contents(&file, path)?;
@@ -85,20 +86,20 @@ fn attempt(path: &[u8], wish: &Edit) -> Result<Option<FileDone>, FileError> {
     Ok(stat.map(|stat| FileDone::Edited { stat: stat_of(&stat, None), replaced }))
 }
 
-/// Waits until no other edit has the file. The lock ends with this process.
+/// Waits until no other edit holds the file. The lock ends with this process.
 fn hold(file: &OwnedFd) {
     let until = Instant::now() + HOLD_MAX;
     loop {
         match rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive) {
             Err(Errno::WOULDBLOCK) if Instant::now() < until => std::thread::sleep(HOLD_STEP),
             Err(Errno::INTR) => {}
-            // A file system without locks, or a program that keeps its own: then a change is still seen, only later.
+            // A file system without locks, or a program that holds a lock: a change is still detected, only later.
             Ok(()) | Err(_) => return,
         }
     }
 }
 
-/// Whether the place still has the file that was opened, with the contents that it had then.
+/// Whether the path still leads to the file that was opened, with the same contents.
 fn is_as_it_was(place: &Place, stat: &Stat, path: &[u8]) -> Result<bool, FileError> {
     let now = place.stat().at(path)?;
     Ok(now.is_some_and(|now| {
@@ -106,7 +107,7 @@ fn is_as_it_was(place: &Place, stat: &Stat, path: &[u8]) -> Result<bool, FileErr
     }))
 }
 
-/// All of a file, if it is not too large.
+/// The whole file, if it is not too large.
 fn contents(file: &OwnedFd, path: &[u8]) -> Result<Vec<u8>, FileError> {
     let size = rustix::fs::fstat(file).at(path)?.st_size;
     let mut bytes = Vec::with_capacity(usize::try_from(size).unwrap_or(0).min(EDIT_FILE_MAX as usize) + 1);
@@ -127,20 +128,20 @@ fn contents(file: &OwnedFd, path: &[u8]) -> Result<Vec<u8>, FileError> {
 
 fn detail(kind: FileErrorKind) -> &'static str {
     if kind == FileErrorKind::TooLarge {
-        "a file that is edited has at most 16 MiB, before and after"
+        "an edited file must have at most 16 MiB, before and after the edit"
     } else {
         ""
     }
 }
 
-/// The text after the edit, and in how many places it is another.
+/// The text after the edit, and the number of replaced matches.
 fn replace(text: &[u8], wish: &Edit) -> Result<(Vec<u8>, u64), FileErrorKind> {
     if std::str::from_utf8(text).is_err() {
         return Err(FileErrorKind::NotText);
     }
     let attempt = |old: &str, new: &str| {
         let finder = Finder::new(old);
-        // Counted first: where they all are may take more room than the file.
+        // Count first: a list of all positions may need more memory than the file.
         let count = finder.find_iter(text).count() as u64;
         (count > 0).then(|| put_at(text, &finder, count, new.as_bytes(), wish.all))
     };
@@ -190,7 +191,7 @@ fn put_at(
     Ok((after, count))
 }
 
-/// A file with these bytes, and with the owner and the permissions of the one whose place it is to take.
+/// A file with these bytes, and with the owner and permissions of the file that it will replace.
 fn replacement<'a>(place: &'a Place, stat: &Stat, bytes: &[u8]) -> Result<Draft<'a>, Errno> {
     let draft = Draft::begin(place)?;
     write_all(&draft.file, bytes)?;
@@ -199,18 +200,18 @@ fn replacement<'a>(place: &'a Place, stat: &Stat, bytes: &[u8]) -> Result<Draft<
         let owner = (Uid::from_raw(stat.st_uid), Gid::from_raw(stat.st_gid));
         rustix::fs::fchown(&draft.file, Some(owner.0), Some(owner.1))?;
     }
-    // After the owner, since a change of owner takes setuid away.
+    // After the owner, since a change of owner clears setuid.
     rustix::fs::fchmod(&draft.file, Mode::from_raw_mode(stat.st_mode & MODE_KEPT))?;
     Ok(draft)
 }
 
-/// Whether another file cannot be put there, or not with this owner, while the one that is there may well be written to.
+/// Whether the file cannot be replaced, or not with this owner, although it may be writable itself.
 fn is_of_the_place(errno: Errno) -> bool {
     matches!(errno, Errno::ACCESS | Errno::PERM | Errno::ROFS | Errno::BUSY | Errno::XDEV)
 }
 
-/// Writes into the file that is there, from the first byte that is another. If that fails, what was there is put back.
-/// `None`: it is another file by now.
+/// Writes into the existing file, from the first byte that differs. If that fails, restores the old bytes. `None`:
+/// the path leads to another file by now.
 fn in_place(
     place: &Place,
     stat: &Stat,
@@ -225,7 +226,8 @@ fn in_place(
         return Ok(None);
     }
     if after.len() > before.len() {
-        // The space is taken first, so that a full disk is known before anything is changed. Not every file system can say.
+        // Reserve the space first, so that a full disk shows before anything is changed. Not every file system
+        // supports this.
         let taken = rustix::fs::fallocate(&file, FallocateFlags::KEEP_SIZE, 0, after.len() as u64);
         if let Err(errno @ (Errno::NOSPC | Errno::DQUOT | Errno::FBIG)) = taken {
             return Err(refused(path, errno));
@@ -235,7 +237,7 @@ fn in_place(
     if let Err(errno) = overwrite(&file, same, after) {
         let mut error = refused(path, errno);
         if let Err(errno) = overwrite(&file, same, before) {
-            error.detail = format!("and what was there could not be put back: {}", words(errno));
+            error.detail = format!("and the old content could not be restored: {}", words(errno));
         }
         return Err(error);
     }

@@ -1,4 +1,4 @@
-//! What there is: one file, or the entries of a directory.
+//! Metadata of one file, or of the entries of a directory.
 
 use std::collections::BinaryHeap;
 use std::ffi::{CStr, CString};
@@ -25,14 +25,14 @@ pub fn stat(path: &[u8], links: Links) -> Result<FileDone, FileError> {
     Ok(FileDone::Stat(stat_of(&stat, target)))
 }
 
-/// The entries of a directory, the first `limit` names after `after`. A directory may have any number of them: all are looked
-/// at, but only those that will be told are kept.
+/// The first `limit` names of a directory after `after`. A directory may have any number of entries: all are read,
+/// but only those that will be returned are kept.
 pub fn list(path: &[u8], after: &[u8], limit: u32) -> Result<FileDone, FileError> {
     if !(1..=LIST_MAX).contains(&limit) {
-        return Err(failure(FileErrorKind::Other, path, "a page has no entries, or too many"));
+        return Err(failure(FileErrorKind::Other, path, "the limit of a page is 0 or too large"));
     }
     let directory = open_directory(path)?;
-    // The greatest name is on top, and goes when a smaller one comes.
+    // The greatest name is on top, and is dropped when a smaller one comes.
     let mut names: BinaryHeap<CString> = BinaryHeap::new();
     for entry in Dir::read_from(&directory).at(path)? {
         let entry = entry.at(path)?;
@@ -55,7 +55,7 @@ pub fn list(path: &[u8], after: &[u8], limit: u32) -> Result<FileDone, FileError
     }
     let mut records = Records::default();
     for name in names.into_sorted_vec() {
-        // What has vanished since is not there.
+        // Entries that have vanished are left out.
         if let Some(stat) = entry_stat(&directory, &name).at(path)? {
             records.put(&FileEntry { name: name.into_bytes(), stat })?;
         }
@@ -64,7 +64,7 @@ pub fn list(path: &[u8], after: &[u8], limit: u32) -> Result<FileDone, FileError
     Ok(FileDone::Listed { more })
 }
 
-/// What an entry is. Links are not followed. `None`: it is not there any more.
+/// Metadata of an entry. Links are not followed. `None`: it has vanished.
 pub fn entry_stat(directory: impl AsFd, name: &CStr) -> Result<Option<FileStat>, Errno> {
     let stat = match rustix::fs::statat(&directory, name, AtFlags::SYMLINK_NOFOLLOW) {
         Ok(stat) => stat,
@@ -74,7 +74,7 @@ pub fn entry_stat(directory: impl AsFd, name: &CStr) -> Result<Option<FileStat>,
     Ok(Some(stat_of(&stat, target_of(directory, name, &stat))))
 }
 
-/// Where a link leads, if it is one and is still there.
+/// Target of a link, if it still is one.
 pub fn target_of(directory: impl AsFd, name: &CStr, stat: &Stat) -> Option<Vec<u8>> {
     match FileType::from_raw_mode(stat.st_mode) {
         FileType::Symlink => {

@@ -1,13 +1,13 @@
-//! File operations: what a forked child of init does in place of executing a program.
+//! File operations: what a forked child of init does instead of executing a program.
 //!
-//! The child is in a group of its own, has the asked user's rights, its three streams and nothing else of init, and sees the
-//! files that guest code sees; so a link leads nowhere that guest code could not go. It may wait as long as it likes for a disk
-//! or a full pipe: init does not wait with it, and ends it when nobody wants its answer any more. What it holds in memory
-//! is bounded whatever the files are. The protocol is that of [`wire::files`].
+//! The child is in a cgroup of its own, has the requested user's rights, its three streams and nothing else of init,
+//! and sees the files that guest code sees; so a link leads nowhere that guest code could not go. The child may wait
+//! for a disk or a full pipe: init does not wait with it, and ends it when the daemon no longer wants its answer. Its
+//! memory is bounded whatever the files are. The protocol is that of [`wire::files`].
 //!
-//! Read in this order: this file runs an operation and carries its streams; `transfer` is read and write, `place` the way to
-//! a path that is yet to be, `edit` replaces text in a file; `list`, `change` (make, move, copy, remove), `search` (glob and grep, with `pattern` and `walk`),
-//! `watch`, and `tar` are the rest.
+//! Read in this order: this file runs an operation and carries its streams; `transfer` is read and write, `place`
+//! resolves a path that may not exist yet, `edit` replaces text in a file; then `list`, `change` (create, move, copy,
+//! remove), `search` (glob and grep, with `pattern` and `walk`), `watch`, and `tar`.
 
 mod change;
 mod edit;
@@ -29,14 +29,14 @@ use wire::files::{
     COMMIT, FileDone, FileError, FileErrorKind, FileKind, FileOp, FileStat, PATH_MAX, RESULT_MAX, Timestamp,
 };
 
-/// What is gathered before it is written to stdout.
+/// Bytes to buffer before a write to stdout.
 const OUT_TARGET: usize = 32 * 1024;
-/// What is said of a path in a result: all of it, unless it was gathered on the way through a very deep tree.
+/// The longest path in a result: the whole path, unless it comes from a very deep tree.
 const PATH_TOLD_MAX: usize = 2 * PATH_MAX;
-/// What is said in a detail.
+/// The longest detail.
 const DETAIL_MAX: usize = 512;
 
-/// Does it, says what came of it, and returns what to exit with.
+/// Performs the operation, reports its result, and returns the exit code.
 pub fn run(op: &FileOp) -> i32 {
     let mut result = perform(op);
     if let Err(error) = &mut result {
@@ -47,7 +47,7 @@ pub fn run(op: &FileOp) -> i32 {
     }
     let bytes = wire::files::result_bytes(&result);
     debug_assert!(bytes.len() <= RESULT_MAX, "a result is a path, a target and a sentence");
-    // If nobody can be told, the daemon sees an end without a result.
+    // If the result cannot be written, the daemon sees an end without a result.
     let told = write_all(rustix::stdio::stderr(), &bytes);
     i32::from(result.is_err() || told.is_err())
 }
@@ -76,26 +76,26 @@ fn perform(op: &FileOp) -> Result<FileDone, FileError> {
     }
 }
 
-/// A path that can be said to the kernel.
+/// Checks that the kernel accepts the path.
 fn checked(path: &[u8]) -> Result<&[u8], FileError> {
     let wrong = if !path.starts_with(b"/") {
         "it must be absolute"
     } else if path.contains(&0) {
         "it contains a NUL byte"
     } else if path.len() > PATH_MAX {
-        "it is longer than the kernel takes"
+        "it is longer than the kernel allows"
     } else {
         return Ok(path);
     };
     Err(failure(FileErrorKind::InvalidPath, path, wrong))
 }
 
-/// An error in our own words.
+/// An error with a message of our own.
 fn failure(kind: FileErrorKind, path: &[u8], detail: &str) -> FileError {
     FileError { kind, path: path.to_vec(), detail: detail.into() }
 }
 
-/// An error in the kernel's.
+/// An error with the kernel's message.
 fn refused(path: &[u8], errno: Errno) -> FileError {
     use FileErrorKind::*;
     let kind = match errno {
@@ -119,13 +119,13 @@ fn refused(path: &[u8], errno: Errno) -> FileError {
     FileError { kind, path: path.to_vec(), detail }
 }
 
-/// What the kernel said, without the number.
+/// The kernel's error, without the number.
 fn words(errno: Errno) -> String {
     let text = io::Error::from(errno).to_string();
     text.split(" (os error").next().unwrap_or_default().to_lowercase()
 }
 
-/// Names the path that the kernel refused.
+/// Adds the path to the kernel's error.
 trait At<T> {
     fn at(self, path: &[u8]) -> Result<T, FileError>;
 }
@@ -136,8 +136,8 @@ impl<T> At<T> for Result<T, Errno> {
     }
 }
 
-/// What the kernel says of a file, in our words.
-#[allow(clippy::useless_conversion)] // The count of names is shorter on other machines.
+/// Converts the kernel's metadata.
+#[allow(clippy::useless_conversion)] // The link count is shorter on other architectures.
 fn stat_of(stat: &Stat, target: Option<Vec<u8>>) -> FileStat {
     FileStat {
         kind: kind_of(stat),
@@ -175,12 +175,12 @@ fn write_all(to: impl std::os::fd::AsFd, mut bytes: &[u8]) -> Result<(), Errno> 
     Ok(())
 }
 
-/// Nobody takes what we say.
+/// The reader of stdout is gone.
 fn unheard(errno: Errno) -> FileError {
     failure(FileErrorKind::Other, b"", &format!("cannot answer: {}", words(errno)))
 }
 
-/// Records on their way to stdout.
+/// Buffers records for stdout.
 #[derive(Default)]
 struct Records {
     gathered: Vec<u8>,
@@ -199,13 +199,13 @@ impl Records {
     }
 }
 
-/// Bytes from stdin, up to the mark that they are all. One byte is always held back, since the last one is the mark.
+/// Reads stdin up to the mark of a complete upload. One byte is always held back, since the last one is the mark.
 struct Upload {
     held: Option<u8>,
     over: bool,
 }
 
-/// Why no more bytes come.
+/// Why there are no more bytes.
 enum Broken {
     /// The end came without the mark.
     Incomplete,
@@ -217,7 +217,7 @@ impl Upload {
         Self { held: None, over: false }
     }
 
-    /// Fills `buffer`, which holds two bytes at least, as far as one read does. 0: that was all.
+    /// Reads once into `buffer`, which holds at least two bytes. 0: end of the upload.
     fn take(&mut self, buffer: &mut [u8]) -> Result<usize, Broken> {
         assert!(buffer.len() >= 2, "a byte that is held back must not fill the buffer");
         while !self.over {
@@ -253,7 +253,7 @@ impl Upload {
 impl Broken {
     fn with(self, path: &[u8]) -> FileError {
         match self {
-            Self::Incomplete => failure(FileErrorKind::Incomplete, path, "the upload was broken off"),
+            Self::Incomplete => failure(FileErrorKind::Incomplete, path, "the upload was aborted"),
             Self::Kernel(errno) => refused(path, errno),
         }
     }

@@ -1,17 +1,17 @@
 //! Glob patterns over bytes.
 //!
-//! `*` and `?` do not match a slash, `[a-z]` and `[!a-z]` are classes, `{a,b}` is either, `**` between slashes is any number
-//! of directories, a backslash takes the next byte as it is. Matching takes time in proportion to the length of name and
-//! pattern multiplied, whatever they are: there is nothing to blow up.
+//! `*` and `?` do not match a slash, `[a-z]` and `[!a-z]` are classes, `{a,b}` is an alternative, `**` between
+//! slashes is any number of directories, a backslash quotes the next byte. Matching takes time proportional to the
+//! length of the name times that of the pattern, for any input.
 
-/// What `{a,b}` may multiply a pattern into.
+/// The most patterns that `{a,b}` may expand to.
 const ALTERNATIVES_MAX: usize = 256;
-/// Names between slashes: a bit for each in the set of where a match may stand.
+/// The most names between slashes: the matcher keeps one bit for each.
 const NAMES_MAX: usize = 60;
-/// A pattern at most, in bytes.
+/// The longest pattern in bytes.
 const LENGTH_MAX: usize = 4096;
 
-/// One or more patterns, of which one has to match.
+/// One or more patterns, one of which must match.
 #[derive(Debug)]
 pub struct Pattern {
     alternatives: Vec<Vec<Name>>,
@@ -38,7 +38,7 @@ enum Token {
     },
 }
 
-/// How a path stands to a pattern.
+/// How a path relates to a pattern.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Standing {
     /// It matches.
@@ -48,7 +48,7 @@ pub struct Standing {
 }
 
 impl Pattern {
-    /// Reads a pattern, or says what is wrong with it.
+    /// Parses a pattern, or returns what is wrong with it.
     pub fn parse(text: &[u8]) -> Result<Self, &'static str> {
         if text.is_empty() {
             return Err("the pattern is empty");
@@ -57,17 +57,17 @@ impl Pattern {
             return Err("the pattern is too long");
         }
         if text.starts_with(b"/") {
-            return Err("the pattern is relative to the root, and does not begin with a slash");
+            return Err("the pattern is relative to the root, so it must not begin with a slash");
         }
         let alternatives = expand(text)?.iter().map(|text| parse_one(text)).collect::<Result<_, _>>()?;
         Ok(Self { alternatives })
     }
 
-    /// Looks at a path without a slash at its front. `hidden`: whether `*` and `**` match names that begin with a dot.
+    /// Matches a path without a leading slash. `hidden`: whether `*` and `**` match names that begin with a dot.
     pub fn look_at(&self, path: &[u8], hidden: bool) -> Standing {
         let mut standing = Standing { matches: false, leads_on: false };
         for names in &self.alternatives {
-            // Bit i: the first i names of the pattern match what was seen of the path.
+            // Bit i: the first i names of the pattern match the path so far.
             let mut places = skip_directories(1, names);
             for name in path.split(|byte| *byte == b'/') {
                 let mut next = 0u64;
@@ -88,13 +88,13 @@ impl Pattern {
         standing
     }
 
-    /// Whether the pattern has a slash, and so is about paths and not names alone.
+    /// Whether the pattern contains a slash, and so matches paths and not only names.
     pub fn has_slash(text: &[u8]) -> bool {
         text.contains(&b'/')
     }
 }
 
-/// `**` may stand for nothing: whoever stands before it stands behind it too.
+/// `**` may match nothing, so a position before it is also a position after it.
 fn skip_directories(mut places: u64, names: &[Name]) -> u64 {
     for (at, name) in names.iter().enumerate() {
         if *name == Name::AnyDirectories && places & (1 << at) != 0 {
@@ -145,13 +145,13 @@ fn split_names(text: &[u8]) -> Vec<&[u8]> {
     names
 }
 
-/// Where the class that begins at `at` ends, if it is one.
+/// The end of the class that begins at `at`, if it is a class.
 fn class_end(text: &[u8], at: usize) -> Option<usize> {
     let mut end = at + 1;
     if matches!(text.get(end), Some(b'!' | b'^')) {
         end += 1;
     }
-    // A bracket right at the front is one of its members.
+    // A bracket directly after the opening one is a member.
     if text.get(end) == Some(&b']') {
         end += 1;
     }
@@ -233,7 +233,7 @@ fn name_matches(tokens: &[Token], name: &[u8], hidden: bool) -> bool {
         return false;
     }
     let (mut token, mut at) = (0, 0);
-    // Where to go on if it does not work out: behind the last `*`, one byte later than the last time.
+    // Where to continue after a mismatch: after the last `*`, one byte later than before.
     let mut retry: Option<(usize, usize)> = None;
     while at < name.len() {
         match tokens.get(token) {
@@ -268,7 +268,7 @@ fn byte_matches(token: &Token, byte: u8) -> bool {
     }
 }
 
-/// Writes out `{a,b}`, the first pair that has a comma and its alternatives, again and again.
+/// Expands `{a,b}`, one group with a comma at a time.
 fn expand(text: &[u8]) -> Result<Vec<Vec<u8>>, &'static str> {
     let mut done = Vec::new();
     let mut left = vec![text.to_vec()];
@@ -290,7 +290,7 @@ fn expand(text: &[u8]) -> Result<Vec<Vec<u8>>, &'static str> {
     Ok(done)
 }
 
-/// The first `{` that has a comma of its own and a `}`: where it is, where its commas are, where it ends.
+/// The first `{` that has a comma of its own and a `}`: its position, those of its commas, and its end.
 fn first_braces(text: &[u8]) -> Option<(usize, Vec<usize>, usize)> {
     // Open braces, outermost first, with their commas.
     let mut open: Vec<(usize, Vec<usize>)> = Vec::new();

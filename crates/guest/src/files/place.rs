@@ -1,7 +1,7 @@
-//! The way to a path that is to be written: the directory it is in, held open, and its name there.
+//! Resolving a path that will be written: its directory, held open, and its name there.
 //!
-//! Once there is a [`Place`], nothing depends on the path any more: somebody who swaps a directory for a link in the middle of an
-//! operation changes where the next one goes, not this one.
+//! Once there is a [`Place`], nothing depends on the path any more: swapping a directory for a link during an
+//! operation affects the next operation, not this one.
 
 use std::ffi::{CStr, CString};
 use std::os::fd::{AsFd, OwnedFd};
@@ -14,9 +14,9 @@ use super::{At, failure, refused};
 
 /// Links followed at the end of a path, as many as the kernel follows.
 const LINKS_MAX: usize = 40;
-/// Names that are tried for a temporary file.
+/// Names to try for a temporary file.
 const NAMES_TRIED_MAX: usize = 16;
-/// A directory that something is done in; it need not be readable.
+/// A directory to work in; it need not be readable.
 const DIRECTORY: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
 
 /// A directory and a name in it.
@@ -25,7 +25,7 @@ pub struct Place {
     pub name: CString,
 }
 
-/// Whether missing directories on the way are made.
+/// Whether to create missing directories on the way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Parents {
     Make,
@@ -39,13 +39,13 @@ impl Parents {
 }
 
 impl Place {
-    /// Where `path` is, whether or not there is anything. A link at its end is meant itself.
+    /// The place of `path`, whether or not it exists. A link at its end is not followed.
     pub fn of(path: &[u8], parents: Parents) -> Result<Self, FileError> {
         let root = rustix::fs::open("/", DIRECTORY, Mode::empty()).at(b"/")?;
         Self::below(root, path, path, parents)
     }
 
-    /// Where a file written to `path` would be: links at its end are followed, also to what is not there yet.
+    /// The place of a file written to `path`: links at its end are followed, even if their target does not exist.
     pub fn followed(path: &[u8], parents: Parents) -> Result<Self, FileError> {
         let mut place = Self::of(path, parents)?;
         for _ in 0..LINKS_MAX {
@@ -65,7 +65,7 @@ impl Place {
         Err(refused(path, Errno::LOOP))
     }
 
-    /// `told` is the path that errors speak of.
+    /// `told` is the path for error messages.
     fn below(from: OwnedFd, path: &[u8], told: &[u8], parents: Parents) -> Result<Self, FileError> {
         let mut components = path.split(|byte| *byte == b'/').filter(|name| !name.is_empty()).peekable();
         let directory = || failure(FileErrorKind::IsDirectory, told, "");
@@ -84,7 +84,7 @@ impl Place {
         Err(directory())
     }
 
-    /// What is there. Links are not followed.
+    /// Metadata of what is there. Links are not followed.
     pub fn stat(&self) -> Result<Option<Stat>, Errno> {
         match rustix::fs::statat(&self.parent, &self.name, AtFlags::SYMLINK_NOFOLLOW) {
             Ok(stat) => Ok(Some(stat)),
@@ -93,7 +93,7 @@ impl Place {
         }
     }
 
-    /// A name beside it that is not taken, tried with `attempt` until that does not find it taken.
+    /// A free name beside it: calls `attempt` with names until one is not taken.
     pub fn beside<T>(
         &self,
         mut attempt: impl FnMut(&CStr) -> Result<T, Errno>,
@@ -112,12 +112,12 @@ impl Place {
     }
 }
 
-/// Enters a directory, through links where there are any, and makes it first where it is missing.
+/// Enters a directory, following links, and creates it first if it is missing.
 fn enter(from: OwnedFd, name: &CStr, parents: Parents) -> Result<OwnedFd, Errno> {
     match rustix::fs::openat(&from, name, DIRECTORY, Mode::empty()) {
         Err(Errno::NOENT) if parents == Parents::Make => {
             match rustix::fs::mkdirat(&from, name, Mode::from_raw_mode(0o755)) {
-                // Somebody else made it, or it is a link to nowhere, which stays not found.
+                // Another process created it, or it is a dangling link, which stays not found.
                 Ok(()) | Err(Errno::EXIST) => {}
                 Err(errno) => return Err(errno),
             }
@@ -133,11 +133,11 @@ pub fn open_directory(path: &[u8]) -> Result<OwnedFd, FileError> {
     rustix::fs::open(path, flags, Mode::empty()).at(path)
 }
 
-/// Opens a directory to read it, and no link.
+/// Opens a directory to read it, not a link.
 pub fn open_directory_at(parent: impl AsFd, name: &CStr) -> Result<OwnedFd, Errno> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     match rustix::fs::openat(parent, name, flags, Mode::empty()) {
-        // With both flags, a link is reported as what it is not.
+        // With both flags, the kernel reports a link as not a directory.
         Err(Errno::LOOP) => Err(Errno::NOTDIR),
         result => result,
     }

@@ -1,7 +1,7 @@
 //! Finding files by name, and lines by what is in them.
 //!
-//! All work has limits, and what a limit cut off is said. File systems that the kernel makes up (`/proc`, `/sys`) are not
-//! entered from outside: they have no end, and some of their files wait.
+//! All work is limited, and the result says which limit ended it. The search does not enter virtual file systems
+//! (`/proc`, `/sys`) from outside: they have no end, and reading some of their files blocks.
 
 use std::ffi::CStr;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -24,20 +24,20 @@ use super::transfer::open_regular;
 use super::walk::{Found, Next, walk};
 use super::{At, Records, failure, stat_of};
 
-/// What is read of a file at once. A line that is longer is looked at in pieces.
+/// Size of the read buffer. A longer line is searched in pieces.
 const BLOCK: usize = 256 * 1024;
-/// Entries between two looks at the clock.
+/// Entries between two checks of the clock.
 const CLOCK_EVERY: u64 = 64;
-/// A regular expression at most, in bytes.
+/// The longest regular expression in bytes.
 const REGEX_MAX: usize = 4096;
-/// What a regular expression may be compiled into, and what searching with it may hold.
+/// Memory limits for a compiled regular expression and for searching with it.
 const REGEX_SIZE_MAX: usize = 1024 * 1024;
-/// A NUL this far from the front makes a file binary; one further on ends the search of it.
+/// A NUL within this many bytes makes a file binary; a later NUL ends the search of the file.
 const BINARY_LOOK: usize = 8 * 1024;
-/// How much of a long line is told before a match.
+/// How much of a long line before the match is returned.
 const BEFORE_MATCH_MAX: usize = 256;
 
-/// How much has been done.
+/// Progress of a search.
 struct Budget {
     limits: SearchLimits,
     until: Instant,
@@ -45,21 +45,21 @@ struct Budget {
     bytes: u64,
     matches: u32,
     skipped: u64,
-    /// Of those, what had been looked at in part.
+    /// Of those, the files that had been searched in part.
     mixed: u64,
     cut: Option<Cut>,
 }
 
 impl Budget {
     fn new(limits: &SearchLimits) -> Self {
-        // A length that the clock cannot add up is as good as none.
+        // If the deadline overflows, there is none.
         let now = Instant::now();
         let until = now.checked_add(Duration::from_millis(limits.milliseconds));
         let until = until.unwrap_or(now + Duration::from_secs(86_400));
         Self { limits: *limits, until, entries: 0, bytes: 0, matches: 0, skipped: 0, mixed: 0, cut: None }
     }
 
-    /// One more entry. Tells whether to go on.
+    /// Counts an entry. Returns whether to continue.
     fn entry(&mut self) -> bool {
         if self.entries >= self.limits.entries {
             self.cut = Some(Cut::Entries);
@@ -71,7 +71,7 @@ impl Budget {
         self.cut.is_none()
     }
 
-    /// One more match. Tells whether it may be told.
+    /// Counts a match. Returns whether it may be returned.
     fn found(&mut self) -> bool {
         if self.matches >= self.limits.matches {
             self.cut = Some(Cut::Matches);
@@ -112,7 +112,7 @@ pub fn glob(root: &[u8], pattern: &[u8], limits: &SearchLimits) -> Result<FileDo
     Ok(budget.done())
 }
 
-/// Whether it is the door to a file system that the kernel makes up.
+/// Whether it is the root of a virtual file system.
 fn is_made_up(found: &Found<'_>, device: u64) -> bool {
     const MADE_UP: [u32; 6] = [
         0x9fa0,      // proc
@@ -137,7 +137,7 @@ pub fn grep(root: &[u8], grep: &Grep) -> Result<FileDone, FileError> {
     Ok(find_lines(root, grep, &[], CarriageReturns::Drop)?.done())
 }
 
-/// Lines that match, with more to say.
+/// Lines that match, with more options.
 pub fn grep_with(root: &[u8], with: &GrepWith) -> Result<FileDone, FileError> {
     let returns = if with.carriage_returns { CarriageReturns::Keep } else { CarriageReturns::Drop };
     let budget = find_lines(root, &with.grep, &with.exclude_directories, returns)?;
@@ -145,7 +145,7 @@ pub fn grep_with(root: &[u8], with: &GrepWith) -> Result<FileDone, FileError> {
     Ok(FileDone::Grepped { entries, bytes, skipped, cut, mixed })
 }
 
-/// Whether the CR at the end of a line is told.
+/// Whether to return the CR at the end of a line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum CarriageReturns {
     Keep,
@@ -242,7 +242,7 @@ fn compile(grep: &Grep) -> Result<Regex, String> {
     })
 }
 
-/// As it is, every special character taken for itself.
+/// The text as a pattern, with every special character escaped.
 fn escaped(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len() + 8);
     for character in text.chars() {
@@ -256,7 +256,7 @@ fn escaped(text: &str) -> String {
 
 struct Searcher {
     regex: Regex,
-    /// The expression speaks of the ends of the text, which to a line are its own.
+    /// The expression refers to the ends of the text, which for a line are its own ends.
     by_line: bool,
     buffer: Vec<u8>,
     records: Records,
@@ -264,14 +264,14 @@ struct Searcher {
     carriage_returns: CarriageReturns,
 }
 
-/// Where in a file the front of the buffer is.
+/// Position of the start of the buffer in the file.
 #[derive(Default)]
 struct Position {
     /// Lines that ended before it.
     lines: u64,
-    /// Bytes of its line before it: the line is longer than the buffer.
+    /// Bytes of the current line before it: the line is longer than the buffer.
     column: u64,
-    /// The line that the buffer begins in was told already.
+    /// The line in which the buffer begins was returned already.
     told: bool,
 }
 
@@ -285,7 +285,7 @@ impl Searcher {
         self.search(file.as_fd(), &path)
     }
 
-    /// Looks at one file. One that cannot be read counts as skipped, as a binary one does.
+    /// Searches one file. A file that cannot be read counts as skipped, as a binary one does.
     fn search(&mut self, file: BorrowedFd<'_>, path: &[u8]) -> Result<(), FileError> {
         let mut position = Position::default();
         let (mut held, mut seen) = (0, 0);
@@ -317,7 +317,7 @@ impl Searcher {
             }
             seen = seen.saturating_add(length);
             let over = length == 0;
-            // Whole lines, unless the file or the buffer is at its end.
+            // Whole lines, unless the file or the buffer ends.
             let newline = self.buffer[..end].iter().rposition(|byte| *byte == b'\n');
             let ready = match newline {
                 Some(at) if !over => at + 1,
@@ -333,14 +333,14 @@ impl Searcher {
         }
     }
 
-    /// Looks at the first `ready` bytes of the buffer, and moves the position behind them.
+    /// Searches the first `ready` bytes of the buffer, and advances the position past them.
     fn search_block(&mut self, ready: usize, position: &mut Position, path: &[u8]) -> Result<(), FileError> {
         let mut counted = 0;
         let mut at = 0;
         while at < ready {
             let block = &self.buffer[..ready];
             if position.told && position.column > 0 {
-                // The rest of a long line of which a match was told.
+                // The rest of a long line that was returned already.
                 at = line_end(block, 0) + 1;
                 position.told = false;
                 if at > ready {
@@ -356,7 +356,7 @@ impl Searcher {
                 match self.regex.find(Input::new(block).range(at..)) {
                     None => break,
                     Some(found) => {
-                        // A match may lead over the end of a line; what counts is what is in one.
+                        // A match may span lines; only matches within one line count.
                         let (start, end) = (line_start(block, found.start()), line_end(block, found.start()));
                         let start = start.max(at);
                         self.regex
@@ -400,7 +400,7 @@ impl Searcher {
     }
 }
 
-/// A match as it is told. `front` bytes of its line came before `line`.
+/// The record of a match. `front` bytes of its line came before `line`.
 fn told(path: &[u8], number: u64, front: u64, line: &[u8], hit: usize) -> GrepMatch {
     let hit = hit.min(line.len());
     let from = if line.len() > MATCH_TEXT_MAX { hit.saturating_sub(BEFORE_MATCH_MAX) } else { 0 };
@@ -461,7 +461,7 @@ mod tests {
         Grep { root: b"/".to_vec(), pattern, regex, ignore_case: false, include: Vec::new(), limits: LIMITS }
     }
 
-    /// The lines in which something was found, with their numbers and columns.
+    /// The matching lines, with their numbers and columns.
     fn found(pattern: &str, text: &[u8], block: usize) -> Vec<(u64, u64, Vec<u8>)> {
         let mut file = tempfile::tempfile().expect("a file");
         file.write_all(text).expect("it takes bytes");
@@ -534,7 +534,7 @@ mod tests {
         assert_eq!(found("a", b"a\0b\n", BLOCK), []);
         assert_eq!(found("a", &[&[b'a'; 20][..], b"\n\0\n"].concat(), BLOCK), []);
         let late = [&b"a\n"[..], &[b'x'; 30], b"\n\0\na\n"].concat();
-        assert_eq!(found("a", &late, 16), [(1, 0, b"a".to_vec())], "what was read before the NUL is told");
+        assert_eq!(found("a", &late, 16), [(1, 0, b"a".to_vec())], "matches before the NUL are returned");
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Whole directories as tar streams. What may be in them, and what is done with it, is `archive`'s business.
+//! Whole directories as tar streams. `archive` decides what they may contain.
 
 use std::io::{self, Read, Write};
 
@@ -10,9 +10,9 @@ use super::place::open_directory;
 use super::transfer::{is_directory, open_regular};
 use super::{At, Broken, Upload, change, failure, refused, write_all};
 
-/// What is gathered before it is written: headers are small.
+/// Bytes to buffer before a write: headers are small.
 const OUT_BUFFER: usize = 256 * 1024;
-/// What is read at once.
+/// Size of the read buffer.
 const IN_BUFFER: usize = 256 * 1024;
 
 /// Sends a directory's contents, or one file under its own name.
@@ -44,12 +44,12 @@ fn pack_error(error: PackError, root: &[u8]) -> FileError {
     }
 }
 
-/// Takes a directory's contents.
+/// Receives a directory's contents.
 pub fn unpack(path: &[u8]) -> Result<FileDone, FileError> {
     change::make_directory(path, true, None)?;
     let root = open_directory(path)?;
     let mut upload = Incoming { upload: Upload::new(), buffer: vec![0; IN_BUFFER], at: 0, end: 0 };
-    // Links may lead anywhere: here they lead nowhere that guest code could not go.
+    // Links may lead anywhere, since this process can go nowhere that guest code could not.
     let unpacked = archive::unpack(&mut upload, &root, Links::Any);
     let Unpacked { entries, bytes, skipped } = unpacked.map_err(|error| unpack_error(error, path))?;
     Ok(FileDone::Made { entries, bytes, skipped })
@@ -88,7 +88,7 @@ impl Write for Stdout {
     }
 }
 
-/// The upload as a reader takes it.
+/// The upload as a reader.
 struct Incoming {
     upload: Upload,
     buffer: Vec<u8>,
@@ -110,7 +110,7 @@ impl Read for Incoming {
 }
 
 impl Broken {
-    /// Through a reader and back: that an upload was broken off is no error of the kernel's.
+    /// Passes the upload's own error through the reader: an aborted upload is not an error of the kernel.
     fn into_io(self) -> io::Error {
         match self {
             Self::Incomplete => io::ErrorKind::ConnectionAborted.into(),

@@ -1,9 +1,9 @@
 //! Reading and writing one file.
 //!
-//! A read gives as many bytes as the file had when it was opened: what is appended meanwhile is not in it, and a file that
-//! became shorter is an error. A write goes to a file without a name, which gets its name when all has arrived; whoever
-//! breaks off, at any moment and for any reason, leaves nothing behind. Where the file system has no such files, it has a
-//! name that begins with `.shoal-`.
+//! A read returns as many bytes as the file had when it was opened: appended bytes are not included, and a file that
+//! became shorter is an error. A write goes to an unnamed file, which gets its name when all bytes have arrived; so
+//! an aborted write leaves nothing behind. On file systems without unnamed files, it has a name that begins with
+//! `.shoal-`.
 
 use std::ffi::CString;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -18,18 +18,19 @@ use wire::files::{
 use super::place::{Parents, Place};
 use super::{At, Upload, failure, kind_of, refused, stat_of, unheard, write_all};
 
-/// What is moved at once.
+/// Size of the copy buffer.
 const BUFFER: usize = 256 * 1024;
 /// Permissions of a new file.
 const MODE_DEFAULT: u32 = 0o644;
-/// What a file keeps of its permissions when other bytes take its place: not setuid and setgid, which were meant for the old ones.
+/// The permissions that a file keeps when its content is replaced: not setuid and setgid, which were meant for the
+/// old content.
 pub const MODE_KEPT: u32 = 0o777;
 
 /// Sends the bytes of a file.
 pub fn read(path: &[u8], range: ByteRange) -> Result<FileDone, FileError> {
     let (file, stat) = open_regular(path)?;
     let size = u64::try_from(stat.st_size).unwrap_or(0);
-    // Files of /proc and the like say 0 and mean that they do not know.
+    // Files of /proc and similar report 0 when they do not know their length.
     let unknown = size == 0 && range == ByteRange::Whole;
     let (start, length) =
         span(range, size).ok_or_else(|| failure(FileErrorKind::RangeNotSatisfiable { size }, path, ""))?;
@@ -46,12 +47,12 @@ pub fn read(path: &[u8], range: ByteRange) -> Result<FileDone, FileError> {
     Ok(FileDone::Sent { bytes, skipped: 0 })
 }
 
-/// Opens what is a regular file and nothing else. Nothing else is opened, since some devices do something when they are; what
-/// takes its place between the two looks does not block, and is refused by the second.
+/// Opens a regular file and nothing else, since opening some devices has effects. If the file is replaced between the
+/// two checks, the open does not block and the second check rejects it.
 pub fn open_regular(path: &[u8]) -> Result<(OwnedFd, Stat), FileError> {
     need_regular(&rustix::fs::stat(path).at(path)?, path)?;
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
-    // Not through `/proc/self/exe` and its like: they lead to what is init's and not to a file of the guest.
+    // Not through `/proc/self/exe` and similar: they lead to files of init and not of the guest.
     let file = match rustix::fs::openat2(CWD, path, flags, Mode::empty(), ResolveFlags::NO_MAGICLINKS) {
         Err(Errno::NOSYS) => rustix::fs::open(path, flags, Mode::empty()),
         file => file,
@@ -62,7 +63,7 @@ pub fn open_regular(path: &[u8]) -> Result<(OwnedFd, Stat), FileError> {
     Ok((file, stat))
 }
 
-/// Refuses what is no regular file.
+/// Rejects everything but regular files.
 pub fn need_regular(stat: &Stat, path: &[u8]) -> Result<(), FileError> {
     match kind_of(stat) {
         FileKind::File => Ok(()),
@@ -80,7 +81,7 @@ pub fn need_regular(stat: &Stat, path: &[u8]) -> Result<(), FileError> {
     }
 }
 
-/// The first byte of a range and its length, in a file of this size. `None`: it begins behind the end.
+/// The first byte of a range and its length, in a file of this size. `None`: the range begins after the end.
 fn span(range: ByteRange, size: u64) -> Option<(u64, u64)> {
     match range {
         ByteRange::Whole => Some((0, size)),
@@ -98,10 +99,10 @@ fn span(range: ByteRange, size: u64) -> Option<(u64, u64)> {
     }
 }
 
-/// Moves at most `limit` bytes to stdout, and tells how many there were.
+/// Copies at most `limit` bytes to stdout, and returns how many there were.
 fn send(file: &OwnedFd, start: u64, limit: u64, path: &[u8]) -> Result<u64, FileError> {
     let mut sent = 0;
-    // The kernel hands its own pages to the pipe where it can, which saves a copy.
+    // The kernel passes its own pages to the pipe if it can, which saves a copy.
     let mut position = start;
     while sent < limit {
         let length = (limit - sent).min(BUFFER as u64) as usize;
@@ -130,20 +131,20 @@ fn send(file: &OwnedFd, start: u64, limit: u64, path: &[u8]) -> Result<u64, File
     Ok(sent)
 }
 
-/// Takes the bytes of a file.
+/// Receives the bytes of a file.
 pub fn write(path: &[u8], options: &WriteOptions) -> Result<FileDone, FileError> {
     let place = Place::followed(path, Parents::wanted(options.parents))?;
     let before = place.stat().at(path)?;
     if let Some(before) = &before {
         need_regular(before, path)?;
-        // A file that may not be written is not replaced either, even where its directory would allow it.
+        // A file that is not writable is not replaced either, even if its directory would allow that.
         rustix::fs::accessat(&place.parent, &place.name, Access::WRITE_OK, AtFlags::EACCESS).at(path)?;
     }
     check(&options.condition, before.as_ref(), path)?;
     let draft = Draft::begin(&place).at(path)?;
     let mut upload = Upload::new();
     let mut buffer = vec![0; BUFFER];
-    // Bytes whose number is known need not be looked at for the mark that ends them.
+    // If the number of bytes is known, they need not be checked for the mark that ends them.
     let mut bytes = options.size.map_or(Ok(0), |size| move_in(&draft.file, size)).at(path)?;
     loop {
         let length = upload.take(&mut buffer).map_err(|broken| broken.with(path))?;
@@ -165,13 +166,14 @@ pub fn write(path: &[u8], options: &WriteOptions) -> Result<FileDone, FileError>
         (None, None) => MODE_DEFAULT,
     };
     if let Some(before) = &before {
-        // Only root may give files away; anybody else's new file is their own, as the directory is theirs to write in.
+        // Only root may give files away; a new file of another user is that user's own, since the directory is
+        // writable for that user.
         let owner = (Uid::from_raw(before.st_uid), Gid::from_raw(before.st_gid));
         let _ = rustix::fs::fchown(&draft.file, Some(owner.0), Some(owner.1));
     }
-    // After the owner, since a change of owner takes setuid away.
+    // After the owner, since a change of owner clears setuid.
     rustix::fs::fchmod(&draft.file, Mode::from_raw_mode(mode)).at(path)?;
-    // Time has passed while the bytes came.
+    // The file may have changed during the upload.
     let now = place.stat().at(path)?;
     if let Some(now) = &now {
         need_regular(now, path)?;
@@ -182,7 +184,7 @@ pub fn write(path: &[u8], options: &WriteOptions) -> Result<FileDone, FileError>
     Ok(FileDone::Written { stat: stat_of(&stat, None), created: now.is_none() })
 }
 
-/// Lets the kernel move up to `size` bytes from stdin into the file, as far as it can. What is left is read.
+/// Lets the kernel move up to `size` bytes from stdin into the file, as far as it can. The caller reads the rest.
 fn move_in(file: &OwnedFd, size: u64) -> Result<u64, Errno> {
     let mut moved = 0;
     while moved < size {
@@ -197,7 +199,7 @@ fn move_in(file: &OwnedFd, size: u64) -> Result<u64, Errno> {
     Ok(moved)
 }
 
-/// Whether what is there is what the caller says it is.
+/// Whether the existing file meets the caller's condition.
 pub fn check(condition: &Condition, stat: Option<&Stat>, path: &[u8]) -> Result<(), FileError> {
     let holds = match (condition, stat) {
         (Condition::None, _) => true,
@@ -209,11 +211,11 @@ pub fn check(condition: &Condition, stat: Option<&Stat>, path: &[u8]) -> Result<
     if holds { Ok(()) } else { Err(failure(FileErrorKind::ConditionFailed, path, "")) }
 }
 
-/// A file on its way to its name.
+/// A file that has no name yet.
 pub struct Draft<'a> {
     pub file: OwnedFd,
     place: &'a Place,
-    /// Where the file system gives every file a name.
+    /// Set on file systems where every file has a name.
     name: Option<CString>,
 }
 
@@ -232,7 +234,7 @@ impl<'a> Draft<'a> {
         Ok(Self { file, place, name: Some(name) })
     }
 
-    /// Gives it its name. `absent`: only if nobody has the name.
+    /// Gives it its name. `absent`: only if the name is free.
     pub fn publish(mut self, place: &Place, absent: bool) -> Result<OwnedFd, Errno> {
         let parent = place.parent.as_fd();
         if self.name.is_none() {
@@ -258,7 +260,7 @@ impl<'a> Draft<'a> {
 
     fn link(&self, name: &std::ffi::CStr) -> Result<(), Errno> {
         let parent = &self.place.parent;
-        // Linux 6.10 allows this to whoever opened the file; before, it takes a privilege.
+        // Linux 6.10 allows this to the process that opened the file; earlier kernels require a privilege.
         match rustix::fs::linkat(&self.file, c"", parent, name, AtFlags::EMPTY_PATH) {
             Err(Errno::NOENT | Errno::PERM | Errno::INVAL) => {}
             result => return result,
@@ -271,7 +273,7 @@ impl<'a> Draft<'a> {
 impl Drop for Draft<'_> {
     fn drop(&mut self) {
         if let Some(name) = &self.name {
-            // If it cannot be removed, there is nobody to whom that would be of use besides the error that led here.
+            // A failure here adds nothing to the error that led here.
             let _ = rustix::fs::unlinkat(&self.place.parent, name, AtFlags::empty());
         }
     }

@@ -1,4 +1,5 @@
-//! Walking a tree that a guest has filled: no link is followed, nothing of it is held but the way down to where we are.
+//! Walking a tree that a guest controls: no link is followed, and only the path down to the current directory is
+//! held.
 
 use std::ffi::CStr;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -11,36 +12,37 @@ use super::list::is_dots;
 use super::place::open_directory_at;
 use super::refused;
 
-/// Directories inside one another. Each is a descriptor, of which a process has about a thousand.
+/// Most nested directories. Each needs a descriptor, of which a process has about a thousand.
 pub const DEPTH_MAX: usize = 256;
 
-/// Something on the way.
+/// An entry of the walk.
 pub struct Found<'a> {
     pub parent: BorrowedFd<'a>,
     pub name: &'a CStr,
-    /// From the top of the walk, without a slash at its front.
+    /// Relative to the top of the walk, without a leading slash.
     pub path: &'a [u8],
     pub stat: &'a Stat,
 }
 
-/// What to do after something was looked at.
+/// What to do after an entry.
 pub enum Next {
-    /// Go on, and into it if it is a directory.
+    /// Continue, and enter it if it is a directory.
     Enter,
-    /// Go on, but not into it.
+    /// Continue, but do not enter it.
     Pass,
-    /// That is enough.
+    /// Stop.
     Stop,
 }
 
-/// What was not looked into, and whether the walk came to its end.
+/// What was skipped, and whether the walk is complete.
 #[derive(Debug, Default)]
 pub struct Walked {
     pub skipped: u64,
     pub stopped: bool,
 }
 
-/// Walks everything below `top`, each directory before what is in it. What cannot be opened is counted and passed over.
+/// Walks everything below `top`, each directory before its contents. Directories that cannot be opened are counted
+/// and skipped.
 pub fn walk(
     top: OwnedFd,
     visit: &mut dyn FnMut(Found<'_>) -> Result<Next, FileError>,
@@ -98,7 +100,7 @@ pub fn walk(
                 Err(Errno::NOENT) => {}
                 Ok(_) | Err(_) => walked.skipped += 1,
             }
-            // The borrow of the directory ended with the look at how many are open; it is taken up again.
+            // The borrow of the directory ended with the check of how many are open, so borrow it again.
             continue 'directories;
         }
         open.pop();

@@ -1,8 +1,8 @@
-//! What happens to files, as the kernel tells it. inotify(7)
+//! Reports changes of files, with inotify(7).
 //!
-//! One file is watched through its directory, so that it is still watched after an editor has put another in its place. Below a
-//! directory, each directory has a watch of its own, and one that comes to be gets one too; what was in it by then is told as
-//! created, perhaps twice. The kernel's queue is bounded, and so is what a slow listener makes of it: `Overflow`.
+//! One file is watched through its directory, so that the watch survives an editor that replaces the file. Below a
+//! directory, each directory has a watch of its own, and a new one gets one too; entries that it has by then are
+//! reported as created, perhaps twice. The kernel's queue is bounded, and a slow reader gets `Overflow`.
 
 use std::collections::BTreeMap;
 use std::mem::MaybeUninit;
@@ -18,11 +18,11 @@ use super::place::open_directory;
 use super::transfer::is_directory;
 use super::{At, Records, failure, refused};
 
-/// Directories watched at once. The kernel has a limit of its own for all watches of a user.
+/// Most directories watched at once. The kernel has its own limit for all watches of a user.
 const WATCHES_MAX: usize = 8192;
-/// What is read of events at once.
+/// Size of the event buffer.
 const BUFFER: usize = 64 * 1024;
-/// Directories inside one another that are entered when they are first watched.
+/// Most nested directories that are entered when they are first watched.
 const DEPTH_MAX: usize = 256;
 
 const EVENTS: WatchFlags = WatchFlags::CREATE
@@ -36,7 +36,7 @@ const EVENTS: WatchFlags = WatchFlags::CREATE
     .union(WatchFlags::MOVE_SELF)
     .union(WatchFlags::ONLYDIR);
 
-/// Tells what happens, until it is ended or nothing is left to watch.
+/// Reports changes until it is ended or nothing is left to watch.
 pub fn watch(path: &[u8], recursive: bool) -> Result<FileDone, FileError> {
     let stat = rustix::fs::stat(path).at(path)?;
     let (top, only) = if is_directory(&stat) {
@@ -68,7 +68,7 @@ fn no_watch(path: &[u8], errno: Errno) -> FileError {
     }
 }
 
-/// Whether what is found in a directory is told as created.
+/// Whether entries found in a directory are reported as created.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Told {
     Yes,
@@ -78,7 +78,7 @@ enum Told {
 struct Watching {
     queue: OwnedFd,
     recursive: bool,
-    /// The one name that matters in the directory.
+    /// The only name in the directory that is reported.
     only: Option<Vec<u8>>,
     paths: BTreeMap<i32, Vec<u8>>,
     records: Records,
@@ -94,7 +94,7 @@ impl Watching {
         Ok(number)
     }
 
-    /// Watches every directory below one that is watched already.
+    /// Watches every directory below a watched one.
     fn add_below(&mut self, path: &[u8], told: Told, depth: usize) -> Result<(), FileError> {
         let Ok(directory) = open_directory(path).map(Dir::new) else { return self.not_watched(path) };
         let Ok(mut directory) = directory else { return self.not_watched(path) };
@@ -153,7 +153,7 @@ impl Watching {
             } else if events.contains(ReadFlags::IGNORED) {
                 self.paths.remove(&number);
             } else if number == first && events.intersects(ReadFlags::DELETE_SELF | ReadFlags::MOVE_SELF) {
-                // Its path leads somewhere else from here on, or nowhere.
+                // From here on its path leads somewhere else, or nowhere.
                 self.records.put(&WatchEvent::Gone)?;
                 self.records.flush()?;
                 return Ok(FileDone::Done);
@@ -202,7 +202,7 @@ impl Watching {
         Ok(())
     }
 
-    /// A directory has another name now: what is told of it by its old one would be wrong.
+    /// A directory was renamed: events under its old path would be wrong.
     fn forget_below(&mut self, path: &[u8]) {
         let inside = |known: &[u8]| {
             known.strip_prefix(path).is_some_and(|rest| rest.is_empty() || rest.starts_with(b"/"))
@@ -211,7 +211,7 @@ impl Watching {
             self.paths.iter().filter(|(_, known)| inside(known)).map(|(number, _)| *number).collect();
         for number in gone {
             self.paths.remove(&number);
-            // It may have ended by itself.
+            // The kernel may have removed the watch already.
             let _ = inotify::remove_watch(&self.queue, number);
         }
     }

@@ -1,4 +1,4 @@
-//! Starting: programs, scripts, users, directories, and every way it can fail.
+//! Starting commands: programs, scripts, users, directories, and every way in which a start can fail.
 
 use wire::guest::{Cwd, ExitStatus, FromInit, Handle, StartError, ToInit};
 
@@ -61,7 +61,7 @@ fn the_environment_is_what_was_given_and_what_is_missing_is_filled_in() {
 fn a_command_finds_a_clean_process_around_it() {
     let guest = Guest::start(Mode::Walk);
     let mut client = guest.connect();
-    // No signal is ignored or blocked, and nothing is open but the three streams.
+    // No signal is ignored or blocked, and only the three streams are open.
     client
         .run(shell(1, "grep -E 'Sig(Blk|Ign)' /proc/self/status | tr -d '\\t'"))
         .assert_printed("SigBlk:0000000000000000\nSigIgn:0000000000000000\n");
@@ -85,10 +85,10 @@ fn a_start_that_is_repeated_starts_once() {
         client.start(start.clone());
         assert!(matches!(client.message(), FromInit::Started { handle: Handle(1), .. }));
         client.start(start.clone());
-        assert!(client.sync().is_empty(), "nothing new to say about it");
+        assert!(client.sync().is_empty(), "a second start has no effect");
         client.send(&ToInit::StdinEnd { handle: Handle(1), offset: 0 });
         let FromInit::Ended { .. } = client.message() else { panic!("it ends") };
-        // Over, and not acknowledged: still known.
+        // Ended, and not acknowledged: init still knows it.
         client.start(start);
         assert!(client.sync().is_empty());
         client.send(&ToInit::AckResult { handle: Handle(1) });
@@ -183,7 +183,7 @@ fn inits_own_descriptors_are_no_way_out_of_the_sandbox() {
 #[test]
 fn a_command_runs_as_the_user_it_was_started_for() {
     if !is_root() {
-        println!("skipped: only root can become somebody else");
+        println!("skipped: only root can become another user");
         return;
     }
     let guest = Guest::start(Mode::Groups);
@@ -197,7 +197,7 @@ fn a_command_runs_as_the_user_it_was_started_for() {
         .run(as_user(2, "4242:2424", &["sh", "-c", "echo $(id -u) $(id -g) $(id -G) $HOME $USER"]))
         .assert_printed("4242 2424 2424 / 4242\n");
     client.run(as_user(3, "daemon:adm", &["id", "-gn"])).assert_printed("adm\n");
-    // It is the user who must have the right to enter, and the user's own capabilities that remain.
+    // The user's own permissions decide about entering, and the user's own capabilities remain.
     let private = guest.path("private");
     std::fs::create_dir(&private).expect("a directory");
     std::fs::set_permissions(&private, std::os::unix::fs::PermissionsExt::from_mode(0o700)).expect("ours");
@@ -208,7 +208,7 @@ fn a_command_runs_as_the_user_it_was_started_for() {
     client
         .run(as_user(5, "nobody", &["sh", "-c", "grep CapEff /proc/self/status | tr -d '\\t'"]))
         .assert_printed("CapEff:0000000000000000\n");
-    // A script too long for an argument is read by that user as well.
+    // That user also reads a script that is too long for an argument.
     let script = format!("id -un\n# {}", "x".repeat(200_000));
     client
         .run(wire::guest::Start { user: Some("nobody".into()), ..shell(6, &script) })
@@ -238,9 +238,9 @@ fn a_guest_without_room_for_another_group_says_so() {
     }
     let guest = Guest::start(Mode::Groups);
     let mut client = guest.connect();
-    // The group of init is the only one allowed.
+    // Init's own cgroup is the only one allowed.
     std::fs::write(guest.group_path().join("cgroup.max.descendants"), "1").expect("ours");
-    // Not the number that one was made ahead for.
+    // Not the number whose cgroup was prepared ahead.
     let outcome = client.run(argv(7, &["true"]));
     assert!(matches!(outcome.error, Some(StartError::NoRoom { .. })), "{outcome:?}");
     std::fs::write(guest.group_path().join("cgroup.max.descendants"), "max").expect("ours");
@@ -250,10 +250,10 @@ fn a_guest_without_room_for_another_group_says_so() {
 #[test]
 fn a_guest_without_processes_left_says_so_and_recovers() {
     if !is_root() {
-        println!("skipped: only root can become somebody else");
+        println!("skipped: only root can become another user");
         return;
     }
-    // The limit counts the processes of one user, wherever they run; nobody else is this one.
+    // The limit counts all processes of one user on the machine; no other process runs as this one.
     let user = (1_000_000 + std::process::id()).to_string();
     let init = crate::support::default_init();
     let guest =
@@ -297,7 +297,7 @@ fn a_guest_without_descriptors_left_says_so_and_stays_in_reach() {
         }
         println!("there was room for {running}");
         assert!(running > 5);
-        // A new connection is taken, and what runs can be ended.
+        // Init accepts a new connection, and running commands can be ended.
         let (mut client, known) = guest.connect_knowing();
         assert_eq!(known.len() as u32, running + 1);
         for handle in 1..=running {

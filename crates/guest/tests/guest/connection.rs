@@ -1,4 +1,4 @@
-//! The line to the daemon, where it is more than the rules in `protocol`: rubbish, and what init holds for whom.
+//! The connection to the daemon beyond the rules in `protocol`: invalid bytes, and how much init buffers.
 
 use std::io::Write;
 
@@ -12,7 +12,7 @@ use crate::support::{Event, Guest, Mode, argv, shell};
 fn what_was_forgotten_is_not_told_again() {
     let guest = Guest::start(Mode::Walk);
     let mut client = guest.connect();
-    // A process left behind keeps something of the command in init.
+    // A leftover process keeps part of the command in init.
     client.run(shell(1, "sleep 1000 & echo hi")).assert_printed("hi\n");
     client.send(&ToInit::Resume { handle: Handle(1), stdout: 0, stderr: 0 });
     client.send(&ToInit::AckResult { handle: Handle(1) });
@@ -33,7 +33,7 @@ fn questions_without_end_from_somebody_who_does_not_listen_are_not_hoarded() {
         taken += length;
         assert!(taken < 64 * 1024 * 1024, "init must stop listening at some point");
     }
-    println!("init and the kernel took {taken} bytes");
+    println!("init and the kernel buffered {taken} bytes");
     assert!(guest.status_kib("VmRSS:") < 16 * 1024);
     guest.connect().sync();
 }
@@ -119,7 +119,7 @@ fn init_survives_whatever_the_connection_brings() {
         proptest::test_runner::TestRunner::new(ProptestConfig {
             cases,
             failure_persistence: None,
-            // A shrunken case would meet an init in another state; the first one tells more.
+            // A shrunken case would meet an init in another state, so the first failure is more useful.
             max_shrink_iters: 0,
             ..ProptestConfig::default()
         })
@@ -129,19 +129,19 @@ fn init_survives_whatever_the_connection_brings() {
         .run(&frames, |frames| {
             let mut client = guest.connect();
             for frame in frames {
-                // Init may have dropped the connection at an earlier one.
+                // Init may have dropped the connection after an earlier message.
                 if client.stream.write_all(&frame).is_err() {
                     break;
                 }
             }
-            // Init reads all of it, then finds the end, or has dropped the connection before.
+            // Init reads everything and then finds the end, or has dropped the connection before.
             let _ = client.stream.shutdown(std::net::Shutdown::Write);
             client.until_dropped();
             guest.connect().sync();
             Ok(())
         })
         .expect("init answers after anything");
-    // Everything that was started can be ended, and forgotten.
+    // Everything that was started can be ended and forgotten.
     let (mut client, known) = guest.connect_knowing();
     println!("{} commands were left", known.len());
     for (handle, _, _) in &known {

@@ -1,4 +1,5 @@
-//! File operations on the real kernel: what they do, what they refuse, and that nothing makes them hang or leave something behind.
+//! File operations on the real kernel: what they do, what they reject, and that none of them hangs or leaves anything
+//! behind.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -57,7 +58,7 @@ impl Files {
         self.run_with(op, b"")
     }
 
-    /// `input` as it is, with or without its mark.
+    /// Sends `input` unchanged, with or without its mark.
     #[track_caller]
     fn run_with(&mut self, op: FileOp, input: &[u8]) -> (Vec<u8>, Result_) {
         let start = self.next(op);
@@ -246,7 +247,7 @@ fn a_file_that_grows_is_read_as_it_was_and_one_that_shrinks_is_reported() {
         let start = files.next(FileOp::Read { path, range: ByteRange::Whole });
         let handle = start.handle.0;
         files.client.start(start);
-        // Nothing is acknowledged, so most of it waits to be read; then the file changes.
+        // Nothing is acknowledged, so most of the file waits to be read; then the file changes.
         let mut came = Vec::new();
         while came.len() < 512 * 1024 {
             if let Event::Data { bytes, .. } = files.client.next() {
@@ -318,7 +319,7 @@ fn an_upload_that_breaks_off_leaves_nothing() {
     let options = WriteOptions { size: Some(3), ..files.options("d/f") };
     assert_eq!(files.write(options.clone(), b"1234").expect_err("too long").kind, FileErrorKind::TooLarge);
     assert_eq!(files.write(options, b"12").expect_err("too short").kind, FileErrorKind::Incomplete);
-    // Killed in the middle, as when the caller vanishes.
+    // Killed in the middle, as when the caller disconnects.
     let start = files.next(FileOp::Write(files.options("d/f")));
     let handle = start.handle.0;
     files.client.start(start);
@@ -361,7 +362,7 @@ fn a_full_disk_is_said_and_what_was_there_stays() {
     let mut files = Files::new();
     fs::create_dir(files.at("small")).expect("it is new");
     let mount = "mount -t tmpfs -o size=64k,nr_inodes=20 none";
-    // In init's own namespace of mounts, which ends with it.
+    // In init's own mount namespace, which ends with it.
     let at = files.at("small").to_string_lossy().into_owned();
     let outcome = {
         let start = shell(9000, &format!("{mount} {at} && echo before > {at}/f"));
@@ -388,7 +389,7 @@ fn a_file_is_edited_whole_and_keeps_what_it_was() {
     let (stat, replaced) = files.edited(files.edit("d/f", "one", "1"));
     assert_eq!((replaced, stat.size, stat.mode), (1, 9, 0o751));
     assert_eq!((stat.uid, stat.gid), (before.uid(), before.gid()));
-    assert_ne!(stat.inode, before.ino(), "another file took its place, so that nobody saw half of it");
+    assert_ne!(stat.inode, before.ino(), "a new file replaced it, so that no reader saw half of it");
     let kind = files.refused(FileOp::Edit(files.edit("d/f", "two", "2")));
     assert_eq!(kind, FileErrorKind::SeveralMatches { count: 2 });
     let condition = Condition::Is(vec![stat.version()]);
@@ -577,7 +578,7 @@ fn things_move_and_do_not_run_over_others_unasked() {
     fs::write(files.at("a"), "a").expect("it is written");
     fs::write(files.at("b"), "b").expect("it is written");
     let wish = files.relocate("a", "b");
-    let error = files.run(FileOp::Move(wish.clone())).1.expect_err("it is in the way");
+    let error = files.run(FileOp::Move(wish.clone())).1.expect_err("the target exists");
     assert_eq!((error.kind, error.path.ends_with(b"/b")), (FileErrorKind::AlreadyExists, true));
     files.done(FileOp::Move(Relocate { overwrite: true, ..wish }));
     assert_eq!(fs::read(files.at("b")).expect("it is there"), b"a");
@@ -650,7 +651,7 @@ fn trees_are_removed_however_deep_and_links_are_not_followed() {
         fs::write(files.at(&format!("d/{number}")), "").expect("it is written");
     }
     let path = files.path("d");
-    // Deeper than any path can say, and than there are descriptors.
+    // Deeper than any path can name, and than there are descriptors.
     let dig = "import os\nos.chdir(os.environ['TOP'])\nfor _ in range(3000):\n  os.mkdir('d'); os.chdir('d')";
     let dug = Command::new("python3").args(["-c", dig]).env("TOP", files.at("d")).status();
     assert!(dug.expect("python3 is part of this system").success());
@@ -752,7 +753,7 @@ fn grep_leaves_out_directories_and_tells_lines_as_they_are() {
     fs::create_dir(files.at("tmp1")).expect("it is new");
     fs::write(files.at("tmp1/f"), "needle").expect("it is written");
     fs::write(files.at("sub/crlf"), "needle\r\n").expect("it is written");
-    // A file of that name is none of the directories.
+    // A file with that name is not a directory to skip.
     fs::write(files.at(".git"), "needle").expect("it is written");
     let mixed = [&b"needle\n"[..], &vec![b'x'; 300_000], b"\n\0\nneedle\n"].concat();
     fs::write(files.at("mixed"), mixed).expect("it is written");
@@ -911,7 +912,7 @@ fn operations_have_the_rights_of_their_user() {
     let path = files.path("secret");
     let kind = files.refused(FileOp::Read { path, range: ByteRange::Whole });
     assert_eq!(kind, FileErrorKind::PermissionDenied);
-    // Its directory would allow that it is replaced; the file does not.
+    // The directory would allow replacing the file; the file itself does not.
     let error = files.write(files.options("readonly"), b"y").expect_err("it is not theirs");
     assert_eq!(error.kind, FileErrorKind::PermissionDenied);
     let (stat, _) = files.written(files.options("own"), b"y");
@@ -926,12 +927,12 @@ fn operations_have_the_rights_of_their_user() {
 #[test]
 fn an_operation_has_nothing_of_inits() {
     let mut files = Files::new();
-    // Its own descriptors, as it sees them itself.
+    // Its own descriptors, as it sees them.
     let (stdout, result) =
         files.run(FileOp::List { path: b"/proc/self/fd".to_vec(), after: Vec::new(), limit: 100 });
     result.expect("it is listed");
     let names: Vec<Vec<u8>> = records::<FileEntry>(&stdout).into_iter().map(|entry| entry.name).collect();
-    // The three streams, and the directory that is being listed, which is gone by the time its entry is looked at.
+    // The three streams, and the directory that is being listed, which is closed by the time its entry is read.
     assert!(names.len() <= 5, "{names:?}");
 }
 
@@ -985,7 +986,7 @@ fn memory_of_init_and_operation_does_not_grow_with_the_file() {
             other => panic!("{other:?}"),
         }
     }
-    // Its number in the guest's own terms; on the host it is the newest child of init.
+    // Its process id inside the guest; on the host it is the newest child of init.
     let children = format!("/proc/{0}/task/{0}/children", files.guest.pid());
     let children = fs::read_to_string(children).expect("init lives");
     let child_outside = children.split_whitespace().last().expect("one child");

@@ -1,5 +1,5 @@
-//! What init costs in memory while it is idle, on the static build that goes into sandboxes. Times are measured by
-//! `cargo bench -p shoal-guest`.
+//! How much memory an idle init uses, in the static build that goes into sandboxes. `cargo bench -p shoal-guest`
+//! measures times.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -9,7 +9,7 @@ use wire::guest::Handle;
 
 use crate::support::{Guest, Mode, Outcome, PATIENCE, argv, is_root, kib_of, shell, static_init};
 
-/// What an idle init may have for itself.
+/// The most private memory of an idle init.
 const IDLE_PRIVATE_KIB_MAX: u64 = 128;
 
 fn private_kib(guest: &Guest) -> (u64, String) {
@@ -18,7 +18,7 @@ fn private_kib(guest: &Guest) -> (u64, String) {
     (kib_of(&rollup, "Private_Clean:") + kib_of(&rollup, "Private_Dirty:"), rollup)
 }
 
-/// Waits until init has given back what it can: its memory stays at or below the budget, or it never gets there.
+/// Waits until init has returned what it can: its memory falls to the budget, or the wait times out.
 fn settled_private_kib(guest: &Guest) -> (u64, String) {
     let deadline = Instant::now() + Duration::from_secs(10);
     loop {
@@ -33,12 +33,12 @@ fn settled_private_kib(guest: &Guest) -> (u64, String) {
 #[test]
 fn an_idle_init_costs_next_to_nothing() {
     if !is_root() {
-        println!("skipped: only root may look at the memory of a process that hides");
+        println!("skipped: only root can read the memory of a process that is not dumpable");
         return;
     }
     let init = static_init();
     println!("the static init has {} KiB on disk", fs::metadata(&init).expect("it was built").len() / 1024);
-    // With two of them that have done the same, the program itself is shared, as it is between sandboxes.
+    // With two inits that have done the same, the program itself is shared, as it is between sandboxes.
     let other = Guest::try_start(Mode::Walk, &init).expect("it starts");
     other.connect().run(shell(1, "seq 1000000")).status();
     let guest = Guest::try_start(Mode::Walk, &init).expect("it starts");

@@ -1,5 +1,5 @@
-//! The rules of the line between daemon and init. Every init keeps them: the real one, and the fake one that the engine's tests run
-//! on, which would otherwise drift away from what it stands for.
+//! The rules of the protocol between daemon and init. Both inits must pass them: the real one, and the fake one that
+//! the engine's tests use, so that the two do not drift apart.
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
@@ -18,11 +18,11 @@ use wire::launch::{Limits, Rootfs};
 
 use crate::support::{Client, Event, Guest, Known, Mode, Outcome, Random, argv, shell};
 
-/// What a command of this suite does, in the language of whichever init runs it.
+/// What a command of this suite does, in the language of the init under test.
 enum Work {
     /// Writes a line to stdout, one to stderr if there is any, and exits with this code.
     Say { stdout: &'static str, stderr: &'static str, code: i32 },
-    /// Writes so many bytes to stdout.
+    /// Writes this many bytes to stdout.
     Flood(u64),
     /// Copies stdin to stdout.
     Cat,
@@ -42,7 +42,7 @@ trait UnderTest {
 
     fn start_of(&self, handle: u32, work: Work) -> Start;
 
-    /// What a flood has at this offset.
+    /// The byte of a flood at this offset.
     fn flood_byte(&self, offset: u64) -> u8;
 
     fn connect_knowing(&self) -> (Client, Vec<Known>) {
@@ -103,7 +103,7 @@ impl UnderTest for Fake {
         theirs.set_nonblocking(true).expect("it can be set");
         self.runtime.spawn(async move {
             let mut theirs = tokio::net::UnixStream::from_std(theirs).expect("it is a socket");
-            // Ends with either side, as one socket would.
+            // Ends when either side ends, as one socket would.
             let _ = tokio::io::copy_bidirectional(&mut theirs, &mut init).await;
         });
         Client::new(ours)
@@ -126,7 +126,7 @@ impl UnderTest for Fake {
     }
 }
 
-/// Each rule becomes a test of both inits.
+/// Makes each rule a test of both inits.
 macro_rules! rules {
     ($($rule:ident),* $(,)?) => {
         mod real {
@@ -182,7 +182,7 @@ fn nothing_is_said_before_the_hello(init: &dyn UnderTest) {
     let mut first = init.connect();
     first.start(init.start_of(1, ENDLESS));
     assert!(matches!(first.message(), FromInit::Started { .. }));
-    // The flood is on; a silent newcomer hears nothing of it, and the next one its hello first.
+    // The flood is running; a silent new connection gets none of it, and the next one gets its hello first.
     let mut silent = init.connect_silently();
     first.until_dropped();
     silent.stream.set_nonblocking(true).expect("it can be set");
@@ -249,7 +249,7 @@ fn a_new_connection_replaces_one_that_stopped_in_the_middle_of_a_frame(init: &dy
 fn rubbish_ends_the_connection(init: &dyn UnderTest) {
     for rubbish in [&[0xff; 64][..], &[0; 64][..]] {
         let mut client = init.connect();
-        // Init may have dropped the connection before it has read all of it.
+        // Init may have dropped the connection before it has read everything.
         let _ = client.stream.write_all(rubbish);
         client.until_dropped();
     }
@@ -319,7 +319,7 @@ fn a_start_that_is_repeated_starts_once(init: &dyn UnderTest) {
     client.start(start.clone());
     assert!(matches!(client.message(), FromInit::Started { handle: Handle(1), .. }));
     client.start(start.clone());
-    assert!(client.sync().is_empty(), "nothing new to say about it");
+    assert!(client.sync().is_empty(), "a second start has no effect");
     client.send(&ToInit::StdinEnd { handle: Handle(1), offset: 0 });
     let mut outcomes = BTreeMap::new();
     loop {
@@ -328,7 +328,7 @@ fn a_start_that_is_repeated_starts_once(init: &dyn UnderTest) {
             event => assert_eq!(client.take(event, &mut outcomes), None),
         }
     }
-    // Over, and not acknowledged: still known.
+    // Ended, and not acknowledged: init still knows it.
     client.start(start);
     assert!(client.sync().is_empty());
     client.send(&ToInit::AckResult { handle: Handle(1) });
@@ -341,7 +341,7 @@ fn a_repeated_start_on_a_new_connection_asks_for_the_output(init: &dyn UnderTest
     client.start(init.start_of(1, HI));
     client.until_ended(1);
     let mut client = init.connect();
-    assert!(client.sync().is_empty(), "nothing was asked for yet");
+    assert!(client.sync().is_empty(), "nothing was requested yet");
     client.start(init.start_of(1, HI));
     client.finish(1).assert_printed("hi\n");
 }
@@ -362,7 +362,7 @@ fn a_failed_start_is_a_result_that_waits_to_be_acknowledged(init: &dyn UnderTest
 
 fn there_is_a_bound_on_commands(init: &dyn UnderTest) {
     let mut client = init.connect();
-    // Those that fail are remembered too, until they are acknowledged.
+    // Commands that fail are remembered too, until they are acknowledged.
     let many = COMMANDS_MAX as u32;
     for handle in 1..=many {
         client.start(init.start_of(handle, Work::Wrong));
@@ -374,7 +374,7 @@ fn there_is_a_bound_on_commands(init: &dyn UnderTest) {
         panic!("{refused:?}")
     };
     let (mut client, known) = init.connect_knowing();
-    assert_eq!(known.len(), COMMANDS_MAX, "the one that was refused is not remembered");
+    assert_eq!(known.len(), COMMANDS_MAX, "the rejected command is not remembered");
     client.send(&ToInit::AckResult { handle: Handle(5) });
     client.run(init.start_of(many + 1, HI)).assert_printed("hi\n");
 }
@@ -395,7 +395,7 @@ fn commands_end_by_signals_kills_and_timeouts(init: &dyn UnderTest) {
     assert_eq!(ended(&mut client, 3), (ExitStatus::Signal(15), EndCause::Timeout));
     client.start(Start { idle_timeout_ms: Some(20), ..init.start_of(4, Work::Hang) });
     assert_eq!(ended(&mut client, 4), (ExitStatus::Signal(15), EndCause::IdleTimeout));
-    // One that is over keeps its result, whatever comes late.
+    // An ended command keeps its result, whatever arrives late.
     client.start(init.start_of(5, HI));
     client.until_ended(5);
     client.send(&ToInit::Kill { handle: Handle(5) });
@@ -437,7 +437,7 @@ fn what_was_acknowledged_is_not_sent_again(init: &dyn UnderTest) {
     client.until_ended(1);
     client.send(&ToInit::Ack { handle: Handle(1), stream: Stream::Stdout, offset: 2 });
     client.sync();
-    // A daemon that has less than it once acknowledged sees by the offset what is missing.
+    // A daemon that has less than it once acknowledged sees from the offset what is missing.
     let mut client = init.connect();
     client.send(&ToInit::Resume { handle: Handle(1), stdout: 0, stderr: 0 });
     let rest = Event::Data { handle: Handle(1), stream: Stream::Stdout, offset: 2, bytes: b"\n".to_vec() };
@@ -465,7 +465,7 @@ fn a_full_window_blocks_its_own_writer_and_nobody_else(init: &dyn UnderTest) {
             received += bytes.len();
         }
     }
-    // Nothing was acknowledged: it stops there, and others run.
+    // Nothing was acknowledged: the output stops there, and other commands run.
     for handle in 2..12 {
         let outcome = client.run(init.start_of(handle, Work::Flood(100_000)));
         assert_eq!((outcome.stdout.len(), outcome.status()), (100_000, ExitStatus::Code(0)));
@@ -485,7 +485,8 @@ fn a_flood_does_not_keep_messages_waiting(init: &dyn UnderTest) {
         client.start(init.start_of(handle, ENDLESS));
     }
     let mut outcomes: BTreeMap<Handle, Outcome> = BTreeMap::new();
-    // Until everybody had many turns, an answer overtakes all but what the kernel has already taken off init's hands.
+    // An answer is only delayed by what the kernel has already accepted from init, even after many turns of every
+    // stream.
     let mut serial = 0;
     while outcomes.len() < 4 || outcomes.values().any(|outcome| outcome.stdout.len() < 2 * OUTPUT_WINDOW) {
         serial += 1;
@@ -558,7 +559,7 @@ fn every_byte_arrives_once_over_any_number_of_reconnects(init: &dyn UnderTest) {
             let stdout = stored.get(&handle).copied().unwrap_or(0);
             match known.iter().any(|(known, _, _)| *known == handle) {
                 true => client.send(&ToInit::Resume { handle, stdout, stderr: 0 }),
-                // The connection was gone before its start was read.
+                // The connection was gone before init read the start.
                 false => client.start(init.start_of(handle.0, Work::Flood(LENGTH))),
             }
         }
@@ -576,7 +577,7 @@ fn stdin_is_carried_exactly_and_ends_where_the_daemon_says(init: &dyn UnderTest)
         let taken = outcomes.get(&Handle(1)).map_or(0, |outcome| outcome.stdin as usize);
         let may = (taken + STDIN_WINDOW).min(content.len());
         if sent < may {
-            // Half of it twice: bytes that were sent already are recognised.
+            // Half of it twice: init recognises bytes that were sent already.
             let again = sent - (sent - taken) / 2;
             client.send_stdin(1, again as u64, &content[again..may]);
             sent = may;
@@ -589,7 +590,7 @@ fn stdin_is_carried_exactly_and_ends_where_the_daemon_says(init: &dyn UnderTest)
         }
     }
     let outcome = &outcomes[&Handle(1)];
-    assert!(outcome.stdout == content, "what went in came out");
+    assert!(outcome.stdout == content, "the output must equal the input");
     assert_eq!(outcome.status(), ExitStatus::Code(0));
 }
 
@@ -601,7 +602,7 @@ fn stdin_that_was_not_asked_for_is_refused_once(init: &dyn UnderTest) {
     client.send_stdin(2, 0, b"for nobody");
     assert_eq!(client.message(), FromInit::StdinClosed { handle: Handle(2) });
     client.send_stdin(2, 10, b"and again");
-    assert!(client.sync().is_empty(), "it is said once");
+    assert!(client.sync().is_empty(), "it is reported once");
 }
 
 fn stdin_after_its_end_is_refused(init: &dyn UnderTest) {
@@ -628,9 +629,9 @@ fn stdin_that_waits_in_init_is_not_given_twice(init: &dyn UnderTest) {
     let [(Handle(1), Some(_), received)] = known[..] else { panic!("{known:?}") };
     assert_eq!(received, STDIN_WINDOW as u64, "what waits in init counts");
     client.send(&ToInit::Resume { handle: Handle(1), stdout: 0, stderr: 0 });
-    // How much of it the command was given is said after the resume, also where that is nothing.
+    // Init reports after the resume how much was delivered to the command, even if that is nothing.
     let FromInit::StdinAck { handle: Handle(1), offset } = client.message() else {
-        panic!("what was given is said")
+        panic!("init must report what was delivered")
     };
     assert!(offset < received);
     client.send_stdin(1, 0, &vec![b'x'; STDIN_WINDOW]);
@@ -645,7 +646,7 @@ fn stdin_beyond_the_rules_costs_the_connection_and_nothing_else(init: &dyn Under
     client.sync();
     let frame =
         |stream, at, bytes: &[u8]| [&data_header(Handle(1), stream, at, bytes.len())[..], bytes].concat();
-    // Beyond the window and what a pipe holds together.
+    // More than the window and a pipe together.
     let flood = vec![0; 2 * STDIN_WINDOW];
     let chunks = flood.chunks(CHUNK_MAX).enumerate();
     let flood = chunks.flat_map(|(index, chunk)| frame(Stream::Stdin, (index * CHUNK_MAX) as u64, chunk));
@@ -654,7 +655,7 @@ fn stdin_beyond_the_rules_costs_the_connection_and_nothing_else(init: &dyn Under
     for offence in offences {
         let mut client = init.connect();
         client.send(&ToInit::Resume { handle: Handle(1), stdout: 0, stderr: 0 });
-        // The last bytes may find the connection gone.
+        // The last bytes may find the connection closed.
         let _ = client.stream.write_all(&offence);
         client.until_dropped();
     }

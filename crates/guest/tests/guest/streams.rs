@@ -1,4 +1,4 @@
-//! Output that loses nothing, and stdin.
+//! Output without losses, and stdin.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use wire::guest::{ExitStatus, FromInit, Handle, OUTPUT_WINDOW, STDIN_WINDOW, Sta
 
 use crate::support::{Client, Event, Guest, Mode, Outcome, Random, argv, in_both_modes, shell};
 
-/// Prints numbers, one per line, so that every byte tells where it belongs.
+/// Prints numbers, one per line, so that every byte shows where it belongs.
 fn numbers(handle: u32, count: u32) -> Start {
     argv(handle, &["seq", &count.to_string()])
 }
@@ -31,7 +31,7 @@ fn a_long_stream_arrives_whole_in_constant_memory() {
                 assert!(bytes.iter().all(|byte| *byte == 0));
                 stored += bytes.len() as u64;
                 assert!(stored - acked <= OUTPUT_WINDOW as u64, "no more is sent than the window holds");
-                // As late as can be: only a full window, or the end, is acknowledged.
+                // As late as possible: only a full window, or the end, is acknowledged.
                 if stored - acked == OUTPUT_WINDOW as u64 || stored == LENGTH {
                     acked = stored;
                     client.send(&ToInit::Ack { handle, stream: Stream::Stdout, offset: acked });
@@ -95,7 +95,7 @@ fn every_byte_arrives_once_over_any_number_of_reconnects() {
                     let (stdout, stderr) = (stored.streams[0].len() as u64, stored.streams[1].len() as u64);
                     client.send(&ToInit::Resume { handle, stdout, stderr });
                 } else {
-                    // The connection was gone before its start was read.
+                    // The connection was gone before init read the start.
                     assert!(stored.streams.iter().all(Vec::is_empty));
                     client.start(shell(handle.0, &script));
                 }
@@ -124,7 +124,7 @@ fn next_or_all_ended(
     if over { None } else { Some(client.next()) }
 }
 
-/// Stores what came, and acknowledges some of it, some of the time.
+/// Stores what came, and sometimes acknowledges a part of it.
 fn store(client: &mut Client, event: Event, stored: &mut BTreeMap<Handle, Stored>, random: &mut Random) {
     match event {
         Event::Data { handle, stream, offset, bytes } => {
@@ -158,14 +158,14 @@ fn a_full_window_blocks_its_own_writer_and_nobody_else() {
                 received += bytes.len();
             }
         }
-        // Nothing was acknowledged: it stops there, and others run.
+        // Nothing was acknowledged: the output stops there, and other commands run.
         for handle in 2..12 {
             client
                 .run(numbers(handle, 20_000))
                 .assert_printed(std::str::from_utf8(&expected_numbers(20_000)).expect("text"));
         }
         client.send(&ToInit::Kill { handle: Handle(1) });
-        // Its result waits until what it left in the pipe fits, like all output.
+        // Its result waits until the rest of its pipe fits into the window, like all output.
         assert!(client.sync().is_empty());
         let mut outcomes = BTreeMap::from([(Handle(1), Outcome { pid: Some(0), ..Outcome::default() })]);
         outcomes.get_mut(&Handle(1)).expect("just put there").stdout = vec![0; received];
@@ -181,7 +181,7 @@ fn a_background_child_neither_delays_the_result_nor_dies_of_it() {
         let mut client = guest.connect();
         let fifo = guest.fifo("background");
         let held = fifo.path.display();
-        // The child writes more than a pipe holds, to both streams, long after its parent has gone.
+        // The child writes more than a pipe holds, to both streams, long after its parent has exited.
         let script = format!(
             "(exec 7>{held}; while kill -0 $$; do :; done; seq 100000; seq 100000 >&2; echo alive >&7) 2>/dev/null &
              echo hi"
@@ -189,7 +189,7 @@ fn a_background_child_neither_delays_the_result_nor_dies_of_it() {
         client.run(shell(1, &script)).assert_printed("hi\n");
         assert_eq!(fifo.until_released(), b"alive\n");
         client.run(shell(2, "sleep 1000 & echo hi")).assert_printed("hi\n");
-        // It may still be on its way to its program; if it is not, it has been killed.
+        // It may not have executed its program yet; otherwise it has been killed.
         let script = "until pgrep -x sleep >/dev/null; do :; done; echo still there";
         client.run(Start { timeout_ms: Some(20_000), ..shell(3, script) }).assert_printed("still there\n");
         std::fs::remove_file(&fifo.path).expect("it is there");
@@ -208,7 +208,7 @@ fn stdin_is_at_its_end_unless_asked_for() {
 fn stdin_that_was_under_way_when_the_daemon_died_is_not_given_twice() {
     let guest = Guest::start(Mode::Walk);
     let mut client = guest.connect();
-    // It reads nothing until it is told to, so the pipe fills up and the rest waits in init.
+    // The command reads nothing until the gate opens, so the pipe fills up and the rest waits in init.
     let gate = guest.path("gate");
     let script = format!("while [ ! -e {} ]; do :; done; wc -c", gate.display());
     client.start(Start { stdin: true, ..shell(1, &script) });
@@ -237,7 +237,7 @@ fn a_command_that_closes_its_stdin_is_told_of_and_lives() {
         while !outcomes.get(&Handle(1)).is_some_and(|outcome: &Outcome| outcome.stdin_closed) {
             client.take_next(&mut outcomes);
         }
-        // More than the window: it is dropped, not counted.
+        // More than the window: bytes are dropped, not counted.
         client.send_stdin(1, 0, &vec![0; 2 * STDIN_WINDOW]);
         client.send(&ToInit::StdinEnd { handle: Handle(1), offset: 1 });
         client.send(&ToInit::Kill { handle: Handle(1) });

@@ -1,4 +1,4 @@
-//! A real init in a process namespace of its own, and a small blocking client that speaks its protocol.
+//! A real init in a process namespace of its own, and a small blocking client for its protocol.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fs;
@@ -15,7 +15,7 @@ use wire::guest::{
     End, EndCause, ExitStatus, FromInit, Handle, Program, Start, StartError, Stream, ToInit, VERSION,
 };
 
-/// Longer than anything here takes, even on a busy machine. A test that needs it has failed.
+/// Longer than anything here takes, even on a busy machine. A test that reaches it has failed.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// How init keeps the processes of its commands apart.
@@ -30,7 +30,7 @@ pub fn in_both_modes(test: impl Fn(&Guest)) {
     in_both_modes_after(":", test);
 }
 
-/// The same, with something that a shell does first.
+/// The same, with a command that a shell runs first.
 pub fn in_both_modes_after(first: &str, test: impl Fn(&Guest)) {
     test(&Guest::try_start_after(Mode::Walk, &default_init(), first).expect("this mode needs nothing"));
     match Guest::try_start_after(Mode::Groups, &default_init(), first) {
@@ -39,7 +39,7 @@ pub fn in_both_modes_after(first: &str, test: impl Fn(&Guest)) {
     }
 }
 
-/// The init under test: what cargo built, or another build of it.
+/// The init under test: the one that cargo built, or another build of it.
 pub fn default_init() -> PathBuf {
     std::env::var_os("SHOAL_TEST_INIT").map_or_else(|| env!("CARGO_BIN_EXE_shoal-init").into(), PathBuf::from)
 }
@@ -83,7 +83,7 @@ pub fn is_root() -> bool {
 /// An init and everything it started. All of it ends when this is dropped.
 pub struct Guest {
     unshare: Child,
-    /// A directory that the guest can use as well.
+    /// A directory that the guest can use too.
     pub directory: TempDir,
     group: Option<TestGroup>,
 }
@@ -97,14 +97,14 @@ impl Guest {
         Self::try_start_after(mode, init, ":")
     }
 
-    /// With something that a shell does first, such as setting limits.
+    /// With a command that a shell runs first, such as setting limits.
     pub fn try_start_after(mode: Mode, init: &Path, first: &str) -> Option<Self> {
         let group = match mode {
             Mode::Walk => None,
             Mode::Groups => Some(TestGroup::make()?),
         };
         let directory = tempfile::Builder::new().prefix("shoal-guest-").tempdir().expect("a directory");
-        // Guest users other than root look into it too.
+        // Guest users other than root need access too.
         fs::set_permissions(directory.path(), std::os::unix::fs::PermissionsExt::from_mode(0o777))
             .expect("it is ours");
         let listener = UnixListener::bind(directory.path().join("init.sock")).expect("a socket");
@@ -136,7 +136,7 @@ impl Guest {
         self.connect_knowing().0
     }
 
-    /// Also says which commands init introduced.
+    /// Also returns the commands that init reported.
     pub fn connect_knowing(&self) -> (Client, Vec<Known>) {
         self.connect_silently().greet()
     }
@@ -155,12 +155,12 @@ impl Guest {
         children.trim().parse().expect("one child")
     }
 
-    /// A number of kilobytes from init's own status.
+    /// A value in kilobytes from init's own status.
     pub fn status_kib(&self, name: &str) -> u64 {
         kib_of(&fs::read_to_string(format!("/proc/{}/status", self.pid())).expect("init lives"), name)
     }
 
-    /// Names of the groups that commands have.
+    /// Names of the cgroups of commands.
     pub fn command_groups(&self) -> Vec<String> {
         let group = self.group.as_ref().expect("a guest with groups");
         let entries = fs::read_dir(&group.path).expect("the group is there");
@@ -179,7 +179,7 @@ impl Guest {
         self.directory.path().join(name)
     }
 
-    /// Makes a FIFO, and a reader of it that a thread drains until its last writer is gone.
+    /// Makes a FIFO with a reader, which a thread drains until its last writer is gone.
     pub fn fifo(&self, name: &str) -> Fifo {
         let path = self.path(name);
         let made = Command::new("mkfifo").arg("-m").arg("666").arg(&path).status().expect("mkfifo");
@@ -189,7 +189,7 @@ impl Guest {
         std::thread::spawn(move || {
             let mut all = Vec::new();
             if fs::File::open(opened).and_then(|mut fifo| fifo.read_to_end(&mut all)).is_ok() {
-                // Nobody listens if the test has failed already.
+                // The receiver is gone if the test has failed already.
                 let _ = sender.send(all);
             }
         });
@@ -199,20 +199,20 @@ impl Guest {
 
 impl Drop for Guest {
     fn drop(&mut self) {
-        // `unshare` takes init with it, and init its whole namespace.
+        // Killing `unshare` ends init, and init its whole namespace.
         let _ = self.unshare.kill();
         let _ = self.unshare.wait();
     }
 }
 
-/// Held open by processes of the guest, to see when the last of them is gone.
+/// Held open by processes of the guest, to detect when the last of them is gone.
 pub struct Fifo {
     pub path: PathBuf,
     gone: std::sync::mpsc::Receiver<Vec<u8>>,
 }
 
 impl Fifo {
-    /// Waits until nobody holds it, and tells what was written.
+    /// Waits until no process holds it, and returns what was written.
     pub fn until_released(&self) -> Vec<u8> {
         self.gone.recv_timeout(PATIENCE).expect("the last holder ends")
     }
@@ -242,7 +242,7 @@ impl TestGroup {
 
 impl Drop for TestGroup {
     fn drop(&mut self) {
-        // Dropped after the guest: its processes are dead, but may take a moment to leave the group.
+        // Dropped after the guest: its processes are dead, but may take a moment to leave the cgroup.
         let _ = fs::write(self.path.join("cgroup.kill"), "1");
         let deadline = Instant::now() + PATIENCE;
         while self.path.exists() && Instant::now() < deadline {
@@ -260,14 +260,14 @@ pub fn kib_of(text: &str, name: &str) -> u64 {
     line.split_ascii_whitespace().nth(1).expect("a number").parse().expect("a number")
 }
 
-/// One thing that init sent.
+/// One item that init sent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
     Message(FromInit),
     Data { handle: Handle, stream: Stream, offset: u64, bytes: Vec<u8> },
 }
 
-/// A command that init introduced: its process, and how much stdin init has of it.
+/// A command that init reported: its process, and how much stdin init has received for it.
 pub type Known = (Handle, Option<u32>, u64);
 
 /// The daemon's side.
@@ -284,7 +284,7 @@ impl Client {
         Self { stream, decoder: Decoder::new(MESSAGE_FROM_INIT_MAX), queue: VecDeque::new() }
     }
 
-    /// Says hello, and hears which commands init knows.
+    /// Sends a hello, and receives the commands that init knows.
     pub fn greet(mut self) -> (Self, Vec<Known>) {
         self.send(&ToInit::Hello { version_min: VERSION, version_max: VERSION });
         assert_eq!(self.message(), FromInit::Hello { version: VERSION });
@@ -323,7 +323,7 @@ impl Client {
         self.send(&ToInit::Start(Box::new(start)));
     }
 
-    /// The next thing, or `None` when init has closed the connection.
+    /// The next item, or `None` if init has closed the connection.
     pub fn try_next(&mut self) -> Option<Event> {
         loop {
             if let Some(event) = self.queue.pop_front() {
@@ -359,7 +359,7 @@ impl Client {
         }
     }
 
-    /// Waits until init answers, which it does in order: everything sent before was heeded.
+    /// Waits until init answers; init answers in order, so everything sent before was handled.
     pub fn sync(&mut self) -> Vec<Event> {
         let serial = 0x5eed;
         self.send(&ToInit::Ping { serial });
@@ -377,7 +377,7 @@ impl Client {
         while self.try_next().is_some() {}
     }
 
-    /// Takes part in everything until the command is over, acknowledging as it goes, and lets init forget it.
+    /// Handles all messages until the command has ended, acknowledging as it goes, and makes init forget it.
     pub fn finish(&mut self, handle: u32) -> Outcome {
         self.finish_all(&[handle]).remove(&Handle(handle)).expect("it was waited for")
     }
@@ -393,7 +393,7 @@ impl Client {
         outcomes
     }
 
-    /// Puts what came into the outcome it belongs to and acknowledges it. Tells which command is over.
+    /// Adds what came to its outcome and acknowledges it. Returns the command that ended, if one did.
     pub fn take(&mut self, event: Event, outcomes: &mut BTreeMap<Handle, Outcome>) -> Option<Handle> {
         match event {
             Event::Data { handle, stream, offset, bytes } => {
@@ -434,7 +434,7 @@ impl Client {
         }
     }
 
-    /// Takes the next thing.
+    /// Handles the next item.
     pub fn take_next(&mut self, outcomes: &mut BTreeMap<Handle, Outcome>) -> Option<Handle> {
         let event = self.next();
         self.take(event, outcomes)
@@ -447,7 +447,7 @@ impl Client {
     }
 }
 
-/// What came of a command.
+/// The outcome of a command.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub struct Outcome {
     pub pid: Option<u32>,
@@ -504,7 +504,7 @@ pub fn argv(handle: u32, arguments: &[&str]) -> Start {
     Start { program, ..shell(handle, "") }
 }
 
-/// Small and good enough to choose offsets: xorshift.
+/// Good enough to choose offsets: xorshift.
 pub struct Random(pub u64);
 
 impl Random {

@@ -38,7 +38,7 @@ fn a_terminal_echoes_is_resized_and_ends() {
         client.send_stdin(1, 0, b"hello\n");
         until_shown(&mut client, &mut outcomes, 1, "hello\r\ngot hello\r\n30 100\r\nwaiting\r\n");
         client.send(&ToInit::Resize { handle: Handle(1), size: TerminalSize { rows: 50, columns: 132 } });
-        // In the middle of a line: the end must come all the same.
+        // In the middle of a line: the end must come nevertheless.
         client.send_stdin(1, 6, b"rest");
         client.send(&ToInit::StdinEnd { handle: Handle(1), offset: 10 });
         let outcome = until_over(&mut client, &mut outcomes);
@@ -109,7 +109,7 @@ fn a_background_child_on_a_terminal_does_not_delay_the_result() {
     let mut client = guest.connect();
     let outcome = client.run(in_terminal(1, "(trap '' HUP; sleep 1000) & echo hi"));
     outcome.assert_printed("hi\r\n");
-    // A resize, input or signal for what is over is of no consequence.
+    // A resize, input or signal for an ended command has no effect.
     client.send(&ToInit::Resize { handle: Handle(1), size: SIZE });
     client.send_stdin(1, 0, b"x");
     assert!(client.sync().is_empty());
@@ -118,7 +118,7 @@ fn a_background_child_on_a_terminal_does_not_delay_the_result() {
 #[test]
 fn a_terminal_belongs_to_its_user() {
     if !crate::support::is_root() {
-        println!("skipped: only root can become somebody else");
+        println!("skipped: only root can become another user");
         return;
     }
     let guest = Guest::start(Mode::Walk);

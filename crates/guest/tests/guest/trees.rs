@@ -1,4 +1,4 @@
-//! Ending commands: whole trees, nothing but the tree, and what is left behind.
+//! Ending commands: whole trees, nothing but the tree, and leftovers.
 
 use std::time::{Duration, Instant};
 
@@ -9,7 +9,8 @@ use crate::support::{Client, Event, Guest, Mode, argv, in_both_modes, is_root, s
 const SIGUSR1: i32 = 10;
 const SIGTERM: i32 = 15;
 
-/// A tree that does all it can to get away: a new session, a double fork, ears closed. All of it holds descriptor 7.
+/// A tree that does all it can to escape: a new session, a double fork, ignored signals. All of it holds descriptor
+/// 7.
 fn escape_artist(held: &str) -> String {
     format!(
         "exec 7>{held}
@@ -22,7 +23,7 @@ fn escape_artist(held: &str) -> String {
     )
 }
 
-/// Waits for the first line, so that the whole tree is there.
+/// Waits for the first line, so that the whole tree exists.
 fn until_ready(client: &mut Client, start: Start) {
     let handle = start.handle;
     client.start(start);
@@ -32,7 +33,7 @@ fn until_ready(client: &mut Client, start: Start) {
     client.send(&ToInit::Ack { handle, stream, offset: 6 });
 }
 
-/// The next command to end, whatever it still had to say.
+/// The next command to end; its remaining output is ignored.
 fn end_of(client: &mut Client) -> (Handle, wire::guest::End) {
     loop {
         match client.next() {
@@ -60,7 +61,7 @@ fn a_timeout_takes_the_whole_tree_and_leaves_the_neighbour_alone() {
         until_ready(&mut client, start);
         let (handle, end) = end_of(&mut client);
         assert_eq!(handle, Handle(2));
-        // It ignores SIGTERM, so it was the grace that ended it.
+        // It ignores SIGTERM, so the end of the grace killed it.
         assert_eq!((end.status, end.cause), (ExitStatus::Signal(9), EndCause::Timeout));
         assert!(began.elapsed() >= Duration::from_millis(500), "neither came early: {:?}", began.elapsed());
         tree.until_released();
@@ -81,7 +82,7 @@ fn a_main_process_that_goes_when_asked_takes_its_stubborn_children_with_it() {
         let mut client = guest.connect();
         let fifo = guest.fifo("children");
         let held = fifo.path.display();
-        // A grace that no test would wait for: the children must go with the main process.
+        // A grace that no test would wait for: the children must end with the main process.
         let script =
             format!("exec 7>{held}; (trap '' TERM; sleep 1000) & trap 'exit 7' TERM; echo ready; wait");
         let start = Start { timeout_ms: Some(100), grace_ms: 1_000_000, ..shell(1, &script) };
@@ -99,7 +100,7 @@ fn silence_ends_a_command_and_output_keeps_it_alive() {
     let mut client = guest.connect();
     let quiet = |handle, script: &str| Start { idle_timeout_ms: Some(400), ..shell(handle, script) };
     client.start(quiet(1, "while :; do sleep 1000; done"));
-    // Talks for three times as long as it may be silent.
+    // Writes for three times as long as it may be silent.
     client.start(quiet(2, "for i in 1 2 3 4 5 6 7 8 9 10 11 12; do echo $i; sleep 0.1; done"));
     let outcomes = client.finish_all(&[1, 2]);
     assert_eq!(outcomes[&Handle(1)].cause(), EndCause::IdleTimeout);
@@ -114,7 +115,7 @@ fn a_command_that_waits_for_the_daemon_is_not_silent() {
     let mut client = guest.connect();
     let flood = argv(1, &["head", "-c", "3000000", "/dev/zero"]);
     client.start(Start { idle_timeout_ms: Some(50), ..flood });
-    // The window is full, the daemon looks elsewhere, for many times the idle timeout.
+    // The window is full and the daemon reads nothing, for many times the idle timeout.
     for handle in 2..40 {
         client.start(shell(handle, "sleep 0.02"));
         assert_eq!(end_of(&mut client).0, Handle(handle));
@@ -134,7 +135,7 @@ fn signals_reach_the_process_group() {
         client.send(&ToInit::Signal { handle: Handle(1), signal: SIGUSR1 });
         let (_, end) = end_of(&mut client);
         assert_eq!((end.status, end.cause), (ExitStatus::Code(12), EndCause::Itself));
-        // Sent in one breath with the start, before the program runs: it is delivered when it does.
+        // Sent together with the start, before the program runs: the signal is delivered when it does.
         client.start(argv(2, &["sleep", "1000"]));
         client.send(&ToInit::Signal { handle: Handle(2), signal: SIGTERM });
         let (_, end) = end_of(&mut client);
@@ -151,7 +152,7 @@ fn nothing_inside_can_end_init() {
     in_both_modes(|guest| {
         let mut client = guest.connect();
         client.run(shell(1, "for s in $(seq 1 64); do kill -$s 1; done; exit 0")).assert_printed("");
-        // Everything that the guest can see dies, its own shell included.
+        // Everything that the guest can see dies, including its own shell.
         let outcome = client.run(shell(2, "kill -9 -1; exit 3"));
         assert!(matches!(outcome.status(), ExitStatus::Signal(9) | ExitStatus::Code(3)), "{outcome:?}");
         client.run(shell(3, "kill -STOP -1; kill -STOP 1; exit 0")).assert_printed("");
@@ -182,20 +183,20 @@ fn groups_are_removed_when_the_last_process_is_gone() {
         client.run(argv(handle, &["true"])).assert_printed("");
     }
     client.run(argv(21, &["no-such-program"]));
-    // The group of the command that is likely to come next is made ahead.
+    // The cgroup of the next command is created ahead.
     until_groups_are(&["c22"], &guest, &mut client);
     let fifo = guest.fifo("leftover");
     client
         .run(shell(30, &format!("exec 7>{}; sleep 1000 & echo hi", fifo.path.display())))
         .assert_printed("hi\n");
-    // A process left behind keeps its group; what was made ahead for another command is gone.
+    // A leftover process keeps its cgroup; the one created ahead for another command is gone.
     until_groups_are(&["c30", "c31"], &guest, &mut client);
     client.send(&ToInit::Kill { handle: Handle(30) });
     fifo.until_released();
     until_groups_are(&["c31"], &guest, &mut client);
 }
 
-/// A group goes when its last process was reaped, which may be a moment after its result.
+/// A cgroup is removed when its last process was reaped, which may be a moment after its result.
 fn until_groups_are(expected: &[&str], guest: &Guest, client: &mut Client) {
     let deadline = Instant::now() + crate::support::PATIENCE;
     while guest.command_groups() != expected {
@@ -218,7 +219,7 @@ fn time_that_was_frozen_does_not_count() {
     while !matches!(client.next(), Event::Data { .. }) {}
     let freeze = guest.group_path().join("cgroup.freeze");
     std::fs::write(&freeze, "1").expect("ours");
-    // The condition waited for is the passing of time itself: longer than the timeout, as the kernel's clock counts.
+    // This waits for time itself to pass: longer than the timeout, by the kernel's clock.
     let began = Instant::now();
     while began.elapsed() < Duration::from_millis(3_500) {
         std::thread::park_timeout(Duration::from_millis(100));

@@ -1,9 +1,9 @@
-//! What a sandbox has written becomes a layer.
+//! Turns what a sandbox has written into a layer.
 //!
-//! The tree is the guest's work and is not believed: no link of it is followed, and what is read is what was opened. It is looked at
-//! twice, as it lies on disk and through an overlay over the layers below. The first says which names were touched, the second what
-//! they are now; whatever overlayfs has noted for itself, in attributes that only the host's root may read, shows in the second. A
-//! name below that does not show there was hidden, by whichever means, and becomes a whiteout.
+//! The guest controls the tree: no link in it is followed, and only opened files are read. The tree is read twice,
+//! directly on disk and through an overlay over the layers below. The first view shows which names were touched, the
+//! second what they are now, including the effect of overlayfs's own attributes, which only the host's root may read.
+//! A name below that is missing in the second view was hidden, by whatever means, and becomes a whiteout.
 
 use std::collections::HashMap;
 use std::ffi::{CStr, CString};
@@ -23,15 +23,16 @@ use super::unpack::{
 };
 use crate::blobs::FREE_MIN;
 
-/// Files with several names that are remembered, so that they stay one. Of more, each name becomes a file.
+/// Most files with several names that are remembered, so that they stay one file. Beyond that, each name becomes a
+/// file.
 const LINKED_MAX: usize = 262_144;
-/// After so many bytes it is looked again whether the disk has room for more.
+/// After this many bytes, check again whether the disk has room.
 const ROOM_STEP: u64 = 64 << 20;
 
-/// Views of what a sandbox has written in one part of its tree.
+/// Views of one part of the tree that a sandbox has written.
 #[derive(Debug)]
 pub struct Written<'a> {
-    /// Where the part is; `""` is the root. It comes before the others.
+    /// Path of the part; `""` is the root, which comes first.
     pub at: &'a str,
     /// The writable layer alone.
     pub upper: OwnedFd,
@@ -41,7 +42,7 @@ pub struct Written<'a> {
     pub below: Option<OwnedFd>,
 }
 
-/// Makes a layer in the empty directory `top` of what was written.
+/// Creates a layer in the empty directory `top` from what was written.
 pub fn capture(
     written: Vec<Written<'_>>,
     top: BorrowedFd<'_>,
@@ -60,7 +61,7 @@ pub fn capture(
         };
         let top = inner.as_ref().map_or(top, AsFd::as_fd);
         let layer = Layer::new(top, below.as_ref().map(AsFd::as_fd), limits)?;
-        // What other parts cover cannot be seen here.
+        // What other parts cover is not visible here.
         let covered = if at.is_empty() { others.as_slice() } else { &[] };
         let mut capture = Capture { layer, linked: HashMap::new(), limits, covered };
         let root = capture.layer.place(Vec::new())?;
@@ -82,7 +83,7 @@ struct Views {
 
 struct Capture<'a> {
     layer: Layer<'a>,
-    /// Where files are that have more names, by device and inode.
+    /// Paths of files with several names, by device and inode.
     linked: HashMap<(u64, u64), (Vec<u8>, CString)>,
     limits: &'a Limits,
     /// Names in the root that belong to other parts.
@@ -101,7 +102,7 @@ impl Capture<'_> {
             }
             match statat(&views.merged, &name, AtFlags::SYMLINK_NOFOLLOW) {
                 Ok(stat) => self.entry(views, place, &name, &stat, depth)?,
-                // It is a whiteout, and is found from below.
+                // It is a whiteout, which is found from below.
                 Err(Errno::NOENT) => {}
                 Err(errno) => return Err(failed(errno)),
             }
@@ -153,7 +154,7 @@ impl Capture<'_> {
                 let (uid, gid) = (Uid::from_raw(stat.st_uid), Gid::from_raw(stat.st_gid));
                 chownat(&place.top, name, Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW)
                     .map_err(failed("give away"))?;
-                // A time that the file system cannot keep is no reason to refuse the rest.
+                // A time that the file system cannot store is no reason to fail.
                 let _ = utimensat(&place.top, name, &times(stat.st_mtime), AtFlags::SYMLINK_NOFOLLOW);
                 Ok(())
             }
@@ -166,7 +167,7 @@ impl Capture<'_> {
                 rustix::fs::chmodat(&place.top, name, mode, AtFlags::empty())
                     .map_err(failed("set the mode of"))
             }
-            // Sockets mean nothing without who listened, and devices are no sandbox's.
+            // A socket is useless without its listener, and a sandbox must not have devices.
             _ => {
                 self.layer.facts.devices_skipped += 1;
                 Ok(())
@@ -180,7 +181,7 @@ impl Capture<'_> {
             let path = path.clone();
             move |errno| kernel(doing, &path, errno)
         };
-        // As it lies on disk: through an overlay, names of one file may look like several.
+        // From the view on disk: through an overlay, names of one file may look like several.
         let own = statat(&views.upper, name, AtFlags::SYMLINK_NOFOLLOW).map_err(failed("look at"))?;
         let identity = (own.st_dev, own.st_ino);
         if own.st_nlink > 1

@@ -1,5 +1,5 @@
-//! Streams that are compressed in one of the ways that images know. What a stream says of itself counts, not what a manifest
-//! calls it: registries are full of layers under the wrong name.
+//! Streams in any compression that images use. The stream's first bytes decide, not the media type in the manifest:
+//! registries contain many layers with a wrong type.
 
 use std::io::{self, BufRead, Read};
 
@@ -11,15 +11,15 @@ use wire::launch::LayerFault;
 /// How a stream is compressed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Compression {
-    /// Not at all.
+    /// None.
     None,
-    /// As gzip does, in one piece or many.
+    /// gzip, in one member or many.
     Gzip,
-    /// As zstd does, in one frame or many.
+    /// zstd, in one frame or many.
     Zstd,
 }
 
-/// How the streams begin that are known and not taken.
+/// First bytes of formats that are recognised and rejected.
 const REFUSED: [(&[u8], &str); 3] = [
     (b"\xfd7zXZ\0", "xz compression"),
     (b"BZh", "bzip2 compression"),
@@ -27,12 +27,12 @@ const REFUSED: [(&[u8], &str); 3] = [
 ];
 
 impl Compression {
-    /// Of a stream that begins so.
+    /// The compression of a stream with these first bytes.
     pub fn of(beginning: &[u8]) -> Result<Self, LayerFault> {
         if let Some((_, what)) = REFUSED.iter().find(|(magic, _)| beginning.starts_with(magic)) {
             return Err(LayerFault::Unsupported { what: (*what).into() });
         }
-        // Frames that are to be skipped may come first.
+        // Skippable frames may come first.
         let skippable = matches!(beginning, [0x50..=0x5f, 0x2a, 0x4d, 0x18, ..]);
         Ok(if beginning.starts_with(&[0x1f, 0x8b]) {
             Self::Gzip
@@ -44,10 +44,10 @@ impl Compression {
     }
 }
 
-/// What is in a stream, decompressed where it is compressed.
+/// The decompressed stream.
 pub fn decompressed<'a>(mut from: impl BufRead + 'a) -> Result<Box<dyn Read + 'a>, LayerFault> {
     let read = |error: io::Error| LayerFault::Damaged { why: error.to_string() };
-    // The buffers of our callers hold far more than the longest beginning.
+    // Callers' buffers hold far more than the longest prefix.
     let beginning = from.fill_buf().map_err(read)?;
     Ok(match Compression::of(beginning)? {
         Compression::None => Box::new(from),
@@ -64,7 +64,7 @@ struct Zstd<R> {
 }
 
 impl<R: BufRead> Zstd<R> {
-    /// Begins the next frame. `false`: there is none.
+    /// Starts the next frame. `false`: there is none.
     fn next_frame(&mut self) -> io::Result<bool> {
         while !self.from.fill_buf()?.is_empty() {
             match self.decoder.reset(&mut self.from) {
@@ -101,7 +101,7 @@ impl<R: BufRead> Read for Zstd<R> {
             if length > 0 || into.is_empty() {
                 return Ok(length);
             }
-            self.inside = false; // An end of this frame, and perhaps not of the stream.
+            self.inside = false; // The end of this frame, and perhaps not of the stream.
         }
     }
 }

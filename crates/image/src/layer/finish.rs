@@ -1,8 +1,7 @@
-//! The uppermost layer of every image: what a sandbox needs and an image may lack.
+//! The uppermost layer of every image: what a sandbox needs and an image may not have.
 //!
-//! Made once per image, so that no create pays for it. Places to mount on must be directories and nothing else; what tells of
-//! names and addresses is the sandbox's own business, as it is everywhere that images run; the rest is made only where
-//! it is missing.
+//! Made once per image, so that no create pays for it. Mount points must be directories; files about names and
+//! addresses belong to the sandbox, as in other container runtimes; the rest is created only if missing.
 
 use std::ffi::{CStr, CString};
 use std::os::fd::BorrowedFd;
@@ -15,24 +14,24 @@ use wire::launch::{Finish, LayerFacts, LayerFault};
 use super::unpack::{Below, Layer, Limits, kernel, names, new_file};
 use crate::hash::digest_of;
 
-/// Counts up when the lists below change, so that images are finished anew.
+/// Increases when the lists below change, so that images are finished again.
 const VERSION: u32 = 2;
 
-/// Mounted on, so each is a directory, whatever the image has.
+/// Mount points: each becomes a directory, whatever the image has.
 const PLACES: [(&str, u32); 3] = [("dev", 0o755), ("proc", 0o555), ("sys", 0o555)];
-/// Made where they are missing.
+/// Created if missing.
 const DIRECTORIES: [(&str, u32); 5] =
     [("etc", 0o755), ("tmp", 0o1777), ("run", 0o755), ("root", 0o700), (WORKSPACE, 0o755)];
-/// Where commands run that nobody gave a place.
+/// Where commands run by default.
 const WORKSPACE: &str = "workspace";
-/// The sandbox's own. Images have other people's in them, or none.
+/// The sandbox's own files. Images contain those of another machine, or none.
 const FILES: [(&str, &str); 3] = [
     ("etc/hosts", "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n"),
     ("etc/hostname", "sandbox\n"),
     ("etc/resolv.conf", "# This sandbox has no way out to any network.\n"),
 ];
 
-/// What the finishing layer over `below` is called.
+/// Name of the finishing layer over `below`.
 pub fn finish_digest(below: Option<Digest>, wanted: &Finish) -> Digest {
     let below = below.map(|below| below.to_string()).unwrap_or_default();
     let Finish { open_workspace, working_directory } = wanted;
@@ -69,7 +68,7 @@ pub fn finish(top: BorrowedFd<'_>, below: Below<'_>, wanted: &Finish) -> Result<
     for (path, text) in FILES {
         let mut names = names(path.as_bytes())?;
         let name = names.pop().expect("our own paths have a name");
-        // An image whose `/etc` is no directory has no use for these.
+        // An image whose `/etc` is not a directory cannot use these.
         let place = match layer.place(names) {
             Ok(place) => place,
             Err(LayerFault::Name { .. }) => continue,
@@ -82,7 +81,7 @@ pub fn finish(top: BorrowedFd<'_>, below: Below<'_>, wanted: &Finish) -> Result<
         fchmod(&file, Mode::from_raw_mode(0o644)).map_err(failed("set the mode of"))?;
     }
     if let Some(path) = &wanted.working_directory {
-        // One that cannot be made, because something else is there, is told when a command runs in it.
+        // If it cannot be created because something else is there, the error shows when a command runs in it.
         match names(path.as_bytes()).and_then(|names| layer.place(names)) {
             Ok(_) | Err(LayerFault::Name { .. }) => {}
             Err(fault) => return Err(fault),

@@ -1,12 +1,12 @@
-//! How the bytes of a layer become files.
+//! Turns the bytes of a layer into files.
 //!
-//! This runs in a process of its own that the launcher makes for one layer: in namespaces, as nobody in particular, with the new
-//! layer as the only place it can write to and the layers below as the only ones it can read. Even so nothing of the
-//! stream is believed: see `unpack` for what happens to names, links, owners and devices.
+//! This runs in a process of its own that the launcher makes for one layer: in namespaces, without privileges, with
+//! the new layer as the only directory it can write to and the layers below as the only ones it can read. Even so,
+//! nothing in the stream is trusted: see `unpack` for what happens to names, links, owners and devices.
 //!
-//! Layers are unpacked one above the other, and a layer is called after its contents *and* what lies below. Only so can a
-//! directory that an archive merely implies look like the one below it, a link on the way lead where it leads in the whole
-//! image, and a hard link name a file of an older layer; archives in the wild do all three.
+//! Layers are unpacked one above the other, and a layer's name depends on its contents *and* on what is below. Only
+//! then can a directory without an entry look like the one below it, a link lead where it leads in the whole image,
+//! and a hard link refer to a file of an older layer; real archives do all three.
 
 mod capture;
 mod compression;
@@ -26,14 +26,14 @@ pub use unpack::{Below, Limits};
 
 use crate::hash::Hashing;
 
-/// A layer may be so many times larger than its compressed form, beyond [`RATIO_FREE`]. Programs shrink to a third, logs to a
-/// twentieth; what shrinks to a hundredth over gigabytes is made to do harm.
+/// Largest ratio of a layer to its compressed form, beyond [`RATIO_FREE`]. Programs shrink to a third, logs to a
+/// twentieth; gigabytes that shrink to a hundredth are an attack.
 pub const RATIO_MAX: u64 = 100;
-/// Sizes at which a ratio says nothing: a file of zeroes is no bomb.
+/// Below this size a ratio means nothing: a file of zeroes is no bomb.
 pub const RATIO_FREE: u64 = 8 << 30;
-/// Headers of one stream. Two or three are in front of each entry in the worst case.
+/// Most headers in one stream. In the worst case, two or three precede each entry.
 const HEADERS_MAX: u64 = 8_000_000;
-/// What is read of the blob at once.
+/// Size of the read buffer.
 const BLOB_BUFFER: usize = 256 * 1024;
 
 /// Unpacks a blob into the empty directory `top`, over the files of `below`.
@@ -59,7 +59,7 @@ pub fn unpack(
     Ok(facts)
 }
 
-/// Gives an error in the place of a byte too many.
+/// Returns an error instead of a byte beyond the limit.
 struct Bounded<R> {
     from: R,
     left: u64,
@@ -68,7 +68,7 @@ struct Bounded<R> {
 
 impl<R: Read> Read for Bounded<R> {
     fn read(&mut self, into: &mut [u8]) -> std::io::Result<usize> {
-        // One more than allowed may be asked for, so that the end of a stream of just that length is seen.
+        // One byte more than allowed may be requested, so that the end of a stream of exactly that length is seen.
         let most = usize::try_from(self.left.saturating_add(1)).unwrap_or(usize::MAX).min(into.len());
         let length = self.from.read(&mut into[..most])?;
         match self.left.checked_sub(length as u64) {

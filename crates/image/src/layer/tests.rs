@@ -1,4 +1,4 @@
-//! Layers made by hand, kind and unkind, over a directory that stands for the layers below.
+//! Layers made by hand, valid and hostile, over a directory in the role of the layers below.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -13,7 +13,7 @@ use wire::launch::{Finish, LayerFacts, LayerFault};
 use super::{Limits, finish, unpack};
 use crate::hash::digest_of;
 
-/// A tar stream in the making.
+/// A tar stream under construction.
 #[derive(Default)]
 struct Tar(Vec<u8>);
 
@@ -93,7 +93,7 @@ impl Tar {
     }
 }
 
-/// The ids of this process, so that tests need no right to give files away.
+/// The ids of this process, so that tests need no privilege to change owners.
 fn own_ids() -> (u64, u64) {
     let own = fs::metadata("/proc/self").expect("a process has a directory");
     (own.uid().into(), own.gid().into())
@@ -104,7 +104,7 @@ struct Ground {
 }
 
 impl Ground {
-    /// An empty layer over whatever `build` makes.
+    /// An empty layer over what `build` creates.
     fn over(build: impl FnOnce(&Path)) -> Self {
         let dir = tempfile::tempdir().expect("a temporary directory");
         for name in ["top", "below", "outside"] {
@@ -137,7 +137,7 @@ impl Ground {
         fault
     }
 
-    /// All that the layer holds: directories by mode, files by contents, links by target, whiteouts.
+    /// Everything in the layer: directories by mode, files by contents, links by target, whiteouts.
     fn tree(&self) -> BTreeMap<String, String> {
         let mut tree = BTreeMap::new();
         walk(&self.dir.path().join("top"), "", &mut tree);
@@ -256,7 +256,7 @@ fn a_link_to_the_outside_leads_nowhere_outside() {
     let outside = outside.to_str().expect("text");
     let climb = format!("{}{}", "../".repeat(20), outside.trim_start_matches('/'));
     if outside.len() > 99 || climb.len() > 99 {
-        return; // The directory of temporary files is too deep for the short names of this stream.
+        return; // The directory for temporary files is too deep for the short names of this stream.
     }
     let tar = Tar::default()
         .link("a", outside)
@@ -544,7 +544,8 @@ fn finishing_adds_what_is_missing_and_replaces_what_cannot_be_mounted_on() {
     });
     let open = |name: &str| fs::File::open(ground.dir.path().join(name)).expect("it opens");
     let wanted = Finish { open_workspace: true, working_directory: Some("/tmp/../srv/../tmp/app".into()) };
-    finish(open("top").as_fd(), Some(open("below").as_fd()), &wanted).expect("what leads up is left out");
+    finish(open("top").as_fd(), Some(open("below").as_fd()), &wanted)
+        .expect("paths that lead up are left out");
     let again = Ground::over(|below| symlink("/srv", below.join("app")).expect("linked"));
     let open_again = |name: &str| fs::File::open(again.dir.path().join(name)).expect("it opens");
     let wanted = Finish { open_workspace: false, working_directory: Some("/app/deep".into()) };
@@ -552,7 +553,7 @@ fn finishing_adds_what_is_missing_and_replaces_what_cannot_be_mounted_on() {
     assert_eq!(
         again.tree().get("srv/deep").map(String::as_str),
         Some("755"),
-        "links lead where they lead inside"
+        "links are resolved inside the image"
     );
     let tree = ground.tree();
     let names: Vec<(&str, &str)> =
@@ -571,7 +572,7 @@ fn finishing_adds_what_is_missing_and_replaces_what_cannot_be_mounted_on() {
     assert!(tree["etc/hosts"].contains("localhost") && !tree["etc/resolv.conf"].starts_with("->"));
 }
 
-/// Names and kinds from a small stock, so that they meet.
+/// Few names and kinds, so that they collide.
 fn some_entries() -> impl Strategy<Value = Vec<(usize, String, String)>> {
     let part = prop_oneof![
         Just("a"),
@@ -591,7 +592,7 @@ fn some_entries() -> impl Strategy<Value = Vec<(usize, String, String)>> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
-    /// Whatever the entries are: nothing outside of the layer changes, and nothing of the layers below.
+    /// For any entries, nothing outside of the layer changes, and nothing in the layers below.
     #[test]
     fn no_layer_reaches_beyond_itself(entries in some_entries()) {
         let ground = Ground::over(|below| {

@@ -1,14 +1,14 @@
-//! Entries of a layer become files, over the files of the layers below.
+//! Turns the entries of a layer into files, over the files of the layers below.
 //!
-//! - A name is taken relative to the layer's root, whatever it begins with. One with `..` in it is refused.
-//! - Directories on the way are opened one by one. A link among them leads where it would lead in the image, and never beyond
+//! - Names are relative to the layer's root, whatever they begin with. Names with `..` are rejected.
+//! - Parent directories are opened one by one. A link among them leads where it would lead in the image, and never beyond
 //!   its root; the last name of an entry is never followed.
-//! - A directory that nobody named looks like the one below, or is root's with 0755 where there is none.
-//! - What has the name of an entry already is replaced. A directory stays one if the entry is one too.
-//! - A whiteout hides what is below, and nothing of its own layer. An opaque directory hides all that the one below
-//!   holds: by a whiteout for each name of it, so that no attribute is needed that only the host's root may set.
-//! - Devices are left out: sandboxes have their own few. Owners beyond 65,535 do not exist in a sandbox and become `nobody`.
-//! - Of extended attributes those stay that mean something in a sandbox; those of overlayfs itself never do.
+//! - A directory that has no entry looks like the one below, or belongs to root with mode 0755 if there is none.
+//! - An entry replaces an earlier one of the same name. A directory stays if the new entry is a directory too.
+//! - A whiteout hides what is below, and nothing of its own layer. An opaque directory hides everything that the one below
+//!   contains, by a whiteout for each name, since the attribute for that needs the host's root.
+//! - Devices are left out: sandboxes have their own. Owners beyond 65,535 do not exist in a sandbox and become `nobody`.
+//! - Extended attributes that mean something in a sandbox are kept; those of overlayfs itself never are.
 
 use std::collections::{HashMap, VecDeque};
 use std::ffi::{CStr, CString};
@@ -24,7 +24,7 @@ use rustix::fs::{
 use rustix::io::Errno;
 use wire::launch::{LayerFacts, LayerFault};
 
-/// What one layer may take.
+/// Limits of one layer.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
     /// The whole tar stream.
@@ -40,38 +40,39 @@ impl Default for Limits {
     }
 }
 
-/// A path, as the kernel takes it.
+/// Longest path, as the kernel allows.
 const PATH_MAX: usize = 4096;
-/// One name in a path, as file systems take it.
+/// Longest name in a path, as file systems allow.
 const NAME_MAX: usize = 255;
-/// Links on the way to one entry, as the kernel has it.
+/// Most links on the way to one entry, as in the kernel.
 const LINKS_MAX: usize = 40;
-/// What is moved at once, and the smallest hole that is left in a file.
+/// Size of the copy buffer, and of the smallest hole that is left in a file.
 const BUFFER: usize = 64 * 1024;
-/// Directories whose times are set at the end, since their contents change them. Others have the time of unpacking.
+/// Most directories whose times are set at the end, since their contents change them. Others keep the time of
+/// unpacking.
 const TIMES_MAX: usize = 262_144;
-/// Ids in a sandbox.
+/// Number of ids in a sandbox.
 const IDS: u64 = 65_536;
-/// Who owns what nobody in a sandbox can own.
+/// Owner of files whose owner id does not exist in a sandbox.
 const NOBODY: u32 = 65_534;
-/// Attributes of one file that are looked at when it is copied from below.
+/// Longest list of attributes that is read when a file is copied from below.
 const ATTRIBUTE_NAMES_MAX: usize = 64 * 1024;
 
-/// How the name of a whiteout begins.
+/// Prefix of a whiteout's name.
 const WHITEOUT: &[u8] = b".wh.";
-/// What makes its directory opaque.
+/// Name of the entry that makes its directory opaque.
 const OPAQUE: &[u8] = b".wh..wh..opq";
-/// How the names begin that one union file system of old kept for itself.
+/// Prefix of names that an old union file system reserved for itself.
 const UNION_PRIVATE: &[u8] = b".wh..wh.";
 
 pub(super) const DIRECTORY: OFlags =
     OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 const LOOK: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
-/// What the layers below show, all together, if there are any. It is only read.
+/// The merged view of the layers below, if there are any. It is only read.
 pub type Below<'a> = Option<BorrowedFd<'a>>;
 
-/// Makes files of all entries.
+/// Unpacks all entries.
 pub(super) fn unpack<R: Read>(
     entries: &mut Entries<R>,
     top: BorrowedFd<'_>,
@@ -85,21 +86,21 @@ pub(super) fn unpack<R: Read>(
     layer.finish()
 }
 
-/// A layer in the making.
+/// A layer under construction.
 pub(super) struct Layer<'a> {
     root: Place,
     limits: &'a Limits,
-    /// The directory of the last entry, by the names that led there: mostly, the next one is in it too.
+    /// The directory of the last entry, with its names: usually the next entry is in it too.
     last: Option<(Vec<CString>, Place)>,
-    /// Directories that hide what is below, by inode, with where they are.
+    /// Opaque directories by inode, with their paths.
     opaque: HashMap<u64, Vec<u8>>,
-    /// Directories and the times they get at the end.
+    /// Directories and the times that they get at the end.
     times: Vec<(Vec<u8>, i64)>,
     pub buffer: Vec<u8>,
     pub facts: LayerFacts,
 }
 
-/// A directory of the layer, and the one that it lies over.
+/// A directory of the layer, and the one below it.
 #[derive(Debug)]
 pub(super) struct Place {
     pub top: OwnedFd,
@@ -139,7 +140,7 @@ enum Seen {
     Other,
 }
 
-/// What becomes of directories that do not exist.
+/// What to do about missing directories.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Missing {
     Make,
@@ -165,7 +166,7 @@ impl<'a> Layer<'a> {
 
     fn entry<R: Read>(&mut self, entry: &Entry, contents: &mut Entries<R>) -> Result<(), LayerFault> {
         let mut names = names(&entry.path)?;
-        // The root itself is the sandbox's own.
+        // The root itself belongs to the sandbox.
         let Some(name) = names.pop() else { return Ok(()) };
         self.count()?;
         if name.to_bytes().starts_with(WHITEOUT) {
@@ -196,7 +197,7 @@ impl<'a> Layer<'a> {
                 chownat(&place.top, &name, Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW)
                     .map_err(failed("give away"))?;
                 let times = times(entry.modified);
-                // A time that the file system cannot keep is no reason to refuse the rest.
+                // A time that the file system cannot store is no reason to fail.
                 let _ = utimensat(&place.top, &name, &times, AtFlags::SYMLINK_NOFOLLOW);
                 self.facts.attributes_dropped += entry.attributes.len() as u64;
             }
@@ -213,7 +214,7 @@ impl<'a> Layer<'a> {
         Ok(())
     }
 
-    /// One more of whatever takes an inode.
+    /// Counts an inode.
     pub fn count(&mut self) -> Result<(), LayerFault> {
         self.facts.entries += 1;
         match self.facts.entries > self.limits.entries_max {
@@ -222,14 +223,14 @@ impl<'a> Layer<'a> {
         }
     }
 
-    /// Its uppermost directory.
+    /// Its root.
     pub fn root(&self) -> &OwnedFd {
         &self.root.top
     }
 
     // Ways.
 
-    /// The directory that entries with these names in front are in.
+    /// The directory of entries with these parent names.
     pub fn place(&mut self, names: Vec<CString>) -> Result<Place, LayerFault> {
         let failed = |errno| kernel("open", b"/", errno);
         if let Some((known, place)) = &self.last
@@ -252,7 +253,7 @@ impl<'a> Layer<'a> {
         let mut links = 0;
         while let Some(name) = names.pop_front() {
             if name.to_bytes() == b".." {
-                // Only links lead up. At the root, up is the root.
+                // Only links lead up. Above the root is the root.
                 if way.len() > 1 {
                     way.pop();
                 }
@@ -279,7 +280,7 @@ impl<'a> Layer<'a> {
                     }
                     for part in target.split(|byte| *byte == b'/').rev() {
                         if !matches!(part, b"" | b".") {
-                            // The kernel gives the target of a link without a NUL.
+                            // The kernel returns the target of a link without a NUL.
                             let part = CString::new(part).map_err(|_| refused(&path, "it leads nowhere"))?;
                             names.push_front(part);
                         }
@@ -325,7 +326,7 @@ impl<'a> Layer<'a> {
         }
     }
 
-    /// The directory that a directory of this layer lies over, unless it hides it.
+    /// The directory below a directory of this layer, unless it is hidden.
     fn over(&self, here: &Place, name: &CStr, top: &OwnedFd) -> Result<Option<OwnedFd>, LayerFault> {
         let Some(below) = &here.below else { return Ok(None) };
         let failed = |errno| kernel("open", &here.join(name), errno);
@@ -335,7 +336,7 @@ impl<'a> Layer<'a> {
         directory_in(below.as_fd(), name).map_err(failed)
     }
 
-    /// Makes a directory that looks like the one below.
+    /// Creates a directory that looks like the one below.
     fn raise(&mut self, here: &Place, name: &CStr, below: OwnedFd) -> Result<Place, LayerFault> {
         let path = here.join(name);
         let failed = |doing: &'static str| {
@@ -345,7 +346,7 @@ impl<'a> Layer<'a> {
         self.count()?;
         mkdirat(&here.top, name, Mode::RWXU).map_err(failed("create"))?;
         let top = openat(&here.top, name, DIRECTORY, Mode::empty()).map_err(failed("open"))?;
-        // What was looked at was opened for looking alone.
+        // The descriptor was opened with O_PATH.
         let below = openat(&below, c".", DIRECTORY, Mode::empty()).map_err(failed("open"))?;
         let stat = fstat(&below).map_err(failed("look at"))?;
         self.look_alike(&top, &below, &stat, &path)?;
@@ -355,7 +356,7 @@ impl<'a> Layer<'a> {
 
     // Things.
 
-    /// A directory under this name, made where there is none.
+    /// The directory of this name, created if missing.
     pub fn make_directory(&mut self, place: &Place, name: &CStr) -> Result<OwnedFd, LayerFault> {
         let path = place.join(name);
         let failed = |doing: &'static str| {
@@ -371,7 +372,7 @@ impl<'a> Layer<'a> {
                     unlinkat(&place.top, name, AtFlags::empty()).map_err(failed("replace"))?;
                     mkdirat(&place.top, name, Mode::RWXU).map_err(failed("create"))?;
                 }
-                // Whatever was there, a whiteout or a file, had hidden a directory below.
+                // The previous entry, a whiteout or a file, had hidden a directory below.
                 there != FileType::Directory
             }
             Err(errno) => return Err(failed("create")(errno)),
@@ -387,12 +388,12 @@ impl<'a> Layer<'a> {
         if self.root.below.is_some() {
             let stat = fstat(top).map_err(|errno| kernel("look at", &path, errno))?;
             self.opaque.insert(stat.st_ino, path);
-            self.last = None; // It may remember what is below.
+            self.last = None; // It may refer to what is below.
         }
         Ok(())
     }
 
-    /// Makes room for something that is not a directory.
+    /// Removes what is in the way of something that is not a directory.
     pub fn clear(&mut self, place: &Place, name: &CStr) -> Result<(), LayerFault> {
         let failed = |errno| kernel("replace", &place.join(name), errno);
         match unlinkat(&place.top, name, AtFlags::empty()) {
@@ -424,10 +425,10 @@ impl<'a> Layer<'a> {
         }
         let hidden = &name.to_bytes()[WHITEOUT.len()..];
         if matches!(hidden, b"" | b"." | b"..") {
-            return Err(refused(&entry.path, "it hides nothing that has a name"));
+            return Err(refused(&entry.path, "its whiteout names nothing"));
         }
         let hidden = CString::new(hidden).map_err(|_| refused(&entry.path, "it contains a NUL byte"))?;
-        // A whiteout in a directory that exists nowhere hides nothing, and makes none.
+        // A whiteout in a missing directory hides nothing, and creates none.
         let place = match self.walk(&names, Missing::Refuse) {
             Ok(place) => place,
             Err(LayerFault::Name { .. }) => return Ok(()),
@@ -452,16 +453,16 @@ impl<'a> Layer<'a> {
         let failed = |doing: &'static str| move |errno| kernel(doing, &entry.path, errno);
         let mut target = names(&entry.link)?;
         let Some(target_name) = target.pop() else {
-            return Err(refused(&entry.link, "a hard link leads to a file only"));
+            return Err(refused(&entry.link, "the target of a hard link must be a file"));
         };
         let from = self.walk(&target, Missing::Refuse)?;
         match self.look(&from, &target_name)? {
             Seen::Other | Seen::Link(_) => {}
             Seen::Directory(_) | Seen::DirectoryBelow(_) => {
-                return Err(refused(&entry.link, "a hard link leads to a file only"));
+                return Err(refused(&entry.link, "the target of a hard link must be a file"));
             }
             Seen::Nothing | Seen::Whiteout => {
-                return Err(refused(&entry.link, "a hard link leads to it, and it does not exist"));
+                return Err(refused(&entry.link, "it is the target of a hard link and does not exist"));
             }
         }
         let own = match statat(&from.top, &target_name, AtFlags::SYMLINK_NOFOLLOW) {
@@ -499,7 +500,7 @@ impl<'a> Layer<'a> {
                 return chownat(&place.top, name, Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW)
                     .map_err(failed("give away"));
             }
-            _ => return Err(refused(&path, "a hard link leads to a file only")),
+            _ => return Err(refused(&path, "the target of a hard link must be a file")),
         }
         let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let from = openat(below, name, flags, Mode::empty()).map_err(failed("open"))?;
@@ -521,7 +522,8 @@ impl<'a> Layer<'a> {
         Ok(())
     }
 
-    /// Writes what an entry holds. Zeroes become holes: a disk image or a bomb takes no more room than it must.
+    /// Writes the content of an entry. Zeroes become holes, so that a disk image or a bomb takes no more room than
+    /// necessary.
     fn fill<R: Read>(
         &mut self,
         file: &OwnedFd,
@@ -548,8 +550,7 @@ impl<'a> Layer<'a> {
         ftruncate(file, at).map_err(failed)
     }
 
-    /// Owner, permissions, attributes and time, in the order in which one does not undo the other: a change of owner takes
-    /// setuid and capabilities away.
+    /// Owner, permissions, attributes and time, in this order: a change of owner clears setuid and capabilities.
     fn dress(&mut self, file: &OwnedFd, entry: &Entry) -> Result<(), LayerFault> {
         let failed = |doing: &'static str| move |errno| kernel(doing, &entry.path, errno);
         let (uid, gid) = self.owner(entry);
@@ -560,10 +561,11 @@ impl<'a> Layer<'a> {
                 .ok()
                 .filter(|name| is_kept(name.to_bytes()))
                 .is_some_and(|name| fsetxattr(file, name, value, XattrFlags::empty()).is_ok());
-            // Not every file system takes every attribute, and hardly any program misses one; it is counted, and shown.
+            // Not every file system supports every attribute, and few programs need one; the loss is counted and
+            // shown.
             self.facts.attributes_dropped += u64::from(!set);
         }
-        let _ = futimens(file, &times(entry.modified)); // A time that cannot be kept is no reason to refuse the rest.
+        let _ = futimens(file, &times(entry.modified)); // A time that cannot be stored is no reason to fail.
         Ok(())
     }
 
@@ -592,7 +594,7 @@ impl<'a> Layer<'a> {
         };
         let mut value = vec![0; ATTRIBUTE_NAMES_MAX];
         for name in names[..length].split(|byte| *byte == 0).filter(|name| is_kept(name)) {
-            // It was there a moment ago; an attribute that cannot be carried over is as above.
+            // It existed a moment ago; an attribute that cannot be copied is treated as above.
             if let Ok(length) = fgetxattr(below, name, value.as_mut_slice()) {
                 let _ = fsetxattr(own, name, &value[..length], XattrFlags::empty());
             }
@@ -608,7 +610,7 @@ impl<'a> Layer<'a> {
 
     // The end.
 
-    /// Hides what opaque directories hide and sets the times of directories, now that nothing is added any more.
+    /// Hides what opaque directories hide, and sets the times of directories, now that nothing is added any more.
     pub fn finish(mut self) -> Result<LayerFacts, LayerFault> {
         let opaque: Vec<Vec<u8>> = self.opaque.values().cloned().collect();
         for path in opaque {
@@ -652,7 +654,7 @@ impl<'a> Layer<'a> {
                     make_whiteout(top.as_fd(), name).map_err(failed)?;
                 }
                 Ok(stat) if FileType::from_raw_mode(stat.st_mode) == FileType::Directory => {
-                    // Another opaque directory is done on its own account, and doing it twice changes nothing.
+                    // Another opaque directory has its own turn, and doing it twice changes nothing.
                     if let Some(inner) = directory_in(below.as_fd(), name).map_err(failed)? {
                         let own = openat(&top, name, DIRECTORY, Mode::empty()).map_err(failed)?;
                         self.hide_names(own, inner, depth + 1, path)?;
@@ -666,7 +668,7 @@ impl<'a> Layer<'a> {
     }
 }
 
-/// What an open place is.
+/// The kind of an open file.
 fn see(found: OwnedFd) -> Result<Seen, Errno> {
     let stat = fstat(&found)?;
     Ok(match FileType::from_raw_mode(stat.st_mode) {
@@ -677,7 +679,7 @@ fn see(found: OwnedFd) -> Result<Seen, Errno> {
     })
 }
 
-/// In the way of overlayfs: a character device 0,0. Everyone may make it (Linux 5.8), and no one can open it.
+/// In overlayfs's format: a character device 0,0. Every user may create it (Linux 5.8), and none can open it.
 pub(super) fn make_whiteout(directory: BorrowedFd<'_>, name: &CStr) -> Result<(), Errno> {
     match mknodat(directory, name, FileType::CharacterDevice, Mode::empty(), 0) {
         Ok(()) | Err(Errno::EXIST) => Ok(()),
@@ -690,7 +692,7 @@ pub(super) fn new_file(place: &Place, name: &CStr) -> Result<OwnedFd, Errno> {
     openat(&place.top, name, flags, Mode::RUSR | Mode::WUSR)
 }
 
-/// A directory under a name, if it is one and no link.
+/// A directory by name, if it is one and not a link.
 pub(super) fn directory_in(directory: BorrowedFd<'_>, name: &CStr) -> Result<Option<OwnedFd>, Errno> {
     match openat(directory, name, DIRECTORY, Mode::empty()) {
         Ok(found) => Ok(Some(found)),
@@ -699,7 +701,7 @@ pub(super) fn directory_in(directory: BorrowedFd<'_>, name: &CStr) -> Result<Opt
     }
 }
 
-/// The same along a path that was made of real directories.
+/// The same along a path of real directories.
 pub(super) fn directory_at(root: BorrowedFd<'_>, path: &[u8]) -> Result<Option<OwnedFd>, Errno> {
     let mut here = openat(root, c".", DIRECTORY, Mode::empty())?;
     for name in path.split(|byte| *byte == b'/').filter(|name| !name.is_empty()) {
@@ -712,7 +714,7 @@ pub(super) fn directory_at(root: BorrowedFd<'_>, path: &[u8]) -> Result<Option<O
     Ok(Some(here))
 }
 
-/// Removes what this layer made under a name. It is no deeper than entries are.
+/// Removes what this layer created under a name. It is no deeper than entries are.
 fn remove_directory(parent: BorrowedFd<'_>, name: &CStr, depth: usize) -> Result<(), Errno> {
     if depth > DEPTH_MAX {
         return Err(Errno::NAMETOOLONG);
@@ -735,7 +737,7 @@ fn remove_directory(parent: BorrowedFd<'_>, name: &CStr, depth: usize) -> Result
     unlinkat(parent, name, AtFlags::REMOVEDIR)
 }
 
-/// Attributes that mean something in a sandbox. Those of overlayfs would change what the layer is; those of security modules
+/// Attributes that mean something in a sandbox. Those of overlayfs would change the layer; those of security modules
 /// belong to the host.
 fn is_kept(name: &[u8]) -> bool {
     match name {
@@ -746,7 +748,7 @@ fn is_kept(name: &[u8]) -> bool {
 
 pub(super) fn write_at(file: &OwnedFd, mut bytes: &[u8], mut at: u64) -> Result<(), Errno> {
     if bytes.iter().all(|byte| *byte == 0) {
-        return Ok(()); // A hole; whoever wrote the last byte sets the length.
+        return Ok(()); // A hole; the end of the file sets the length.
     }
     while !bytes.is_empty() {
         match rustix::io::pwrite(file, bytes, at) {
@@ -766,7 +768,7 @@ pub(super) fn times(modified: i64) -> Timestamps {
     Timestamps { last_access: time, last_modification: time }
 }
 
-/// The names of a path, checked. None for the root itself.
+/// The names of a path, checked. Empty for the root itself.
 pub(super) fn names(path: &[u8]) -> Result<Vec<CString>, LayerFault> {
     if path.len() > PATH_MAX {
         return Err(refused(path, "it is too long"));
@@ -800,7 +802,7 @@ pub(super) fn refused(path: &[u8], why: &str) -> LayerFault {
 }
 
 pub(super) fn kernel(doing: &str, path: &[u8], errno: Errno) -> LayerFault {
-    // What the file system finds too long is the layer's fault and not the machine's.
+    // A name that is too long for the file system is a fault of the layer, not of the machine.
     match errno {
         Errno::NAMETOOLONG => refused(path, "it is too long"),
         errno => LayerFault::Kernel { doing: doing.into(), path: shown(path), errno: errno.raw_os_error() },
@@ -809,7 +811,7 @@ pub(super) fn kernel(doing: &str, path: &[u8], errno: Errno) -> LayerFault {
 
 fn damaged(error: UnpackError) -> LayerFault {
     match error {
-        // Our own bounds, on their way through the reader.
+        // Our own limits, passed through the reader.
         UnpackError::Read { source } => match source.downcast::<LayerFault>() {
             Ok(fault) => fault,
             Err(source) => match source.raw_os_error() {

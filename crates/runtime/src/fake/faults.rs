@@ -30,6 +30,8 @@ pub enum FakeStep {
     Unpack,
     /// Removing a layer. Not a step of creating a sandbox.
     RemoveLayer,
+    /// Listing layers. Not a step of creating a sandbox. What is listed is what there was when the step began.
+    ListLayers,
     /// Ending processes from the host. Not a step of creating a sandbox.
     End,
     /// Measuring disk usage. Not a step of creating a sandbox.

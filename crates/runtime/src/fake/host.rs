@@ -15,6 +15,7 @@ use crate::backend::{
     BackendError, DiskUsage, GuestStream, Isolation, LayerSpec, Machine, Spec, Storage, Usage,
 };
 use crate::fake::faults::{FakeFailure, FakeStep, Faults};
+use crate::fake::files::{FakeFile, FakeFiles};
 use crate::fake::init::{Connection, Init, SIGKILL, Violation};
 use crate::fake::script::Gates;
 
@@ -48,12 +49,17 @@ struct Host {
 pub(super) struct HostState {
     volumes: BTreeMap<VolumeId, u64>,
     volume_bytes: HashMap<VolumeId, u64>,
+    mounted: Vec<(VolumeId, String)>,
     without_limits: bool,
     things: BTreeSet<(SandboxId, FakeThing)>,
     inits: HashMap<SandboxId, Arc<Init>>,
     pub(super) oom_kills: HashMap<SandboxId, u64>,
     usage: HashMap<SandboxId, Usage>,
     disk_bytes: HashMap<SandboxId, u64>,
+    /// The files of sandboxes, of layers that were captured from them, and of the machine.
+    pub(super) files: HashMap<SandboxId, FakeFiles>,
+    layer_files: HashMap<Digest, FakeFiles>,
+    host_files: FakeFiles,
     /// Frozen sandboxes.
     frozen: BTreeSet<SandboxId>,
     frozen_max: usize,
@@ -63,6 +69,7 @@ pub(super) struct HostState {
     /// Contents that cannot be unpacked.
     bad_layers: BTreeSet<Digest>,
     unpacked: u64,
+    listings: u64,
 }
 
 impl FakeHost {
@@ -95,6 +102,27 @@ impl FakeHost {
     /// Sets what a volume's files take from now on.
     pub fn set_volume_bytes(&self, volume: VolumeId, bytes: u64) {
         self.state().volume_bytes.insert(volume, bytes);
+    }
+
+    /// The size limit of a volume.
+    pub fn volume_size(&self, volume: VolumeId) -> Option<u64> {
+        self.state().volumes.get(&volume).copied()
+    }
+
+    /// The volumes that sandboxes have mounted so far, and where.
+    pub fn mounted(&self) -> Vec<(VolumeId, String)> {
+        self.state().mounted.clone()
+    }
+
+    /// Creates or replaces a file of the machine, which the image `host` shows to sandboxes that are launched from now on.
+    pub fn set_host_file(&self, path: &str, contents: &str) {
+        let file = FakeFile { user: None, contents: Some(contents.into()) };
+        self.state().host_files.insert(path.to_owned(), file);
+    }
+
+    /// The files of a captured layer and of what was below it.
+    pub fn files_in(&self, layer: Digest) -> FakeFiles {
+        self.state().layer_files.get(&layer).cloned().unwrap_or_default()
     }
 
     /// From now on, there are no disk limits.
@@ -146,6 +174,11 @@ impl FakeHost {
     /// How often a layer was unpacked.
     pub fn unpacked(&self) -> u64 {
         self.state().unpacked
+    }
+
+    /// How often the layers were listed.
+    pub fn listings(&self) -> u64 {
+        self.state().listings
     }
 
     /// How often a sandbox was launched.
@@ -237,6 +270,22 @@ impl Isolation for FakeHost {
             let source = io::Error::from(io::ErrorKind::NotFound);
             return Err(BackendError::Refused { doing: format!("find layer {missing}"), source });
         }
+        {
+            let mut state = self.state();
+            let mut files = FakeFiles::new();
+            if let Rootfs::Host | Rootfs::OverHost(_) = &spec.rootfs {
+                files.extend(state.host_files.clone());
+            }
+            if let Rootfs::Layers(layers) | Rootfs::OverHost(layers) = &spec.rootfs {
+                // The uppermost comes first.
+                for layer in layers.iter().rev() {
+                    files.extend(state.layer_files.get(layer).cloned().unwrap_or_default());
+                }
+            }
+            state.files.insert(id, files);
+            let mounts = spec.mounts.iter().map(|mount| (mount.volume, mount.path.clone()));
+            state.mounted.extend(mounts);
+        }
         // The thing exists even if its step fails: a half-made sandbox is the interesting case.
         self.state().things.insert((id, FakeThing::Disk));
         self.step(FakeStep::Disk, "make the disk").await?;
@@ -275,6 +324,7 @@ impl Isolation for FakeHost {
         }
         state.things.retain(|(owner, _)| *owner != sandbox);
         state.frozen.remove(&sandbox);
+        state.files.remove(&sandbox);
         if let Some(init) = state.inits.remove(&sandbox) {
             init.end();
         }
@@ -389,17 +439,29 @@ impl Storage for FakeHost {
         if state.layers.insert(wanted.layer) {
             state.unpacked += 1;
         }
+        if let LayerSource::Sandbox { sandbox, .. } = wanted.from {
+            let files = state.files.get(&sandbox).cloned().unwrap_or_default();
+            state.layer_files.insert(wanted.layer, files);
+        }
         Ok(LayerFacts { entries: 1, bytes: 1, ..LayerFacts::default() })
     }
 
     async fn remove_layer(&self, layer: Digest) -> Result<(), BackendError> {
         self.step(FakeStep::RemoveLayer, "remove a layer").await?;
-        self.state().layers.remove(&layer);
+        let mut state = self.state();
+        state.layers.remove(&layer);
+        state.layer_files.remove(&layer);
         Ok(())
     }
 
     async fn layers(&self) -> Result<Vec<Digest>, BackendError> {
-        Ok(self.layers_there())
+        let there = {
+            let mut state = self.state();
+            state.listings += 1;
+            state.layers.iter().copied().collect()
+        };
+        self.step(FakeStep::ListLayers, "list the layers").await?;
+        Ok(there)
     }
 
     async fn create_volume(

@@ -22,13 +22,17 @@
 //! /flood/N    N bytes of `pattern`; a write to it must be just that
 //! /hang       waits to be killed, read or written
 //! ```
+//!
+//! Others can be created, moved, packed, unpacked and removed, and become part of captured layers; see `files`.
 
 mod faults;
+mod files;
 mod host;
 mod init;
 mod script;
 
 pub use faults::{FakeFailure, FakeStep};
+pub use files::{FakeFile, FakeFiles};
 pub use host::{FakeHost, FakeThing};
 pub use init::Violation;
 pub use script::pattern;

@@ -14,6 +14,7 @@ use wire::files::{
 use wire::frame::CHUNK_MAX;
 use wire::guest::{End, EndCause, ExitStatus, Handle, OUTPUT_WINDOW};
 
+use crate::fake::files;
 use crate::fake::host::FakeHost;
 use crate::fake::init::{Command, Init, Interrupted, SIGKILL, SIGTERM};
 
@@ -64,6 +65,7 @@ pub(super) struct Runner {
     pub host: FakeHost,
     pub sandbox: SandboxId,
     pub handle: Handle,
+    pub user: Option<String>,
 }
 
 impl Runner {
@@ -116,6 +118,9 @@ impl Runner {
     }
 
     async fn files(&self, operation: FileOp) -> Result<Result<FileDone, FileError>, Interrupted> {
+        if files::is_known(&operation) {
+            return self.change_files(operation).await;
+        }
         let path = match &operation {
             FileOp::Read { path, .. } | FileOp::Stat { path, .. } => path.clone(),
             FileOp::Write(options) => options.path.clone(),
@@ -164,6 +169,24 @@ impl Runner {
             }
             _ => Ok(Ok(FileDone::Stat(stat))),
         }
+    }
+
+    async fn change_files(&self, operation: FileOp) -> Result<Result<FileDone, FileError>, Interrupted> {
+        let mut input = Vec::new();
+        if operation.takes_input() {
+            while let Some(bytes) = self.input().await? {
+                input.extend(bytes);
+            }
+            assert_eq!(input.pop(), Some(COMMIT), "all of it arrives");
+        }
+        let mut output = Vec::new();
+        let result = {
+            let mut state = self.host.state();
+            let files = state.files.entry(self.sandbox).or_default();
+            files::change(files, &operation, self.user.as_deref(), &input, &mut output)
+        };
+        self.write(0, &output).await?;
+        Ok(result)
     }
 
     async fn walk(&self, script: &str) -> Option<End> {

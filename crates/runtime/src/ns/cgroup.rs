@@ -1,4 +1,4 @@
-//! Control groups: what a sandbox may use, and the means to end all of it at once.
+//! Control groups: they limit a sandbox, and end all of its processes at once.
 //!
 //! ```text
 //! v2    <mount>/shoal-<installation>/<sandbox>/           kill, freeze, and the limits where v2 carries them
@@ -6,8 +6,8 @@
 //! v1    <cpu, memory, pids mount>/shoal-<installation>/<sandbox>/   the limits on machines that still use v1 for them
 //! ```
 //!
-//! Which controller is where is found out once, at the launcher's start. A limit that no hierarchy can
-//! enforce is an error, never silence. v2 is always needed: only `cgroup.kill` ends a tree that forks.
+//! The launcher finds out once, at its start, which hierarchy has which controller. A limit that no hierarchy can
+//! enforce is an error. v2 is always needed: only `cgroup.kill` ends a tree that forks.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -26,30 +26,32 @@ use wire::{InstallationId, SandboxId};
 
 use crate::backend::Usage;
 
-/// Groups that init may make below its own; more than the commands it may know of, so that it meets its own limit first.
+/// Groups that init may create below its own; more than the commands it can have, so that init reaches its own limit
+/// first.
 const DESCENDANTS_MAX: u32 = 2 * wire::guest::COMMANDS_MAX as u32;
 /// Command groups are direct children.
 const DEPTH_MAX: u32 = 1;
-/// The period over which cpu time is shared out, the kernel's default.
+/// The period over which cpu time is distributed, the kernel's default.
 const CPU_PERIOD_US: u64 = 100_000;
-/// How long killed processes may take to go. The kernel needs well below a millisecond each; a machine that swaps needs longer.
+/// How long killed processes may take to disappear. The kernel needs well below a millisecond each; a machine that
+/// swaps needs longer.
 const KILL_DEADLINE: Duration = Duration::from_secs(20);
-/// How long processes may take to stand still. One that waits for a disk does so when that has answered.
+/// How long processes may take to freeze. A process that waits for a disk freezes when that has answered.
 const FREEZE_DEADLINE: Duration = Duration::from_secs(5);
-/// Between two looks at what the kernel says of a group.
+/// Interval between two reads of a group's state.
 const EVENT_LOOK: Duration = Duration::from_micros(300);
-/// Longer than any file that is read here; the longest is `memory.stat`, of about 2 KiB.
+/// Longer than any file that is read here; the longest is `memory.stat`, with about 2 KiB.
 const FILE_MAX: usize = 16 * 1024;
-/// The share of the machine's process ids that all sandboxes of an installation together may take, in percent.
+/// The percentage of the machine's process ids that all sandboxes of an installation together may use.
 const PIDS_SHARE_PERCENT: u64 = 80;
 
-/// Memory that all sandboxes of an installation together leave to the host, as a part of the machine: for the daemon, for
-/// the kernel's own needs and for the operator's way in.
+/// The fraction of the machine's memory that all sandboxes of an installation together leave to the host: for the
+/// daemon, for the kernel and for the operator's shell.
 const MEMORY_RESERVE_PART: u64 = 16;
 /// The least of it, for a small machine.
 const MEMORY_RESERVE_MIN: u64 = 512 << 20;
 
-/// The controllers that limits are made of.
+/// The controllers that enforce limits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Controller {
     /// Processor time.
@@ -75,35 +77,36 @@ impl Controller {
 /// The groups of one installation.
 pub struct Cgroups {
     v2: OwnedFd,
-    /// The hierarchies of v1 that carry a controller which v2 does not.
+    /// The v1 hierarchies that have a controller which v2 does not.
     v1: Vec<(Controller, OwnedFd)>,
 }
 
 /// The groups of one sandbox.
 pub struct SandboxGroups {
-    /// Start init in this one; it may make groups below.
+    /// Init is started in this one, and may create groups below it.
     pub v2: OwnedFd,
-    /// Init joins these by writing `0` to each: that is the quick way (recipes: 0.09 ms against 6 ms).
+    /// Init joins these by writing `0` to each, which is much quicker than moving it from outside (0.09 ms against 6
+    /// ms).
     pub v1_tasks: Vec<OwnedFd>,
 }
 
-/// One value written into one file of a group.
+/// One value for one file of a group.
 type Setting = (&'static str, String);
 
-/// What to write where v2 carries the controller.
+/// What to write where v2 has the controller.
 fn settings_v2(controller: Controller, limits: &Limits) -> Vec<Setting> {
     match controller {
         Controller::Cpu => vec![("cpu.max", format!("{} {CPU_PERIOD_US}", quota_us(limits)))],
         Controller::Memory => vec![
             ("memory.max", limits.memory_bytes.to_string()),
-            // Swap would let a sandbox take more than it was given, and slow its neighbours.
+            // Swap would let a sandbox use more than its limit, and slow its neighbours.
             ("memory.swap.max", "0".into()),
         ],
         Controller::Pids => vec![("pids.max", limits.pids.to_string())],
     }
 }
 
-/// What to write where v1 carries the controller.
+/// What to write where v1 has the controller.
 fn settings_v1(controller: Controller, limits: &Limits) -> Vec<Setting> {
     match controller {
         Controller::Cpu => vec![("cpu.cfs_quota_us", quota_us(limits).to_string())],
@@ -111,32 +114,32 @@ fn settings_v1(controller: Controller, limits: &Limits) -> Vec<Setting> {
             ("memory.limit_in_bytes", limits.memory_bytes.to_string()),
             // Memory and swap together; present only where the kernel accounts for swap.
             ("memory.memsw.limit_in_bytes", limits.memory_bytes.to_string()),
-            // v1 counts socket buffers apart from all other memory, and only in groups that limit them.
+            // v1 counts socket buffers separately from other memory, and only in groups that limit them.
             ("memory.kmem.tcp.limit_in_bytes", limits.memory_bytes.to_string()),
         ],
         Controller::Pids => vec![("pids.max", limits.pids.to_string())],
     }
 }
 
-/// What all sandboxes of an installation together may use of a machine with so many bytes.
+/// How much memory all sandboxes of an installation together may use on a machine with this much.
 fn memory_of_all(machine: u64) -> u64 {
     let reserve = (machine / MEMORY_RESERVE_PART).max(MEMORY_RESERVE_MIN);
-    // A machine too small for the reserve shares evenly.
+    // A machine too small for the reserve is shared evenly.
     machine.saturating_sub(reserve).max(machine / 2)
 }
 
-/// A number of bytes after a word in the text of `/proc/meminfo`.
+/// A number of bytes after a key in the text of `/proc/meminfo`.
 pub fn memory_bytes(meminfo: &str, word: &str) -> io::Result<u64> {
     let line = meminfo.lines().find_map(|line| line.strip_prefix(word)?.strip_prefix(':'));
     let kib = line.and_then(|line| line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok());
     kib.map(|kib| kib * 1024).ok_or_else(|| io::Error::other(format!("no {word} in /proc/meminfo")))
 }
 
-/// Files that a kernel without swap accounting does not have. Without it there is nothing to limit.
+/// Files that a kernel without swap accounting does not have; then there is nothing to limit.
 const MAY_BE_MISSING: [&str; 2] = ["memory.swap.max", "memory.memsw.limit_in_bytes"];
 
 fn quota_us(limits: &Limits) -> u64 {
-    // The kernel refuses quotas below a millisecond.
+    // The kernel rejects quotas below a millisecond.
     (u64::from(limits.cpu_millis) * CPU_PERIOD_US / 1000).max(1000)
 }
 
@@ -171,17 +174,17 @@ fn find_hierarchies(mountinfo: &str) -> Option<Hierarchies> {
     v2.map(|v2| Hierarchies { v2, v1 })
 }
 
-/// Where this machine has what limits are made of, for `doctor`.
+/// Where this machine has the controllers, for `doctor`.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Layout {
     /// Where the v2 hierarchy is mounted.
     pub v2: Option<String>,
-    /// Each controller and the mount point of the hierarchy that carries it; `None`: none does.
+    /// Each controller and the mount point of the hierarchy that has it; `None` if none does.
     pub controllers: Vec<(&'static str, Option<String>)>,
 }
 
 impl Layout {
-    /// From the text of `/proc/self/mountinfo`, and the controllers that the v2 hierarchy says it has.
+    /// From the text of `/proc/self/mountinfo`, and the controllers of the v2 hierarchy.
     pub fn read(mountinfo: &str, v2_controllers: impl Fn(&str) -> String) -> Self {
         let found = find_hierarchies(mountinfo);
         let on_v2 = found.as_ref().map(|found| v2_controllers(&found.v2)).unwrap_or_default();
@@ -199,7 +202,7 @@ impl Layout {
 }
 
 impl Cgroups {
-    /// Opens or makes the groups of an installation.
+    /// Opens or creates the groups of an installation.
     pub fn open(installation: InstallationId) -> io::Result<Self> {
         let mountinfo = std::fs::read_to_string("/proc/self/mountinfo")?;
         let missing = || io::Error::new(io::ErrorKind::Unsupported, "no cgroup v2 hierarchy is mounted");
@@ -242,7 +245,8 @@ impl Cgroups {
         Ok(cgroups)
     }
 
-    /// Makes the groups of a sandbox and sets its limits. Init, which will have the host id `base`, may make groups below.
+    /// Creates the groups of a sandbox and sets its limits. Init, which will have the host id `base`, may create
+    /// groups below.
     pub fn make(&self, sandbox: SandboxId, base: u32, limits: &Limits) -> io::Result<SandboxGroups> {
         let name = sandbox.to_string();
         make_dir(self.v2.as_fd(), &name)?;
@@ -251,7 +255,7 @@ impl Cgroups {
         write_file(v2.as_fd(), "cgroup.max.depth", &DEPTH_MAX.to_string())?;
         let (uid, gid) = (Some(Uid::from_raw(base)), Some(Gid::from_raw(base)));
         chownat(&v2, "", uid, gid, AtFlags::EMPTY_PATH)?;
-        // To start a command in a group of its own, the kernel wants this file to be init's as well.
+        // To start a command in a group of its own, init must own this file too.
         chownat(&v2, "cgroup.procs", uid, gid, AtFlags::SYMLINK_NOFOLLOW)?;
 
         let mut v1_tasks = Vec::new();
@@ -268,13 +272,13 @@ impl Cgroups {
         Ok(SandboxGroups { v2, v1_tasks })
     }
 
-    /// Ends every process of a sandbox and removes its groups. Harmless when there are none.
+    /// Ends every process of a sandbox and removes its groups. No effect if there are none.
     pub fn remove(&self, sandbox: SandboxId) -> io::Result<()> {
         let name = sandbox.to_string();
         if let Some(group) = found(open_dir(self.v2.as_fd(), &name))? {
             let deadline = Instant::now() + KILL_DEADLINE;
-            // Init is the first of its pid namespace: when it has gone, so has everybody in there. To watch it is quicker
-            // than to watch the group, of which the kernel tells at most every 10 ms.
+            // Init is the first process of its pid namespace: when init is gone, so are all others in there. Watching
+            // init is quicker than watching the group, whose changes the kernel reports at most every 10 ms.
             let inits = processes(&group)?;
             // `cgroup.kill` rather than a signal for each pid: a process that forks can outrun signals, but not its
             // group (Linux 5.14).
@@ -295,21 +299,21 @@ impl Cgroups {
         Ok(())
     }
 
-    /// Ends every process of one command. Its group stays: init, if it is well, removes it.
+    /// Ends every process of one command. Its group stays: init, if it works, removes it.
     pub fn end_command(&self, sandbox: SandboxId, command: Handle) -> io::Result<()> {
-        // The file system of groups has no links, so that a path in it leads nowhere else.
+        // The cgroup file system has no links, so a path in it cannot lead elsewhere.
         let path = format!("{sandbox}/{}", command.group_name());
         let Some(group) = found(open_dir(self.v2.as_fd(), &path))? else { return Ok(()) };
         let ended = write_file(group.as_fd(), "cgroup.kill", "1")
             .and_then(|()| wait_for_event(&group, says_unpopulated, Instant::now() + KILL_DEADLINE));
         match ended {
-            // Removed just now, when nothing was left in it.
+            // Removed just now, because it was empty.
             Err(e) if matches!(e.raw_os_error(), Some(libc::ENOENT | libc::ENODEV)) => Ok(()),
             other => other,
         }
     }
 
-    /// Makes every process of a sandbox stand still, or go on. Returns when that is so.
+    /// Freezes or thaws every process of a sandbox. Returns when that is done.
     pub fn freeze(&self, sandbox: SandboxId, motion: Motion) -> io::Result<()> {
         let group = open_dir(self.v2.as_fd(), &sandbox.to_string())?;
         let (value, is_so): (&str, fn(&[u8]) -> bool) = match motion {
@@ -358,7 +362,7 @@ impl Cgroups {
         Ok(list)
     }
 
-    /// The groups of an installation as they are: for reading, which needs no rights and makes nothing.
+    /// Opens the existing groups of an installation for reading, which needs no privilege.
     pub fn look(installation: InstallationId) -> io::Result<Self> {
         let mountinfo = std::fs::read_to_string("/proc/self/mountinfo")?;
         let missing = || io::Error::new(io::ErrorKind::Unsupported, "no cgroup v2 hierarchy is mounted");
@@ -368,12 +372,12 @@ impl Cgroups {
         Ok(Self { v2: open(&found.v2)?, v1: v1.collect::<io::Result<_>>()? })
     }
 
-    /// What a sandbox uses. `None` if it has no groups.
+    /// Usage of a sandbox. `None` if it has no groups.
     pub fn usage(&self, sandbox: SandboxId) -> io::Result<Option<Usage>> {
         self.usage_in(&sandbox.to_string())
     }
 
-    /// What all sandboxes use together.
+    /// Usage of all sandboxes together.
     pub fn usage_of_all(&self) -> io::Result<Usage> {
         Ok(self.usage_in(".")?.unwrap_or_default())
     }
@@ -381,7 +385,7 @@ impl Cgroups {
     fn usage_in(&self, name: &str) -> io::Result<Option<Usage>> {
         match self.read_usage(name) {
             Ok(usage) => Ok(Some(usage)),
-            // Removed just now: its directory, or what the files in it spoke of.
+            // Removed just now: the directory, or the group behind its files.
             Err(e) if matches!(e.raw_os_error(), Some(libc::ENOENT | libc::ENODEV)) => Ok(None),
             Err(e) => Err(e),
         }
@@ -389,7 +393,7 @@ impl Cgroups {
 
     fn read_usage(&self, name: &str) -> io::Result<Usage> {
         let v2 = open_dir(self.v2.as_fd(), name)?;
-        // v2 counts processor time for every group, also where v1 carries the controller.
+        // v2 counts processor time for every group, even where v1 has the controller.
         let cpu_time = Duration::from_micros(number_in(&read_file(&v2, "cpu.stat")?, "usage_usec")?);
         let groups = Controller::ALL.map(|controller| {
             let holder = self.holder(controller);
@@ -422,27 +426,27 @@ impl Cgroups {
         })
     }
 
-    /// The hierarchy that carries a controller.
+    /// The hierarchy that has a controller.
     fn holder(&self, controller: Controller) -> &OwnedFd {
         self.v1.iter().find(|(c, _)| *c == controller).map_or(&self.v2, |(_, group)| group)
     }
 }
 
-/// Reads how often the kernel ended something for want of memory. Needs no rights, so that the daemon does it itself: it is
-/// asked before every command, and a walker would cost more than the command.
+/// Reads how often the kernel killed a process because memory ran out. Needs no privilege, so the daemon does it
+/// itself: it is read before every command, and a walker would cost more than the command.
 pub struct OomKills {
-    /// The installation's group that carries memory.
+    /// The installation's group with the memory controller.
     groups: OwnedFd,
     file: &'static str,
-    /// The files of sandboxes that were asked for lately: opening one takes longer than reading it.
+    /// Open files of recently used sandboxes: opening one takes longer than reading it.
     open: Mutex<HashMap<SandboxId, OwnedFd>>,
 }
 
 impl OomKills {
-    /// Files that are kept open. Beyond it all are closed, and those in use are soon open again.
+    /// Most files to keep open. Beyond this all are closed, and those in use are soon opened again.
     const OPEN_MAX: usize = 256;
 
-    /// Finds the groups of an installation, which the launcher has made.
+    /// Finds the groups of an installation, which the launcher has created.
     pub fn open(installation: InstallationId) -> io::Result<Self> {
         let mountinfo = std::fs::read_to_string("/proc/self/mountinfo")?;
         let missing = || io::Error::new(io::ErrorKind::Unsupported, "no cgroup v2 hierarchy is mounted");
@@ -460,7 +464,7 @@ impl OomKills {
         })
     }
 
-    /// How many processes of the sandbox were killed since it was made.
+    /// Number of processes of the sandbox that were killed since it was created.
     pub fn of(&self, sandbox: SandboxId) -> io::Result<u64> {
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         if !open.contains_key(&sandbox) && open.len() >= Self::OPEN_MAX {
@@ -477,7 +481,7 @@ impl OomKills {
         let length = match rustix::io::pread(&*file, &mut text, 0) {
             Ok(length) => length,
             Err(error) => {
-                // That group is gone. Should there be another under its name, the next question finds it.
+                // That group is gone. If there is another under its name, the next call finds it.
                 open.remove(&sandbox);
                 return Err(error.into());
             }
@@ -488,7 +492,7 @@ impl OomKills {
             .ok_or_else(|| io::Error::other(format!("no oom_kill in {}", self.file)))
     }
 
-    /// A sandbox is about to be removed. (Its id never comes again, so what is open for it would only be in the way.)
+    /// A sandbox is about to be removed. Its id is never used again, so its open file is closed.
     pub fn forget(&self, sandbox: SandboxId) {
         self.open.lock().unwrap_or_else(PoisonError::into_inner).remove(&sandbox);
     }
@@ -504,8 +508,8 @@ fn write_settings(group: &OwnedFd, settings: Vec<Setting>) -> io::Result<()> {
     Ok(())
 }
 
-/// Waits until what `cgroup.events` says is as it should be. The kernel tells of changes at most every 10 ms, so it is also
-/// looked at unasked.
+/// Waits until `cgroup.events` shows the expected value. The kernel reports changes at most every 10 ms, so it is
+/// also read at an interval.
 fn wait_for_event(group: &OwnedFd, is_so: fn(&[u8]) -> bool, deadline: Instant) -> io::Result<()> {
     let events = openat(group, "cgroup.events", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
     loop {
@@ -531,7 +535,7 @@ fn wait_for(what: &PollFd<'_>, deadline: Instant) -> io::Result<()> {
             Ok(0) => {
                 return Err(io::Error::new(
                     io::ErrorKind::TimedOut,
-                    "its processes do not do as they are told",
+                    "its processes did not reach the requested state in time",
                 ));
             }
             Ok(_) => return Ok(()),
@@ -545,7 +549,7 @@ fn wait_for(what: &PollFd<'_>, deadline: Instant) -> io::Result<()> {
 fn processes(group: &OwnedFd) -> io::Result<Vec<OwnedFd>> {
     let text = read_file(group, "cgroup.procs")?;
     let pids = text.lines().filter_map(|line| Pid::from_raw(line.parse().ok()?));
-    // Those that end while they are listed need not be waited for.
+    // Processes that end while they are listed need not be waited for.
     Ok(pids.filter_map(|pid| pidfd_open(pid, PidfdFlags::empty()).ok()).collect())
 }
 
@@ -573,7 +577,7 @@ fn children(group: &OwnedFd) -> io::Result<Vec<String>> {
     Ok(names)
 }
 
-/// Removes an empty group. The kernel says EBUSY for a moment after the last process has gone, so that is waited out.
+/// Removes an empty group. The kernel returns EBUSY for a moment after the last process has gone, so this retries.
 fn remove_dir(parent: rustix::fd::BorrowedFd<'_>, name: &str, deadline: Instant) -> io::Result<()> {
     loop {
         match unlinkat(parent, name, AtFlags::REMOVEDIR) {
@@ -601,12 +605,12 @@ fn write_file(group: rustix::fd::BorrowedFd<'_>, name: &str, value: &str) -> io:
     Ok(())
 }
 
-/// A file that holds one number.
+/// A file with one number.
 fn number(text: &str) -> io::Result<u64> {
-    text.trim().parse().map_err(|_| io::Error::other(format!("no number in {text:.64?}")))
+    text.trim().parse().map_err(|_| io::Error::other(format!("expected a number, got {text:.64?}")))
 }
 
-/// A number in a file of lines, each a word and a number.
+/// A number in a file whose lines have a key and a number.
 fn number_in(text: &str, word: &str) -> io::Result<u64> {
     let line = text.lines().find_map(|line| line.strip_prefix(word)?.strip_prefix(' '));
     number(line.ok_or_else(|| io::Error::other(format!("no `{word}`")))?)

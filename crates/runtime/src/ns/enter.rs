@@ -1,8 +1,8 @@
 //! Walks the steps into a sandbox. Runs in a new process that becomes init.
 //!
-//! Until `BecomeGuest` the process is the host's root in namespaces of its own, and works on a root filesystem that a guest
-//! may have written to before. So every place in it is opened beneath its root descriptor without following a link,
-//! and mounted on by descriptor (CVE-2025-31133 and its kin).
+//! Until `BecomeGuest` the process is the host's root in its own namespaces, and works on a root filesystem that a
+//! guest may have written to before. So every path in it is opened beneath its root descriptor without following a
+//! link, and mounts are attached by descriptor (CVE-2025-31133 and similar).
 
 use std::collections::HashMap;
 use std::ffi::CStr;
@@ -33,7 +33,7 @@ use crate::storage::stage::{
 use crate::sys;
 use crate::sys::mounts::{attach, attach_onto, cut_out, mount};
 
-/// The staging directory's own names for what is shared.
+/// Names in the staging directory for what all sandboxes share.
 pub fn stage_name(shared: Shared) -> &'static str {
     match shared {
         Shared::Devices => "dev",
@@ -41,19 +41,19 @@ pub fn stage_name(shared: Shared) -> &'static str {
     }
 }
 
-/// Init finds its listening socket here.
+/// Number of init's listening socket.
 const LISTENER: i32 = 3;
-/// Init finds its cgroup here.
+/// Number of init's cgroup descriptor.
 const CGROUP: i32 = 4;
-/// Init finds its OOM score here, open to read and write.
+/// Number of init's OOM score file, open for reading and writing.
 const OOM_SCORE: i32 = 5;
 
-/// Where init stands in the order of OOM victims (proc_pid_oom_score_adj(5)): after its commands, which init puts higher, and
-/// before the rest of the host when the whole machine runs short.
+/// Init's place in the order of OOM victims (proc_pid_oom_score_adj(5)): after its commands, which init puts higher,
+/// and before the rest of the host when the whole machine runs short.
 const INIT_OOM_SCORE: i32 = 200;
-/// The end of the scale: nothing stands before a process that is there.
+/// The end of the scale: a process with this score is killed first.
 const OOM_SCORE_MAX: i32 = 1000;
-/// The longest text in such a file is `-1000` with the end of its line.
+/// The longest text in such a file: `-1000` and a newline.
 const OOM_SCORE_TEXT_MAX: usize = 8;
 
 /// What package managers, builds and servers on loopback need. Each of these reaches only what the sandbox owns.
@@ -69,16 +69,17 @@ const KEPT: CapabilitySet = CapabilitySet::CHOWN
     .union(CapabilitySet::NET_BIND_SERVICE)
     .union(CapabilitySet::SYS_CHROOT);
 
-/// Limits that a guest cannot raise. Descriptors: plenty for a server, and far from what a machine can hold. Core dumps: 1 is
-/// the one value at which the kernel neither writes a file nor starts the host's handler (core(5)); `seccomp` keeps it there.
+/// Limits that a guest cannot raise. Descriptors: plenty for a server, and far below what a machine can hold. Core
+/// dumps: 1 is the only value at which the kernel neither writes a file nor starts the host's handler (core(5));
+/// `seccomp` keeps it there.
 const RESOURCES: [(Resource, u64); 2] = [(Resource::Nofile, 16_384), (Resource::Core, 1)];
-/// Init goes before whatever it runs, so that a sandbox that is busy with itself still hears a kill and keeps its timers.
-/// Commands are put back to 0 by init.
+/// Init runs at a higher priority than its commands, so that a busy sandbox still reacts to kills and timers. Init
+/// puts commands back to 0.
 const INIT_NICE: i32 = -15;
-/// Terminals of one sandbox. All together come out of one stock of the machine's, of 4096 by default.
+/// Terminals of one sandbox. All sandboxes share the machine's limit, 4096 by default.
 const TERMINALS_MAX: &str = "256";
 
-/// Files of `/proc` that tell of the host or reach it. Covered by an empty file.
+/// Files of `/proc` that reveal or affect the host. Covered by an empty file.
 const COVERED_FILES: [&str; 9] = [
     "kcore",
     "keys",
@@ -90,8 +91,9 @@ const COVERED_FILES: [&str; 9] = [
     "timer_list",
     "latency_stats",
 ];
-/// Directories of `/proc` that tell of the host or reach it. Covered by an empty directory. `pressure` tells how busy the
-/// machine is, and whoever may write to it can make the kernel watch that on their behalf, outside of every limit.
+/// Directories of `/proc` that reveal or affect the host. Covered by an empty directory. `pressure` shows how busy
+/// the machine is, and a process that may write to it can make the kernel monitor that on its behalf, outside of
+/// every limit.
 const COVERED_DIRECTORIES: [&str; 7] = ["acpi", "asound", "bus", "fs", "irq", "pressure", "scsi"];
 
 /// Everything that the steps refer to, opened by the launcher.
@@ -118,13 +120,13 @@ pub struct Materials<'a> {
 
 /// A step that failed.
 pub struct EnterError {
-    /// As it reads after "cannot".
+    /// What was being done; reads after "cannot".
     pub doing: String,
-    /// What the kernel said.
+    /// The kernel's error.
     pub source: io::Error,
 }
 
-/// Walks the steps; if all goes well, this process is init afterwards and nothing returns.
+/// Walks the steps. On success, this process has become init and the function does not return.
 pub fn enter(steps: &[Step], materials: Materials<'_>) -> EnterError {
     let mut walker = Walker { materials, root: None, oom_score: None };
     for step in steps {
@@ -160,7 +162,7 @@ fn describe(step: &Step) -> String {
 struct Walker<'a> {
     materials: Materials<'a>,
     root: Option<OwnedFd>,
-    /// The file of this process, which is init's after the exec.
+    /// The score file of this process, which is init's after the exec.
     oom_score: Option<OwnedFd>,
 }
 
@@ -193,7 +195,7 @@ impl Walker<'_> {
             }
             Step::Processes => self.processes(),
             Step::Terminals => {
-                // Terminals belong to whoever opens them; their group is `tty`, 5 as on Debian.
+                // Terminals belong to the user who opens them; their group is `tty`, 5 as on Debian.
                 let gid = (self.materials.base + 5).to_string();
                 let options = [("ptmxmode", "0666"), ("mode", "0620"), ("gid", &gid), ("max", TERMINALS_MAX)];
                 let flags = MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NOEXEC;
@@ -212,8 +214,8 @@ impl Walker<'_> {
             }
             Step::ChangeRoot => {
                 fchdir(self.root()?)?;
-                // The same place for new and old root: the old one ends up on top and is detached from there, so no
-                // directory for it is needed in the guest's root (pivot_root(2)).
+                // The same path for new and old root: the old root ends up on top and is detached from there, so the
+                // guest's root needs no directory for it (pivot_root(2)).
                 pivot_root(".", ".")?;
                 unmount(".", UnmountFlags::DETACH)?;
                 Ok(rustix::process::chdir("/")?)
@@ -240,8 +242,8 @@ impl Walker<'_> {
     }
 
     fn overlay(&mut self, overlay: &Overlay) -> io::Result<()> {
-        // Layers are named relative to the staging directory, where this process stands: short, and free of characters
-        // that the option's own syntax would need escaped.
+        // Layers are named relative to the staging directory, which is the working directory: short, and free of
+        // characters that the option's own syntax would need escaped.
         let lower = lower_layers(&overlay.layers);
         let upper = format!("{STAGE_WRITABLE}/{}", overlay.upper);
         let work = format!("{upper}-work");
@@ -260,8 +262,8 @@ impl Walker<'_> {
             | MountAttrFlags::MOUNT_ATTR_NODEV
             | MountAttrFlags::MOUNT_ATTR_NOEXEC;
         let proc = mount("proc", &[], flags)?;
-        // System V segments go with the last process that has them attached, as all shared memory should. The setting is that of
-        // the ipc namespace, which is the sandbox's own by now.
+        // System V segments disappear with the last process that has them attached, like other shared memory. The
+        // setting belongs to the ipc namespace, which is the sandbox's own by now.
         write_setting(&proc, "kernel/shm_rmid_forced", "1")?;
         attach_onto(&proc, &self.place("proc")?)?;
         let read_only = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
@@ -274,7 +276,7 @@ impl Walker<'_> {
             for name in names {
                 let place = match proc_place(&proc, name, kind) {
                     Ok(place) => place,
-                    // Which of these a kernel has depends on how it was built.
+                    // Which of these exist depends on the kernel's configuration.
                     Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
                     Err(e) => return Err(e),
                 };
@@ -287,7 +289,7 @@ impl Walker<'_> {
 
     fn execute(&mut self) -> io::Result<()> {
         let materials = &self.materials;
-        // The originals may lie on the very numbers that are given away here.
+        // The originals may have the very numbers that are assigned here.
         let keep = |fd: BorrowedFd<'_>| sys::duplicate_above(fd, OOM_SCORE + 1);
         let (listener, cgroup) = (keep(materials.listener.as_fd())?, keep(materials.cgroup.as_fd())?);
         let oom_score =
@@ -309,8 +311,8 @@ impl Walker<'_> {
         Err(sys::execute(init.as_fd(), &ARGUMENTS, &[]))
     }
 
-    /// A directory in the new root, made with all that lead to it where they are missing, as the guest's root would make them. They
-    /// may lie in a volume that was mounted before. No link is followed.
+    /// A directory in the new root, created with its parents if missing, as the guest's root would create them. It
+    /// may be in a volume that was mounted before. No link is followed.
     fn place_for_guest(&self, path: &str) -> io::Result<OwnedFd> {
         let (root, base) = (self.root()?.as_fd(), self.materials.base);
         let mut at = open_place(root, ".")?;
@@ -340,7 +342,7 @@ impl Walker<'_> {
         self.materials.trees.get(&tree).ok_or_else(|| io::Error::other(format!("{tree:?} was not prepared")))
     }
 
-    /// A directory in the new root, made where it is missing. Nothing the guest put there is followed.
+    /// A directory in the new root, created if missing. No link of the guest is followed.
     fn place(&self, path: &str) -> io::Result<OwnedFd> {
         let root = self.root()?.as_fd();
         match open_place(root, path) {
@@ -361,8 +363,8 @@ fn order_victims() -> io::Result<OwnedFd> {
     let file = openat(CWD, "/proc/self/oom_score_adj", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
     match rustix::io::write(&file, INIT_OOM_SCORE.to_string().as_bytes()) {
         Ok(_) => return Ok(file),
-        // A root without CAP_SYS_RESOURCE may not go below the score that somebody with it once set: ours stays, if there is
-        // room for commands above it.
+        // Without CAP_SYS_RESOURCE, root may not go below the score that a process with it once set: the current
+        // score stays, if there is room for commands above it.
         Err(Errno::ACCESS) => {}
         Err(e) => return Err(e.into()),
     }
@@ -380,9 +382,9 @@ fn order_victims() -> io::Result<OwnedFd> {
     Ok(file)
 }
 
-/// Does something with files as the guest's root, with the capabilities that the host's root has.
+/// Runs `work` with the file system ids of the guest's root and the capabilities of the host's root.
 fn with_file_ids<T>(base: u32, work: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
-    // Changing the ids takes capabilities away; those are taken back.
+    // Changing the ids drops capabilities; those are restored.
     let before = capabilities(None)?;
     sys::set_file_ids(base, base);
     let result = set_capabilities(None, CapabilitySets { effective: before.permitted, ..before })
@@ -399,18 +401,18 @@ fn open_place(root: BorrowedFd<'_>, path: &str) -> rustix::io::Result<OwnedFd> {
     openat2(root, path, flags, Mode::empty(), resolve)
 }
 
-/// A place in a fresh process file system, of the kind that it should be.
+/// Opens a file or directory in a fresh procfs, and checks its kind.
 fn proc_place(proc: &OwnedFd, name: &str, kind: OFlags) -> io::Result<OwnedFd> {
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC | kind;
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
     Ok(openat2(proc, name, flags, Mode::empty(), resolve)?)
 }
 
-/// Keeps these capabilities at most, for good, and sets no_new_privs.
+/// Drops all capabilities but these for good, and sets no_new_privs.
 pub fn drop_privileges(kept: CapabilitySet) -> io::Result<()> {
     for capability in CapabilitySet::all().iter().filter(|c| !kept.contains(*c)) {
         match remove_capability_from_bounding_set(capability) {
-            // The kernel does not know the newest ones.
+            // The kernel may not know the newest ones.
             Ok(()) | Err(Errno::INVAL) => {}
             Err(e) => return Err(e.into()),
         }
@@ -421,14 +423,14 @@ pub fn drop_privileges(kept: CapabilitySet) -> io::Result<()> {
     Ok(set_no_new_privs(true)?)
 }
 
-/// An overlay for guests with ids from `base` up, not attached anywhere.
+/// An unattached overlay for guests with ids from `base` up.
 pub(crate) fn mount_overlay(base: u32, lower: &str, upper: &str, work: &str) -> io::Result<OwnedFd> {
-    // The mounter's own file ids are what the overlay works with later: they must have a place in the writable
-    // layer. Changing them takes capabilities away that copying files up needs; those are taken back.
+    // The overlay later works with the mounter's own file ids, so these must exist in the writable layer. Changing
+    // them drops capabilities that copying files up needs; those are restored.
     let before = capabilities(None)?;
     sys::set_file_ids(base, base);
     set_capabilities(None, CapabilitySets { effective: before.permitted, ..before })?;
-    // Without `volatile`, unmounting would sync the whole file system beneath. The price is that fsync does nothing.
+    // Without `volatile`, unmounting would sync the whole file system below. In exchange, fsync does nothing.
     let options = [("upperdir", upper), ("workdir", work), ("redirect_dir", "on")];
     let context = fsopen("overlay", FsOpenFlags::FSOPEN_CLOEXEC)?;
     set_lower_layers(&context, lower)?;
@@ -446,7 +448,7 @@ pub(crate) fn mount_overlay(base: u32, lower: &str, upper: &str, work: &str) -> 
     Ok(mounted)
 }
 
-/// Changes a setting of the kernel, seen through an open `/proc`.
+/// Changes a kernel setting through an open `/proc`.
 pub(crate) fn write_setting(proc: &OwnedFd, name: &str, value: &str) -> io::Result<()> {
     let file = openat(
         proc,

@@ -1,9 +1,9 @@
 //! Which system calls a guest may make.
 //!
-//! A list of what is denied rather than of what is allowed: builds, debuggers and language runtimes use nearly all of the
-//! kernel, and the walls are the namespaces. The list closes what the walls do not cover (subsystems that are
-//! not namespaced, or that had the most holes) and gives the errors that libraries know how to take.
-//! Calls newer than `NEWEST_KNOWN` do not exist for a guest, so a new kernel opens nothing by itself.
+//! This is a list of denied calls, not of allowed ones: builds, debuggers and language runtimes use nearly all of the
+//! kernel, and the namespaces are the walls. The list closes what the walls do not cover (subsystems that are not
+//! namespaced, or that had the most holes) and returns the errors that libraries can handle. Calls newer than
+//! `NEWEST_KNOWN` do not exist for a guest, so a new kernel opens nothing by itself.
 
 use std::collections::BTreeMap;
 
@@ -13,15 +13,15 @@ use seccompiler::{
     TargetArch, sock_filter,
 };
 
-/// file_setattr(2), Linux 6.17: the last call that was looked at for this list.
+/// file_setattr(2), Linux 6.17: the last call that was reviewed for this list.
 const NEWEST_KNOWN: u32 = 469;
 /// Linux 6.15, newer than libc's list.
 const OPEN_TREE_ATTR: c_long = 467;
-/// Calls of the x32 ABI have this bit, and the same architecture as ours: a filter that forgets it can be walked around.
+/// Calls of the x32 ABI have this bit, and the same architecture as ours: a filter that forgets it can be bypassed.
 const X32_BIT: u32 = 0x4000_0000;
 
-/// Namespaces that a guest may not make. (clone3 hides its flags from filters; there the user namespace's own limits of
-/// zero say no, see `slot`.)
+/// Namespaces that a guest may not create. (clone3 hides its flags from filters; there the user namespace's own
+/// limits of zero deny it, see `slot`.)
 const NAMESPACE_FLAGS: [i32; 7] = [
     libc::CLONE_NEWUSER,
     libc::CLONE_NEWNS,
@@ -32,9 +32,9 @@ const NAMESPACE_FLAGS: [i32; 7] = [
     libc::CLONE_NEWCGROUP,
 ];
 
-/// Answered with EPERM, as for anyone without the right.
+/// Denied with EPERM, as for a process without the privilege.
 const FORBIDDEN: &[c_long] = &[
-    // Mounts and namespaces. The guest owns neither; this is the second lock on that door.
+    // Mounts and namespaces. The guest owns neither, so this is a second defence.
     libc::SYS_mount,
     libc::SYS_umount2,
     libc::SYS_pivot_root,
@@ -68,11 +68,11 @@ const FORBIDDEN: &[c_long] = &[
     libc::SYS_clock_settime,
     libc::SYS_adjtimex,
     libc::SYS_clock_adjtime,
-    // Not namespaced: what one sandbox puts there, another can find.
+    // Not namespaced: one sandbox could find what another puts there.
     libc::SYS_add_key,
     libc::SYS_request_key,
     libc::SYS_keyctl,
-    // Large surfaces with a history, which agents do not need.
+    // Large attack surfaces with a history, which agents do not need.
     libc::SYS_bpf,
     libc::SYS_perf_event_open,
     libc::SYS_userfaultfd,
@@ -81,7 +81,7 @@ const FORBIDDEN: &[c_long] = &[
     libc::SYS_kcmp,
 ];
 
-/// Answered with ENOSYS: libraries try these first and know what to do without.
+/// Denied with ENOSYS: libraries try these first and fall back.
 const MISSING: &[c_long] = &[
     libc::SYS_io_uring_setup,
     libc::SYS_io_uring_enter,
@@ -93,7 +93,7 @@ const MISSING: &[c_long] = &[
     libc::SYS_nfsservctl,
     libc::SYS_lookup_dcookie,
     libc::SYS_memfd_secret,
-    // The kernel has one stock of contexts for the whole machine; databases do without where there are none.
+    // The kernel has one limit on contexts for the whole machine; databases fall back where there are none.
     libc::SYS_io_setup,
 ];
 
@@ -108,7 +108,7 @@ impl Filters {
         forbidden.insert(libc::SYS_unshare, namespace_rules(0)?);
         forbidden.insert(libc::SYS_clone, namespace_rules(0)?);
         forbidden.insert(libc::SYS_socket, socket_rules()?);
-        // The kernel asks the family for both sockets of a pair before the family can refuse to pair them.
+        // The kernel creates both sockets of a pair before the family can refuse to pair them.
         forbidden.insert(libc::SYS_socketpair, socket_rules()?);
         forbidden.insert(libc::SYS_ioctl, btrfs_rules()?);
         let unsupported = BTreeMap::from([(libc::SYS_socket, vec![netlink_rule()?])]);
@@ -123,13 +123,13 @@ impl Filters {
             filter(missing, libc::ENOSYS)?,
             filter(forbidden, libc::EPERM)?,
             filter(unsupported, libc::EPROTONOSUPPORT)?,
-            // Reported as success and not done: programs that hold secrets exit when they cannot lower their limit on
-            // core dumps, and servers exit when they cannot size their buffers.
+            // Reported as success and not done: programs that hold secrets exit when they cannot lower their core
+            // dump limit, and servers exit when they cannot set their buffer sizes.
             filter(kept, 0)?,
         ]))
     }
 
-    /// Puts them on this process and everything it starts. Also sets no_new_privs.
+    /// Installs the filters for this process and everything it starts. Also sets no_new_privs.
     pub fn apply(&self) -> Result<(), seccompiler::Error> {
         self.0.iter().try_for_each(|program| seccompiler::apply_filter(program))
     }
@@ -143,8 +143,8 @@ fn filter(
     SeccompFilter::new(rules, SeccompAction::Allow, SeccompAction::Errno(errno as u32), arch)?.try_into()
 }
 
-/// The limit on core dumps stays what it is: at 1 the kernel neither writes a file nor starts the host's handler, at 0 it would
-/// start the handler, outside of every limit of the sandbox (core(5)).
+/// The core dump limit cannot be changed: at 1 the kernel neither writes a file nor starts the host's handler, at 0
+/// it would start the handler, outside of every limit of the sandbox (core(5)).
 const RESOURCE_CORE: u64 = libc::RLIMIT_CORE as u64;
 
 fn equals(argument: u8, value: u64) -> Result<SeccompCondition, seccompiler::BackendError> {
@@ -167,8 +167,8 @@ fn namespace_rules(argument: u8) -> Result<Vec<SeccompRule>, seccompiler::Backen
         .collect()
 }
 
-/// Every address family but Unix, IPv4, IPv6 and netlink, which glibc asks for the interfaces.
-/// AF_VSOCK would lead out to the hypervisor; AF_PACKET, AF_ALG and the rest are surface without use here.
+/// Every address family but Unix, IPv4, IPv6 and netlink, which glibc uses to list interfaces. AF_VSOCK would lead to
+/// the hypervisor; AF_PACKET, AF_ALG and the rest are attack surface without use here.
 fn socket_rules() -> Result<Vec<SeccompRule>, seccompiler::BackendError> {
     let between = |low: i32, high: i32| {
         let at_least = SeccompCondition::new(0, SeccompCmpArgLen::Dword, SeccompCmpOp::Ge, low as u64)?;
@@ -183,26 +183,27 @@ fn socket_rules() -> Result<Vec<SeccompRule>, seccompiler::BackendError> {
     ])
 }
 
-/// Every netlink protocol but NETLINK_ROUTE. The kernel charges what waits in netlink sockets to no cgroup, and the other
-/// protocols are of no use without a network to administer. The error is that of a kernel built without the protocol:
-/// `useradd`, `su` and `sudo` exit when they meet any other error on the way to the audit system.
+/// Every netlink protocol but NETLINK_ROUTE. The kernel charges data that waits in netlink sockets to no cgroup, and
+/// the other protocols are useless without a network to administer. The error is that of a kernel without the
+/// protocol: `useradd`, `su` and `sudo` exit on any other error from the audit system.
 fn netlink_rule() -> Result<SeccompRule, seccompiler::BackendError> {
     let not_route =
         SeccompCondition::new(2, SeccompCmpArgLen::Dword, SeccompCmpOp::Ne, libc::NETLINK_ROUTE as u64)?;
     SeccompRule::new(vec![equals(0, libc::AF_NETLINK as u64)?, not_route])
 }
 
-/// The sizes of socket buffers. The kernel charges what waits in netlink sockets to no cgroup, so every socket keeps the
-/// default size, which is a small part of the largest one; TCP adjusts its own sizes as it goes. The variants that may go
-/// beyond the largest size need CAP_NET_ADMIN over the network namespace, which no guest has.
+/// Sizes of socket buffers. The kernel charges data that waits in netlink sockets to no cgroup, so every socket keeps
+/// the default size, which is a small part of the largest one; TCP adjusts its own sizes. The variants that may
+/// exceed the largest size need CAP_NET_ADMIN in the network namespace, which no guest has.
 fn buffer_rules() -> Result<Vec<SeccompRule>, seccompiler::BackendError> {
     let rule =
         |option: i32| SeccompRule::new(vec![equals(1, libc::SOL_SOCKET as u64)?, equals(2, option as u64)?]);
     Ok(vec![rule(libc::SO_SNDBUF)?, rule(libc::SO_RCVBUF)?])
 }
 
-/// Every request of btrfs but those for sharing blocks between files, which other file systems have too. A volume may be on btrfs, and
-/// there anyone may make subvolumes, which would be outside of the volume's size and could not be removed like directories.
+/// Every request of btrfs but those for sharing blocks between files, which other file systems have too. A volume may
+/// be on btrfs, where any user may create subvolumes, which would escape the volume's size and could not be removed
+/// like directories.
 fn btrfs_rules() -> Result<Vec<SeccompRule>, seccompiler::BackendError> {
     const OF_BTRFS: u64 = 0x94 << 8;
     // FICLONE, FICLONERANGE and FIDEDUPERANGE (linux/fs.h).
@@ -215,7 +216,7 @@ fn btrfs_rules() -> Result<Vec<SeccompRule>, seccompiler::BackendError> {
     Ok(vec![SeccompRule::new(conditions)?])
 }
 
-/// ENOSYS for calls that this build has not heard of and for the x32 ABI. Written out, since seccompiler compares
+/// ENOSYS for calls that this build does not know and for the x32 ABI. Written by hand, since seccompiler compares
 /// arguments by size but call numbers only for equality.
 fn unknown_calls() -> BpfProgram {
     const LOAD_CALL_NUMBER: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
@@ -238,7 +239,7 @@ mod tests {
     fn the_lists_compile_and_do_not_overlap() {
         assert!(Filters::compile().is_ok());
         for call in FORBIDDEN {
-            assert!(!MISSING.contains(call), "call {call} has two answers");
+            assert!(!MISSING.contains(call), "call {call} has two errors");
         }
     }
 }

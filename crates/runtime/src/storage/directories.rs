@@ -6,11 +6,11 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use rustix::fs::{Dir, Mode, OFlags, mkdirat, openat};
 use rustix::io::Errno;
 
-/// A directory that must be one and must not be a link.
+/// Opens a directory, not a link.
 pub(crate) const DIRECTORY: OFlags =
     OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
-/// Opens a directory, and makes it where it is missing.
+/// Opens a directory, and creates it if missing.
 pub(crate) fn make_and_open(parent: BorrowedFd<'_>, name: &str) -> io::Result<OwnedFd> {
     match mkdirat(parent, name, Mode::RWXU) {
         Ok(()) | Err(Errno::EXIST) => {}
@@ -19,7 +19,7 @@ pub(crate) fn make_and_open(parent: BorrowedFd<'_>, name: &str) -> io::Result<Ow
     Ok(openat(parent, name, DIRECTORY, Mode::empty())?)
 }
 
-/// The names in a directory that are text, which ours all are.
+/// The names in a directory that are UTF-8, as all of Shoal's are.
 pub(crate) fn names(dir: BorrowedFd<'_>) -> io::Result<Vec<String>> {
     let mut names = Vec::new();
     for entry in Dir::read_from(dir)? {

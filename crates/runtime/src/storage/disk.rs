@@ -1,7 +1,7 @@
 //! Measures the disk usage of a tree that a guest has filled.
 //!
-//! Follows no link, opens one name at a time, and stops at bounds: a guest can create more names than are worth reading, and can go on
-//! while we count. The result says whether everything was counted.
+//! Follows no link, opens one name at a time, and stops at bounds: a guest can create more names than are worth
+//! reading, and can continue during the count. The result says whether everything was counted.
 
 use std::collections::HashSet;
 use std::io;
@@ -13,16 +13,16 @@ use rustix::io::Errno;
 
 use crate::backend::DiskUsage;
 
-/// Names that are counted: a few seconds of work with a warm cache, and a hundred times a small project.
+/// Most names to count: a few seconds of work with a warm cache, and a hundred times a small project.
 const NAMES_MAX: u64 = 1_000_000;
-/// A cold disk is slower. Well below the deadline of a request to the launcher.
+/// Longest time, since a cold disk is slower. Well below the deadline of a request to the launcher.
 const TIME_MAX: Duration = Duration::from_secs(10);
 /// Directories held open at once. A process may have at least a thousand descriptors.
 const DEPTH_MAX: usize = 256;
-/// The unit of `st_blocks`, whatever the file system's own is.
+/// The unit of `st_blocks`, on every file system.
 const BLOCK_BYTES: u64 = 512;
 
-/// What the tree below `top` takes, without `top` itself.
+/// Disk usage of the tree below `top`, without `top` itself.
 pub fn usage(top: OwnedFd) -> io::Result<DiskUsage> {
     let deadline = Instant::now() + TIME_MAX;
     let mut usage = DiskUsage { bytes: 0, complete: true };

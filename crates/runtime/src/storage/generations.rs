@@ -24,7 +24,7 @@ impl HostImages {
         Self { dir, path }
     }
 
-    /// Where a generation is.
+    /// Path of a generation.
     pub fn path(&self, generation: u64) -> PathBuf {
         self.path.join(generation.to_string())
     }
@@ -103,9 +103,9 @@ pub enum PrepareError {
     /// The kernel refused something.
     #[error("cannot {doing}")]
     Io {
-        /// As it reads after "cannot".
+        /// What was being done; reads after "cannot".
         doing: &'static str,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
     /// The image could not be built.

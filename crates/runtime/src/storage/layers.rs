@@ -31,7 +31,7 @@ pub struct Layers {
 }
 
 impl Layers {
-    /// Opens what is below `images`, and makes what is missing.
+    /// Opens the directories below `images`, and creates missing ones.
     pub fn open(images: BorrowedFd<'_>) -> io::Result<Self> {
         Ok(Self {
             layers: make_and_open(images, "layers")?,
@@ -51,12 +51,12 @@ impl Layers {
         Ok(())
     }
 
-    /// Where layers are, each under the digits of its digest.
+    /// The directory of layers, each under the digits of its digest.
     pub fn layers(&self) -> BorrowedFd<'_> {
         self.layers.as_fd()
     }
 
-    /// Whether a layer is there.
+    /// Whether a layer exists.
     pub fn has(&self, layer: Digest) -> io::Result<bool> {
         match openat(&self.layers, layer.hex(), DIRECTORY, Mode::empty()) {
             Ok(_) => Ok(true),
@@ -65,7 +65,7 @@ impl Layers {
         }
     }
 
-    /// All layers, in the order of their names.
+    /// All layers, ordered by name.
     pub fn list(&self) -> io::Result<Vec<Digest>> {
         let mut list: Vec<Digest> =
             names(self.layers.as_fd())?.iter().filter_map(|name| Digest::from_hex(name)).collect();
@@ -82,14 +82,14 @@ impl Layers {
     /// An empty directory that becomes a layer.
     pub fn begin(&self) -> io::Result<Unfinished<'_>> {
         let name = format!("{UNFINISHED}{}", rustix::process::getpid().as_raw_nonzero());
-        // A process of the same number may have died in the middle.
+        // A process with the same id may have died in the middle.
         remove_tree(self.layers.as_fd(), &name)?;
         mkdirat(&self.layers, &name, Mode::from_raw_mode(0o755))?;
         let directory = openat(&self.layers, &name, DIRECTORY, Mode::empty())?;
         Ok(Unfinished { all: self, name, directory })
     }
 
-    /// Removes a layer. Harmless when there is none.
+    /// Removes a layer. No effect if there is none.
     pub fn remove(&self, layer: Digest) -> io::Result<()> {
         let name = layer.hex();
         let refuge = format!("{name}-{}", rustix::process::getpid().as_raw_nonzero());
@@ -101,7 +101,7 @@ impl Layers {
     }
 }
 
-/// A layer in the making.
+/// A layer under construction.
 pub struct Unfinished<'a> {
     all: &'a Layers,
     name: String,

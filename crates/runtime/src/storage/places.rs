@@ -63,18 +63,18 @@ impl Places {
         Ok(Self { path: path.to_owned(), sandboxes, host_images, layers, pool })
     }
 
-    /// Over which the launcher mounts its staging area.
+    /// The directory over which the launcher mounts its staging area.
     pub fn stage(&self) -> PathBuf {
         self.path.join("stage")
     }
 
-    /// How much the data directory's file system holds, and how much of it is free.
+    /// Size and free space of the data directory's file system.
     pub fn space(&self) -> io::Result<(u64, u64)> {
         let found = fstatvfs(&self.sandboxes)?;
         Ok((found.f_blocks.saturating_mul(found.f_frsize), found.f_bavail.saturating_mul(found.f_frsize)))
     }
 
-    /// Makes the image `host` ready, and tells which generation that is. See [`HostImages::prepare`].
+    /// Prepares the image `host`, and returns its generation. See [`HostImages::prepare`].
     pub fn prepare_host_image(&self, thorough: bool) -> Result<u64, PrepareError> {
         let before = self.host_images.current().map_err(cannot("list generations"))?;
         let generation = self.host_images.prepare(thorough)?;
@@ -86,12 +86,12 @@ impl Places {
         Ok(generation)
     }
 
-    /// Where the layers of all other images are.
+    /// The directory of the layers of all other images.
     pub fn layers_path(&self) -> PathBuf {
         self.path.join("images/layers")
     }
 
-    /// Makes the directory of a new sandbox with empty writable layers.
+    /// Creates the directory of a new sandbox with empty writable layers.
     pub fn make_sandbox(
         &self,
         id: SandboxId,
@@ -103,7 +103,7 @@ impl Places {
         let name = id.to_string();
         mkdirat(&self.sandboxes, &name, Mode::RWXU)?;
         let dir = openat(&self.sandboxes, &name, DIRECTORY, Mode::empty())?;
-        // An attribute, since a new file is the dearer thing: some file systems search long for a free one.
+        // An attribute, since a new file costs more: some file systems search long for a free inode.
         fsetxattr(&dir, ATTRIBUTE, format!("{base} {generation}").as_bytes(), XattrFlags::empty())?;
         // After the directory, so that nothing in the pool is without one.
         let fs = match self.pool.make_sandbox(id, disk_bytes)? {
@@ -120,13 +120,13 @@ impl Places {
         Ok(SandboxPlace { dir, fs })
     }
 
-    /// Removes all of a sandbox's directory.
+    /// Removes a sandbox's whole directory.
     pub fn remove_sandbox(&self, id: SandboxId) -> io::Result<()> {
         self.pool.remove_sandbox(id)?;
         remove_tree(self.sandboxes.as_fd(), &id.to_string())
     }
 
-    /// What a sandbox's writable layers take. Nothing, if it has none.
+    /// Disk usage of a sandbox's writable layers; 0 if it has none.
     pub fn disk_usage(&self, id: SandboxId) -> io::Result<DiskUsage> {
         match self.writable(id) {
             Ok(fs) => self.pool.usage(fs),
@@ -143,14 +143,14 @@ impl Places {
         }
     }
 
-    /// The generation of the image `host` that a sandbox was made with; 0 where it was made from another image.
+    /// The generation of the image `host` that a sandbox was created with; 0 if it was created from another image.
     pub fn generation(&self, id: SandboxId) -> io::Result<u64> {
         let dir = openat(&self.sandboxes, id.to_string(), DIRECTORY, Mode::empty())?;
         let numbers = read_numbers(&dir)?;
         numbers.map(|(_, generation)| generation).ok_or_else(|| io::ErrorKind::InvalidData.into())
     }
 
-    /// Every sandbox that has a directory, with its range where that was written.
+    /// Every sandbox that has a directory, with its range if that was recorded.
     pub fn list_sandboxes(&self) -> io::Result<Vec<(SandboxId, Option<u32>)>> {
         Ok(self.attributes()?.into_iter().map(|(id, numbers)| (id, numbers.map(|(base, _)| base))).collect())
     }
@@ -160,7 +160,7 @@ impl Places {
         Ok(self.attributes()?.into_iter().filter_map(|(_, numbers)| Some(numbers?.1)).collect())
     }
 
-    /// What was written about each sandbox, if its making got as far as that.
+    /// What was recorded about each sandbox, if its creation got that far.
     fn attributes(&self) -> io::Result<Vec<(SandboxId, Option<Numbers>)>> {
         let mut list = Vec::new();
         for name in names(self.sandboxes.as_fd())? {
@@ -202,8 +202,8 @@ pub struct SandboxPlace {
 }
 
 impl SandboxPlace {
-    /// A socket on which init will listen. The path goes through the descriptor, since that of a data directory may be
-    /// longer than the 108 bytes that a socket's address holds.
+    /// A socket on which init will listen. The path goes through the descriptor, since a data directory's path may be
+    /// longer than the 108 bytes of a socket address.
     pub fn listen(&self) -> io::Result<OwnedFd> {
         let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
         bind(&socket, &socket_address(self.dir.as_fd())?)?;
@@ -218,13 +218,14 @@ pub fn socket_address(dir: BorrowedFd<'_>) -> io::Result<SocketAddrUnix> {
     Ok(SocketAddrUnix::new(format!("/proc/self/fd/{}/{INIT_SOCKET}", dir.as_raw_fd()))?)
 }
 
-/// Asks ext4 to put each child into another part of the disk, as with home directories. Children come and go as a whole, and
-/// an ext4 without a journal searches through everything that was lately deleted nearby for each new file: creating a
-/// sandbox took 25 ms after a few hundred deletions, and takes 3 ms with this. Other file systems need no such hint and refuse it.
+/// Asks ext4 to put each child into another part of the disk, as with home directories. Sandboxes come and go as a
+/// whole, and an ext4 without a journal searches through everything that was recently deleted nearby for each new
+/// file: creating a sandbox took 25 ms after a few hundred deletions, and takes 3 ms with this. Other file systems
+/// need no such hint and reject it.
 fn spread_out(dir: BorrowedFd<'_>) {
     if let Ok(flags) = ioctl_getflags(dir)
         && let Err(error) = ioctl_setflags(dir, flags | IFlags::TOPDIR)
     {
-        tracing::debug!(%error, "the file system takes no hint for spreading directories out");
+        tracing::debug!(%error, "the file system does not support the hint to spread directories out");
     }
 }

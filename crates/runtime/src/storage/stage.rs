@@ -5,22 +5,22 @@ use std::os::fd::OwnedFd;
 
 use rustix::mount::fsconfig_set_string;
 
-/// The staging directory's own name for the new root.
+/// Name of the new root in the staging directory.
 pub const STAGE_ROOT: &str = "root";
-/// The staging directory's own name for the writable tree.
+/// Name of the writable tree in the staging directory.
 pub const STAGE_WRITABLE: &str = "w";
 /// An empty file in the staging directory, to cover others with.
 pub const STAGE_EMPTY_FILE: &str = "empty-file";
 /// An empty directory in the staging directory, to cover others with.
 pub const STAGE_EMPTY_DIRECTORY: &str = "empty-directory";
-/// Layers that the staging directory has names for.
+/// Number of layers that the staging directory has names for.
 pub const STAGE_LAYERS: u8 = wire::launch::LAYERS_MAX as u8;
 
-/// What fsconfig(2) takes as one text.
+/// The longest text that fsconfig(2) accepts.
 const OPTION_MAX: usize = 255;
 
-/// The staging directory's own name for a layer. Short, since all of an overlay's layers should fit into one option; made of letters and
-/// digits, since guests read it in `/proc/mounts`.
+/// Name of a layer in the staging directory. Short, since all layers of an overlay should fit into one option; made
+/// of letters and digits, since guests can read it in `/proc/mounts`.
 pub fn layer_name(number: u8) -> String {
     // Without `w`, which is `STAGE_WRITABLE`.
     const LETTERS: &[u8; 61] = b"0123456789abcdefghijklmnopqrstuvxyzABCDEFGHIJKLMNOPQRSTUVWXYZ";
@@ -32,12 +32,12 @@ pub fn layer_name(number: u8) -> String {
     }
 }
 
-/// The layers of an overlay, the uppermost first, in the way of its option.
+/// The layers of an overlay, the uppermost first, in the format of its option.
 pub fn lower_layers(layers: &[u8]) -> String {
     layers.iter().map(|number| layer_name(*number)).collect::<Vec<_>>().join(":")
 }
 
-/// Tells an overlay in the making what lies below. More than about a hundred layers do not fit into one option; for these there is
+/// Sets the lower layers of an overlay. More than about a hundred do not fit into one option; for these there is
 /// another one (Linux 6.7).
 pub fn set_lower_layers(context: &OwnedFd, lower: &str) -> io::Result<()> {
     if lower.len() <= OPTION_MAX {

@@ -1,11 +1,12 @@
 //! The process that creates one layer, from a blob or from what a sandbox has written. It reads untrusted data, so it can reach
 //! nothing else.
 //!
-//! A walker clones it for one layer. Before it reads the first byte it stands in namespaces of its own whose root is the launcher's
-//! empty staging area, with the new layer mounted writable and the layers below mounted read-only, both through idmapped mounts.
-//! It is root of a user namespace over a range of ids that nobody else has: so it can give files to guest ids,
-//! which is what unpacking needs, and is nobody on the host. It has no network, no descriptor but the blob and a
-//! pipe, no way to start a program, and a memory limit. A layer that takes it over can only write into itself.
+//! A walker clones it for one layer. Before it reads the first byte it is in its own namespaces whose root is the
+//! launcher's empty staging area, with the new layer mounted writable and the layers below mounted read-only, both
+//! through idmapped mounts. It is root of a user namespace over a range of ids that no other process has: so it can
+//! give files to guest ids, which unpacking needs, and has no rights on the host. It has no network, no descriptor
+//! but the blob and a pipe, no way to start a program, and a memory limit. A layer that takes over the process can
+//! only write into itself.
 //!
 //! This is not done in the daemon, which would need root to change owners of files, and not in the walker, which is root on the host.
 
@@ -35,7 +36,7 @@ use crate::storage::stage::{
 use crate::sys;
 use crate::sys::mounts::attach;
 
-/// What giving files to guests needs, within the ids that the process has.
+/// The capabilities that are needed to give files to guests, within the ids of the process.
 const KEPT: CapabilitySet = CapabilitySet::CHOWN
     .union(CapabilitySet::DAC_OVERRIDE)
     .union(CapabilitySet::FOWNER)
@@ -54,31 +55,31 @@ const MESSAGE_MAX: usize = 16 * 1024;
 const BLOB: i32 = 3;
 const REPORT: i32 = 4;
 
-/// What it needs, opened by the walker.
+/// What the process needs, opened by the walker.
 pub struct Materials<'a> {
     /// The new layer, writable, through an idmapped mount.
     pub top: OwnedFd,
-    /// What it lies over. More than one where it becomes a layer over several unions.
+    /// The parts below it. More than one if it becomes a layer over several unions.
     pub parts: Vec<Part>,
     /// The user namespace.
     pub user: OwnedFd,
     /// A network namespace with nothing in it.
     pub net: OwnedFd,
-    /// Gives up all capabilities but these, for good, and filters system calls.
+    /// Drops all capabilities but these for good, and filters system calls.
     pub give_up_privileges: &'a dyn Fn(CapabilitySet) -> io::Result<()>,
-    /// What is read, where it is a blob.
+    /// The blob to read, if there is one.
     pub blob: Option<File>,
     /// Where messages go.
     pub report: PipeWriter,
 }
 
-/// A part of the tree that a layer is made over, all of it read-only and through idmapped mounts.
+/// A part of the tree below the new layer, read-only and through idmapped mounts.
 pub struct Part {
-    /// Where it is in the tree; `""` is the root.
+    /// Path in the tree; `""` is the root.
     pub at: &'static str,
     /// The layers below, the uppermost first.
     pub below: Vec<OwnedFd>,
-    /// What a sandbox has written, where that becomes a layer.
+    /// What a sandbox has written, if that becomes a layer.
     pub upper: Option<OwnedFd>,
 }
 
@@ -88,7 +89,7 @@ enum Message {
     Done(Result<LayerFacts, LayerFault>),
 }
 
-/// In the new process: locks itself in, unpacks, reports, ends.
+/// In the new process: confines itself, unpacks, reports, exits.
 pub fn run(materials: Materials<'_>, from: &LayerSource) -> ! {
     // A panic in a parser rejects the layer; no code of the launcher may run after it.
     let result = std::panic::catch_unwind(AssertUnwindSafe(|| lock_in_and_unpack(materials, from)));
@@ -102,7 +103,7 @@ fn lock_in_and_unpack(materials: Materials<'_>, from: &LayerSource) -> io::Resul
     let mut stage = Stage { next: 0, unions: vec![STAGE_EMPTY_DIRECTORY.into(), STAGE_ROOT.into()] };
     let views = parts.iter().map(|part| stage.show(part)).collect::<io::Result<Vec<View>>>()?;
     drop(parts);
-    // The launcher stands in its staging area, and so does whoever it clones: that becomes the root.
+    // The launcher's working directory is its staging area, and the clone inherits it: that becomes the root.
     pivot_root(".", ".")?;
     unmount(".", UnmountFlags::DETACH)?;
     chdir("/")?;
@@ -111,7 +112,8 @@ fn lock_in_and_unpack(materials: Materials<'_>, from: &LayerSource) -> io::Resul
     set_thread_groups(&[])?;
     set_thread_res_gid(Gid::ROOT, Gid::ROOT, Gid::ROOT)?;
     set_thread_res_uid(Uid::ROOT, Uid::ROOT, Uid::ROOT)?;
-    // After the ids, whose change would clear it. Should the walker have died before, the pipe is closed at its other end.
+    // After the ids, whose change would clear it. If the walker died before this call, the other end of the pipe is
+    // closed.
     set_parent_process_death_signal(Some(Signal::KILL))?;
     for (resource, most) in RESOURCES {
         setrlimit(resource, Rlimit { current: Some(most), maximum: Some(most) })?;
@@ -163,18 +165,18 @@ fn lock_in_and_unpack(materials: Materials<'_>, from: &LayerSource) -> io::Resul
     tell(&mut report, &Message::Done(done))
 }
 
-/// Names in the staging area that are not taken yet.
+/// Free names in the staging area.
 struct Stage {
     next: u8,
-    /// For unions, the next one last. Once they are used up, those for layers serve as well.
+    /// Names for unions, the next one last. When they are used up, those for layers serve as well.
     unions: Vec<String>,
 }
 
-/// A part, by where it is in the staging area.
+/// A part, by its name in the staging area.
 struct View {
     at: &'static str,
     below: Option<String>,
-    /// What was written alone, and over what is below.
+    /// What was written, alone and over what is below.
     written: Option<(String, String)>,
 }
 
@@ -190,7 +192,7 @@ impl Stage {
         Ok(number)
     }
 
-    /// Layers as one tree. One alone is shown as it is.
+    /// Layers as one tree. A single one is used directly.
     fn join(&mut self, numbers: &[u8]) -> io::Result<Option<String>> {
         match numbers {
             [] => Ok(None),
@@ -217,7 +219,7 @@ impl Stage {
     }
 }
 
-/// Attached layers as one tree, to be read.
+/// Attached layers as one tree, for reading.
 fn joined(numbers: &[u8]) -> io::Result<OwnedFd> {
     let context = fsopen("overlay", FsOpenFlags::FSOPEN_CLOEXEC)?;
     set_lower_layers(&context, &lower_layers(numbers))?;

@@ -1,4 +1,4 @@
-//! The requests of btrfs that no safe crate has: subvolumes, snapshots, quotas (linux/btrfs.h).
+//! The btrfs requests that no safe crate offers: subvolumes, snapshots, quotas (linux/btrfs.h).
 
 use std::io;
 use std::mem::size_of;
@@ -13,9 +13,9 @@ const WRITE: u64 = 1;
 const READ: u64 = 2;
 /// The root directory of every subvolume.
 const FIRST_FREE_OBJECT: u64 = 256;
-/// `max_rfer` of a limit counts.
+/// Marks that `max_rfer` of a limit is set.
 const LIMIT_REFERENCED: u64 = 1;
-/// A limit of this much is none.
+/// This value means no limit.
 const NO_LIMIT: u64 = u64::MAX;
 
 const fn request<T>(direction: u64, number: u64) -> u64 {
@@ -146,7 +146,7 @@ pub fn begin_sync(file: BorrowedFd<'_>) -> io::Result<()> {
     unsafe { ask(file, START_SYNC, &mut transaction) }
 }
 
-/// The number of the subvolume that a file or directory is in. Fails where that is no btrfs.
+/// The number of the subvolume that a file or directory is in. Fails on other file systems.
 pub fn subvolume_number(file: BorrowedFd<'_>) -> io::Result<u64> {
     let mut argument = Lookup { tree: 0, object: FIRST_FREE_OBJECT, name: [0; 4080] };
     // SAFETY: `Lookup` is btrfs_ioctl_ino_lookup_args, as BTRFS_IOC_INO_LOOKUP takes and fills it.
@@ -154,7 +154,7 @@ pub fn subvolume_number(file: BorrowedFd<'_>) -> io::Result<u64> {
     Ok(argument.tree)
 }
 
-/// The id of the file system, as sysfs writes it. Fails where that is no btrfs.
+/// The id of the file system, as sysfs writes it. Fails on other file systems.
 pub fn file_system_id(file: BorrowedFd<'_>) -> io::Result<String> {
     let mut argument = Info { devices_max: 0, devices: 0, id: [0; 16], rest: [0; 992] };
     // SAFETY: `Info` is btrfs_ioctl_fs_info_args in its size, as BTRFS_IOC_FS_INFO fills it; without flags in `rest`, it asks for
@@ -171,7 +171,7 @@ pub fn resize_to_device(file: BorrowedFd<'_>) -> io::Result<()> {
     unsafe { ask(file, RESIZE, &mut argument) }
 }
 
-/// Enables quotas. Harmless if they are enabled already.
+/// Enables quotas. No effect if they are enabled already.
 pub fn enable_quota(file: BorrowedFd<'_>, quota: Quota) -> io::Result<()> {
     let command = match quota {
         Quota::Full => 1,

@@ -16,7 +16,7 @@ const GET_FREE: u64 = 0x4C82;
 const AUTOCLEAR: u32 = 4;
 /// Direct I/O: the file system on the device has its own page cache.
 const DIRECT_IO: u32 = 16;
-/// What btrfs reads and writes, and what direct access to a file needs on any disk.
+/// The block size of btrfs, which direct access to a file supports on any disk.
 const BLOCK_BYTES: u32 = 4096;
 
 /// `struct loop_info64`
@@ -86,7 +86,7 @@ pub fn attach(device: BorrowedFd<'_>, file: BorrowedFd<'_>) -> io::Result<()> {
     check(c_long::from(unsafe { libc::ioctl(device.as_raw_fd(), CONFIGURE, &raw mut config) }))
 }
 
-/// The device number and the inode of the file behind a device; `None` where there is none.
+/// The device number and the inode of the file behind a device; `None` if there is none.
 pub fn file_behind(device: BorrowedFd<'_>) -> io::Result<Option<(u64, u64)>> {
     let mut status = EMPTY;
     // SAFETY: `Status` is a whole loop_info64, which the kernel fills.
@@ -97,7 +97,7 @@ pub fn file_behind(device: BorrowedFd<'_>) -> io::Result<Option<(u64, u64)>> {
     }
 }
 
-/// Makes the device take on the new size of its file.
+/// Makes the device adopt the new size of its file.
 pub fn take_new_size(device: BorrowedFd<'_>) -> io::Result<()> {
     // SAFETY: no memory is passed.
     check(c_long::from(unsafe { libc::ioctl(device.as_raw_fd(), SET_CAPACITY, 0) }))

@@ -23,7 +23,7 @@ const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
 pub enum Cloned {
     /// The old process.
     Parent {
-        /// The new one, in the old one's pid namespace.
+        /// The new process's id, in the old one's pid namespace.
         pid: u32,
     },
     /// The new process.
@@ -38,7 +38,7 @@ pub struct CloneOptions<'a> {
     pub cgroup: Option<BorrowedFd<'a>>,
 }
 
-/// A copy of this process, with its own memory. clone3(2), Linux 5.7 for the cgroup.
+/// Clones this process, with its own memory. clone3(2), Linux 5.7 for the cgroup.
 pub fn clone_process(options: &CloneOptions<'_>) -> io::Result<Cloned> {
     let parent = options.flags & libc::CLONE_PARENT != 0;
     let mut args = libc::clone_args {
@@ -46,7 +46,7 @@ pub fn clone_process(options: &CloneOptions<'_>) -> io::Result<Cloned> {
         pidfd: 0,
         child_tid: 0,
         parent_tid: 0,
-        // With CLONE_PARENT the signal is the parent's business, and the kernel refuses one here.
+        // With CLONE_PARENT the signal is that of the parent, and the kernel rejects one here.
         exit_signal: if parent { 0 } else { libc::SIGCHLD as u64 },
         stack: 0,
         stack_size: 0,
@@ -60,9 +60,9 @@ pub fn clone_process(options: &CloneOptions<'_>) -> io::Result<Cloned> {
         args.cgroup = cgroup.as_raw_fd() as u64;
     }
     // SAFETY: `args` is a whole clone_args of the size that is passed. CLONE_VM is not among the flags that callers
-    // use, so the child has a copy of memory and of this stack, and goes on here like the child of fork(2).
-    // glibc's own bookkeeping (thread id, atfork handlers) is not updated; the process is single-threaded
-    // and calls nothing that depends on it.
+    // use, so the child has a copy of memory and of this stack, and continues here like the child of fork(2). glibc's
+    // own bookkeeping (thread id, atfork handlers) is not updated; the process is single-threaded and calls nothing
+    // that depends on it.
     let result = unsafe { libc::syscall(libc::SYS_clone3, &raw mut args, size_of::<libc::clone_args>()) };
     match result {
         -1 => Err(io::Error::last_os_error()),
@@ -76,7 +76,7 @@ pub fn fork_process() -> io::Result<Cloned> {
     clone_process(&CloneOptions { flags: 0, cgroup: None })
 }
 
-/// Ends a forked child without running what the parent registered for its own end.
+/// Ends a forked child without running the parent's exit handlers.
 pub fn exit_now(code: i32) -> ! {
     // SAFETY: _exit(2) ends the process; nothing of it is used afterwards.
     unsafe { libc::_exit(code) }
@@ -125,10 +125,10 @@ pub fn set_mount_attributes(
     check(result)
 }
 
-/// Does file system work as `uid` and `gid`, until it is called again. Capabilities stay as they are.
+/// Does file system work as `uid` and `gid`, until the next call. Capabilities stay as they are.
 pub fn set_file_ids(uid: u32, gid: u32) {
     // SAFETY: integers only. The calls cannot fail for a process with CAP_SETUID, and return the old id, never an
-    // error; whoever needs the effect checks it (a wrong id makes an overlay read-only, which is checked).
+    // error; callers that need the effect check it (a wrong id makes an overlay read-only, which is checked).
     unsafe {
         libc::setfsgid(gid);
         libc::setfsuid(uid);
@@ -165,8 +165,9 @@ pub fn close_on_exec_from(first: RawFd) -> io::Result<()> {
     check(result)
 }
 
-/// Closes every descriptor but three: `null` becomes 0, 1 and 2, the others get the numbers `first_at` and `second_at`, which
-/// must be 3 and 4. For a process that goes on without executing anything, and shall hold nothing of what it inherited.
+/// Closes every descriptor but three: `null` becomes 0, 1 and 2, the others get the numbers `first_at` and
+/// `second_at`, which must be 3 and 4. For a process that continues without an exec and must hold nothing that it
+/// inherited.
 pub fn close_all_but(
     null: OwnedFd,
     first: OwnedFd,
@@ -174,7 +175,7 @@ pub fn close_all_but(
     first_at: RawFd,
     second_at: RawFd,
 ) -> io::Result<(OwnedFd, std::fs::File)> {
-    assert_eq!((first_at, second_at), (3, 4), "nothing lies between the standard descriptors and these");
+    assert_eq!((first_at, second_at), (3, 4), "the two must follow the standard descriptors");
     let given = [&null, &first, &second];
     assert!(given.iter().all(|fd| fd.as_raw_fd() > second_at), "none is overwritten before it is copied");
     for standard in 0..=2 {
@@ -195,7 +196,7 @@ pub fn close_all_but(
     }
 }
 
-/// Makes `from` also known as descriptor `to`, which the program after exec inherits.
+/// Duplicates `from` to the descriptor `to`, which the program after exec inherits.
 pub fn inherit_as(from: BorrowedFd<'_>, to: RawFd) -> io::Result<()> {
     // SAFETY: integers only. Called just before exec on the low numbers that the new program expects: whatever `OwnedFd` had
     // one of them is not used again, and everything that is still needed was duplicated above them first.
@@ -212,7 +213,7 @@ pub fn duplicate_above(fd: BorrowedFd<'_>, least: RawFd) -> io::Result<OwnedFd> 
     }
 }
 
-/// The descriptor that the parent of this program handed over under this number.
+/// The descriptor that the parent of this program passed under this number.
 pub fn inherited(number: RawFd) -> io::Result<OwnedFd> {
     // SAFETY: called once per number at the very start of the launcher, before anything else owns a descriptor; that it is
     // open is checked first.
@@ -224,7 +225,7 @@ pub fn inherited(number: RawFd) -> io::Result<OwnedFd> {
     }
 }
 
-/// Blocks the signals and gives a descriptor on which they arrive, non-blocking.
+/// Blocks the signals and returns a descriptor on which they arrive, non-blocking.
 pub fn signals_as_descriptor(signals: &[c_int]) -> io::Result<OwnedFd> {
     // SAFETY: the set is initialised by sigemptyset before use, and lives through both calls.
     unsafe {
@@ -239,7 +240,7 @@ pub fn signals_as_descriptor(signals: &[c_int]) -> io::Result<OwnedFd> {
     }
 }
 
-/// Unblocks every signal and gives each its default meaning, as a fresh program expects.
+/// Unblocks every signal and resets each to its default, as a fresh program expects.
 pub fn reset_signals() {
     // SAFETY: sets are initialised before use; SIG_DFL is a valid disposition. Signals that cannot be changed refuse,
     // which is fine.
@@ -253,7 +254,7 @@ pub fn reset_signals() {
     }
 }
 
-/// Brings the loopback interface of the current network namespace up.
+/// Brings up the loopback interface of the current network namespace.
 ///
 /// Two ioctls on a throw-away socket: a netlink library would bring an async runtime into a forked child.
 pub fn loopback_up() -> io::Result<()> {

@@ -25,13 +25,13 @@ pub fn attach(tree: &OwnedFd, dir: BorrowedFd<'_>, name: impl rustix::path::Arg)
     Ok(move_mount(tree, "", dir, name, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?)
 }
 
-/// Attaches an unattached tree onto an open place.
+/// Attaches an unattached tree to an open file or directory.
 pub fn attach_onto(tree: &OwnedFd, place: &OwnedFd) -> io::Result<()> {
     let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
     Ok(move_mount(tree, "", place, "", flags)?)
 }
 
-/// An unattached copy of what is mounted at `path` in `dir`, `path` empty for `dir` itself.
+/// An unattached copy of the mount at `path` in `dir`; an empty `path` means `dir` itself.
 pub fn cut_out(dir: BorrowedFd<'_>, path: &str, recursive: bool) -> io::Result<OwnedFd> {
     let mut flags = OpenTreeFlags::OPEN_TREE_CLONE
         | OpenTreeFlags::OPEN_TREE_CLOEXEC

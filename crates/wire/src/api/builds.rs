@@ -11,21 +11,22 @@ use super::TemplateSpec;
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct StartBuild {
-    /// The template that is made or changed.
+    /// The template to create or change.
     pub template: String,
-    /// What else is in it. Its `image` is what is built, so none is given; its limits are those of the build too.
+    /// Further settings of the template. `image` must be left out, since the build makes it; the limits apply to the
+    /// build too.
     #[serde(default)]
     pub spec: TemplateSpec,
-    /// The path of the Dockerfile in the context; `Dockerfile` if left out.
+    /// Path of the Dockerfile in the context. Default: `Dockerfile`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dockerfile: Option<String>,
-    /// The stage to build; the last if left out.
+    /// The stage to build. Default: the last.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub target: Option<String>,
     /// Values for `ARG`.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub args: BTreeMap<String, String>,
-    /// Secrets in base64, by id. Steps see those that they name, and nothing of them is kept.
+    /// Secrets in base64, by id. A step sees only the secrets that it names, and none is stored.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub secrets: BTreeMap<String, String>,
 }
@@ -35,40 +36,40 @@ pub struct StartBuild {
 pub struct Build {
     /// A UUID.
     pub id: String,
-    /// What it becomes.
+    /// The template that it makes.
     pub template: String,
-    /// Where it is in its life.
+    /// State of the build.
     pub state: BuildState,
-    /// Why it is `failed`.
+    /// Why the state is `failed`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// Of the template, once it is `done`.
+    /// The template's new version, once the build is `done`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub version: Option<u32>,
-    /// How long its log is so far.
+    /// Length of the log so far.
     pub log_bytes: u64,
-    /// When it was asked for.
+    /// When the build was requested.
     pub created_at: String,
-    /// When it was over.
+    /// When the build ended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ended_at: Option<String>,
 }
 
-/// Where a build is in its life.
+/// State of a build.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum BuildState {
-    /// Steps are done.
+    /// Steps are running.
     Running,
-    /// The template has it.
+    /// The template has the new version.
     Done,
-    /// It broke off; `reason` says why.
+    /// The build failed; `reason` says why.
     Failed,
 }
 
 /// `GET /v1/builds`, newest first.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct BuildList {
-    /// Those of this key's owner that are remembered.
+    /// This key's owner's builds, as far as the daemon still remembers them.
     pub builds: Vec<Build>,
 }

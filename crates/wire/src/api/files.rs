@@ -1,46 +1,46 @@
 //! Bodies of the routes about files.
 //!
-//! A name in a guest is bytes. Where it is not UTF-8, the text has replacement characters, and the bytes are beside it in
-//! base64; in a query, such bytes are percent-encoded.
+//! File names in a guest are bytes. If a name is not UTF-8, the text contains replacement characters, and a second
+//! field holds the bytes in base64; in a query, such bytes are percent-encoded.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::ErrorBody;
 
-/// What a file is.
+/// Metadata of a file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct FileInfo {
-    /// Absolute.
+    /// Absolute path.
     pub path: String,
-    /// The bytes of the path, where they are not UTF-8.
+    /// The bytes of the path, if they are not UTF-8.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub path_base64: Option<String>,
     /// The last part of the path.
     pub name: String,
-    /// The bytes of the name, where they are not UTF-8.
+    /// The bytes of the name, if they are not UTF-8.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name_base64: Option<String>,
-    /// Of which kind.
+    /// Kind of the file.
     pub kind: FileKind,
-    /// In bytes.
+    /// Size in bytes.
     pub size: u64,
     /// Permissions in octal, as `0644`.
     pub mode: String,
-    /// Owner, in the sandbox's numbers.
+    /// Owner id inside the sandbox.
     pub uid: u32,
-    /// Group, in the sandbox's numbers.
+    /// Group id inside the sandbox.
     pub gid: u32,
-    /// How many names it has.
+    /// Number of hard links.
     pub links: u64,
-    /// When it was last written to.
+    /// When the file was last written to.
     pub modified_at: String,
-    /// Tells this content from another; for `If-Match` and `If-None-Match`.
+    /// Identifies this content of the file; for `If-Match` and `If-None-Match`.
     pub etag: String,
-    /// Where a symbolic link leads.
+    /// Target of a symbolic link.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub target: Option<String>,
-    /// The bytes of the target, where they are not UTF-8.
+    /// The bytes of the target, if they are not UTF-8.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub target_base64: Option<String>,
 }
@@ -61,16 +61,16 @@ pub enum FileKind {
     Socket,
     /// A device.
     Device,
-    /// Something else.
+    /// Another kind.
     Unknown,
 }
 
 /// `GET /v1/sandboxes/{id}/files/list`, one page, by name.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct FileList {
-    /// Links are not followed.
+    /// Entries. Symbolic links are not followed.
     pub entries: Vec<FileInfo>,
-    /// Give it as `cursor` for the next page; absent on the last.
+    /// Pass it as `cursor` to get the next page; absent on the last page.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next_cursor: Option<String>,
 }
@@ -78,9 +78,9 @@ pub struct FileList {
 /// `GET /v1/sandboxes/{id}/files/glob`
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct FoundFiles {
-    /// By path.
+    /// Matches, sorted by path.
     pub files: Vec<FileInfo>,
-    /// What the search did.
+    /// Statistics of the search.
     #[serde(flatten)]
     pub search: Search,
 }
@@ -88,38 +88,38 @@ pub struct FoundFiles {
 /// `GET /v1/sandboxes/{id}/files/grep`
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct FoundLines {
-    /// By path and line.
+    /// Matches, sorted by path and line.
     pub matches: Vec<LineMatch>,
-    /// How many of the skipped were text at their front and binary further on: lines before that may have been told. Counted
-    /// with `exclude_directory` or `carriage_returns` alone.
+    /// Number of skipped files that begin as text and turn out to be binary later: lines before that point may have
+    /// been returned. Counted only with `exclude_directory` or `carriage_returns`.
     #[serde(default)]
     pub mixed: u64,
-    /// What the search did.
+    /// Statistics of the search.
     #[serde(flatten)]
     pub search: Search,
 }
 
-/// What a search did.
+/// Statistics of a search.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Search {
-    /// Entries of directories that were looked at.
+    /// Number of directory entries that were examined.
     pub entries_looked_at: u64,
-    /// Bytes of files that were read.
+    /// Number of bytes that were read from files.
     pub bytes_read: u64,
-    /// What could not be looked into: binary files, directories without the right to, or too deep.
+    /// Number of entries that were skipped: binary files, directories that could not be read or are nested too deep.
     pub skipped: u64,
-    /// The limit that ended it before it was through; absent if none did.
+    /// The limit that ended the search early; absent if it is complete.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cut: Option<SearchCut>,
 }
 
-/// Which limit ended a search.
+/// A limit that ends a search.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum SearchCut {
     /// `limit`
     Matches,
-    /// A million entries.
+    /// One million entries.
     Entries,
     /// `bytes_max`
     Bytes,
@@ -127,26 +127,26 @@ pub enum SearchCut {
     Time,
 }
 
-/// A line in which something was found.
+/// A matching line.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct LineMatch {
-    /// Absolute.
+    /// Absolute path.
     pub path: String,
-    /// The bytes of the path, where they are not UTF-8.
+    /// The bytes of the path, if they are not UTF-8.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub path_base64: Option<String>,
-    /// Counted from 1.
+    /// Line number, from 1.
     pub line: u64,
-    /// Where in the line the first match begins, in bytes from 0.
+    /// Offset of the first match in the line, in bytes from 0.
     pub column: u64,
-    /// The line without its end, or 2 KiB of it around the match.
+    /// The line without its line ending, or 2 KiB of it around the match.
     pub text: String,
-    /// The bytes of the text, where they are not UTF-8.
+    /// The bytes of the text, if they are not UTF-8.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub text_base64: Option<String>,
-    /// Where in the line the text begins.
+    /// Offset in the line at which the text begins.
     pub text_start: u64,
-    /// Whether the line goes on after the text.
+    /// Whether the line continues after the text.
     pub text_cut: bool,
 }
 
@@ -154,71 +154,71 @@ pub struct LineMatch {
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct EditFile {
-    /// What to find, at most 1 MiB. Matches do not overlap, and are counted from the front.
+    /// The text to find, at most 1 MiB. Matches do not overlap and are counted from the start of the file.
     pub old: String,
-    /// What takes its place, at most 1 MiB.
+    /// The replacement, at most 1 MiB.
     pub new: String,
-    /// Every match; if not, there must be one and no more. `false` if left out.
+    /// Replace every match. If `false`, the text must occur exactly once. Default: `false`.
     #[serde(default)]
     pub all: bool,
-    /// If there is no such text, it is looked for with its lines ended by CR LF, then by LF, and what takes its place is ended
-    /// likewise. `false` if left out.
+    /// If the text does not occur as given, search for it with CR LF line endings, then with LF, and convert the
+    /// replacement likewise. Default: `false`.
     #[serde(default)]
     pub adapt_line_ends: bool,
 }
 
-/// What an edit did.
+/// Result of an edit.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct EditedFile {
-    /// In how many places.
+    /// Number of replaced matches.
     pub replaced: u64,
-    /// The file as it is now.
+    /// The file after the edit.
     #[serde(flatten)]
     pub file: FileInfo,
 }
 
-/// What a copy or an archive made.
+/// Result of a copy or of unpacking an archive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct FilesMade {
-    /// Files, links and directories.
+    /// Number of files, links and directories.
     pub entries: u64,
-    /// What the files hold.
+    /// Total size of the files.
     pub bytes: u64,
-    /// Sockets, devices and FIFOs, which are left out.
+    /// Number of sockets, devices and FIFOs, which are left out.
     pub skipped: u64,
 }
 
-/// `GET /v1/sandboxes/{id}/files/watch`, each as a server-sent event under the name of its `type`.
+/// `GET /v1/sandboxes/{id}/files/watch`: server-sent events, each named after its `type`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum FileEvent {
-    /// From here on, everything is told.
+    /// From here on, every change is reported.
     Ready,
-    /// Something happened.
+    /// Something changed.
     Changed {
-        /// What.
+        /// What changed.
         change: FileChange,
-        /// Absolute.
+        /// Absolute path.
         path: String,
-        /// The bytes of the path, where they are not UTF-8.
+        /// The bytes of the path, if they are not UTF-8.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         path_base64: Option<String>,
         /// Whether it is a directory.
         directory: bool,
     },
-    /// More happened than could be told: look for yourself.
+    /// More happened than could be reported: list the directory again.
     Overflow,
-    /// A directory is not watched: it is too deep, or there are too many.
+    /// A directory is not watched: it is nested too deep, or there are too many.
     NotWatched {
-        /// Absolute.
+        /// Absolute path.
         path: String,
-        /// The bytes of the path, where they are not UTF-8.
+        /// The bytes of the path, if they are not UTF-8.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         path_base64: Option<String>,
     },
-    /// What was watched is gone. The last event.
+    /// The watched file or directory is gone. The last event.
     Gone,
-    /// The watch broke. The last event.
+    /// The watch failed. The last event.
     Failed(ErrorBody),
 }
 
@@ -226,7 +226,7 @@ pub enum FileEvent {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum FileChange {
-    /// It came to be.
+    /// It was created.
     Created,
     /// It was written to.
     Modified,
@@ -234,10 +234,10 @@ pub enum FileChange {
     Written,
     /// Permissions, owner or times changed.
     Attributes,
-    /// It is gone.
+    /// It was removed.
     Removed,
-    /// It has another name now.
+    /// It was renamed away from this path.
     MovedFrom,
-    /// It had another name.
+    /// It was renamed to this path.
     MovedTo,
 }

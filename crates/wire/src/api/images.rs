@@ -13,48 +13,48 @@ use super::ErrorBody;
 pub struct PullImage {
     /// Such as `python:3.12`, `registry.local:5000/team/app:1`, `…@sha256:…`.
     pub reference: String,
-    /// Such as `linux/arm64`; this machine's if left out.
+    /// Such as `linux/arm64`. Default: this machine's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub platform: Option<String>,
-    /// For the registry. What is pulled so is seen by this key's owner alone.
+    /// User name for the registry. Images pulled with credentials are visible to this key's owner only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub username: Option<String>,
-    /// With `username`.
+    /// Password that belongs to `username`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub password: Option<String>,
-    /// In the place of both: a token that the registry exchanges for others.
+    /// Instead of both: a token that the registry exchanges for others.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub identity_token: Option<String>,
-    /// Speak plain HTTP with the registry. Needs a key with admin rights.
+    /// Use plain HTTP with the registry. Needs a key with admin rights.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub insecure: bool,
 }
 
-/// An image that is here.
+/// A stored image.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Image {
-    /// Of its manifest.
+    /// Digest of its manifest.
     pub digest: String,
-    /// What it is called.
+    /// Names of the image.
     pub names: Vec<String>,
-    /// Names that an operator gave to those.
+    /// Aliases that an operator gave to those names.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub aliases: Vec<String>,
-    /// Whether only this key's owner sees it.
+    /// Whether only this key's owner can see it.
     pub private: bool,
-    /// What it is made for.
+    /// Platform that it is made for.
     pub platform: String,
-    /// What was fetched for it.
+    /// Number of bytes that were downloaded.
     pub size_bytes: u64,
-    /// What its files hold.
+    /// Total size of its files.
     pub unpacked_bytes: u64,
-    /// When it came here.
+    /// When it was stored.
     pub created_at: String,
-    /// How many of the owner's sandboxes were made from it.
+    /// Number of the owner's sandboxes that were made from it.
     pub sandboxes: u64,
     /// How its programs run.
     pub config: ImageConfig,
-    /// The lowest first.
+    /// Layers, lowest first.
     pub layers: Vec<ImageLayer>,
 }
 
@@ -63,75 +63,75 @@ pub struct Image {
 pub struct ImageConfig {
     /// Variables for every command.
     pub env: BTreeMap<String, String>,
-    /// Who commands run as; root if it is not there.
+    /// User that commands run as; root if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user: Option<String>,
-    /// Where commands run; `/workspace` if it is not there, or `/`.
+    /// Where commands run; `/workspace` if absent or `/`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub working_directory: Option<String>,
     /// What runs when a command names no program.
     pub entrypoint: Vec<String>,
-    /// Arguments of that, or the program itself.
+    /// Arguments for `entrypoint`, or the program itself.
     pub command: Vec<String>,
-    /// Free pairs.
+    /// Labels of the image.
     pub labels: BTreeMap<String, String>,
 }
 
 /// One layer.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct ImageLayer {
-    /// Of what was fetched; not there for the layer that Shoal puts on top.
+    /// Digest of the downloaded blob; absent for the layer that Shoal adds on top.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub digest: Option<String>,
-    /// What was fetched.
+    /// Number of bytes that were downloaded.
     pub size_bytes: u64,
-    /// What its files hold.
+    /// Total size of its files.
     pub unpacked_bytes: u64,
-    /// Files, links and directories.
+    /// Number of files, links and directories.
     pub entries: u64,
-    /// Device nodes that were left out.
+    /// Number of device nodes that were left out.
     pub devices_skipped: u64,
-    /// Entries of owners beyond 65,535, which are `nobody`'s now.
+    /// Number of entries with an owner id beyond 65,535, which now belong to `nobody`.
     pub owners_changed: u64,
-    /// Extended attributes that were left out.
+    /// Number of extended attributes that were left out.
     pub attributes_dropped: u64,
 }
 
 /// `GET /v1/images`, newest first.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct ImageList {
-    /// All that this key's owner may use. `host` is not among them.
+    /// All images that this key's owner may use, except `host`.
     pub images: Vec<Image>,
 }
 
-/// What happens while an image is pulled or imported.
+/// Progress of a pull or an import.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum ImageEvent {
-    /// How far it is. The first comes when the registry has said what the image is made of.
+    /// Progress. The first event comes once the registry has described the image.
     Progress {
-        /// The lowest first.
+        /// Layers, lowest first.
         layers: Vec<LayerProgress>,
     },
-    /// It is here.
+    /// The image is stored.
     Done {
-        /// A registry gives one image, an archive one or more.
+        /// One image from a registry; one or more from an archive.
         images: Vec<Image>,
     },
-    /// It did not come.
+    /// The pull or import failed.
     Failed(ErrorBody),
 }
 
-/// How far a layer is.
+/// Progress of a layer.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct LayerProgress {
-    /// Of what is fetched.
+    /// Digest of the downloaded blob.
     pub digest: String,
-    /// What happens to it.
+    /// What happens to the layer.
     pub state: LayerState,
-    /// Of `total_bytes`: fetched so far, or read while it is unpacked.
+    /// Bytes of `total_bytes` that were downloaded so far, or read while unpacking.
     pub bytes: u64,
-    /// How much is fetched.
+    /// Size of the download.
     pub total_bytes: u64,
 }
 
@@ -139,39 +139,39 @@ pub struct LayerProgress {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum LayerState {
-    /// Nothing yet.
+    /// Not started.
     Waiting,
-    /// Its bytes arrive.
+    /// Being downloaded.
     Fetching,
-    /// Its bytes are here.
+    /// Downloaded.
     Fetched,
-    /// It becomes files.
+    /// Being unpacked.
     Unpacking,
-    /// It is here.
+    /// Stored.
     Done,
-    /// It was here before.
+    /// Was stored already.
     Present,
 }
 
 /// What `POST /v1/images/gc` and `DELETE /v1/images/{image}` removed.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct CollectedImages {
-    /// Images without a name and a sandbox.
+    /// Images without a name and without a sandbox.
     pub images: u64,
     /// Layers without an image.
     pub layers: u64,
-    /// What their files held.
+    /// Total size of their files.
     pub bytes: u64,
 }
 
-/// A name that stands for another.
+/// A name that stands for an image.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct ImageAlias {
-    /// What people ask for.
+    /// The alias.
     pub name: String,
-    /// What they get: a reference, or `host`.
+    /// A reference, or `host`.
     pub target: String,
-    /// Since when.
+    /// When the alias was set.
     pub created_at: String,
 }
 

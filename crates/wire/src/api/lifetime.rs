@@ -6,34 +6,34 @@ use utoipa::ToSchema;
 use super::SandboxState;
 use crate::SandboxId;
 
-/// A wish for how long a sandbox lives: so long since something, then do this. Of several rules, the first to strike wins.
+/// A lifetime rule: some time after an event, do something. If several rules apply, the earliest one acts.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct LifetimeRule {
-    /// From when it counts.
+    /// The event that starts the clock.
     pub since: RuleSince,
-    /// The length, 0.1 seconds to ten years.
+    /// The time after the event, 0.1 seconds to ten years.
     pub after_seconds: f64,
-    /// What is done then.
+    /// The action.
     pub action: RuleAction,
-    /// Takes a rule with an action that this version cannot do: it is kept and shown with `"acts": false`, and does
-    /// nothing. Without this, such a rule is refused.
+    /// Accept a rule whose action this version cannot perform: it is stored and shown with `"acts": false`, and has
+    /// no effect. Without this, the request is rejected.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub accept_inactive: bool,
 }
 
-/// From when a rule counts.
+/// The event that starts a rule's clock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum RuleSince {
-    /// The end of the last use: a request to its commands or files, an open stream, a command that someone waits for or
-    /// that uses the processor. Reading its state is no use.
+    /// The end of the last use: a request to the sandbox's commands or files, an open stream, a command that a caller
+    /// waits for or that uses the processor. Reading the sandbox's state does not count as a use.
     LastUse,
-    /// Its start, or the last touch after it.
+    /// The sandbox's start, or the last touch after it.
     Start,
     /// The last pause, while it lasts.
     Paused,
-    /// When it was asked for. Nothing renews it.
+    /// The create request. Nothing restarts this clock.
     Creation,
 }
 
@@ -41,43 +41,44 @@ pub enum RuleSince {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum RuleAction {
-    /// Pauses it and keeps its memory. Not done by this version.
+    /// Pause the sandbox and keep its memory. Not supported by this version.
     PauseKeepMemory,
-    /// Pauses it, ends its processes and keeps its files. Not done by this version.
+    /// Pause the sandbox, end its processes and keep its files. Not supported by this version.
     PauseDropMemory,
-    /// Deletes it with all that is in it.
+    /// Delete the sandbox and everything in it.
     Delete,
 }
 
-/// A rule as a sandbox has it.
+/// A rule of a sandbox.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct KeptRule {
-    /// From when it counts.
+    /// The event that starts the clock.
     pub since: RuleSince,
-    /// The length.
+    /// The time after the event.
     pub after_seconds: f64,
-    /// What is done then.
+    /// The action.
     pub action: RuleAction,
-    /// Whether this version does it.
+    /// Whether this version performs the action.
     pub acts: bool,
 }
 
-/// `GET /v1/sandboxes/{id}/explain` and `POST /v1/sandboxes/{id}/touch`: why a sandbox lives, and when and how it ends.
+/// `GET /v1/sandboxes/{id}/explain` and `POST /v1/sandboxes/{id}/touch`: why a sandbox is alive, and when and how it
+/// ends.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Explanation {
-    /// Which sandbox.
+    /// The sandbox's id.
     #[schema(value_type = String)]
     pub sandbox_id: SandboxId,
-    /// All of it in one sentence, for people.
+    /// A summary in one sentence, for people.
     pub sentence: String,
-    /// Where it is in its life.
+    /// The sandbox's state.
     pub state: SandboxState,
-    /// Uses under way: requests, open streams, commands that someone waits for.
+    /// Number of uses in progress: requests, open streams, commands that a caller waits for.
     pub uses: u32,
-    /// The last use. Absent where nobody knows: without a rule that acts, it is not kept over a restart of the daemon.
+    /// The last use. Absent if unknown: without a rule that acts, it is not stored across a restart of the daemon.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_use: Option<LastUse>,
-    /// How it ends if nothing happens until then. Absent while no rule ends it.
+    /// How the sandbox ends if nothing happens before. Absent while no rule ends it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub end: Option<SandboxEnd>,
     /// All rules, in the order they were given.
@@ -87,9 +88,9 @@ pub struct Explanation {
 /// The last use of a sandbox.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct LastUse {
-    /// When it ended; now, while there are uses under way.
+    /// When it ended; now, while a use is in progress.
     pub at: String,
-    /// What it was.
+    /// What kind of use it was.
     pub by: UsedBy,
 }
 
@@ -97,32 +98,32 @@ pub struct LastUse {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum UsedBy {
-    /// Nobody yet: it is its start.
+    /// Nothing yet: the time is that of the sandbox's start.
     Start,
     /// A request or a stream.
     Request,
     /// A touch, or a change of the lifetime.
     Touch,
-    /// A command that nobody waits for and that uses the processor.
+    /// A command that no caller waits for and that uses the processor.
     Processor,
 }
 
 /// How a sandbox ends.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct SandboxEnd {
-    /// What happens then.
+    /// The action.
     pub action: RuleAction,
-    /// When.
+    /// The time.
     pub at: String,
-    /// In how long.
+    /// The time left.
     pub in_seconds: f64,
-    /// By which rule: its place in `rules`, from 0.
+    /// The rule that causes it: its index in `rules`, from 0.
     pub rule: usize,
     /// What would postpone it.
     pub postponed_by: PostponedBy,
 }
 
-/// What begins the clock of a rule anew.
+/// What restarts the clock of a rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum PostponedBy {
@@ -134,16 +135,16 @@ pub enum PostponedBy {
     Nothing,
 }
 
-/// A rule at one moment.
+/// A rule, with its times at one moment.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct ExplainedRule {
     /// The rule.
     #[serde(flatten)]
     pub rule: KeptRule,
-    /// When it strikes if nothing happens until then. Absent where it does not act, or does not count now.
+    /// When it acts if nothing happens before. Absent if it does not act, or its clock is not running.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub strikes_at: Option<String>,
-    /// In how long that is.
+    /// The time left until then.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub strikes_in_seconds: Option<f64>,
 }

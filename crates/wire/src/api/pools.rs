@@ -9,22 +9,22 @@ use crate::SandboxId;
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct CreatePool {
-    /// Free text up to 255 bytes, unique among the owner's pools.
+    /// Any text of up to 255 bytes, unique among the owner's pools.
     pub name: String,
-    /// What its sandboxes are made from. One that mounts volumes is refused.
+    /// The template of its sandboxes. A template that mounts volumes is rejected.
     pub template: String,
-    /// How many should stand ready, 0 to 1000. They count against what the key allows.
+    /// Number of sandboxes to keep ready, 0 to 1000. They count against the key's limits.
     pub replicas: u32,
 }
 
-/// `PATCH /v1/pools/{pool}`. What is left out stays as it is.
+/// `PATCH /v1/pools/{pool}`. Fields that are left out keep their values.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct UpdatePool {
-    /// Another name.
+    /// A new name.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// How many should stand ready, 0 to 1000.
+    /// Number of sandboxes to keep ready, 0 to 1000.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub replicas: Option<u32>,
 }
@@ -34,86 +34,86 @@ pub struct UpdatePool {
 pub struct Pool {
     /// A UUID that stays the same when the name changes.
     pub id: String,
-    /// What it is called.
+    /// The pool's name.
     pub name: String,
-    /// What its sandboxes are made from.
+    /// The template of its sandboxes.
     pub template: String,
-    /// The newest version of that. What waits and is older is replaced.
+    /// The newest version of that template. Waiting sandboxes of older versions are replaced.
     pub template_version: u32,
-    /// How many should stand ready.
+    /// Number of sandboxes to keep ready.
     pub replicas: u32,
-    /// How many do.
+    /// Number of sandboxes that are ready.
     pub ready: u32,
-    /// How many are being made.
+    /// Number of sandboxes that are being created.
     pub making: u32,
-    /// How it is.
+    /// The pool's state.
     pub state: PoolState,
-    /// Why the last one could not be made.
+    /// Why the last sandbox could not be created.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// When that is tried again; not there where something else must change first.
+    /// When the next attempt is made; absent if something else must change first.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub retry_at: Option<String>,
-    /// What waits in it, the next to be claimed first. Lists leave it out.
+    /// The waiting sandboxes, in the order they will be claimed. Lists leave it out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub members: Option<Vec<PoolMember>>,
     /// Creates since the daemon started that claimed a sandbox here.
     pub claims: u64,
     /// Creates since the daemon started that found none ready here.
     pub misses: u64,
-    /// When it was made.
+    /// When the pool was created.
     pub created_at: String,
-    /// When it was last changed.
+    /// When the pool was last changed.
     pub updated_at: String,
 }
 
-/// How a pool is.
+/// State of a pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum PoolState {
-    /// As many stand ready as should.
+    /// The full number of sandboxes is ready.
     Ready,
-    /// Some are still being made.
+    /// Some sandboxes are still being created.
     Filling,
-    /// The last one could not be made; `reason` says why, and it is tried again.
+    /// The last sandbox could not be created; `reason` says why. The daemon retries.
     Failing,
-    /// It is being deleted.
+    /// The pool is being deleted.
     Deleting,
 }
 
 /// A sandbox that waits in a pool.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct PoolMember {
-    /// A UUID. It stays the same when it is claimed; until then no route for sandboxes knows it.
+    /// A UUID. A claim keeps it; until then no route for sandboxes finds it.
     #[schema(value_type = String)]
     pub id: SandboxId,
-    /// What it is called unless whoever claims it names it.
+    /// The sandbox's name, unless the claiming request gives another.
     pub name: String,
-    /// How it stands.
+    /// The sandbox's state in the pool.
     pub state: PoolMemberState,
-    /// Which version of the template it was made from.
+    /// Version of the template that it was made from.
     pub template_version: u32,
-    /// When it was made.
+    /// When it was created.
     pub created_at: String,
 }
 
-/// How a sandbox in a pool stands.
+/// State of a sandbox in a pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum PoolMemberState {
-    /// It is being made, or was found after a restart of the daemon and has not answered yet.
+    /// It is being created, or was found after a restart of the daemon and has not responded yet.
     Making,
     /// It can be claimed.
     Ready,
-    /// It is broken, and will be replaced.
+    /// It is broken and will be replaced.
     Broken,
-    /// It is going.
+    /// It is being deleted.
     Deleting,
 }
 
 /// `GET /v1/pools`, by name.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct PoolList {
-    /// All that this key's owner has.
+    /// All pools of this key's owner.
     pub pools: Vec<Pool>,
 }

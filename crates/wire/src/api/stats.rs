@@ -1,4 +1,4 @@
-//! What sandboxes use, beside what they may.
+//! Resource usage of sandboxes, with their limits.
 
 use std::collections::BTreeMap;
 
@@ -11,50 +11,50 @@ use crate::SandboxId;
 /// `GET /v1/sandboxes/{id}/stats`
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct SandboxStats {
-    /// Which sandbox.
+    /// The sandbox's id.
     #[schema(value_type = String)]
     pub sandbox_id: SandboxId,
-    /// Its name.
+    /// The sandbox's name.
     pub name: String,
-    /// Where it is in its life.
+    /// The sandbox's state.
     pub state: SandboxState,
-    /// What it may use.
+    /// The sandbox's limits.
     pub limits: SandboxLimits,
-    /// What it uses; absent while nothing of it runs.
+    /// Current usage; absent while no process of the sandbox runs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub usage: Option<SandboxUsage>,
-    /// What its own files take. Counted behind the scenes: absent until the first count is done.
+    /// Disk usage of the sandbox's own files. Counted in the background: absent until the first count is done.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub disk: Option<DiskUsage>,
-    /// Commands that have no result yet.
+    /// Number of commands that have no result yet.
     pub commands_running: u64,
-    /// When this was looked up.
+    /// When these numbers were read.
     pub at: String,
 }
 
 /// What a sandbox uses at one instant.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct SandboxUsage {
-    /// Processor time of all its processes since it was made, those that ended included.
+    /// Processor time of all processes since the sandbox was created, ended processes included.
     pub cpu_seconds: f64,
-    /// For how long processes that could run were held back by its cpu limit, since it was made.
+    /// How long runnable processes were throttled by the cpu limit, since the sandbox was created.
     pub cpu_throttled_seconds: f64,
-    /// All that counts against its limit: memory, page cache and tmpfs.
+    /// Everything that counts against the memory limit: memory, page cache and tmpfs.
     pub memory_bytes: u64,
-    /// The part of it that is given back before anything is killed: pages of files that nobody used lately.
+    /// The part of it that the kernel reclaims before it kills anything: file pages that were not used lately.
     pub memory_reclaimable_bytes: u64,
-    /// Processes and threads.
+    /// Number of processes and threads.
     pub pids: u32,
 }
 
-/// What a sandbox's own files take on disk.
+/// Disk usage of a sandbox's own files.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct DiskUsage {
-    /// Files with holes count what they hold, files with two names count once.
+    /// Sparse files count the blocks they use; files with several names count once.
     pub bytes: u64,
-    /// Whether all was counted. If not, it is at least so much.
+    /// Whether the count covers everything. If not, `bytes` is a lower bound.
     pub complete: bool,
-    /// When it was counted.
+    /// When the files were counted.
     pub counted_at: String,
 }
 
@@ -65,49 +65,49 @@ pub struct StatsPage {
     pub sandboxes: Vec<SandboxStats>,
     /// The machine that all sandboxes share.
     pub machine: MachineStats,
-    /// Give it as `cursor` for the next page; absent on the last.
+    /// Pass it as `cursor` to get the next page; absent on the last page.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub next_cursor: Option<String>,
 }
 
-/// A machine, and what is left of it.
+/// A machine and its free resources.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct MachineStats {
-    /// Processors.
+    /// Number of processors.
     pub cpus: u32,
-    /// Memory in all.
+    /// Total memory.
     pub memory_bytes: u64,
-    /// What could be had without swapping.
+    /// Memory that is available without swapping.
     pub memory_available_bytes: u64,
-    /// Of the file system that sandboxes' own files are on.
+    /// Size of the file system that stores the sandboxes' own files.
     pub disk_bytes: u64,
-    /// What is free there.
+    /// Free space on that file system.
     pub disk_available_bytes: u64,
-    /// The sandboxes of all owners together. Only for keys that may manage keys.
+    /// All owners' sandboxes together. Only for keys that may manage keys.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub all_sandboxes: Option<AllSandboxes>,
 }
 
-/// The sandboxes of all owners together.
+/// All owners' sandboxes together.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct AllSandboxes {
-    /// How many are in which state.
+    /// Number of sandboxes in each state.
     pub states: BTreeMap<String, u64>,
-    /// What they use together; in its processor time, those that are gone have their part.
+    /// Total usage. The processor time includes deleted sandboxes.
     pub usage: SandboxUsage,
-    /// What they may use in all.
+    /// Sum of the limits of all sandboxes.
     pub promised: Room,
-    /// What that may come to.
+    /// The most that this sum may reach.
     pub capacity: Room,
 }
 
-/// Room for sandboxes.
+/// Limits of sandboxes, summed up.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Room {
-    /// How many.
+    /// Number of sandboxes.
     pub sandboxes: u32,
     /// Thousandths of a processor.
     pub cpu_millis: u64,
-    /// Memory.
+    /// Memory in bytes.
     pub memory_bytes: u64,
 }

@@ -11,33 +11,34 @@ use super::{ErrorBody, LayerProgress, SandboxLimits, VolumeMount};
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct CreateTemplate {
-    /// Free text up to 255 bytes, unique among the owner's templates. `default` is built in.
+    /// Any text of up to 255 bytes, unique among the owner's templates. `default` is built in.
     pub name: String,
-    /// `host`, a reference such as `python:3.12`, or an alias; `host` if left out.
+    /// `host`, a reference such as `python:3.12`, or an alias. Default: `host`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub image: Option<String>,
-    /// Processors, as `"500m"` or `"2"`; `"1"` if left out.
+    /// Processors, as `"500m"` or `"2"`. Default: `"1"`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cpu: Option<String>,
-    /// Memory, as `"512Mi"` or `"2Gi"`; `"1Gi"` if left out.
+    /// Memory, as `"512Mi"` or `"2Gi"`. Default: `"1Gi"`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory: Option<String>,
-    /// What a sandbox's files may take, as `"5Gi"`; `"10Gi"` if left out. A store of plain directories cannot keep it.
+    /// Disk limit for a sandbox's files, as `"5Gi"`. Default: `"10Gi"`. Not enforced where the store uses plain
+    /// directories.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub disk: Option<String>,
-    /// Added to the image's environment, for every command.
+    /// Variables for every command, added to the image's environment.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub env: BTreeMap<String, String>,
-    /// An absolute path where commands run; the image's if left out.
+    /// Absolute path where commands run. Default: the image's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cwd: Option<String>,
-    /// Who commands run as; the image's if left out.
+    /// User that commands run as. Default: the image's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user: Option<String>,
-    /// What runs when a command names no program; the image's if left out or empty.
+    /// What runs when a command names no program. If empty or left out, the image's.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub command: Vec<String>,
-    /// Given to every sandbox that is made from it; those of the request win.
+    /// Labels for every sandbox made from this template; labels of the create request take precedence.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: BTreeMap<String, String>,
     /// Volumes that every sandbox mounts, at most 64. They must exist.
@@ -45,7 +46,7 @@ pub struct CreateTemplate {
     pub mounts: Vec<VolumeMount>,
 }
 
-/// `PUT /v1/templates/{template}`: all that is in it. What is left out is as if it never was.
+/// `PUT /v1/templates/{template}`: replaces all settings. Fields that are left out get their defaults.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct TemplateSpec {
@@ -81,14 +82,15 @@ pub struct TemplateSpec {
     pub mounts: Vec<VolumeMount>,
 }
 
-/// `PATCH /v1/templates/{template}`. What is left out stays as it is; lists and maps are replaced as a whole.
+/// `PATCH /v1/templates/{template}`. Fields that are left out keep their values; lists and maps are replaced as a
+/// whole.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct UpdateTemplate {
-    /// Another name. By itself it makes no new version.
+    /// A new name. A new name alone makes no new version.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// Another image.
+    /// A new image.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub image: Option<String>,
     /// As in `CreateTemplate`.
@@ -97,11 +99,11 @@ pub struct UpdateTemplate {
     /// As in `CreateTemplate`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory: Option<String>,
-    /// As in `CreateTemplate`; `null` for none.
+    /// As in `CreateTemplate`; `null` removes it.
     #[serde(skip_serializing_if = "Option::is_none", deserialize_with = "given")]
     #[schema(value_type = Option<String>)]
     pub disk: Option<Option<String>>,
-    /// In place of all variables.
+    /// Replaces all variables.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub env: Option<BTreeMap<String, String>>,
     /// As in `CreateTemplate`; `null` for the image's.
@@ -112,18 +114,18 @@ pub struct UpdateTemplate {
     #[serde(skip_serializing_if = "Option::is_none", deserialize_with = "given")]
     #[schema(value_type = Option<String>)]
     pub user: Option<Option<String>>,
-    /// In place of the whole command; an empty one for the image's.
+    /// Replaces the whole command; an empty one means the image's.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub command: Option<Vec<String>>,
-    /// In place of all labels.
+    /// Replaces all labels.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub labels: Option<BTreeMap<String, String>>,
-    /// In place of all mounts.
+    /// Replaces all mounts.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mounts: Option<Vec<VolumeMount>>,
 }
 
-/// `null` is a value here, and not the same as nothing.
+/// Distinguishes `null` from a missing field.
 fn given<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Option<String>>, D::Error> {
     Option::deserialize(deserializer).map(Some)
 }
@@ -131,51 +133,52 @@ fn given<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Option<Str
 /// A template.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Template {
-    /// A UUID that stays the same when the name changes; not there for what is built in.
+    /// A UUID that stays the same when the name changes; absent for built-in templates.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub id: Option<String>,
-    /// What it is called.
+    /// The template's name.
     pub name: String,
-    /// The newest version: what sandboxes are made from. The first is 1.
+    /// The newest version, which new sandboxes use. The first is 1.
     pub version: u32,
-    /// How far that is.
+    /// Whether that version is ready.
     pub state: TemplateState,
-    /// Why it is `failed`.
+    /// Why the state is `failed`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// What it is made of.
+    /// The image, as requested.
     pub image: String,
-    /// What that stands for, where it is an alias and was looked up.
+    /// The image that an alias resolved to, if `image` is an alias and was resolved.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub image_target: Option<String>,
-    /// Just which image, once it is here; not there for `host`. It stays the same whatever becomes of the image's name.
+    /// The image's digest, once the image is present; absent for `host`. It does not change when the image's name
+    /// moves.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub image_digest: Option<String>,
-    /// What a sandbox may use.
+    /// Limits of each sandbox.
     pub limits: SandboxLimits,
-    /// What a sandbox's files may take, where the store can keep it; the usual 10 GiB where it is not there.
+    /// Disk limit for a sandbox's files, if the store enforces one; 10 GiB if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub disk_bytes: Option<u64>,
-    /// Added to the image's environment.
+    /// Variables added to the image's environment.
     pub env: BTreeMap<String, String>,
-    /// Where commands run; the image's if it is not there.
+    /// Where commands run; the image's if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cwd: Option<String>,
-    /// Who commands run as; the image's if it is not there.
+    /// User that commands run as; the image's if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user: Option<String>,
-    /// What runs when a command names no program; the image's if it is empty.
+    /// What runs when a command names no program; the image's if empty.
     pub command: Vec<String>,
-    /// Given to every sandbox.
+    /// Labels for every sandbox.
     pub labels: BTreeMap<String, String>,
     /// Volumes that every sandbox mounts.
     pub mounts: Vec<VolumeMount>,
-    /// How many of the owner's sandboxes were made from it, whichever version.
+    /// Number of the owner's sandboxes that were made from any version of this template.
     pub sandboxes: u64,
-    /// Whether it is built in, and cannot be changed.
+    /// Whether the template is built in and cannot be changed.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub built_in: bool,
-    /// When it was first made; not there for what is built in.
+    /// When the template was created; absent for built-in templates.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub created_at: Option<String>,
     /// When its newest version was made.
@@ -183,38 +186,38 @@ pub struct Template {
     pub updated_at: Option<String>,
 }
 
-/// How far a template's newest version is.
+/// State of a template's newest version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum TemplateState {
-    /// Its image is on its way. Creating a sandbox waits for it.
+    /// The image is being fetched. Creating a sandbox waits for it.
     Preparing,
-    /// Sandboxes start at full speed.
+    /// The image is present, so sandboxes start at full speed.
     Ready,
-    /// It could not be prepared; `reason` says why. It can be tried again.
+    /// The image could not be prepared; `reason` says why. It can be retried.
     Failed,
 }
 
 /// `GET /v1/templates`, by name, the built-in one first.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct TemplateList {
-    /// All that this key's owner may use.
+    /// All templates that this key's owner may use.
     pub templates: Vec<Template>,
 }
 
-/// How far a template is: `GET /v1/templates/{template}/events`.
+/// Progress of a template: `GET /v1/templates/{template}/events`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum TemplateEvent {
-    /// Its image is on its way.
+    /// The image is being fetched.
     Progress {
-        /// The lowest first.
+        /// Layers, lowest first.
         layers: Vec<LayerProgress>,
     },
-    /// It is ready. The last event.
+    /// The template is ready. The last event.
     Ready(Box<Template>),
-    /// It could not be prepared. The last event.
+    /// The template could not be prepared. The last event.
     Failed(Box<Template>),
-    /// It was deleted meanwhile. The last event.
+    /// The template was deleted meanwhile. The last event.
     Gone(ErrorBody),
 }

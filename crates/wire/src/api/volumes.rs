@@ -11,21 +11,21 @@ use crate::SandboxId;
 pub struct CreateVolume {
     /// Up to 255 bytes without `/` and `:`, unique among the owner's volumes.
     pub name: String,
-    /// What it may hold, as `"1Gi"`: from 1 MiB up to what the whole store holds.
+    /// Size limit, as `"1Gi"`: from 1 MiB up to the size of the store.
     pub size: String,
-    /// Another volume, whose files it begins with as they are now. A snapshot: it copies nothing.
+    /// A volume whose current files the new one starts with. A snapshot, which copies nothing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub from: Option<String>,
 }
 
-/// `PATCH /v1/volumes/{volume}`. What is left out stays as it is.
+/// `PATCH /v1/volumes/{volume}`. Fields that are left out keep their values.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct UpdateVolume {
-    /// Another name. Sandboxes that mount it go on; templates name volumes by name.
+    /// A new name. Sandboxes that mount the volume are not affected; templates refer to volumes by name.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// Another size, up or down, not below what is in it.
+    /// A new size, larger or smaller, but not below what the volume holds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub size: Option<String>,
 }
@@ -35,18 +35,18 @@ pub struct UpdateVolume {
 pub struct Volume {
     /// A UUID that stays the same when the name changes.
     pub id: String,
-    /// What it is called.
+    /// The volume's name.
     pub name: String,
-    /// What it may hold.
+    /// Size limit.
     pub size_bytes: u64,
-    /// Whether it is held to that. A store of plain directories cannot.
+    /// Whether the limit is enforced. A store of plain directories cannot enforce it.
     pub size_enforced: bool,
-    /// What its files take. In a list it is left out where it would have to be counted.
+    /// Disk usage of its files. Lists leave it out where the files would have to be counted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub used_bytes: Option<u64>,
-    /// The sandboxes that mount it, by name. While there is one, it cannot be deleted.
+    /// The sandboxes that mount it, by name. A mounted volume cannot be deleted.
     pub mounted_by: Vec<VolumeHolder>,
-    /// When it was made.
+    /// When the volume was created.
     pub created_at: String,
     /// When its name or size last changed.
     pub updated_at: String,
@@ -55,33 +55,33 @@ pub struct Volume {
 /// A sandbox that mounts a volume.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct VolumeHolder {
-    /// Which one.
+    /// The sandbox's id.
     #[schema(value_type = String)]
     pub sandbox_id: SandboxId,
-    /// What it is called.
+    /// The sandbox's name.
     pub name: String,
-    /// Where the volume is in it.
+    /// Path in the sandbox where the volume is mounted.
     pub path: String,
-    /// Whether it can only look.
+    /// Whether it is mounted read-only.
     pub read_only: bool,
 }
 
 /// `GET /v1/volumes`, by name.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct VolumeList {
-    /// All of this key's owner.
+    /// All volumes of this key's owner.
     pub volumes: Vec<Volume>,
 }
 
-/// A volume, mounted somewhere.
+/// A mount of a volume.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct VolumeMount {
-    /// Its name.
+    /// The volume's name.
     pub volume: String,
-    /// An absolute path, not at or below `/proc`, `/sys`, `/dev` and `/run/shoal`. Missing directories are made.
+    /// An absolute path, not at or below `/proc`, `/sys`, `/dev` and `/run/shoal`. Missing directories are created.
     pub path: String,
-    /// Whether the sandbox can only look.
+    /// Whether to mount it read-only.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub read_only: bool,
 }

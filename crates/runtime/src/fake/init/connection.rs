@@ -374,7 +374,8 @@ impl Connection {
             return Ok(());
         }
         let init = Arc::clone(&self.init);
-        let runner = Runner { init, host: self.host.clone(), sandbox: self.sandbox, handle };
+        let (host, sandbox, user) = (self.host.clone(), self.sandbox, start.user);
+        let runner = Runner { init, host, sandbox, handle, user };
         let ignored = self.host.state().faults.timeouts_ignored;
         let length = |ms: Option<u64>| ms.filter(|_| !ignored).map(Duration::from_millis);
         let timeouts = Timeouts { whole: length(start.timeout_ms), idle: length(start.idle_timeout_ms) };

@@ -147,7 +147,7 @@ impl Launcher {
         let filters = Filters::compile().map_err(|e| fatal("compile filters")(io::Error::other(e)))?;
         let init = world::embedded_init().map_err(fatal("prepare init"))?;
         let system = world::harmless_sys().map_err(fatal("prepare /sys"))?;
-        world::drop_foreign_mounts(&config.data_dir).map_err(fatal("let go of the machine's mounts"))?;
+        world::drop_foreign_mounts(&config.data_dir).map_err(fatal("drop the machine's mounts"))?;
         places.pool.attach(&config.data_dir).map_err(fatal("attach the store"))?;
         let devices = world::shared_dev().map_err(fatal("prepare /dev"))?;
         world::make_stage(&places, [(Shared::Devices, devices), (Shared::System, system)])
