@@ -2,5 +2,6 @@
 
 mod freeze;
 mod idmap;
+mod network;
 mod remove;
 mod skew;

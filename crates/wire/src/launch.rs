@@ -8,12 +8,15 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::guest::Handle;
+use crate::network::{Family, Listener, NetworkFault, Routes};
 use crate::{Digest, InstallationId, SandboxId, VolumeId};
 
 /// The version of these types. Daemon and launcher are one binary, so there is no range: they agree or they part.
-pub const VERSION: u32 = 4;
+pub const VERSION: u32 = 5;
 /// A packet is at most this long.
 pub const PACKET_MAX: usize = 64 * 1024;
+/// Descriptors that come with one packet, at most.
+pub const DESCRIPTORS_MAX: usize = 16;
 /// Sandboxes named in one answer to [`Ask::Inventory`].
 pub const INVENTORY_PAGE: usize = 512;
 /// Layers named in one answer to [`Ask::Layers`].
@@ -137,6 +140,34 @@ pub enum Ask {
     Layers {
         /// Only those after this one.
         after: Option<Digest>,
+    },
+    /// Give a sandbox routes, rules and listeners. The listeners come with the answer.
+    OpenNetwork {
+        /// Which one. It runs.
+        sandbox: SandboxId,
+        /// What it can send to.
+        routes: Routes,
+    },
+    /// Replace the routes of a sandbox. Listeners that the new ones need and the old ones did not come with the answer.
+    ChangeRoutes {
+        /// Which one. It runs, and its network is open.
+        sandbox: SandboxId,
+        /// What it can send to from now on.
+        routes: Routes,
+    },
+    /// Take routes and rules away. Its listeners are closed by those who hold them. Harmless when there are none.
+    CloseNetwork {
+        /// Which one. It runs.
+        sandbox: SandboxId,
+    },
+    /// Make TCP sockets in a sandbox's namespace, not connected. They come with the answer.
+    Sockets {
+        /// Which one. It runs.
+        sandbox: SandboxId,
+        /// What they can be connected to.
+        family: Family,
+        /// How many, [`crate::network::SOCKETS_MAX`] at most.
+        count: u8,
     },
 }
 
@@ -332,6 +363,9 @@ pub enum Answer {
     Unpacked(Result<LayerFacts, LayerFault>),
     /// To `Layers`, [`LAYERS_PAGE`] at most; a shorter list is the last one.
     Layers(Vec<Digest>),
+    /// To `OpenNetwork` and `ChangeRoutes`, with a descriptor for each listener in this order. To `CloseNetwork` without any, and to
+    /// `Sockets` with the sockets as descriptors.
+    Network(Result<Vec<Listener>, NetworkFault>),
 }
 
 /// Something of a sandbox that exists on the host.

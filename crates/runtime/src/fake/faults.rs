@@ -40,6 +40,18 @@ pub enum FakeStep {
     Still,
     /// Thawing. Not a step of creating a sandbox.
     Going,
+    /// Opening a network. Not a step of creating a sandbox.
+    OpenNetwork,
+    /// Changing routes. Not a step of creating a sandbox.
+    ChangeRoutes,
+    /// Closing a network. Not a step of creating a sandbox.
+    CloseNetwork,
+    /// Making sockets inside. Not a step of creating a sandbox.
+    Sockets,
+    /// Counting attempts to reach a network. Not a step of creating a sandbox.
+    Attempts,
+    /// Listing ports. Not a step of creating a sandbox.
+    Listening,
 }
 
 impl FakeStep {

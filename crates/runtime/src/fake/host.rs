@@ -16,6 +16,7 @@ use crate::backend::{
 };
 use crate::fake::faults::{FakeFailure, FakeStep, Faults};
 use crate::fake::init::{Connection, Init, SIGKILL, Violation};
+use crate::fake::network::Networks;
 use crate::fake::script::Gates;
 
 /// What the pipe between daemon and init holds, as a socket's buffer would.
@@ -63,6 +64,14 @@ pub(super) struct HostState {
     /// Contents that cannot be unpacked.
     bad_layers: BTreeSet<Digest>,
     unpacked: u64,
+    pub(super) networks: Networks,
+}
+
+impl HostState {
+    /// Whether something of a sandbox exists.
+    pub(super) fn exists(&self, sandbox: SandboxId, thing: FakeThing) -> bool {
+        self.things.contains(&(sandbox, thing))
+    }
 }
 
 impl FakeHost {
@@ -274,6 +283,7 @@ impl Isolation for FakeHost {
             return Err(BackendError::Refused { doing: "unmount the root".into(), source });
         }
         state.things.retain(|(owner, _)| *owner != sandbox);
+        state.networks.forget(sandbox);
         if let Some(init) = state.inits.remove(&sandbox) {
             init.end();
         }

@@ -26,9 +26,11 @@
 mod faults;
 mod host;
 mod init;
+mod network;
 mod script;
 
 pub use faults::{FakeFailure, FakeStep};
 pub use host::{FakeHost, FakeThing};
 pub use init::Violation;
+pub use network::FakeNetworkCall;
 pub use script::pattern;

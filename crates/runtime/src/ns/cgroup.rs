@@ -358,6 +358,36 @@ impl Cgroups {
         Ok(list)
     }
 
+    /// The processes directly in a sandbox's group, which is its init alone. None if there is no such group.
+    pub fn processes(&self, sandbox: SandboxId) -> io::Result<Vec<u32>> {
+        self.processes_in(&sandbox.to_string())
+    }
+
+    /// The processes of a sandbox, those of its commands included, `most` of them.
+    pub fn all_processes(&self, sandbox: SandboxId, most: usize) -> io::Result<Vec<u32>> {
+        let name = sandbox.to_string();
+        let mut all = self.processes_in(&name)?;
+        let Some(group) = found(open_dir(self.v2.as_fd(), &name))? else { return Ok(all) };
+        for child in children(&group)? {
+            if all.len() >= most {
+                break;
+            }
+            all.extend(self.processes_in(&format!("{name}/{child}"))?);
+        }
+        all.truncate(most);
+        Ok(all)
+    }
+
+    fn processes_in(&self, path: &str) -> io::Result<Vec<u32>> {
+        let read = open_dir(self.v2.as_fd(), path).and_then(|group| read_file(&group, "cgroup.procs"));
+        match read {
+            Ok(text) => Ok(text.lines().filter_map(|line| line.parse().ok()).collect()),
+            // Removed just now.
+            Err(e) if matches!(e.raw_os_error(), Some(libc::ENOENT | libc::ENODEV)) => Ok(Vec::new()),
+            Err(e) => Err(e),
+        }
+    }
+
     /// The groups of an installation as they are: for reading, which needs no rights and makes nothing.
     pub fn look(installation: InstallationId) -> io::Result<Self> {
         let mountinfo = std::fs::read_to_string("/proc/self/mountinfo")?;

@@ -12,6 +12,7 @@
 //! ```
 
 mod layers;
+mod network;
 mod walk;
 mod world;
 
@@ -30,6 +31,7 @@ use wire::launch::{Answer, Ask, Failure, PACKET_MAX, Reply, Request, VERSION, fr
 use wire::{InstallationId, SandboxId};
 
 use crate::ns::cgroup::Cgroups;
+use crate::ns::packets;
 use crate::ns::plan::Shared;
 use crate::ns::seccomp::Filters;
 use crate::ns::slots::Slot;
@@ -113,6 +115,16 @@ struct Launcher {
     walkers: HashMap<i32, Walker>,
     /// Teardowns that wait until a launch of the same sandbox has ended.
     waiting: Vec<Request>,
+}
+
+/// What a request comes with, and what its answer takes along.
+struct Parts<'a> {
+    /// Namespaces that were made ahead of a launch.
+    slot: Option<Slot>,
+    /// Descriptors from the daemon.
+    given: Vec<OwnedFd>,
+    /// Descriptors for the daemon.
+    handed: &'a mut Vec<OwnedFd>,
 }
 
 /// A request in progress.
@@ -204,9 +216,9 @@ impl Launcher {
     /// Reads one request and clones its walker. `false` when the daemon has gone.
     fn take_request(&mut self) -> io::Result<bool> {
         let mut packet = vec![0; PACKET_MAX];
-        let length = match rustix::net::recv(&self.socket, packet.as_mut_slice(), RecvFlags::DONTWAIT) {
+        let (length, given) = match packets::receive(&self.socket, &mut packet, RecvFlags::DONTWAIT) {
             Ok((0, _)) => return Ok(false),
-            Ok((length, _)) => length,
+            Ok(received) => received,
             Err(Errno::AGAIN | Errno::INTR) => return Ok(true),
             Err(Errno::CONNRESET) => return Ok(false),
             Err(e) => return Err(e.into()),
@@ -226,11 +238,12 @@ impl Launcher {
             self.reply(request.serial, result)?;
             return Ok(true);
         }
-        self.start_walker(request)?;
+        self.start_walker(request, given)?;
         Ok(true)
     }
 
-    fn start_walker(&mut self, request: Request) -> io::Result<()> {
+    /// `given` are the descriptors that came with the request.
+    fn start_walker(&mut self, request: Request, given: Vec<OwnedFd>) -> io::Result<()> {
         if let Ask::Teardown { sandbox } = request.ask
             && self.end_launches_of(sandbox)
         {
@@ -254,8 +267,11 @@ impl Launcher {
                 if bound.is_err() || rustix::process::getppid() != self.pid {
                     sys::exit_now(UNANSWERED);
                 }
-                let result = self.walk(request.serial, request.ask, slot);
-                let code = if self.reply(request.serial, result).is_ok() { ANSWERED } else { UNANSWERED };
+                let mut handed = Vec::new();
+                let result =
+                    self.walk(request.serial, request.ask, Parts { slot, given, handed: &mut handed });
+                let answered = self.reply_with(request.serial, result, &handed);
+                let code = if answered.is_ok() { ANSWERED } else { UNANSWERED };
                 sys::exit_now(code);
             }
             Err(e) => self.reply(request.serial, Err(failure("fork a walker", &e))),
@@ -279,7 +295,7 @@ impl Launcher {
     /// Starts the teardowns that were waiting for a launch.
     fn start_waiting(&mut self) -> io::Result<()> {
         let waiting = std::mem::take(&mut self.waiting);
-        waiting.into_iter().try_for_each(|request| self.start_walker(request))
+        waiting.into_iter().try_for_each(|request| self.start_walker(request, Vec::new()))
     }
 
     /// Reaps walkers and inits that have ended, and answers for a walker that did not.
@@ -327,7 +343,12 @@ impl Launcher {
     }
 
     fn reply(&self, serial: u64, result: Result<Answer, Failure>) -> io::Result<()> {
-        match send(&self.socket, &to_packet(&Reply { serial, result }), SendFlags::NOSIGNAL) {
+        self.reply_with(serial, result, &[])
+    }
+
+    fn reply_with(&self, serial: u64, result: Result<Answer, Failure>, handed: &[OwnedFd]) -> io::Result<()> {
+        let packet = to_packet(&Reply { serial, result });
+        match packets::send(&self.socket, &packet, handed, SendFlags::NOSIGNAL) {
             // The daemon is gone; the loop will notice.
             Ok(_) | Err(Errno::PIPE | Errno::CONNRESET) => Ok(()),
             Err(e) => Err(e.into()),

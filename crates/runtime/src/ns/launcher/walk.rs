@@ -12,7 +12,7 @@ use wire::launch::{
 };
 use wire::{Digest, SandboxId, VolumeId};
 
-use super::{Launcher, failure, refused};
+use super::{Launcher, Parts, failure, refused};
 use crate::backend::DiskUsage;
 use crate::ns::enter::{self, EnterError, Materials};
 use crate::ns::plan::{self, Tree};
@@ -27,7 +27,9 @@ use crate::sys::{self, CloneOptions, Cloned};
 pub(super) const READ_ONLY: u64 = libc::MOUNT_ATTR_RDONLY | libc::MOUNT_ATTR_NODEV | libc::MOUNT_ATTR_NOSUID;
 
 impl Launcher {
-    pub(super) fn walk(&mut self, serial: u64, ask: Ask, slot: Option<Slot>) -> Result<Answer, Failure> {
+    pub(super) fn walk(&mut self, serial: u64, ask: Ask, parts: Parts<'_>) -> Result<Answer, Failure> {
+        let Parts { slot, given, handed } = parts;
+        drop(given);
         match ask {
             Ask::Hello { .. } => Ok(Answer::Hello { version: VERSION }),
             Ask::PrepareHostImage { thorough } => {
@@ -48,6 +50,16 @@ impl Launcher {
                 layers.retain(|layer| after.is_none_or(|after| *layer > after));
                 layers.truncate(LAYERS_PAGE);
                 Ok(Answer::Layers(layers))
+            }
+            Ask::OpenNetwork { sandbox, routes } => {
+                Ok(Answer::Network(self.open_network(sandbox, &routes, handed)))
+            }
+            Ask::ChangeRoutes { sandbox, routes } => {
+                Ok(Answer::Network(self.change_routes(sandbox, &routes, handed)))
+            }
+            Ask::CloseNetwork { sandbox } => Ok(Answer::Network(self.close_network(sandbox))),
+            Ask::Sockets { sandbox, family, count } => {
+                Ok(Answer::Network(self.sockets(sandbox, family, count, handed)))
             }
             Ask::EndProcesses { sandbox, which } => {
                 let ended = match which {
