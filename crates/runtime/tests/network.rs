@@ -130,7 +130,6 @@ fn no_routes() -> u64 {
 #[test]
 fn without_a_route_nothing_can_be_reached_and_every_attempt_is_counted() {
     in_namespace(|| {
-        let mut attempts = 0;
         for address in [
             "8.8.8.8:443",
             "10.0.0.1:22",
@@ -139,13 +138,13 @@ fn without_a_route_nothing_can_be_reached_and_every_attempt_is_counted() {
             "[2001:db8::1]:443",
             "[fec0::1]:80",
         ] {
+            let before = no_routes();
             assert_eq!(errno(connect(address)), libc::ENETUNREACH, "tcp {address}");
             assert_eq!(errno(datagram(address)), libc::ENETUNREACH, "udp {address}");
+            assert!(no_routes() > before, "{address} is not counted");
             let ip = address.parse::<SocketAddr>().expect("an address").ip();
             assert_eq!(errno(ping(ip)), libc::ENETUNREACH, "icmp {address}");
-            attempts += 3;
         }
-        assert!(no_routes() >= attempts, "{} of {attempts} were counted", no_routes());
         // Its own loopback is the sandbox's business.
         let server = TcpListener::bind("127.0.0.1:0").expect("a port");
         connect(&server.local_addr().expect("an address").to_string()).expect("loopback works");

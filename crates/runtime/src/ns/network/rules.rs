@@ -8,28 +8,57 @@
 //! table inet shoal
 //!   chain in   { type filter hook prerouting priority mangle }
 //!     to the refused address, port 80 or 443          tproxy, accept
-//!     to the refused address                          accept           (no one listens there: refused at once)
+//!     to the refused address                          accept           (nothing listens there: refused at once)
 //!     tcp, not to this sandbox itself or loopback     tproxy
 //!   chain out  { type filter hook output priority mangle }
 //!     echo request                                    drop             (the kernel would answer for every address that has a route)
-//!     if everything has a route:
+//! table inet shoal-dns                                                 if everything has a route
+//!   chain out  { type filter hook output priority mangle }
 //!     udp to port 53 of anyone but us                 port 53 becomes 61053
 //!     udp from port 61053                             port 61053 becomes 53
 //! ```
+//!
+//! A table is made whole or not at all, and never changed: what is there is complete. Deleting one makes the kernel wait for all
+//! processors, some 10 ms, so none is deleted to be made again.
 
 use std::io;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use wire::network::{
     ANY_DNS_PORT, DNS_PORT, Family, NetworkFault, OWN_V4, OWN_V6, POOL_V4, POOL_V6, PROXY_PORT, Prefix,
     REFUSED_PORTS, REFUSED_V4, REFUSED_V6, Routes,
 };
 
-use super::message::{ACK, APPEND, Attributes, CREATE, Messages};
+use super::message::{ACK, APPEND, Attributes, CREATE, EXCLUSIVE, Messages};
 use super::netlink::{Netlink, Refusal, Subsystem};
 
-/// The table's name.
-const TABLE: &str = "shoal";
+/// A table of ours.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Table {
+    /// What every network has.
+    Main,
+    /// What an open network has beside it.
+    Dns,
+}
+
+impl Table {
+    const ALL: [Self; 2] = [Self::Main, Self::Dns];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Main => "shoal",
+            Self::Dns => "shoal-dns",
+        }
+    }
+
+    fn chains(self) -> &'static [Chain] {
+        match self {
+            Self::Main => &[Chain::In, Chain::Out],
+            Self::Dns => &[Chain::Out],
+        }
+    }
+}
+
 /// The priority of `mangle`: before anything is delivered.
 const PRIORITY: i32 = -150;
 
@@ -87,61 +116,60 @@ struct Rule {
 
 const TCP: u8 = libc::IPPROTO_TCP as u8;
 const UDP: u8 = libc::IPPROTO_UDP as u8;
-const ICMP: u8 = libc::IPPROTO_ICMP as u8;
-const ICMP_V6: u8 = libc::IPPROTO_ICMPV6 as u8;
-const ECHO_REQUEST: u8 = 8;
-const ECHO_REQUEST_V6: u8 = 128;
 
-/// All rules, in their order.
-fn rules(open: bool, ipv6: bool) -> Vec<Rule> {
+/// The rules of a table, in their order.
+fn rules(table: Table, ipv6: bool) -> Vec<Rule> {
     use Part::*;
     let host = |address: IpAddr| Prefix { address, bits: if address.is_ipv4() { 32 } else { 128 } };
-    let loopback_v4 = Prefix { address: std::net::Ipv4Addr::new(127, 0, 0, 0).into(), bits: 8 };
-    let loopback_v6 = host(std::net::Ipv6Addr::LOCALHOST.into());
+    let v4 = Side {
+        family: wire::network::Family::V4,
+        refused: REFUSED_V4.into(),
+        own: host(OWN_V4.into()),
+        loopback: Prefix { address: Ipv4Addr::new(127, 0, 0, 0).into(), bits: 8 },
+        pool: POOL_V4,
+        echo: (libc::IPPROTO_ICMP as u8, 8),
+    };
+    let v6 = Side {
+        family: wire::network::Family::V6,
+        refused: REFUSED_V6.into(),
+        own: host(OWN_V6.into()),
+        loopback: host(Ipv6Addr::LOCALHOST.into()),
+        pool: POOL_V6,
+        echo: (libc::IPPROTO_ICMPV6 as u8, 128),
+    };
     let mut rules = Vec::new();
-    let mut add = |chain: Chain, parts: Vec<Part>| rules.push(Rule { chain, parts });
-    let families = [
-        (
-            wire::network::Family::V4,
-            IpAddr::V4(REFUSED_V4),
-            IpAddr::V4(OWN_V4),
-            loopback_v4,
-            POOL_V4,
-            ICMP,
-            ECHO_REQUEST,
-        ),
-        (
-            wire::network::Family::V6,
-            IpAddr::V6(REFUSED_V6),
-            IpAddr::V6(OWN_V6),
-            loopback_v6,
-            POOL_V6,
-            ICMP_V6,
-            ECHO_REQUEST_V6,
-        ),
-    ];
-    for (family, refused, own, loopback, pool, icmp, echo) in
-        families.into_iter().take(if ipv6 { 2 } else { 1 })
-    {
-        for port in REFUSED_PORTS {
-            add(
-                Chain::In,
-                vec![Family(family), Protocol(TCP), To(refused), ToPort(port), Proxy(family), Accept],
-            );
-        }
-        add(Chain::In, vec![Family(family), To(refused), Accept]);
-        add(Chain::In, vec![Family(family), Protocol(TCP), NotTo(host(own)), NotTo(loopback), Proxy(family)]);
-        add(Chain::Out, vec![Family(family), Protocol(icmp), IcmpKind(echo), Drop]);
-        if open {
-            let elsewhere = [Family(family), Protocol(UDP), NotTo(loopback), NotTo(pool)];
-            add(Chain::Out, [&elsewhere[..], &[ToPort(DNS_PORT), SetToPort(ANY_DNS_PORT)]].concat());
-            add(
-                Chain::Out,
-                vec![Family(family), Protocol(UDP), FromPort(ANY_DNS_PORT), SetFromPort(DNS_PORT)],
-            );
+    for Side { family, refused, own, loopback, pool, echo } in [v4].into_iter().chain(ipv6.then_some(v6)) {
+        let mut add = |chain: Chain, parts: &[Part]| {
+            rules.push(Rule { chain, parts: [&[Family(family)], parts].concat() });
+        };
+        match table {
+            Table::Main => {
+                for port in REFUSED_PORTS {
+                    add(Chain::In, &[Protocol(TCP), To(refused), ToPort(port), Proxy(family), Accept]);
+                }
+                add(Chain::In, &[To(refused), Accept]);
+                add(Chain::In, &[Protocol(TCP), NotTo(own), NotTo(loopback), Proxy(family)]);
+                add(Chain::Out, &[Protocol(echo.0), IcmpKind(echo.1), Drop]);
+            }
+            Table::Dns => {
+                let elsewhere = [Protocol(UDP), NotTo(loopback), NotTo(pool), ToPort(DNS_PORT)];
+                add(Chain::Out, &[&elsewhere[..], &[SetToPort(ANY_DNS_PORT)]].concat());
+                add(Chain::Out, &[Protocol(UDP), FromPort(ANY_DNS_PORT), SetFromPort(DNS_PORT)]);
+            }
         }
     }
     rules
+}
+
+/// What rules say of one address family.
+struct Side {
+    family: Family,
+    refused: IpAddr,
+    own: Prefix,
+    loopback: Prefix,
+    pool: Prefix,
+    /// The protocol of echo requests, and their kind.
+    echo: (u8, u8),
 }
 
 /// Registers: one for addresses and what is compared, one for ports.
@@ -293,6 +321,7 @@ impl Part {
 /// NFNL_SUBSYS_NFTABLES and its messages.
 const SUBSYSTEM: u16 = 10;
 const NEW_TABLE: u16 = SUBSYSTEM << 8;
+const GET_TABLE: u16 = (SUBSYSTEM << 8) | 1;
 const DELETE_TABLE: u16 = (SUBSYSTEM << 8) | 2;
 const NEW_CHAIN: u16 = (SUBSYSTEM << 8) | 3;
 const NEW_RULE: u16 = (SUBSYSTEM << 8) | 6;
@@ -312,56 +341,86 @@ fn general(family: u8, subsystem: u16) -> [u8; 4] {
     [family, 0, high, low]
 }
 
-/// Makes our table gone, whether it is there or not, within a batch.
-fn push_absence(messages: &mut Messages) {
-    let table = Attributes::new().text(1, TABLE);
-    messages.push(NEW_TABLE, CREATE, &general(INET, 0), &table);
-    messages.push(DELETE_TABLE, ACK, &general(INET, 0), &table);
-}
-
-fn batch(rules: &[Rule]) -> Batch {
+/// Makes tables.
+fn batch(tables: &[Table], ipv6: bool) -> Batch {
     let mut messages = Messages::default();
     let mut proxies = Vec::new();
-    let none = Attributes::new();
-    messages.push(BATCH_BEGIN, 0, &general(0, SUBSYSTEM), &none);
-    push_absence(&mut messages);
-    messages.push(NEW_TABLE, CREATE, &general(INET, 0), &Attributes::new().text(1, TABLE));
-    for chain in [Chain::In, Chain::Out] {
-        let hook = Attributes::new().number(1, chain.hook()).number(2, PRIORITY as u32);
-        let attributes =
-            Attributes::new().text(1, TABLE).text(3, chain.name()).nest(4, &hook).text(7, "filter");
-        messages.push(NEW_CHAIN, CREATE, &general(INET, 0), &attributes);
-    }
-    for (number, rule) in rules.iter().enumerate() {
-        let mut bytes = Vec::new();
-        for part in &rule.parts {
-            bytes.extend(part.expressions());
+    messages.push(BATCH_BEGIN, 0, &general(0, SUBSYSTEM), &Attributes::new());
+    for table in tables {
+        let named = || Attributes::new().text(1, table.name());
+        messages.push(NEW_TABLE, CREATE | EXCLUSIVE | ACK, &general(INET, 0), &named());
+        for chain in table.chains() {
+            let hook = Attributes::new().number(1, chain.hook()).number(2, PRIORITY as u32);
+            let attributes = named().text(3, chain.name()).nest(4, &hook).text(7, "filter");
+            messages.push(NEW_CHAIN, CREATE, &general(INET, 0), &attributes);
         }
-        let attributes =
-            Attributes::new().text(1, TABLE).text(2, rule.chain.name()).nest(4, &Attributes::join(&bytes));
-        let last = if number + 1 == rules.len() { ACK } else { 0 };
-        let number = messages.push(NEW_RULE, CREATE | APPEND | last, &general(INET, 0), &attributes);
-        if rule.parts.iter().any(|part| matches!(part, Part::Proxy(_))) {
-            proxies.push(number);
+        for rule in rules(*table, ipv6) {
+            let expressions: Vec<Attributes> =
+                rule.parts.iter().flat_map(|part| part.expressions()).collect();
+            let attributes = named().text(2, rule.chain.name()).nest(4, &Attributes::join(&expressions));
+            let number = messages.push(NEW_RULE, CREATE | APPEND, &general(INET, 0), &attributes);
+            if rule.parts.iter().any(|part| matches!(part, Part::Proxy(_))) {
+                proxies.push(number);
+            }
         }
     }
-    messages.push(BATCH_END, 0, &general(0, SUBSYSTEM), &none);
+    messages.push(BATCH_END, 0, &general(0, SUBSYSTEM), &Attributes::new());
     Batch { messages, proxies }
 }
 
-/// Puts the rules in force, in place of those that are there.
+/// Puts the rules in force that these routes need.
 pub(super) fn apply(routes: &Routes, ipv6: bool) -> Result<(), NetworkFault> {
-    let batch = batch(&rules(matches!(routes, Routes::Open(_)), ipv6));
-    exchange(&batch.messages).and_then(|refused| judge(&batch, &refused))
+    let wanted: &[Table] = match routes {
+        Routes::Listed(_) => &[Table::Main],
+        Routes::Open(_) => &Table::ALL,
+    };
+    let there = there()?;
+    let missing: Vec<Table> = wanted.iter().copied().filter(|table| !there.contains(table)).collect();
+    if !missing.is_empty() {
+        let batch = batch(&missing, ipv6);
+        judge(&batch, &exchange(&batch.messages)?)?;
+    }
+    delete(&there.into_iter().filter(|table| !wanted.contains(table)).collect::<Vec<_>>())
 }
 
 /// Takes all of them away.
 pub(super) fn remove() -> Result<(), NetworkFault> {
+    delete(&there()?)
+}
+
+fn delete(tables: &[Table]) -> Result<(), NetworkFault> {
+    if tables.is_empty() {
+        return Ok(());
+    }
     let mut messages = Messages::default();
     messages.push(BATCH_BEGIN, 0, &general(0, SUBSYSTEM), &Attributes::new());
-    push_absence(&mut messages);
+    for table in tables {
+        let named = Attributes::new().text(1, table.name());
+        messages.push(DELETE_TABLE, ACK, &general(INET, 0), &named);
+    }
     messages.push(BATCH_END, 0, &general(0, SUBSYSTEM), &Attributes::new());
-    exchange(&messages).and_then(|refused| judge(&Batch { messages, proxies: Vec::new() }, &refused))
+    let refused = exchange(&messages)?;
+    judge(&Batch { messages, proxies: Vec::new() }, &refused)
+}
+
+/// The tables that this namespace has.
+fn there() -> Result<Vec<Table>, NetworkFault> {
+    let mut there = Vec::new();
+    for table in Table::ALL {
+        let mut messages = Messages::default();
+        let named = Attributes::new().text(1, table.name());
+        messages.push(GET_TABLE, ACK, &general(INET, 0), &named);
+        match exchange(&messages)?[..] {
+            [] => there.push(table),
+            [Refusal { errno: libc::ENOENT, .. }] => {}
+            // No part of the kernel answers for this subsystem.
+            [Refusal { errno: libc::EINVAL | libc::EOPNOTSUPP, .. }] => return Err(NetworkFault::NoNfTables),
+            [Refusal { errno, .. }, ..] => {
+                return Err(NetworkFault::Kernel { doing: "look for rules".into(), errno });
+            }
+        }
+    }
+    Ok(there)
 }
 
 fn exchange(messages: &Messages) -> Result<Vec<Refusal>, NetworkFault> {
@@ -401,66 +460,94 @@ mod tests {
     use crate::ns::network::message::{attributes, received};
 
     #[test]
-    fn a_batch_begins_and_ends_and_replaces_the_table_as_a_whole() {
-        let batch = batch(&rules(false, true));
+    fn a_batch_begins_and_ends_and_makes_whole_tables() {
+        let batch = batch(&Table::ALL, true);
         let kinds: Vec<u16> = received(batch.messages.bytes()).map(|message| message.kind).collect();
-        assert_eq!(kinds[..6], [BATCH_BEGIN, NEW_TABLE, DELETE_TABLE, NEW_TABLE, NEW_CHAIN, NEW_CHAIN]);
+        assert_eq!(kinds[..4], [BATCH_BEGIN, NEW_TABLE, NEW_CHAIN, NEW_CHAIN]);
         assert_eq!(kinds.last(), Some(&BATCH_END));
-        assert_eq!(kinds.iter().filter(|kind| **kind == NEW_RULE).count(), rules(false, true).len());
+        let rules: usize = Table::ALL.iter().map(|table| rules(*table, true).len()).sum();
+        assert_eq!(kinds.iter().filter(|kind| **kind == NEW_RULE).count(), rules);
         assert_eq!(received(batch.messages.bytes()).next().map(|m| m.body), Some(&[0, 0, 0, 10][..]));
     }
 
     #[test]
     fn the_refused_address_answers_before_the_general_rule_and_on_two_ports_only() {
-        let rules = rules(true, true);
+        let rules = rules(Table::Main, true);
         let position = |wanted: &dyn Fn(&Rule) -> bool| rules.iter().position(wanted).expect("a rule");
-        let refused = IpAddr::V4(REFUSED_V4);
-        let page = position(&|rule| {
-            rule.parts.contains(&Part::To(refused)) && rule.parts.contains(&Part::ToPort(443))
-        });
-        let rest =
-            position(&|rule| rule.parts == [Part::Family(Family::V4), Part::To(refused), Part::Accept]);
-        let general = position(&|rule| {
-            rule.parts.contains(&Part::Proxy(Family::V4)) && !rule.parts.contains(&Part::To(refused))
-        });
+        let refused = Part::To(REFUSED_V4.into());
+        let page = position(&|rule| rule.parts.contains(&refused) && rule.parts.contains(&Part::ToPort(443)));
+        let rest = position(&|rule| rule.parts == [Part::Family(Family::V4), refused, Part::Accept]);
+        let general =
+            position(&|rule| rule.parts.contains(&Part::Proxy(Family::V4)) && !rule.parts.contains(&refused));
         assert!(page < rest && rest < general);
     }
 
     #[test]
-    fn only_an_open_network_rewrites_ports_and_only_two_families_are_spoken_of() {
-        let rewrites = |open, ipv6| {
-            let sets = |part: &Part| matches!(part, Part::SetToPort(_) | Part::SetFromPort(_));
-            rules(open, ipv6).iter().filter(|rule| rule.parts.iter().any(sets)).count()
+    fn only_an_open_network_rewrites_ports_and_every_rule_is_for_one_family() {
+        let sets = |rule: &Rule| {
+            rule.parts.iter().any(|part| matches!(part, Part::SetToPort(_) | Part::SetFromPort(_)))
         };
-        assert_eq!([rewrites(false, true), rewrites(true, true), rewrites(true, false)], [0, 4, 2]);
-        let speaks_v6 = |rule: &Rule| rule.parts[0] == Part::Family(Family::V6);
-        assert!(!rules(true, false).iter().any(speaks_v6));
-        assert!(rules(true, true).iter().all(|rule| matches!(rule.parts[0], Part::Family(_))));
+        assert!(!rules(Table::Main, true).iter().any(sets));
+        assert!(rules(Table::Dns, true).iter().all(sets));
+        for table in Table::ALL {
+            assert!(rules(table, true).iter().all(|rule| matches!(rule.parts[0], Part::Family(_))));
+            let v4 = rules(table, false);
+            assert!(v4.iter().all(|rule| rule.parts[0] == Part::Family(Family::V4)));
+            assert_eq!(v4.len() * 2, rules(table, true).len(), "both families have the same rules");
+        }
     }
 
     #[test]
     fn a_rule_is_read_back_as_its_expressions() {
-        let rule = Rule { chain: Chain::In, parts: vec![Part::NotTo(POOL_V4), Part::Proxy(Family::V4)] };
-        let batch = batch(&[rule]);
-        let message = received(batch.messages.bytes()).find(|m| m.kind == NEW_RULE).expect("a rule");
-        assert_eq!(batch.proxies, [message.number]);
+        let batch = batch(&[Table::Main], false);
+        let general = *batch.proxies.last().expect("the general rule comes last");
+        let message = received(batch.messages.bytes()).find(|m| m.number == general).expect("a rule");
         let parts: Vec<_> = attributes(&message.body[4..]).collect();
         assert_eq!((parts[0], parts[1]), ((1, &b"shoal\0"[..]), (2, &b"in\0"[..])));
-        let names: Vec<&[u8]> = attributes(parts[2].1)
-            .map(|(_, element)| attributes(element).next().expect("a name").1)
+        let elements: Vec<(String, &[u8])> = attributes(parts[2].1)
+            .map(|(_, element)| {
+                let fields: Vec<_> = attributes(element).collect();
+                (String::from_utf8_lossy(fields[0].1).trim_end_matches('\0').to_owned(), fields[1].1)
+            })
             .collect();
-        let expected: [&[u8]; 6] =
-            [b"payload\0", b"bitwise\0", b"cmp\0", b"immediate\0", b"immediate\0", b"tproxy\0"];
-        assert_eq!(names, expected);
-        let bitwise = attributes(parts[2].1).nth(1).expect("it is there").1;
-        let data = attributes(bitwise).nth(1).expect("its data").1;
-        let mask = attributes(data).find(|(kind, _)| *kind == 4).expect("a mask").1;
-        assert_eq!(attributes(mask).next().expect("a value").1, [255, 254, 0, 0]);
+        let names: Vec<&str> = elements.iter().map(|(name, _)| name.as_str()).collect();
+        assert_eq!(
+            names.join(" "),
+            "meta cmp meta cmp payload bitwise cmp payload bitwise cmp immediate immediate tproxy"
+        );
+        let value = |element: usize, kind: u16| {
+            let nested =
+                attributes(elements[element].1).find(|(found, _)| *found == kind).expect("it is there").1;
+            attributes(nested).next().expect("a value").1
+        };
+        // Not to the sandbox itself, not to loopback.
+        assert_eq!((value(5, 4), value(6, 3)), (&[255; 4][..], &[198, 18, 0, 2][..]));
+        assert_eq!((value(8, 4), value(9, 3)), (&[255, 0, 0, 0][..], &[127, 0, 0, 0][..]));
+        // To its listener.
+        assert_eq!((value(10, 2), value(11, 2)), (&[198, 18, 0, 2][..], &61_000_u16.to_be_bytes()[..]));
+    }
+
+    #[test]
+    fn masks_keep_the_first_bits() {
+        let bytes = |bits: u8, length: usize| {
+            let mask = mask(bits, length);
+            let mut messages = Messages::default();
+            messages.push(0, 0, &[], &mask);
+            let body = received(messages.bytes()).next().expect("a message").body.to_vec();
+            let element = attributes(&body).next().expect("an element").1.to_vec();
+            let data = attributes(&element).nth(1).expect("its data").1.to_vec();
+            let mask = attributes(&data).find(|(kind, _)| *kind == 4).expect("a mask").1.to_vec();
+            attributes(&mask).next().expect("a value").1.to_vec()
+        };
+        assert_eq!(bytes(15, 4), [255, 254, 0, 0]);
+        assert_eq!(bytes(32, 4), [255; 4]);
+        assert_eq!(bytes(0, 4), [0; 4]);
+        assert_eq!(bytes(64, 16), [[255; 8], [0; 8]].concat());
     }
 
     #[test]
     fn a_missing_part_of_the_kernel_is_told_by_name() {
-        let batch = batch(&rules(false, false));
+        let batch = batch(&[Table::Main], false);
         let judged = |number, errno| judge(&batch, &[Refusal { number, errno }]).expect_err("refused");
         assert_eq!(judged(0, libc::EOPNOTSUPP), NetworkFault::NoNfTables);
         assert_eq!(judged(batch.proxies[0], libc::ENOENT), NetworkFault::NoTproxy);
