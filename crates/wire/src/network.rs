@@ -44,6 +44,13 @@ pub const RESOLV_CONF: &str = "nameserver 198.18.0.1\nsearch .\noptions timeout:
 /// `/etc/hosts` of every sandbox.
 pub const HOSTS: &str = "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n";
 
+/// A directory that the host writes and a sandbox reads.
+pub const HOST_DIRECTORY: &str = "/run/shoal";
+/// The policy of a sandbox's network, as the sandbox sees it.
+pub const POLICY_FILE: &str = "/run/shoal/network.json";
+/// How long that file may be.
+pub const POLICY_BYTES_MAX: usize = 1 << 20;
+
 /// Routes of one sandbox, at most. A request must fit into one packet.
 pub const ROUTES_MAX: usize = 2048;
 /// Sockets in one answer, at most.

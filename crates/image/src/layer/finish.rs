@@ -11,12 +11,13 @@ use rustix::fs::{AtFlags, Mode, fchmod, statat};
 use rustix::io::Errno;
 use wire::Digest;
 use wire::launch::{Finish, LayerFacts, LayerFault};
+use wire::network::{HOST_DIRECTORY, HOSTS, RESOLV_CONF};
 
 use super::unpack::{Below, Layer, Limits, kernel, names, new_file};
 use crate::hash::digest_of;
 
 /// Counts up when the lists below change, so that images are finished anew.
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 
 /// Mounted on, so each is a directory, whatever the image has.
 const PLACES: [(&str, u32); 3] = [("dev", 0o755), ("proc", 0o555), ("sys", 0o555)];
@@ -26,11 +27,8 @@ const DIRECTORIES: [(&str, u32); 5] =
 /// Where commands run that nobody gave a place.
 const WORKSPACE: &str = "workspace";
 /// The sandbox's own. Images have other people's in them, or none.
-const FILES: [(&str, &str); 3] = [
-    ("etc/hosts", "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n"),
-    ("etc/hostname", "sandbox\n"),
-    ("etc/resolv.conf", "# This sandbox has no way out to any network.\n"),
-];
+const FILES: [(&str, &str); 3] =
+    [("etc/hosts", HOSTS), ("etc/hostname", "sandbox\n"), ("etc/resolv.conf", RESOLV_CONF)];
 
 /// What the finishing layer over `below` is called.
 pub fn finish_digest(below: Option<Digest>, wanted: &Finish) -> Digest {
@@ -81,8 +79,9 @@ pub fn finish(top: BorrowedFd<'_>, below: Below<'_>, wanted: &Finish) -> Result<
         rustix::io::write(&file, text.as_bytes()).map_err(failed("write"))?;
         fchmod(&file, Mode::from_raw_mode(0o644)).map_err(failed("set the mode of"))?;
     }
-    if let Some(path) = &wanted.working_directory {
-        // One that cannot be made, because something else is there, is told when a command runs in it.
+    // One that cannot be made, because something else is there, is left out when a sandbox starts, or is told when a command runs
+    // in it.
+    for path in std::iter::once(HOST_DIRECTORY).chain(wanted.working_directory.as_deref()) {
         match names(path.as_bytes()).and_then(|names| layer.place(names)) {
             Ok(_) | Err(LayerFault::Name { .. }) => {}
             Err(fault) => return Err(fault),
