@@ -169,6 +169,13 @@ pub enum Ask {
         /// How many, [`crate::network::SOCKETS_MAX`] at most.
         count: u8,
     },
+    /// Start the egress process. The descriptors of the request become its own, from 3 up.
+    StartEgress {
+        /// The host id that it runs under, which is the installation's own.
+        id: u32,
+    },
+    /// End every egress process of the installation. Harmless when there is none.
+    EndEgress,
 }
 
 /// A layer to be made, and from what.
@@ -324,7 +331,7 @@ pub enum Answer {
         /// Grows whenever the image is built anew.
         generation: u64,
     },
-    /// To `Launch`: init was executed.
+    /// To `Launch` and `StartEgress`: the program was executed.
     Launched {
         /// Its process on the host.
         pid: u32,

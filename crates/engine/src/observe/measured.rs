@@ -164,6 +164,22 @@ impl Network for Measured {
         timing::ATTEMPTS.request(&self.metrics, Some(sandbox), self.backend.attempts(sandbox)).await
     }
 
+    async fn can_have_network(&self, sandbox: SandboxId) -> Result<bool, BackendError> {
+        self.backend.can_have_network(sandbox).await
+    }
+
+    async fn show_policy(&self, sandbox: SandboxId, policy: &[u8]) -> Result<(), BackendError> {
+        timing::NETWORK.request(&self.metrics, Some(sandbox), self.backend.show_policy(sandbox, policy)).await
+    }
+
+    async fn start_egress(&self, descriptors: Vec<OwnedFd>) -> Result<(), BackendError> {
+        timing::EGRESS.request(&self.metrics, None, self.backend.start_egress(descriptors)).await
+    }
+
+    async fn end_egress(&self) -> Result<(), BackendError> {
+        timing::EGRESS.request(&self.metrics, None, self.backend.end_egress()).await
+    }
+
     async fn listening(&self, sandbox: SandboxId) -> Result<Vec<ListeningPort>, BackendError> {
         timing::LISTENING.request(&self.metrics, Some(sandbox), self.backend.listening(sandbox)).await
     }

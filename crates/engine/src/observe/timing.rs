@@ -59,6 +59,8 @@ pub(crate) const DISK_USAGE: Step = step("disk_usage", 9000);
 pub(crate) const VOLUME: Step = step("volume", 2000);
 /// Routes, rules and listeners in a namespace: 2 ms with the walker.
 pub(crate) const NETWORK: Step = step("network", 500);
+/// One process.
+pub(crate) const EGRESS: Step = step("egress", 500);
 /// A few sockets in a namespace.
 pub(crate) const SOCKETS: Step = step("sockets", 500);
 /// Reads two small files.

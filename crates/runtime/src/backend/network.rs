@@ -37,6 +37,20 @@ pub trait Network: Send + Sync + 'static {
     /// How often programs of a sandbox tried to reach an address without a route, since it was created.
     async fn attempts(&self, sandbox: SandboxId) -> Result<u64, BackendError>;
 
+    /// Whether a sandbox can have a network. Those that were made by a version without networks cannot.
+    async fn can_have_network(&self, sandbox: SandboxId) -> Result<bool, BackendError>;
+
+    /// Shows a sandbox its policy, in a file that it can read and not change: [`wire::network::POLICY_FILE`]. At most
+    /// [`wire::network::POLICY_BYTES_MAX`].
+    async fn show_policy(&self, sandbox: SandboxId, policy: &[u8]) -> Result<(), BackendError>;
+
+    /// Starts the process that serves the listeners of all sandboxes. It gets these descriptors, from 3 up, runs under an id of the
+    /// installation's own without any right, and lives on when the daemon ends. At most [`wire::launch::DESCRIPTORS_MAX`].
+    async fn start_egress(&self, descriptors: Vec<OwnedFd>) -> Result<(), BackendError>;
+
+    /// Kills every egress process of this installation, also those of daemons before. Harmless if there is none.
+    async fn end_egress(&self) -> Result<(), BackendError>;
+
     /// The TCP ports that programs of a sandbox listen on, in order. Takes about a millisecond and reads what a guest controls, so
     /// the caller limits how often.
     async fn listening(&self, sandbox: SandboxId) -> Result<Vec<ListeningPort>, BackendError>;

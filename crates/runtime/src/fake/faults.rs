@@ -52,6 +52,12 @@ pub enum FakeStep {
     Attempts,
     /// Listing ports. Not a step of creating a sandbox.
     Listening,
+    /// Showing a policy. Not a step of creating a sandbox.
+    ShowPolicy,
+    /// Starting egress. Not a step of creating a sandbox.
+    StartEgress,
+    /// Ending egress. Not a step of creating a sandbox.
+    EndEgress,
 }
 
 impl FakeStep {

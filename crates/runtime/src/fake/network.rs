@@ -1,7 +1,7 @@
 //! Networks of fake sandboxes: what was asked for is recorded, and the listeners are real sockets on the machine's loopback, so that
 //! a test can hand them on and connect to them.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io;
 use std::net::{Ipv4Addr, TcpListener, UdpSocket};
 use std::os::fd::OwnedFd;
@@ -35,6 +35,10 @@ pub(super) struct Networks {
     attempts: HashMap<SandboxId, u64>,
     listening: HashMap<SandboxId, Vec<ListeningPort>>,
     fault: Option<NetworkFault>,
+    policies: HashMap<SandboxId, Vec<u8>>,
+    too_old: HashSet<SandboxId>,
+    /// What the living egress processes were started with, the latest last.
+    egress: Vec<Vec<OwnedFd>>,
 }
 
 impl Networks {
@@ -43,6 +47,8 @@ impl Networks {
         self.routes.remove(&sandbox);
         self.attempts.remove(&sandbox);
         self.listening.remove(&sandbox);
+        self.policies.remove(&sandbox);
+        self.too_old.remove(&sandbox);
     }
 }
 
@@ -72,6 +78,32 @@ impl FakeHost {
         self.state().networks.fault = fault;
     }
 
+    /// The policy that a sandbox was shown last.
+    pub fn policy(&self, sandbox: SandboxId) -> Option<Vec<u8>> {
+        self.state().networks.policies.get(&sandbox).cloned()
+    }
+
+    /// Makes a sandbox one of a version without networks.
+    pub fn make_too_old(&self, sandbox: SandboxId) {
+        self.state().networks.too_old.insert(sandbox);
+    }
+
+    /// How many egress processes live.
+    pub fn egress_count(&self) -> usize {
+        self.state().networks.egress.len()
+    }
+
+    /// The descriptors that the latest egress process was started with, for a test that plays its part. `None` if none lives, or
+    /// they were taken before.
+    pub fn take_egress(&self) -> Option<Vec<OwnedFd>> {
+        self.state().networks.egress.last_mut().map(std::mem::take).filter(|taken| !taken.is_empty())
+    }
+
+    /// Kills every egress process, as a crash would.
+    pub fn kill_egress(&self) {
+        self.state().networks.egress.clear();
+    }
+
     /// Records a request about a sandbox that runs.
     async fn network_call(
         &self,
@@ -86,6 +118,10 @@ impl FakeHost {
             return Err(BackendError::Gone);
         }
         let networks = &mut state.networks;
+        let too_old = networks.too_old.contains(&sandbox) && matches!(call, FakeNetworkCall::Open(_));
+        if too_old {
+            return Err(BackendError::Network { doing, source: Box::new(NetworkFault::TooOld) });
+        }
         let needs_kernel = matches!(call, FakeNetworkCall::Open(_) | FakeNetworkCall::Change(_));
         if let Some(fault) = networks.fault.clone().filter(|_| needs_kernel) {
             return Err(BackendError::Network { doing, source: Box::new(fault) });
@@ -155,6 +191,36 @@ impl Network for FakeHost {
             true => Ok(state.networks.attempts.get(&sandbox).copied().unwrap_or(0)),
             false => Err(BackendError::Gone),
         }
+    }
+
+    async fn can_have_network(&self, sandbox: SandboxId) -> Result<bool, BackendError> {
+        let state = self.state();
+        match state.exists(sandbox, FakeThing::Disk) {
+            true => Ok(!state.networks.too_old.contains(&sandbox)),
+            false => Err(BackendError::Gone),
+        }
+    }
+
+    async fn show_policy(&self, sandbox: SandboxId, policy: &[u8]) -> Result<(), BackendError> {
+        const DOING: &str = "show a sandbox its policy";
+        self.step(FakeStep::ShowPolicy, DOING).await?;
+        if !self.can_have_network(sandbox).await? {
+            return Err(BackendError::Network { doing: DOING, source: Box::new(NetworkFault::TooOld) });
+        }
+        self.state().networks.policies.insert(sandbox, policy.to_vec());
+        Ok(())
+    }
+
+    async fn start_egress(&self, descriptors: Vec<OwnedFd>) -> Result<(), BackendError> {
+        self.step(FakeStep::StartEgress, "start egress").await?;
+        self.state().networks.egress.push(descriptors);
+        Ok(())
+    }
+
+    async fn end_egress(&self) -> Result<(), BackendError> {
+        self.step(FakeStep::EndEgress, "end egress").await?;
+        self.kill_egress();
+        Ok(())
     }
 
     async fn listening(&self, sandbox: SandboxId) -> Result<Vec<ListeningPort>, BackendError> {

@@ -30,6 +30,8 @@ use crate::backend::Usage;
 const DESCENDANTS_MAX: u32 = 2 * wire::guest::COMMANDS_MAX as u32;
 /// Command groups are direct children.
 const DEPTH_MAX: u32 = 1;
+/// The group of the installation's egress process. No sandbox's id looks like it.
+const EGRESS: &str = "egress";
 /// The period over which cpu time is shared out, the kernel's default.
 const CPU_PERIOD_US: u64 = 100_000;
 /// How long killed processes may take to go. The kernel needs well below a millisecond each; a machine that swaps needs longer.
@@ -295,6 +297,17 @@ impl Cgroups {
         Ok(())
     }
 
+    /// The group of the egress process, made if it is missing.
+    pub fn egress(&self) -> io::Result<OwnedFd> {
+        make_dir(self.v2.as_fd(), EGRESS)?;
+        open_dir(self.v2.as_fd(), EGRESS)
+    }
+
+    /// Ends the egress process and removes its group. Harmless when there is none.
+    pub fn end_egress(&self) -> io::Result<()> {
+        end_group(self.v2.as_fd(), EGRESS)
+    }
+
     /// Ends every process of one command. Its group stays: init, if it is well, removes it.
     pub fn end_command(&self, sandbox: SandboxId, command: Handle) -> io::Result<()> {
         // The file system of groups has no links, so that a path in it leads nowhere else.
@@ -328,6 +341,11 @@ impl Cgroups {
         let deadline = Instant::now() + KILL_DEADLINE;
         for point in found.v1.iter().map(|(_, point)| point).chain([&found.v2]) {
             let root = open_dir(CWD, point)?;
+            if *point == found.v2
+                && let Some(group) = self::found(open_dir(root.as_fd(), &name))?
+            {
+                end_group(group.as_fd(), EGRESS)?;
+            }
             remove_dir(root.as_fd(), &name, deadline)?;
         }
         Ok(())
@@ -522,6 +540,15 @@ impl OomKills {
     pub fn forget(&self, sandbox: SandboxId) {
         self.open.lock().unwrap_or_else(PoisonError::into_inner).remove(&sandbox);
     }
+}
+
+/// Ends every process of a group and removes it. Harmless when there is none.
+fn end_group(parent: rustix::fd::BorrowedFd<'_>, name: &str) -> io::Result<()> {
+    let Some(group) = found(open_dir(parent, name))? else { return Ok(()) };
+    let deadline = Instant::now() + KILL_DEADLINE;
+    write_file(group.as_fd(), "cgroup.kill", "1")?;
+    wait_for_event(&group, says_unpopulated, deadline)?;
+    remove_dir(parent, name, deadline)
 }
 
 fn write_settings(group: &OwnedFd, settings: Vec<Setting>) -> io::Result<()> {

@@ -11,6 +11,7 @@
 //!    └────────────────Reply──────────────┘
 //! ```
 
+mod egress;
 mod layers;
 mod network;
 mod walk;
@@ -109,6 +110,10 @@ struct Launcher {
     cgroups: Cgroups,
     filters: Filters,
     init: OwnedFd,
+    /// The program that this process runs, which is also egress.
+    program: OwnedFd,
+    /// The mount namespace that the daemon is in.
+    host_mounts: OwnedFd,
     /// Prepared slots, by the base of their range.
     slots: HashMap<u32, Slot>,
     /// Running walkers, by pid.
@@ -146,7 +151,9 @@ impl Launcher {
         rustix::process::umask(Mode::empty());
         let signals = [libc::SIGCHLD, libc::SIGTERM, libc::SIGINT, libc::SIGHUP, libc::SIGPIPE];
         let signals = sys::signals_as_descriptor(&signals).map_err(fatal("listen to signals"))?;
-        // Before anything is opened: a process can copy mounts only from its own mount namespace.
+        let program = world::own_program().map_err(fatal("open its own program"))?;
+        let host_mounts = world::mount_namespace().map_err(fatal("open the machine's mount namespace"))?;
+        // Before anything else is opened: a process can copy mounts only from its own mount namespace.
         world::own_mounts().map_err(fatal("make a mount namespace of its own"))?;
         let lock = world::lock(&config.data_dir).map_err(fatal("take over from the launcher before"))?;
         // While `/dev` and `/sys` are still mounted.
@@ -182,6 +189,8 @@ impl Launcher {
             cgroups,
             filters,
             init,
+            program,
+            host_mounts,
             slots: HashMap::new(),
             walkers: HashMap::new(),
             waiting: Vec::new(),

@@ -29,7 +29,6 @@ pub(super) const READ_ONLY: u64 = libc::MOUNT_ATTR_RDONLY | libc::MOUNT_ATTR_NOD
 impl Launcher {
     pub(super) fn walk(&mut self, serial: u64, ask: Ask, parts: Parts<'_>) -> Result<Answer, Failure> {
         let Parts { slot, given, handed } = parts;
-        drop(given);
         match ask {
             Ask::Hello { .. } => Ok(Answer::Hello { version: VERSION }),
             Ask::PrepareHostImage { thorough } => {
@@ -58,6 +57,11 @@ impl Launcher {
                 Ok(Answer::Network(self.change_routes(sandbox, &routes, handed)))
             }
             Ask::CloseNetwork { sandbox } => Ok(Answer::Network(self.close_network(sandbox))),
+            Ask::StartEgress { id } => self.start_egress(id, given),
+            Ask::EndEgress => {
+                self.cgroups.end_egress().map_err(refused("end the egress process"))?;
+                Ok(Answer::Done)
+            }
             Ask::Sockets { sandbox, family, count } => {
                 Ok(Answer::Network(self.sockets(sandbox, family, count, handed)))
             }
@@ -164,6 +168,9 @@ impl Launcher {
         let writable = idmapped(place.fs.as_fd(), "", flags, &user)
             .map_err(refused("map the ids of the writable layer"))?;
         trees.insert(Tree::Writable, writable);
+        let host = idmapped(place.host.as_fd(), "", READ_ONLY | libc::MOUNT_ATTR_NOEXEC, &user)
+            .map_err(refused("map the ids of the host's directory"))?;
+        trees.insert(Tree::Host, host);
         if plan.mounts.len() > MOUNTS_MAX {
             let doing = format!("mount {} volumes", plan.mounts.len());
             return Err(Failure { doing, errno: libc::EINVAL });

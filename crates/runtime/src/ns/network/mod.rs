@@ -96,6 +96,24 @@ pub fn sockets(family: Family, count: u8) -> Result<Vec<OwnedFd>, NetworkFault> 
     (0..count.min(SOCKETS_MAX)).map(|_| listeners::unconnected(family)).collect()
 }
 
+/// What a network needs of the kernel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Parts {
+    /// nf_tables with tproxy.
+    Rules,
+    /// IPv6, without which there is IPv4 only.
+    Ipv6,
+}
+
+/// Tries a part in the namespace of the calling thread, whose loopback is up.
+pub fn probe(part: Parts) -> Result<(), NetworkFault> {
+    match part {
+        Parts::Rules => rules::apply(&Routes::Listed(Vec::new()), has_ipv6()?),
+        Parts::Ipv6 if has_ipv6()? => Ok(()),
+        Parts::Ipv6 => Err(NetworkFault::Kernel { doing: "use IPv6".into(), errno: libc::EAFNOSUPPORT }),
+    }
+}
+
 /// Rules, addresses and routes.
 fn set_up(routes: &Routes, ipv6: bool) -> Result<(), NetworkFault> {
     let wanted = routes::wanted(routes, ipv6).map_err(|why| NetworkFault::Routes { why })?;

@@ -374,21 +374,23 @@ pub(super) fn apply(routes: &Routes, ipv6: bool) -> Result<(), NetworkFault> {
         Routes::Listed(_) => &[Table::Main],
         Routes::Open(_) => &Table::ALL,
     };
-    let there = there()?;
+    let kernel = speak()?;
+    let there = there(&kernel)?;
     let missing: Vec<Table> = wanted.iter().copied().filter(|table| !there.contains(table)).collect();
     if !missing.is_empty() {
         let batch = batch(&missing, ipv6);
-        judge(&batch, &exchange(&batch.messages)?)?;
+        judge(&batch, &exchange(&kernel, &batch.messages)?)?;
     }
-    delete(&there.into_iter().filter(|table| !wanted.contains(table)).collect::<Vec<_>>())
+    delete(&kernel, &there.into_iter().filter(|table| !wanted.contains(table)).collect::<Vec<_>>())
 }
 
 /// Takes all of them away.
 pub(super) fn remove() -> Result<(), NetworkFault> {
-    delete(&there()?)
+    let kernel = speak()?;
+    delete(&kernel, &there(&kernel)?)
 }
 
-fn delete(tables: &[Table]) -> Result<(), NetworkFault> {
+fn delete(kernel: &Netlink, tables: &[Table]) -> Result<(), NetworkFault> {
     if tables.is_empty() {
         return Ok(());
     }
@@ -399,18 +401,18 @@ fn delete(tables: &[Table]) -> Result<(), NetworkFault> {
         messages.push(DELETE_TABLE, ACK, &general(INET, 0), &named);
     }
     messages.push(BATCH_END, 0, &general(0, SUBSYSTEM), &Attributes::new());
-    let refused = exchange(&messages)?;
+    let refused = exchange(kernel, &messages)?;
     judge(&Batch { messages, proxies: Vec::new() }, &refused)
 }
 
 /// The tables that this namespace has.
-fn there() -> Result<Vec<Table>, NetworkFault> {
+fn there(kernel: &Netlink) -> Result<Vec<Table>, NetworkFault> {
     let mut there = Vec::new();
     for table in Table::ALL {
         let mut messages = Messages::default();
         let named = Attributes::new().text(1, table.name());
         messages.push(GET_TABLE, ACK, &general(INET, 0), &named);
-        match exchange(&messages)?[..] {
+        match exchange(kernel, &messages)?[..] {
             [] => there.push(table),
             [Refusal { errno: libc::ENOENT, .. }] => {}
             // No part of the kernel answers for this subsystem.
@@ -423,19 +425,19 @@ fn there() -> Result<Vec<Table>, NetworkFault> {
     Ok(there)
 }
 
-fn exchange(messages: &Messages) -> Result<Vec<Refusal>, NetworkFault> {
-    let kernel = |doing: &str| {
-        let doing = doing.to_owned();
-        move |e: io::Error| NetworkFault::Kernel { doing, errno: e.raw_os_error().unwrap_or(libc::EIO) }
-    };
-    let netlink = match Netlink::open(Subsystem::Netfilter) {
-        Ok(netlink) => netlink,
-        Err(e) if matches!(e.raw_os_error(), Some(libc::EPROTONOSUPPORT | libc::EAFNOSUPPORT)) => {
-            return Err(NetworkFault::NoNfTables);
-        }
-        Err(e) => return Err(kernel("open a socket to nf_tables")(e)),
-    };
-    netlink.send(messages).map_err(kernel("speak to nf_tables"))
+fn speak() -> Result<Netlink, NetworkFault> {
+    Netlink::open(Subsystem::Netfilter).map_err(|e| match e.raw_os_error() {
+        Some(libc::EPROTONOSUPPORT | libc::EAFNOSUPPORT) => NetworkFault::NoNfTables,
+        _ => kernel("open a socket to nf_tables", &e),
+    })
+}
+
+fn exchange(kernel: &Netlink, messages: &Messages) -> Result<Vec<Refusal>, NetworkFault> {
+    kernel.send(messages).map_err(|e| self::kernel("speak to nf_tables", &e))
+}
+
+fn kernel(doing: &str, error: &io::Error) -> NetworkFault {
+    NetworkFault::Kernel { doing: doing.into(), errno: error.raw_os_error().unwrap_or(libc::EIO) }
 }
 
 /// What the kernel's refusals mean.
@@ -552,7 +554,7 @@ mod tests {
         assert_eq!(judged(0, libc::EOPNOTSUPP), NetworkFault::NoNfTables);
         assert_eq!(judged(batch.proxies[0], libc::ENOENT), NetworkFault::NoTproxy);
         assert!(matches!(judged(0, libc::EPERM), NetworkFault::Kernel { errno: libc::EPERM, .. }));
-        assert!(matches!(judged(4, libc::ENOENT), NetworkFault::Kernel { errno: libc::ENOENT, .. }));
+        assert!(matches!(judged(1, libc::ENOENT), NetworkFault::Kernel { errno: libc::ENOENT, .. }));
         assert!(judge(&batch, &[]).is_ok());
     }
 }
