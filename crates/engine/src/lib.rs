@@ -5,8 +5,7 @@
 //!
 //! One folder per noun, each of which uses only those before it: `error`, [`model`] (what goes in and comes out), [`observe`],
 //! [`access`], `db`, `guest` (the link to init), `command`, [`files`], [`image`], [`volume`], [`template`], [`sandbox`] (where they
-//! meet), [`pool`], [`build`], [`snapshot`]. `command` and `files` still know the sandbox that they belong to;
-//! `cargo xtask lint rooms` shows that ring.
+//! meet), [`pool`], [`build`], [`snapshot`].
 
 #![forbid(unsafe_code)]
 
@@ -170,8 +169,8 @@ impl Engine {
             backend,
             clock,
             metrics,
-            db,
-            logs,
+            db: Arc::new(db),
+            logs: Arc::new(logs),
             keys,
             images,
             templates,
@@ -242,8 +241,8 @@ pub(crate) struct Shared {
     pub backend: Arc<dyn Backend>,
     pub clock: Arc<dyn Clock>,
     pub metrics: Arc<Metrics>,
-    pub db: Db,
-    pub logs: LogWriters,
+    pub db: Arc<Db>,
+    pub logs: Arc<LogWriters>,
     pub keys: Keys,
     pub images: Images,
     pub templates: Templates,

@@ -3,5 +3,6 @@
 mod freeze;
 mod idmap;
 mod network;
+mod pool;
 mod remove;
 mod skew;

@@ -21,10 +21,6 @@ use anyhow::{Context, Result, bail};
 use graph::{Graph, Place};
 use source::{Reference, Source};
 
-/// Crates whose rooms still depend on each other around rings, and how many dependencies lie in those rings. The numbers
-/// may only go down; a crate without rings has no entry.
-const KNOWN: &[(&str, usize)] = &[("engine", 9)];
-
 /// As many lines are shown for each dependency in a ring.
 const PLACES_SHOWN: usize = 3;
 
@@ -37,7 +33,7 @@ pub enum Tell {
     Everything,
 }
 
-/// Fails when a crate has more dependencies in rings than it is known to have.
+/// Fails when rooms of a crate depend on each other around a ring.
 pub fn check(tell: Tell) -> Result<()> {
     let root = super::root();
     let mut crates = Vec::new();
@@ -53,45 +49,26 @@ pub fn check(tell: Tell) -> Result<()> {
             print!("{}", describe(name, graph));
         }
     }
-    let faults = faults(&crates, KNOWN);
+    let faults = faults(&crates);
     if !faults.is_empty() {
         bail!("{}", faults.join("\n"));
-    }
-    for (name, _) in KNOWN {
-        println!("xtask: the rooms of `{name}` still have rings; `cargo xtask lint rooms` shows them");
     }
     Ok(())
 }
 
-/// What is wrong with the rooms of all crates, measured by what is known.
-fn faults(crates: &[(String, Graph)], known: &[(&str, usize)]) -> Vec<String> {
+/// What is wrong with the rooms of all crates.
+fn faults(crates: &[(String, Graph)]) -> Vec<String> {
     let mut faults = Vec::new();
     for (name, graph) in crates {
         let knots = graph.knots();
-        let found: usize = knots.iter().map(|knot| knot.dependencies).sum();
-        let allowed = known.iter().find(|(known, _)| known == name).map_or(0, |(_, count)| *count);
-        if found > allowed {
-            let mut text = format!("rooms of crate `{name}` depend on each other");
-            if allowed > 0 {
-                let _ = write!(text, ": {found} dependencies lie in rings, and {allowed} are known");
-            }
-            for knot in &knots {
-                for ring in graph.rings(knot) {
-                    text.push_str(&describe_ring(graph, &ring));
-                }
-            }
-            faults.push(text);
-        } else if found < allowed {
-            let entry = format!("the entry of `{name}` in KNOWN (xtask/src/rooms/mod.rs)");
-            faults.push(match found {
-                0 => format!("crate `{name}` has no rings any more: remove {entry}"),
-                _ => format!("crate `{name}` has fewer rings now: set {entry} to {found}"),
-            });
+        if knots.is_empty() {
+            continue;
         }
-    }
-    for (name, _) in known.iter().filter(|(name, _)| crates.iter().all(|(known, _)| known != name)) {
-        faults
-            .push(format!("there is no crate `{name}`: remove its entry in KNOWN (xtask/src/rooms/mod.rs)"));
+        let mut text = format!("rooms of crate `{name}` depend on each other");
+        for ring in knots.iter().flat_map(|knot| graph.rings(knot)) {
+            text.push_str(&describe_ring(graph, &ring));
+        }
+        faults.push(text);
     }
     faults
 }
@@ -350,7 +327,7 @@ mod tests {
     #[test]
     fn a_pair_is_named_with_the_lines_that_make_it() {
         let tree = [("a.rs", "\nuse crate::b::{B, C};\n"), ("b/x.rs", "fn f() {\n    crate::a::g();\n}")];
-        let faults = faults(&[("it".into(), graph(&tree))], &[]);
+        let faults = faults(&[("it".into(), graph(&tree))]);
         assert_eq!(
             faults,
             [
@@ -358,18 +335,5 @@ mod tests {
               and `b` needs `a`:\n      b/x.rs:2: crate::a::g();"
             ]
         );
-    }
-
-    #[test]
-    fn what_is_known_may_only_shrink() {
-        let tree = [("a.rs", "use crate::b;"), ("b.rs", "use crate::a;")];
-        let found = |known| faults(&[("it".into(), graph(&tree))], known);
-        assert_eq!(found(&[("it", 2)]), [""; 0]);
-        assert!(found(&[("it", 1)])[0].contains("2 dependencies lie in rings, and 1 are known"));
-        assert!(found(&[("it", 3)])[0].contains("set the entry of `it`"));
-        let straight = [("a.rs", "use crate::b;"), ("b.rs", "")];
-        let gone = faults(&[("it".into(), graph(&straight))], &[("it", 3), ("other", 1)]);
-        assert!(gone[0].contains("remove the entry of `it`"), "{gone:?}");
-        assert!(gone[1].contains("there is no crate `other`"), "{gone:?}");
     }
 }

@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use tracing::{info, warn};
 
-use super::{CommandRef, LiveCommand, LiveCommandState};
+use super::sink::State;
+use super::{CommandRef, LiveCommand};
 use crate::error::{EngineError, chain};
 
 /// How long whoever started a command, or was attached to it when the daemon died, may take to come.
@@ -17,44 +18,39 @@ const ARRIVAL: Duration = Duration::from_secs(60);
 
 impl LiveCommand {
     /// It runs, and somebody should come.
-    pub(super) fn expect_someone(self: &Arc<Self>) {
-        self.expect_someone_from(&self.lock());
-    }
-
-    /// The same with the lock held.
-    pub(super) fn expect_someone_from(self: &Arc<Self>, state: &LiveCommandState) {
+    pub(super) fn expect_someone(self: &Arc<Self>, state: &State) {
         if let Some(length) = self.attendance.unattended {
             self.end_unless_attended(state, length.max(ARRIVAL));
         }
     }
 
     /// Someone has left.
-    pub(super) fn left(self: &Arc<Self>, state: &LiveCommandState) {
+    pub(super) fn left(self: &Arc<Self>, state: &State) {
         if let Some(length) = self.attendance.unattended {
             self.end_unless_attended(state, length);
         }
     }
 
     /// Ends it after a while, unless somebody is attached or was meanwhile.
-    fn end_unless_attended(self: &Arc<Self>, state: &LiveCommandState, after: Duration) {
-        if !state.readers.is_empty() || state.ending.is_some() {
+    fn end_unless_attended(self: &Arc<Self>, state: &State, after: Duration) {
+        if !state.sink.readers.is_empty() || state.sink.ending.is_some() {
             return;
         }
-        let (hub, seen) = (Arc::downgrade(self), state.reader_next);
-        self.live.shared.runtime.spawn(async move {
+        let (hub, seen) = (Arc::downgrade(self), state.sink.reader_next);
+        self.guest().runtime.spawn(async move {
             tokio::time::sleep(after).await;
             let Some(hub) = hub.upgrade() else { return };
             {
-                let state = hub.lock();
-                if state.reader_next != seen || !state.readers.is_empty() || state.ending.is_some() {
+                let state = hub.lane.lock();
+                if state.sink.reader_next != seen || !state.sink.readers.is_empty() || state.sink.ending.is_some() {
                     return;
                 }
             }
-            info!(sandbox = %hub.live.id, command = %hub.id, "ends a command that nobody is attached to");
+            info!(sandbox = %hub.guest().id, command = %hub.id, "ends a command that nobody is attached to");
             match (CommandRef { hub: Arc::clone(&hub) }).kill().await {
                 Ok(()) | Err(EngineError::CommandEnded { .. }) => {}
                 Err(error) => {
-                    warn!(sandbox = %hub.live.id, command = %hub.id, error = chain(&error), "cannot end it");
+                    warn!(sandbox = %hub.guest().id, command = %hub.id, error = chain(&error), "cannot end it");
                 }
             }
         });

@@ -8,12 +8,12 @@ use bytes::Bytes;
 use tokio::time::{Instant, timeout_at};
 use wire::guest::{TerminalSize, ToInit};
 
-use super::{ANSWER_SECONDS, LiveCommand, LiveCommandState, Output, STDIN_SECONDS, STREAMS};
+use super::sink::State;
+use super::{ANSWER_SECONDS, LiveCommand, Output, STDIN_SECONDS};
 use crate::command::log::{Next, ReadPlan};
 use crate::error::EngineError;
-use crate::guest::Unsaid;
+use crate::guest::{Carrier, STREAMS, Unsaid, Use};
 use crate::model::{Command, Gathered, Offsets, Signal, Span};
-use crate::sandbox::activity::Use;
 
 /// A command that can be watched and acted on. Holding it keeps nothing alive but memory.
 #[derive(Clone)]
@@ -29,13 +29,13 @@ impl CommandRef {
 
     /// When it is over.
     pub async fn ended(&self) -> Command {
-        let over = |state: &mut LiveCommandState| match state.result() {
+        let over = |state: &mut State| match state.sink.result() {
             Some(_) => ControlFlow::Break(()),
             None => ControlFlow::Continue(()),
         };
         // Whoever waits for a command uses the sandbox, for as long as the command takes.
-        let _using = Use::begin(&self.hub.live);
-        self.hub.until(over).await;
+        let _using = Use::begin(self.hub.guest());
+        self.hub.lane.until(over).await;
         self.hub.now()
     }
 
@@ -49,8 +49,8 @@ impl CommandRef {
     pub async fn output(&self, limit: usize) -> Result<Gathered, EngineError> {
         let reading = self.attach(Offsets::default());
         let spans = {
-            let state = self.hub.lock();
-            [state.logs[0].span(), state.logs[1].span()]
+            let state = self.hub.lane.lock();
+            [state.sink.logs[0].span(), state.sink.logs[1].span()]
         };
         let mut all = [Vec::new(), Vec::new()];
         let mut cut = [false, false];
@@ -60,7 +60,7 @@ impl CommandRef {
             cut[log] = start > 0 || until < end;
             let mut at = start;
             while at < until {
-                let next = self.hub.lock().logs[log].next(&self.hub.directory(), at, until);
+                let next = self.hub.lane.lock().sink.logs[log].next(&self.hub.directory(), at, until);
                 let bytes = match next {
                     Next::Memory(bytes, _) => bytes,
                     Next::File(plan) => self.read_file(plan).await?,
@@ -105,10 +105,10 @@ impl CommandRef {
     }
 
     async fn take_all_input(&self, mut at: Option<u64>, mut rest: Bytes) -> Result<u64, EngineError> {
-        let _using = self.hub.live.begin_use()?;
+        let _using = self.hub.guest().begin_use()?;
         loop {
-            let step = self.hub.until(|state| self.take_input(state, &mut at, &mut rest)).await;
-            self.hub.offer_stdin();
+            let step = self.hub.lane.until(|state| self.take_input(state, &mut at, &mut rest)).await;
+            self.hub.offer_stdin(&mut self.hub.lane.lock());
             if let Some(result) = step {
                 return result;
             }
@@ -119,14 +119,14 @@ impl CommandRef {
     #[allow(clippy::type_complexity)] // Only `write_stdin` sees it.
     fn take_input(
         &self,
-        state: &mut LiveCommandState,
+        state: &mut State,
         at: &mut Option<u64>,
         rest: &mut Bytes,
     ) -> ControlFlow<Option<Result<u64, EngineError>>> {
         if let Err(error) = self.takes_input(state) {
             return ControlFlow::Break(Some(Err(error)));
         }
-        if state.stdin.unknown {
+        if state.stdin.is_unknown() {
             return ControlFlow::Continue(());
         }
         let accepted = state.stdin.accepted();
@@ -142,19 +142,19 @@ impl CommandRef {
         if rest.is_empty() {
             return ControlFlow::Break(Some(Ok(accepted)));
         }
-        let fits = usize::try_from(state.stdin.room()).unwrap_or(usize::MAX).min(rest.len());
+        let fits = state.stdin.room().min(rest.len());
         if fits == 0 {
             return ControlFlow::Continue(());
         }
-        state.stdin.buffer.extend(rest.split_to(fits).iter());
+        state.stdin.push(rest.split_to(fits));
         ControlFlow::Break(rest.is_empty().then(|| Ok(state.stdin.accepted())))
     }
 
-    fn takes_input(&self, state: &LiveCommandState) -> Result<(), EngineError> {
-        if state.ending.is_some() {
+    fn takes_input(&self, state: &State) -> Result<(), EngineError> {
+        if state.sink.ending.is_some() {
             return Err(EngineError::CommandEnded { id: self.hub.id.clone() });
         }
-        if state.stdin.closed || state.stdin.end.is_some() {
+        if state.stdin.is_ended() {
             return Err(EngineError::StdinClosed { id: self.hub.id.clone() });
         }
         Ok(())
@@ -164,25 +164,24 @@ impl CommandRef {
     pub async fn end_stdin(&self) -> Result<(), EngineError> {
         let deadline = Instant::now() + Duration::from_secs(STDIN_SECONDS);
         let stalled = |_| EngineError::StdinStalled { id: self.hub.id.clone() };
-        let set = self.hub.until(|state| {
-            if state.stdin.closed || state.stdin.end.is_some() {
+        let set = self.hub.lane.until(|state| {
+            if state.stdin.is_ended() {
                 // It has no input, or gets no more: the wish is already true.
                 return ControlFlow::Break(Ok(()));
             }
-            if state.ending.is_some() {
+            if state.sink.ending.is_some() {
                 return ControlFlow::Break(Err(EngineError::CommandEnded { id: self.hub.id.clone() }));
             }
-            if state.stdin.unknown {
+            if state.stdin.is_unknown() {
                 return ControlFlow::Continue(());
             }
-            let end = state.stdin.accepted();
-            state.stdin.end.get_or_insert(end);
+            state.stdin.end();
             ControlFlow::Break(Ok(()))
         });
         timeout_at(deadline, set).await.map_err(stalled)??;
-        self.hub.offer_stdin();
-        let sent = self.hub.until(|state| {
-            let done = state.stdin.end_sent || state.stdin.closed || state.ending.is_some();
+        self.hub.offer_stdin(&mut self.hub.lane.lock());
+        let sent = self.hub.lane.until(|state| {
+            let done = state.stdin.is_end_known() || state.sink.ending.is_some();
             if done { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         });
         timeout_at(deadline, sent).await.map_err(stalled)?;
@@ -196,44 +195,38 @@ impl CommandRef {
     /// Signals the command's process group. If the connection to init breaks at this moment, it is not known whether the
     /// signal was sent; it is not sent twice, and the answer is [`EngineError::Unresponsive`].
     pub async fn signal(&self, signal: Signal) -> Result<(), EngineError> {
-        let message = ToInit::Signal { handle: self.hub.handle, signal: signal.number() };
+        let message = ToInit::Signal { handle: self.hub.lane.handle(), signal: signal.number() };
         self.request(Some(message), Resend::No).await
     }
 
     /// Ends the command's whole tree at once. Answers when init has been told; the end itself comes as a result.
     pub async fn kill(&self) -> Result<(), EngineError> {
-        self.request(Some(ToInit::Kill { handle: self.hub.handle }), Resend::Yes).await
+        self.request(Some(ToInit::Kill { handle: self.hub.lane.handle() }), Resend::Yes).await
     }
 
     /// Gives the command's terminal a new size.
     pub async fn resize(&self, rows: u16, columns: u16) -> Result<(), EngineError> {
-        if self.hub.start.terminal.is_none() {
+        if self.hub.lane.start.terminal.is_none() {
             return Err(EngineError::NoTerminal { id: self.hub.id.clone() });
         }
         let size = TerminalSize { rows, columns };
-        self.request(Some(ToInit::Resize { handle: self.hub.handle, size }), Resend::Yes).await
+        self.request(Some(ToInit::Resize { handle: self.hub.lane.handle(), size }), Resend::Yes).await
     }
 
     /// Says something to init and waits until it has read it.
     async fn request(&self, message: Option<ToInit>, resend: Resend) -> Result<(), EngineError> {
-        let _using = self.hub.live.begin_use()?;
+        let _using = self.hub.guest().begin_use()?;
         let deadline = Instant::now() + Duration::from_secs(ANSWER_SECONDS);
-        let unresponsive = || EngineError::Unresponsive { id: self.hub.live.id };
+        let unresponsive = || self.hub.guest().unresponsive();
         loop {
-            if self.hub.lock().ending.is_some() {
+            if self.hub.lane.lock().sink.ending.is_some() {
                 return Err(EngineError::CommandEnded { id: self.hub.id.clone() });
             }
-            let said = timeout_at(deadline, self.hub.live.outbox.say(message.clone()));
-            let ended = async {
-                let over = |state: &mut LiveCommandState| {
-                    if state.ending.is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-                };
-                self.hub.until(over).await;
-            };
+            let said = timeout_at(deadline, self.hub.guest().outbox.say(message.clone()));
             let said = tokio::select! {
                 biased;
                 said = said => said.map_err(|_| unresponsive())?,
-                () = ended => return Ok(()),
+                () = self.hub.lane.over() => return Ok(()),
             };
             match (said, resend) {
                 (Ok(()), _) => return Ok(()),

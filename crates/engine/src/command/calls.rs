@@ -3,17 +3,18 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use wire::guest::{Handle, Start};
+use wire::guest::Handle;
 use wire::{CommandId, SandboxId};
 
+use crate::command::digest::request_digest;
+use crate::command::registry::{Intent, Wish};
 use crate::command::start::start_of;
-use crate::command::{LiveCommand, Refusal};
+use crate::command::{Commands, LiveCommand, Refusal};
 use crate::db::CommandRow;
-use crate::model::check::{digest, page_limit};
+use crate::model::check::page_limit;
 use crate::model::random::random_u128;
 use crate::observe::clock::now;
 use crate::observe::metrics::{Verb, Verdict};
-use crate::sandbox::live::{Intent, LiveSandbox};
 use crate::{
     Command, CommandQuery, CommandRef, CommandSpec, CommandState, DbError, Engine, EngineError, Owner, Page,
 };
@@ -40,16 +41,16 @@ impl Engine {
         spec: CommandSpec,
     ) -> Result<CommandRef, EngineError> {
         let live = self.live(owner, id)?;
-        let _using = live.begin_use()?;
+        let _using = live.guest.begin_use()?;
         let named = spec.id.is_some();
         let command_id = spec.id.clone().unwrap_or_else(|| CommandId::from_random(random_u128()));
         let attendance = spec.attendance;
-        let start = start_of(&live, spec, &command_id)?;
-        let request_digest = digest(&start);
+        let start = live.with_surroundings(|around| start_of(around, spec, &command_id))?;
+        let request_digest = request_digest(&start);
         // Before init hears of it, so that no kill of its own is among them.
-        let oom_kills = live.oom_kills().await;
-        let intent = live
-            .intend(command_id, request_digest, oom_kills, attendance, |handle| Start { handle, ..start })?;
+        let oom_kills_before = live.guest.oom_kills().await;
+        let wish = Wish { id: command_id, start, request_digest, oom_kills_before, attendance };
+        let intent = live.commands.intend(wish)?;
         let hub = match intent {
             Intent::New(hub) => {
                 hub.commit_intent();
@@ -60,7 +61,7 @@ impl Engine {
         let metrics = &self.shared().metrics;
         let hub = match crate::observe::timing::ROW.watch(metrics, id, hub.committed()).await {
             Ok(()) => hub,
-            Err(Refusal::Exists(row)) => self.found(&live, CommandRow::clone(&row)).await?,
+            Err(Refusal::Exists(row)) => self.found(&live.commands, CommandRow::clone(&row)).await?,
             Err(Refusal::NoSandbox) => return Err(live.wrong_state()),
             Err(Refusal::Store(source)) => {
                 let source = DbError::Shared { source };
@@ -83,18 +84,22 @@ impl Engine {
     ) -> Result<CommandRef, EngineError> {
         let live = self.live(owner, id)?;
         let not_found = || EngineError::CommandNotFound { id: command.to_string() };
-        if let Some(hub) = live.live_by_id(command) {
+        if let Some(hub) = live.commands.by_id(command) {
             hub.committed().await.map_err(|_| not_found())?;
             return Ok(CommandRef { hub });
         }
         let row = self.shared().db.command(live.id, command.clone()).await?.ok_or_else(not_found)?;
-        Ok(CommandRef { hub: self.found(&live, row).await? })
+        Ok(CommandRef { hub: self.found(&live.commands, row).await? })
     }
 
     /// The command that a row tells of: in memory while it has no result, else from the row.
-    async fn found(&self, live: &Arc<LiveSandbox>, row: CommandRow) -> Result<Arc<LiveCommand>, EngineError> {
+    async fn found(
+        &self,
+        commands: &Arc<Commands>,
+        row: CommandRow,
+    ) -> Result<Arc<LiveCommand>, EngineError> {
         if row.result.is_none()
-            && let Some(hub) = live.live_by_id(&row.id)
+            && let Some(hub) = commands.by_id(&row.id)
         {
             return Ok(hub);
         }
@@ -103,7 +108,7 @@ impl Engine {
             Some(_) => row,
             None => {
                 let id = row.id.to_string();
-                let again = self.shared().db.command(live.id, row.id).await?;
+                let again = self.shared().db.command(commands.guest.id, row.id).await?;
                 again.ok_or(EngineError::CommandNotFound { id })?
             }
         };
@@ -113,8 +118,8 @@ impl Engine {
             return Err(EngineError::CommandExpired { id: row.id });
         }
         let id = row.id.clone();
-        let live = Arc::clone(live);
-        let read = tokio::task::spawn_blocking(move || LiveCommand::recovered(&live, row)).await;
+        let commands = Arc::clone(commands);
+        let read = tokio::task::spawn_blocking(move || LiveCommand::recovered(&commands, row)).await;
         let read = read.unwrap_or_else(|error| Err(std::io::Error::other(error)));
         read.map_err(|source| EngineError::Log { doing: "find", id, source })
     }
@@ -138,7 +143,7 @@ impl Engine {
         for row in rows {
             items.push(match row.result {
                 Some(_) => described(row),
-                None => self.found(&live, row).await?.now(),
+                None => self.found(&live.commands, row).await?.now(),
             });
         }
         Ok(Page { items, next_cursor })

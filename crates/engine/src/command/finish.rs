@@ -11,11 +11,12 @@ use std::time::Duration;
 use tracing::{debug, error};
 use wire::guest::{End, EndCause, ExitStatus, OUTPUT_WINDOW, StartError};
 
-use super::{LiveCommand, Phase, STREAMS};
+use super::LiveCommand;
+use super::sink::Phase;
 use crate::command::log::StreamLog;
 use crate::db::ResultRow;
 use crate::error::{DbError, chain};
-use crate::guest::Violation;
+use crate::guest::{STREAMS, Violation};
 use crate::model::Outcome;
 use crate::observe::events::Happened;
 
@@ -41,63 +42,53 @@ pub(super) enum EndingKind {
 }
 
 impl LiveCommand {
-    /// The command is over.
-    pub fn ended(self: &Arc<Self>, end: End, ends: [u64; 2]) -> Result<(), Violation> {
-        self.set_ending(EndingKind::Guest(end), Some(ends))
-    }
-
-    /// The command did not start.
-    pub fn failed_to_start(self: &Arc<Self>, error: StartError) -> Result<(), Violation> {
-        self.set_ending(EndingKind::FailedToStart(clipped(error)), None)
-    }
-
     pub(super) fn set_ending(
         self: &Arc<Self>,
         what: EndingKind,
         ends: Option<[u64; 2]>,
     ) -> Result<(), Violation> {
-        let mut state = self.lock();
+        let mut state = self.lane.lock();
         let what = match what {
             // The signal was the host's, and the reason the timeout; init knows of neither.
-            EndingKind::Guest(End { status, cause: EndCause::Itself }) if state.struck => {
+            EndingKind::Guest(End { status, cause: EndCause::Itself }) if state.sink.struck => {
                 EndingKind::Guest(End { status, cause: EndCause::Timeout })
             }
             what => what,
         };
-        if state.ending.is_some() {
+        if state.sink.ending.is_some() {
             return Ok(()); // Said again on a new connection. The first word counts.
         }
-        let received = [state.logs[0].received(), state.logs[1].received()];
+        let received = state.sink.lengths();
         let ends = ends.unwrap_or(received);
         for (log, end) in ends.into_iter().enumerate() {
             // Init holds a window of what was not acknowledged, so the end is not further away than that.
-            let limit = state.logs[log].granted().saturating_add(OUTPUT_WINDOW as u64);
+            let limit = state.sink.logs[log].granted().saturating_add(OUTPUT_WINDOW as u64);
             if end < received[log] || end > limit {
-                return Err(Violation::BadEnd { handle: self.handle, end, received: received[log] });
+                return Err(Violation::BadEnd { handle: self.lane.handle(), end, received: received[log] });
             }
         }
-        state.ending = Some(Ending { what, ends });
+        state.sink.ending = Some(Ending { what, ends });
         drop(state);
         self.finish_if_due();
-        self.changed.notify_waiters();
+        self.lane.notify();
         Ok(())
     }
 
     /// If the end has come and all output is on disk, or short enough for the row, sends the result to the store.
     pub(super) fn finish_if_due(self: &Arc<Self>) {
-        let mut state = self.lock();
-        let Some(ending) = &state.ending else { return };
-        let complete = (0..STREAMS.len()).all(|log| state.logs[log].received() >= ending.ends[log]);
-        if !complete || state.writing || !matches!(state.phase, Phase::Committed) {
+        let mut state = self.lane.lock();
+        let Some(ending) = &state.sink.ending else { return };
+        let complete = (0..STREAMS.len()).all(|log| state.sink.logs[log].received() >= ending.ends[log]);
+        if !complete || state.sink.writing || !matches!(state.sink.phase, Phase::Committed) {
             return;
         }
-        if !state.logs.iter().all(StreamLog::is_kept) {
+        if !state.sink.logs.iter().all(StreamLog::is_kept) {
             return self.store_when_due(state);
         }
         let what = ending.what.clone();
-        let spans = [state.logs[0].span(), state.logs[1].span()];
+        let spans = [state.sink.logs[0].span(), state.sink.logs[1].span()];
         let pid = state.pid;
-        let bytes = [state.logs[0].short(), state.logs[1].short()];
+        let bytes = [state.sink.logs[0].short(), state.sink.logs[1].short()];
         let result = move |outcome| ResultRow {
             ended_at: crate::observe::clock::now(),
             pid,
@@ -111,10 +102,10 @@ impl LiveCommand {
             EndingKind::Unheard => Outcome::TimedOutUnheard,
             EndingKind::FailedToStart(error) => Outcome::FailedToStart(error),
             EndingKind::Guest(end) if may_be_out_of_memory(end) => {
-                state.phase = Phase::Finishing(None);
+                state.sink.phase = Phase::Finishing(None);
                 drop(state);
                 let hub = Arc::clone(self);
-                self.live.shared.runtime.spawn(async move {
+                self.guest().runtime.spawn(async move {
                     let (outcome, kills) = hub.outcome_of_kill(end).await;
                     hub.commit_result(result(outcome), kills);
                 });
@@ -125,15 +116,15 @@ impl LiveCommand {
         // Asked again, init says the same again. Of the others it does not know everything.
         let is_inits_word = matches!(outcome, Outcome::Exited(_));
         let result = result(outcome);
-        state.phase = Phase::Finishing(is_inits_word.then(|| Box::new(result.clone())));
+        state.sink.phase = Phase::Finishing(is_inits_word.then(|| Box::new(result.clone())));
         drop(state);
-        self.changed.notify_waiters();
+        self.lane.notify();
         self.commit_result(result, None);
     }
 
     /// The outcome, and the memory kill that is spoken for by it.
     pub(super) async fn outcome_of_kill(&self, end: End) -> (Outcome, Option<u64>) {
-        match self.live.claim_oom_kill(self.oom_kills_before).await {
+        match self.guest().claim_oom_kill(self.oom_kills_before).await {
             Some(claimed) => (Outcome::OutOfMemory(end.status), Some(claimed)),
             None => (outcome(end), None),
         }
@@ -146,16 +137,16 @@ impl LiveCommand {
             Ok(()) => hub.result_committed(result),
             Err(DbError::Closed) => {} // Init keeps the result for the next daemon.
             Err(error) => {
-                error!(sandbox = %hub.live.id, command = %hub.id, error = chain(&error),
+                error!(sandbox = %hub.guest().id, command = %hub.id, error = chain(&error),
                     "cannot store a result; it is tried again");
-                let runtime = hub.live.shared.runtime.clone();
+                let runtime = hub.guest().runtime.clone();
                 runtime.spawn(async move {
                     tokio::time::sleep(RESULT_RETRY).await;
                     hub.commit_result(result, oom_kills);
                 });
             }
         };
-        self.live.shared.db.end_command(self.live.id, self.handle, row, oom_kills, done);
+        self.commands.db.end_command(self.guest().id, self.lane.handle(), row, oom_kills, done);
     }
 
     pub(super) fn result_committed(self: &Arc<Self>, result: ResultRow) {
@@ -163,76 +154,69 @@ impl LiveCommand {
         // Init may not be told that it can forget what it has not told; when it does, it hears so (`guest`).
         let told = result.outcome != Outcome::TimedOutUnheard;
         let took = result.ended_at.duration_since(self.created_at).unwrap_or_default();
-        self.live.shared.metrics.command_ended(&result.outcome, took);
+        self.guest().metrics.command_ended(&result.outcome, took);
         let outcome = result.outcome.clone();
-        self.lock().phase = Phase::Ended(Box::new(result));
-        self.live.command_ended(self, bytes);
-        self.live.tell(Happened::CommandEnded { command: self.id.clone(), outcome });
+        self.lane.lock().sink.phase = Phase::Ended(Box::new(result));
+        self.commands.ended(self, bytes);
+        self.guest().tell(Happened::CommandEnded { command: self.id.clone(), outcome });
         if told {
-            self.live.outbox.acknowledge_result(self.handle);
+            self.guest().outbox.acknowledge_result(self.lane.handle());
         }
-        self.changed.notify_waiters();
-        debug!(sandbox = %self.live.id, command = %self.id, "command ended");
+        self.lane.notify();
+        debug!(sandbox = %self.guest().id, command = %self.id, "command ended");
     }
 
     /// The host is about to end it at its timeout. `false`: it has ended already.
     pub fn strike(&self) -> bool {
-        let mut state = self.lock();
-        state.struck |= state.ending.is_none();
-        state.ending.is_none()
-    }
-
-    /// Waits for its end, whoever tells of it.
-    pub async fn over(&self) {
-        self.until(
-            |state| {
-                if state.ending.is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-            },
-        )
-        .await;
+        let mut state = self.lane.lock();
+        state.sink.struck |= state.sink.ending.is_none();
+        state.sink.ending.is_none()
     }
 
     /// The host has ended it, and init does not say so. What has come of its output is what there is.
     pub fn unheard(self: &Arc<Self>) {
-        let mut state = self.lock();
-        let ends = [state.logs[0].received(), state.logs[1].received()];
-        state.ending.get_or_insert(Ending { what: EndingKind::Unheard, ends });
+        let mut state = self.lane.lock();
+        let ends = state.sink.lengths();
+        state.sink.ending.get_or_insert(Ending { what: EndingKind::Unheard, ends });
         drop(state);
         self.finish_if_due();
-        self.changed.notify_waiters();
+        self.lane.notify();
     }
 
     /// The sandbox ended under it. Its result is stored as such.
     pub fn sandbox_gone(self: &Arc<Self>) {
-        let mut state = self.lock();
-        let ends = [state.logs[0].received(), state.logs[1].received()];
+        let mut state = self.lane.lock();
+        let ends = state.sink.lengths();
         // An end that came without all of its output will not get the rest.
-        let complete = state.ending.as_ref().is_some_and(|ending| ending.ends == ends);
+        let complete = state.sink.ending.as_ref().is_some_and(|ending| ending.ends == ends);
         if !complete {
-            state.ending = Some(Ending { what: EndingKind::SandboxGone, ends });
+            state.sink.ending = Some(Ending { what: EndingKind::SandboxGone, ends });
         }
         drop(state);
         self.finish_if_due();
-        self.changed.notify_waiters();
+        self.lane.notify();
     }
 
     /// The sandbox is being deleted, rows and logs included: the command ends in memory alone.
     /// Returns when no thread touches its logs any more.
     pub async fn deleted(&self) {
         self.end_in_memory();
-        self.changed.notify_waiters();
-        self.until(|state| if state.writing { ControlFlow::Continue(()) } else { ControlFlow::Break(()) })
+        self.lane.notify();
+        self.lane
+            .until(
+                |state| if state.sink.writing { ControlFlow::Continue(()) } else { ControlFlow::Break(()) },
+            )
             .await;
     }
 
     pub(super) fn end_in_memory(&self) {
-        let mut state = self.lock();
-        if matches!(state.phase, Phase::Ended(_)) {
+        let mut state = self.lane.lock();
+        if matches!(state.sink.phase, Phase::Ended(_)) {
             return;
         }
-        let spans = [state.logs[0].span(), state.logs[1].span()];
-        state.ending = Some(Ending { what: EndingKind::SandboxGone, ends: spans.map(|span| span.end) });
-        state.phase = Phase::Ended(Box::new(ResultRow {
+        let spans = [state.sink.logs[0].span(), state.sink.logs[1].span()];
+        state.sink.ending = Some(Ending { what: EndingKind::SandboxGone, ends: spans.map(|span| span.end) });
+        state.sink.phase = Phase::Ended(Box::new(ResultRow {
             ended_at: crate::observe::clock::now(),
             pid: state.pid,
             outcome: Outcome::SandboxGone,
@@ -262,7 +246,7 @@ fn may_be_out_of_memory(end: End) -> bool {
 }
 
 /// Words of init end up in rows and answers, so they are kept short.
-fn clipped(error: StartError) -> StartError {
+pub(super) fn clipped(error: StartError) -> StartError {
     let clip = |mut text: String| {
         if text.len() > START_ERROR_TEXT_MAX {
             let end = (0..=START_ERROR_TEXT_MAX).rev().find(|at| text.is_char_boundary(*at));

@@ -18,9 +18,8 @@ use tracing::warn;
 use wire::guest::{Handle, Start};
 use wire::launch::Processes;
 
-use crate::command::LiveCommand;
+use crate::command::{Commands, LiveCommand};
 use crate::error::chain;
-use crate::sandbox::live::LiveSandbox;
 
 /// How much later than init's own kill the host's comes: init may be short of the processor for a while without being stuck.
 const MARGIN: Duration = Duration::from_secs(5);
@@ -35,7 +34,7 @@ const RETRY_MAX: Duration = Duration::from_secs(10);
 pub(crate) struct Backstop {
     state: Mutex<State>,
     /// There is an earlier deadline than before.
-    earlier: Notify,
+    earlier: Arc<Notify>,
 }
 
 #[derive(Default)]
@@ -60,7 +59,7 @@ impl Backstop {
     }
 
     /// The command runs. Harmless when that is known.
-    pub fn arm(&self, live: &Arc<LiveSandbox>, start: &Start) {
+    pub fn arm(&self, commands: &Arc<Commands>, start: &Start) {
         // A length beyond all time never strikes.
         let Some(at) = length(start).and_then(|length| Instant::now().checked_add(length)) else { return };
         let handle = start.handle;
@@ -74,7 +73,7 @@ impl Backstop {
         let watch = !std::mem::replace(&mut state.watched, true);
         drop(state);
         if watch {
-            live.shared.runtime.spawn(watch_over(Arc::downgrade(live)));
+            commands.guest.runtime.spawn(watch_over(Arc::downgrade(commands)));
         } else if first {
             self.earlier.notify_one();
         }
@@ -126,52 +125,53 @@ impl Backstop {
     }
 }
 
-/// Holds the sandbox only while it looks.
-async fn watch_over(live: Weak<LiveSandbox>) {
+/// Holds the commands only while it looks.
+async fn watch_over(commands: Weak<Commands>) {
     loop {
-        let next = {
-            let Some(live) = live.upgrade() else { return };
-            match live.backstop.due() {
+        let (at, earlier) = {
+            let Some(commands) = commands.upgrade() else { return };
+            match commands.timeouts.due() {
                 None => return,
                 Some(Ok(handle)) => {
-                    live.shared.runtime.spawn(strike(Arc::clone(&live), handle));
+                    commands.guest.runtime.spawn(strike(Arc::clone(&commands), handle));
                     continue;
                 }
-                Some(Err(at)) => (at, Arc::clone(&live.backstop)),
+                Some(Err(at)) => (at, Arc::clone(&commands.timeouts.earlier)),
             }
         };
-        let (at, backstop) = next;
         tokio::select! {
             () = sleep_until(at) => {}
-            () = backstop.earlier.notified() => {}
+            () = earlier.notified() => {}
         }
     }
 }
 
 /// Ends a command that has outlived its timeout, and sees to it that it gets a result.
-async fn strike(live: Arc<LiveSandbox>, handle: Handle) {
-    let Ok(Some(hub)) = live.live(handle) else { return };
+async fn strike(commands: Arc<Commands>, handle: Handle) {
+    let Ok(Some(hub)) = commands.by_handle(handle) else { return };
     if !hub.strike() {
         return; // It is over; its result is on its way.
     }
-    warn!(sandbox = %live.id, command = %hub.id, "init has not ended a command at its timeout; the host does");
-    if !end_from_outside(&live, &hub).await {
+    let sandbox = commands.guest.id;
+    warn!(%sandbox, command = %hub.id, "init has not ended a command at its timeout; the host does");
+    if !end_from_outside(&commands, &hub).await {
         return;
     }
-    if timeout(REPORT_WAIT, hub.over()).await.is_err() {
-        warn!(sandbox = %live.id, command = %hub.id, "init does not say how a command ended");
+    if timeout(REPORT_WAIT, hub.lane.over()).await.is_err() {
+        warn!(%sandbox, command = %hub.id, "init does not say how a command ended");
         hub.unheard();
     }
 }
 
 /// `false`: it has ended otherwise, or the engine stops, and the next one sees to it.
-async fn end_from_outside(live: &LiveSandbox, hub: &LiveCommand) -> bool {
+async fn end_from_outside(commands: &Commands, hub: &LiveCommand) -> bool {
+    let guest = &commands.guest;
     let mut pause = RETRY_MIN;
     loop {
-        let ended = live.shared.backend.end_processes(live.id, Processes::OfCommand(hub.handle)).await;
+        let ended = guest.backend.end_processes(guest.id, Processes::OfCommand(hub.lane.handle())).await;
         let Err(error) = ended else { return true };
-        warn!(sandbox = %live.id, command = %hub.id, error = chain(&error), "cannot end a command; trying again");
-        if timeout(pause, hub.over()).await.is_ok() || live.is_halted() {
+        warn!(sandbox = %guest.id, command = %hub.id, error = chain(&error), "cannot end a command; trying again");
+        if timeout(pause, hub.lane.over()).await.is_ok() || commands.is_halted() {
             return false;
         }
         pause = (pause * 2).min(RETRY_MAX);

@@ -11,10 +11,11 @@ use tokio::time::Instant;
 use tracing::error;
 use wire::frame::CHUNK_MAX;
 
-use super::{LiveCommand, LiveCommandState, Reader, STREAMS};
+use super::LiveCommand;
+use super::sink::{Reader, State};
 use crate::command::log::{Next, ReadPlan};
+use crate::guest::{STREAMS, Use};
 use crate::model::{Offsets, OutputEvent};
-use crate::sandbox::activity::Use;
 
 /// A command's output as it comes. Dropping it lets the front fall off again.
 pub struct Output {
@@ -40,11 +41,11 @@ enum Step {
 
 impl Output {
     pub(super) fn attach(hub: &Arc<LiveCommand>, from: Offsets) -> Self {
-        let mut state = hub.lock();
-        let reader = state.reader_next;
-        state.reader_next += 1;
+        let mut state = hub.lane.lock();
+        let reader = state.sink.reader_next;
+        state.sink.reader_next += 1;
         let at = [from.stdout, from.stderr];
-        state.readers.insert(reader, Reader { at, moved: Instant::now(), let_go: false });
+        state.sink.readers.insert(reader, Reader { at, moved: Instant::now(), let_go: false });
         drop(state);
         Self {
             hub: Arc::clone(hub),
@@ -54,7 +55,7 @@ impl Output {
             stdin_given: None,
             turn: 0,
             over: false,
-            using: Use::begin(&hub.live),
+            using: Use::begin(hub.guest()),
         }
     }
 
@@ -66,11 +67,11 @@ impl Output {
         }
         loop {
             let hub = Arc::clone(&self.hub);
-            let step = hub.until(|state| self.step(state)).await;
+            let step = hub.lane.until(|state| self.step(state)).await;
             match step {
                 Step::Give(event) => {
                     if matches!(event, OutputEvent::Bytes { .. } | OutputEvent::Lost { .. }) {
-                        hub.reader_moved(hub.lock());
+                        hub.reader_moved(hub.lane.lock());
                     }
                     return Some(event);
                 }
@@ -89,9 +90,9 @@ impl Output {
         }
     }
 
-    fn step(&mut self, state: &mut LiveCommandState) -> ControlFlow<Step> {
+    fn step(&mut self, state: &mut State) -> ControlFlow<Step> {
         let give = |event| ControlFlow::Break(Step::Give(event));
-        let Some(reader) = state.readers.get(&self.reader).filter(|reader| !reader.let_go) else {
+        let Some(reader) = state.sink.readers.get(&self.reader).filter(|reader| !reader.let_go) else {
             return ControlFlow::Break(Step::Leave(OutputEvent::Stalled));
         };
         let at = reader.at;
@@ -103,7 +104,7 @@ impl Output {
             return give(event);
         }
         let directory = self.hub.directory();
-        let next = |log: usize| state.logs[log].next(&directory, at[log], state.end(log));
+        let next = |log: usize| state.sink.logs[log].next(&directory, at[log], state.sink.end(log));
         let first = self.turn;
         let second = 1 - first;
         let (log, next) = match (next(first), next(second)) {
@@ -129,15 +130,17 @@ impl Output {
     }
 
     /// Nothing to read: stdin's acknowledgements, and the end.
-    fn step_idle(&mut self, state: &mut LiveCommandState) -> ControlFlow<Step> {
-        let given = state.stdin.given;
-        if self.hub.start.stdin && !state.stdin.unknown && self.stdin_given != Some(given) {
+    fn step_idle(&mut self, state: &mut State) -> ControlFlow<Step> {
+        if let Some(given) = state.stdin.given()
+            && self.hub.lane.start.stdin
+            && self.stdin_given != Some(given)
+        {
             let first = self.stdin_given.replace(given).is_none();
             if !(first && given == 0) {
                 return ControlFlow::Break(Step::Give(OutputEvent::StdinAck { offset: given }));
             }
         }
-        match state.result() {
+        match state.sink.result() {
             Some(_) => {
                 ControlFlow::Break(Step::Leave(OutputEvent::Ended(Box::new(self.hub.describe(state)))))
             }
@@ -145,24 +148,24 @@ impl Output {
         }
     }
 
-    fn take_ahead(&mut self, state: &mut LiveCommandState) -> Option<OutputEvent> {
+    fn take_ahead(&mut self, state: &mut State) -> Option<OutputEvent> {
         let log = [self.turn, 1 - self.turn].into_iter().find(|log| !self.ahead[*log].is_empty())?;
         let bytes = std::mem::take(&mut self.ahead[log]);
         Some(self.hand_out(state, log, bytes))
     }
 
     /// Hands out a chunk of `bytes` and keeps the rest for the next time.
-    fn hand_out(&mut self, state: &mut LiveCommandState, log: usize, mut bytes: Bytes) -> OutputEvent {
-        let offset = state.readers[&self.reader].at[log];
+    fn hand_out(&mut self, state: &mut State, log: usize, mut bytes: Bytes) -> OutputEvent {
+        let offset = state.sink.readers[&self.reader].at[log];
         let chunk = bytes.split_to(bytes.len().min(CHUNK_MAX));
         self.ahead[log] = bytes;
-        self.hub.live.shared.metrics.read(chunk.len());
+        self.hub.guest().metrics.read(chunk.len());
         self.move_to(state, log, offset + chunk.len() as u64);
         OutputEvent::Bytes { stream: STREAMS[log], offset, bytes: chunk }
     }
 
-    fn move_to(&self, state: &mut LiveCommandState, log: usize, at: u64) {
-        if let Some(reader) = state.readers.get_mut(&self.reader) {
+    fn move_to(&self, state: &mut State, log: usize, at: u64) {
+        if let Some(reader) = state.sink.readers.get_mut(&self.reader) {
             reader.at[log] = at;
             reader.moved = Instant::now();
         }
@@ -170,10 +173,10 @@ impl Output {
 
     /// A log that cannot be read is reported as lost: what is not there cannot be waited for.
     fn unreadable(&mut self, log: usize, error: &std::io::Error) -> OutputEvent {
-        error!(sandbox = %self.hub.live.id, command = %self.hub.id, %error, "cannot read stored output");
-        let mut state = self.hub.lock();
-        let from = state.readers.get(&self.reader).map_or(0, |reader| reader.at[log]);
-        let to = state.logs[log].received();
+        error!(sandbox = %self.hub.guest().id, command = %self.hub.id, %error, "cannot read stored output");
+        let mut state = self.hub.lane.lock();
+        let from = state.sink.readers.get(&self.reader).map_or(0, |reader| reader.at[log]);
+        let to = state.sink.logs[log].received();
         self.move_to(&mut state, log, to);
         OutputEvent::Lost { stream: STREAMS[log], from, to }
     }
@@ -183,8 +186,8 @@ impl Output {
             return;
         }
         self.using = None;
-        let mut state = self.hub.lock();
-        state.readers.remove(&self.reader);
+        let mut state = self.hub.lane.lock();
+        state.sink.readers.remove(&self.reader);
         self.hub.left(&state);
         self.hub.reader_moved(state);
     }

@@ -10,39 +10,60 @@ use wire::guest::{Cwd, Handle, Program, Start};
 use crate::model::check::{check_env, check_user};
 use crate::model::defaults::{ENV, WORKSPACE};
 use crate::model::template::TemplateSpec;
-use crate::sandbox::live::LiveSandbox;
 use crate::{COMMAND_BYTES_MAX, CommandSpec, EngineError};
 
 /// Between SIGTERM and the end of a command's whole tree, when a timeout strikes: time to flush a file.
 const GRACE: Duration = Duration::from_secs(2);
 
+/// What a sandbox's commands begin with where they name nothing else.
+#[derive(Clone, Copy)]
+pub(crate) struct Surroundings<'a> {
+    pub template: Option<&'a TemplateSpec>,
+    pub image: Option<&'a ImageConfig>,
+    /// The sandbox's own variables.
+    pub env: &'a BTreeMap<String, String>,
+}
+
+impl Surroundings<'_> {
+    /// The template's, or the image's unless that is the root, or [`WORKSPACE`].
+    pub fn working_directory(&self) -> String {
+        let template = self.template.and_then(|template| template.cwd.clone());
+        template.unwrap_or_else(|| {
+            let own = self.image.and_then(|image| image.working_directory.as_deref());
+            own.filter(|path| *path != "/").unwrap_or(WORKSPACE).to_owned()
+        })
+    }
+}
+
 /// What init is asked to start, without the handle.
-pub(crate) fn start_of(live: &LiveSandbox, spec: CommandSpec, id: &CommandId) -> Result<Start, EngineError> {
+pub(crate) fn start_of(
+    around: Surroundings<'_>,
+    spec: CommandSpec,
+    id: &CommandId,
+) -> Result<Start, EngineError> {
     check_env(&spec.env, COMMAND_BYTES_MAX)?;
     check_user(spec.user.as_deref())?;
-    let image = live.stored_image();
-    let config = image.as_ref().map(|image| &image.config);
-    let template = live.version.as_ref().map(|version| &version.spec);
+    let Surroundings { template, image, env } = around;
     let start = Start {
         handle: Handle(0),
         id: id.to_string(),
-        program: program(spec.program, template, config)?,
-        env: environment(template, config, spec.terminal.is_some(), &live.identity().env, spec.env),
+        program: program(spec.program, template, image)?,
+        env: environment(template, image, spec.terminal.is_some(), env, spec.env),
         cwd: match spec.cwd {
             Some(path) => Cwd::Named(checked_cwd(path)?),
-            None => Cwd::Default(working_directory(live)),
+            None => Cwd::Default(around.working_directory()),
         },
         user: spec
             .user
             .or_else(|| template.and_then(|template| template.user.clone()))
-            .or_else(|| config.and_then(|config| config.user.clone())),
+            .or_else(|| image.and_then(|image| image.user.clone())),
         stdin: spec.stdin,
         terminal: spec.terminal,
         timeout_ms: spec.timeout.and_then(milliseconds),
         idle_timeout_ms: spec.idle_timeout.and_then(milliseconds),
         grace_ms: GRACE.as_millis() as u64,
     };
-    match crate::sandbox::live::start_size(&start) {
+    match start_size(&start) {
         size if size > COMMAND_BYTES_MAX => {
             let why = format!("it has {size} bytes with its environment, the limit is {COMMAND_BYTES_MAX}");
             Err(EngineError::Invalid { what: "command", why })
@@ -120,12 +141,14 @@ fn milliseconds(length: Duration) -> Option<u64> {
     (!length.is_zero()).then(|| u64::try_from(length.as_millis()).unwrap_or(u64::MAX).max(1))
 }
 
-/// The template's, or the image's unless that is the root, or [`WORKSPACE`].
-pub(crate) fn working_directory(live: &LiveSandbox) -> String {
-    let template = live.version.as_ref().and_then(|version| version.spec.cwd.clone());
-    template.unwrap_or_else(|| {
-        let image = live.stored_image();
-        let own = image.as_ref().and_then(|image| image.config.working_directory.as_deref());
-        own.filter(|path| *path != "/").unwrap_or(WORKSPACE).to_owned()
-    })
+/// About what a request takes in memory.
+pub(super) fn start_size(start: &Start) -> usize {
+    let program = match &start.program {
+        Program::Argv(argv) => argv.iter().map(|argument| argument.len() + 24).sum(),
+        Program::Shell { script } => script.len(),
+        // Not a command's: bounded by the length of a path.
+        Program::Files(_) => 0,
+    };
+    let env: usize = start.env.iter().map(|(name, value)| name.len() + value.len() + 48).sum();
+    program + env + 512
 }

@@ -13,6 +13,7 @@ use super::rows::{
     DigestBytes, bytes, from_json, id_bytes, json, micros, optional_unsigned, sandbox_id, signed, time,
     unreadable, unsigned,
 };
+use super::start::{StartErrorRecord, StartRecord};
 use crate::error::{DbError, EngineError};
 use crate::model::attendance::Attendance;
 use crate::model::{Outcome, Span};
@@ -84,7 +85,7 @@ impl Db {
                     row.handle.0,
                     row.id.as_str(),
                     row.request_digest,
-                    json(&row.start),
+                    json(&StartRecord::of(&row.start)),
                     micros(row.created_at),
                     row.oom_kills_before.map(signed),
                     row.attendance.unattended.map(|length| signed(length.as_millis() as u64)),
@@ -134,7 +135,8 @@ impl Db {
                 handle.0,
             ])?;
             if let Some(count) = oom_kills {
-                db.prepare_cached("UPDATE sandboxes SET oom_kills = ?1 WHERE id = ?2")?
+                // Two commands that end at once commit in any order, so the higher count stays.
+                db.prepare_cached("UPDATE sandboxes SET oom_kills = MAX(oom_kills, ?1) WHERE id = ?2")?
                     .execute(params![signed(count), id_bytes(sandbox)])?;
             }
             Ok(())
@@ -293,7 +295,7 @@ fn command_from(row: &Row<'_>) -> rusqlite::Result<CommandRow> {
         handle: Handle(row.get("handle")?),
         id: row.get_ref("id")?.as_str()?.parse().map_err(|_| unreadable(row, "id", "command id"))?,
         request_digest: row.get("request_digest")?,
-        start: from_json(row, "start")?,
+        start: from_json::<StartRecord<'static>>(row, "start")?.into_start(),
         created_at: time(row, "created_at")?,
         oom_kills_before: optional_unsigned(row, "oom_kills_before")?,
         attendance: Attendance { unattended: length(row, "unattended_ms")?, kept: length(row, "kept_ms")? },
@@ -328,7 +330,7 @@ fn outcome_words(outcome: &Outcome) -> OutcomeWords {
         Outcome::Killed(status) => ("killed", Some(*status)),
         Outcome::OutOfMemory(status) => ("out_of_memory", Some(*status)),
         Outcome::FailedToStart(error) => {
-            let start_error = Some(json(error));
+            let start_error = Some(json(&StartErrorRecord::from(error.clone())));
             return OutcomeWords { outcome: "failed_to_start", code: None, signal: None, start_error };
         }
         Outcome::TimedOutUnheard => ("timed_out", None),
@@ -355,7 +357,9 @@ fn outcome_from(row: &Row<'_>) -> rusqlite::Result<Outcome> {
         ("idle_timed_out", Some(status)) => Outcome::IdleTimedOut(status),
         ("killed", Some(status)) => Outcome::Killed(status),
         ("out_of_memory", Some(status)) => Outcome::OutOfMemory(status),
-        ("failed_to_start", None) => Outcome::FailedToStart(from_json(row, "start_error")?),
+        ("failed_to_start", None) => {
+            Outcome::FailedToStart(from_json::<StartErrorRecord>(row, "start_error")?.into())
+        }
         ("timed_out", None) => Outcome::TimedOutUnheard,
         ("sandbox_gone", None) => Outcome::SandboxGone,
         _ => return Err(unreadable(row, "outcome", "outcome")),

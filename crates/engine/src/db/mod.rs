@@ -19,6 +19,7 @@ mod pools;
 mod rows;
 mod sandboxes;
 mod snapshots;
+mod start;
 mod templates;
 #[cfg(test)]
 mod tests;

@@ -146,8 +146,12 @@ async fn insert(store: &Db, row: CommandRow) -> Inserted {
 }
 
 async fn end(store: &Db, sandbox: SandboxId, handle: u32, result: ResultRow) {
+    end_killed(store, sandbox, handle, result, 3).await;
+}
+
+async fn end_killed(store: &Db, sandbox: SandboxId, handle: u32, result: ResultRow, oom_kills: u64) {
     let (tell, told) = oneshot::channel();
-    store.end_command(sandbox, Handle(handle), result, Some(3), move |done| drop(tell.send(done)));
+    store.end_command(sandbox, Handle(handle), result, Some(oom_kills), move |done| drop(tell.send(done)));
     told.await.expect("it answers").expect("the database takes it");
 }
 
@@ -192,6 +196,8 @@ async fn what_was_answered_is_there_after_a_crash() {
         end(&store, sandbox.id, handle, result.clone()).await;
         // A second result changes nothing.
         end(&store, sandbox.id, handle, ResultRow { outcome: Outcome::Exited(99), ..result.clone() }).await;
+        // Two commands that were killed at once commit in any order: an earlier count does not undo a later one.
+        end_killed(&store, sandbox.id, handle, result.clone(), 2).await;
         results.push((handle, result));
     }
     store.close();

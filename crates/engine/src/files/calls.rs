@@ -1,5 +1,7 @@
 //! The way from the engine to a sandbox's files.
 
+use std::sync::Arc;
+
 use wire::SandboxId;
 
 use crate::model::check::check_user;
@@ -9,6 +11,6 @@ impl Engine {
     /// A sandbox's files, as a user of the sandbox sees them: a name or a number, optionally with `:group`; root if left out.
     pub fn files(&self, owner: &Owner, id: SandboxId, user: Option<String>) -> Result<Files, EngineError> {
         check_user(user.as_deref())?;
-        Ok(Files::new(self.live(owner, id)?, user))
+        Ok(Files::new(Arc::clone(&self.live(owner, id)?.transfers), user))
     }
 }

@@ -4,7 +4,7 @@
 //! any of the streams ends the operation in the guest.
 
 mod calls;
-mod lane;
+mod memory;
 pub(crate) mod transfer;
 
 use std::sync::Arc;
@@ -18,8 +18,7 @@ use wire::files::{
 };
 
 use crate::error::EngineError;
-use crate::files::transfer::{Patience, Place, Running};
-use crate::sandbox::live::LiveSandbox;
+use crate::files::transfer::{Patience, Place, Running, Transfers};
 
 /// What the entries or matches of one answer may add up to in memory.
 const GATHERED_MAX: usize = 32 * 1024 * 1024;
@@ -28,7 +27,7 @@ pub const MATCHES_MAX: u32 = 10_000;
 
 /// The files of one sandbox, as one of its users.
 pub struct Files {
-    live: Arc<LiveSandbox>,
+    transfers: Arc<Transfers>,
     user: Option<String>,
 }
 
@@ -77,13 +76,13 @@ pub struct Edited {
 }
 
 impl Files {
-    pub(crate) fn new(live: Arc<LiveSandbox>, user: Option<String>) -> Self {
-        Self { live, user }
+    pub(crate) fn new(transfers: Arc<Transfers>, user: Option<String>) -> Self {
+        Self { transfers, user }
     }
 
     async fn start(&self, op: FileOp, patience: Patience) -> Result<Running, EngineError> {
         let place = if matches!(op, FileOp::Watch { .. }) { Place::Watch } else { Place::Short };
-        Running::start(&self.live, op, self.user.clone(), patience, place).await
+        Running::start(&self.transfers, op, self.user.clone(), patience, place).await
     }
 
     async fn done(&self, op: FileOp, patience: Patience) -> Result<(FileDone, Running), EngineError> {

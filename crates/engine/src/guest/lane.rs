@@ -1,20 +1,198 @@
-//! What a link carries, and for whom.
+//! What a link carries: one command or one file operation, with its process and its streams.
 //!
-//! A [`Lane`] is one thing that both sides speak about: a command or a file operation. The two differ in what becomes of their bytes,
-//! so each implements it in its own folder. A [`Peer`] is the sandbox at this end of the link. Nothing here knows either of them.
+//! A [`Lane`] is all that the two have in common: the process, how far init and the daemon have come with each stream, what
+//! waits for stdin, and what is said after a new connection. What becomes of output is a [`Sink`]'s: a command's goes to a log,
+//! a file operation's waits in memory for its caller. A [`Carrier`] owns a lane and acts on what happens to it.
 
-use std::sync::Arc;
+use std::ops::ControlFlow;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use runtime::Backend;
-use wire::SandboxId;
+use tokio::sync::Notify;
 use wire::guest::{End, Handle, Start, StartError, Stream, ToInit};
 
-use super::outbox::Outbox;
-use super::violation::Violation;
-use crate::observe::metrics::Metrics;
+use super::{Guest, Stdin, Violation};
 
-/// A command or a file operation, as the link sees it.
-pub(crate) trait Lane: Send + Sync {
+/// Output streams, in the order of every array of both.
+pub(crate) const STREAMS: [Stream; 2] = [Stream::Stdout, Stream::Stderr];
+
+/// See the head of this file. The lock is held for moments and never over a wait.
+pub(crate) struct Lane<S> {
+    /// What init is asked to start.
+    pub start: Arc<Start>,
+    state: Mutex<LaneState<S>>,
+    /// Told whenever something changed that someone may wait for.
+    changed: Notify,
+}
+
+/// How far a lane has come.
+pub(crate) struct LaneState<S> {
+    pub pid: Option<u32>,
+    pub stdin: Stdin,
+    pub sink: S,
+    /// What init was told of each output stream.
+    acknowledged: [u64; 2],
+    /// How far init has come with each output stream on this connection. It is not told of bytes that it has not yet said again.
+    said: [u64; 2],
+    /// In the link's list of those with acknowledgements, or with stdin, to send.
+    ack_queued: bool,
+    stdin_queued: bool,
+}
+
+/// What becomes of a lane's output. Output streams are numbered as in [`STREAMS`].
+pub(crate) trait Sink: Send + 'static {
+    /// Takes bytes of an output stream that init sent. `false`: all of them had come before.
+    fn receive(&mut self, handle: Handle, at: usize, offset: u64, bytes: &[u8]) -> Result<bool, Violation>;
+
+    /// Up to where init may forget an output stream.
+    fn granted(&self, at: usize) -> u64;
+
+    /// Whether its end is known. The acknowledgement of its result covers everything else.
+    fn is_over(&self) -> bool;
+
+    /// Whether nobody wants it any more, so that init should end it.
+    fn is_abandoned(&self) -> bool;
+
+    /// Whether nothing that init said so far shows that it has started it.
+    fn is_untouched(&self) -> bool;
+}
+
+/// Who has a lane, and acts on what happens to it. What init says is untrusted.
+pub(crate) trait Carrier: Send + Sync + Sized + 'static {
+    type Sink: Sink;
+
+    fn lane(&self) -> &Lane<Self::Sink>;
+
+    fn guest(&self) -> &Guest;
+
+    /// It runs.
+    fn started(self: &Arc<Self>, pid: u32);
+
+    /// After a new handshake: init still has it, and it may run.
+    fn resumed(self: &Arc<Self>, state: &LaneState<Self::Sink>);
+
+    /// New bytes of an output stream are in the sink.
+    fn received(
+        self: &Arc<Self>,
+        state: MutexGuard<'_, LaneState<Self::Sink>>,
+        stream: Stream,
+        length: usize,
+    );
+
+    /// Bytes of stdin are on their way to init.
+    fn stdin_sent(&self, length: usize);
+
+    /// Init could not start it.
+    fn failed_to_start(self: &Arc<Self>, error: StartError) -> Result<(), Violation>;
+
+    /// Init says how it ended, and where its streams end.
+    fn ended(self: &Arc<Self>, end: End, ends: [u64; 2]) -> Result<(), Violation>;
+
+    /// After a new handshake: init had it, or should not have it, and does not know it.
+    fn lost(self: &Arc<Self>) -> Result<(), Violation>;
+
+    /// Has the link send the acknowledgements that are due.
+    fn offer_acks(self: &Arc<Self>, state: &mut LaneState<Self::Sink>) {
+        let due = (0..STREAMS.len()).any(|at| state.ack_due(at) > state.acknowledged[at]);
+        if due && !state.sink.is_over() && !state.ack_queued {
+            state.ack_queued = self.guest().outbox.ack(Arc::clone(self) as Arc<dyn AnyLane>);
+        }
+    }
+
+    /// Has the link send the stdin that is due.
+    fn offer_stdin(self: &Arc<Self>, state: &mut LaneState<Self::Sink>) {
+        if state.stdin.is_due() && !state.sink.is_over() && !state.stdin_queued {
+            state.stdin_queued = self.guest().outbox.stdin(Arc::clone(self) as Arc<dyn AnyLane>);
+        }
+    }
+}
+
+impl<S: Sink> LaneState<S> {
+    /// What init may be told of an output stream.
+    fn ack_due(&self, at: usize) -> u64 {
+        self.sink.granted(at).min(self.said[at])
+    }
+}
+
+impl<S: Sink> Lane<S> {
+    pub fn new(start: Start, stdin: Stdin, sink: S) -> Self {
+        let acknowledged = [sink.granted(0), sink.granted(1)];
+        let state = LaneState {
+            pid: None,
+            stdin,
+            sink,
+            acknowledged,
+            said: [0, 0],
+            ack_queued: false,
+            stdin_queued: false,
+        };
+        Self { start: Arc::new(start), state: Mutex::new(state), changed: Notify::new() }
+    }
+
+    pub fn handle(&self) -> Handle {
+        self.start.handle
+    }
+
+    pub fn lock(&self) -> MutexGuard<'_, LaneState<S>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Wakes everyone who waits in [`Self::until`].
+    pub fn notify(&self) {
+        self.changed.notify_waiters();
+    }
+
+    /// Waits until `check` breaks.
+    pub async fn until<T>(&self, mut check: impl FnMut(&mut LaneState<S>) -> ControlFlow<T>) -> T {
+        loop {
+            if let ControlFlow::Break(value) = check(&mut self.lock()) {
+                return value;
+            }
+            let mut changed = std::pin::pin!(self.changed.notified());
+            // From here on no change is missed; one before it is seen by the second look.
+            changed.as_mut().enable();
+            if let ControlFlow::Break(value) = check(&mut self.lock()) {
+                return value;
+            }
+            changed.await;
+        }
+    }
+
+    /// Waits until init has said anything about it, or its end is known otherwise.
+    pub async fn answered(&self) {
+        self.until(|state| match state.pid.is_some() || state.sink.is_over() {
+            true => ControlFlow::Break(()),
+            false => ControlFlow::Continue(()),
+        })
+        .await;
+    }
+
+    /// Waits for its end, whoever tells of it.
+    pub async fn over(&self) {
+        self.until(|state| match state.sink.is_over() {
+            true => ControlFlow::Break(()),
+            false => ControlFlow::Continue(()),
+        })
+        .await;
+    }
+
+    fn set_pid(&self, state: &mut LaneState<S>, pid: u32) -> Result<(), Violation> {
+        match state.pid.replace(pid) {
+            Some(known) if known != pid => {
+                state.pid = Some(known);
+                Err(Violation::AnotherPid { handle: self.handle() })
+            }
+            Some(_) | None => Ok(()),
+        }
+    }
+}
+
+/// Where an output stream is in arrays of both.
+fn index(handle: Handle, stream: Stream) -> Result<usize, Violation> {
+    STREAMS.iter().position(|own| *own == stream).ok_or(Violation::StdinFromInit { handle })
+}
+
+/// A lane as the link sees it, whatever its sink.
+pub(crate) trait AnyLane: Send + Sync {
     /// What init is asked to start.
     fn start(&self) -> &Start;
 
@@ -52,26 +230,125 @@ pub(crate) trait Lane: Send + Sync {
     fn missing(self: Arc<Self>) -> Result<bool, Violation>;
 }
 
-/// The sandbox at this end of a link.
-pub(crate) trait Peer: Send + Sync + 'static {
-    /// Which sandbox.
-    fn id(&self) -> SandboxId;
+impl<C: Carrier> AnyLane for C {
+    fn start(&self) -> &Start {
+        &self.lane().start
+    }
 
-    /// What callers want said to its init.
-    fn outbox(&self) -> &Outbox;
+    fn take_acks(&self, put: &mut dyn FnMut(ToInit)) {
+        let handle = self.lane().handle();
+        let mut state = self.lane().lock();
+        state.ack_queued = false;
+        if state.sink.is_over() {
+            return;
+        }
+        for (at, stream) in STREAMS.into_iter().enumerate() {
+            let offset = state.ack_due(at);
+            if offset > state.acknowledged[at] {
+                state.acknowledged[at] = offset;
+                put(ToInit::Ack { handle, stream, offset });
+            }
+        }
+    }
 
-    /// Who can connect to its init.
-    fn backend(&self) -> &dyn Backend;
+    fn put_stdin(&self, out: &mut Vec<u8>) -> bool {
+        let lane = self.lane();
+        let mut state = lane.lock();
+        let (length, end) = match state.sink.is_over() {
+            true => (0, false),
+            false => state.stdin.put(lane.handle(), out),
+        };
+        let more = state.stdin.is_due() && !state.sink.is_over();
+        state.stdin_queued = more;
+        drop(state);
+        if length > 0 {
+            self.stdin_sent(length);
+        }
+        if end {
+            lane.notify();
+        }
+        more
+    }
 
-    /// Where links are counted.
-    fn metrics(&self) -> &Metrics;
+    fn unqueue(&self) {
+        let mut state = self.lane().lock();
+        (state.ack_queued, state.stdin_queued) = (false, false);
+    }
 
-    /// What a handle means. `None`: its result is stored, or nobody wants it; said again, it is harmless.
-    fn lane(&self, handle: Handle) -> Result<Option<Arc<dyn Lane>>, Violation>;
+    fn started(self: Arc<Self>, pid: u32) -> Result<(), Violation> {
+        let mut state = self.lane().lock();
+        let known = state.pid.is_some();
+        self.lane().set_pid(&mut state, pid)?;
+        drop(state);
+        if !known {
+            Carrier::started(&self, pid);
+            self.lane().notify();
+        }
+        Ok(())
+    }
 
-    /// All commands whose rows are written, and all file operations, that have no result.
-    fn lanes(&self) -> Vec<Arc<dyn Lane>>;
+    fn failed_to_start(self: Arc<Self>, error: StartError) -> Result<(), Violation> {
+        Carrier::failed_to_start(&self, error)
+    }
 
-    /// Init has a file operation of an earlier daemon. It is taken into the table, so that it is ended and its handle is not reused.
-    fn adopt_orphan(self: Arc<Self>, handle: Handle);
+    fn receive(self: Arc<Self>, stream: Stream, offset: u64, bytes: &[u8]) -> Result<(), Violation> {
+        let handle = self.lane().handle();
+        let at = index(handle, stream)?;
+        let mut state = self.lane().lock();
+        let fresh = state.sink.receive(handle, at, offset, bytes)?;
+        state.said[at] = state.said[at].max(offset + bytes.len() as u64);
+        if fresh {
+            self.received(state, stream, bytes.len());
+            self.lane().notify();
+        } else {
+            self.offer_acks(&mut state);
+        }
+        Ok(())
+    }
+
+    fn stdin_given(self: Arc<Self>, offset: u64) -> Result<(), Violation> {
+        let mut state = self.lane().lock();
+        state.stdin.give_until(self.lane().handle(), offset)?;
+        self.offer_stdin(&mut state);
+        drop(state);
+        self.lane().notify();
+        Ok(())
+    }
+
+    fn stdin_closed(&self) {
+        self.lane().lock().stdin.close();
+        self.lane().notify();
+    }
+
+    fn ended(self: Arc<Self>, end: End, ends: [u64; 2]) -> Result<(), Violation> {
+        Carrier::ended(&self, end, ends)
+    }
+
+    fn resume(self: Arc<Self>, pid: Option<u32>, stdin: u64) -> Result<Vec<ToInit>, Violation> {
+        let handle = self.lane().handle();
+        let mut state = self.lane().lock();
+        if let Some(pid) = pid {
+            self.lane().set_pid(&mut state, pid)?;
+        }
+        state.stdin.resume(handle, stdin)?;
+        let [stdout, stderr] = [state.sink.granted(0), state.sink.granted(1)];
+        (state.acknowledged, state.said) = ([stdout, stderr], [stdout, stderr]);
+        let kill = state.sink.is_abandoned().then_some(ToInit::Kill { handle });
+        self.resumed(&state);
+        self.offer_stdin(&mut state);
+        drop(state);
+        self.lane().notify();
+        Ok(kill.into_iter().chain([ToInit::Resume { handle, stdout, stderr }]).collect())
+    }
+
+    fn missing(self: Arc<Self>) -> Result<bool, Violation> {
+        let mut state = self.lane().lock();
+        if state.pid.is_some() || state.sink.is_abandoned() || !state.sink.is_untouched() {
+            drop(state);
+            return self.lost().map(|()| false);
+        }
+        state.stdin.restart();
+        self.offer_stdin(&mut state);
+        Ok(true)
+    }
 }

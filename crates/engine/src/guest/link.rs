@@ -16,10 +16,10 @@ use tracing::{debug, warn};
 use wire::frame::{self, Decoder, FrameError, Incoming, MESSAGE_FROM_INIT_MAX};
 use wire::guest::{COMMANDS_MAX, FromInit, Handle, Stream, ToInit, Versions};
 
-use super::lane::Peer;
+use super::lane::AnyLane;
 use super::outbox::{OUT_TARGET, Outbox, put_start};
-use super::versions;
 use super::violation::Violation;
+use super::{Guest, versions};
 use crate::error::chain;
 
 /// How long a connection attempt may take.
@@ -37,6 +37,20 @@ const FORGIVEN_AFTER: Duration = Duration::from_secs(600);
 const IDLE_AFTER: Duration = Duration::from_secs(5);
 /// What a link reads into while it has no buffer.
 const SMALL_READ: usize = 256;
+
+/// The sandbox at this end of a link.
+pub(crate) trait Peer: Send + Sync + 'static {
+    fn guest(&self) -> &Guest;
+
+    /// What a handle means. `None`: its result is stored, or nobody wants it; said again, it is harmless.
+    fn lane(&self, handle: Handle) -> Result<Option<Arc<dyn AnyLane>>, Violation>;
+
+    /// All commands whose rows are written, and all file operations, that have no result.
+    fn lanes(&self) -> Vec<Arc<dyn AnyLane>>;
+
+    /// Init has a file operation of an earlier daemon. It is taken into the table, so that it is ended and its handle is not reused.
+    fn adopt_orphan(&self, handle: Handle);
+}
 
 /// Why there is no link any more.
 #[derive(Debug, thiserror::Error)]
@@ -71,7 +85,7 @@ pub(crate) async fn keep_connected(peer: Arc<dyn Peer>, ready: oneshot::Sender<(
             Err(BackendError::Gone) => return LinkEnd::Gone,
             Err(error) => {
                 if !std::mem::replace(&mut reported, true) {
-                    warn!(sandbox = %peer.id(), error = chain(&error), "cannot connect to init; trying on");
+                    warn!(sandbox = %peer.guest().id, error = chain(&error), "cannot connect to init; trying on");
                 }
                 tokio::time::sleep(backoff).await;
                 backoff = (backoff * 2).min(BACKOFF_MAX);
@@ -81,7 +95,7 @@ pub(crate) async fn keep_connected(peer: Arc<dyn Peer>, ready: oneshot::Sender<(
         let since = Instant::now();
         let (greeted, end) = {
             // However this ends, also when the task is dropped, nobody puts anything in for a dead connection.
-            let _disconnect = Disconnect(peer.outbox());
+            let _disconnect = Disconnect(&peer.guest().outbox);
             let mut talk = Talk::new(&peer, &mut ready);
             let end = talk.run(stream).await;
             (talk.stage == Stage::Open, end)
@@ -93,17 +107,19 @@ pub(crate) async fn keep_connected(peer: Arc<dyn Peer>, ready: oneshot::Sender<(
             violations = 0;
         }
         match end {
-            TalkEnd::Closed => debug!(sandbox = %peer.id(), "init closed the connection"),
-            TalkEnd::Broken(error) => debug!(sandbox = %peer.id(), %error, "the connection to init broke"),
+            TalkEnd::Closed => debug!(sandbox = %peer.guest().id, "init closed the connection"),
+            TalkEnd::Broken(error) => {
+                debug!(sandbox = %peer.guest().id, %error, "the connection to init broke")
+            }
             TalkEnd::Late => {
                 if !std::mem::replace(&mut reported, true) {
-                    warn!(sandbox = %peer.id(), "init does not say hello; trying on");
+                    warn!(sandbox = %peer.guest().id, "init does not say hello; trying on");
                 }
             }
             TalkEnd::Violation(violation) => {
                 violations += 1;
-                peer.metrics().violated();
-                warn!(sandbox = %peer.id(), %violation, violations, "init broke the protocol; connecting anew");
+                peer.guest().metrics.violated();
+                warn!(sandbox = %peer.guest().id, %violation, violations, "init broke the protocol; connecting anew");
                 if violations >= VIOLATIONS_MAX {
                     return LinkEnd::Hostile(violation);
                 }
@@ -117,7 +133,8 @@ pub(crate) async fn keep_connected(peer: Arc<dyn Peer>, ready: oneshot::Sender<(
 
 async fn connect(peer: &dyn Peer) -> Result<GuestStream, BackendError> {
     let late = |_| BackendError::Late { doing: "connect to init", seconds: CONNECT_SECONDS };
-    timeout(Duration::from_secs(CONNECT_SECONDS), peer.backend().connect(peer.id())).await.map_err(late)?
+    let guest = peer.guest();
+    timeout(Duration::from_secs(CONNECT_SECONDS), guest.backend.connect(guest.id)).await.map_err(late)?
 }
 
 struct Disconnect<'a>(&'a Outbox);
@@ -222,7 +239,7 @@ impl<'a> Talk<'a> {
                 self.out.shrink_to(2 * OUT_TARGET);
                 if self.stage == Stage::Open {
                     self.put_unwanted();
-                    self.peer.outbox().fill(&mut self.out);
+                    self.peer.guest().outbox.fill(&mut self.out);
                 }
             }
             let unwritten = self.written < self.out.len();
@@ -238,7 +255,7 @@ impl<'a> Talk<'a> {
                     (buffered, active) = (true, Instant::now());
                     self.take_all(&mut decoder)?;
                 }
-                () = self.peer.outbox().wake.notified(), if !unwritten => {}
+                () = self.peer.guest().outbox.wake.notified(), if !unwritten => {}
                 () = sleep_until(deadline), if self.stage != Stage::Open => return Err(TalkEnd::Late),
                 () = &mut idle, if buffered => {
                     if active.elapsed() >= IDLE_AFTER {
@@ -312,9 +329,9 @@ impl<'a> Talk<'a> {
     fn open(&mut self) -> Result<(), Violation> {
         // Before anybody may start new ones: their handles must not be those of these.
         for handle in self.known.keys() {
-            Arc::clone(self.peer).adopt_orphan(*handle);
+            self.peer.adopt_orphan(*handle);
         }
-        self.peer.outbox().connect(self.version);
+        self.peer.guest().outbox.connect(self.version);
         self.stage = Stage::Open;
         let lanes = self.peer.lanes();
         let known = std::mem::take(&mut self.known);
@@ -333,24 +350,24 @@ impl<'a> Talk<'a> {
                 put_start(lane.start(), &mut self.out);
             }
         }
-        for handle in self.peer.outbox().abandoned() {
+        for handle in self.peer.guest().outbox.abandoned() {
             if known.contains_key(&handle) || lanes.iter().any(|lane| lane.start().handle == handle) {
                 frame::put_message(&ToInit::Kill { handle }, &mut self.out);
             } else {
-                self.peer.outbox().forget_abandoned(handle); // Neither side knows it: it has ended.
+                self.peer.guest().outbox.forget_abandoned(handle); // Neither side knows it: it has ended.
             }
         }
         if let Some(ready) = self.ready.take() {
             let _ = ready.send(()); // Nobody waits when a sandbox is adopted.
         }
-        self.peer.metrics().connected();
-        debug!(sandbox = %self.peer.id(), lanes = lanes.len(), "connected to init");
+        self.peer.guest().metrics.connected();
+        debug!(sandbox = %self.peer.guest().id, lanes = lanes.len(), "connected to init");
         Ok(())
     }
 
     /// The end of something that has its result, or that nobody wants: init may forget it. Said twice, it is harmless.
     fn let_go_of(&mut self, handle: Handle) -> Result<(), Violation> {
-        self.peer.outbox().forget_abandoned(handle);
+        self.peer.guest().outbox.forget_abandoned(handle);
         self.unwanted(handle)?.over = true;
         Ok(())
     }
@@ -399,7 +416,7 @@ impl<'a> Talk<'a> {
                 Some(lane) => lane.ended(end, [stdout_end, stderr_end]),
                 None => self.let_go_of(handle),
             },
-            FromInit::Pong { serial } => self.peer.outbox().answered(serial),
+            FromInit::Pong { serial } => self.peer.guest().outbox.answered(serial),
             FromInit::Hello { .. }
             | FromInit::NoCommonVersion { .. }
             | FromInit::Known { .. }

@@ -9,7 +9,7 @@ use tokio::sync::{Notify, oneshot};
 use wire::frame;
 use wire::guest::{COMMANDS_MAX, Handle, Start, ToInit};
 
-use super::lane::Lane;
+use super::lane::AnyLane;
 use super::violation::Violation;
 
 /// Requests of callers that wait for init's answer, in one sandbox.
@@ -46,8 +46,8 @@ struct OutboxState {
     /// What was agreed on with init.
     version: u32,
     items: VecDeque<Item>,
-    acks: Vec<Arc<dyn Lane>>,
-    stdin: VecDeque<Arc<dyn Lane>>,
+    acks: Vec<Arc<dyn AnyLane>>,
+    stdin: VecDeque<Arc<dyn AnyLane>>,
     pings: HashMap<u64, oneshot::Sender<()>>,
     serial: u64,
     /// Started without an answer and without a name that anyone knows: to be ended when init can hear.
@@ -56,14 +56,14 @@ struct OutboxState {
 
 enum Item {
     Message(ToInit),
-    Start(Arc<dyn Lane>),
+    Start(Arc<dyn AnyLane>),
 }
 
 /// What there is to send next.
 enum Due {
     Item(Item),
-    Acks(Vec<Arc<dyn Lane>>),
-    Stdin(Arc<dyn Lane>),
+    Acks(Vec<Arc<dyn AnyLane>>),
+    Stdin(Arc<dyn AnyLane>),
 }
 
 impl Outbox {
@@ -86,17 +86,17 @@ impl Outbox {
     }
 
     /// Init should start it.
-    pub fn start(&self, lane: Arc<dyn Lane>) {
+    pub fn start(&self, lane: Arc<dyn AnyLane>) {
         self.put(|state| state.items.push_back(Item::Start(lane)));
     }
 
     /// It has bytes that init may forget. Tells whether it was put in.
-    pub fn ack(&self, lane: Arc<dyn Lane>) -> bool {
+    pub fn ack(&self, lane: Arc<dyn AnyLane>) -> bool {
         self.put(|state| state.acks.push(lane))
     }
 
     /// It has stdin to send. Tells whether it was put in.
-    pub fn stdin(&self, lane: Arc<dyn Lane>) -> bool {
+    pub fn stdin(&self, lane: Arc<dyn AnyLane>) -> bool {
         self.put(|state| state.stdin.push_back(lane))
     }
 

@@ -3,7 +3,7 @@
 //! Labels take few values, all known when the program is built; a sandbox's id is never one of them. Counting is an atomic
 //! addition, or a lock that is held for one; nothing here waits.
 
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue, LabelValueEncoder};
@@ -327,7 +327,7 @@ impl Metrics {
         let (mut commands, mut transfers) = (0, 0);
         let mut states = crate::model::state::State::WORDS.map(|word| (word, 0));
         for live in sandboxes.iter().filter(|live| !live.is_waiting()) {
-            commands += live.live_count();
+            commands += live.commands.count();
             transfers += live.transfers.count();
             let word = live.state().word();
             if let Some((_, count)) = states.iter_mut().find(|(state, _)| *state == word) {
@@ -440,16 +440,16 @@ impl Metrics {
 
 /// Times a file operation from its start until its caller lets go of it.
 pub(crate) struct FileMeter {
-    shared: std::sync::Arc<Shared>,
+    metrics: Arc<Metrics>,
     verb: FileVerb,
     began: Instant,
     verdict: OnceLock<Verdict>,
 }
 
 impl FileMeter {
-    pub fn start(shared: &std::sync::Arc<Shared>, op: &FileOp) -> Self {
-        let shared = std::sync::Arc::clone(shared);
-        Self { shared, verb: FileVerb::of(op), began: Instant::now(), verdict: OnceLock::new() }
+    pub fn start(metrics: &Arc<Metrics>, op: &FileOp) -> Self {
+        let metrics = Arc::clone(metrics);
+        Self { metrics, verb: FileVerb::of(op), began: Instant::now(), verdict: OnceLock::new() }
     }
 
     /// What came of it. The first word counts.
@@ -461,6 +461,6 @@ impl FileMeter {
 impl Drop for FileMeter {
     fn drop(&mut self) {
         let verdict = self.verdict.get().copied().unwrap_or(Verdict::Left);
-        self.shared.metrics.operation(Verb::File(self.verb), verdict, self.began.elapsed());
+        self.metrics.operation(Verb::File(self.verb), verdict, self.began.elapsed());
     }
 }

@@ -179,7 +179,10 @@ impl Pool {
                 members.ready.push_front(id);
                 break;
             }
-            if live.state() == State::Running && live.outbox.is_connected() && is_made_from(live, version) {
+            if live.state() == State::Running
+                && live.guest.outbox.is_connected()
+                && is_made_from(live, version)
+            {
                 taken = members.all.remove(&id).map(|member| member.live);
                 let now = Instant::now();
                 members.claimed = Some((members.claimed.map_or(now, |(first, _)| first), now));

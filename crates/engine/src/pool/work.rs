@@ -50,7 +50,7 @@ pub(super) async fn make(shared: Arc<Shared>, pool: Arc<Pool>) -> WorkDone {
     };
     let made = match created.await {
         Ok(Ok(())) => {
-            rehearse(&live).await;
+            rehearse(&live.transfers).await;
             Ok(())
         }
         Ok(Err(error)) => Err(shortened(chain(&error))),
@@ -128,8 +128,8 @@ pub(super) async fn check_ready(pool: Arc<Pool>) -> WorkDone {
 /// Whether the sandbox's init answers. A broken connection is opened again, so the second attempt counts.
 async fn answers(live: &LiveSandbox) -> bool {
     let asked = async {
-        match live.outbox.say(None).await {
-            Err(Unsaid::Broken) => live.outbox.say(None).await.is_ok(),
+        match live.guest.outbox.say(None).await {
+            Err(Unsaid::Broken) => live.guest.outbox.say(None).await.is_ok(),
             said => said.is_ok(),
         }
     };

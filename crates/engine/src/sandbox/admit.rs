@@ -11,12 +11,12 @@ use wire::launch::{Access, Limits};
 
 use crate::Shared;
 use crate::db::{SandboxRow, Stamps, Tally};
+use crate::guest::Use;
 use crate::image::{Choice, ImageName, ImageRef, PullSpec};
 use crate::model::check::{check_env, digest};
 use crate::model::defaults::made_up_name;
 use crate::model::random::{random_u64, random_u128};
 use crate::observe::clock::{Moment, Stamp, in_micros};
-use crate::sandbox::activity::Use;
 use crate::sandbox::deadlines::Deadlines;
 use crate::sandbox::driver::{Birth, INBOX_MAX};
 use crate::sandbox::lifecycle::Goal;
@@ -244,8 +244,9 @@ fn already_there(registry: &Registry, request: &Request<'_>) -> Result<Option<Ad
         };
     }
     // One whose time is over at this moment is as good as gone, and no use of it can begin.
-    let begin =
-        |live: &Arc<LiveSandbox>| Use::begin(live).map(|using| Admitted::Found(Arc::clone(live), using));
+    let begin = |live: &Arc<LiveSandbox>| {
+        Use::begin(&live.guest).map(|using| Admitted::Found(Arc::clone(live), using))
+    };
     Ok(request.find.as_ref().and_then(|labels| registry.first_labelled(owner, labels, begin)))
 }
 

@@ -6,7 +6,6 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinSet;
 use wire::SandboxId;
 
-use crate::command::start::working_directory;
 use crate::model::check::page_limit;
 use crate::model::labels::SELECTORS_MAX;
 use crate::sandbox::driver::Message;
@@ -39,7 +38,7 @@ impl Engine {
 
     /// Where a sandbox's commands run that name no place.
     pub fn working_directory(&self, owner: &Owner, id: SandboxId) -> Result<String, EngineError> {
-        Ok(working_directory(&*self.live(owner, id)?))
+        Ok(self.live(owner, id)?.with_surroundings(|around| around.working_directory()))
     }
 
     /// An owner's sandboxes, newest first.

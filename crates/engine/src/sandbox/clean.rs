@@ -81,10 +81,10 @@ impl Driver {
     pub(super) async fn delete(&mut self, reason: Option<String>) -> bool {
         match self.live.state().goal(Wish::Delete) {
             Ok(Some(_)) => {
-                self.live.uses.close_if(|_| true);
+                self.live.guest.uses.close_if(|_| true);
                 if let Err(error) = self.record(State::Deleting, Goal::Gone, reason).await {
                     // Nothing has begun, so the sandbox goes on as before.
-                    self.live.uses.reopen();
+                    self.live.guest.uses.reopen();
                     match self.deletes.is_empty() {
                         true => warn!(error = chain(&error), "cannot record that a sandbox is to be deleted"),
                         false => self.tell_deleters(Err(error)),
@@ -186,7 +186,7 @@ impl Driver {
         match (self.live.state(), present) {
             (State::Deleting, _) => self.clean(None, self.live.close_commands(), Then::Gone),
             (State::Failed { disk: Disk::Lost }, true) => self.clean(None, Vec::new(), Then::Nothing),
-            (State::Running, false) if !self.live.outbox.is_connected() => {
+            (State::Running, false) if !self.live.guest.outbox.is_connected() => {
                 self.work = Work::None;
                 self.lost(LinkEnd::Gone).await;
             }
@@ -226,7 +226,7 @@ async fn clean(live: Arc<LiveSandbox>, before: Option<Before>, logs: Logs) -> Re
         for command in commands {
             command.deleted().await;
         }
-        let directory = live.output_directory();
+        let directory = live.commands.directory.clone();
         let removed =
             tokio::task::spawn_blocking(move || crate::command::log::remove_directory(&directory)).await;
         let removed = removed.unwrap_or_else(|error| Err(std::io::Error::other(error)));

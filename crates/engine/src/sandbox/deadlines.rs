@@ -12,8 +12,8 @@
 use std::time::Duration;
 
 use crate::db::Stamps;
+use crate::guest::UsesNow;
 use crate::observe::clock::{Moment, Stamp};
-use crate::sandbox::activity::UsesNow;
 use crate::sandbox::lifecycle::State;
 use crate::sandbox::lifetime::{Explanation, LastUse, Life, Lifetime, Strike, explain, first_strike};
 

@@ -40,12 +40,12 @@ impl Driver {
     pub(super) fn explain(&mut self) -> Explanation {
         let face = self.live.view().clone();
         let now = self.live.shared.clock.now();
-        self.deadlines.explain(face.state, self.live.uses.now(), face.reason.as_deref(), now)
+        self.deadlines.explain(face.state, self.live.guest.uses.now(), face.reason.as_deref(), now)
     }
 
     /// The time to look at the rules has come. Reads the processor time first, if the decision depends on it.
     pub(super) async fn wake(&mut self) {
-        if !self.deadlines.asks_for_cpu(self.live.state(), self.live.uses.now()) {
+        if !self.deadlines.asks_for_cpu(self.live.state(), self.live.guest.uses.now()) {
             return self.judge().await;
         }
         if self.look.is_none() {
@@ -64,7 +64,7 @@ impl Driver {
         self.look = None;
         let now = self.live.shared.clock.now();
         match looked {
-            Ok(usage) => self.deadlines.saw_cpu(usage.cpu_time, self.live.uses.now(), now),
+            Ok(usage) => self.deadlines.saw_cpu(usage.cpu_time, self.live.guest.uses.now(), now),
             Err(error) => {
                 warn!(error = chain(&error), "cannot tell whether a command in the sandbox works");
                 self.deadlines.saw_nothing(now);
@@ -83,7 +83,7 @@ impl Driver {
         let deadlines = &mut self.deadlines;
         let mut strike = None;
         // Decided under the lock of the uses, so that no use can begin between the decision and its effect.
-        let over = self.live.uses.close_if(|uses| {
+        let over = self.live.guest.uses.close_if(|uses| {
             strike = deadlines.strike(state, uses, now);
             strike.is_some_and(|strike| strike.left.is_zero())
         });

@@ -1,53 +1,37 @@
 //! What a sandbox's driver, its link and its callers share.
 //!
-//! The driver alone assigns the state; others read it. The table of commands is under a lock of its own, held for
-//! moments: starting a command does not pass through the driver, so that the way to init is short.
+//! The driver alone assigns the state; others read it. What runs in it, `commands` and `transfers`, knows of it only what
+//! [`Host`] and [`Guest`] say.
 
-use std::collections::{BTreeMap, HashMap};
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-use runtime::Backend;
 use tokio::sync::{Notify, mpsc};
 use tokio::task::AbortHandle;
-use tokio::time::timeout;
-use tracing::warn;
-use wire::guest::{COMMANDS_MAX, Handle, Start, Versions};
+use wire::SandboxId;
+use wire::guest::{Handle, Versions};
 use wire::launch::{LayerSource, Limits};
-use wire::{CommandId, SandboxId};
 
 use crate::Shared;
-use crate::command::host_timeouts::Backstop;
-use crate::command::{Attendance, LiveCommand};
+use crate::command::start::Surroundings;
+use crate::command::{Commands, LiveCommand, Storage};
 use crate::db::Identity;
 use crate::db::{SandboxRow, Tally};
-use crate::error::{EngineError, chain};
+use crate::error::EngineError;
 use crate::files::transfer::{Transfers, is_transfer};
-use crate::guest::{Lane, Outbox, Peer, Violation, versions};
+use crate::guest::{Activity, AnyLane, Guest, Host, MemoryKills, Outbox, Peer, Violation, versions};
 use crate::image::StoredImage;
 use crate::model::dialect_notes::Notes;
 use crate::model::labels::Labels;
 use crate::model::{Owner, Sandbox, SandboxName, Wait};
 use crate::observe::events::Happened;
-use crate::observe::metrics::Metrics;
 use crate::observe::stats::Disk;
-use crate::sandbox::activity::{Activity, Use};
 use crate::sandbox::driver::Message;
 use crate::sandbox::lifecycle::{Disk as DiskState, State};
 use crate::sandbox::lifetime::Lifetime;
 use crate::template::Version;
 use crate::volume::Mounted;
-
-/// Ended commands that a sandbox keeps. The oldest fall off, rows and logs.
-const ENDED_MAX: u64 = 10_000;
-/// How many full streams the output of all ended commands of a sandbox may add up to.
-const ENDED_STREAMS_MAX: u64 = 64;
-/// Requests of commands that have not ended, in one sandbox: scripts and environments are held in memory until then.
-const STARTS_BYTES_MAX: usize = 64 * 1024 * 1024;
-/// How long the count of memory kills may take. It is read from a file on the host.
-const OOM_KILLS_WAIT: Duration = Duration::from_secs(5);
 
 /// One sandbox.
 pub(crate) struct LiveSandbox {
@@ -64,11 +48,11 @@ pub(crate) struct LiveSandbox {
     image_use: Mutex<(Option<String>, Option<Arc<StoredImage>>)>,
     pub limits: Limits,
     pub mounts: Vec<Mounted>,
-    pub outbox: Outbox,
-    pub transfers: Transfers,
-    pub backstop: Arc<Backstop>,
+    /// The sandbox for what runs in it.
+    pub guest: Arc<Guest>,
+    pub commands: Arc<Commands>,
+    pub transfers: Arc<Transfers>,
     pub disk: Disk,
-    pub uses: Activity,
     /// The driver's.
     pub inbox: mpsc::Sender<Message>,
     pub driver: Mutex<Option<AbortHandle>>,
@@ -76,10 +60,6 @@ pub(crate) struct LiveSandbox {
     end_expected: AtomicBool,
     view: Mutex<View>,
     changed: Notify,
-    table: Mutex<Table>,
-    /// Of the sandbox's memory kills, in the order the kernel counts them: all up to this one are spoken for, each of them the
-    /// reason of some command's end or from before the command that the last of them ended.
-    oom_kills_claimed: Mutex<u64>,
     /// Held by whoever has its processes stand still, so that nobody else lets them go on.
     pub still: tokio::sync::Mutex<()>,
 }
@@ -113,30 +93,6 @@ pub(crate) struct View {
     pub claimed_from: Option<String>,
 }
 
-/// Its commands that have no result yet.
-#[derive(Default)]
-struct Table {
-    /// No more commands: the sandbox failed or goes.
-    closed: bool,
-    /// The engine stops, and the table says nothing any more.
-    halted: bool,
-    handle_next: u32,
-    live: BTreeMap<Handle, Arc<LiveCommand>>,
-    by_id: HashMap<CommandId, Handle>,
-    starts_bytes: usize,
-    ended: u64,
-    ended_bytes: u64,
-    pruning: bool,
-}
-
-/// What became of the wish to start a command.
-pub(crate) enum Intent {
-    /// It is new; its row must be written.
-    New(Arc<LiveCommand>),
-    /// It was asked for before.
-    Known(Arc<LiveCommand>),
-}
-
 impl LiveSandbox {
     pub fn new(
         shared: Arc<Shared>,
@@ -166,42 +122,48 @@ impl LiveSandbox {
             }),
             claimed_from: row.claimed_from.clone(),
         };
-        let table = Table {
-            closed: !matches!(row.state, State::Creating | State::Running),
-            handle_next: tally.handle_max + 1,
-            ended: tally.ended,
-            ended_bytes: tally.ended_bytes,
-            ..Table::default()
-        };
         let mounts = shared.volumes.recovered(&row.mounts);
-        Arc::new(Self {
-            shared,
-            mounts,
-            id: row.id,
-            owner: row.owner.clone(),
-            template: row.template.clone(),
-            version,
-            image: row.image.clone(),
-            image_use: Mutex::new((row.image_alias.clone(), None)),
-            limits: row.limits,
-            outbox: Outbox::default(),
-            transfers: Transfers::default(),
-            backstop: Arc::default(),
-            disk: Disk::default(),
-            uses: Activity::default(),
-            inbox,
-            driver: Mutex::new(None),
-            end_expected: AtomicBool::new(false),
-            view: Mutex::new(view),
-            changed: Notify::new(),
-            table: Mutex::new(table),
-            oom_kills_claimed: Mutex::new(row.oom_kills),
-            still: tokio::sync::Mutex::default(),
+        let storage = Storage {
+            db: Arc::clone(&shared.db),
+            logs: Arc::clone(&shared.logs),
+            directory: shared.output_directory().join(row.id.to_string()),
+            kept_max: shared.config.output_kept_max,
+        };
+        Arc::new_cyclic(|live: &Weak<Self>| {
+            let guest = Arc::new(Guest {
+                id: row.id,
+                outbox: Outbox::default(),
+                uses: Activity::default(),
+                memory_kills: MemoryKills::new(row.oom_kills),
+                backend: Arc::clone(&shared.backend),
+                metrics: Arc::clone(&shared.metrics),
+                clock: Arc::clone(&shared.clock),
+                runtime: shared.runtime.clone(),
+                host: Weak::<Self>::clone(live),
+            });
+            let open = matches!(row.state, State::Creating | State::Running);
+            Self {
+                commands: Commands::new(Arc::clone(&guest), storage, tally, open),
+                transfers: Transfers::new(Arc::clone(&guest)),
+                guest,
+                shared,
+                mounts,
+                id: row.id,
+                owner: row.owner.clone(),
+                template: row.template.clone(),
+                version,
+                image: row.image.clone(),
+                image_use: Mutex::new((row.image_alias.clone(), None)),
+                limits: row.limits,
+                disk: Disk::default(),
+                inbox,
+                driver: Mutex::new(None),
+                end_expected: AtomicBool::new(false),
+                view: Mutex::new(view),
+                changed: Notify::new(),
+                still: tokio::sync::Mutex::default(),
+            }
         })
-    }
-
-    fn table(&self) -> MutexGuard<'_, Table> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     // The view.
@@ -242,8 +204,8 @@ impl LiveSandbox {
     /// The driver's alone, after the row says so.
     pub fn set_state(&self, state: State, reason: Option<String>) {
         match state {
-            State::Paused(_) => self.backstop.stand_still(),
-            State::Running => self.backstop.go_on(),
+            State::Paused(_) => self.commands.timeouts.stand_still(),
+            State::Running => self.commands.timeouts.go_on(),
             State::Creating | State::Deleting | State::Failed { .. } => {}
         }
         let mut view = self.view();
@@ -388,12 +350,6 @@ impl LiveSandbox {
         }
     }
 
-    /// Begins a use, or says that it is too late for one.
-    pub fn begin_use(self: &Arc<Self>) -> Result<Use, EngineError> {
-        let late = || EngineError::WrongState { id: self.id, state: State::Deleting.word() };
-        Use::begin(self).ok_or_else(late)
-    }
-
     /// Why it does not take commands.
     pub fn wrong_state(&self) -> EngineError {
         let view = self.view();
@@ -411,277 +367,69 @@ impl LiveSandbox {
         }
     }
 
-    // Commands.
+    // What runs in it.
 
-    pub fn command_directory(&self, handle: Handle) -> PathBuf {
-        self.output_directory().join(handle.0.to_string())
-    }
-
-    /// Where the output of all its commands is.
-    pub fn output_directory(&self) -> PathBuf {
-        self.shared.output_directory().join(self.id.to_string())
-    }
-
-    /// Takes a command into the table, or finds the one that has its id. `make` gets the new command's handle.
-    pub fn intend(
-        self: &Arc<Self>,
-        id: CommandId,
-        request_digest: [u8; 32],
-        oom_kills_before: Option<u64>,
-        attendance: Attendance,
-        make: impl FnOnce(Handle) -> Start,
-    ) -> Result<Intent, EngineError> {
-        if !self.state().takes_commands() {
-            return Err(self.wrong_state());
-        }
-        let mut table = self.table();
-        if let Some(hub) = table.by_id.get(&id).and_then(|handle| table.live.get(handle)) {
-            return Ok(Intent::Known(Arc::clone(hub)));
-        }
-        if table.closed {
-            drop(table);
-            return Err(self.wrong_state());
-        }
-        if table.live.len() >= COMMANDS_MAX {
-            let what = format!("sandbox `{}` has {COMMANDS_MAX} commands under way", self.id);
-            return Err(EngineError::Full { what });
-        }
-        let handle = Handle(table.handle_next);
-        let start = make(handle);
-        let size = start_size(&start);
-        if table.starts_bytes + size > STARTS_BYTES_MAX {
-            let what = format!("the commands under way in sandbox `{}` are too long in all", self.id);
-            return Err(EngineError::Full { what });
-        }
-        table.starts_bytes += size;
-        table.handle_next += 1;
-        let hub =
-            LiveCommand::intended(self, id.clone(), start, request_digest, oom_kills_before, attendance);
-        table.by_id.insert(id, handle);
-        table.live.insert(handle, Arc::clone(&hub));
-        Ok(Intent::New(hub))
-    }
-
-    /// Takes a command into the table that a row told of.
-    pub fn adopt_command(&self, hub: Arc<LiveCommand>) {
-        let mut table = self.table();
-        table.starts_bytes += start_size(&hub.start);
-        table.by_id.insert(hub.id.clone(), hub.handle);
-        table.live.insert(hub.handle, hub);
-    }
-
-    /// It has no row.
-    pub fn forget_command(&self, hub: &LiveCommand) {
-        self.backstop.disarm(hub.handle);
-        let mut table = self.table();
-        if table.live.remove(&hub.handle).is_some() {
-            table.starts_bytes -= start_size(&hub.start);
-            table.by_id.remove(&hub.id);
-        }
-    }
-
-    /// Its result is stored.
-    pub fn command_ended(self: &Arc<Self>, hub: &LiveCommand, output_bytes: u64) {
-        self.forget_command(hub);
-        let mut table = self.table();
-        table.ended += 1;
-        table.ended_bytes += output_bytes;
-        if self.too_much(&table).is_some() && !std::mem::replace(&mut table.pruning, true) {
-            drop(table);
-            let live = Arc::clone(self);
-            self.shared.runtime.spawn(async move { live.prune().await });
-        }
-    }
-
-    /// How many ended commands, and how many bytes of their output, are more than is kept.
-    fn too_much(&self, table: &Table) -> Option<(u64, u64)> {
-        let bytes_max = ENDED_STREAMS_MAX.saturating_mul(self.shared.config.output_kept_max);
-        let more = (table.ended.saturating_sub(ENDED_MAX), table.ended_bytes.saturating_sub(bytes_max));
-        (more != (0, 0)).then_some(more)
-    }
-
-    /// Drops ended commands, those that ended first, until no more is kept than should be: others end in the meantime.
-    async fn prune(self: Arc<Self>) {
-        loop {
-            let (count, bytes) = {
-                let mut table = self.table();
-                match self.too_much(&table) {
-                    Some(more) => more,
-                    None => {
-                        table.pruning = false;
-                        return;
-                    }
-                }
-            };
-            let dropped = match self.shared.db.drop_oldest_commands(self.id, count, bytes).await {
-                Ok(dropped) => dropped,
-                Err(error) => {
-                    warn!(sandbox = %self.id, error = chain(&error), "cannot drop old commands");
-                    Vec::new()
-                }
-            };
-            for (handle, bytes) in &dropped {
-                self.dropped(*handle, *bytes).await;
-            }
-            if dropped.is_empty() {
-                // Nothing can be dropped now; the next end tries again.
-                self.table().pruning = false;
-                return;
-            }
-        }
-    }
-
-    /// An ended command has no row any more: its output goes too.
-    pub async fn dropped(&self, handle: Handle, bytes: u64) {
-        let directory = self.command_directory(handle);
-        let removed =
-            tokio::task::spawn_blocking(move || crate::command::log::remove_directory(&directory)).await;
-        if let Ok(Err(error)) = removed {
-            warn!(sandbox = %self.id, %error, "cannot remove the output of an old command");
-        }
-        let mut table = self.table();
-        table.ended = table.ended.saturating_sub(1);
-        table.ended_bytes = table.ended_bytes.saturating_sub(bytes);
-    }
-
-    /// A command by its number: `None` if it has its result, an error if there never was one that init was told of.
-    pub fn live(&self, handle: Handle) -> Result<Option<Arc<LiveCommand>>, Violation> {
-        let table = self.table();
-        if table.halted {
-            // That it is not in the table does not mean that it has its result: init must not be told so.
-            return Err(Violation::NobodyListens);
-        }
-        let hub = table.live.get(&handle).cloned();
-        let used = handle.0 < table.handle_next && handle.0 > 0;
-        drop(table);
-        match hub {
-            Some(hub) if hub.is_committed() => Ok(Some(hub)),
-            None if used => Ok(None),
-            // A row that is about to be written is not known to init.
-            Some(_) | None => Err(Violation::UnknownHandle { handle }),
-        }
-    }
-
-    /// The engine stops: the table of commands answers nothing from now on, and file operations end.
-    pub fn halt(&self) {
-        let mut table = self.table();
-        table.halted = true;
-        table.live.clear();
-        drop(table);
-        self.transfers.close();
-    }
-
-    /// Whether the engine stops.
-    pub fn is_halted(&self) -> bool {
-        self.table().halted
-    }
-
-    /// A command by its id, while it has no result.
-    pub fn live_by_id(&self, id: &CommandId) -> Option<Arc<LiveCommand>> {
-        let table = self.table();
-        table.by_id.get(id).and_then(|handle| table.live.get(handle)).cloned()
-    }
-
-    /// How many commands have no result.
-    pub fn live_count(&self) -> usize {
-        self.table().live.len()
-    }
-
-    /// All commands whose rows are written and that have no result.
-    pub fn live_commands(&self) -> Vec<Arc<LiveCommand>> {
-        let hubs: Vec<_> = self.table().live.values().cloned().collect();
-        hubs.into_iter().filter(|hub| hub.is_committed()).collect()
+    /// What its commands begin with where they name nothing else.
+    pub fn with_surroundings<T>(&self, use_them: impl FnOnce(Surroundings<'_>) -> T) -> T {
+        let (image, identity) = (self.stored_image(), self.identity());
+        use_them(Surroundings {
+            template: self.version.as_ref().map(|version| &version.spec),
+            image: image.as_ref().map(|image| &image.config),
+            env: &identity.env,
+        })
     }
 
     /// No more commands and no more file operations. Gives the commands that have no result.
     pub fn close_commands(&self) -> Vec<Arc<LiveCommand>> {
         self.transfers.close();
-        let mut table = self.table();
-        table.closed = true;
-        table.live.values().cloned().collect()
+        self.commands.close()
     }
 
-    // Memory.
-
-    /// How many of its processes were killed for want of memory so far, as the host counts: init cannot be trusted to tell, and
-    /// need not know. `None` if that cannot be told.
-    pub async fn oom_kills(&self) -> Option<u64> {
-        match timeout(OOM_KILLS_WAIT, self.shared.backend.oom_kills(self.id)).await {
-            Ok(Ok(count)) => Some(count),
-            Ok(Err(error)) => {
-                warn!(sandbox = %self.id, error = chain(&error), "cannot tell whether memory ran out");
-                None
-            }
-            Err(_) => {
-                warn!(sandbox = %self.id, "cannot tell in time whether memory ran out");
-                None
-            }
-        }
+    /// The engine stops: the table of commands answers nothing from now on, and file operations end.
+    pub fn halt(&self) {
+        self.commands.halt();
+        self.transfers.close();
     }
-
-    /// Whether memory ran out under something that began when `before` kills had been counted, and has just been killed. If so,
-    /// one kill is spoken for by it, and the number is what the sandbox's row should say.
-    ///
-    /// The kernel counts per sandbox. So of several commands at once, one that is killed by other means may be taken for the one
-    /// whose child ran out of memory in the same time; but each kill is told of once, and never of what began after it.
-    pub async fn claim_oom_kill(&self, before: Option<u64>) -> Option<u64> {
-        let (before, count) = (before?, self.oom_kills().await?);
-        let mut claimed = self.oom_kills_claimed.lock().unwrap_or_else(PoisonError::into_inner);
-        let first = before.max(*claimed) + 1;
-        (first <= count).then(|| {
-            *claimed = first;
-            first
-        })
-    }
-}
-
-/// About what a request takes in memory.
-pub(crate) fn start_size(start: &Start) -> usize {
-    let program = match &start.program {
-        wire::guest::Program::Argv(argv) => argv.iter().map(|argument| argument.len() + 24).sum(),
-        wire::guest::Program::Shell { script } => script.len(),
-        // Not a command's: bounded by the length of a path.
-        wire::guest::Program::Files(_) => 0,
-    };
-    let env: usize = start.env.iter().map(|(name, value)| name.len() + value.len() + 48).sum();
-    program + env + 512
 }
 
 /// How long anything may wait in a driver's inbox before the engine says that it is stuck.
 pub(crate) const INBOX_WAIT: Duration = Duration::from_secs(10);
 
+impl Host for LiveSandbox {
+    fn takes_commands(&self) -> bool {
+        self.state().takes_commands()
+    }
+
+    fn wrong_state(&self) -> EngineError {
+        LiveSandbox::wrong_state(self)
+    }
+
+    fn tell(&self, what: Happened) {
+        LiveSandbox::tell(self, what);
+    }
+}
+
 impl Peer for LiveSandbox {
-    fn id(&self) -> SandboxId {
-        self.id
+    fn guest(&self) -> &Guest {
+        &self.guest
     }
 
-    fn outbox(&self) -> &Outbox {
-        &self.outbox
-    }
-
-    fn backend(&self) -> &dyn Backend {
-        self.shared.backend.as_ref()
-    }
-
-    fn metrics(&self) -> &Metrics {
-        &self.shared.metrics
-    }
-
-    fn lane(&self, handle: Handle) -> Result<Option<Arc<dyn Lane>>, Violation> {
+    fn lane(&self, handle: Handle) -> Result<Option<Arc<dyn AnyLane>>, Violation> {
         if is_transfer(handle) {
-            return Ok(self.transfers.live(handle).map(|transfer| transfer as Arc<dyn Lane>));
+            return Ok(self.transfers.live(handle).map(|transfer| transfer as Arc<dyn AnyLane>));
         }
-        Ok(self.live(handle)?.map(|command| command as Arc<dyn Lane>))
+        Ok(self.commands.by_handle(handle)?.map(|command| command as Arc<dyn AnyLane>))
     }
 
-    fn lanes(&self) -> Vec<Arc<dyn Lane>> {
-        let commands = self.live_commands().into_iter().map(|command| command as Arc<dyn Lane>);
-        commands.chain(self.transfers.all().into_iter().map(|transfer| transfer as Arc<dyn Lane>)).collect()
+    fn lanes(&self) -> Vec<Arc<dyn AnyLane>> {
+        let commands = self.commands.live().into_iter().map(|command| command as Arc<dyn AnyLane>);
+        let transfers = self.transfers.all().into_iter().map(|transfer| transfer as Arc<dyn AnyLane>);
+        commands.chain(transfers).collect()
     }
 
-    fn adopt_orphan(self: Arc<Self>, handle: Handle) {
-        if is_transfer(handle) && self.transfers.live(handle).is_none() {
-            self.transfers.adopt_orphan(&self, handle);
+    fn adopt_orphan(&self, handle: Handle) {
+        if is_transfer(handle) {
+            self.transfers.adopt_orphan(handle);
         }
     }
 }

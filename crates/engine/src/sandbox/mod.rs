@@ -4,7 +4,6 @@
 //! `live` is what its driver, its link to init and its callers share, `registry` holds all sandboxes in memory, `recovery`
 //! and `sweep` clean up after crashes.
 
-pub(crate) mod activity;
 pub(crate) mod admit;
 pub(crate) mod calls;
 mod clean;

@@ -65,7 +65,7 @@ pub(crate) async fn recover(
         shared.registry().insert(&live);
         // A crash may have come between the sandbox's failure and the results of its commands.
         if matches!(live.state(), State::Failed { .. }) {
-            live.live_commands().iter().for_each(LiveCommand::sandbox_gone);
+            live.commands.live().iter().for_each(LiveCommand::sandbox_gone);
         }
         driver::spawn(&live, messages, deadlines, Birth::Recovered { unreadable });
     }
@@ -80,7 +80,7 @@ fn adopt_commands(live: &Arc<LiveSandbox>, rows: Vec<CommandRow>) -> Result<(), 
     for row in rows {
         let id = row.id.clone();
         let log = |source| EngineError::Log { doing: "find", id, source };
-        live.adopt_command(LiveCommand::recovered(live, row).map_err(log)?);
+        live.commands.adopt(row).map_err(log)?;
     }
     Ok(())
 }

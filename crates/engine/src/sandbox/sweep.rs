@@ -53,7 +53,7 @@ pub(crate) async fn drop_expired_commands(shared: &Arc<Shared>) {
         for (sandbox, handle, bytes) in dropped {
             // Of a sandbox that is gone meanwhile, the output is gone too.
             let Some(live) = shared.registry().get(sandbox) else { continue };
-            live.dropped(handle, bytes).await;
+            live.commands.dropped(handle, bytes).await;
         }
         if count < EXPIRED_MAX {
             return;
@@ -124,7 +124,7 @@ async fn remove_dropped_output(shared: &Arc<Shared>) {
     let sandboxes = shared.registry().all();
     for live in sandboxes {
         // Before the rows are read: a row is there before its first byte is.
-        let directory = live.output_directory();
+        let directory = live.commands.directory.clone();
         let there = match tokio::task::spawn_blocking(move || numbers_in(&directory)).await {
             Ok(Ok(there)) => there,
             Ok(Err(error)) => {
@@ -145,7 +145,7 @@ async fn remove_dropped_output(shared: &Arc<Shared>) {
             }
         };
         for handle in there.into_iter().filter(|handle| !rows.contains(handle)) {
-            let directory = live.command_directory(handle);
+            let directory = live.commands.directory_of(handle);
             let removed =
                 tokio::task::spawn_blocking(move || crate::command::log::remove_directory(&directory)).await;
             if let Ok(Err(error)) = removed {

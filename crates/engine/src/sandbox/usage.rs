@@ -112,7 +112,7 @@ async fn stats_of(shared: &Shared, sandboxes: &[Arc<LiveSandbox>]) -> Result<Vec
             limits: live.limits,
             usage,
             disk,
-            commands_live: live.live_count(),
+            commands_live: live.commands.count(),
             at: crate::observe::clock::now(),
         });
     }

@@ -189,7 +189,7 @@ impl Engine {
         spec: TemplateSpec,
     ) -> Result<(), EngineError> {
         // Whoever captures it uses it: it must not go meanwhile.
-        let _using = live.begin_use()?;
+        let _using = live.guest.begin_use()?;
         let resolved = format!("{NAMES}{}", row.id);
         let failed = |source: image::ImageFault| EngineError::Image {
             doing: "capture",

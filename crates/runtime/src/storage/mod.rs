@@ -12,6 +12,7 @@ pub mod layers;
 pub mod package_config;
 pub mod places;
 pub mod pool;
+mod private_files;
 pub mod remove;
 pub mod stage;
 pub mod trust;

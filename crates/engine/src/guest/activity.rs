@@ -8,7 +8,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use crate::sandbox::live::LiveSandbox;
+use super::Guest;
 
 /// The uses of one sandbox.
 #[derive(Debug, Default)]
@@ -53,26 +53,26 @@ impl Activity {
 
 /// A use under way. It ends when it is dropped.
 pub(crate) struct Use {
-    live: Arc<LiveSandbox>,
+    guest: Arc<Guest>,
 }
 
 impl Use {
     /// Begins a use. `None`: the sandbox is about to go.
-    pub fn begin(live: &Arc<LiveSandbox>) -> Option<Self> {
-        let mut state = live.uses.lock();
+    pub fn begin(guest: &Arc<Guest>) -> Option<Self> {
+        let mut state = guest.uses.lock();
         if state.closed {
             return None;
         }
         state.open += 1;
         drop(state);
-        Some(Self { live: Arc::clone(live) })
+        Some(Self { guest: Arc::clone(guest) })
     }
 }
 
 impl Drop for Use {
     fn drop(&mut self) {
-        let now = self.live.shared.clock.now().since_boot;
-        let mut state = self.live.uses.lock();
+        let now = self.guest.clock.now().since_boot;
+        let mut state = self.guest.uses.lock();
         state.open -= 1;
         // Clocks of two threads may be read in one order and written in the other.
         state.last = state.last.max(Some(now));

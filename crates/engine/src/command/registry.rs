@@ -1,0 +1,280 @@
+//! A sandbox's commands that have no result yet, and how much is kept of those that have one.
+//!
+//! The table is under a lock of its own, held for moments: starting a command does not pass through the sandbox's driver, so
+//! that the way to init is short.
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tracing::warn;
+use wire::CommandId;
+use wire::guest::{COMMANDS_MAX, Handle, Start};
+
+use super::LiveCommand;
+use super::host_timeouts::Backstop;
+use super::log::LogWriters;
+use super::start::start_size;
+use crate::db::{CommandRow, Db, Tally};
+use crate::error::{EngineError, chain};
+use crate::guest::{Guest, Violation};
+use crate::model::attendance::Attendance;
+
+/// Ended commands that a sandbox keeps. The oldest fall off, rows and logs.
+const ENDED_MAX: u64 = 10_000;
+/// How many full streams the output of all ended commands of a sandbox may add up to.
+const ENDED_STREAMS_MAX: u64 = 64;
+/// Requests of commands that have not ended, in one sandbox: scripts and environments are held in memory until then.
+const STARTS_BYTES_MAX: usize = 64 * 1024 * 1024;
+
+/// The commands of one sandbox.
+pub(crate) struct Commands {
+    pub guest: Arc<Guest>,
+    pub(super) db: Arc<Db>,
+    pub(super) logs: Arc<LogWriters>,
+    /// Where the output of all of them is.
+    pub directory: PathBuf,
+    /// How many bytes of each stream are kept.
+    pub(super) kept_max: u64,
+    pub timeouts: Backstop,
+    table: Mutex<Table>,
+}
+
+#[derive(Default)]
+struct Table {
+    /// No more commands: the sandbox failed or goes.
+    closed: bool,
+    /// The engine stops, and the table says nothing any more.
+    halted: bool,
+    handle_next: u32,
+    live: BTreeMap<Handle, Arc<LiveCommand>>,
+    by_id: HashMap<CommandId, Handle>,
+    starts_bytes: usize,
+    ended: u64,
+    ended_bytes: u64,
+    pruning: bool,
+}
+
+/// What commands of all sandboxes need.
+pub(crate) struct Storage {
+    pub db: Arc<Db>,
+    pub logs: Arc<LogWriters>,
+    /// Where the output of this sandbox's commands is.
+    pub directory: PathBuf,
+    /// How many bytes of each stream are kept.
+    pub kept_max: u64,
+}
+
+/// What became of the wish to start a command.
+pub(crate) enum Intent {
+    /// It is new; its row must be written.
+    New(Arc<LiveCommand>),
+    /// It was asked for before.
+    Known(Arc<LiveCommand>),
+}
+
+/// A command that someone wants to start.
+pub(crate) struct Wish {
+    pub id: CommandId,
+    /// Without a handle.
+    pub start: Start,
+    pub request_digest: [u8; 32],
+    /// The sandbox's memory kills so far, where that is known.
+    pub oom_kills_before: Option<u64>,
+    pub attendance: Attendance,
+}
+
+impl Commands {
+    /// `open`: whether the sandbox's state allows commands.
+    pub fn new(guest: Arc<Guest>, storage: Storage, tally: Tally, open: bool) -> Arc<Self> {
+        let Storage { db, logs, directory, kept_max } = storage;
+        let table = Table {
+            closed: !open,
+            handle_next: tally.handle_max + 1,
+            ended: tally.ended,
+            ended_bytes: tally.ended_bytes,
+            ..Table::default()
+        };
+        let (timeouts, table) = (Backstop::default(), Mutex::new(table));
+        Arc::new(Self { guest, db, logs, directory, kept_max, timeouts, table })
+    }
+
+    fn table(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Where the output of one of them is.
+    pub fn directory_of(&self, handle: Handle) -> PathBuf {
+        self.directory.join(handle.0.to_string())
+    }
+
+    /// Takes a command into the table, or finds the one that has its id.
+    pub fn intend(self: &Arc<Self>, wish: Wish) -> Result<Intent, EngineError> {
+        let id = self.guest.id;
+        if !self.guest.takes_commands() {
+            return Err(self.guest.wrong_state());
+        }
+        let mut table = self.table();
+        if let Some(hub) = table.by_id.get(&wish.id).and_then(|handle| table.live.get(handle)) {
+            return Ok(Intent::Known(Arc::clone(hub)));
+        }
+        if table.closed {
+            drop(table);
+            return Err(self.guest.wrong_state());
+        }
+        if table.live.len() >= COMMANDS_MAX {
+            let what = format!("sandbox `{id}` has {COMMANDS_MAX} commands under way");
+            return Err(EngineError::Full { what });
+        }
+        let size = start_size(&wish.start);
+        if table.starts_bytes + size > STARTS_BYTES_MAX {
+            let what = format!("the commands under way in sandbox `{id}` are too long in all");
+            return Err(EngineError::Full { what });
+        }
+        let handle = Handle(table.handle_next);
+        table.starts_bytes += size;
+        table.handle_next += 1;
+        table.by_id.insert(wish.id.clone(), handle);
+        let hub = LiveCommand::intended(self, handle, wish);
+        table.live.insert(handle, Arc::clone(&hub));
+        Ok(Intent::New(hub))
+    }
+
+    /// Takes a command into the table that a row told of. Blocks.
+    pub fn adopt(self: &Arc<Self>, row: CommandRow) -> std::io::Result<()> {
+        let hub = LiveCommand::recovered(self, row)?;
+        let mut table = self.table();
+        table.starts_bytes += start_size(&hub.lane.start);
+        table.by_id.insert(hub.id.clone(), hub.lane.handle());
+        table.live.insert(hub.lane.handle(), hub);
+        Ok(())
+    }
+
+    /// It has no row.
+    pub(super) fn forget(&self, hub: &LiveCommand) {
+        let handle = hub.lane.handle();
+        self.timeouts.disarm(handle);
+        let mut table = self.table();
+        if table.live.remove(&handle).is_some() {
+            table.starts_bytes -= start_size(&hub.lane.start);
+            table.by_id.remove(&hub.id);
+        }
+    }
+
+    /// Its result is stored.
+    pub(super) fn ended(self: &Arc<Self>, hub: &LiveCommand, output_bytes: u64) {
+        self.forget(hub);
+        let mut table = self.table();
+        table.ended += 1;
+        table.ended_bytes += output_bytes;
+        if self.too_much(&table).is_some() && !std::mem::replace(&mut table.pruning, true) {
+            drop(table);
+            let commands = Arc::clone(self);
+            self.guest.runtime.spawn(async move { commands.prune().await });
+        }
+    }
+
+    /// How many ended commands, and how many bytes of their output, are more than is kept.
+    fn too_much(&self, table: &Table) -> Option<(u64, u64)> {
+        let bytes_max = ENDED_STREAMS_MAX.saturating_mul(self.kept_max);
+        let more = (table.ended.saturating_sub(ENDED_MAX), table.ended_bytes.saturating_sub(bytes_max));
+        (more != (0, 0)).then_some(more)
+    }
+
+    /// Drops ended commands, those that ended first, until no more is kept than should be: others end in the meantime.
+    async fn prune(self: Arc<Self>) {
+        loop {
+            let (count, bytes) = {
+                let mut table = self.table();
+                match self.too_much(&table) {
+                    Some(more) => more,
+                    None => {
+                        table.pruning = false;
+                        return;
+                    }
+                }
+            };
+            let dropped = match self.db.drop_oldest_commands(self.guest.id, count, bytes).await {
+                Ok(dropped) => dropped,
+                Err(error) => {
+                    warn!(sandbox = %self.guest.id, error = chain(&error), "cannot drop old commands");
+                    Vec::new()
+                }
+            };
+            for (handle, bytes) in &dropped {
+                self.dropped(*handle, *bytes).await;
+            }
+            if dropped.is_empty() {
+                // Nothing can be dropped now; the next end tries again.
+                self.table().pruning = false;
+                return;
+            }
+        }
+    }
+
+    /// An ended command has no row any more: its output goes too.
+    pub async fn dropped(&self, handle: Handle, bytes: u64) {
+        let directory = self.directory_of(handle);
+        let removed = tokio::task::spawn_blocking(move || super::log::remove_directory(&directory)).await;
+        if let Ok(Err(error)) = removed {
+            warn!(sandbox = %self.guest.id, %error, "cannot remove the output of an old command");
+        }
+        let mut table = self.table();
+        table.ended = table.ended.saturating_sub(1);
+        table.ended_bytes = table.ended_bytes.saturating_sub(bytes);
+    }
+
+    /// A command by its number: `None` if it has its result, an error if there never was one that init was told of.
+    pub fn by_handle(&self, handle: Handle) -> Result<Option<Arc<LiveCommand>>, Violation> {
+        let table = self.table();
+        if table.halted {
+            // That it is not in the table does not mean that it has its result: init must not be told so.
+            return Err(Violation::NobodyListens);
+        }
+        let hub = table.live.get(&handle).cloned();
+        let used = handle.0 < table.handle_next && handle.0 > 0;
+        drop(table);
+        match hub {
+            Some(hub) if hub.is_committed() => Ok(Some(hub)),
+            None if used => Ok(None),
+            // A row that is about to be written is not known to init.
+            Some(_) | None => Err(Violation::UnknownHandle { handle }),
+        }
+    }
+
+    /// A command by its id, while it has no result.
+    pub fn by_id(&self, id: &CommandId) -> Option<Arc<LiveCommand>> {
+        let table = self.table();
+        table.by_id.get(id).and_then(|handle| table.live.get(handle)).cloned()
+    }
+
+    /// How many have no result.
+    pub fn count(&self) -> usize {
+        self.table().live.len()
+    }
+
+    /// All whose rows are written and that have no result.
+    pub fn live(&self) -> Vec<Arc<LiveCommand>> {
+        let hubs: Vec<_> = self.table().live.values().cloned().collect();
+        hubs.into_iter().filter(|hub| hub.is_committed()).collect()
+    }
+
+    /// No more commands. Gives those that have no result.
+    pub fn close(&self) -> Vec<Arc<LiveCommand>> {
+        let mut table = self.table();
+        table.closed = true;
+        table.live.values().cloned().collect()
+    }
+
+    /// The engine stops: the table answers nothing from now on.
+    pub fn halt(&self) {
+        let mut table = self.table();
+        table.halted = true;
+        table.live.clear();
+    }
+
+    /// Whether the engine stops.
+    pub(super) fn is_halted(&self) -> bool {
+        self.table().halted
+    }
+}

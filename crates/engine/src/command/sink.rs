@@ -1,0 +1,145 @@
+//! What is under the lock of a command's lane: its logs, who reads them, and how far its rows have come.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use tokio::time::Instant;
+use wire::guest::Handle;
+
+use super::finish::Ending;
+use crate::command::log::StreamLog;
+use crate::db::{CommandRow, ResultRow};
+use crate::error::DbError;
+use crate::guest::{LaneState, STREAMS, Sink, Violation};
+
+/// How far a command has come.
+pub(super) type State = LaneState<LogSink>;
+
+/// Keeps output on disk. See the head of this file.
+pub(crate) struct LogSink {
+    pub(super) phase: Phase,
+    pub(super) logs: [StreamLog; 2],
+    /// Counts chunks of both streams.
+    pub(super) serial: u64,
+    /// What init said last about the command, or what became of its sandbox.
+    pub(super) ending: Option<Ending>,
+    pub(super) readers: BTreeMap<u64, Reader>,
+    pub(super) reader_next: u64,
+    /// Since when too much is kept for the sake of a reader.
+    pub(super) held_since: Option<Instant>,
+    /// Someone looks after readers that do not move.
+    pub(super) watched: bool,
+    /// The host has ended it at its timeout, because init had not.
+    pub(super) struck: bool,
+    /// A pass of the log writers is under way or queued.
+    pub(super) writing: bool,
+    /// A little output waits for more, or for the end of the command, before it is written.
+    pub(super) waiting: bool,
+    /// The disk refused, and that was logged.
+    pub(super) disk_refused: bool,
+}
+
+#[derive(Debug, Clone)]
+pub(super) enum Phase {
+    /// The row is on its way to the store.
+    Intended,
+    /// There is no such row.
+    Refused(Refusal),
+    /// The row is there.
+    Committed,
+    /// The result is on its way to the store. It is here if callers may have it already: if this daemon died now, init would tell
+    /// the next one the same again.
+    Finishing(Option<Box<ResultRow>>),
+    /// The result is there.
+    Ended(Box<ResultRow>),
+}
+
+/// Why a command did not get a row.
+#[derive(Debug, Clone)]
+pub(crate) enum Refusal {
+    /// The id was used before.
+    Exists(Arc<CommandRow>),
+    /// The sandbox is not running any more.
+    NoSandbox,
+    /// The store refused.
+    Store(Arc<DbError>),
+}
+
+pub(super) struct Reader {
+    pub(super) at: [u64; 2],
+    pub(super) moved: Instant,
+    pub(super) let_go: bool,
+}
+
+impl LogSink {
+    pub(super) fn new(phase: Phase, logs: [StreamLog; 2]) -> Self {
+        Self {
+            phase,
+            logs,
+            serial: 0,
+            ending: None,
+            readers: BTreeMap::new(),
+            reader_next: 0,
+            held_since: None,
+            watched: false,
+            struck: false,
+            writing: false,
+            waiting: false,
+            disk_refused: false,
+        }
+    }
+
+    /// The first offset of a stream that an attached reader still wants.
+    pub(super) fn floor(&self, log: usize) -> Option<u64> {
+        self.readers.values().filter(|reader| !reader.let_go).map(|reader| reader.at[log]).min()
+    }
+
+    /// The result, once callers may have it.
+    pub(super) fn result(&self) -> Option<&ResultRow> {
+        match &self.phase {
+            Phase::Ended(result) => Some(result),
+            Phase::Finishing(told) => told.as_deref(),
+            Phase::Intended | Phase::Refused(_) | Phase::Committed => None,
+        }
+    }
+
+    /// The end of a stream for readers: where it ended, if it has.
+    pub(super) fn end(&self, log: usize) -> u64 {
+        self.ending.as_ref().map_or(u64::MAX, |ending| ending.ends[log])
+    }
+
+    /// How much of each stream has come.
+    pub(super) fn lengths(&self) -> [u64; 2] {
+        [self.logs[0].received(), self.logs[1].received()]
+    }
+}
+
+impl Sink for LogSink {
+    fn receive(&mut self, handle: Handle, at: usize, offset: u64, bytes: &[u8]) -> Result<bool, Violation> {
+        if matches!(self.phase, Phase::Finishing(_) | Phase::Ended(_)) {
+            return Ok(false); // Said again on a new connection, while the result is being stored.
+        }
+        if offset + bytes.len() as u64 > self.end(at) {
+            return Err(Violation::AfterEnd { handle });
+        }
+        self.serial += 1;
+        let serial = self.serial;
+        self.logs[at].receive(offset, bytes, serial)
+    }
+
+    fn granted(&self, at: usize) -> u64 {
+        self.logs[at].granted()
+    }
+
+    fn is_over(&self) -> bool {
+        self.ending.is_some()
+    }
+
+    fn is_abandoned(&self) -> bool {
+        false // Its result is stored, whoever wants it.
+    }
+
+    fn is_untouched(&self) -> bool {
+        self.ending.is_none() && (0..STREAMS.len()).all(|log| self.logs[log].received() == 0)
+    }
+}
