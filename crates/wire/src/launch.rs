@@ -326,6 +326,11 @@ pub enum Answer {
     },
     /// To requests that have nothing to tell.
     Done,
+    /// To `Teardown`, in place of `Done`: egress holds sockets of the sandbox, and with them its network namespace.
+    Held {
+        /// How many.
+        sockets: u32,
+    },
     /// To `PrepareHostImage`.
     Prepared {
         /// Grows whenever the image is built anew.

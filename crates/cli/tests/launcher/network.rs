@@ -7,6 +7,7 @@ use std::process::{Command, Output};
 
 use runtime::ns::NsBackend;
 use runtime::ns::cgroup::Cgroups;
+use runtime::ns::network::held::Sockets;
 use runtime::{BackendError, Isolation, Network, Spec};
 use wire::SandboxId;
 use wire::launch::Processes;
@@ -253,15 +254,23 @@ print(os.fstat(fcntl.ioctl(link, 0x894C)).st_ino)
 ";
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_listener_that_is_held_keeps_the_namespace_and_a_teardown_without_one_does_not() {
+async fn a_listener_that_egress_holds_keeps_the_namespace_of_a_sandbox_that_is_gone_and_is_told_of() {
     let host = Host::new();
     let backend = host.start().await;
     let sandbox = made(&backend).await.sandbox;
     let namespace = std::fs::metadata(format!("/proc/{}/ns/net", host.init(sandbox))).expect("it is there");
     let number = std::os::unix::fs::MetadataExt::ino(&namespace);
     let listeners = backend.open_network(sandbox, &Routes::Listed(Vec::new())).await.expect("it opens");
+    // A process that plays egress, with the sandbox's listeners.
+    let held = listeners[0].1.try_clone().expect("a descriptor");
+    let mut egress = Command::new("sleep").arg("600").stdin(held).spawn().expect("it runs");
+    let groups = Cgroups::open(host.installation).expect("the groups are there");
+    groups.egress().expect("a group");
+    std::fs::write(egress_group(&host).join("cgroup.procs"), egress.id().to_string()).expect("it joins");
+    let sockets = Sockets::of(&groups, sandbox).expect("a list");
     backend.end_processes(sandbox, Processes::All).await.expect("they end");
     backend.teardown(sandbox).await.expect("it goes");
+    assert_eq!(sockets.held(&groups).expect("it can be looked at"), 1, "what egress holds is told");
     let (_, socket) = &listeners[0];
     let found = Command::new("/usr/bin/python3")
         .args(["-c", NAMESPACE_OF])
@@ -269,6 +278,9 @@ async fn a_listener_that_is_held_keeps_the_namespace_and_a_teardown_without_one_
         .output()
         .expect("python3 runs");
     assert_eq!(String::from_utf8_lossy(&found.stdout).trim(), number.to_string(), "a listener keeps it");
+    egress.kill().expect("it is ours");
+    egress.wait().expect("it ends");
+    assert_eq!(sockets.held(&groups).expect("it can be looked at"), 0);
     drop(listeners);
     backend.end().await.expect("the launcher ends");
 }

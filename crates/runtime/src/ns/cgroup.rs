@@ -303,6 +303,11 @@ impl Cgroups {
         open_dir(self.v2.as_fd(), EGRESS)
     }
 
+    /// The egress processes.
+    pub fn egress_processes(&self) -> io::Result<Vec<u32>> {
+        self.processes_in(EGRESS)
+    }
+
     /// Ends the egress process and removes its group. Harmless when there is none.
     pub fn end_egress(&self) -> io::Result<()> {
         end_group(self.v2.as_fd(), EGRESS)

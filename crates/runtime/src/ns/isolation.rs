@@ -86,7 +86,14 @@ impl Isolation for NsBackend {
         self.spares().forget(sandbox);
         self.greeted().remove(&sandbox);
         self.0.oom_kills.forget(sandbox);
-        self.ask("remove a sandbox", Ask::Teardown { sandbox }, TEARDOWN_DEADLINE).await?;
+        let answer = self.ask("remove a sandbox", Ask::Teardown { sandbox }, TEARDOWN_DEADLINE).await?;
+        if let Answer::Held { sockets } = answer {
+            tracing::warn!(
+                %sandbox,
+                sockets,
+                "egress holds sockets of a sandbox that is gone; its network namespace lives until they are closed"
+            );
+        }
         self.put_range_back(sandbox);
         Ok(())
     }

@@ -15,6 +15,7 @@ use wire::{Digest, SandboxId, VolumeId};
 use super::{Launcher, Parts, failure, refused};
 use crate::backend::DiskUsage;
 use crate::ns::enter::{self, EnterError, Materials};
+use crate::ns::network::held::Sockets;
 use crate::ns::plan::{self, Tree};
 use crate::ns::slots::{self, Slot};
 use crate::storage::generations::PrepareError;
@@ -237,10 +238,23 @@ impl Launcher {
     }
 
     fn teardown(&self, sandbox: SandboxId) -> Result<Answer, Failure> {
+        // Only to be told of: a teardown does not fail for it.
+        let sockets = Sockets::of(&self.cgroups, sandbox).unwrap_or_else(|error| {
+            tracing::warn!(%sandbox, %error, "cannot list the sandbox's sockets");
+            Sockets::default()
+        });
         // Try both, so that one failure does not leave the other part behind.
         let groups = self.cgroups.remove(sandbox).map_err(refused("end the sandbox's processes"));
         let files = self.places.remove_sandbox(sandbox).map_err(refused("remove the sandbox's files"));
-        groups.and(files).map(|()| Answer::Done)
+        groups.and(files)?;
+        match sockets.held(&self.cgroups) {
+            Ok(0) => Ok(Answer::Done),
+            Ok(sockets) => Ok(Answer::Held { sockets }),
+            Err(error) => {
+                tracing::warn!(%sandbox, %error, "cannot look at what egress holds");
+                Ok(Answer::Done)
+            }
+        }
     }
 
     fn inventory(&self, after: Option<SandboxId>) -> Result<Answer, Failure> {

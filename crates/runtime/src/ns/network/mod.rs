@@ -11,6 +11,7 @@
 //! Egress needs no right for any of this. The guest owns nothing of it and cannot change it.
 
 pub mod attempts;
+pub mod held;
 mod init;
 mod listeners;
 mod message;

@@ -123,7 +123,7 @@ fn holders(
 }
 
 /// From the target of a link in `/proc/<pid>/fd`.
-fn socket_inode(target: &str) -> Option<u64> {
+pub(super) fn socket_inode(target: &str) -> Option<u64> {
     target.strip_prefix("socket:[")?.strip_suffix(']')?.parse().ok()
 }
 
