@@ -469,6 +469,25 @@ fn a_thousand_routes_are_set_and_replaced() {
     });
 }
 
+#[test]
+fn where_ipv6_is_switched_off_there_is_ipv4_only() {
+    in_namespace(|| {
+        std::fs::write("/proc/sys/net/ipv6/conf/all/disable_ipv6", "1").expect("a setting");
+        let held = Held::open(&open_but(&[("fc00::/7", HoleAnswer::Unreachable)]));
+        let opened: Vec<Listener> = held.0.iter().map(|(listener, _)| *listener).collect();
+        assert_eq!(opened, [Listener::TcpV4, Listener::DnsV4, Listener::AnyDnsV4]);
+        connect("8.8.8.8:443").expect("it is open");
+        held.tcp(Listener::TcpV4).accept().expect("it arrives");
+        assert_ne!(errno(connect("[2600::1]:443")), 0);
+        assert!(
+            network::probe(network::Parts::Ipv6).is_err() && network::probe(network::Parts::Rules).is_ok()
+        );
+        drop(held);
+        network::close().expect("it closes");
+        assert_eq!(errno(connect("8.8.8.8:443")), libc::ENETUNREACH);
+    });
+}
+
 /// Prints what a network costs. Run it with `--ignored --nocapture` on a quiet machine.
 #[test]
 #[ignore = "a measurement"]
