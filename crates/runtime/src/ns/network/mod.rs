@@ -4,9 +4,9 @@
 //! sandbox without a policy has no route, so connect(2) fails at once, and that costs nothing. When a policy opens something, a
 //! walker enters the namespace and does the following, by hand-made netlink messages:
 //!
-//! 1. rules ([`rules`]): one nf_tables batch, which is also where a kernel that lacks something says so;
-//! 2. addresses and routes ([`routes`]): what has a route is delivered to this very namespace;
-//! 3. listeners ([`listeners`]): handed to the daemon, which hands them to egress.
+//! 1. `rules`: one nf_tables batch, which is also where a kernel that lacks something says so;
+//! 2. `routes`, and the addresses that they need: what has a route is delivered to this very namespace;
+//! 3. `listeners`: handed to the daemon, which hands them to egress.
 //!
 //! Egress needs no right for any of this. The guest owns nothing of it and cannot change it.
 
