@@ -535,3 +535,17 @@ pub fn from_packet<T: DeserializeOwned>(packet: &[u8]) -> Option<T> {
         Ok(_) | Err(_) => None,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::network::{Hole, HoleAnswer, Prefix, ROUTES_MAX};
+
+    #[test]
+    fn the_most_routes_fit_into_a_packet() {
+        let prefix = Prefix { address: std::net::Ipv6Addr::from(u128::MAX).into(), bits: 128 };
+        let routes = Routes::Open(vec![Hole { prefix, answer: HoleAnswer::Prohibited }; ROUTES_MAX]);
+        let ask = Ask::OpenNetwork { sandbox: SandboxId::from_random(u128::MAX), routes };
+        assert!(to_packet(&Request { serial: u64::MAX, ask }).len() <= PACKET_MAX);
+    }
+}
