@@ -307,7 +307,7 @@ fn bad_templates_are_refused_and_leave_nothing() {
         (json!({"name": "t", "memory": "512"}), "left out"),
         (json!({"name": "t", "cwd": "here"}), "absolute"),
         (json!({"name": "t", "user": ""}), "user"),
-        (json!({"name": "t", "command": [""]}), "no program"),
+        (json!({"name": "t", "command": [""]}), "begin with a program"),
         (json!({"name": "t", "env": {"A=B": "x"}}), "env"),
         (json!({"name": "t", "image": "UPPER//case"}), "image"),
         (json!({"name": ""}), "empty"),
@@ -316,7 +316,7 @@ fn bad_templates_are_refused_and_leave_nothing() {
         (json!({"name": "t", "mounts": [{"volume": "v", "path": "data"}]}), "absolute"),
         (
             json!({"name": "t", "mounts": [{"volume": "v", "path": "/a"}, {"volume": "w", "path": "/a/"}]}),
-            "two mounts",
+            "got `/a` twice",
         ),
         (json!({"name": "t", "typo": 1}), "typo"),
         (json!({"image": "host"}), "name"),

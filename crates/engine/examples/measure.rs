@@ -7,11 +7,10 @@ use std::time::{Duration, Instant};
 
 use runtime::fake::FakeHost;
 use shoal_engine::{
-    Capacity, CommandSpec, Engine, EngineConfig, Key, KeyLimits, Offsets, OutputEvent, Owner, SandboxSpec,
-    Wait,
+    Capacity, CommandSpec, Engine, EngineConfig, Key, KeyLimits, Offsets, OutputEvent, Owner, Program,
+    SandboxSpec, Wait,
 };
 use wire::SandboxId;
-use wire::guest::Program;
 
 #[tokio::main]
 async fn main() {
@@ -122,7 +121,7 @@ async fn main() {
 }
 
 async fn run(engine: &Engine, owner: &Owner, id: SandboxId, script: &str) -> shoal_engine::CommandRef {
-    let spec = CommandSpec::new(Program::Shell { script: script.into() });
+    let spec = CommandSpec::new(Program::script(script).expect("a script"));
     engine.run(owner, id, spec).await.expect("it starts")
 }
 

@@ -78,8 +78,6 @@ pub const PAGE_MAX: u32 = 1000;
 pub const COMMAND_BYTES_MAX: usize = 20 * 1024 * 1024;
 /// A sandbox's environment: it is added to every command's.
 pub const SANDBOX_ENV_BYTES_MAX: usize = 256 * 1024;
-/// In bytes.
-pub const IDEMPOTENCY_KEY_MAX: usize = 255;
 /// Sandboxes that are connected to at the same time after a restart.
 const ADOPTIONS_MAX: usize = 64;
 
@@ -135,8 +133,8 @@ impl Engine {
         clock: Arc<dyn Clock>,
     ) -> Result<Self, EngineError> {
         if config.output_kept_max < command::log::KEPT_MIN {
-            let why = format!("at least {} bytes of each stream are kept", command::log::KEPT_MIN);
-            return Err(EngineError::Invalid { what: "output_kept_max", why });
+            let (least, given) = (command::log::KEPT_MIN, config.output_kept_max);
+            return Err(Field::OutputKeptMax.must(format!("be at least {least} bytes, got {given}")));
         }
         let runtime = tokio::runtime::Handle::current();
         let path = config.data_dir.join(DATABASE);

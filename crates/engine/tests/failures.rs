@@ -255,7 +255,7 @@ async fn fifty_creates_at_once_never_exceed_a_limit() {
     for create in small {
         match create.await.expect("no panic") {
             Ok(sandbox) => made.push(sandbox.id),
-            Err(EngineError::Quota { what: "sandboxes", limit: 7 }) => {}
+            Err(EngineError::Quota { resource: Resource::Sandboxes, limit: 7 }) => {}
             Err(error) => panic!("{error:?}"),
         }
     }
@@ -289,7 +289,7 @@ async fn limits_of_cpu_and_memory_hold_over_a_restart() {
     let error = world.engine.create(&key, spec(Some(1001), None), Wait::Ready).await.expect_err("too much");
     assert!(matches!(error, EngineError::Quota { limit: 1500, .. }), "{error:?}");
     let error = world.engine.create(&key, spec(Some(100), Some(5 << 30)), Wait::Ready).await;
-    assert!(matches!(error, Err(EngineError::Quota { what: "bytes of memory", .. })), "{error:?}");
+    assert!(matches!(error, Err(EngineError::Quota { resource: Resource::Memory, .. })), "{error:?}");
     world.engine.create(&key, spec(Some(1000), None), Wait::Ready).await.expect("it fits");
     for bad in [spec(Some(1), None), spec(None, Some(1000)), spec(None, Some(u64::MAX))] {
         let error = world.engine.create(&key, bad, Wait::Ready).await.expect_err("not valid");
@@ -379,8 +379,7 @@ async fn renames_at_once_end_with_the_name_that_the_row_has() {
 #[tokio::test(flavor = "multi_thread")]
 async fn asking_twice_with_one_idempotency_key_makes_one_sandbox() {
     let world = World::new().await;
-    let spec =
-        |cpu| SandboxSpec { idempotency_key: Some("once".into()), cpu_millis: cpu, ..SandboxSpec::default() };
+    let spec = |cpu| SandboxSpec { idempotency_key: Some(once()), cpu_millis: cpu, ..SandboxSpec::default() };
     let (engine, key) = (&world.engine, key());
     let (first, second) = tokio::join!(
         engine.create(&key, spec(None), Wait::Ready),

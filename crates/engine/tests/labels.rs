@@ -158,13 +158,13 @@ async fn the_oldest_that_has_all_labels_is_found() {
     assert_eq!(made.labels, labels(&[("app", "new"), ("colour", "red")]), "what it is found by wins");
     let nothing =
         world.engine.get_or_create(&key(), Labels::default(), SandboxSpec::default(), Wait::Ready).await;
-    assert!(matches!(nothing, Err(EngineError::Invalid { what: "match_labels", .. })));
+    assert!(matches!(nothing, Err(EngineError::Invalid { field: Field::MatchLabels, .. })));
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_request_that_is_repeated_is_told_the_same() {
     let world = World::new().await;
-    let spec = SandboxSpec { idempotency_key: Some("once".into()), ..SandboxSpec::default() };
+    let spec = SandboxSpec { idempotency_key: Some(once()), ..SandboxSpec::default() };
     let ask = async || {
         let find = labels(&[("thread", "1")]);
         world.engine.get_or_create(&key(), find, spec.clone(), Wait::Ready).await.expect("an answer")

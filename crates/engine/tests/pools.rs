@@ -39,7 +39,7 @@ async fn full(world: &World, text: &str) -> PoolInfo {
 }
 
 fn of_template() -> SandboxSpec {
-    SandboxSpec { template: "t".into(), ..SandboxSpec::default() }
+    SandboxSpec { template: TemplateName::parse("t").expect("a name"), ..SandboxSpec::default() }
 }
 
 fn ids(info: &PoolInfo) -> BTreeSet<SandboxId> {
@@ -66,9 +66,9 @@ async fn a_create_claims_what_stands_ready_and_says_so() {
     let labels = Labels::new(BTreeMap::from([("k".into(), "v".into())])).expect("labels");
     let spec = SandboxSpec {
         name: Some(SandboxName::parse("mine").expect("a name")),
-        env: BTreeMap::from([("GREETING".into(), "hello".into())]),
+        env: SandboxEnv::new(BTreeMap::from([("GREETING".into(), "hello".into())])).expect("an environment"),
         labels: labels.clone(),
-        idempotency_key: Some("once".into()),
+        idempotency_key: Some(once()),
         ..of_template()
     };
     let sandbox = world.engine.create(&key(), spec.clone(), Wait::Ready).await.expect("it is claimed");
@@ -77,7 +77,7 @@ async fn a_create_claims_what_stands_ready_and_says_so() {
     assert_eq!(world.host.starts(sandbox.id, REHEARSAL), 1, "it has run something before");
     assert_eq!(sandbox.claimed_from.as_deref(), Some("p"));
     assert_eq!((sandbox.name.as_str(), sandbox.state), ("mine", State::Running));
-    assert_eq!((&sandbox.env, &sandbox.labels), (&spec.env, &labels));
+    assert_eq!((&sandbox.env, &sandbox.labels), (spec.env.pairs(), &labels));
     assert!(sandbox.created_at >= before.members[0].created_at);
     let again = world.engine.create(&key(), spec, Wait::Ready).await.expect("it is found");
     assert_eq!(again.id, sandbox.id);
@@ -144,6 +144,41 @@ async fn many_claimers_get_one_each_and_those_who_find_none_get_a_new_one() {
     full(&world, "p").await;
 }
 
+/// Requests that mean one sandbox find the claim of the first of them, also before its row is written.
+#[tokio::test(flavor = "multi_thread")]
+async fn many_who_mean_the_same_sandbox_claim_one() {
+    const ASKING: usize = 24;
+    let world = with_pool(4).await;
+    let waiting = ids(&full(&world, "p").await);
+    let thread = Labels::new([("thread".to_owned(), "7".to_owned())].into()).expect("labels");
+    let mut asking = tokio::task::JoinSet::new();
+    for number in 0..ASKING {
+        let (engine, thread) = (world.engine.clone(), thread.clone());
+        asking.spawn(async move {
+            if number % 2 == 0 {
+                let (found, _) =
+                    engine.get_or_create(&key(), thread, of_template(), Wait::Ready).await.expect("one");
+                ("labels", found)
+            } else {
+                let spec = SandboxSpec { idempotency_key: Some(once()), ..of_template() };
+                ("key", engine.create(&key(), spec, Wait::Ready).await.expect("one"))
+            }
+        });
+    }
+    let mut got: BTreeSet<(&str, SandboxId)> = BTreeSet::new();
+    while let Some(answer) = asking.join_next().await {
+        let (how, sandbox) = answer.expect("no panic");
+        assert!(waiting.contains(&sandbox.id), "it was claimed");
+        assert_eq!(sandbox.claimed_from.as_deref(), Some("p"));
+        got.insert((how, sandbox.id));
+    }
+    assert_eq!(got.len(), 2, "one for the labels and one for the key: {got:?}");
+    assert_eq!(listed(&world).await.len(), 2);
+    let reused = SandboxSpec { idempotency_key: Some(once()), ..SandboxSpec::default() };
+    let refused = world.engine.create(&key(), reused, Wait::Ready).await;
+    assert!(matches!(refused, Err(EngineError::IdempotencyKeyReused)), "{refused:?}");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_crash_in_the_middle_of_claims_loses_and_doubles_none() {
     let mut world = with_pool(8).await;
@@ -204,7 +239,8 @@ async fn a_pool_is_scaled_renamed_and_deleted() {
     .await;
     world.engine.update_pool(&key(), "q", update(None, Some(0))).await.expect("it is changed");
     eventually("none is left", async || world.host.leftovers().is_empty()).await;
-    let from_pool = SandboxSpec { pool: Some("q".into()), ..SandboxSpec::default() };
+    let from_pool =
+        SandboxSpec { pool: Some(PoolName::parse("q").expect("a name")), ..SandboxSpec::default() };
     let made = world.engine.create(&key(), from_pool.clone(), Wait::Ready).await.expect("one is made");
     assert_eq!((made.template.as_str(), made.claimed_from), ("t", None));
     let world = world.crash().await;
@@ -233,7 +269,7 @@ async fn what_makes_no_sense_is_refused() {
     assert!(matches!(create("x", "no such", 1).await, Err(EngineError::TemplateNotFound { .. })));
     assert!(matches!(create("p", "t", 1).await, Err(EngineError::PoolNameTaken { .. })));
     let million = create("x", "t", 1_000_000).await;
-    assert!(matches!(million, Err(EngineError::Invalid { what: "replicas", .. })), "{million:?}");
+    assert!(matches!(million, Err(EngineError::Invalid { field: Field::Replicas, .. })), "{million:?}");
     assert!(create("x", "t", REPLICAS_MAX + 1).await.is_err());
     create("x", "default", 0).await.expect("the built-in template will do");
     let rename = PoolUpdate { name: Some(name("p")), ..PoolUpdate::default() };
@@ -244,9 +280,13 @@ async fn what_makes_no_sense_is_refused() {
     }
     let held = world.engine.delete_template(&owner(), "t").await;
     assert!(matches!(held, Err(EngineError::TemplateInUse { pools: 1, sandboxes: 0, .. })), "{held:?}");
-    let odd = SandboxSpec { pool: Some("p".into()), image: Some("host".into()), ..SandboxSpec::default() };
+    let odd = SandboxSpec {
+        pool: Some(PoolName::parse("p").expect("a name")),
+        image: Some("host".into()),
+        ..SandboxSpec::default()
+    };
     let odd = world.engine.create(&key(), odd, Wait::Ready).await;
-    assert!(matches!(odd, Err(EngineError::Invalid { what: "pool", .. })), "{odd:?}");
+    assert!(matches!(odd, Err(EngineError::Invalid { field: Field::Pool, .. })), "{odd:?}");
     let stranger = Owner::parse("stranger").expect("an owner");
     assert!(world.engine.pool(&stranger, "p").is_err());
     assert!(world.engine.pools(&stranger).is_empty());
@@ -311,7 +351,10 @@ async fn what_breaks_while_it_waits_is_replaced() {
 async fn an_update_of_the_template_rolls_the_pool_over() {
     let world = with_pool(3).await;
     let before = ids(&full(&world, "p").await);
-    let update = TemplateUpdate { cwd: Some(Some("/srv".into())), ..TemplateUpdate::default() };
+    let update = TemplateUpdate {
+        cwd: Some(Some(GuestPath::parse("/srv").expect("a path"))),
+        ..TemplateUpdate::default()
+    };
     world.engine.update_template(&owner(), "t", update).await.expect("it is changed");
     // Never an older one, from the first moment on.
     let sandbox = world.engine.create(&key(), of_template(), Wait::Ready).await.expect("an answer");
@@ -328,7 +371,7 @@ async fn an_update_of_the_template_rolls_the_pool_over() {
     .await;
     let rename = TemplateUpdate { name: TemplateName::parse("u").ok(), ..TemplateUpdate::default() };
     world.engine.update_template(&owner(), "t", rename).await.expect("it is renamed");
-    let spec = SandboxSpec { template: "u".into(), ..SandboxSpec::default() };
+    let spec = SandboxSpec { template: TemplateName::parse("u").expect("a name"), ..SandboxSpec::default() };
     let sandbox = world.engine.create(&key(), spec, Wait::Ready).await.expect("an answer");
     assert_eq!(sandbox.claimed_from.as_deref(), Some("p"), "a name is not part of a template");
 }

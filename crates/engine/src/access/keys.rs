@@ -11,7 +11,7 @@ use sha2::{Digest as _, Sha256};
 use subtle::ConstantTimeEq;
 use tokio::sync::watch;
 
-use crate::error::EngineError;
+use crate::error::{EngineError, Field};
 use crate::model::Key;
 use crate::model::random::{random, random_u64};
 
@@ -63,20 +63,20 @@ impl KeySecret {
         let lower = text.to_ascii_lowercase();
         let mut seen = [false; 256];
         text.bytes().for_each(|byte| seen[usize::from(byte)] = true);
-        let why = if text.len() < LENGTH_MIN {
-            format!("it is shorter than {LENGTH_MIN} characters")
+        let rule = if text.len() < LENGTH_MIN {
+            format!("have at least {LENGTH_MIN} characters, got {}", text.len())
         } else if text.len() > LENGTH_MAX {
-            format!("it is longer than {LENGTH_MAX} characters")
+            format!("have at most {LENGTH_MAX} characters, got {}", text.len())
         } else if !text.bytes().all(|b| b.is_ascii_graphic()) {
-            "it contains something other than visible ASCII characters".to_owned()
+            "contain nothing but visible ASCII characters".to_owned()
         } else if seen.iter().filter(|seen| **seen).count() < DISTINCT_MIN {
-            "it repeats the same few characters".to_owned()
+            format!("have at least {DISTINCT_MIN} different characters")
         } else if let Some(known) = PLACEHOLDERS.iter().find(|known| lower.contains(*known)) {
-            format!("it contains the placeholder `{known}`")
+            format!("not contain the placeholder `{known}`")
         } else {
             return Ok(Self(text.into()));
         };
-        Err(EngineError::Invalid { what: "api key", why })
+        Err(Field::ApiKey.must(rule))
     }
 
     /// The secret itself, to be shown once or written to its file.

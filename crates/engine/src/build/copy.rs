@@ -7,13 +7,12 @@ use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
+use crate::model::Program as Run;
 use archive::{Entry, EntryKind};
 use image::dockerfile::{self, DockerfileError};
 use image::hash::Hasher;
 use serde_json::json;
-use wire::SandboxId;
 use wire::files::{FileKind, Links};
-use wire::guest::Program as Run;
 
 use super::builder::{Builder, Built, How};
 use super::context::{Context, ContextEntry, PIECE};
@@ -21,9 +20,10 @@ use super::key::hash_part;
 use super::rootfs::Rootfs;
 use super::sandbox::{Broken, end_archive, ended};
 use super::steps::Work;
-use crate::error::{BuildError, chain};
+use crate::error::{BuildError, Field, chain};
 use crate::files::{Files, Unpacking};
-use crate::model::{CommandSpec, Outcome};
+use crate::model::{CommandSpec, GuestPath, GuestUser, Outcome};
+use crate::sandbox::live::LiveSandbox;
 
 /// What a `COPY` or `ADD` asks for, with its variables expanded.
 pub(super) struct Copy {
@@ -128,16 +128,16 @@ impl Builder {
         let sandbox = self.create_sandbox(number).await.map_err(|broken| failed(broken.0))?;
         let mut parts = Vec::new();
         for source in &wish.sources {
-            parts.push(self.pack(sandbox, source).await.map_err(|broken| failed(broken.0))?);
+            parts.push(self.pack(&sandbox, source).await.map_err(|broken| failed(broken.0))?);
         }
-        self.delete_sandbox(sandbox).await.map_err(|broken| failed(broken.0))?;
+        self.delete_sandbox(&sandbox).await.map_err(|broken| failed(broken.0))?;
         Ok(parts)
     }
 
     /// Packs a file or directory of a sandbox into an archive of its own.
-    async fn pack(&self, sandbox: SandboxId, path: &str) -> Result<Part, Broken> {
+    async fn pack(&self, sandbox: &Arc<LiveSandbox>, path: &str) -> Result<Part, Broken> {
         let path = if path.starts_with('/') { path.to_owned() } else { format!("/{path}") };
-        let files = self.engine.files(&self.key.owner, sandbox, None)?;
+        let files = Files::new(Arc::clone(&sandbox.transfers), None);
         let stat = files.stat(path.as_bytes(), Links::Follow).await?;
         let is_directory = stat.kind == FileKind::Directory;
         let (upload, room) = self.engine.upload()?;
@@ -167,7 +167,7 @@ impl Builder {
         let target = work.resolve(&wish.target);
         let names_directory = wish.target.ends_with('/') || wish.target == "." || parts.len() > 1;
         self.layer(work, wish.line, "COPY", &[&key, &wish.key()], async |builder, sandbox| {
-            let files = builder.engine.files(&builder.key.owner, sandbox, None)?;
+            let files = Files::new(Arc::clone(&sandbox.transfers), None);
             let mut made = Vec::new();
             for part in &parts {
                 let destination = if part.is_directory {
@@ -218,16 +218,17 @@ impl Builder {
     /// Gives files to a user of the sandbox, by the `chown` of its image.
     async fn change_owner(
         &self,
-        sandbox: SandboxId,
+        sandbox: &Arc<LiveSandbox>,
         owner: &str,
         mut paths: Vec<String>,
     ) -> Result<(), Broken> {
         let mut argv: Vec<String> = ["chown", "-R", "-h", owner, "--"].map(Into::into).to_vec();
         argv.append(&mut paths);
+        let program = Run::argv(argv).map_err(|must| must.of(Field::Argv))?;
         let spec = CommandSpec {
-            user: Some("root".into()),
-            cwd: Some("/".into()),
-            ..CommandSpec::new(Run::Argv(argv))
+            user: Some(GuestUser::kept("root".into())),
+            cwd: Some(GuestPath::kept("/".into())),
+            ..CommandSpec::new(program)
         };
         match self.command(sandbox, spec).await? {
             Outcome::Exited(0) => Ok(()),

@@ -1,21 +1,22 @@
 //! `RUN`: a command in the sandbox of a step, with the secrets that it names.
 
+use std::sync::Arc;
 use std::time::Duration;
 
+use crate::model::Program as Run;
 use archive::{Entry, EntryKind};
 use bytes::Bytes;
 use image::dockerfile::{Program, Secret};
 use serde_json::json;
-use wire::SandboxId;
 use wire::files::{Condition, FileErrorKind, Links, WriteOptions};
-use wire::guest::Program as Run;
 
 use super::builder::{Builder, Built, How};
 use super::sandbox::{Broken, STEP_SECONDS, end_archive, ended};
 use super::steps::Work;
-use crate::error::{BuildError, EngineError};
+use crate::error::{BuildError, EngineError, Field, Must};
 use crate::files::Files;
-use crate::model::{CommandSpec, Outcome};
+use crate::model::{CommandEnv, CommandSpec, GuestPath, Outcome};
+use crate::sandbox::live::LiveSandbox;
 
 /// A memory file system that every sandbox has.
 const MEMORY: &str = "/dev/shm";
@@ -42,11 +43,13 @@ impl Builder {
         let key = json!([argv, work.arguments, places]).to_string();
         let mut parts = vec![key.as_bytes()];
         parts.append(&mut self.secret_parts(secrets));
+        let wrong = |must: Must, field: Field| BuildError::Step { line, why: must.of(field).to_string() };
+        let program = Run::argv(argv).map_err(|must| wrong(must, Field::Argv))?;
         let spec = CommandSpec {
-            env: work.arguments.clone(),
-            cwd: Some(work.cwd()),
+            env: CommandEnv::new(work.arguments.clone()).map_err(|must| wrong(must, Field::Env))?,
+            cwd: Some(GuestPath::parse(work.cwd()).map_err(|must| wrong(must, Field::Cwd))?),
             timeout: Some(Duration::from_secs(STEP_SECONDS)),
-            ..CommandSpec::new(Run::Argv(argv))
+            ..CommandSpec::new(program)
         };
         self.layer(work, line, "RUN", &parts, async |builder, sandbox| {
             let placed = builder.place_secrets(sandbox, secrets).await?;
@@ -75,8 +78,12 @@ impl Builder {
     }
 
     /// Puts the given ones of a step's secrets where the step wants them. Returns the paths to remove after the step.
-    async fn place_secrets(&self, sandbox: SandboxId, secrets: &[Secret]) -> Result<Vec<String>, Broken> {
-        let files = self.engine.files(&self.key.owner, sandbox, None)?;
+    async fn place_secrets(
+        &self,
+        sandbox: &Arc<LiveSandbox>,
+        secrets: &[Secret],
+    ) -> Result<Vec<String>, Broken> {
+        let files = Files::new(Arc::clone(&sandbox.transfers), None);
         let given = secrets.iter().filter_map(|secret| Some((secret, self.secrets.get(&secret.id)?)));
         let mut placed = Vec::new();
         for (number, (secret, value)) in given.enumerate() {
@@ -91,8 +98,8 @@ impl Builder {
     }
 
     /// Removes what [`Builder::place_secrets`] has made, if the step has not done so.
-    async fn remove_secrets(&self, sandbox: SandboxId, placed: &[String]) -> Result<(), Broken> {
-        let files = self.engine.files(&self.key.owner, sandbox, None)?;
+    async fn remove_secrets(&self, sandbox: &Arc<LiveSandbox>, placed: &[String]) -> Result<(), Broken> {
+        let files = Files::new(Arc::clone(&sandbox.transfers), None);
         for path in placed {
             match files.remove(path.as_bytes(), true, Condition::None).await {
                 Ok(()) => {}

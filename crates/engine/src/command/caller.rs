@@ -11,7 +11,7 @@ use wire::guest::{TerminalSize, ToInit};
 use super::sink::State;
 use super::{ANSWER_SECONDS, LiveCommand, Output, STDIN_SECONDS};
 use crate::command::log::{Next, ReadPlan};
-use crate::error::EngineError;
+use crate::error::{EngineError, Field};
 use crate::guest::{Carrier, STREAMS, Unsaid, Use};
 use crate::model::{Command, Gathered, Offsets, Signal, Span};
 
@@ -132,8 +132,8 @@ impl CommandRef {
         let accepted = state.stdin.accepted();
         if let Some(from) = at.take() {
             if from > accepted {
-                let why = format!("it is {from}, but only {accepted} bytes have come");
-                return ControlFlow::Break(Some(Err(EngineError::Invalid { what: "stdin offset", why })));
+                let rule = format!("be at most {accepted}, the bytes that have come, got {from}");
+                return ControlFlow::Break(Some(Err(Field::StdinOffset.must(rule))));
             }
             // What came before is not written twice.
             let again = usize::try_from(accepted - from).unwrap_or(usize::MAX).min(rest.len());

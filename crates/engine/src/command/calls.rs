@@ -3,15 +3,14 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use wire::guest::Handle;
+use wire::guest::{Handle, Start};
 use wire::{CommandId, SandboxId};
 
 use crate::command::digest::request_digest;
 use crate::command::registry::{Intent, Wish};
-use crate::command::start::start_of;
 use crate::command::{Commands, LiveCommand, Refusal};
 use crate::db::CommandRow;
-use crate::model::check::page_limit;
+use crate::model::check::{bad_cursor, page_limit};
 use crate::model::random::random_u128;
 use crate::observe::clock::now;
 use crate::observe::metrics::{Verb, Verdict};
@@ -29,28 +28,32 @@ impl Engine {
         spec: CommandSpec,
     ) -> Result<CommandRef, EngineError> {
         let began = Instant::now();
-        let result = self.run_unmeasured(owner, id, spec).await;
+        let result = match self.live(owner, id) {
+            Ok(live) => self.run_in(&live.commands, spec, |spec, id| live.start_of(spec, id)).await,
+            Err(error) => Err(error),
+        };
         self.shared().metrics.operation(Verb::Run, Verdict::of(&result), began.elapsed());
         result
     }
 
-    async fn run_unmeasured(
+    /// As [`Self::run`], in a sandbox that may be hidden. `start_of` adds to a spec what the sandbox knows.
+    pub(crate) async fn run_in(
         &self,
-        owner: &Owner,
-        id: SandboxId,
+        commands: &Arc<Commands>,
         spec: CommandSpec,
+        start_of: impl FnOnce(CommandSpec, &CommandId) -> Result<Start, EngineError>,
     ) -> Result<CommandRef, EngineError> {
-        let live = self.live(owner, id)?;
-        let _using = live.guest.begin_use()?;
+        let id = commands.guest.id;
+        let _using = commands.guest.begin_use()?;
         let named = spec.id.is_some();
         let command_id = spec.id.clone().unwrap_or_else(|| CommandId::from_random(random_u128()));
         let attendance = spec.attendance;
-        let start = live.with_surroundings(|around| start_of(around, spec, &command_id))?;
+        let start = start_of(spec, &command_id)?;
         let request_digest = request_digest(&start);
         // Before init hears of it, so that no kill of its own is among them.
-        let oom_kills_before = live.guest.oom_kills().await;
+        let oom_kills_before = commands.guest.oom_kills().await;
         let wish = Wish { id: command_id, start, request_digest, oom_kills_before, attendance };
-        let intent = live.commands.intend(wish)?;
+        let intent = commands.intend(wish)?;
         let hub = match intent {
             Intent::New(hub) => {
                 hub.commit_intent();
@@ -61,8 +64,8 @@ impl Engine {
         let metrics = &self.shared().metrics;
         let hub = match crate::observe::timing::ROW.watch(metrics, id, hub.committed()).await {
             Ok(()) => hub,
-            Err(Refusal::Exists(row)) => self.found(&live.commands, CommandRow::clone(&row)).await?,
-            Err(Refusal::NoSandbox) => return Err(live.wrong_state()),
+            Err(Refusal::Exists(row)) => self.found(commands, CommandRow::clone(&row)).await?,
+            Err(Refusal::NoSandbox) => return Err(commands.guest.wrong_state()),
             Err(Refusal::Store(source)) => {
                 let source = DbError::Shared { source };
                 return Err(EngineError::Store { doing: "write the command's row", source });
@@ -133,7 +136,7 @@ impl Engine {
     ) -> Result<Page<Command>, EngineError> {
         let live = self.live(owner, id)?;
         let limit = page_limit(query.limit)?;
-        let bad = |_| EngineError::Invalid { what: "cursor", why: "it did not come from a page".into() };
+        let bad = |_| bad_cursor();
         let after = query.cursor.map(|cursor| cursor.parse().map(Handle)).transpose().map_err(bad)?;
         let mut rows = self.shared().db.commands(live.id, after, limit + 1).await?;
         let more = rows.len() > limit;

@@ -5,12 +5,11 @@ use std::time::Duration;
 
 use ::image::ImageConfig;
 use wire::CommandId;
-use wire::guest::{Cwd, Handle, Program, Start};
+use wire::guest::{self, Cwd, Handle, Start};
 
-use crate::model::check::{check_env, check_user};
 use crate::model::defaults::{ENV, WORKSPACE};
 use crate::model::template::TemplateSpec;
-use crate::{COMMAND_BYTES_MAX, CommandSpec, EngineError};
+use crate::{Argv, COMMAND_BYTES_MAX, CommandEnv, CommandSpec, EngineError, Field, Program};
 
 /// Between SIGTERM and the end of a command's whole tree, when a timeout strikes: time to flush a file.
 const GRACE: Duration = Duration::from_secs(2);
@@ -27,8 +26,8 @@ pub(crate) struct Surroundings<'a> {
 impl Surroundings<'_> {
     /// The template's, or the image's unless that is the root, or [`WORKSPACE`].
     pub fn working_directory(&self) -> String {
-        let template = self.template.and_then(|template| template.cwd.clone());
-        template.unwrap_or_else(|| {
+        let template = self.template.and_then(|template| template.cwd.as_ref());
+        template.map(|path| path.as_str().to_owned()).unwrap_or_else(|| {
             let own = self.image.and_then(|image| image.working_directory.as_deref());
             own.filter(|path| *path != "/").unwrap_or(WORKSPACE).to_owned()
         })
@@ -41,21 +40,19 @@ pub(crate) fn start_of(
     spec: CommandSpec,
     id: &CommandId,
 ) -> Result<Start, EngineError> {
-    check_env(&spec.env, COMMAND_BYTES_MAX)?;
-    check_user(spec.user.as_deref())?;
     let Surroundings { template, image, env } = around;
+    let user = spec.user.as_ref().or_else(|| template.and_then(|template| template.user.as_ref()));
     let start = Start {
         handle: Handle(0),
         id: id.to_string(),
         program: program(spec.program, template, image)?,
         env: environment(template, image, spec.terminal.is_some(), env, spec.env),
         cwd: match spec.cwd {
-            Some(path) => Cwd::Named(checked_cwd(path)?),
+            Some(path) => Cwd::Named(path.into_string()),
             None => Cwd::Default(around.working_directory()),
         },
-        user: spec
-            .user
-            .or_else(|| template.and_then(|template| template.user.clone()))
+        user: user
+            .map(|user| user.as_str().to_owned())
             .or_else(|| image.and_then(|image| image.user.clone())),
         stdin: spec.stdin,
         terminal: spec.terminal,
@@ -65,45 +62,30 @@ pub(crate) fn start_of(
     };
     match start_size(&start) {
         size if size > COMMAND_BYTES_MAX => {
-            let why = format!("it has {size} bytes with its environment, the limit is {COMMAND_BYTES_MAX}");
-            Err(EngineError::Invalid { what: "command", why })
+            let rule = format!("have at most {COMMAND_BYTES_MAX} bytes with its environment, got {size}");
+            Err(Field::Command.must(rule))
         }
         _ => Ok(start),
     }
 }
 
-fn invalid(what: &'static str, why: &str) -> EngineError {
-    EngineError::Invalid { what, why: why.into() }
-}
-
-/// The program of the request. One without arguments is the template's command, or the image's.
+/// The program of the request, or the template's command, or the image's.
 fn program(
-    mut program: Program,
+    program: Program,
     template: Option<&TemplateSpec>,
-    config: Option<&ImageConfig>,
-) -> Result<Program, EngineError> {
-    if let Program::Argv(argv) = &mut program
-        && argv.is_empty()
-    {
-        match (template.filter(|template| !template.command.is_empty()), config) {
-            (Some(template), _) => argv.extend(template.command.iter().cloned()),
-            (None, Some(config)) => argv.extend(config.entrypoint.iter().chain(&config.command).cloned()),
-            (None, None) => {}
-        }
-    }
-    match &program {
-        Program::Argv(argv) if argv.first().is_none_or(String::is_empty) => {
-            Err(invalid("argv", "it names no program"))
-        }
-        Program::Argv(argv) if argv.iter().any(|argument| argument.contains('\0')) => {
-            Err(invalid("argv", "an argument contains a NUL byte"))
-        }
-        Program::Shell { script } if script.contains('\0') => {
-            Err(invalid("script", "it contains a NUL byte"))
-        }
-        Program::Files(_) => Err(invalid("program", "a file operation is not a command")),
-        Program::Argv(_) | Program::Shell { .. } => Ok(program),
-    }
+    image: Option<&ImageConfig>,
+) -> Result<guest::Program, EngineError> {
+    let own = match program {
+        Program::Argv(argv) => return Ok(guest::Program::Argv(argv.into_words())),
+        Program::Script(script) => return Ok(guest::Program::Shell { script: script.into_string() }),
+        Program::Default => template.and_then(|template| template.command.clone()),
+    };
+    let words = || {
+        image.into_iter().flat_map(|image| image.entrypoint.iter().chain(&image.command)).cloned().collect()
+    };
+    // What an image names was written by a stranger.
+    let argv = own.map_or_else(|| Argv::new(words()), Ok).map_err(|must| must.of(Field::Argv))?;
+    Ok(guest::Program::Argv(argv.into_words()))
 }
 
 /// Shoal's own variables, the image's, the template's, the sandbox's, the command's; the later wins.
@@ -112,28 +94,18 @@ fn environment(
     config: Option<&ImageConfig>,
     has_terminal: bool,
     of_sandbox: &BTreeMap<String, String>,
-    of_command: BTreeMap<String, String>,
+    of_command: CommandEnv,
 ) -> Vec<(String, String)> {
     let own = ENV.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
     let mut env: BTreeMap<String, String> = own.collect();
     env.extend(config.into_iter().flat_map(|config| config.env.iter().cloned()));
-    env.extend(template.into_iter().flat_map(|template| template.env.clone()));
+    env.extend(template.into_iter().flat_map(|template| template.env.pairs().clone()));
     if has_terminal {
         env.insert("TERM".into(), "xterm-256color".into());
     }
     env.extend(of_sandbox.clone());
-    env.extend(of_command);
+    env.extend(of_command.into_pairs());
     env.into_iter().collect()
-}
-
-fn checked_cwd(path: String) -> Result<String, EngineError> {
-    if !path.starts_with('/') {
-        return Err(invalid("cwd", "it is not an absolute path"));
-    }
-    if path.contains('\0') {
-        return Err(invalid("cwd", "it contains a NUL byte"));
-    }
-    Ok(path)
 }
 
 /// Zero means none. A length that is not zero stays one: rounding it down would mean none too.
@@ -144,10 +116,10 @@ fn milliseconds(length: Duration) -> Option<u64> {
 /// About what a request takes in memory.
 pub(super) fn start_size(start: &Start) -> usize {
     let program = match &start.program {
-        Program::Argv(argv) => argv.iter().map(|argument| argument.len() + 24).sum(),
-        Program::Shell { script } => script.len(),
+        guest::Program::Argv(argv) => argv.iter().map(|argument| argument.len() + 24).sum(),
+        guest::Program::Shell { script } => script.len(),
         // Not a command's: bounded by the length of a path.
-        Program::Files(_) => 0,
+        guest::Program::Files(_) => 0,
     };
     let env: usize = start.env.iter().map(|(name, value)| name.len() + value.len() + 48).sum();
     program + env + 512

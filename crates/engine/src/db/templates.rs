@@ -17,11 +17,11 @@ use super::Db;
 use super::images::{find_image, optional_digest, text};
 use super::rows::{from_json, id_bytes, json, micros, owner_from, sandbox_id, time, unreadable};
 use crate::error::EngineError;
-use crate::model::Owner;
 use crate::model::labels::Labels;
 use crate::model::names::TemplateName;
 use crate::model::template::VolumeMount;
 use crate::model::template::{Preparation, Prepared, TemplateSpec};
+use crate::model::{Argv, GuestPath, GuestUser, Owner, SandboxEnv};
 
 /// How many older versions of a template are kept even if no sandbox was made from them.
 const VERSIONS_KEPT: u32 = 20;
@@ -90,7 +90,9 @@ struct MountText {
 fn spec_text(spec: &TemplateSpec) -> String {
     let TemplateSpec { image, cpu_millis, memory_bytes, disk_bytes, env, cwd, user, command, labels, mounts } =
         spec.clone();
-    let labels = labels.pairs().clone();
+    let (env, labels) = (env.into_pairs(), labels.pairs().clone());
+    let (cwd, user) = (cwd.map(GuestPath::into_string), user.map(GuestUser::into_string));
+    let command = command.map(Argv::into_words).unwrap_or_default();
     let mounts = mounts.into_iter().map(|VolumeMount { volume, path, access }| MountText {
         volume,
         path,
@@ -104,6 +106,8 @@ fn spec_from(row: &Row<'_>, column: &str) -> rusqlite::Result<TemplateSpec> {
     let SpecText { image, cpu_millis, memory_bytes, disk_bytes, env, cwd, user, command, labels, mounts } =
         from_json(row, column)?;
     let labels = Labels::new(labels).map_err(|_| unreadable(row, column, "template"))?;
+    let (env, cwd, user) = (SandboxEnv::kept(env), cwd.map(GuestPath::kept), user.map(GuestUser::kept));
+    let command = Some(command).filter(|words| !words.is_empty()).map(Argv::kept);
     let mounts = mounts.into_iter().map(|MountText { volume, path, read_only }| VolumeMount {
         volume,
         path,

@@ -2,6 +2,7 @@
 
 mod class;
 mod db;
+mod field;
 mod image;
 
 use std::error::Error;
@@ -17,6 +18,7 @@ use wire::{CommandId, SandboxId};
 
 pub use self::class::{ErrorClass, Noun};
 pub use self::db::DbError;
+pub use self::field::{Field, Must, Resource, shown};
 pub use self::image::{BuildError, ImageFault};
 
 /// Why the engine did not do what it was asked.
@@ -193,18 +195,18 @@ pub enum EngineError {
         action: &'static str,
     },
     /// Something the caller can change.
-    #[error("{what} is not valid: {why}")]
+    #[error("`{field}` must {must}")]
     Invalid {
         /// Which part of the request.
-        what: &'static str,
-        /// What is wrong with it.
-        why: String,
+        field: Field,
+        /// What it must hold, and what was given.
+        must: Must,
     },
     /// The owner has as much as the key allows.
-    #[error("the key's limit of {limit} {what} is reached")]
+    #[error("the key's limit of {limit} {resource} is reached")]
     Quota {
         /// Of which resource.
-        what: &'static str,
+        resource: Resource,
         /// How much.
         limit: u64,
     },
@@ -255,6 +257,14 @@ pub enum EngineError {
     /// Something of the sandbox is left. It is tried again until nothing is.
     #[error("cannot delete sandbox `{id}`")]
     Delete {
+        /// Which sandbox.
+        id: SandboxId,
+        /// Why.
+        source: BackendError,
+    },
+    /// The sandbox cannot be frozen, or its processes cannot be ended.
+    #[error("cannot stop the processes of sandbox `{id}`")]
+    Pause {
         /// Which sandbox.
         id: SandboxId,
         /// Why.

@@ -4,13 +4,11 @@ use std::sync::Arc;
 
 use wire::SandboxId;
 
-use crate::model::check::check_user;
-use crate::{Engine, EngineError, Files, Owner};
+use crate::{Engine, EngineError, Files, GuestUser, Owner};
 
 impl Engine {
     /// A sandbox's files, as a user of the sandbox sees them: a name or a number, optionally with `:group`; root if left out.
-    pub fn files(&self, owner: &Owner, id: SandboxId, user: Option<String>) -> Result<Files, EngineError> {
-        check_user(user.as_deref())?;
+    pub fn files(&self, owner: &Owner, id: SandboxId, user: Option<GuestUser>) -> Result<Files, EngineError> {
         Ok(Files::new(Arc::clone(&self.live(owner, id)?.transfers), user))
     }
 }

@@ -17,8 +17,9 @@ use wire::files::{
     WatchEvent, WriteOptions, take_record,
 };
 
-use crate::error::EngineError;
+use crate::error::{EngineError, Field};
 use crate::files::transfer::{Patience, Place, Running, Transfers};
+use crate::model::{GuestPath, GuestUser};
 
 /// What the entries or matches of one answer may add up to in memory.
 const GATHERED_MAX: usize = 32 * 1024 * 1024;
@@ -28,7 +29,7 @@ pub const MATCHES_MAX: u32 = 10_000;
 /// The files of one sandbox, as one of its users.
 pub struct Files {
     transfers: Arc<Transfers>,
-    user: Option<String>,
+    user: Option<GuestUser>,
 }
 
 /// A page of a directory.
@@ -76,7 +77,7 @@ pub struct Edited {
 }
 
 impl Files {
-    pub(crate) fn new(transfers: Arc<Transfers>, user: Option<String>) -> Self {
+    pub(crate) fn new(transfers: Arc<Transfers>, user: Option<GuestUser>) -> Self {
         Self { transfers, user }
     }
 
@@ -102,8 +103,7 @@ impl Files {
     /// The entries of a directory by name, after one name, at most [`LIST_MAX`] of them.
     pub async fn list(&self, path: &[u8], after: &[u8], limit: u32) -> Result<Listing, EngineError> {
         if !(1..=LIST_MAX).contains(&limit) {
-            let why = format!("it is 1 to {LIST_MAX}, not {limit}");
-            return Err(EngineError::Invalid { what: "limit", why });
+            return Err(Field::Limit.must(format!("be between 1 and {LIST_MAX}, got {limit}")));
         }
         let op = FileOp::List { path: checked(path)?, after: after.to_vec(), limit };
         let running = self.start(op, Patience::Idle).await?;
@@ -139,12 +139,12 @@ impl Files {
     pub async fn edit(&self, wish: Edit) -> Result<Edited, EngineError> {
         checked(&wish.path)?;
         if wish.old.is_empty() {
-            return Err(EngineError::Invalid { what: "old", why: "there is nothing to look for".into() });
+            return Err(Field::Old.must("not be empty"));
         }
-        for (what, text) in [("old", &wish.old), ("new", &wish.new)] {
+        for (field, text) in [(Field::Old, &wish.old), (Field::New, &wish.new)] {
             if text.len() > EDIT_TEXT_MAX {
-                let why = format!("it is longer than {EDIT_TEXT_MAX} bytes");
-                return Err(EngineError::Invalid { what, why });
+                let rule = format!("have at most {EDIT_TEXT_MAX} bytes, got {}", text.len());
+                return Err(field.must(rule));
             }
         }
         match self.done(FileOp::Edit(wish), Patience::Idle).await? {
@@ -275,17 +275,9 @@ impl Files {
 
 /// A path that can be said to a guest. The guest looks again; this saves it the trouble.
 fn checked(path: &[u8]) -> Result<Vec<u8>, EngineError> {
-    let detail = if !path.starts_with(b"/") {
-        "it must be absolute"
-    } else if path.contains(&0) {
-        "it contains a NUL byte"
-    } else if path.len() > PATH_MAX {
-        "it is longer than a kernel takes"
-    } else {
-        return Ok(path.to_vec());
-    };
+    let Err(must) = GuestPath::check(path) else { return Ok(path.to_vec()) };
     let path = path[..path.len().min(PATH_MAX)].to_vec();
-    let source = FileError { kind: FileErrorKind::InvalidPath, path, detail: detail.into() };
+    let source = FileError { kind: FileErrorKind::InvalidPath, path, detail: format!("it must {must}") };
     Err(EngineError::File { source })
 }
 
@@ -293,8 +285,7 @@ fn check_matches(limits: &SearchLimits) -> Result<(), EngineError> {
     if (1..=MATCHES_MAX).contains(&limits.matches) {
         return Ok(());
     }
-    let why = format!("it is 1 to {MATCHES_MAX}, not {}", limits.matches);
-    Err(EngineError::Invalid { what: "limit", why })
+    Err(Field::Limit.must(format!("be between 1 and {MATCHES_MAX}, got {}", limits.matches)))
 }
 
 /// Records of stdout.

@@ -23,6 +23,7 @@ use wire::guest::{Cwd, End, EndCause, ExitStatus, Handle, Program, Start, StartE
 use super::memory::{Ending, MemorySink, State};
 use crate::error::EngineError;
 use crate::guest::{ANSWER_SECONDS, AnyLane, Carrier, Guest, Lane, Stdin, Use, Violation};
+use crate::model::GuestUser;
 use crate::observe::metrics::FileMeter;
 use crate::observe::timing;
 
@@ -147,7 +148,7 @@ impl Transfers {
     }
 }
 
-fn start(handle: Handle, op: Option<FileOp>, user: Option<String>) -> Start {
+fn start(handle: Handle, op: Option<FileOp>, user: Option<GuestUser>) -> Start {
     let op = op.unwrap_or(FileOp::Pack { path: Vec::new() });
     // A search ends by itself; unless something in the guest stops it.
     let timeout_ms = match &op {
@@ -162,7 +163,7 @@ fn start(handle: Handle, op: Option<FileOp>, user: Option<String>) -> Start {
         program: Program::Files(Box::new(op)),
         env: Vec::new(),
         cwd: Cwd::Default("/".into()),
-        user,
+        user: user.map(GuestUser::into_string),
         terminal: None,
         timeout_ms: timeout_ms.map(|limit| limit.saturating_add(SEARCH_MARGIN_MS)),
         idle_timeout_ms: None,
@@ -336,7 +337,7 @@ impl Running {
     pub async fn start(
         transfers: &Arc<Transfers>,
         op: FileOp,
-        user: Option<String>,
+        user: Option<GuestUser>,
         patience: Patience,
         place: Place,
     ) -> Result<Self, EngineError> {
@@ -354,7 +355,7 @@ impl Running {
     async fn begin(
         transfers: &Arc<Transfers>,
         op: FileOp,
-        user: Option<String>,
+        user: Option<GuestUser>,
         patience: Patience,
         place: Place,
     ) -> Result<Self, EngineError> {

@@ -32,7 +32,7 @@ pub use pull::{LayerProgress, LayerState, Pull, PullProgress, PullSpec};
 
 use crate::Shared;
 use crate::db::{AliasRow, ImageRow, LayerRow, LoadedImages, NameRow};
-use crate::error::{DbError, EngineError};
+use crate::error::{DbError, EngineError, Field};
 use crate::model::{Key, Owner};
 
 pub(crate) use collect::keep_collected;
@@ -67,7 +67,7 @@ impl ImageName {
         if text == HOST {
             return Ok(Self::Host);
         }
-        let bad = |error: BadReference| EngineError::Invalid { what: "image", why: error.to_string() };
+        let bad = |error: BadReference| Field::Image.must(format!("be `host` or a reference: {error}"));
         ImageRef::parse(text).map(Self::Reference).map_err(bad)
     }
 
@@ -443,8 +443,7 @@ impl crate::Engine {
         let choice = self.shared().images.choose(text)?;
         let image = match &choice.name {
             ImageName::Host => {
-                let why = "the image `host` is the machine itself and is not kept".into();
-                return Err(EngineError::Invalid { what: "image", why });
+                return Err(Field::Image.must("not be `host`, which is the machine itself and is not kept"));
             }
             ImageName::Reference(reference) => {
                 self.shared().images.find(owner, &reference.to_string()).ok_or_else(not_found)?
@@ -509,9 +508,9 @@ impl crate::Engine {
     /// From now on, whoever asks for `name` gets `target`. Sandboxes that exist keep what they have.
     pub async fn set_alias(&self, name: &str, target: &str) -> Result<Alias, EngineError> {
         let (name, target) = (ImageName::parse(name)?, ImageName::parse(target)?);
-        let invalid = |why: &str| Err(EngineError::Invalid { what: "alias", why: why.into() });
+        let invalid = |rule: &str| Err(Field::Alias.must(rule));
         if name == target {
-            return invalid("it would stand for itself");
+            return invalid("not stand for itself");
         }
         let images = &self.shared().images;
         let _naming = images.naming.lock().await;
@@ -519,13 +518,13 @@ impl crate::Engine {
             let stock = images.stock();
             // One step from alias to image: a second one would have to be explained wherever the alias is shown.
             if stock.aliases.contains_key(&target.canonical()) {
-                return invalid("its target is an alias itself");
+                return invalid("have an image as its target, got another alias");
             }
             if stock.aliases.values().any(|alias| alias.target == name.canonical()) {
-                return invalid("it is the target of another alias");
+                return invalid("not be the target of another alias");
             }
             if stock.aliases.len() >= ALIASES_MAX {
-                return invalid("there are as many aliases as are kept already");
+                return invalid(&format!("be one of at most {ALIASES_MAX}, and there are as many already"));
             }
         }
         let created_at = crate::observe::clock::now();
@@ -568,11 +567,12 @@ fn sandboxes_of(shared: &Shared, image: Digest) -> usize {
     sandboxes.iter().filter(|live| live.stored_image().is_some_and(|stored| stored.digest == image)).count()
 }
 
-/// How many of an owner's sandboxes were made from each image.
+/// How many of an owner's sandboxes were made from each image. Sandboxes of builds are not the owner's to see.
 fn sandboxes_by_image(shared: &Shared, owner: &Owner) -> HashMap<Digest, usize> {
     let mut counts = HashMap::new();
     for live in shared.registry().all() {
         if live.owner == *owner
+            && live.build().is_none()
             && let Some(image) = live.stored_image()
         {
             *counts.entry(image.digest).or_default() += 1;

@@ -1,10 +1,8 @@
 //! Checks of what callers send, shared by several requests.
 
-use std::collections::BTreeMap;
-
 use sha2::{Digest as _, Sha256};
 
-use crate::{EngineError, PAGE_DEFAULT, PAGE_MAX};
+use crate::{EngineError, Field, PAGE_DEFAULT, PAGE_MAX};
 
 pub(crate) fn digest(request: &impl serde::Serialize) -> [u8; 32] {
     let text = serde_json::to_vec(request).expect("requests are made of types that JSON can write");
@@ -14,37 +12,11 @@ pub(crate) fn digest(request: &impl serde::Serialize) -> [u8; 32] {
 pub(crate) fn page_limit(limit: Option<u32>) -> Result<usize, EngineError> {
     match limit.unwrap_or(PAGE_DEFAULT) {
         limit @ 1..=PAGE_MAX => Ok(limit as usize),
-        limit => {
-            let why = format!("it is 1 to {PAGE_MAX}, not {limit}");
-            Err(EngineError::Invalid { what: "limit", why })
-        }
+        limit => Err(Field::Limit.must(format!("be between 1 and {PAGE_MAX}, got {limit}"))),
     }
 }
 
-pub(crate) fn check_env(env: &BTreeMap<String, String>, bytes_max: usize) -> Result<(), EngineError> {
-    let invalid = |why: String| Err(EngineError::Invalid { what: "env", why });
-    for (name, value) in env {
-        if name.is_empty() || name.contains(['=', '\0']) {
-            return invalid(format!("{name:.64?} cannot be the name of a variable"));
-        }
-        if value.contains('\0') {
-            return invalid(format!("the value of `{name:.64}` contains a NUL byte"));
-        }
-    }
-    let size: usize = env.iter().map(|(name, value)| name.len() + value.len() + 2).sum();
-    if size > bytes_max {
-        return invalid(format!("it has {size} bytes, the limit is {bytes_max}"));
-    }
-    Ok(())
-}
-
-/// A user of a sandbox, as callers name one.
-pub(crate) fn check_user(user: Option<&str>) -> Result<(), EngineError> {
-    match user {
-        Some(user) if user.is_empty() || user.contains('\0') => {
-            let why = "it is a name or a number, optionally with a group".into();
-            Err(EngineError::Invalid { what: "user", why })
-        }
-        Some(_) | None => Ok(()),
-    }
+/// A cursor that no page has given.
+pub(crate) fn bad_cursor() -> EngineError {
+    Field::Cursor.must("be the `next_cursor` of a page")
 }

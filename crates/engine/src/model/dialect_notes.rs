@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::error::EngineError;
+use crate::error::{EngineError, Field};
 
 /// Notes of one sandbox, keys and values together.
 pub const NOTES_BYTES_MAX: usize = 256 * 1024;
@@ -20,8 +20,7 @@ impl Notes {
     pub fn new(pairs: BTreeMap<String, String>) -> Result<Self, EngineError> {
         let size: usize = pairs.iter().map(|(key, value)| key.len() + value.len()).sum();
         if size > NOTES_BYTES_MAX {
-            let why = format!("they have {size} bytes, the limit is {NOTES_BYTES_MAX}");
-            return Err(EngineError::Invalid { what: "notes", why });
+            return Err(Field::Notes.must(format!("have at most {NOTES_BYTES_MAX} bytes, got {size}")));
         }
         Ok(Self(pairs))
     }

@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::error::EngineError;
+use crate::error::{EngineError, Field, Must, shown};
 
 /// Labels of one sandbox at most.
 pub const LABELS_MAX: usize = 64;
@@ -23,14 +23,11 @@ impl Labels {
     /// Labels that are within their bounds.
     pub fn new(pairs: BTreeMap<String, String>) -> Result<Self, EngineError> {
         for (key, value) in &pairs {
-            check_key(key)?;
+            check_key(key).map_err(|must| must.of(Field::Labels))?;
             check_value(key, value)?;
         }
         if pairs.len() > LABELS_MAX {
-            return Err(invalid(format!(
-                "a sandbox has at most {LABELS_MAX}, and these are {}",
-                pairs.len()
-            )));
+            return Err(invalid(format!("have at most {LABELS_MAX} entries, got {}", pairs.len())));
         }
         Ok(Self(pairs))
     }
@@ -78,18 +75,14 @@ impl LabelChanges {
     /// Changes that are within their bounds. Removing what is not there is harmless.
     pub fn new(changes: BTreeMap<String, Option<String>>) -> Result<Self, EngineError> {
         for (key, value) in &changes {
-            check_key(key)?;
+            check_key(key).map_err(|must| must.of(Field::Labels))?;
             if let Some(value) = value {
                 check_value(key, value)?;
             }
         }
         // As many may go as come.
         if changes.len() > 2 * LABELS_MAX {
-            return Err(invalid(format!(
-                "these are {} changes, the limit is {}",
-                changes.len(),
-                2 * LABELS_MAX
-            )));
+            return Err(invalid(format!("have at most {} changes, got {}", 2 * LABELS_MAX, changes.len())));
         }
         Ok(Self(changes))
     }
@@ -129,11 +122,10 @@ impl Selector {
         let (Self::Is(key, _) | Self::IsNot(key, _) | Self::Has(key) | Self::Lacks(key)) = &selector;
         match check_key(key) {
             Ok(()) => Ok(selector),
-            Err(EngineError::Invalid { why, .. }) => {
-                let why = format!("{why}; a selector is `key`, `key=value`, `key!=value` or `!key`");
-                Err(EngineError::Invalid { what: "label", why })
+            Err(must) => {
+                let forms = "a selector is `key`, `key=value`, `key!=value` or `!key`";
+                Err(Field::Label.must(format!("{must}; {forms}")))
             }
-            Err(other) => Err(other),
         }
     }
 
@@ -148,36 +140,36 @@ impl Selector {
     }
 }
 
-fn check_key(key: &str) -> Result<(), EngineError> {
-    let why = if key.is_empty() {
-        "a key is empty".to_owned()
+fn check_key(key: &str) -> Result<(), Must> {
+    let rule = if key.is_empty() {
+        "have keys that are not empty".to_owned()
     } else if key.len() > LABEL_KEY_MAX {
-        format!("the key {key:.32?}... has {} bytes, the limit is {LABEL_KEY_MAX}", key.len())
+        format!("have keys of at most {LABEL_KEY_MAX} bytes, got {} in {:?}", key.len(), shown(key))
     } else if key.contains(['=', '!']) {
-        format!("the key {key:?} contains `=` or `!`")
+        format!("have keys without `=` and `!`, got {key:?}")
     } else if key.chars().any(char::is_control) {
-        format!("the key {key:?} contains a control character")
+        format!("have keys without control characters, got {key:?}")
     } else {
         return Ok(());
     };
-    Err(invalid(why))
+    Err(Must::new(rule))
 }
 
 fn check_value(key: &str, value: &str) -> Result<(), EngineError> {
     if value.len() > LABEL_VALUE_MAX {
         return Err(invalid(format!(
-            "the value of {key:?} has {} bytes, the limit is {LABEL_VALUE_MAX}",
+            "have values of at most {LABEL_VALUE_MAX} bytes, got {} for {key:?}",
             value.len()
         )));
     }
     if value.chars().any(char::is_control) {
-        return Err(invalid(format!("the value of {key:?} contains a control character")));
+        return Err(invalid(format!("have values without control characters, got one for {key:?}")));
     }
     Ok(())
 }
 
-fn invalid(why: String) -> EngineError {
-    EngineError::Invalid { what: "labels", why }
+fn invalid(rule: String) -> EngineError {
+    Field::Labels.must(rule)
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@
 use std::time::{Duration, SystemTime};
 
 use crate::State;
-use crate::error::EngineError;
+use crate::error::{EngineError, Field};
 
 /// Rules of one sandbox at most.
 pub const RULES_MAX: usize = 8;
@@ -121,13 +121,14 @@ pub struct Lifetime(Vec<Rule>);
 impl Lifetime {
     /// Rules that are within their bounds. Rows keep whole milliseconds.
     pub fn new(rules: Vec<Rule>) -> Result<Self, EngineError> {
-        let invalid = |why: String| Err(EngineError::Invalid { what: "lifetime", why });
         if rules.len() > RULES_MAX {
-            return invalid(format!("it has {} rules, the limit is {RULES_MAX}", rules.len()));
+            return Err(Field::Lifetime.must(format!("have at most {RULES_MAX} rules, got {}", rules.len())));
         }
-        if rules.iter().any(|rule| !(LENGTH_MIN..=LENGTH_MAX).contains(&rule.after)) {
+        if let Some(rule) = rules.iter().find(|rule| !(LENGTH_MIN..=LENGTH_MAX).contains(&rule.after)) {
             let (least, most) = (LENGTH_MIN.as_secs_f64(), LENGTH_MAX.as_secs());
-            return invalid(format!("the length of a rule is {least} to {most} seconds"));
+            let given = rule.after.as_secs_f64();
+            let rule = format!("have rules of {least} to {most} seconds, got {given}");
+            return Err(Field::Lifetime.must(rule));
         }
         let whole = |rule: Rule| Rule { after: Duration::from_millis(rule.after.as_millis() as u64), ..rule };
         Ok(Self(rules.into_iter().map(whole).collect()))

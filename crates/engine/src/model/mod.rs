@@ -4,9 +4,13 @@ pub mod attendance;
 pub(crate) mod check;
 pub mod defaults;
 pub mod dialect_notes;
+mod env;
+mod guest_path;
+mod idempotency;
 pub mod labels;
 pub mod lifetime;
 pub(crate) mod names;
+mod program;
 pub mod progress;
 pub(crate) mod random;
 pub mod state;
@@ -18,17 +22,21 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
-use wire::guest::{ExitStatus, Program, Start, StartError, Stream, TerminalSize};
+use wire::guest::{ExitStatus, Start, StartError, Stream, TerminalSize};
 use wire::launch::Limits;
 use wire::{CommandId, SandboxId};
 
-pub use crate::model::names::SandboxName;
+pub use crate::model::names::{PoolName, SandboxName, TemplateName};
 
-pub use crate::error::{DbError, EngineError, ErrorClass, Noun};
+pub use crate::error::{DbError, EngineError, ErrorClass, Field, Must, Noun, Resource, shown};
 pub use crate::model::attendance::Attendance;
 pub use crate::model::dialect_notes::{NoteChanges, Notes};
+pub use crate::model::env::{CommandEnv, Env, SandboxEnv};
+pub use crate::model::guest_path::{GuestPath, GuestUser};
+pub use crate::model::idempotency::IdempotencyKey;
 pub use crate::model::labels::{LabelChanges, Labels, Selector};
 pub use crate::model::lifetime::{Action, Explanation, LastUse, Lifetime, Renewal, Rule, Since};
+pub use crate::model::program::{Argv, Program, Script};
 pub use crate::model::state::{Disk, Kept, State};
 pub use crate::model::template::VolumeMount;
 
@@ -51,8 +59,12 @@ impl Owner {
         if plain && (1..=Self::LENGTH_MAX).contains(&text.len()) {
             return Ok(Self(text.into()));
         }
-        let why = format!("it is 1 to {} of the characters A-Z a-z 0-9 - _ .", Self::LENGTH_MAX);
-        Err(EngineError::Invalid { what: "owner", why })
+        let rule = format!(
+            "be 1 to {} of the characters A-Z a-z 0-9 - _ ., got `{}`",
+            Self::LENGTH_MAX,
+            shown(text)
+        );
+        Err(Field::Owner.must(rule))
     }
 
     /// As it was written.
@@ -73,11 +85,11 @@ pub struct SandboxSpec {
     /// Made up where there is none.
     pub name: Option<SandboxName>,
     /// The name of one of the owner's templates, or `default`.
-    pub template: String,
+    pub template: TemplateName,
     /// `host`, a reference or an alias; the template's where there is none.
     pub image: Option<String>,
     /// Added to the template's environment for every command.
-    pub env: BTreeMap<String, String>,
+    pub env: SandboxEnv,
     /// The template's where there is none.
     pub cpu_millis: Option<u32>,
     /// The template's where there is none.
@@ -93,18 +105,18 @@ pub struct SandboxSpec {
     /// How long it lives.
     pub lifetime: Lifetime,
     /// Asking twice with one key makes one sandbox, for as long as that sandbox exists.
-    pub idempotency_key: Option<String>,
+    pub idempotency_key: Option<IdempotencyKey>,
     /// The name of one of the owner's pools, in place of a template; it is claimed there if one is ready.
-    pub pool: Option<String>,
+    pub pool: Option<PoolName>,
 }
 
 impl Default for SandboxSpec {
     fn default() -> Self {
         Self {
             name: None,
-            template: crate::model::defaults::DEFAULT.into(),
+            template: TemplateName::built_in(),
             image: None,
-            env: BTreeMap::new(),
+            env: SandboxEnv::default(),
             cpu_millis: None,
             memory_bytes: None,
             disk_bytes: None,
@@ -233,14 +245,14 @@ pub struct Page<T> {
 pub struct CommandSpec {
     /// Starting is idempotent on it. Made up where there is none.
     pub id: Option<CommandId>,
-    /// What to run. An empty argv is what the image runs by itself.
+    /// What to run.
     pub program: Program,
     /// Added to the sandbox's environment.
-    pub env: BTreeMap<String, String>,
-    /// An absolute path that exists; the template's or the image's where there is none.
-    pub cwd: Option<String>,
+    pub env: CommandEnv,
+    /// A directory that exists; the template's or the image's where there is none.
+    pub cwd: Option<GuestPath>,
     /// The image's where there is none, and root where that names none.
-    pub user: Option<String>,
+    pub user: Option<GuestUser>,
     /// Whether stdin will be written to. If not, it is at its end from the start.
     pub stdin: bool,
     /// A terminal in place of pipes.
@@ -259,7 +271,7 @@ impl CommandSpec {
         Self {
             id: None,
             program,
-            env: BTreeMap::new(),
+            env: CommandEnv::default(),
             cwd: None,
             user: None,
             stdin: false,
@@ -406,11 +418,12 @@ impl Signal {
         match number {
             Some(number) if (1..=Self::NUMBER_MAX).contains(&number) => Ok(Self(number)),
             Some(_) | None => {
-                let why = format!(
-                    "it is a name such as SIGINT or a number from 1 to {}, not {text:.32?}",
-                    Self::NUMBER_MAX
+                let rule = format!(
+                    "be a name such as SIGINT or a number from 1 to {}, got `{}`",
+                    Self::NUMBER_MAX,
+                    shown(text)
                 );
-                Err(EngineError::Invalid { what: "signal", why })
+                Err(Field::Signal.must(rule))
             }
         }
     }

@@ -5,7 +5,8 @@
 
 use std::fmt;
 
-use crate::error::EngineError;
+use crate::error::{EngineError, Field};
+use crate::model::defaults::DEFAULT;
 
 macro_rules! names {
     ($($(#[$about:meta])* $name:ident: $check:expr;)*) => {$(
@@ -22,7 +23,7 @@ macro_rules! names {
                 let check: fn(&str) -> Result<(), String> = $check;
                 match check_free(text).and_then(|()| check(text)) {
                     Ok(()) => Ok(Self(text.into())),
-                    Err(why) => Err(EngineError::Invalid { what: "name", why }),
+                    Err(rule) => Err(Field::Name.must(rule)),
                 }
             }
 
@@ -45,6 +46,13 @@ macro_rules! names {
     )*};
 }
 
+impl TemplateName {
+    /// The template that every owner has.
+    pub fn built_in() -> Self {
+        Self(DEFAULT.into())
+    }
+}
+
 /// In bytes.
 const LENGTH_MAX: usize = 255;
 
@@ -61,14 +69,14 @@ names! {
 
 fn check_free(text: &str) -> Result<(), String> {
     if text.is_empty() {
-        Err("it is empty".into())
+        Err("not be empty".into())
     } else if text.len() > LENGTH_MAX {
-        Err(format!("it has {} bytes, the limit is {LENGTH_MAX}", text.len()))
+        Err(format!("have at most {LENGTH_MAX} bytes, got {}", text.len()))
     } else if text.chars().any(char::is_control) {
-        Err("it contains a control character".into())
+        Err("not contain control characters".into())
     } else if matches!(text, "." | "..") {
         // In a URL both are ways to somewhere else, so that nobody could ask for it.
-        Err(format!("`{text}` is a directory everywhere"))
+        Err(format!("not be `{text}`, which is a directory everywhere"))
     } else {
         Ok(())
     }
@@ -76,7 +84,7 @@ fn check_free(text: &str) -> Result<(), String> {
 
 fn check_before_a_path(text: &str) -> Result<(), String> {
     if let Some(sign) = text.chars().find(|sign| matches!(sign, '/' | ':')) {
-        Err(format!("it contains a `{sign}`"))
+        Err(format!("not contain `{sign}`"))
     } else {
         Ok(())
     }

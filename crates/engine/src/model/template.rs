@@ -1,12 +1,11 @@
 //! What is in a template, and how far its preparation is.
 
-use std::collections::BTreeMap;
-
 use ::image::Digest;
 use wire::launch::Access;
 
 use crate::model::defaults::LIMITS;
 use crate::model::labels::Labels;
+use crate::model::{Argv, GuestPath, GuestUser, SandboxEnv};
 
 /// What is in a template.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -20,13 +19,13 @@ pub struct TemplateSpec {
     /// What a sandbox's files may take, where the store has limits; the usual where there is none.
     pub disk_bytes: Option<u64>,
     /// Added to the image's environment.
-    pub env: BTreeMap<String, String>,
+    pub env: SandboxEnv,
     /// Where commands run; the image's where there is none.
-    pub cwd: Option<String>,
+    pub cwd: Option<GuestPath>,
     /// Who commands run as; the image's where there is none.
-    pub user: Option<String>,
-    /// What a command runs that names no program; the image's where it is empty.
-    pub command: Vec<String>,
+    pub user: Option<GuestUser>,
+    /// What a command runs that names no program; the image's where there is none.
+    pub command: Option<Argv>,
     /// Given to every sandbox that is made from it.
     pub labels: Labels,
     /// Volumes and where they are mounted.
@@ -40,10 +39,10 @@ impl Default for TemplateSpec {
             cpu_millis: LIMITS.cpu_millis,
             memory_bytes: LIMITS.memory_bytes,
             disk_bytes: None,
-            env: BTreeMap::new(),
+            env: SandboxEnv::default(),
             cwd: None,
             user: None,
-            command: Vec::new(),
+            command: None,
             labels: Labels::default(),
             mounts: Vec::new(),
         }

@@ -10,7 +10,7 @@ use wire::launch::Limits;
 
 use crate::Engine;
 use crate::db::{PoolChange, PoolRow};
-use crate::error::EngineError;
+use crate::error::{EngineError, Field, Resource};
 use crate::model::random::random_u128;
 use crate::model::{Key, Owner};
 use crate::pool::tend::start_tending;
@@ -182,7 +182,7 @@ impl Engine {
             return Err(EngineError::PoolNameTaken { name: name.to_string() });
         }
         if index.by_name.keys().filter(|(other, _)| other == owner).count() >= POOLS_MAX {
-            return Err(EngineError::Quota { what: "pools", limit: POOLS_MAX as u64 });
+            return Err(EngineError::Quota { resource: Resource::Pools, limit: POOLS_MAX as u64 });
         }
         Ok(())
     }
@@ -196,8 +196,7 @@ impl Engine {
         here: usize,
     ) -> Result<(), EngineError> {
         if replicas > REPLICAS_MAX {
-            let why = format!("it is 0 to {REPLICAS_MAX}, not {replicas}");
-            return Err(EngineError::Invalid { what: "replicas", why });
+            return Err(Field::Replicas.must(format!("be between 0 and {REPLICAS_MAX}, got {replicas}")));
         }
         let more = (replicas as usize).saturating_sub(here);
         self.shared().registry().check_quota(&key.owner, limits, more, &key.limits)

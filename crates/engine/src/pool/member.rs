@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use wire::SandboxId;
 
-use crate::db::SandboxRow;
+use crate::db::{SandboxRow, Visibility};
 use crate::model::random::random_u128;
 use crate::pool::{Pool, Standing};
 use crate::sandbox::admit::{Based, Created, Lacking, Newborn, basis, enter, free_name};
 use crate::sandbox::live::LiveSandbox;
-use crate::{EngineError, Labels, SandboxSpec, Shared, Wait};
+use crate::{EngineError, Labels, SandboxSpec, Shared, TemplateName, Wait};
 
 /// Admits a sandbox that will wait in a pool. It counts against the owner's quota and the machine's capacity.
 pub(super) fn admit_member(
@@ -17,8 +17,8 @@ pub(super) fn admit_member(
     pool: &Arc<Pool>,
 ) -> Result<(Arc<LiveSandbox>, Created), EngineError> {
     let registry = shared.registry();
-    let spec = SandboxSpec { template: pool.template(), ..SandboxSpec::default() };
-    let source = shared.templates.find(&pool.owner, &spec.template)?;
+    let spec = SandboxSpec { template: TemplateName::kept(&pool.template()), ..SandboxSpec::default() };
+    let source = shared.templates.find(&pool.owner, spec.template.as_str())?;
     let Based::On(basis) = basis(shared, &pool.owner, source, &spec, Lacking::Tell)? else {
         return Err(EngineError::Full { what: format!("template `{}` is not ready", spec.template) });
     };
@@ -28,12 +28,12 @@ pub(super) fn admit_member(
         id: SandboxId::from_random(random_u128()),
         owner: pool.owner.clone(),
         name: free_name(&registry, &pool.owner)?,
-        template: spec.template,
+        template: spec.template.to_string(),
     };
     // The claim brings its labels along. A template with mounts has no pool.
     let row = SandboxRow {
         labels: Labels::default(),
-        pool: Some(pool.id),
+        visibility: Visibility::PoolMember(pool.id),
         ..newborn.row(&basis, shared.clock.now())
     };
     let (live, created) = enter(shared, registry, row, basis.version, Wait::Ready);

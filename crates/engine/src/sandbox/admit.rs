@@ -6,17 +6,18 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, MutexGuard};
 
 use tokio::sync::{mpsc, oneshot};
-use wire::SandboxId;
 use wire::launch::{Access, Limits};
+use wire::{BuildId, SandboxId};
 
 use crate::Shared;
-use crate::db::{SandboxRow, Stamps, Tally};
+use crate::db::{GENERATION_FIRST, LOCAL, SandboxRow, Stamps, Tally, Visibility};
 use crate::guest::Use;
 use crate::image::{Choice, ImageName, ImageRef, PullSpec};
-use crate::model::check::{check_env, digest};
+use crate::model::check::digest;
 use crate::model::defaults::made_up_name;
 use crate::model::random::{random_u64, random_u128};
 use crate::observe::clock::{Moment, Stamp, in_micros};
+use crate::sandbox::claim::{Claiming, Unclaimed};
 use crate::sandbox::deadlines::Deadlines;
 use crate::sandbox::driver::{Birth, INBOX_MAX};
 use crate::sandbox::lifecycle::Goal;
@@ -25,8 +26,8 @@ use crate::sandbox::registry::Registry;
 use crate::template::{Preparation, Source, Version, limits_of};
 use crate::volume::Mounted;
 use crate::{
-    Engine, EngineError, IDEMPOTENCY_KEY_MAX, Key, Labels, Lifetime, Notes, Origin, Owner,
-    SANDBOX_ENV_BYTES_MAX, Sandbox, SandboxName, SandboxSpec, State, VolumeMount, Wait,
+    Engine, EngineError, Field, Key, Labels, Lifetime, Notes, Origin, Owner, Sandbox, SandboxName,
+    SandboxSpec, State, TemplateName, VolumeMount, Wait,
 };
 
 /// Names that are tried for a sandbox that was given none.
@@ -39,7 +40,20 @@ impl Engine {
     /// Makes a sandbox, within the limits of the key that asks. With an idempotency key that was used before, finds the
     /// one that was made then.
     pub async fn create(&self, key: &Key, spec: SandboxSpec, wait: Wait) -> Result<Sandbox, EngineError> {
-        self.find_or_make(key, None, spec, wait).await.map(|(sandbox, _)| sandbox)
+        let made = self.find_or_make(key, Visibility::Visible, None, spec, wait).await;
+        made.map(|(sandbox, _)| sandbox)
+    }
+
+    /// Makes a sandbox for a step of a build. No caller finds it, and it counts against the owner's limits like any other.
+    pub(crate) async fn create_for_build(
+        &self,
+        key: &Key,
+        build: BuildId,
+        spec: SandboxSpec,
+    ) -> Result<Arc<LiveSandbox>, EngineError> {
+        let (made, _) = self.find_or_make(key, Visibility::Build(build), None, spec, Wait::Ready).await?;
+        let gone = || EngineError::SandboxNotFound { id: made.id.to_string() };
+        self.shared().registry().get(made.id).ok_or_else(gone)
     }
 
     /// The owner's sandbox that has all of these labels, the oldest of several; or a new one, as `spec` says and with these
@@ -53,25 +67,23 @@ impl Engine {
         wait: Wait,
     ) -> Result<(Sandbox, Origin), EngineError> {
         if labels.is_empty() {
-            let why = "at least one label says which sandbox is meant".into();
-            return Err(EngineError::Invalid { what: "match_labels", why });
+            return Err(Field::MatchLabels.must("have at least one label, got none"));
         }
         let spec = SandboxSpec { labels: spec.labels.with(&labels)?, ..spec };
-        self.find_or_make(key, Some(labels), spec, wait).await
+        self.find_or_make(key, Visibility::Visible, Some(labels), spec, wait).await
     }
 
     async fn find_or_make(
         &self,
         key: &Key,
+        visibility: Visibility,
         find: Option<Labels>,
         spec: SandboxSpec,
         wait: Wait,
     ) -> Result<(Sandbox, Origin), EngineError> {
-        check_env(&spec.env, SANDBOX_ENV_BYTES_MAX)?;
-        check_idempotency_key(spec.idempotency_key.as_deref())?;
         check_pool_spec(&spec)?;
         let digest = request_digest(&spec, find.as_ref());
-        let request = Request { key, find, spec, digest, wait };
+        let request = Request { key, visibility, find, spec, digest, wait };
         // A caller who waits hears of an image that cannot be pulled before there is a sandbox that failed. For one who does not
         // wait, the driver pulls; and so it does for an image that is removed as soon as it is here.
         let mut lacking = if wait == Wait::Ready { Lacking::Tell } else { Lacking::Pull };
@@ -111,12 +123,14 @@ impl Engine {
                 Err(Unclaimed::Broken) => Ok(Turn::Lost),
                 Err(Unclaimed::Unwritten(error)) => Err(error),
             },
-            Admitted::Known(live) => match live.awaited(request.wait).await {
-                Ok(()) => over(&live, Origin::Made),
-                // The claim before this one failed.
-                Err(error) if live.is_waiting() => Ok(Turn::Raced(error)),
-                Err(error) => Err(error),
-            },
+            Admitted::Claiming(claim) => {
+                claim.over().await;
+                Ok(Turn::Lost)
+            }
+            Admitted::Known(live) => {
+                live.awaited(request.wait).await?;
+                over(&live, Origin::Made)
+            }
             Admitted::Found(live, _using) => match live.awaited(request.wait).await {
                 Ok(()) => over(&live, Origin::Found),
                 // It was deleted while it was being made, which is no failure of this request.
@@ -130,16 +144,17 @@ impl Engine {
     /// starts the driver.
     fn admit(&self, request: &Request<'_>, lacking: Lacking) -> Result<Admitted, EngineError> {
         let shared = self.shared();
-        let Request { key, spec, digest, wait, .. } = request;
+        let Request { key, visibility, spec, digest, wait, .. } = request;
         let mut registry = shared.registry();
         if let Some(there) = already_there(&registry, request)? {
             return Ok(there);
         }
-        let pool = spec.pool.as_ref().map(|pool| shared.pools.find(&key.owner, pool)).transpose()?;
-        let template = pool.as_ref().map_or_else(|| spec.template.clone(), |pool| pool.template());
+        let pool = spec.pool.as_ref().map(|pool| shared.pools.find(&key.owner, pool.as_str())).transpose()?;
+        let template =
+            pool.as_ref().map_or_else(|| spec.template.clone(), |pool| TemplateName::kept(&pool.template()));
         let spec = &SandboxSpec { template, ..spec.clone() };
         // Under the registry's lock, so that no template goes between here and the sandbox that holds it.
-        let source = shared.templates.find(&key.owner, &spec.template)?;
+        let source = shared.templates.find(&key.owner, spec.template.as_str())?;
         let basis = match basis(shared, &key.owner, source, spec, lacking)? {
             Based::On(basis) => *basis,
             Based::Unprepared(version) => return Ok(Admitted::Unprepared(version)),
@@ -169,11 +184,12 @@ impl Engine {
             id: ready.unwrap_or_else(|| SandboxId::from_random(random_u128())),
             owner: key.owner.clone(),
             name,
-            template: spec.template.clone(),
+            template: spec.template.to_string(),
         };
         let row = SandboxRow {
-            env: spec.env.clone(),
-            idempotency_key: spec.idempotency_key.clone(),
+            visibility: *visibility,
+            env: spec.env.pairs().clone(),
+            idempotency_key: spec.idempotency_key.as_ref().map(|key| key.as_str().to_owned()),
             request_digest: *digest,
             notes: spec.notes.clone(),
             lifetime: spec.lifetime.clone(),
@@ -187,6 +203,7 @@ impl Engine {
 /// A create, checked as far as the request alone tells.
 struct Request<'a> {
     key: &'a Key,
+    visibility: Visibility,
     /// The labels by which a sandbox is looked for first.
     find: Option<Labels>,
     spec: SandboxSpec,
@@ -201,7 +218,7 @@ enum Turn {
     Prepared,
     /// The image is here.
     Pulled,
-    /// The sandbox that stood ready broke. The next one may be better, and if there is none, one is made.
+    /// The sandbox that stood ready broke, or another request's claim is over. The next look finds what there is, or makes one.
     Lost,
     /// Another request's sandbox ended while this one waited for it.
     Raced(EngineError),
@@ -212,9 +229,9 @@ fn request_digest(spec: &SandboxSpec, find: Option<&Labels>) -> [u8; 32] {
     let rules = spec.lifetime.rules().iter();
     let asked = (
         spec.name.as_ref().map(SandboxName::as_str),
-        &spec.template,
+        spec.template.as_str(),
         &spec.image,
-        &spec.env,
+        spec.env.pairs(),
         spec.cpu_millis,
         spec.memory_bytes,
         spec.labels.pairs(),
@@ -224,7 +241,7 @@ fn request_digest(spec: &SandboxSpec, find: Option<&Labels>) -> [u8; 32] {
     // Fields that came later count only where a request has them, so that requests of older daemons keep their digests.
     let request = match &spec.pool {
         None => digest(&asked),
-        Some(pool) => digest(&(asked, pool)),
+        Some(pool) => digest(&(asked, pool.as_str())),
     };
     match (spec.disk_bytes, spec.mounts.as_slice()) {
         (None, []) => request,
@@ -236,10 +253,18 @@ fn request_digest(spec: &SandboxSpec, find: Option<&Labels>) -> [u8; 32] {
 fn already_there(registry: &Registry, request: &Request<'_>) -> Result<Option<Admitted>, EngineError> {
     let owner = &request.key.owner;
     if let Some(used) = &request.spec.idempotency_key
-        && let Some(live) = registry.by_idempotency_key(owner, used)
+        && let Some(live) = registry.by_idempotency_key(owner, used.as_str())
     {
         return match live.identity().request_digest == request.digest {
             true => Ok(Some(Admitted::Known(live))),
+            false => Err(EngineError::IdempotencyKeyReused),
+        };
+    }
+    if let Some(used) = &request.spec.idempotency_key
+        && let Some(claim) = registry.claim_by_idempotency_key(owner, used.as_str())
+    {
+        return match claim.request_digest == request.digest {
+            true => Ok(Some(Admitted::Claiming(claim))),
             false => Err(EngineError::IdempotencyKeyReused),
         };
     }
@@ -247,7 +272,9 @@ fn already_there(registry: &Registry, request: &Request<'_>) -> Result<Option<Ad
     let begin = |live: &Arc<LiveSandbox>| {
         Use::begin(&live.guest).map(|using| Admitted::Found(Arc::clone(live), using))
     };
-    Ok(request.find.as_ref().and_then(|labels| registry.first_labelled(owner, labels, begin)))
+    let Some(labels) = &request.find else { return Ok(None) };
+    let claiming = || registry.claim_by_labels(owner, labels).map(Admitted::Claiming);
+    Ok(registry.first_labelled(owner, labels, begin).or_else(claiming))
 }
 
 /// Who a new sandbox is.
@@ -265,6 +292,10 @@ impl Newborn {
         let version = basis.version.as_ref();
         SandboxRow {
             id,
+            incarnation: id,
+            worker: LOCAL.into(),
+            generation: GENERATION_FIRST,
+            visibility: Visibility::Visible,
             owner,
             name,
             template,
@@ -286,7 +317,6 @@ impl Newborn {
             notes: Notes::default(),
             lifetime: Lifetime::default(),
             stamps: Stamps::born(Stamp::of(now)),
-            pool: None,
             claimed_from: None,
         }
     }
@@ -349,7 +379,7 @@ pub(crate) fn basis(
                 (Choice { name, alias }, prepared.image)
             }
             Preparation::Failed { reason } => {
-                return Err(EngineError::TemplateFailed { name: spec.template.clone(), reason });
+                return Err(EngineError::TemplateFailed { name: spec.template.to_string(), reason });
             }
             // One that was replaced this moment has a successor at the next look.
             Preparation::Preparing | Preparation::Replaced if lacking == Lacking::Tell => {
@@ -425,6 +455,8 @@ pub(crate) enum Admitted {
     New(Arc<LiveSandbox>, Created),
     /// It stood ready, and is being given to whoever asked.
     Claimed(Arc<LiveSandbox>, oneshot::Receiver<Result<(), Unclaimed>>),
+    /// Another request is claiming the sandbox that this one means.
+    Claiming(Arc<Claiming>),
     /// The idempotency key was used before.
     Known(Arc<LiveSandbox>),
     /// It has the labels that were asked for, and is kept alive for whoever asked.
@@ -436,29 +468,9 @@ pub(crate) fn check_pool_spec(spec: &SandboxSpec) -> Result<(), EngineError> {
     let limited = spec.cpu_millis.is_some() || spec.memory_bytes.is_some() || spec.disk_bytes.is_some();
     match &spec.pool {
         Some(_) if limited || spec.image.is_some() || !spec.mounts.is_empty() => {
-            let why = "its sandboxes are made already: image, limits and mounts are its template's".into();
-            Err(EngineError::Invalid { what: "pool", why })
+            let rule = "be given without image, limits and mounts: its sandboxes are made already";
+            Err(Field::Pool.must(rule))
         }
         Some(_) | None => Ok(()),
     }
-}
-
-pub(crate) fn check_idempotency_key(key: Option<&str>) -> Result<(), EngineError> {
-    match key {
-        Some(key)
-            if key.is_empty() || key.len() > IDEMPOTENCY_KEY_MAX || key.chars().any(char::is_control) =>
-        {
-            let why = format!("it is 1 to {IDEMPOTENCY_KEY_MAX} bytes without control characters");
-            Err(EngineError::Invalid { what: "idempotency key", why })
-        }
-        Some(_) | None => Ok(()),
-    }
-}
-
-/// Why a sandbox was not given to whoever claimed it. It goes then, and is nobody's.
-pub(crate) enum Unclaimed {
-    /// It broke before.
-    Broken,
-    /// The row could not be written.
-    Unwritten(EngineError),
 }

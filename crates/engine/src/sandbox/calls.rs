@@ -12,8 +12,8 @@ use crate::sandbox::driver::Message;
 use crate::sandbox::live::LiveSandbox;
 use crate::sandbox::registry::Place;
 use crate::{
-    Engine, EngineError, EventId, Explanation, ListQuery, Owner, Page, Sandbox, SandboxName, SandboxUpdate,
-    Watcher,
+    Engine, EngineError, EventId, Explanation, Field, ListQuery, Owner, Page, Sandbox, SandboxName,
+    SandboxUpdate, Watcher,
 };
 
 /// Sandboxes that `delete_all` ends at the same time.
@@ -46,8 +46,8 @@ impl Engine {
         let limit = page_limit(query.limit)?;
         let before = query.cursor.as_deref().map(Place::from_cursor).transpose()?;
         if query.selectors.len() > SELECTORS_MAX {
-            let why = format!("there are {} selectors, the limit is {SELECTORS_MAX}", query.selectors.len());
-            return Err(EngineError::Invalid { what: "label", why });
+            let rule = format!("be given at most {SELECTORS_MAX} times, got {}", query.selectors.len());
+            return Err(Field::Label.must(rule));
         }
         let name = query.name.as_deref();
         let mut sandboxes =

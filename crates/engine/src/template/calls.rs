@@ -9,7 +9,7 @@ use wire::TemplateId;
 
 use crate::Shared;
 use crate::db::{TemplateRow, VersionRow};
-use crate::error::EngineError;
+use crate::error::{EngineError, Resource};
 use crate::image::{self, PullProgress};
 use crate::model::Owner;
 use crate::model::random::random_u128;
@@ -49,7 +49,7 @@ impl crate::Engine {
     fn sandboxes_by_template(&self, owner: &Owner) -> BTreeMap<Option<TemplateId>, usize> {
         let mut counts = BTreeMap::new();
         for live in self.shared().registry().all() {
-            if live.owner == *owner && !live.is_waiting() {
+            if live.owner == *owner && !live.is_hidden() {
                 *counts.entry(live.version.as_ref().map(|version| version.head.id)).or_default() += 1;
             }
         }
@@ -134,7 +134,7 @@ impl crate::Engine {
             let all = registry.all();
             let made = all.iter().filter(|live| {
                 live.version.as_ref().is_some_and(|version| version.head.id == id)
-                    && (pools == 0 || !live.is_waiting())
+                    && (pools == 0 || !live.is_hidden())
             });
             let sandboxes = made.count();
             if sandboxes > 0 || pools > 0 {
@@ -171,7 +171,7 @@ impl crate::Engine {
             return Err(EngineError::TemplateNameTaken { name: name.to_string() });
         }
         if index.keys().filter(|(other, _)| other == owner).count() >= TEMPLATES_MAX {
-            return Err(EngineError::Quota { what: "templates", limit: TEMPLATES_MAX as u64 });
+            return Err(EngineError::Quota { resource: Resource::Templates, limit: TEMPLATES_MAX as u64 });
         }
         Ok(())
     }

@@ -2,18 +2,12 @@
 
 use wire::launch::Limits;
 
-use crate::SANDBOX_ENV_BYTES_MAX;
-use crate::error::EngineError;
+use crate::error::{EngineError, Field};
 use crate::image::ImageName;
-use crate::model::check::check_env;
 use crate::model::defaults::{CPU_MILLIS_MIN, DISK_BYTES_MAX, DISK_BYTES_MIN, MEMORY_BYTES_MIN};
 use crate::template::{LIMITS, TemplateSpec};
 use crate::volume::check_mounts;
 
-/// The longest path that the kernel takes, in bytes.
-const PATH_MAX: usize = 4096;
-/// Bytes of a user: twice the longest name in a passwd file.
-const USER_MAX: usize = 256;
 /// Bytes of the entry command with all its arguments.
 const COMMAND_BYTES_MAX: usize = 128 * 1024;
 /// The most memory that a row can hold, since rows hold signed numbers.
@@ -21,36 +15,14 @@ const MEMORY_BYTES_MAX: u64 = i64::MAX as u64;
 
 /// Checks the contents of a template, and returns them in the spelling that rows keep.
 pub(super) fn checked(mut spec: TemplateSpec) -> Result<TemplateSpec, EngineError> {
-    let invalid = |what, why: String| Err(EngineError::Invalid { what, why });
     spec.image = ImageName::parse(&spec.image)?.canonical();
     check_limits(spec.cpu_millis, spec.memory_bytes)?;
     spec.disk_bytes.map(check_disk).transpose()?;
-    check_env(&spec.env, SANDBOX_ENV_BYTES_MAX)?;
-    if let Some(cwd) = &spec.cwd
-        && (!cwd.starts_with('/') || cwd.len() > PATH_MAX || cwd.contains('\0'))
-    {
-        return invalid(
-            "cwd",
-            format!("it must be an absolute path of at most {PATH_MAX} bytes, got `{cwd:.128}`"),
-        );
-    }
-    if let Some(user) = &spec.user
-        && (!(1..=USER_MAX).contains(&user.len()) || user.contains('\0'))
-    {
-        return invalid(
-            "user",
-            format!("it must be a name or a number of 1 to {USER_MAX} bytes, got `{user:.128}`"),
-        );
-    }
-    if spec.command.first().is_some_and(String::is_empty) {
-        return invalid("command", "it names no program".into());
-    }
-    if spec.command.iter().any(|argument| argument.contains('\0')) {
-        return invalid("command", "an argument contains a NUL byte".into());
-    }
-    let length: usize = spec.command.iter().map(|argument| argument.len() + 1).sum();
-    if length > COMMAND_BYTES_MAX {
-        return invalid("command", format!("it must have at most {COMMAND_BYTES_MAX} bytes, got {length}"));
+    if let Some(command) = &spec.command {
+        let length: usize = command.words().iter().map(|argument| argument.len() + 1).sum();
+        if length > COMMAND_BYTES_MAX {
+            return Err(Field::Command.must(format!("have at most {COMMAND_BYTES_MAX} bytes, got {length}")));
+        }
     }
     spec.mounts = check_mounts(spec.mounts)?;
     Ok(spec)
@@ -59,16 +31,13 @@ pub(super) fn checked(mut spec: TemplateSpec) -> Result<TemplateSpec, EngineErro
 /// Checks the limit of a sandbox's disk.
 pub(crate) fn check_disk(disk_bytes: u64) -> Result<(), EngineError> {
     if disk_bytes < DISK_BYTES_MIN {
-        let why = format!(
-            "it must be at least {DISK_BYTES_MIN} bytes, got {disk_bytes}; was a unit such as `Gi` left out?"
+        let rule = format!(
+            "be at least {DISK_BYTES_MIN} bytes, got {disk_bytes}; was a unit such as `Gi` left out?"
         );
-        return Err(EngineError::Invalid { what: "disk", why });
+        return Err(Field::Disk.must(rule));
     }
     if disk_bytes > DISK_BYTES_MAX {
-        return Err(EngineError::Invalid {
-            what: "disk",
-            why: format!("it must be at most {DISK_BYTES_MAX} bytes, got {disk_bytes}"),
-        });
+        return Err(Field::Disk.must(format!("be at most {DISK_BYTES_MAX} bytes, got {disk_bytes}")));
     }
     Ok(())
 }
@@ -76,18 +45,17 @@ pub(crate) fn check_disk(disk_bytes: u64) -> Result<(), EngineError> {
 /// Checks the limits that a sandbox asks for. The key's quota and the machine's capacity are checked elsewhere.
 pub(crate) fn check_limits(cpu_millis: u32, memory_bytes: u64) -> Result<(), EngineError> {
     if cpu_millis < CPU_MILLIS_MIN {
-        let why =
-            format!("it must be at least {CPU_MILLIS_MIN} thousandths of a processor, got {cpu_millis}");
-        return Err(EngineError::Invalid { what: "cpu", why });
+        let rule = format!("be at least {CPU_MILLIS_MIN} thousandths of a processor, got {cpu_millis}");
+        return Err(Field::Cpu.must(rule));
     }
-    let invalid = |why| Err(EngineError::Invalid { what: "memory", why });
+    let invalid = |rule: String| Err(Field::Memory.must(rule));
     if memory_bytes < MEMORY_BYTES_MIN {
         return invalid(format!(
-            "it must be at least {MEMORY_BYTES_MIN} bytes, got {memory_bytes}; was a unit such as `Mi` left out?"
+            "be at least {MEMORY_BYTES_MIN} bytes, got {memory_bytes}; was a unit such as `Mi` left out?"
         ));
     }
     if memory_bytes > MEMORY_BYTES_MAX {
-        return invalid(format!("it must be at most {MEMORY_BYTES_MAX} bytes, got {memory_bytes}"));
+        return invalid(format!("be at most {MEMORY_BYTES_MAX} bytes, got {memory_bytes}"));
     }
     Ok(())
 }

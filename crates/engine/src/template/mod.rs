@@ -15,12 +15,12 @@ mod prepare;
 mod registry;
 mod watch;
 
-use std::collections::BTreeMap;
 use std::time::SystemTime;
 
 use wire::TemplateId;
 
 use crate::model::labels::Labels;
+use crate::model::{Argv, GuestPath, GuestUser, SandboxEnv};
 use crate::volume::VolumeMount;
 
 pub use crate::model::defaults::{self, DEFAULT, LIMITS};
@@ -47,13 +47,13 @@ pub struct TemplateUpdate {
     /// The new limit of the disk; `Some(None)` for the default.
     pub disk_bytes: Option<Option<u64>>,
     /// Replaces all variables.
-    pub env: Option<BTreeMap<String, String>>,
+    pub env: Option<SandboxEnv>,
     /// The new working directory; `Some(None)` for the image's.
-    pub cwd: Option<Option<String>>,
+    pub cwd: Option<Option<GuestPath>>,
     /// The new user; `Some(None)` for the image's.
-    pub user: Option<Option<String>>,
-    /// Replaces the whole command.
-    pub command: Option<Vec<String>>,
+    pub user: Option<Option<GuestUser>>,
+    /// Replaces the whole command; `Some(None)` for the image's.
+    pub command: Option<Option<Argv>>,
     /// Replaces all labels.
     pub labels: Option<Labels>,
     /// Replaces all mounts.
@@ -106,14 +106,15 @@ mod tests {
     #[test]
     fn what_is_left_out_of_an_update_stays() {
         let spec = TemplateSpec {
-            cwd: Some("/srv".into()),
-            user: Some("ada".into()),
+            cwd: Some(GuestPath::kept("/srv".into())),
+            user: Some(GuestUser::kept("ada".into())),
             disk_bytes: Some(5),
             ..TemplateSpec::default()
         };
         assert_eq!(TemplateUpdate::default().applied(&spec), spec);
-        let update = TemplateUpdate { cwd: Some(None), user: Some(Some("eve".into())), ..Default::default() };
-        let expected = TemplateSpec { cwd: None, user: Some("eve".into()), ..spec.clone() };
+        let eve = Some(GuestUser::kept("eve".into()));
+        let update = TemplateUpdate { cwd: Some(None), user: Some(eve.clone()), ..Default::default() };
+        let expected = TemplateSpec { cwd: None, user: eve, ..spec.clone() };
         assert_eq!(update.applied(&spec), expected);
     }
 }

@@ -7,7 +7,7 @@ use tracing::info;
 use wire::VolumeId;
 
 use crate::db::{VolumeRow, VolumeState};
-use crate::error::EngineError;
+use crate::error::{EngineError, Field};
 use crate::model::random::random_u128;
 use crate::model::{Key, Owner};
 use crate::volume::live::VolumeView;
@@ -194,18 +194,16 @@ impl crate::Engine {
     }
 
     async fn check_volume_size(&self, size_bytes: u64) -> Result<(), EngineError> {
-        let invalid = |why: String| Err(EngineError::Invalid { what: "size", why });
+        let invalid = |rule: String| Err(Field::Size.must(rule));
         if size_bytes < VOLUME_BYTES_MIN {
             return invalid(format!(
-                "it must be at least {VOLUME_BYTES_MIN} bytes, got {size_bytes}; was a unit such as `Gi` left out?"
+                "be at least {VOLUME_BYTES_MIN} bytes, got {size_bytes}; was a unit such as `Gi` left out?"
             ));
         }
         let machine = self.shared().backend.machine().await;
         let most = machine.map_err(|source| EngineError::Usage { source })?.disk_bytes;
         if size_bytes > most {
-            return invalid(format!(
-                "it must be at most {most} bytes, the size of the store, got {size_bytes}"
-            ));
+            return invalid(format!("be at most {most} bytes, the size of the store, got {size_bytes}"));
         }
         Ok(())
     }

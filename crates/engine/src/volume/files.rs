@@ -6,7 +6,7 @@ use tracing::warn;
 use wire::SandboxId;
 use wire::launch::Access;
 
-use crate::error::{EngineError, chain};
+use crate::error::{EngineError, Field, chain};
 use crate::files::Files;
 use crate::model::labels::Labels;
 use crate::model::lifetime::{Action, Lifetime, Rule, Since};
@@ -61,8 +61,7 @@ impl VolumeFiles {
     /// The path in the sandbox of a path in the volume.
     pub fn path(&self, in_volume: &[u8]) -> Result<Vec<u8>, EngineError> {
         if !in_volume.starts_with(b"/") || in_volume.split(|byte| *byte == b'/').any(|part| part == b"..") {
-            let why = "it must be an absolute path in the volume, without `..`".into();
-            return Err(EngineError::Invalid { what: "path", why });
+            return Err(Field::Path.must("be an absolute path in the volume, without `..`"));
         }
         let mut path = HELPER_PATH.as_bytes().to_vec();
         path.extend_from_slice(in_volume);

@@ -5,11 +5,10 @@ use std::sync::Arc;
 use wire::launch::{Access, MOUNTS_MAX, Mount};
 
 use crate::db::MountRow;
-use crate::error::EngineError;
+use crate::error::{EngineError, Field, shown};
+use crate::model::GuestPath;
 use crate::volume::{LiveVolume, VolumeMount};
 
-/// The longest path that the kernel takes, in bytes.
-const PATH_MAX: usize = 4096;
 /// Directories that the sandbox itself needs. Nothing is mounted over them or below them.
 const PROTECTED: [&str; 4] = ["/proc", "/sys", "/dev", "/run/shoal"];
 
@@ -38,32 +37,29 @@ impl Mounted {
 /// Checks mounts: paths are absolute, without `.` and `..`, each used once, and outside the protected directories. Returns them with
 /// paths in one spelling, in an order in which no mount covers an earlier one.
 pub(crate) fn check_mounts(mounts: Vec<VolumeMount>) -> Result<Vec<VolumeMount>, EngineError> {
-    let invalid = |why: String| Err(EngineError::Invalid { what: "mounts", why });
+    let invalid = |rule: String| Err(Field::Mounts.must(rule));
     if mounts.len() > MOUNTS_MAX {
-        return invalid(format!("there must be at most {MOUNTS_MAX}, got {}", mounts.len()));
+        return invalid(format!("have at most {MOUNTS_MAX} entries, got {}", mounts.len()));
     }
     let mut checked: Vec<VolumeMount> = Vec::new();
     for VolumeMount { volume, path, access } in mounts {
         if volume.is_empty() {
-            return invalid(format!("the mount at `{path:.128}` must name a volume"));
+            return invalid(format!("name a volume for `{}`", shown(&path)));
         }
-        if !path.starts_with('/') {
-            return invalid(format!("a path must be absolute, got `{path:.128}`"));
-        }
-        if path.len() > PATH_MAX || path.contains('\0') {
-            return invalid(format!("a path must have at most {PATH_MAX} bytes and no NUL byte"));
+        if let Err(must) = GuestPath::check(path.as_bytes()) {
+            return invalid(format!("have a `path` that must {must}"));
         }
         let parts: Vec<&str> = path.split('/').filter(|part| !part.is_empty()).collect();
         if parts.iter().any(|part| matches!(*part, "." | "..")) {
-            return invalid(format!("a path must not contain `.` or `..`, got `{path:.128}`"));
+            return invalid(format!("have paths without `.` and `..`, got `{}`", shown(&path)));
         }
         let plain = format!("/{}", parts.join("/"));
         let below = |place: &str| plain == place || plain.starts_with(&format!("{place}/"));
         if plain == "/" || PROTECTED.iter().any(|place| below(place)) {
-            return invalid(format!("nothing can be mounted over `{plain:.128}`"));
+            return invalid(format!("not have a path over `{}`, which the sandbox needs", shown(&plain)));
         }
         if checked.iter().any(|mount| mount.path == plain) {
-            return invalid(format!("two mounts have the path `{plain:.128}`"));
+            return invalid(format!("have different paths, got `{}` twice", shown(&plain)));
         }
         checked.push(VolumeMount { volume, path: plain, access });
     }
@@ -106,14 +102,14 @@ mod tests {
             &["/data/deeper/", "/data", "/process", "/home//a b"],
             Ok(&["/data", "/data/deeper", "/home/a b", "/process"]),
         );
-        check_mount(&["data"], Err("must be absolute, got `data`"));
-        check_mount(&["/"], Err("nothing can be mounted over `/`"));
+        check_mount(&["data"], Err("must be an absolute path, got `data`"));
+        check_mount(&["/"], Err("over `/`"));
         check_mount(&["//proc//"], Err("over `/proc`"));
         check_mount(&["/sys/fs/cgroup"], Err("over `/sys/fs/cgroup`"));
         check_mount(&["/dev/shm"], Err("over `/dev/shm`"));
         check_mount(&["/run/shoal/ca"], Err("over `/run/shoal/ca`"));
         check_mount(&["/data/../proc"], Err("`..`"));
-        check_mount(&["/data", "/data/"], Err("two mounts have the path `/data`"));
+        check_mount(&["/data", "/data/"], Err("got `/data` twice"));
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use wire::VolumeId;
 
 use crate::db::{MountRow, VolumeRow, VolumeState};
-use crate::error::EngineError;
+use crate::error::{EngineError, Resource};
 use crate::model::Owner;
 use crate::volume::{LiveVolume, Mounted, VolumeMount, VolumeName, check_mounts};
 
@@ -38,7 +38,7 @@ impl VolumeIndex {
         let owner = &volume.owner;
         self.check_name(owner, &volume.name())?;
         if self.by_name.keys().filter(|(other, _)| other == owner).count() >= VOLUMES_MAX {
-            return Err(EngineError::Quota { what: "volumes", limit: VOLUMES_MAX as u64 });
+            return Err(EngineError::Quota { resource: Resource::Volumes, limit: VOLUMES_MAX as u64 });
         }
         self.insert(volume);
         Ok(())

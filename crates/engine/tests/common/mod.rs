@@ -6,14 +6,14 @@ use std::path::Path;
 use std::sync::Arc;
 
 use engine::{
-    Capacity, Command, CommandRef, CommandSpec, CommandState, Engine, EngineConfig, Key, KeyLimits, Offsets,
-    Outcome, Output, OutputEvent, Owner, Sandbox, SandboxSpec, Wait,
+    Capacity, Command, CommandRef, CommandSpec, CommandState, Engine, EngineConfig, IdempotencyKey, Key,
+    KeyLimits, Offsets, Outcome, Output, OutputEvent, Owner, Program, Sandbox, SandboxSpec, Wait,
 };
 use runtime::fake::FakeHost;
 use shoal_engine as engine;
 use tempfile::TempDir;
 use wire::SandboxId;
-use wire::guest::{Program, Stream};
+use wire::guest::Stream;
 
 pub const KEPT: u64 = 256 * 1024;
 
@@ -105,8 +105,13 @@ pub fn key_of(owner: &str, limits: KeyLimits) -> Key {
     }
 }
 
+/// A key under which a request is repeated.
+pub fn once() -> IdempotencyKey {
+    IdempotencyKey::parse("once").expect("a key")
+}
+
 pub fn script_of(script: &str) -> CommandSpec {
-    CommandSpec::new(Program::Shell { script: script.into() })
+    CommandSpec::new(Program::script(script).expect("a script"))
 }
 
 #[track_caller]

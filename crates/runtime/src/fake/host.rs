@@ -284,6 +284,7 @@ impl Isolation for FakeHost {
         }
         state.things.retain(|(owner, _)| *owner != sandbox);
         state.networks.forget(sandbox);
+        state.frozen.remove(&sandbox);
         if let Some(init) = state.inits.remove(&sandbox) {
             init.end();
         }

@@ -205,9 +205,11 @@ impl From<EngineError> for ApiError {
             ActionUnsupported { action } => say(StatusCode::BAD_REQUEST, "action_not_supported")
                 .detail("action", action)
                 .hint("use `delete`, or give the rule `\"accept_inactive\": true` to have it kept without effect"),
-            Invalid { what, .. } => say(StatusCode::BAD_REQUEST, "invalid_request").detail("field", what),
-            Quota { what, limit } => say(StatusCode::TOO_MANY_REQUESTS, "quota_exceeded")
-                .detail("resource", what)
+            Invalid { field, .. } => {
+                say(StatusCode::BAD_REQUEST, "invalid_request").detail("field", field.word())
+            }
+            Quota { resource, limit } => say(StatusCode::TOO_MANY_REQUESTS, "quota_exceeded")
+                .detail("resource", resource.word())
                 .detail("limit", limit)
                 .hint("delete sandboxes of this owner, or ask the operator for a larger limit"),
             Full { .. } => say(StatusCode::SERVICE_UNAVAILABLE, "no_capacity").hint(FULL_HINT),
@@ -222,6 +224,7 @@ impl From<EngineError> for ApiError {
                 .hint("try again, or delete the sandbox"),
             Create { source, .. } => backend(&source, &message, "create_failed"),
             Delete { source, .. } => backend(&source, &message, "delete_failed"),
+            Pause { source, .. } => backend(&source, &message, "pause_failed"),
             Store { ref source, .. } if source.is_disk_full() => disk_full(&message),
             Usage { .. } | Store { .. } | Log { .. } | Clock { .. } => say(StatusCode::INTERNAL_SERVER_ERROR, "internal")
                 .hint("see the daemon's log for the cause, under this response's x-request-id"),
@@ -496,6 +499,7 @@ fn layer(fault: &LayerFault, told: &str) -> ApiError {
 mod tests {
     use std::io;
 
+    use engine::{Field, Resource};
     use wire::SandboxId;
 
     use super::*;
@@ -513,7 +517,8 @@ mod tests {
         check(EngineError::SandboxNotFound { id: id.to_string() }, 404, "sandbox_not_found");
         let body = check(EngineError::WrongState { id, state: "deleting" }, 409, "wrong_state");
         assert_eq!(body.details["state"], "deleting");
-        let body = check(EngineError::Quota { what: "sandboxes", limit: 3 }, 429, "quota_exceeded");
+        let body =
+            check(EngineError::Quota { resource: Resource::Sandboxes, limit: 3 }, 429, "quota_exceeded");
         assert_eq!(body.details["limit"], 3);
         check(EngineError::Full { what: "memory".into() }, 503, "no_capacity");
         check(
@@ -521,7 +526,7 @@ mod tests {
             503,
             "no_capacity",
         );
-        check(EngineError::Invalid { what: "name", why: "it is empty".into() }, 400, "invalid_request");
+        check(Field::Name.must("not be empty"), 400, "invalid_request");
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::ops::RangeInclusive;
 use axum::extract::FromRequestParts;
 use axum::http::StatusCode;
 use axum::http::request::Parts;
-use wire::files::PATH_MAX;
+use engine::GuestPath;
 
 use crate::http::error::ApiError;
 
@@ -64,16 +64,8 @@ impl Params {
     /// A path, which must be there.
     pub fn path(&mut self, name: &str) -> Result<Vec<u8>, ApiError> {
         let path = self.bytes(name).ok_or_else(|| ApiError::must(name, "be given"))?;
-        let wrong = if !path.starts_with(b"/") {
-            "be absolute"
-        } else if path.contains(&0) {
-            "not contain a NUL byte"
-        } else if path.len() > PATH_MAX {
-            "be at most 4095 bytes long"
-        } else {
-            return Ok(path);
-        };
-        let message = format!("`{name}` must {wrong}");
+        let Err(must) = GuestPath::check(&path) else { return Ok(path) };
+        let message = format!("`{name}` must {must}");
         Err(ApiError::new(StatusCode::BAD_REQUEST, "invalid_path", message).detail("field", name))
     }
 

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::future::Future;
 
 use axum::http::StatusCode;
+use engine::{Argv, GuestPath, GuestUser, SandboxEnv};
 use tracing::Instrument;
 
 use crate::config::quantity::{Bytes, Cpu};
@@ -52,19 +53,25 @@ pub(super) fn bytes(field: &'static str, text: Option<String>) -> Result<Option<
     Bytes::parse(&text).map(|amount| Some(amount.bytes)).map_err(|error| ApiError::invalid(field, error))
 }
 
-pub(super) fn check_env(env: &BTreeMap<String, String>) -> Result<(), ApiError> {
-    for (name, value) in env {
-        if name.is_empty() || name.contains(['=', '\0']) {
-            return Err(ApiError::must(
-                "env",
-                "have names that are not empty and contain neither `=` nor a NUL byte",
-            ));
-        }
-        no_nul("env", value)?;
-    }
-    Ok(())
+/// The environment of a sandbox or a template.
+pub(super) fn sandbox_env(env: BTreeMap<String, String>) -> Result<SandboxEnv, ApiError> {
+    SandboxEnv::new(env).map_err(|must| ApiError::must("env", must))
 }
 
-pub(super) fn no_nul(field: &'static str, text: &str) -> Result<(), ApiError> {
-    if text.contains('\0') { Err(ApiError::must(field, "not contain a NUL byte")) } else { Ok(()) }
+/// A working directory, where one was said.
+pub(super) fn guest_path(cwd: Option<String>) -> Result<Option<GuestPath>, ApiError> {
+    cwd.map(GuestPath::parse).transpose().map_err(|must| ApiError::must("cwd", must))
+}
+
+/// A user of the sandbox, where one was said.
+pub(super) fn guest_user(user: Option<String>) -> Result<Option<GuestUser>, ApiError> {
+    user.map(GuestUser::parse).transpose().map_err(|must| ApiError::must("user", must))
+}
+
+/// The command of a template. An empty one is the image's.
+pub(super) fn template_command(words: Vec<String>) -> Result<Option<Argv>, ApiError> {
+    match words.is_empty() {
+        true => Ok(None),
+        false => Argv::new(words).map(Some).map_err(|must| ApiError::must("command", must)),
+    }
 }

@@ -22,6 +22,7 @@ use wire::files::{
     Relocate, SearchLimits, WatchEvent, WriteOptions,
 };
 
+use super::common::guest_user;
 use crate::http::app::{App, Caller, Stopping};
 use crate::http::body::{CommandJson, FoundSandbox, SandboxPath};
 use crate::http::clock::guest_time;
@@ -583,7 +584,7 @@ pub async fn unpack(
 fn files(app: &App, caller: &Caller, id: wire::SandboxId, mut params: Params) -> Result<Files, ApiError> {
     let user = params.text("user")?;
     params.finish()?;
-    Ok(app.engine.files(&caller.0.owner, id, user)?)
+    Ok(app.engine.files(&caller.0.owner, id, guest_user(user)?)?)
 }
 
 /// A file at a path.

@@ -12,11 +12,11 @@ use engine::image::PullProgress;
 use engine::template::{
     Preparation, Template, TemplateName, TemplateSpec, TemplateTold, TemplateUpdate, TemplateWatcher,
 };
-use engine::{Labels, TemplateHappened, template as built_in};
+use engine::{Argv, GuestPath, GuestUser, Labels, TemplateHappened, template as built_in};
 use futures_util::stream::{self, Stream};
 use wire::api;
 
-use super::common::{bytes, carried_on, check_env, cpu_millis};
+use super::common::{bytes, carried_on, cpu_millis, guest_path, guest_user, sandbox_env, template_command};
 use super::images::layer_progress;
 use super::volumes::{mount, mount_spec};
 use crate::http::app::{App, Caller, Stopping};
@@ -251,17 +251,16 @@ pub fn template_create(body: api::CreateTemplate) -> Result<(TemplateName, Templ
 /// `PUT /v1/templates/{template}`
 pub fn template_spec(body: api::TemplateSpec) -> Result<TemplateSpec, ApiError> {
     let api::TemplateSpec { image, cpu, memory, disk, env, cwd, user, command, labels, mounts } = body;
-    check_env(&env)?;
     let usual = TemplateSpec::default();
     Ok(TemplateSpec {
         image: image.unwrap_or(usual.image),
         cpu_millis: cpu_millis(cpu)?.unwrap_or(usual.cpu_millis),
         memory_bytes: bytes("memory", memory)?.unwrap_or(usual.memory_bytes),
         disk_bytes: bytes("disk", disk)?,
-        env,
-        cwd,
-        user,
-        command,
+        env: sandbox_env(env)?,
+        cwd: guest_path(cwd)?,
+        user: guest_user(user)?,
+        command: template_command(command)?,
         labels: Labels::new(labels)?,
         mounts: mounts.into_iter().map(mount_spec).collect(),
     })
@@ -271,17 +270,16 @@ pub fn template_spec(body: api::TemplateSpec) -> Result<TemplateSpec, ApiError> 
 pub fn template_update(body: api::UpdateTemplate) -> Result<TemplateUpdate, ApiError> {
     let api::UpdateTemplate { name, image, cpu, memory, disk, env, cwd, user, command, labels, mounts } =
         body;
-    env.as_ref().map(check_env).transpose()?;
     Ok(TemplateUpdate {
         name: name.as_deref().map(TemplateName::parse).transpose()?,
         image,
         cpu_millis: cpu_millis(cpu)?,
         memory_bytes: bytes("memory", memory)?,
         disk_bytes: disk.map(|disk| bytes("disk", disk)).transpose()?,
-        env,
-        cwd,
-        user,
-        command,
+        env: env.map(sandbox_env).transpose()?,
+        cwd: cwd.map(guest_path).transpose()?,
+        user: user.map(guest_user).transpose()?,
+        command: command.map(template_command).transpose()?,
         labels: labels.map(Labels::new).transpose()?,
         mounts: mounts.map(|mounts| mounts.into_iter().map(mount_spec).collect()),
     })
@@ -312,10 +310,10 @@ pub fn to_api(template: Template) -> api::Template {
             disk_bytes: None,
         },
         disk_bytes: spec.disk_bytes,
-        env: spec.env,
-        cwd: spec.cwd,
-        user: spec.user,
-        command: spec.command,
+        env: spec.env.into_pairs(),
+        cwd: spec.cwd.map(GuestPath::into_string),
+        user: spec.user.map(GuestUser::into_string),
+        command: spec.command.map(Argv::into_words).unwrap_or_default(),
         labels: spec.labels.pairs().clone(),
         mounts: spec.mounts.into_iter().map(mount).collect(),
         sandboxes: template.sandboxes as u64,

@@ -9,8 +9,8 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use engine::snapshot::SnapshotState;
 use engine::{
-    Key, LabelChanges, Labels, ListQuery, NoteChanges, Sandbox, SandboxName, SandboxSpec, SandboxUpdate,
-    Selector, Wait,
+    EngineError, Field, Key, LabelChanges, Labels, ListQuery, NoteChanges, Sandbox, SandboxEnv, SandboxName,
+    SandboxSpec, SandboxUpdate, Selector, TemplateName, Wait,
 };
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -189,6 +189,9 @@ async fn spec(app: &App, key: &Key, body: Create) -> Result<SandboxSpec, Refusal
         (None, Some(reference)) => named_snapshot(app, key, &reference).await?,
         (None, None) => engine::template::DEFAULT.into(),
     };
+    // What cannot be a name is the name of nothing.
+    let template =
+        TemplateName::parse(&template).map_err(|_| EngineError::TemplateNotFound { name: template })?;
     let notes = Notes {
         from_template,
         run_config,
@@ -203,7 +206,7 @@ async fn spec(app: &App, key: &Key, body: Create) -> Result<SandboxSpec, Refusal
     Ok(SandboxSpec {
         name: name.as_deref().map(SandboxName::parse).transpose()?,
         template,
-        env,
+        env: SandboxEnv::new(env).map_err(|must| must.of(Field::Env))?,
         cpu_millis: cpu(vcpus, cpu_millicores)?,
         memory_bytes: mem_bytes,
         labels: Labels::new(labels.unwrap_or_default())?,

@@ -13,7 +13,7 @@ use std::borrow::Cow;
 use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use engine::{EngineError, ErrorClass, Noun};
+use engine::{EngineError, ErrorClass, Noun, Resource};
 use serde_json::{Value, json};
 use wire::files::FileErrorKind;
 
@@ -93,6 +93,12 @@ impl Refusal {
     /// A field of a request on the control plane that cannot be taken as it is.
     pub fn invalid(field: &str, why: impl std::fmt::Display) -> Self {
         let message = format!("`{field}` is not valid: {why}");
+        Self::new(StatusCode::UNPROCESSABLE_ENTITY, "ValidationError", message).field(field)
+    }
+
+    /// A field of a request that breaks a rule. `rule` reads on after "must".
+    pub fn must(field: &str, rule: impl std::fmt::Display) -> Self {
+        let message = format!("`{field}` must {rule}");
         Self::new(StatusCode::UNPROCESSABLE_ENTITY, "ValidationError", message).field(field)
     }
 
@@ -187,11 +193,13 @@ impl Refusal {
                 say(StatusCode::UNPROCESSABLE_ENTITY, "ValidationError").field("fs_capacity_bytes")
             }
             E::ActionUnsupported { .. } => say(StatusCode::UNPROCESSABLE_ENTITY, "ValidationError"),
-            E::Invalid { what, .. } => say(StatusCode::UNPROCESSABLE_ENTITY, "ValidationError").field(what),
-            E::Quota { what, limit } => {
+            E::Invalid { field, .. } => {
+                say(StatusCode::UNPROCESSABLE_ENTITY, "ValidationError").field(field.word())
+            }
+            E::Quota { resource, limit } => {
                 // Clients look for the words that say which limit it was.
-                let told = match *what {
-                    "sandboxes" => format!("the sandbox count limit of {limit} is reached"),
+                let told = match resource {
+                    Resource::Sandboxes => format!("the sandbox count limit of {limit} is reached"),
                     other => format!("the key's limit of {limit} {other} is reached"),
                 };
                 Self::new(StatusCode::TOO_MANY_REQUESTS, "QuotaExceeded", told).retry_after(0)
@@ -199,7 +207,9 @@ impl Refusal {
             E::Create { source, .. } if error.class() != ErrorClass::Full => {
                 Self::new(StatusCode::UNPROCESSABLE_ENTITY, "CrashLoop", format!("{message}: {source}"))
             }
-            E::Delete { .. } | E::Usage { .. } => say(StatusCode::INTERNAL_SERVER_ERROR, "InternalError"),
+            E::Delete { .. } | E::Pause { .. } | E::Usage { .. } => {
+                say(StatusCode::INTERNAL_SERVER_ERROR, "InternalError")
+            }
             E::Unresponsive { .. } => say(StatusCode::BAD_GATEWAY, "ConnectionError"),
             E::Stopping => Self::not_yet(message.as_str()),
             other => Self::usual(other.class(), other.noun(), message),
@@ -338,6 +348,7 @@ impl IntoResponse for Refusal {
 
 #[cfg(test)]
 mod tests {
+    use engine::Field;
     use runtime::BackendError;
     use wire::SandboxId;
 
@@ -359,7 +370,7 @@ mod tests {
         check(EngineError::TemplateInUse { name: name(), sandboxes: 1, pools: 0 }, 409, "ResourceInUse");
         check(EngineError::TemplateBuiltIn, 409, "ResourceInUse");
         check(EngineError::ImageNotFound { name: name() }, 422, "ImagePull");
-        check(EngineError::Quota { what: "sandboxes", limit: 1 }, 429, "QuotaExceeded");
+        check(EngineError::Quota { resource: Resource::Sandboxes, limit: 1 }, 429, "QuotaExceeded");
         check(EngineError::Full { what: name() }, 503, "Unschedulable");
         check(EngineError::WrongState { id, state: "deleting" }, 409, "Conflict");
         check(EngineError::Unresponsive { id }, 502, "ConnectionError");
@@ -379,7 +390,7 @@ mod tests {
         for (error, status, word) in [
             (EngineError::WrongState { id, state: "deleting" }, 400, "NotReady"),
             (EngineError::FileKilled { id }, 400, "WriteError"),
-            (EngineError::Invalid { what: "path", why: "x".into() }, 400, "WriteError"),
+            (Field::Path.must("x"), 400, "WriteError"),
             (EngineError::Full { what: "x".into() }, 503, "ServiceUnavailable"),
             (EngineError::SandboxNotFound { id: "x".into() }, 404, "NotFound"),
         ] {

@@ -25,8 +25,8 @@ use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
 use bytes::Bytes;
 use engine::{
-    Attendance, Command, CommandRef, CommandSpec, CommandState, EngineError, Key, Offsets, Outcome, Sandbox,
-    TextEvent, TextOutput,
+    Attendance, Command, CommandRef, CommandSpec, CommandState, EngineError, Field, Key, Must, Offsets,
+    Outcome, Program, Sandbox, TextEvent, TextOutput,
 };
 use futures_util::StreamExt;
 use futures_util::stream::SplitStream;
@@ -36,7 +36,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 use tracing::Instrument;
 use wire::CommandId;
-use wire::guest::{ExitStatus, Program, Stream, TerminalSize};
+use wire::guest::{ExitStatus, Stream, TerminalSize};
 
 use super::error::{Doing, Refusal};
 use super::json::{Notes, RunConfig};
@@ -117,11 +117,13 @@ impl Execute {
         };
         let pty = self.pty.unwrap_or(false);
         let shell = self.shell.filter(|shell| !shell.is_empty()).unwrap_or_else(|| SHELL.into());
+        let broken = |field: Field| move |must: Must| wrong(&must.of(field).to_string());
+        let argv = vec![shell, "-c".into(), command];
         Ok(CommandSpec {
             id,
-            env: run.env_vars.unwrap_or_default(),
-            cwd: run.work_dir,
-            user: run.user,
+            env: run.env().map_err(broken(Field::Env))?,
+            cwd: run.work_dir().map_err(broken(Field::Cwd))?,
+            user: run.user().map_err(broken(Field::User))?,
             stdin: pty || (stdin && !self.close_stdin.unwrap_or(false)),
             terminal: pty.then_some(TERMINAL),
             timeout,
@@ -132,7 +134,7 @@ impl Execute {
                 },
                 kept: patience(self.ttl_seconds, TTL_SECONDS_DEFAULT)?,
             },
-            ..CommandSpec::new(Program::Argv(vec![shell, "-c".into(), command]))
+            ..CommandSpec::new(Program::argv(argv).map_err(broken(Field::Command))?)
         })
     }
 }

@@ -6,7 +6,7 @@ use axum::Json;
 use axum::extract::{Request, State};
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::Response;
-use engine::{EngineError, Files, Key, Sandbox};
+use engine::{EngineError, Field, Files, GuestUser, Key, Sandbox};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use wire::files::{Condition, FileStat, Grep, SearchLimits, WriteOptions};
@@ -50,18 +50,14 @@ fn writing(error: EngineError) -> Refusal {
 
 /// The files of a sandbox, as the user whom its commands run as.
 fn files(app: &App, key: &Key, sandbox: &Sandbox) -> Result<Files, EngineError> {
-    app.engine.files(&key.owner, sandbox.id, Notes::of(sandbox).run_config.user)
-}
-
-/// What is asked for cannot be.
-fn invalid(what: &'static str, why: &str) -> EngineError {
-    EngineError::Invalid { what, why: why.into() }
+    let user = Notes::of(sandbox).run_config.user.map(GuestUser::parse).transpose();
+    app.engine.files(&key.owner, sandbox.id, user.map_err(|must| must.of(Field::User))?)
 }
 
 /// An absolute path.
 pub fn absolute(app: &App, key: &Key, sandbox: &Sandbox, path: Vec<u8>) -> Result<Vec<u8>, EngineError> {
-    if path.is_empty() || path.contains(&0) || path.len() > wire::files::PATH_MAX {
-        return Err(invalid("path", "it is empty, too long, or has a NUL byte"));
+    if path.is_empty() {
+        return Err(Field::Path.must("not be empty"));
     }
     if path.starts_with(b"/") {
         return Ok(path);
@@ -74,7 +70,7 @@ pub fn absolute(app: &App, key: &Key, sandbox: &Sandbox, path: Vec<u8>) -> Resul
 }
 
 fn path(app: &App, target: &Target, params: &mut Params) -> Result<Vec<u8>, EngineError> {
-    let path = params.bytes("path").ok_or_else(|| invalid("path", "it is missing"))?;
+    let path = params.bytes("path").ok_or_else(|| Field::Path.must("be given"))?;
     absolute(app, &target.key, &target.sandbox, path)
 }
 
@@ -190,7 +186,7 @@ impl Search {
         let matches = match self.limit {
             None => MATCHES_DEFAULT,
             Some(limit) if limit > 0 => u32::try_from(limit).unwrap_or(most).min(most),
-            Some(_) => return Err(reading(invalid("limit", "it is a number above zero"))),
+            Some(_) => return Err(reading(Field::Limit.must("be a number above zero"))),
         };
         Ok(SearchLimits {
             matches,

@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime};
 
-use engine::{Action, Lifetime, Rule, Sandbox, Since, State};
+use engine::{
+    Action, COMMAND_BYTES_MAX, Env, GuestPath, GuestUser, Lifetime, Must, Rule, Sandbox, Since, State,
+};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use wire::launch::Access;
@@ -41,22 +43,26 @@ impl RunConfig {
 
     /// What is wrong with it, if anything is.
     pub fn check(&self) -> Result<(), Refusal> {
-        if self.work_dir.as_ref().is_some_and(|path| !path.starts_with('/') || path.contains('\0')) {
-            return Err(Refusal::invalid("run_config.work_dir", "it is an absolute path"));
-        }
-        if self.user.as_ref().is_some_and(|user| user.is_empty() || user.contains('\0')) {
-            return Err(Refusal::invalid(
-                "run_config.user",
-                "it is a name or a number, optionally with a group",
-            ));
-        }
-        let bad = |(name, value): (&String, &String)| {
-            name.is_empty() || name.contains(['=', '\0']) || value.contains('\0')
-        };
-        if self.env_vars.iter().flatten().any(bad) {
-            return Err(Refusal::invalid("run_config.env_vars", "a name or a value cannot be a variable's"));
-        }
+        let broken = |field: &'static str| move |must: Must| Refusal::must(field, must);
+        self.work_dir().map_err(broken("run_config.work_dir"))?;
+        self.user().map_err(broken("run_config.user"))?;
+        self.env::<{ COMMAND_BYTES_MAX }>().map_err(broken("run_config.env_vars"))?;
         Ok(())
+    }
+
+    /// The working directory, checked.
+    pub fn work_dir(&self) -> Result<Option<GuestPath>, Must> {
+        self.work_dir.clone().map(GuestPath::parse).transpose()
+    }
+
+    /// The user, checked.
+    pub fn user(&self) -> Result<Option<GuestUser>, Must> {
+        self.user.clone().map(GuestUser::parse).transpose()
+    }
+
+    /// The variables, checked.
+    pub fn env<const BYTES_MAX: usize>(&self) -> Result<Env<BYTES_MAX>, Must> {
+        Env::new(self.env_vars.clone().unwrap_or_default())
     }
 
     /// This layer with another above it.

@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
-use engine::Sandbox;
 use engine::snapshot::{LATEST, Snapshot, SnapshotSpec, SnapshotState};
 use engine::template::{Preparation, TemplateSpec};
+use engine::{EngineError, Field, Sandbox, SandboxEnv};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -92,7 +92,7 @@ pub async fn create(
         Some(tag) => vec![tag.clone()],
         None => own_tag(&image).into_iter().chain([LATEST.to_owned()]).collect(),
     };
-    let template = with_run_config(TemplateSpec { image, ..TemplateSpec::default() }, run);
+    let template = with_run_config(TemplateSpec { image, ..TemplateSpec::default() }, run)?;
     let made = app.engine.create_snapshot(&key, SnapshotSpec { name, tags, template, note }).await;
     let snapshot = made.map_err(|error| Refusal::from(error).renamed("image", "docker_image"))?;
     Ok((StatusCode::CREATED, Json(show(&snapshot))))
@@ -106,10 +106,13 @@ fn own_tag(image: &str) -> Option<String> {
 }
 
 /// Who commands run as, where, and with what, unless the sandbox or the command says otherwise.
-fn with_run_config(template: TemplateSpec, run: RunConfig) -> TemplateSpec {
-    let mut env = template.env;
+fn with_run_config(template: TemplateSpec, run: RunConfig) -> Result<TemplateSpec, EngineError> {
+    let cwd = run.work_dir().map_err(|must| must.of(Field::Cwd))?.or(template.cwd);
+    let user = run.user().map_err(|must| must.of(Field::User))?.or(template.user);
+    let mut env = template.env.into_pairs();
     env.extend(run.env_vars.unwrap_or_default());
-    TemplateSpec { env, cwd: run.work_dir.or(template.cwd), user: run.user.or(template.user), ..template }
+    let env = SandboxEnv::new(env).map_err(|must| must.of(Field::Env))?;
+    Ok(TemplateSpec { env, cwd, user, ..template })
 }
 
 /// Captures a sandbox that runs. Answers at once; its files are read behind that.
@@ -132,7 +135,7 @@ pub async fn capture(
     let run = Notes::of(&sandbox).run_config.under(body.run_config.clone().unwrap_or_default());
     let note = body.note(&run)?;
     let tags = vec![body.tag.clone().unwrap_or_else(|| LATEST.to_owned())];
-    let template = with_run_config(spec_of(&app, &key.owner, &sandbox), run);
+    let template = with_run_config(spec_of(&app, &key.owner, &sandbox), run)?;
     let spec = SnapshotSpec { name, tags, template, note };
     let snapshot = app.engine.capture_snapshot(&key, sandbox.id, spec).await?;
     Ok((StatusCode::CREATED, Json(show(&snapshot))))

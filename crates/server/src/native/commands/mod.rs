@@ -10,14 +10,16 @@ use axum::extract::{FromRequestParts, State};
 use axum::http::StatusCode;
 use axum::http::request::Parts;
 use axum::response::{IntoResponse, Response};
-use engine::{Attendance, Command, CommandSpec, CommandState, Gathered, Outcome, Span};
+use engine::{
+    Attendance, Command, CommandEnv, CommandSpec, CommandState, Gathered, Outcome, Program, Script, Span,
+};
 use engine::{CommandQuery, CommandRef, Signal};
 use serde::Deserialize;
 use utoipa::IntoParams;
 use wire::api;
-use wire::guest::{ExitStatus, Program, StartError, Stream, TerminalSize};
+use wire::guest::{self, ExitStatus, StartError, Stream, TerminalSize};
 
-use super::common::{carried_on, check_env, check_limit, no_nul};
+use super::common::{carried_on, check_limit, guest_path, guest_user};
 use crate::http::app::{App, Caller};
 use crate::http::body::{self, CommandJson, CommandPath, FoundSandbox, Query, Raw, SandboxPath};
 use crate::http::clock::rfc3339;
@@ -27,16 +29,9 @@ use crate::http::text::text_or_base64;
 /// How much of each stream the answer to a waiting `POST` holds. The rest can be streamed.
 const ANSWER_OUTPUT_MAX: usize = 1 << 20;
 /// A script of this length is the longest that may be asked for.
-pub const SCRIPT_MAX: usize = 16 << 20;
+pub const SCRIPT_MAX: usize = Script::BYTES_MAX;
 /// `…/commands/stream` is where a command is started and streamed, so no command can be found there.
 const RESERVED_COMMAND_ID: &str = "stream";
-/// The kernel takes 2 MiB of arguments with the usual limit on a stack, and the shortest useful one takes ten bytes.
-/// So many of them are a mistake, told before they travel.
-const ARGUMENTS_MAX: usize = 150_000;
-/// What the kernel takes as a path.
-const PATH_MAX: usize = 4096;
-/// Longer than any name in a passwd file, twice.
-const USER_MAX: usize = 256;
 /// A year: longer is a mistake in units, and is refused rather than rounded.
 const TIMEOUT_SECONDS_MAX: f64 = 366.0 * 86_400.0;
 /// How much of a script or of an argument list is shown, so that a page of commands stays small.
@@ -258,50 +253,16 @@ pub fn command_spec(body: api::RunCommand) -> Result<CommandSpec, ApiError> {
         return Err(ApiError::must("id", format!("not be `{RESERVED_COMMAND_ID}`, which is a route")));
     }
     let program = match (argv, script) {
-        (Some(argv), None) => {
-            if argv.first().is_none_or(String::is_empty) {
-                return Err(ApiError::must("argv", "begin with a program"));
-            }
-            if argv.len() > ARGUMENTS_MAX {
-                return Err(ApiError::must(
-                    "argv",
-                    format!("have at most {ARGUMENTS_MAX} arguments, got {}", argv.len()),
-                ));
-            }
-            for argument in &argv {
-                no_nul("argv", argument)?;
-            }
-            Program::Argv(argv)
-        }
-        (None, Some(script)) => {
-            no_nul("script", &script)?;
-            if script.len() > SCRIPT_MAX {
-                return Err(ApiError::must(
-                    "script",
-                    format!("be at most {SCRIPT_MAX} bytes long, got {}", script.len()),
-                ));
-            }
-            Program::Shell { script }
-        }
-        // What the image runs by itself; the engine refuses it where there is nothing.
-        (None, None) => Program::Argv(Vec::new()),
+        (Some(argv), None) => Program::argv(argv).map_err(|must| ApiError::must("argv", must))?,
+        (None, Some(script)) => Program::script(script).map_err(|must| ApiError::must("script", must))?,
+        // The engine refuses it where neither the template nor the image has a command.
+        (None, None) => Program::Default,
         (Some(_), Some(_)) => {
             return Err(ApiError::must("argv", "be left out where `script` is given"));
         }
     };
-    check_env(&env)?;
-    if let Some(cwd) = &cwd {
-        no_nul("cwd", cwd)?;
-        if !cwd.starts_with('/') || cwd.len() > PATH_MAX {
-            return Err(ApiError::must("cwd", format!("be an absolute path of at most {PATH_MAX} bytes")));
-        }
-    }
-    if let Some(user) = &user {
-        no_nul("user", user)?;
-        if !(1..=USER_MAX).contains(&user.len()) {
-            return Err(ApiError::must("user", format!("be 1 to {USER_MAX} bytes long, got {}", user.len())));
-        }
-    }
+    let env = CommandEnv::new(env).map_err(|must| ApiError::must("env", must))?;
+    let (cwd, user) = (guest_path(cwd)?, guest_user(user)?);
     let terminal = terminal.map(|size| terminal_size(size.rows, size.columns)).transpose()?;
     Ok(CommandSpec {
         id,
@@ -349,16 +310,16 @@ pub fn to_api(command: Command) -> api::Command {
         CommandState::Ended { pid, outcome } => (api::CommandState::Ended, pid, Some(result(&outcome))),
     };
     let (argv, script, request_cut) = match &command.start.program {
-        Program::Argv(argv) => {
+        guest::Program::Argv(argv) => {
             let (shown, cut) = shown_argv(argv);
             (Some(shown), None, cut)
         }
-        Program::Shell { script } => {
+        guest::Program::Shell { script } => {
             let shown = start_of(script, REQUEST_SHOWN_MAX);
             (None, Some(shown.to_owned()), shown.len() < script.len())
         }
         // The engine lists no file operation among commands.
-        Program::Files(_) => (None, None, false),
+        guest::Program::Files(_) => (None, None, false),
     };
     api::Command {
         id: command.id,
@@ -506,7 +467,7 @@ mod tests {
     #[test]
     fn a_plain_command_passes() {
         let spec = run(argv(&["true"])).expect("it is valid");
-        assert_eq!(spec.program, Program::Argv(vec!["true".into()]));
+        assert_eq!(spec.program, Program::argv(vec!["true".into()]).expect("a program"));
         assert_eq!((spec.timeout, spec.stdin), (None, false));
     }
 

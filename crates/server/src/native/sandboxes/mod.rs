@@ -8,13 +8,14 @@ use axum::extract::State;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use engine::{
-    Labels, ListQuery, Notes, Origin, Sandbox, SandboxName, SandboxSpec, Selector, State as Life, Wait,
+    EngineError, IdempotencyKey, Labels, ListQuery, Notes, Origin, PoolName, Sandbox, SandboxName,
+    SandboxSpec, Selector, State as Life, TemplateName, Wait,
 };
 use utoipa::IntoParams;
 use wire::api;
 use wire::launch::Limits;
 
-use super::common::{PAGE_MAX, bytes, carried_on, check_env, cpu_millis};
+use super::common::{PAGE_MAX, bytes, carried_on, cpu_millis, sandbox_env};
 use super::volumes::{mount, mount_spec};
 use crate::http::app::{App, Caller};
 use crate::http::body::{self, FoundSandbox, OptionalJson, SandboxPath};
@@ -23,7 +24,6 @@ use crate::http::error::ApiError;
 use crate::http::params::Params;
 
 /// What a client may use to make a create repeatable.
-const IDEMPOTENCY_KEY_MAX: usize = 255;
 
 /// Creates a sandbox.
 #[utoipa::path(post, path = "/v1/sandboxes", tag = "sandboxes", request_body = api::CreateSandbox, params(
@@ -225,19 +225,23 @@ pub fn sandbox_spec(
         wait: _,
     } = body;
     let name = name.as_deref().map(SandboxName::parse).transpose()?;
-    check_env(&env)?;
+    let env = sandbox_env(env)?;
     let cpu_millis = cpu_millis(cpu)?;
     let memory_bytes = bytes("memory", memory)?;
-    if let Some(key) = &idempotency_key
-        && (!(1..=IDEMPOTENCY_KEY_MAX).contains(&key.len()) || !key.bytes().all(|b| b.is_ascii_graphic()))
-    {
-        let why = format!("be 1 to {IDEMPOTENCY_KEY_MAX} visible ASCII characters");
-        return Err(ApiError::must("Idempotency-Key", why));
-    }
+    let idempotency_key = idempotency_key.as_deref().map(IdempotencyKey::parse).transpose();
+    let idempotency_key = idempotency_key.map_err(|must| ApiError::must("Idempotency-Key", must))?;
     if pool.is_some() && template.is_some() {
         return Err(ApiError::must("pool", "be given without `template`: the pool has one"));
     }
-    let template = template.unwrap_or_else(|| "default".into());
+    // What cannot be a name is the name of nothing.
+    let template = match template {
+        Some(name) => TemplateName::parse(&name).map_err(|_| EngineError::TemplateNotFound { name })?,
+        None => TemplateName::built_in(),
+    };
+    let pool = match pool {
+        Some(name) => Some(PoolName::parse(&name).map_err(|_| EngineError::PoolNotFound { name })?),
+        None => None,
+    };
     let labels = Labels::new(labels)?;
     let find = match_labels.map(Labels::new).transpose()?;
     let lifetime = lifetime_of(lifetime)?;

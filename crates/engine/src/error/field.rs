@@ -1,0 +1,122 @@
+//! Which part of a request is refused, by which rule, and which resource a quota is about.
+
+use std::fmt;
+
+use super::EngineError;
+
+/// What a part of a request must hold. Reads on after "must", and ends with what was given.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Must(String);
+
+impl Must {
+    /// For example "be an absolute path, got `tmp`".
+    pub fn new(rule: impl Into<String>) -> Self {
+        Self(rule.into())
+    }
+
+    /// The error of a field that breaks the rule.
+    pub fn of(self, field: Field) -> EngineError {
+        EngineError::Invalid { field, must: self }
+    }
+}
+
+impl fmt::Display for Must {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+macro_rules! words {
+    ($(#[$about:meta])* $name:ident { $($variant:ident = $word:literal,)* }) => {
+        $(#[$about])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+        #[allow(missing_docs)] // The words say what they are.
+        pub enum $name {
+            $($variant,)*
+        }
+
+        impl $name {
+            /// As clients read it. These words are part of the API.
+            pub fn word(self) -> &'static str {
+                match self {
+                    $(Self::$variant => $word,)*
+                }
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(self.word())
+            }
+        }
+    };
+}
+
+words! {
+    /// Which part of a request.
+    Field {
+        Alias = "alias",
+        ApiKey = "api key",
+        Argv = "argv",
+        Command = "command",
+        Cpu = "cpu",
+        Cursor = "cursor",
+        Cwd = "cwd",
+        Disk = "disk",
+        Env = "env",
+        IdempotencyKey = "Idempotency-Key",
+        Image = "image",
+        Label = "label",
+        Labels = "labels",
+        Lifetime = "lifetime",
+        Limit = "limit",
+        MatchLabels = "match_labels",
+        Memory = "memory",
+        Mounts = "mounts",
+        Name = "name",
+        New = "new",
+        Note = "note",
+        Notes = "notes",
+        Old = "old",
+        OutputKeptMax = "output_kept_max",
+        Owner = "owner",
+        Path = "path",
+        Pool = "pool",
+        Replicas = "replicas",
+        Script = "script",
+        Secrets = "secrets",
+        Signal = "signal",
+        Size = "size",
+        StdinOffset = "stdin offset",
+        Tag = "tag",
+        User = "user",
+    }
+}
+
+impl Field {
+    /// The error of this field. `rule` reads on after "must", and ends with what was given.
+    pub fn must(self, rule: impl Into<String>) -> EngineError {
+        Must::new(rule).of(self)
+    }
+}
+
+words! {
+    /// What an owner may have only so much of.
+    Resource {
+        Sandboxes = "sandboxes",
+        Cpu = "thousandths of a processor",
+        Memory = "bytes of memory",
+        Pools = "pools",
+        Templates = "templates",
+        Volumes = "volumes",
+    }
+}
+
+/// The beginning of what was given, for an error message.
+pub fn shown(text: &str) -> String {
+    const SHOWN_MAX: usize = 64;
+    match text.char_indices().nth(SHOWN_MAX) {
+        None => text.into(),
+        Some((end, _)) => format!("{}…", &text[..end]),
+    }
+}
