@@ -2,6 +2,9 @@
 //!
 //! What a caller of the HTTP API cannot do is done here: two requests of one sandbox at the same instant.
 
+#[path = "launcher/network.rs"]
+mod network;
+
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;

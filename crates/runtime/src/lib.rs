@@ -14,6 +14,7 @@ pub mod storage;
 pub mod sys;
 
 pub use backend::{
-    Backend, BackendError, DiskUsage, GuestStream, Isolation, LayerSpec, Machine, Spec, Storage, Usage,
+    Backend, BackendError, DiskUsage, GuestStream, Isolation, LayerSpec, Listeners, ListeningPort, Machine,
+    Network, PortProcess, Spec, Storage, Usage,
 };
 pub use storage::pool::StoreConfig;

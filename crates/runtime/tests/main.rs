@@ -2,6 +2,7 @@
 
 mod freeze;
 mod idmap;
+mod network;
 mod pool;
 mod remove;
 mod skew;

@@ -8,12 +8,15 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::guest::Handle;
+use crate::network::{Family, Listener, NetworkFault, Routes};
 use crate::{Digest, InstallationId, SandboxId, VolumeId};
 
 /// The version of these types. Daemon and launcher are one binary, so there is no range: they agree or they part.
-pub const VERSION: u32 = 4;
+pub const VERSION: u32 = 5;
 /// A packet is at most this long.
 pub const PACKET_MAX: usize = 64 * 1024;
+/// Descriptors that come with one packet, at most.
+pub const DESCRIPTORS_MAX: usize = 16;
 /// Sandboxes named in one answer to [`Ask::Inventory`].
 pub const INVENTORY_PAGE: usize = 512;
 /// The most layers in one answer to [`Ask::Layers`].
@@ -140,6 +143,41 @@ pub enum Ask {
         /// Only those after this one.
         after: Option<Digest>,
     },
+    /// Give a sandbox routes, rules and listeners. The listeners come with the answer.
+    OpenNetwork {
+        /// Which one. It runs.
+        sandbox: SandboxId,
+        /// What it can send to.
+        routes: Routes,
+    },
+    /// Replace the routes of a sandbox. Listeners that the new ones need and the old ones did not come with the answer.
+    ChangeRoutes {
+        /// Which one. It runs, and its network is open.
+        sandbox: SandboxId,
+        /// What it can send to from now on.
+        routes: Routes,
+    },
+    /// Take routes and rules away. Its listeners are closed by those who hold them. Harmless when there are none.
+    CloseNetwork {
+        /// Which one. It runs.
+        sandbox: SandboxId,
+    },
+    /// Make TCP sockets in a sandbox's namespace, not connected. They come with the answer.
+    Sockets {
+        /// Which one. It runs.
+        sandbox: SandboxId,
+        /// What they can be connected to.
+        family: Family,
+        /// How many, [`crate::network::SOCKETS_MAX`] at most.
+        count: u8,
+    },
+    /// Start the egress process. The descriptors of the request become its own, from 3 up.
+    StartEgress {
+        /// The host id that it runs under, which is the installation's own.
+        id: u32,
+    },
+    /// End every egress process of the installation. Harmless when there is none.
+    EndEgress,
 }
 
 /// A layer to make, and its source.
@@ -290,12 +328,17 @@ pub enum Answer {
     },
     /// To requests whose result has no details.
     Done,
+    /// To `Teardown`, in place of `Done`: egress holds sockets of the sandbox, and with them its network namespace.
+    Held {
+        /// How many.
+        sockets: u32,
+    },
     /// To `PrepareHostImage`.
     Prepared {
         /// Increases whenever the image is rebuilt.
         generation: u64,
     },
-    /// To `Launch`: init was executed.
+    /// To `Launch` and `StartEgress`: the program was executed.
     Launched {
         /// Its process on the host.
         pid: u32,
@@ -336,6 +379,9 @@ pub enum Answer {
     Unpacked(Result<LayerFacts, LayerFault>),
     /// To `Layers`, at most [`LAYERS_PAGE`]; a shorter list is the last one.
     Layers(Vec<Digest>),
+    /// To `OpenNetwork` and `ChangeRoutes`, with a descriptor for each listener in this order. To `CloseNetwork` without any, and to
+    /// `Sockets` with the sockets as descriptors.
+    Network(Result<Vec<Listener>, NetworkFault>),
 }
 
 /// A trace of a sandbox on the host.
@@ -489,5 +535,19 @@ pub fn from_packet<T: DeserializeOwned>(packet: &[u8]) -> Option<T> {
     match postcard::take_from_bytes(packet) {
         Ok((message, [])) => Some(message),
         Ok(_) | Err(_) => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::network::{Hole, HoleAnswer, Prefix, ROUTES_MAX};
+
+    #[test]
+    fn the_most_routes_fit_into_a_packet() {
+        let prefix = Prefix { address: std::net::Ipv6Addr::from(u128::MAX).into(), bits: 128 };
+        let routes = Routes::Open(vec![Hole { prefix, answer: HoleAnswer::Prohibited }; ROUTES_MAX]);
+        let ask = Ask::OpenNetwork { sandbox: SandboxId::from_random(u128::MAX), routes };
+        assert!(to_packet(&Request { serial: u64::MAX, ask }).len() <= PACKET_MAX);
     }
 }

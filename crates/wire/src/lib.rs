@@ -1,7 +1,8 @@
 //! Types that cross between the processes of Shoal, and their encodings; no logic, no I/O.
 //!
 //! Read in this order: [`id`] and [`digest`] name things, [`frame`], [`guest`] and [`files`] are spoken between daemon and init,
-//! [`launch`] between daemon and launcher, `api` between clients and the daemon.
+//! [`launch`] between daemon and launcher, [`network`] is what launcher and egress agree on, `api` is spoken between clients and
+//! the daemon.
 
 #![forbid(unsafe_code)]
 
@@ -13,6 +14,7 @@ pub mod frame;
 pub mod guest;
 pub mod id;
 pub mod launch;
+pub mod network;
 
 pub use digest::Digest;
 pub use id::{BuildId, CommandId, InstallationId, PoolId, SandboxId, SnapshotId, TemplateId, VolumeId};

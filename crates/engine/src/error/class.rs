@@ -4,6 +4,7 @@
 //! error has to be placed here before it compiles.
 
 use runtime::BackendError;
+use wire::network::NetworkFault;
 
 use super::EngineError;
 use ::image::registry::RegistryError;
@@ -188,6 +189,17 @@ fn backend(error: &BackendError) -> ErrorClass {
         BackendError::Layer { .. } | BackendError::Refused { .. } | BackendError::Gone => {
             ErrorClass::Internal
         }
+        BackendError::Network { source, .. } => network(source),
+    }
+}
+
+fn network(fault: &NetworkFault) -> ErrorClass {
+    match fault {
+        NetworkFault::NoNfTables | NetworkFault::NoTproxy => ErrorClass::Unsupported,
+        NetworkFault::TooOld => ErrorClass::Incompatible,
+        NetworkFault::PortTaken { .. } | NetworkFault::NotRunning => ErrorClass::WrongState,
+        NetworkFault::Routes { .. } => ErrorClass::Invalid,
+        NetworkFault::Kernel { .. } => ErrorClass::Internal,
     }
 }
 

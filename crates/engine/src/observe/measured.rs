@@ -1,11 +1,14 @@
 //! Wraps a backend and times every request, for metrics and for the log.
 
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use runtime::{
-    Backend, BackendError, DiskUsage, GuestStream, Isolation, LayerSpec, Machine, Spec, Storage, Usage,
+    Backend, BackendError, DiskUsage, GuestStream, Isolation, LayerSpec, Listeners, ListeningPort, Machine,
+    Network, Spec, Storage, Usage,
 };
 use wire::launch::{LayerFacts, Limits, Motion, Processes, Rootfs, StoreFacts};
+use wire::network::{Family, Routes};
 use wire::{Digest, SandboxId, VolumeId};
 
 use crate::observe::metrics::Metrics;
@@ -125,5 +128,59 @@ impl Storage for Measured {
 
     async fn volumes(&self) -> Result<Vec<VolumeId>, BackendError> {
         timing::VOLUME.request(&self.metrics, None, self.backend.volumes()).await
+    }
+}
+
+#[async_trait::async_trait]
+impl Network for Measured {
+    async fn open_network(&self, sandbox: SandboxId, routes: &Routes) -> Result<Listeners, BackendError> {
+        timing::NETWORK
+            .request(&self.metrics, Some(sandbox), self.backend.open_network(sandbox, routes))
+            .await
+    }
+
+    async fn change_routes(&self, sandbox: SandboxId, routes: &Routes) -> Result<Listeners, BackendError> {
+        timing::NETWORK
+            .request(&self.metrics, Some(sandbox), self.backend.change_routes(sandbox, routes))
+            .await
+    }
+
+    async fn close_network(&self, sandbox: SandboxId) -> Result<(), BackendError> {
+        timing::NETWORK.request(&self.metrics, Some(sandbox), self.backend.close_network(sandbox)).await
+    }
+
+    async fn sockets(
+        &self,
+        sandbox: SandboxId,
+        family: Family,
+        count: u8,
+    ) -> Result<Vec<OwnedFd>, BackendError> {
+        timing::SOCKETS
+            .request(&self.metrics, Some(sandbox), self.backend.sockets(sandbox, family, count))
+            .await
+    }
+
+    async fn attempts(&self, sandbox: SandboxId) -> Result<u64, BackendError> {
+        timing::ATTEMPTS.request(&self.metrics, Some(sandbox), self.backend.attempts(sandbox)).await
+    }
+
+    async fn can_have_network(&self, sandbox: SandboxId) -> Result<bool, BackendError> {
+        self.backend.can_have_network(sandbox).await
+    }
+
+    async fn show_policy(&self, sandbox: SandboxId, policy: &[u8]) -> Result<(), BackendError> {
+        timing::NETWORK.request(&self.metrics, Some(sandbox), self.backend.show_policy(sandbox, policy)).await
+    }
+
+    async fn start_egress(&self, descriptors: Vec<OwnedFd>) -> Result<(), BackendError> {
+        timing::EGRESS.request(&self.metrics, None, self.backend.start_egress(descriptors)).await
+    }
+
+    async fn end_egress(&self) -> Result<(), BackendError> {
+        timing::EGRESS.request(&self.metrics, None, self.backend.end_egress()).await
+    }
+
+    async fn listening(&self, sandbox: SandboxId) -> Result<Vec<ListeningPort>, BackendError> {
+        timing::LISTENING.request(&self.metrics, Some(sandbox), self.backend.listening(sandbox)).await
     }
 }

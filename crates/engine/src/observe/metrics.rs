@@ -356,6 +356,7 @@ impl Metrics {
             Err(BackendError::LauncherGone { .. }) => "launcher_gone",
             Err(BackendError::Late { .. }) => "late",
             Err(BackendError::Layer { .. }) => "layer",
+            Err(BackendError::Network { .. }) => "network",
             Err(BackendError::Gone) => "gone",
             Err(BackendError::Full { .. }) => "full",
         };

@@ -58,6 +58,16 @@ pub(crate) const USAGE: Step = step("usage", 1000);
 pub(crate) const DISK_USAGE: Step = step("disk_usage", 9000);
 /// A new volume is written to disk; a copy first writes back what is pending in the other.
 pub(crate) const VOLUME: Step = step("volume", 2000);
+/// Routes, rules and listeners in a namespace: 2 ms with the walker.
+pub(crate) const NETWORK: Step = step("network", 500);
+/// One process.
+pub(crate) const EGRESS: Step = step("egress", 500);
+/// A few sockets in a namespace.
+pub(crate) const SOCKETS: Step = step("sockets", 500);
+/// Reads two small files.
+pub(crate) const ATTEMPTS: Step = step("attempts", 500);
+/// Reads what a guest has open.
+pub(crate) const LISTENING: Step = step("listening", 1000);
 /// Reads two small files.
 pub(crate) const MACHINE: Step = step("machine", 500);
 /// A change of a row: its turn, and the commit.

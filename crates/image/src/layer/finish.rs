@@ -10,12 +10,13 @@ use rustix::fs::{AtFlags, Mode, fchmod, statat};
 use rustix::io::Errno;
 use wire::Digest;
 use wire::launch::{Finish, LayerFacts, LayerFault};
+use wire::network::{HOST_DIRECTORY, HOSTS, RESOLV_CONF};
 
 use super::unpack::{Below, Layer, Limits, kernel, names, new_file};
 use crate::hash::digest_of;
 
 /// Increases when the lists below change, so that images are finished again.
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 
 /// Mount points: each becomes a directory, whatever the image has.
 const PLACES: [(&str, u32); 3] = [("dev", 0o755), ("proc", 0o555), ("sys", 0o555)];
@@ -25,11 +26,8 @@ const DIRECTORIES: [(&str, u32); 5] =
 /// Where commands run by default.
 const WORKSPACE: &str = "workspace";
 /// The sandbox's own files. Images contain those of another machine, or none.
-const FILES: [(&str, &str); 3] = [
-    ("etc/hosts", "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n"),
-    ("etc/hostname", "sandbox\n"),
-    ("etc/resolv.conf", "# This sandbox has no way out to any network.\n"),
-];
+const FILES: [(&str, &str); 3] =
+    [("etc/hosts", HOSTS), ("etc/hostname", "sandbox\n"), ("etc/resolv.conf", RESOLV_CONF)];
 
 /// Name of the finishing layer over `below`.
 pub fn finish_digest(below: Option<Digest>, wanted: &Finish) -> Digest {
@@ -80,8 +78,8 @@ pub fn finish(top: BorrowedFd<'_>, below: Below<'_>, wanted: &Finish) -> Result<
         rustix::io::write(&file, text.as_bytes()).map_err(failed("write"))?;
         fchmod(&file, Mode::from_raw_mode(0o644)).map_err(failed("set the mode of"))?;
     }
-    if let Some(path) = &wanted.working_directory {
-        // If it cannot be created because something else is there, the error shows when a command runs in it.
+    // If one cannot be created because something else is there, a sandbox starts without it, and a command that runs in it fails.
+    for path in std::iter::once(HOST_DIRECTORY).chain(wanted.working_directory.as_deref()) {
         match names(path.as_bytes()).and_then(|names| layer.place(names)) {
             Ok(_) | Err(LayerFault::Name { .. }) => {}
             Err(fault) => return Err(fault),

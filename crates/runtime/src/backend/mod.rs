@@ -1,23 +1,26 @@
 //! The interface between the engine and a backend, which isolates sandboxes and keeps their files.
 //!
-//! Two traits: [`Isolation`] covers processes, [`Storage`] covers files. Callers must not assume that a sandbox runs on this
+//! Three traits: [`Isolation`] covers processes, [`Storage`] files, [`Network`] what sandboxes can reach. Callers must not assume that a sandbox runs on this
 //! machine.
 
 mod isolation;
+mod network;
 mod storage;
 
 use std::io;
 
 use wire::Digest;
 use wire::launch::LayerFault;
+use wire::network::NetworkFault;
 
 pub use isolation::{Duplex, GuestStream, Isolation, Machine, Spec, Usage};
+pub use network::{Listeners, ListeningPort, Network, PortProcess};
 pub use storage::{DiskUsage, LayerSpec, Storage};
 
-/// Both in one object, which is what the engine holds.
-pub trait Backend: Isolation + Storage {}
+/// All in one object, which is what the engine holds.
+pub trait Backend: Isolation + Storage + Network {}
 
-impl<T: Isolation + Storage> Backend for T {}
+impl<T: Isolation + Storage + Network> Backend for T {}
 
 /// Why a backend could not do what the engine asked for.
 #[derive(Debug, thiserror::Error)]
@@ -51,6 +54,14 @@ pub enum BackendError {
         layer: Digest,
         /// The fault in it.
         source: Box<LayerFault>,
+    },
+    /// The machine or the sandbox cannot have the network that was asked for.
+    #[error("cannot {doing}")]
+    Network {
+        /// What was asked.
+        doing: &'static str,
+        /// What is in the way.
+        source: Box<NetworkFault>,
     },
     /// Init has ended and will not come back.
     #[error("the sandbox has ended")]

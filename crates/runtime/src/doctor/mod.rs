@@ -7,6 +7,7 @@ mod cgroups;
 mod disk;
 mod finding;
 mod kernel;
+mod network;
 mod room;
 mod tries;
 
@@ -22,6 +23,7 @@ pub fn examine(data_dir: &Path) -> Vec<Finding> {
     findings.push(kernel::namespaces(tries));
     findings.push(kernel::namespace_counts());
     findings.push(kernel::network(tries));
+    findings.extend(network::network(tries));
     findings.push(kernel::seccomp());
     let storage = disk::Storage::of(data_dir);
     findings.push(storage.file_system());

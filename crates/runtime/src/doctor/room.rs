@@ -61,7 +61,7 @@ pub(super) fn id_ranges() -> Finding {
 /// Whether ids that sandboxes take were handed out to someone else, by the lines of `/etc/subuid` and `/etc/subgid`.
 fn judge_id_ranges(subordinate: &str, blocks_claimed: usize) -> Finding {
     const NAME: &str = "id_ranges";
-    let taken = (u64::from(ranges::FIRST), u64::from(ranges::END));
+    let taken = (u64::from(ranges::FIRST), u64::from(ranges::OWN_IDS.end));
     let overlap = subordinate.lines().find(|line| {
         let mut parts = line.trim().split(':').skip(1).map(|part| part.parse::<u64>().ok());
         let (Some(Some(first)), Some(Some(count))) = (parts.next(), parts.next()) else { return false };
@@ -133,7 +133,7 @@ mod tests {
     fn subordinate_ids_that_meet_ours_are_told() {
         check(judge_id_ranges("user:100000:65536\n# no line\n", 0), Verdict::Found, "512 blocks");
         check(judge_id_ranges("user:100000:65536\nbig:1000000:4000000000\n", 0), Verdict::Lacking, "big");
-        check(judge_id_ranges(&format!("next:{}:1\n", ranges::END), 3), Verdict::Found, "509 blocks");
+        check(judge_id_ranges(&format!("next:{}:1\n", ranges::OWN_IDS.end), 3), Verdict::Found, "509 blocks");
         check(judge_id_ranges("", 512), Verdict::Lacking, "claimed");
     }
 }

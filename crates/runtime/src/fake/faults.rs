@@ -42,6 +42,24 @@ pub enum FakeStep {
     Still,
     /// Thawing. Not a step of creating a sandbox.
     Going,
+    /// Opening a network. Not a step of creating a sandbox.
+    OpenNetwork,
+    /// Changing routes. Not a step of creating a sandbox.
+    ChangeRoutes,
+    /// Closing a network. Not a step of creating a sandbox.
+    CloseNetwork,
+    /// Making sockets inside. Not a step of creating a sandbox.
+    Sockets,
+    /// Counting attempts to reach a network. Not a step of creating a sandbox.
+    Attempts,
+    /// Listing ports. Not a step of creating a sandbox.
+    Listening,
+    /// Showing a policy. Not a step of creating a sandbox.
+    ShowPolicy,
+    /// Starting egress. Not a step of creating a sandbox.
+    StartEgress,
+    /// Ending egress. Not a step of creating a sandbox.
+    EndEgress,
 }
 
 impl FakeStep {

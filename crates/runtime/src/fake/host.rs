@@ -17,6 +17,7 @@ use crate::backend::{
 use crate::fake::faults::{FakeFailure, FakeStep, Faults};
 use crate::fake::files::{FakeFile, FakeFiles};
 use crate::fake::init::{Connection, Init, SIGKILL, Violation};
+use crate::fake::network::Networks;
 use crate::fake::script::Gates;
 
 /// What the pipe between daemon and init holds, as a socket's buffer would.
@@ -70,6 +71,14 @@ pub(super) struct HostState {
     bad_layers: BTreeSet<Digest>,
     unpacked: u64,
     listings: u64,
+    pub(super) networks: Networks,
+}
+
+impl HostState {
+    /// Whether something of a sandbox exists.
+    pub(super) fn exists(&self, sandbox: SandboxId, thing: FakeThing) -> bool {
+        self.things.contains(&(sandbox, thing))
+    }
 }
 
 impl FakeHost {
@@ -323,6 +332,7 @@ impl Isolation for FakeHost {
             return Err(BackendError::Refused { doing: "unmount the root".into(), source });
         }
         state.things.retain(|(owner, _)| *owner != sandbox);
+        state.networks.forget(sandbox);
         state.frozen.remove(&sandbox);
         state.files.remove(&sandbox);
         if let Some(init) = state.inits.remove(&sandbox) {

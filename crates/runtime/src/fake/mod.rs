@@ -29,10 +29,12 @@ mod faults;
 mod files;
 mod host;
 mod init;
+mod network;
 mod script;
 
 pub use faults::{FakeFailure, FakeStep};
 pub use files::{FakeFile, FakeFiles};
 pub use host::{FakeHost, FakeThing};
 pub use init::Violation;
+pub use network::FakeNetworkCall;
 pub use script::pattern;

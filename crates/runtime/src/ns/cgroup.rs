@@ -31,6 +31,8 @@ use crate::backend::Usage;
 const DESCENDANTS_MAX: u32 = 2 * wire::guest::COMMANDS_MAX as u32;
 /// Command groups are direct children.
 const DEPTH_MAX: u32 = 1;
+/// The group of the installation's egress process. No sandbox's id looks like it.
+const EGRESS: &str = "egress";
 /// The period over which cpu time is distributed, the kernel's default.
 const CPU_PERIOD_US: u64 = 100_000;
 /// How long killed processes may take to disappear. The kernel needs well below a millisecond each; a machine that
@@ -299,6 +301,22 @@ impl Cgroups {
         Ok(())
     }
 
+    /// The group of the egress process, made if it is missing.
+    pub fn egress(&self) -> io::Result<OwnedFd> {
+        make_dir(self.v2.as_fd(), EGRESS)?;
+        open_dir(self.v2.as_fd(), EGRESS)
+    }
+
+    /// The egress processes.
+    pub fn egress_processes(&self) -> io::Result<Vec<u32>> {
+        self.processes_in(EGRESS)
+    }
+
+    /// Ends the egress process and removes its group. Harmless when there is none.
+    pub fn end_egress(&self) -> io::Result<()> {
+        end_group(self.v2.as_fd(), EGRESS)
+    }
+
     /// Ends every process of one command. Its group stays: init, if it works, removes it.
     pub fn end_command(&self, sandbox: SandboxId, command: Handle) -> io::Result<()> {
         // The cgroup file system has no links, so a path in it cannot lead elsewhere.
@@ -332,6 +350,11 @@ impl Cgroups {
         let deadline = Instant::now() + KILL_DEADLINE;
         for point in found.v1.iter().map(|(_, point)| point).chain([&found.v2]) {
             let root = open_dir(CWD, point)?;
+            if *point == found.v2
+                && let Some(group) = self::found(open_dir(root.as_fd(), &name))?
+            {
+                end_group(group.as_fd(), EGRESS)?;
+            }
             remove_dir(root.as_fd(), &name, deadline)?;
         }
         Ok(())
@@ -360,6 +383,36 @@ impl Cgroups {
             }
         }
         Ok(list)
+    }
+
+    /// The processes directly in a sandbox's group, which is its init alone. None if there is no such group.
+    pub fn processes(&self, sandbox: SandboxId) -> io::Result<Vec<u32>> {
+        self.processes_in(&sandbox.to_string())
+    }
+
+    /// The processes of a sandbox, those of its commands included, `most` of them.
+    pub fn all_processes(&self, sandbox: SandboxId, most: usize) -> io::Result<Vec<u32>> {
+        let name = sandbox.to_string();
+        let mut all = self.processes_in(&name)?;
+        let Some(group) = found(open_dir(self.v2.as_fd(), &name))? else { return Ok(all) };
+        for child in children(&group)? {
+            if all.len() >= most {
+                break;
+            }
+            all.extend(self.processes_in(&format!("{name}/{child}"))?);
+        }
+        all.truncate(most);
+        Ok(all)
+    }
+
+    fn processes_in(&self, path: &str) -> io::Result<Vec<u32>> {
+        let read = open_dir(self.v2.as_fd(), path).and_then(|group| read_file(&group, "cgroup.procs"));
+        match read {
+            Ok(text) => Ok(text.lines().filter_map(|line| line.parse().ok()).collect()),
+            // Removed just now.
+            Err(e) if matches!(e.raw_os_error(), Some(libc::ENOENT | libc::ENODEV)) => Ok(Vec::new()),
+            Err(e) => Err(e),
+        }
     }
 
     /// Opens the existing groups of an installation for reading, which needs no privilege.
@@ -496,6 +549,15 @@ impl OomKills {
     pub fn forget(&self, sandbox: SandboxId) {
         self.open.lock().unwrap_or_else(PoisonError::into_inner).remove(&sandbox);
     }
+}
+
+/// Ends every process of a group and removes it. Harmless when there is none.
+fn end_group(parent: rustix::fd::BorrowedFd<'_>, name: &str) -> io::Result<()> {
+    let Some(group) = found(open_dir(parent, name))? else { return Ok(()) };
+    let deadline = Instant::now() + KILL_DEADLINE;
+    write_file(group.as_fd(), "cgroup.kill", "1")?;
+    wait_for_event(&group, says_unpopulated, deadline)?;
+    remove_dir(parent, name, deadline)
 }
 
 fn write_settings(group: &OwnedFd, settings: Vec<Setting>) -> io::Result<()> {

@@ -24,6 +24,8 @@ use rustix::thread::{
     set_capabilities, set_no_new_privs, set_thread_groups, set_thread_res_gid, set_thread_res_uid,
 };
 
+use wire::network::HOST_DIRECTORY;
+
 use crate::ns::plan::{Overlay, Shared, Step, Tree};
 use crate::ns::seccomp::Filters;
 use crate::storage::stage::{
@@ -149,6 +151,7 @@ fn describe(step: &Step) -> String {
         Step::Processes => "mount `/proc`".into(),
         Step::Terminals => "mount `/dev/pts`".into(),
         Step::SharedMemory { .. } => "mount `/dev/shm`".into(),
+        Step::HostDirectory => format!("mount `{HOST_DIRECTORY}`"),
         Step::Volume(_, path) => format!("mount a volume at `{path}`"),
         Step::ChangeRoot => "change the root".into(),
         Step::Hostname(_) => "set the host name".into(),
@@ -186,7 +189,7 @@ impl Walker<'_> {
             Step::Stage(tree) => match tree {
                 Tree::Layer(number) => attach(self.tree(*tree)?, CWD, layer_name(*number)),
                 Tree::Writable => attach(self.tree(*tree)?, CWD, STAGE_WRITABLE),
-                Tree::Volume(_) => Err(io::Error::other("volumes are not staged")),
+                Tree::Host | Tree::Volume(_) => Err(io::Error::other("only layers are staged")),
             },
             Step::Overlay(overlay) => self.overlay(overlay),
             Step::Attach(shared, at) => {
@@ -208,6 +211,12 @@ impl Walker<'_> {
                 let mounted = mount("tmpfs", &options, flags)?;
                 attach_onto(&mounted, &self.place("dev/shm")?)
             }
+            Step::HostDirectory => match self.place_for_guest(HOST_DIRECTORY) {
+                Ok(place) => attach_onto(self.tree(Tree::Host)?, &place),
+                // Our own error, for something that is not a directory.
+                Err(e) if e.raw_os_error().is_none() => Ok(()),
+                Err(e) => Err(e),
+            },
             Step::Volume(number, path) => {
                 let place = self.place_for_guest(path)?;
                 attach_onto(self.tree(Tree::Volume(*number))?, &place)
@@ -410,6 +419,12 @@ fn proc_place(proc: &OwnedFd, name: &str, kind: OFlags) -> io::Result<OwnedFd> {
 
 /// Drops all capabilities but these for good, and sets no_new_privs.
 pub fn drop_privileges(kept: CapabilitySet) -> io::Result<()> {
+    bound_capabilities(kept)?;
+    keep_capabilities(kept)
+}
+
+/// No program that is executed from now on gets other capabilities than these. Needs CAP_SETPCAP.
+pub(super) fn bound_capabilities(kept: CapabilitySet) -> io::Result<()> {
     for capability in CapabilitySet::all().iter().filter(|c| !kept.contains(*c)) {
         match remove_capability_from_bounding_set(capability) {
             // The kernel may not know the newest ones.
@@ -417,6 +432,11 @@ pub fn drop_privileges(kept: CapabilitySet) -> io::Result<()> {
             Err(e) => return Err(e.into()),
         }
     }
+    Ok(())
+}
+
+/// Keeps these of the capabilities that this process has, and sets no_new_privs.
+pub(super) fn keep_capabilities(kept: CapabilitySet) -> io::Result<()> {
     clear_ambient_capability_set()?;
     let sets = CapabilitySets { effective: kept, permitted: kept, inheritable: CapabilitySet::empty() };
     set_capabilities(None, sets)?;

@@ -86,7 +86,14 @@ impl Isolation for NsBackend {
         self.spares().forget(sandbox);
         self.greeted().remove(&sandbox);
         self.0.oom_kills.forget(sandbox);
-        self.ask("remove a sandbox", Ask::Teardown { sandbox }, TEARDOWN_DEADLINE).await?;
+        let answer = self.ask("remove a sandbox", Ask::Teardown { sandbox }, TEARDOWN_DEADLINE).await?;
+        if let Answer::Held { sockets } = answer {
+            tracing::warn!(
+                %sandbox,
+                sockets,
+                "egress holds sockets of a sandbox that is gone; its network namespace lives until they are closed"
+            );
+        }
         self.put_range_back(sandbox);
         Ok(())
     }
@@ -202,7 +209,9 @@ impl NsBackend {
 }
 
 /// Runs work that blocks for a moment on a thread that may block.
-async fn beside<T: Send + 'static>(work: impl FnOnce() -> io::Result<T> + Send + 'static) -> io::Result<T> {
+pub(super) async fn beside<T: Send + 'static>(
+    work: impl FnOnce() -> io::Result<T> + Send + 'static,
+) -> io::Result<T> {
     tokio::task::spawn_blocking(work).await.unwrap_or_else(|error| Err(io::Error::other(error)))
 }
 

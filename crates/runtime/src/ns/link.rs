@@ -2,14 +2,14 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::process::Stdio;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socketpair};
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, socketpair};
 use tokio::io::unix::AsyncFd;
 use tokio::sync::{oneshot, watch};
 use wire::launch::{
@@ -17,7 +17,7 @@ use wire::launch::{
 };
 
 use crate::backend::BackendError;
-use crate::ns::{NsConfig, QUICK_DEADLINE};
+use crate::ns::{NsConfig, QUICK_DEADLINE, packets};
 use crate::sys;
 
 /// One launcher process and the socket to it.
@@ -30,10 +30,29 @@ pub(super) struct Link {
     waiting: Mutex<Option<HashMap<u64, Waiter>>>,
 }
 
+/// An answer with the descriptors that came along.
+type Answered = (Answer, Vec<OwnedFd>);
+
 struct Waiter {
-    answer: oneshot::Sender<Result<Answer, Failure>>,
+    answer: oneshot::Sender<Result<Answered, Failure>>,
     /// Receives the progress.
     progress: Option<watch::Sender<u64>>,
+}
+
+/// How a request is made.
+pub(super) struct Call {
+    /// When the caller stops waiting.
+    pub deadline: Duration,
+    /// Receives the progress.
+    pub progress: Option<watch::Sender<u64>>,
+    /// Descriptors that go along.
+    pub given: Vec<OwnedFd>,
+}
+
+impl Call {
+    pub fn within(deadline: Duration) -> Self {
+        Self { deadline, progress: None, given: Vec::new() }
+    }
 }
 
 impl Link {
@@ -121,16 +140,16 @@ impl Link {
         ask: Ask,
         deadline: Duration,
     ) -> Result<Answer, BackendError> {
-        self.ask_and_hear(doing, ask, deadline, None).await
+        let (answer, _) = self.exchange(doing, ask, Call::within(deadline)).await?;
+        Ok(answer)
     }
 
-    pub(super) async fn ask_and_hear(
+    pub(super) async fn exchange(
         &self,
         doing: &'static str,
         ask: Ask,
-        deadline: Duration,
-        progress: Option<watch::Sender<u64>>,
-    ) -> Result<Answer, BackendError> {
+        Call { deadline, progress, given }: Call,
+    ) -> Result<Answered, BackendError> {
         let serial = self.serial.fetch_add(1, Ordering::Relaxed);
         let (answer, answered) = oneshot::channel();
         match self.waiting.lock().expect("nobody panics while holding it").as_mut() {
@@ -139,9 +158,10 @@ impl Link {
         };
         let packet = to_packet(&Request { serial, ask });
         let exchange = async {
-            if self.send(&packet).await.is_err() {
+            if self.send(&packet, &given).await.is_err() {
                 return Err(BackendError::LauncherGone { doing });
             }
+            drop(given);
             match answered.await {
                 Ok(Ok(answer)) => Ok(answer),
                 Ok(Err(failure)) => Err(failed(failure)),
@@ -155,11 +175,12 @@ impl Link {
         result.unwrap_or(Err(BackendError::Late { doing, seconds: deadline.as_secs() }))
     }
 
-    async fn send(&self, packet: &[u8]) -> io::Result<()> {
+    async fn send(&self, packet: &[u8], given: &[OwnedFd]) -> io::Result<()> {
         loop {
             let mut ready = self.socket.writable().await?;
-            match send(self.socket.get_ref(), packet, SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
-                Ok(_) => return Ok(()),
+            let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+            match packets::send(self.socket.get_ref(), packet, given, flags) {
+                Ok(()) => return Ok(()),
                 Err(Errno::AGAIN) => ready.clear_ready(),
                 Err(Errno::INTR) => {}
                 Err(e) => return Err(e.into()),
@@ -190,9 +211,9 @@ async fn read_replies(socket: AsyncFd<OwnedFd>, link: Weak<Link>) {
     loop {
         let received = async {
             let mut ready = socket.readable().await?;
-            match recv(socket.get_ref().as_fd(), packet.as_mut_slice(), RecvFlags::DONTWAIT) {
+            match packets::receive(socket.get_ref(), &mut packet, RecvFlags::DONTWAIT) {
                 Ok((0, _)) => Err(io::Error::from(io::ErrorKind::UnexpectedEof)),
-                Ok((length, _)) => Ok(Some(length)),
+                Ok(received) => Ok(Some(received)),
                 Err(Errno::AGAIN) => {
                     ready.clear_ready();
                     Ok(None)
@@ -205,7 +226,7 @@ async fn read_replies(socket: AsyncFd<OwnedFd>, link: Weak<Link>) {
         let Some(link) = link.upgrade() else { return };
         let gone = match received {
             Ok(None) => false,
-            Ok(Some(length)) => match from_packet::<Reply>(&packet[..length]) {
+            Ok(Some((length, descriptors))) => match from_packet::<Reply>(&packet[..length]) {
                 Some(Reply { serial, result: Ok(Answer::Unpacking { bytes }) }) => {
                     let waiting = link.waiting.lock().expect("nobody panics while holding it");
                     let waiter = waiting.as_ref().and_then(|waiting| waiting.get(&serial));
@@ -218,7 +239,7 @@ async fn read_replies(socket: AsyncFd<OwnedFd>, link: Weak<Link>) {
                     let mut waiting = link.waiting.lock().expect("nobody panics while holding it");
                     if let Some(waiter) = waiting.as_mut().and_then(|waiting| waiting.remove(&serial)) {
                         // The caller may have stopped waiting.
-                        let _ = waiter.answer.send(result);
+                        let _ = waiter.answer.send(result.map(|answer| (answer, descriptors)));
                     }
                     false
                 }

@@ -11,6 +11,9 @@ mod isolation;
 pub mod launcher;
 mod link;
 mod lock;
+pub mod network;
+mod networking;
+mod packets;
 pub mod plan;
 pub mod ranges;
 mod ready;
@@ -20,6 +23,7 @@ pub mod spares;
 mod storage;
 
 use std::collections::{HashMap, HashSet, VecDeque};
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -31,7 +35,7 @@ use wire::{InstallationId, SandboxId};
 
 use crate::backend::BackendError;
 use crate::ns::cgroup::{Cgroups, OomKills};
-use crate::ns::link::{Link, refused};
+use crate::ns::link::{Call, Link, refused};
 use crate::ns::ranges::{CLAIMS, Claimant, Ranges};
 use crate::ns::ready::ImageChecked;
 use crate::ns::spares::Spares;
@@ -151,6 +155,16 @@ impl NsBackend {
 
     async fn ask(&self, doing: &'static str, ask: Ask, deadline: Duration) -> Result<Answer, BackendError> {
         self.link().await?.ask(doing, ask, deadline).await
+    }
+
+    async fn exchange(
+        &self,
+        doing: &'static str,
+        ask: Ask,
+        given: Vec<OwnedFd>,
+        deadline: Duration,
+    ) -> Result<(Answer, Vec<OwnedFd>), BackendError> {
+        self.link().await?.exchange(doing, ask, Call { given, ..Call::within(deadline) }).await
     }
 
     fn spares(&self) -> std::sync::MutexGuard<'_, Spares> {

@@ -17,6 +17,8 @@ pub enum Tree {
     Layer(u8),
     /// The sandbox's own directory of writable layers, through an idmapped mount.
     Writable,
+    /// What the daemon shows the sandbox, read-only, through an idmapped mount.
+    Host,
     /// A volume, through an idmapped mount: whatever range a sandbox has, all see the same owners.
     Volume(u8),
 }
@@ -71,6 +73,9 @@ pub enum Step {
         /// How much there is.
         bytes: u64,
     },
+    /// Attaches what the daemon shows the sandbox at `/run/shoal`. Left out if an image has something else there than directories:
+    /// that file tells of the policy and is not needed to live under it.
+    HostDirectory,
     /// Attaches a volume at a path, whose missing directories are made as the guest's root. After everything that is the sandbox's
     /// own, so that none of it lands in a volume; without following a link, since a guest may have made it.
     Volume(u8, String),
@@ -108,6 +113,7 @@ pub fn steps(plan: &Plan) -> Vec<Step> {
         Step::Processes,
         Step::Terminals,
         Step::SharedMemory { bytes: plan.limits.memory_bytes / 2 },
+        Step::HostDirectory,
     ]);
     let mounts = plan.mounts.iter().enumerate();
     steps.extend(mounts.map(|(number, mount)| Step::Volume(number as u8, mount.path.clone())));
@@ -180,6 +186,7 @@ mod tests {
             Step::HideCgroups,
             Step::JoinNetwork,
             Step::Processes,
+            Step::HostDirectory,
             Step::Volume(0, "/data".into()),
             Step::ChangeRoot,
         ] {
@@ -202,6 +209,24 @@ mod tests {
                 assert!(position(&steps, &Step::Stage(Tree::Layer(*layer))) < at);
             }
         }
+    }
+
+    /// A network costs a create nothing: it joins the namespace that was made ahead, and that is all.
+    #[test]
+    fn a_create_does_nothing_for_a_network() {
+        let steps = steps(&plan());
+        let of_network: Vec<&Step> = steps.iter().filter(|step| matches!(step, Step::JoinNetwork)).collect();
+        assert_eq!(of_network, [&Step::JoinNetwork]);
+        let text = format!("{steps:?}").to_lowercase();
+        for word in ["route", "rule", "listen", "address", "egress"] {
+            assert!(!text.contains(word), "{word}");
+        }
+    }
+
+    #[test]
+    fn what_the_daemon_shows_is_covered_by_a_volume_and_not_written_into_it() {
+        let steps = steps(&plan());
+        assert!(position(&steps, &Step::HostDirectory) < position(&steps, &Step::Volume(0, "/data".into())));
     }
 
     #[test]

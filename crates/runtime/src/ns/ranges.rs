@@ -25,6 +25,9 @@ const BLOCK: u32 = 64;
 pub(crate) const END: u32 = FIRST + BLOCKS * BLOCK * IDS;
 /// Blocks on a machine. The last id stays below 0xf000_0000, away from the special ones at the end.
 pub(crate) const BLOCKS: u32 = 512;
+/// Ids of installations themselves, one for each block: after all ranges, and still away from the special ones at the end. An
+/// installation has that of its first block, so no two have the same one.
+pub(crate) const OWN_IDS: std::ops::Range<u32> = END..END + BLOCKS;
 /// Where claims are.
 pub const CLAIMS: &str = "/run/shoal/ranges";
 
@@ -92,20 +95,34 @@ impl Ranges {
     /// A free range, by its first id. `None` when the machine has no more.
     pub fn take(&mut self) -> io::Result<Option<u32>> {
         if self.free.is_empty() {
-            let _lock = self.lock()?;
-            for block in 0..BLOCKS {
-                let void = match self.holder(block)? {
-                    None => true,
-                    Some(holder) => holder != self.claimant && !holder.exists(),
-                };
-                if void {
-                    self.claim(block)?;
-                    self.add(block, &HashSet::new());
-                    break;
-                }
-            }
+            self.claim_another()?;
         }
         Ok(self.free.pop_first())
+    }
+
+    /// The id of the installation itself, which no sandbox and no other installation has. `None` when the machine has no more.
+    pub fn own_id(&mut self) -> io::Result<Option<u32>> {
+        if self.blocks.is_empty() {
+            self.claim_another()?;
+        }
+        Ok(self.blocks.first().map(|block| OWN_IDS.start + block))
+    }
+
+    /// Claims a block that is free, if there is one.
+    fn claim_another(&mut self) -> io::Result<()> {
+        let _lock = self.lock()?;
+        for block in 0..BLOCKS {
+            let void = match self.holder(block)? {
+                None => true,
+                Some(holder) => holder != self.claimant && !holder.exists(),
+            };
+            if void {
+                self.claim(block)?;
+                self.add(block, &HashSet::new());
+                break;
+            }
+        }
+        Ok(())
     }
 
     /// Gives a range back.
@@ -202,6 +219,24 @@ mod tests {
             assert!(all.insert(take(&mut one)));
             assert!(all.insert(take(&mut two)));
         }
+    }
+
+    #[test]
+    fn an_installation_has_an_id_of_its_own_that_stays() {
+        let machine = Machine::new();
+        let (one, two) = (machine.installation(1), machine.installation(2));
+        let id = |ranges: &mut Ranges| ranges.own_id().expect("claims work").expect("there is room");
+        let (mut first, mut second) = (machine.open(&one, &[]), machine.open(&two, &[]));
+        let (a, b) = (id(&mut first), id(&mut second));
+        assert_ne!(a, b);
+        for _ in 0..BLOCK + 1 {
+            take(&mut first);
+        }
+        assert_eq!(id(&mut first), a, "further blocks change nothing");
+        assert_eq!(id(&mut machine.open(&one, &[])), a, "nor does a restart");
+        assert!([a, b].iter().all(|id| OWN_IDS.contains(id)));
+        let highest = FIRST + (BLOCKS * BLOCK - 1) * IDS + (IDS - 1);
+        assert!(highest < OWN_IDS.start && OWN_IDS.end < 0xffff_0000, "no sandbox has such an id");
     }
 
     #[test]

@@ -9,7 +9,7 @@ use wire::launch::{Answer, Ask, LAYERS_PAGE, LayerFacts, StoreFacts, UnpackLayer
 use wire::{Digest, SandboxId, VolumeId};
 
 use crate::backend::{BackendError, DiskUsage, LayerSpec, Storage};
-use crate::ns::link::{refused, unexpected};
+use crate::ns::link::{Call, refused, unexpected};
 use crate::ns::{NsBackend, QUICK_DEADLINE, TEARDOWN_DEADLINE};
 
 /// Copying a volume first writes its recent changes to disk.
@@ -46,7 +46,10 @@ impl Storage for NsBackend {
         // In its own task: if the caller gives up, the process runs on for a while, and its ids must not be reused.
         let mut asking = tokio::spawn(async move {
             let answer = match backend.link().await {
-                Ok(link) => link.ask_and_hear(doing, ask, UNPACK_DEADLINE, Some(tell)).await,
+                Ok(link) => {
+                    let call = Call { progress: Some(tell), ..Call::within(UNPACK_DEADLINE) };
+                    link.exchange(doing, ask, call).await.map(|(answer, _)| answer)
+                }
                 Err(error) => Err(error),
             };
             // Without an answer the process may still be alive; the next start of the daemon frees the range.

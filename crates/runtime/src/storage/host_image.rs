@@ -19,14 +19,19 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{CWD, FileType as NodeType, Mode, mknodat};
+use wire::network::{HOSTS, RESOLV_CONF};
 
+use crate::storage::package_config::{Manager, SETTINGS, SETTINGS_BYTES_MAX, SETTINGS_USR, scrub};
 use crate::storage::private_files;
 
 /// Where the machine's programs are.
 pub const USR: &str = "/usr";
 
 /// Everything that the image is built from.
-pub const SOURCES: [&str; 3] = [USR, "/etc", "/var/lib/dpkg"];
+pub const SOURCES: [&str; 4] = [USR, "/etc", "/root", "/var/lib/dpkg"];
+
+/// Counts up when the image is made differently, so that it is built anew on machines that have not changed.
+const VERSION: u32 = 2;
 
 /// What is taken from the machine's `/etc`, where it is readable for everyone.
 const ETC_TAKEN: &[&str] = &[
@@ -104,6 +109,7 @@ const DIRECTORIES: &[(&str, u32)] = &[
     ("root", 0o700),
     ("run", 0o755),
     ("run/lock", 0o1777),
+    ("run/shoal", 0o755),
     ("srv", 0o755),
     ("sys", 0o555),
     ("tmp", 0o1777),
@@ -209,8 +215,8 @@ nogroup:x:65534:
     ),
     ("etc/gshadow", 0o640, "root:*::\nuser:*::\nnogroup:*::\n"),
     ("etc/hostname", 0o644, "sandbox\n"),
-    ("etc/hosts", 0o644, "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n"),
-    ("etc/resolv.conf", 0o644, "# This sandbox has no way out to any network.\n"),
+    ("etc/hosts", 0o644, HOSTS),
+    ("etc/resolv.conf", 0o644, RESOLV_CONF),
     ("etc/machine-id", 0o444, ""),
     ("etc/environment", 0o644, ""),
     (
@@ -249,9 +255,14 @@ const MERGED: [&str; 6] = ["bin", "sbin", "lib", "lib32", "lib64", "libx32"];
 
 /// A summary of what the image depends on: cheap to compute, and different after any package was installed or removed.
 pub fn stamp() -> io::Result<String> {
-    let mut text = String::new();
-    for path in [
+    let mut text = format!("version {VERSION}\n");
+    let settings = SETTINGS.iter().map(|(_, path, _)| *path);
+    let settings_usr = SETTINGS_USR.iter().map(|(_, path)| format!("{USR}/{path}"));
+    let settings: Vec<String> = settings.map(str::to_owned).chain(settings_usr).collect();
+    let fixed = [
         "/var/lib/dpkg/status",
+        "/etc/apt/sources.list",
+        "/etc/apt/sources.list.d",
         "/etc",
         "/usr",
         "/usr/bin",
@@ -259,7 +270,8 @@ pub fn stamp() -> io::Result<String> {
         "/usr/lib",
         "/usr/local/bin",
         "/usr/share",
-    ] {
+    ];
+    for path in fixed.into_iter().chain(settings.iter().map(String::as_str)) {
         let Some(meta) = found(fs::symlink_metadata(path))? else { continue };
         text += &format!("{path} {} {} {}.{}\n", meta.ino(), meta.size(), meta.mtime(), meta.mtime_nsec());
     }
@@ -299,6 +311,7 @@ pub fn build(target: &Path, hidden: &[PathBuf]) -> Result<(), ImageError> {
         }
     }
     take_etc(&root.join("etc"))?;
+    take_settings(&root)?;
     for (name, mode, text) in FILES {
         let path = root.join(name);
         fs::write(&path, text).map_err(failed("write", &path))?;
@@ -389,6 +402,56 @@ fn take_etc(etc: &Path) -> Result<(), ImageError> {
     Ok(())
 }
 
+/// Takes the settings of package managers, without credentials.
+fn take_settings(root: &Path) -> Result<(), ImageError> {
+    for (manager, from, to) in SETTINGS {
+        let Some(text) = settings_text(Path::new(from))? else { continue };
+        let to = root.join(to);
+        for parent in to.ancestors().skip(1).take_while(|path| *path != root).collect::<Vec<_>>().iter().rev()
+        {
+            if found(fs::symlink_metadata(parent)).map_err(failed("look at", parent))?.is_none() {
+                make_dir(parent, 0o755)?;
+            }
+        }
+        fs::write(&to, scrub(*manager, &text)).map_err(failed("write", &to))?;
+        set_mode(&to, 0o644)?;
+    }
+    for place in ["sources.list", "sources.list.d", "apt.conf", "apt.conf.d"] {
+        scrub_apt(&root.join("etc/apt").join(place))?;
+    }
+    Ok(())
+}
+
+/// Removes credentials from a file that was taken from the machine, or from all files in a directory.
+fn scrub_apt(path: &Path) -> Result<(), ImageError> {
+    let Some(meta) = found(fs::symlink_metadata(path)).map_err(failed("look at", path))? else {
+        return Ok(());
+    };
+    if meta.is_dir() {
+        for entry in fs::read_dir(path).map_err(failed("list", path))? {
+            scrub_apt(&entry.map_err(failed("list", path))?.path())?;
+        }
+    } else if meta.is_file() {
+        match settings_text(path)? {
+            Some(text) => fs::write(path, scrub(Manager::Apt, &text)).map_err(failed("write", path))?,
+            None => fs::remove_file(path).map_err(failed("remove", path))?,
+        }
+    }
+    Ok(())
+}
+
+/// What a file of settings says. `None` if it is none: missing, no plain file, too long or no text.
+fn settings_text(path: &Path) -> Result<Option<String>, ImageError> {
+    let Some(meta) = found(fs::symlink_metadata(path)).map_err(failed("look at", path))? else {
+        return Ok(None);
+    };
+    if !meta.is_file() || meta.len() > SETTINGS_BYTES_MAX {
+        return Ok(None);
+    }
+    let bytes = found(fs::read(path)).map_err(failed("read", path))?;
+    Ok(bytes.and_then(|bytes| String::from_utf8(bytes).ok()))
+}
+
 /// How files come into the image.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Take {
@@ -445,6 +508,25 @@ fn cover_usr(cover: &Path, hidden: &[PathBuf]) -> Result<(), ImageError> {
         mknodat(CWD, &at, NodeType::CharacterDevice, Mode::empty(), 0)
             .map_err(|e| failed("make a whiteout", &at)(e.into()))?;
     }
+    // It tells pip to leave the machine's packages alone; a sandbox's are its own.
+    let is_hidden = |path: &Path| hidden.iter().any(|hidden| path.starts_with(hidden));
+    for marker in externally_managed(usr)?.into_iter().filter(|marker| !is_hidden(marker)) {
+        make_parents(&marker, cover, &mut made)?;
+        let at = cover.join(&marker);
+        mknodat(CWD, &at, NodeType::CharacterDevice, Mode::empty(), 0)
+            .map_err(|e| failed("make a whiteout", &at)(e.into()))?;
+    }
+    for (manager, name) in SETTINGS_USR {
+        let path = Path::new(name);
+        if is_hidden(path) {
+            continue;
+        }
+        let Some(text) = settings_text(&usr.join(path))? else { continue };
+        make_parents(path, cover, &mut made)?;
+        let at = cover.join(path);
+        fs::write(&at, scrub(*manager, &text)).map_err(failed("write", &at))?;
+        set_mode(&at, 0o644)?;
+    }
     // Programs and people expect `python`; Debian has only `python3`.
     let python = Path::new("bin/python");
     let has = |name: &str| usr.join("bin").join(name).symlink_metadata().is_ok();
@@ -454,6 +536,26 @@ fn cover_usr(cover: &Path, hidden: &[PathBuf]) -> Result<(), ImageError> {
         symlink("python3", &at).map_err(failed("link", &at))?;
     }
     Ok(())
+}
+
+/// The markers of Pythons whose packages another package manager looks after (PEP 668), below `usr`.
+fn externally_managed(usr: &Path) -> Result<Vec<PathBuf>, ImageError> {
+    let mut markers = Vec::new();
+    for lib in ["lib", "local/lib"] {
+        let dir = usr.join(lib);
+        let Some(entries) = found(fs::read_dir(&dir)).map_err(failed("list", &dir))? else { continue };
+        for entry in entries {
+            let name = entry.map_err(failed("list", &dir))?.file_name();
+            let marker = Path::new(lib).join(&name).join("EXTERNALLY-MANAGED");
+            let path = usr.join(&marker);
+            if name.to_string_lossy().starts_with("python3")
+                && fs::symlink_metadata(&path).is_ok_and(|meta| meta.is_file())
+            {
+                markers.push(marker);
+            }
+        }
+    }
+    Ok(markers)
 }
 
 fn readable_for_everyone(meta: &Metadata) -> bool {
@@ -540,6 +642,37 @@ mod tests {
         let names: Vec<_> =
             fs::read_dir(&to).expect("it is there").map(|e| e.expect("readable").file_name()).collect();
         assert_eq!(names, ["open"]);
+    }
+
+    #[test]
+    fn the_marker_that_stops_pip_is_found_in_every_python() {
+        let usr = tempfile::tempdir().expect("a temporary directory");
+        for name in ["lib/python3.11", "local/lib/python3.13", "lib/python3", "lib/perl"] {
+            fs::create_dir_all(usr.path().join(name)).expect("it can be made");
+        }
+        for name in [
+            "lib/python3.11/EXTERNALLY-MANAGED",
+            "local/lib/python3.13/EXTERNALLY-MANAGED",
+            "lib/perl/EXTERNALLY-MANAGED",
+        ] {
+            fs::write(usr.path().join(name), "").expect("it can be written");
+            set_mode(&usr.path().join(name), 0o644).expect("its mode can be set");
+        }
+        let found = externally_managed(usr.path()).expect("it can be read");
+        let expected = ["lib/python3.11/EXTERNALLY-MANAGED", "local/lib/python3.13/EXTERNALLY-MANAGED"];
+        assert_eq!(found, expected.map(PathBuf::from));
+    }
+
+    #[test]
+    fn sources_of_apt_lose_their_passwords() {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let list = dir.path().join("a.list");
+        fs::write(&list, "deb https://u:s3cret@deb.corp/ stable main\n").expect("it can be written");
+        fs::write(dir.path().join("binary"), [0xff, 0xfe]).expect("it can be written");
+        scrub_apt(dir.path()).expect("it can be changed");
+        assert_eq!(fs::read_to_string(&list).expect("it is there"), "deb https://deb.corp/ stable main\n");
+        assert!(!dir.path().join("binary").exists(), "what cannot be read is not taken");
+        scrub_apt(&dir.path().join("nothing")).expect("that is fine");
     }
 
     #[test]

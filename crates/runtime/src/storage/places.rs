@@ -7,6 +7,7 @@
 //!   images/layers/          layers of all other images, see `layers`
 //!   sandboxes/<id>/         0700; the attribute `trusted.shoal` holds the first host id of its range and the generation
 //!     init.sock             where init listens
+//!     host/                 what the daemon shows the sandbox, which sees it read-only as `/run/shoal`
 //!     fs/{root,usr}[-work]  the writable layers, with guest ids, unless they are in the storage pool; see `pool`
 //! ```
 
@@ -32,6 +33,8 @@ use crate::storage::remove::remove_tree;
 const BACKLOG: i32 = 8;
 /// Only the host's root may read or write attributes of this kind, and guests never see the directory.
 const ATTRIBUTE: &str = "trusted.shoal";
+/// The name of what the daemon shows a sandbox, in the sandbox's directory. Sandboxes of versions without networks have none.
+pub const HOST_DIRECTORY: &str = "host";
 /// The name of init's socket in a sandbox's directory.
 pub const INIT_SOCKET: &str = "init.sock";
 
@@ -105,6 +108,8 @@ impl Places {
         let dir = openat(&self.sandboxes, &name, DIRECTORY, Mode::empty())?;
         // An attribute, since a new file costs more: some file systems search long for a free inode.
         fsetxattr(&dir, ATTRIBUTE, format!("{base} {generation}").as_bytes(), XattrFlags::empty())?;
+        mkdirat(&dir, HOST_DIRECTORY, Mode::from_raw_mode(0o755))?;
+        let host = openat(&dir, HOST_DIRECTORY, DIRECTORY, Mode::empty())?;
         // After the directory, so that nothing in the pool is without one.
         let fs = match self.pool.make_sandbox(id, disk_bytes)? {
             Some(fs) => fs,
@@ -117,7 +122,7 @@ impl Places {
             mkdirat(&fs, *name, Mode::from_raw_mode(0o755))?;
             mkdirat(&fs, format!("{name}-work"), Mode::RWXU)?;
         }
-        Ok(SandboxPlace { dir, fs })
+        Ok(SandboxPlace { dir, fs, host })
     }
 
     /// Removes a sandbox's whole directory.
@@ -199,6 +204,8 @@ pub struct SandboxPlace {
     dir: OwnedFd,
     /// The writable layers.
     pub fs: OwnedFd,
+    /// What the daemon shows the sandbox.
+    pub host: OwnedFd,
 }
 
 impl SandboxPlace {

@@ -6,6 +6,7 @@
 pub mod btrfs;
 pub mod loops;
 pub mod mounts;
+pub mod sockets;
 
 use std::ffi::CStr;
 use std::io;

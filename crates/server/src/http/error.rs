@@ -14,6 +14,7 @@ use wire::api::ErrorBody;
 use wire::files::{FileError, FileErrorKind};
 use wire::guest::StartError;
 use wire::launch::LayerFault;
+use wire::network::NetworkFault;
 
 use super::text::text_and_base64;
 use crate::observe::log::chain_of;
@@ -344,8 +345,27 @@ fn backend(error: &BackendError, message: &str, code: &'static str) -> ApiError 
             say(StatusCode::SERVICE_UNAVAILABLE, code).hint("try again")
         }
         BackendError::Layer { source, .. } => layer(source, message),
+        BackendError::Network { source, .. } => network(source, message, code),
         BackendError::Refused { .. } | BackendError::Gone => say(StatusCode::INTERNAL_SERVER_ERROR, code)
             .hint("see the daemon's log for the cause, under this response's x-request-id"),
+    }
+}
+
+/// Why a sandbox has no network. The cause is told too: it is about the machine or the sandbox.
+fn network(fault: &NetworkFault, message: &str, code: &'static str) -> ApiError {
+    let say = |status, code| ApiError::new(status, code, format!("{message}: {fault}"));
+    match fault {
+        NetworkFault::NoNfTables | NetworkFault::NoTproxy => {
+            say(StatusCode::CONFLICT, "network_not_supported")
+                .hint("use the policy `none`, or a machine whose kernel has it")
+        }
+        NetworkFault::TooOld => say(StatusCode::CONFLICT, "sandbox_too_old").hint("create another sandbox"),
+        NetworkFault::PortTaken { .. } => say(StatusCode::CONFLICT, "network_port_taken")
+            .hint("end the program that listens there, then set the policy again"),
+        NetworkFault::NotRunning | NetworkFault::Routes { .. } | NetworkFault::Kernel { .. } => {
+            say(StatusCode::INTERNAL_SERVER_ERROR, code)
+                .hint("see the daemon's log for the cause, under this response's x-request-id")
+        }
     }
 }
 

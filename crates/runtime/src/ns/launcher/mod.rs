@@ -11,7 +11,9 @@
 //!    └────────────────Reply──────────────┘
 //! ```
 
+mod egress;
 mod layers;
+mod network;
 mod walk;
 mod world;
 
@@ -30,6 +32,7 @@ use wire::launch::{Answer, Ask, Failure, PACKET_MAX, Reply, Request, VERSION, fr
 use wire::{InstallationId, SandboxId};
 
 use crate::ns::cgroup::Cgroups;
+use crate::ns::packets;
 use crate::ns::plan::Shared;
 use crate::ns::seccomp::Filters;
 use crate::ns::slots::Slot;
@@ -107,12 +110,26 @@ struct Launcher {
     cgroups: Cgroups,
     filters: Filters,
     init: OwnedFd,
+    /// The program that this process runs, which is also egress.
+    program: OwnedFd,
+    /// The mount namespace that the daemon is in.
+    host_mounts: OwnedFd,
     /// Prepared slots, by the base of their range.
     slots: HashMap<u32, Slot>,
     /// Running walkers, by pid.
     walkers: HashMap<i32, Walker>,
     /// Teardowns that wait until a launch of the same sandbox has ended.
     waiting: Vec<Request>,
+}
+
+/// What a request comes with, and what its answer takes along.
+struct Parts<'a> {
+    /// Namespaces that were made ahead of a launch.
+    slot: Option<Slot>,
+    /// Descriptors from the daemon.
+    given: Vec<OwnedFd>,
+    /// Descriptors for the daemon.
+    handed: &'a mut Vec<OwnedFd>,
 }
 
 /// A request in progress.
@@ -134,7 +151,9 @@ impl Launcher {
         rustix::process::umask(Mode::empty());
         let signals = [libc::SIGCHLD, libc::SIGTERM, libc::SIGINT, libc::SIGHUP, libc::SIGPIPE];
         let signals = sys::signals_as_descriptor(&signals).map_err(fatal("listen to signals"))?;
-        // Before anything is opened: a process can copy mounts only from its own mount namespace.
+        let program = world::own_program().map_err(fatal("open its own program"))?;
+        let host_mounts = world::mount_namespace().map_err(fatal("open the machine's mount namespace"))?;
+        // Before anything else is opened: a process can copy mounts only from its own mount namespace.
         world::own_mounts().map_err(fatal("make a mount namespace of its own"))?;
         let lock = world::lock(&config.data_dir).map_err(fatal("take over from the launcher before"))?;
         // While `/dev` and `/sys` are still mounted.
@@ -170,6 +189,8 @@ impl Launcher {
             cgroups,
             filters,
             init,
+            program,
+            host_mounts,
             slots: HashMap::new(),
             walkers: HashMap::new(),
             waiting: Vec::new(),
@@ -204,9 +225,9 @@ impl Launcher {
     /// Reads one request and clones its walker. `false` when the daemon has gone.
     fn take_request(&mut self) -> io::Result<bool> {
         let mut packet = vec![0; PACKET_MAX];
-        let length = match rustix::net::recv(&self.socket, packet.as_mut_slice(), RecvFlags::DONTWAIT) {
+        let (length, given) = match packets::receive(&self.socket, &mut packet, RecvFlags::DONTWAIT) {
             Ok((0, _)) => return Ok(false),
-            Ok((length, _)) => length,
+            Ok(received) => received,
             Err(Errno::AGAIN | Errno::INTR) => return Ok(true),
             Err(Errno::CONNRESET) => return Ok(false),
             Err(e) => return Err(e.into()),
@@ -226,11 +247,12 @@ impl Launcher {
             self.reply(request.serial, result)?;
             return Ok(true);
         }
-        self.start_walker(request)?;
+        self.start_walker(request, given)?;
         Ok(true)
     }
 
-    fn start_walker(&mut self, request: Request) -> io::Result<()> {
+    /// `given` are the descriptors that came with the request.
+    fn start_walker(&mut self, request: Request, given: Vec<OwnedFd>) -> io::Result<()> {
         if let Ask::Teardown { sandbox } = request.ask
             && self.end_launches_of(sandbox)
         {
@@ -254,8 +276,11 @@ impl Launcher {
                 if bound.is_err() || rustix::process::getppid() != self.pid {
                     sys::exit_now(UNANSWERED);
                 }
-                let result = self.walk(request.serial, request.ask, slot);
-                let code = if self.reply(request.serial, result).is_ok() { ANSWERED } else { UNANSWERED };
+                let mut handed = Vec::new();
+                let result =
+                    self.walk(request.serial, request.ask, Parts { slot, given, handed: &mut handed });
+                let answered = self.reply_with(request.serial, result, &handed);
+                let code = if answered.is_ok() { ANSWERED } else { UNANSWERED };
                 sys::exit_now(code);
             }
             Err(e) => self.reply(request.serial, Err(failure("fork a walker", &e))),
@@ -279,7 +304,7 @@ impl Launcher {
     /// Starts the teardowns that were waiting for a launch.
     fn start_waiting(&mut self) -> io::Result<()> {
         let waiting = std::mem::take(&mut self.waiting);
-        waiting.into_iter().try_for_each(|request| self.start_walker(request))
+        waiting.into_iter().try_for_each(|request| self.start_walker(request, Vec::new()))
     }
 
     /// Reaps walkers and inits that have ended, and answers for a walker that did not.
@@ -327,7 +352,12 @@ impl Launcher {
     }
 
     fn reply(&self, serial: u64, result: Result<Answer, Failure>) -> io::Result<()> {
-        match send(&self.socket, &to_packet(&Reply { serial, result }), SendFlags::NOSIGNAL) {
+        self.reply_with(serial, result, &[])
+    }
+
+    fn reply_with(&self, serial: u64, result: Result<Answer, Failure>, handed: &[OwnedFd]) -> io::Result<()> {
+        let packet = to_packet(&Reply { serial, result });
+        match packets::send(&self.socket, &packet, handed, SendFlags::NOSIGNAL) {
             // The daemon is gone; the loop will notice.
             Ok(_) | Err(Errno::PIPE | Errno::CONNRESET) => Ok(()),
             Err(e) => Err(e.into()),

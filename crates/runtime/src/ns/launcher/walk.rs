@@ -12,9 +12,10 @@ use wire::launch::{
 };
 use wire::{Digest, SandboxId, VolumeId};
 
-use super::{Launcher, failure, refused};
+use super::{Launcher, Parts, failure, refused};
 use crate::backend::DiskUsage;
 use crate::ns::enter::{self, EnterError, Materials};
+use crate::ns::network::held::Sockets;
 use crate::ns::plan::{self, Tree};
 use crate::ns::slots::{self, Slot};
 use crate::storage::generations::PrepareError;
@@ -27,7 +28,8 @@ use crate::sys::{self, CloneOptions, Cloned};
 pub(super) const READ_ONLY: u64 = libc::MOUNT_ATTR_RDONLY | libc::MOUNT_ATTR_NODEV | libc::MOUNT_ATTR_NOSUID;
 
 impl Launcher {
-    pub(super) fn walk(&mut self, serial: u64, ask: Ask, slot: Option<Slot>) -> Result<Answer, Failure> {
+    pub(super) fn walk(&mut self, serial: u64, ask: Ask, parts: Parts<'_>) -> Result<Answer, Failure> {
+        let Parts { slot, given, handed } = parts;
         match ask {
             Ask::Hello { .. } => Ok(Answer::Hello { version: VERSION }),
             Ask::PrepareHostImage { thorough } => {
@@ -48,6 +50,21 @@ impl Launcher {
                 layers.retain(|layer| after.is_none_or(|after| *layer > after));
                 layers.truncate(LAYERS_PAGE);
                 Ok(Answer::Layers(layers))
+            }
+            Ask::OpenNetwork { sandbox, routes } => {
+                Ok(Answer::Network(self.open_network(sandbox, &routes, handed)))
+            }
+            Ask::ChangeRoutes { sandbox, routes } => {
+                Ok(Answer::Network(self.change_routes(sandbox, &routes, handed)))
+            }
+            Ask::CloseNetwork { sandbox } => Ok(Answer::Network(self.close_network(sandbox))),
+            Ask::StartEgress { id } => self.start_egress(id, given),
+            Ask::EndEgress => {
+                self.cgroups.end_egress().map_err(refused("end the egress process"))?;
+                Ok(Answer::Done)
+            }
+            Ask::Sockets { sandbox, family, count } => {
+                Ok(Answer::Network(self.sockets(sandbox, family, count, handed)))
             }
             Ask::EndProcesses { sandbox, which } => {
                 let ended = match which {
@@ -152,6 +169,9 @@ impl Launcher {
         let writable = idmapped(place.fs.as_fd(), "", flags, &user)
             .map_err(refused("map the ids of the writable layer"))?;
         trees.insert(Tree::Writable, writable);
+        let host = idmapped(place.host.as_fd(), "", READ_ONLY | libc::MOUNT_ATTR_NOEXEC, &user)
+            .map_err(refused("map the ids of the host's directory"))?;
+        trees.insert(Tree::Host, host);
         if plan.mounts.len() > MOUNTS_MAX {
             let doing = format!("mount {} volumes", plan.mounts.len());
             return Err(Failure { doing, errno: libc::EINVAL });
@@ -218,10 +238,23 @@ impl Launcher {
     }
 
     fn teardown(&self, sandbox: SandboxId) -> Result<Answer, Failure> {
+        // Only to be told of: a teardown does not fail for it.
+        let sockets = Sockets::of(&self.cgroups, sandbox).unwrap_or_else(|error| {
+            tracing::warn!(%sandbox, %error, "cannot list the sandbox's sockets");
+            Sockets::default()
+        });
         // Try both, so that one failure does not leave the other part behind.
         let groups = self.cgroups.remove(sandbox).map_err(refused("end the sandbox's processes"));
         let files = self.places.remove_sandbox(sandbox).map_err(refused("remove the sandbox's files"));
-        groups.and(files).map(|()| Answer::Done)
+        groups.and(files)?;
+        match sockets.held(&self.cgroups) {
+            Ok(0) => Ok(Answer::Done),
+            Ok(sockets) => Ok(Answer::Held { sockets }),
+            Err(error) => {
+                tracing::warn!(%sandbox, %error, "cannot look at what egress holds");
+                Ok(Answer::Done)
+            }
+        }
     }
 
     fn inventory(&self, after: Option<SandboxId>) -> Result<Answer, Failure> {

@@ -50,6 +50,16 @@ pub(super) fn embedded_init() -> io::Result<OwnedFd> {
     Ok(openat(CWD, path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?)
 }
 
+/// The program of this process, by its open file: what lies under its name may be another version by now.
+pub(super) fn own_program() -> io::Result<OwnedFd> {
+    Ok(openat(CWD, "/proc/self/exe", OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?)
+}
+
+/// The mount namespace of this process.
+pub(super) fn mount_namespace() -> io::Result<OwnedFd> {
+    Ok(openat(CWD, "/proc/self/ns/mnt", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?)
+}
+
 /// Gives the launcher its own mount namespace: later mounts of the host appear in it, its own mounts do not leave it.
 pub(super) fn own_mounts() -> io::Result<()> {
     sys::unshare(UnshareFlags::NEWNS)?;

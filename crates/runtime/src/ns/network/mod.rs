@@ -1,0 +1,148 @@
+//! The network of a sandbox: routes, rules and listeners in its namespace, and what can be read about it from the host.
+//!
+//! A sandbox has a namespace with loopback only, made and owned by the launcher's side. Nothing here is on the way of a create: a
+//! sandbox without a policy has no route, so connect(2) fails at once, and that costs nothing. When a policy opens something, a
+//! walker enters the namespace and does the following, by hand-made netlink messages:
+//!
+//! 1. `rules`: one nf_tables batch, which is also where a kernel that lacks something says so;
+//! 2. `routes`, and the addresses that they need: what has a route is delivered to this very namespace;
+//! 3. `listeners`: handed to the daemon, which hands them to egress.
+//!
+//! Egress needs no right for any of this. The guest owns nothing of it and cannot change it.
+
+pub mod attempts;
+pub mod held;
+mod init;
+mod listeners;
+mod message;
+mod netlink;
+pub mod ports;
+mod routes;
+mod rules;
+
+use std::io;
+use std::os::fd::OwnedFd;
+
+use wire::SandboxId;
+use wire::network::{Family, Listener, NetworkFault, Routes, SOCKETS_MAX};
+
+use crate::ns::cgroup::Cgroups;
+use init::Init;
+use netlink::{Netlink, Subsystem};
+use routes::ChangeError;
+
+/// Moves the calling thread into the network namespace of a sandbox that runs.
+pub fn enter(groups: &Cgroups, sandbox: SandboxId) -> Result<(), NetworkFault> {
+    let init = Init::find(groups, sandbox).map_err(kernel("find the sandbox's init"))?;
+    let init = init.ok_or(NetworkFault::NotRunning)?;
+    init.join_network().map_err(|e| match init::is_gone(&e) {
+        true => NetworkFault::NotRunning,
+        false => kernel("enter the sandbox's network namespace")(e),
+    })
+}
+
+/// Gives the namespace of the calling thread routes, rules and listeners. A failure leaves nothing behind, unless
+/// somebody holds a port: then that may be an egress which has use for the routes.
+pub fn open(routes: &Routes) -> Result<Vec<(Listener, OwnedFd)>, NetworkFault> {
+    let ipv6 = has_ipv6()?;
+    let opened = set_up(routes, ipv6).and_then(|()| {
+        listeners::needed(routes, ipv6)
+            .into_iter()
+            .map(|wanted| Ok((wanted, listeners::open(wanted)?)))
+            .collect()
+    });
+    if let Err(fault) = &opened
+        && !matches!(fault, NetworkFault::PortTaken { .. })
+    {
+        close()?;
+    }
+    opened
+}
+
+/// Replaces the routes of the namespace of the calling thread. Returns the listeners that the old ones had no use for.
+pub fn change(routes: &Routes) -> Result<Vec<(Listener, OwnedFd)>, NetworkFault> {
+    let ipv6 = has_ipv6()?;
+    set_up(routes, ipv6)?;
+    let before = listeners::needed(&Routes::Listed(Vec::new()), ipv6);
+    let more = listeners::needed(routes, ipv6).into_iter().filter(|listener| !before.contains(listener));
+    let mut opened = Vec::new();
+    for listener in more {
+        match listeners::open(listener) {
+            Ok(socket) => opened.push((listener, socket)),
+            // Egress has it since the network was open before. If it is a guest's, the guest answers its own questions.
+            Err(NetworkFault::PortTaken { .. }) => {}
+            Err(fault) => return Err(fault),
+        }
+    }
+    Ok(opened)
+}
+
+/// Takes routes, rules and addresses of the calling thread's namespace away. Harmless when there are none.
+pub fn close() -> Result<(), NetworkFault> {
+    let netlink = Netlink::open(Subsystem::Route).map_err(kernel("open a socket to the kernel's routes"))?;
+    let there = routes::there(&netlink).map_err(kernel("list routes"))?;
+    let mut changes = routes::difference(&there, &Default::default());
+    changes.extend(routes::without_addresses(has_ipv6()?));
+    // Routes first: without them nothing reaches the rules.
+    let gone = routes::apply(&netlink, &changes).map_err(changed);
+    gone.and(match rules::remove() {
+        // Then there are none.
+        Err(NetworkFault::NoNfTables) => Ok(()),
+        other => other,
+    })
+}
+
+/// TCP sockets in the namespace of the calling thread, not connected.
+pub fn sockets(family: Family, count: u8) -> Result<Vec<OwnedFd>, NetworkFault> {
+    (0..count.min(SOCKETS_MAX)).map(|_| listeners::unconnected(family)).collect()
+}
+
+/// What a network needs of the kernel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Parts {
+    /// nf_tables with tproxy.
+    Rules,
+    /// IPv6, without which there is IPv4 only.
+    Ipv6,
+}
+
+/// Tries a part in the namespace of the calling thread, whose loopback is up.
+pub fn probe(part: Parts) -> Result<(), NetworkFault> {
+    match part {
+        Parts::Rules => rules::apply(&Routes::Listed(Vec::new()), has_ipv6()?),
+        Parts::Ipv6 if has_ipv6()? => Ok(()),
+        Parts::Ipv6 => Err(NetworkFault::Kernel { doing: "use IPv6".into(), errno: libc::EAFNOSUPPORT }),
+    }
+}
+
+/// Rules, addresses and routes.
+fn set_up(routes: &Routes, ipv6: bool) -> Result<(), NetworkFault> {
+    let wanted = routes::wanted(routes, ipv6).map_err(|why| NetworkFault::Routes { why })?;
+    // Rules first, since a kernel that lacks something refuses them. Without routes they apply to nothing.
+    rules::apply(routes, ipv6)?;
+    let netlink = Netlink::open(Subsystem::Route).map_err(kernel("open a socket to the kernel's routes"))?;
+    let there = routes::there(&netlink).map_err(kernel("list routes"))?;
+    let mut changes = routes::addresses(ipv6);
+    changes.extend(routes::difference(&there, &wanted));
+    routes::apply(&netlink, &changes).map_err(changed)
+}
+
+fn has_ipv6() -> Result<bool, NetworkFault> {
+    listeners::has_ipv6().map_err(kernel("find out whether there is IPv6"))
+}
+
+fn kernel(doing: &'static str) -> impl FnOnce(io::Error) -> NetworkFault {
+    move |e| fault(doing.into(), &e)
+}
+
+fn changed(ChangeError { doing, source }: ChangeError) -> NetworkFault {
+    fault(doing, &source)
+}
+
+fn fault(doing: String, source: &io::Error) -> NetworkFault {
+    match source.raw_os_error() {
+        Some(errno) => NetworkFault::Kernel { doing, errno },
+        // Our own message says more than a number.
+        None => NetworkFault::Kernel { doing: format!("{doing}: {source}"), errno: libc::EIO },
+    }
+}

@@ -1,0 +1,560 @@
+//! The rules of a sandbox's namespace, as one nf_tables batch. Pure, apart from [`apply`] and [`remove`].
+//!
+//! The rules are the same for every policy; routes decide what arrives. TPROXY hands a connection to any address and port to our
+//! listener, which finds the address it was meant for with getsockname(2). Nothing is tracked and nothing is rewritten, but for
+//! questions to name servers that a program chose itself.
+//!
+//! ```text
+//! table inet shoal
+//!   chain in   { type filter hook prerouting priority mangle }
+//!     to the refused address, port 80 or 443          tproxy, accept
+//!     to the refused address                          accept           (nothing listens there: refused at once)
+//!     tcp, not to this sandbox itself or loopback     tproxy
+//!   chain out  { type filter hook output priority mangle }
+//!     echo request                                    drop             (the kernel would answer for every address that has a route)
+//! table inet shoal-dns                                                 if everything has a route
+//!   chain out  { type filter hook output priority mangle }
+//!     udp to port 53 of anyone but us                 port 53 becomes 61053
+//!     udp from port 61053                             port 61053 becomes 53
+//! ```
+//!
+//! A table is made whole or not at all, and never changed: what is there is complete. Deleting one makes the kernel wait for all
+//! processors, some 10 ms, so none is deleted to be made again.
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use wire::network::{
+    ANY_DNS_PORT, DNS_PORT, Family, NetworkFault, OWN_V4, OWN_V6, POOL_V4, POOL_V6, PROXY_PORT, Prefix,
+    REFUSED_PORTS, REFUSED_V4, REFUSED_V6, Routes,
+};
+
+use super::message::{ACK, APPEND, Attributes, CREATE, EXCLUSIVE, Messages};
+use super::netlink::{Netlink, Refusal, Subsystem};
+
+/// A table of ours.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Table {
+    /// What every network has.
+    Main,
+    /// What an open network has beside it.
+    Dns,
+}
+
+impl Table {
+    const ALL: [Self; 2] = [Self::Main, Self::Dns];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Main => "shoal",
+            Self::Dns => "shoal-dns",
+        }
+    }
+
+    fn chains(self) -> &'static [Chain] {
+        match self {
+            Self::Main => &[Chain::In, Chain::Out],
+            Self::Dns => &[Chain::Out],
+        }
+    }
+}
+
+/// The priority of `mangle`: before anything is delivered.
+const PRIORITY: i32 = -150;
+
+/// The address family of a rule: NFPROTO_* of linux/netfilter.h.
+const INET: u8 = 1;
+
+/// Where packets pass a chain: NF_INET_*.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Chain {
+    In,
+    Out,
+}
+
+impl Chain {
+    fn name(self) -> &'static str {
+        match self {
+            Self::In => "in",
+            Self::Out => "out",
+        }
+    }
+
+    fn hook(self) -> u32 {
+        match self {
+            Self::In => 0,
+            Self::Out => 3,
+        }
+    }
+}
+
+/// A condition, or what is done when all before it hold.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Part {
+    Family(Family),
+    /// TCP, UDP, ICMP.
+    Protocol(u8),
+    To(IpAddr),
+    NotTo(Prefix),
+    /// The kind of an ICMP message.
+    IcmpKind(u8),
+    FromPort(u16),
+    ToPort(u16),
+    SetFromPort(u16),
+    SetToPort(u16),
+    /// To our listener.
+    Proxy(Family),
+    Accept,
+    Drop,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Rule {
+    chain: Chain,
+    parts: Vec<Part>,
+}
+
+const TCP: u8 = libc::IPPROTO_TCP as u8;
+const UDP: u8 = libc::IPPROTO_UDP as u8;
+
+/// The rules of a table, in their order.
+fn rules(table: Table, ipv6: bool) -> Vec<Rule> {
+    use Part::*;
+    let host = |address: IpAddr| Prefix { address, bits: if address.is_ipv4() { 32 } else { 128 } };
+    let v4 = Side {
+        family: wire::network::Family::V4,
+        refused: REFUSED_V4.into(),
+        own: host(OWN_V4.into()),
+        loopback: Prefix { address: Ipv4Addr::new(127, 0, 0, 0).into(), bits: 8 },
+        pool: POOL_V4,
+        echo: (libc::IPPROTO_ICMP as u8, 8),
+    };
+    let v6 = Side {
+        family: wire::network::Family::V6,
+        refused: REFUSED_V6.into(),
+        own: host(OWN_V6.into()),
+        loopback: host(Ipv6Addr::LOCALHOST.into()),
+        pool: POOL_V6,
+        echo: (libc::IPPROTO_ICMPV6 as u8, 128),
+    };
+    let mut rules = Vec::new();
+    for Side { family, refused, own, loopback, pool, echo } in [v4].into_iter().chain(ipv6.then_some(v6)) {
+        let mut add = |chain: Chain, parts: &[Part]| {
+            rules.push(Rule { chain, parts: [&[Family(family)], parts].concat() });
+        };
+        match table {
+            Table::Main => {
+                for port in REFUSED_PORTS {
+                    add(Chain::In, &[Protocol(TCP), To(refused), ToPort(port), Proxy(family), Accept]);
+                }
+                add(Chain::In, &[To(refused), Accept]);
+                add(Chain::In, &[Protocol(TCP), NotTo(own), NotTo(loopback), Proxy(family)]);
+                add(Chain::Out, &[Protocol(echo.0), IcmpKind(echo.1), Drop]);
+            }
+            Table::Dns => {
+                let elsewhere = [Protocol(UDP), NotTo(loopback), NotTo(pool), ToPort(DNS_PORT)];
+                add(Chain::Out, &[&elsewhere[..], &[SetToPort(ANY_DNS_PORT)]].concat());
+                add(Chain::Out, &[Protocol(UDP), FromPort(ANY_DNS_PORT), SetFromPort(DNS_PORT)]);
+            }
+        }
+    }
+    rules
+}
+
+/// What rules say of one address family.
+struct Side {
+    family: Family,
+    refused: IpAddr,
+    own: Prefix,
+    loopback: Prefix,
+    pool: Prefix,
+    /// The protocol of echo requests, and their kind.
+    echo: (u8, u8),
+}
+
+/// Registers: one for addresses and what is compared, one for ports.
+const REGISTER: u32 = 1;
+const PORT_REGISTER: u32 = 2;
+/// Where a packet's bytes are counted from.
+const NETWORK_HEADER: u32 = 1;
+const TRANSPORT_HEADER: u32 = 2;
+
+/// One expression of a rule.
+fn expression(name: &str, data: &Attributes) -> Attributes {
+    const NAME: u16 = 1;
+    const DATA: u16 = 2;
+    const ELEMENT: u16 = 1;
+    Attributes::new().nest(ELEMENT, &Attributes::new().text(NAME, name).nest(DATA, data))
+}
+
+fn value(bytes: &[u8]) -> Attributes {
+    const VALUE: u16 = 1;
+    Attributes::new().bytes(VALUE, bytes)
+}
+
+/// Loads what the kernel knows about a packet.
+fn meta(key: u32) -> Attributes {
+    expression("meta", &Attributes::new().number(1, REGISTER).number(2, key))
+}
+
+/// Loads bytes of a packet.
+fn payload(base: u32, offset: u32, length: u32) -> Attributes {
+    expression(
+        "payload",
+        &Attributes::new().number(1, REGISTER).number(2, base).number(3, offset).number(4, length),
+    )
+}
+
+/// Goes on if the register has these bytes, or if it has not.
+fn compare(equal: bool, bytes: &[u8]) -> Attributes {
+    let operation = if equal { 0 } else { 1 };
+    expression("cmp", &Attributes::new().number(1, REGISTER).number(2, operation).nest(3, &value(bytes)))
+}
+
+/// Keeps the first bits of the register.
+fn mask(bits: u8, length: usize) -> Attributes {
+    let mask: Vec<u8> = (0..length)
+        .map(|byte| !(0xff_u8.checked_shr((u32::from(bits)).saturating_sub(byte as u32 * 8)).unwrap_or(0)))
+        .collect();
+    let zero = vec![0; length];
+    expression(
+        "bitwise",
+        &Attributes::new()
+            .number(1, REGISTER)
+            .number(2, REGISTER)
+            .number(3, length as u32)
+            .nest(4, &value(&mask))
+            .nest(5, &value(&zero)),
+    )
+}
+
+/// Puts bytes into a register.
+fn immediate(register: u32, bytes: &[u8]) -> Attributes {
+    expression("immediate", &Attributes::new().number(1, register).nest(2, &value(bytes)))
+}
+
+fn verdict(code: i32) -> Attributes {
+    const VERDICT: u16 = 2;
+    const CODE: u16 = 1;
+    let verdict = Attributes::new().nest(VERDICT, &Attributes::new().number(CODE, code as u32));
+    expression("immediate", &Attributes::new().number(1, 0).nest(2, &verdict))
+}
+
+/// Writes a port into a packet and keeps its checksum right.
+fn set_port(offset: u32, port: u16) -> Vec<Attributes> {
+    const INTERNET_CHECKSUM: u32 = 1;
+    /// Where the checksum of UDP is.
+    const CHECKSUM: u32 = 6;
+    let write = Attributes::new()
+        .number(5, REGISTER)
+        .number(2, TRANSPORT_HEADER)
+        .number(3, offset)
+        .number(4, 2)
+        .number(6, INTERNET_CHECKSUM)
+        .number(7, CHECKSUM);
+    vec![immediate(REGISTER, &port.to_be_bytes()), expression("payload", &write)]
+}
+
+/// Loads where a packet goes to.
+fn destination(address: IpAddr) -> (Attributes, Vec<u8>) {
+    match address {
+        IpAddr::V4(address) => (payload(NETWORK_HEADER, 16, 4), address.octets().into()),
+        IpAddr::V6(address) => (payload(NETWORK_HEADER, 24, 16), address.octets().into()),
+    }
+}
+
+/// NFPROTO_* of a family.
+fn number_of(family: Family) -> u8 {
+    match family {
+        Family::V4 => 2,
+        Family::V6 => 10,
+    }
+}
+
+impl Part {
+    fn expressions(self) -> Vec<Attributes> {
+        const META_FAMILY: u32 = 15;
+        const META_PROTOCOL: u32 = 16;
+        const FROM_PORT: u32 = 0;
+        const TO_PORT: u32 = 2;
+        match self {
+            Self::Family(family) => vec![meta(META_FAMILY), compare(true, &[number_of(family)])],
+            Self::Protocol(protocol) => vec![meta(META_PROTOCOL), compare(true, &[protocol])],
+            Self::To(address) => {
+                let (load, bytes) = destination(address);
+                vec![load, compare(true, &bytes)]
+            }
+            Self::NotTo(prefix) => {
+                let (load, bytes) = destination(prefix.address);
+                vec![load, mask(prefix.bits, bytes.len()), compare(false, &bytes)]
+            }
+            Self::IcmpKind(kind) => vec![payload(TRANSPORT_HEADER, 0, 1), compare(true, &[kind])],
+            Self::FromPort(port) => {
+                vec![payload(TRANSPORT_HEADER, FROM_PORT, 2), compare(true, &port.to_be_bytes())]
+            }
+            Self::ToPort(port) => {
+                vec![payload(TRANSPORT_HEADER, TO_PORT, 2), compare(true, &port.to_be_bytes())]
+            }
+            Self::SetFromPort(port) => set_port(FROM_PORT, port),
+            Self::SetToPort(port) => set_port(TO_PORT, port),
+            Self::Proxy(family) => {
+                let own: Vec<u8> = match family {
+                    Family::V4 => OWN_V4.octets().into(),
+                    Family::V6 => OWN_V6.octets().into(),
+                };
+                let proxy = Attributes::new()
+                    .number(1, number_of(family).into())
+                    .number(2, REGISTER)
+                    .number(3, PORT_REGISTER);
+                vec![
+                    immediate(REGISTER, &own),
+                    immediate(PORT_REGISTER, &PROXY_PORT.to_be_bytes()),
+                    expression("tproxy", &proxy),
+                ]
+            }
+            Self::Accept => vec![verdict(libc::NF_ACCEPT)],
+            Self::Drop => vec![verdict(libc::NF_DROP)],
+        }
+    }
+}
+
+/// NFNL_SUBSYS_NFTABLES and its messages.
+const SUBSYSTEM: u16 = 10;
+const NEW_TABLE: u16 = SUBSYSTEM << 8;
+const GET_TABLE: u16 = (SUBSYSTEM << 8) | 1;
+const DELETE_TABLE: u16 = (SUBSYSTEM << 8) | 2;
+const NEW_CHAIN: u16 = (SUBSYSTEM << 8) | 3;
+const NEW_RULE: u16 = (SUBSYSTEM << 8) | 6;
+const BATCH_BEGIN: u16 = 16;
+const BATCH_END: u16 = 17;
+
+/// A batch, which the kernel takes as a whole or not at all, and which message of it is what.
+struct Batch {
+    messages: Messages,
+    /// The numbers of those that need TPROXY.
+    proxies: Vec<u32>,
+}
+
+/// nfgenmsg: family, version, subsystem.
+fn general(family: u8, subsystem: u16) -> [u8; 4] {
+    let [high, low] = subsystem.to_be_bytes();
+    [family, 0, high, low]
+}
+
+/// Makes tables.
+fn batch(tables: &[Table], ipv6: bool) -> Batch {
+    let mut messages = Messages::default();
+    let mut proxies = Vec::new();
+    messages.push(BATCH_BEGIN, 0, &general(0, SUBSYSTEM), &Attributes::new());
+    for table in tables {
+        let named = || Attributes::new().text(1, table.name());
+        messages.push(NEW_TABLE, CREATE | EXCLUSIVE | ACK, &general(INET, 0), &named());
+        for chain in table.chains() {
+            let hook = Attributes::new().number(1, chain.hook()).number(2, PRIORITY as u32);
+            let attributes = named().text(3, chain.name()).nest(4, &hook).text(7, "filter");
+            messages.push(NEW_CHAIN, CREATE, &general(INET, 0), &attributes);
+        }
+        for rule in rules(*table, ipv6) {
+            let expressions: Vec<Attributes> =
+                rule.parts.iter().flat_map(|part| part.expressions()).collect();
+            let attributes = named().text(2, rule.chain.name()).nest(4, &Attributes::join(&expressions));
+            let number = messages.push(NEW_RULE, CREATE | APPEND, &general(INET, 0), &attributes);
+            if rule.parts.iter().any(|part| matches!(part, Part::Proxy(_))) {
+                proxies.push(number);
+            }
+        }
+    }
+    messages.push(BATCH_END, 0, &general(0, SUBSYSTEM), &Attributes::new());
+    Batch { messages, proxies }
+}
+
+/// Puts the rules in force that these routes need.
+pub(super) fn apply(routes: &Routes, ipv6: bool) -> Result<(), NetworkFault> {
+    let wanted: &[Table] = match routes {
+        Routes::Listed(_) => &[Table::Main],
+        Routes::Open(_) => &Table::ALL,
+    };
+    let kernel = speak()?;
+    let there = there(&kernel)?;
+    let missing: Vec<Table> = wanted.iter().copied().filter(|table| !there.contains(table)).collect();
+    if !missing.is_empty() {
+        let batch = batch(&missing, ipv6);
+        judge(&batch, &exchange(&kernel, &batch.messages)?)?;
+    }
+    delete(&kernel, &there.into_iter().filter(|table| !wanted.contains(table)).collect::<Vec<_>>())
+}
+
+/// Takes all of them away.
+pub(super) fn remove() -> Result<(), NetworkFault> {
+    let kernel = speak()?;
+    delete(&kernel, &there(&kernel)?)
+}
+
+fn delete(kernel: &Netlink, tables: &[Table]) -> Result<(), NetworkFault> {
+    if tables.is_empty() {
+        return Ok(());
+    }
+    let mut messages = Messages::default();
+    messages.push(BATCH_BEGIN, 0, &general(0, SUBSYSTEM), &Attributes::new());
+    for table in tables {
+        let named = Attributes::new().text(1, table.name());
+        messages.push(DELETE_TABLE, ACK, &general(INET, 0), &named);
+    }
+    messages.push(BATCH_END, 0, &general(0, SUBSYSTEM), &Attributes::new());
+    let refused = exchange(kernel, &messages)?;
+    judge(&Batch { messages, proxies: Vec::new() }, &refused)
+}
+
+/// The tables that this namespace has.
+fn there(kernel: &Netlink) -> Result<Vec<Table>, NetworkFault> {
+    let mut there = Vec::new();
+    for table in Table::ALL {
+        let mut messages = Messages::default();
+        let named = Attributes::new().text(1, table.name());
+        messages.push(GET_TABLE, ACK, &general(INET, 0), &named);
+        match exchange(kernel, &messages)?[..] {
+            [] => there.push(table),
+            [Refusal { errno: libc::ENOENT, .. }] => {}
+            // No part of the kernel answers for this subsystem.
+            [Refusal { errno: libc::EINVAL | libc::EOPNOTSUPP, .. }] => return Err(NetworkFault::NoNfTables),
+            [Refusal { errno, .. }, ..] => {
+                return Err(NetworkFault::Kernel { doing: "look for rules".into(), errno });
+            }
+        }
+    }
+    Ok(there)
+}
+
+fn speak() -> Result<Netlink, NetworkFault> {
+    Netlink::open(Subsystem::Netfilter).map_err(|e| match e.raw_os_error() {
+        Some(libc::EPROTONOSUPPORT | libc::EAFNOSUPPORT) => NetworkFault::NoNfTables,
+        _ => kernel("open a socket to nf_tables", &e),
+    })
+}
+
+fn exchange(kernel: &Netlink, messages: &Messages) -> Result<Vec<Refusal>, NetworkFault> {
+    kernel.send(messages).map_err(|e| self::kernel("speak to nf_tables", &e))
+}
+
+fn kernel(doing: &str, error: &io::Error) -> NetworkFault {
+    NetworkFault::Kernel { doing: doing.into(), errno: error.raw_os_error().unwrap_or(libc::EIO) }
+}
+
+/// What the kernel's refusals mean.
+fn judge(batch: &Batch, refused: &[Refusal]) -> Result<(), NetworkFault> {
+    let Some(first) = refused.first() else { return Ok(()) };
+    // The batch itself is refused where no part of the kernel answers for its subsystem.
+    if first.number == 0 && matches!(first.errno, libc::EOPNOTSUPP | libc::EINVAL | libc::ENOENT) {
+        return Err(NetworkFault::NoNfTables);
+    }
+    match refused.iter().find(|refusal| batch.proxies.contains(&refusal.number)) {
+        Some(Refusal { errno: libc::ENOENT | libc::EOPNOTSUPP, .. }) => Err(NetworkFault::NoTproxy),
+        Some(_) | None => Err(NetworkFault::Kernel {
+            doing: format!("set rule {} of {}", first.number, batch.messages.count()),
+            errno: first.errno,
+        }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ns::network::message::{attributes, received};
+
+    #[test]
+    fn a_batch_begins_and_ends_and_makes_whole_tables() {
+        let batch = batch(&Table::ALL, true);
+        let kinds: Vec<u16> = received(batch.messages.bytes()).map(|message| message.kind).collect();
+        assert_eq!(kinds[..4], [BATCH_BEGIN, NEW_TABLE, NEW_CHAIN, NEW_CHAIN]);
+        assert_eq!(kinds.last(), Some(&BATCH_END));
+        let rules: usize = Table::ALL.iter().map(|table| rules(*table, true).len()).sum();
+        assert_eq!(kinds.iter().filter(|kind| **kind == NEW_RULE).count(), rules);
+        assert_eq!(received(batch.messages.bytes()).next().map(|m| m.body), Some(&[0, 0, 0, 10][..]));
+    }
+
+    #[test]
+    fn the_refused_address_answers_before_the_general_rule_and_on_two_ports_only() {
+        let rules = rules(Table::Main, true);
+        let position = |wanted: &dyn Fn(&Rule) -> bool| rules.iter().position(wanted).expect("a rule");
+        let refused = Part::To(REFUSED_V4.into());
+        let page = position(&|rule| rule.parts.contains(&refused) && rule.parts.contains(&Part::ToPort(443)));
+        let rest = position(&|rule| rule.parts == [Part::Family(Family::V4), refused, Part::Accept]);
+        let general =
+            position(&|rule| rule.parts.contains(&Part::Proxy(Family::V4)) && !rule.parts.contains(&refused));
+        assert!(page < rest && rest < general);
+    }
+
+    #[test]
+    fn only_an_open_network_rewrites_ports_and_every_rule_is_for_one_family() {
+        let sets = |rule: &Rule| {
+            rule.parts.iter().any(|part| matches!(part, Part::SetToPort(_) | Part::SetFromPort(_)))
+        };
+        assert!(!rules(Table::Main, true).iter().any(sets));
+        assert!(rules(Table::Dns, true).iter().all(sets));
+        for table in Table::ALL {
+            assert!(rules(table, true).iter().all(|rule| matches!(rule.parts[0], Part::Family(_))));
+            let v4 = rules(table, false);
+            assert!(v4.iter().all(|rule| rule.parts[0] == Part::Family(Family::V4)));
+            assert_eq!(v4.len() * 2, rules(table, true).len(), "both families have the same rules");
+        }
+    }
+
+    #[test]
+    fn a_rule_is_read_back_as_its_expressions() {
+        let batch = batch(&[Table::Main], false);
+        let general = *batch.proxies.last().expect("the general rule comes last");
+        let message = received(batch.messages.bytes()).find(|m| m.number == general).expect("a rule");
+        let parts: Vec<_> = attributes(&message.body[4..]).collect();
+        assert_eq!((parts[0], parts[1]), ((1, &b"shoal\0"[..]), (2, &b"in\0"[..])));
+        let elements: Vec<(String, &[u8])> = attributes(parts[2].1)
+            .map(|(_, element)| {
+                let fields: Vec<_> = attributes(element).collect();
+                (String::from_utf8_lossy(fields[0].1).trim_end_matches('\0').to_owned(), fields[1].1)
+            })
+            .collect();
+        let names: Vec<&str> = elements.iter().map(|(name, _)| name.as_str()).collect();
+        assert_eq!(
+            names.join(" "),
+            "meta cmp meta cmp payload bitwise cmp payload bitwise cmp immediate immediate tproxy"
+        );
+        let value = |element: usize, kind: u16| {
+            let nested =
+                attributes(elements[element].1).find(|(found, _)| *found == kind).expect("it is there").1;
+            attributes(nested).next().expect("a value").1
+        };
+        // Not to the sandbox itself, not to loopback.
+        assert_eq!((value(5, 4), value(6, 3)), (&[255; 4][..], &[198, 18, 0, 2][..]));
+        assert_eq!((value(8, 4), value(9, 3)), (&[255, 0, 0, 0][..], &[127, 0, 0, 0][..]));
+        // To its listener.
+        assert_eq!((value(10, 2), value(11, 2)), (&[198, 18, 0, 2][..], &61_000_u16.to_be_bytes()[..]));
+    }
+
+    #[test]
+    fn masks_keep_the_first_bits() {
+        let bytes = |bits: u8, length: usize| {
+            let mask = mask(bits, length);
+            let mut messages = Messages::default();
+            messages.push(0, 0, &[], &mask);
+            let body = received(messages.bytes()).next().expect("a message").body.to_vec();
+            let element = attributes(&body).next().expect("an element").1.to_vec();
+            let data = attributes(&element).nth(1).expect("its data").1.to_vec();
+            let mask = attributes(&data).find(|(kind, _)| *kind == 4).expect("a mask").1.to_vec();
+            attributes(&mask).next().expect("a value").1.to_vec()
+        };
+        assert_eq!(bytes(15, 4), [255, 254, 0, 0]);
+        assert_eq!(bytes(32, 4), [255; 4]);
+        assert_eq!(bytes(0, 4), [0; 4]);
+        assert_eq!(bytes(64, 16), [[255; 8], [0; 8]].concat());
+    }
+
+    #[test]
+    fn a_missing_part_of_the_kernel_is_told_by_name() {
+        let batch = batch(&[Table::Main], false);
+        let judged = |number, errno| judge(&batch, &[Refusal { number, errno }]).expect_err("refused");
+        assert_eq!(judged(0, libc::EOPNOTSUPP), NetworkFault::NoNfTables);
+        assert_eq!(judged(batch.proxies[0], libc::ENOENT), NetworkFault::NoTproxy);
+        assert!(matches!(judged(0, libc::EPERM), NetworkFault::Kernel { errno: libc::EPERM, .. }));
+        assert!(matches!(judged(1, libc::ENOENT), NetworkFault::Kernel { errno: libc::ENOENT, .. }));
+        assert!(judge(&batch, &[]).is_ok());
+    }
+}
