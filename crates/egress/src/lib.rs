@@ -1,0 +1,5 @@
+//! The only way out of a sandbox: DNS and TCP by policy.
+
+#![forbid(unsafe_code)]
+
+pub mod policy;
