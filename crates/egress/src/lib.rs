@@ -2,4 +2,6 @@
 
 #![forbid(unsafe_code)]
 
+pub mod dns;
+pub mod limits;
 pub mod policy;
