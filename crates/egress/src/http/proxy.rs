@@ -58,9 +58,12 @@ where
         .await
         .map_err(ProxyError::Upstream)?;
     let sender = Arc::new(tokio::sync::Mutex::new(sender));
+    let upgrades = Upgrades::default();
+    let pending = upgrades.clone();
     let service = hyper::service::service_fn(move |request| {
-        let (sender, name, refused) = (sender.clone(), name.clone(), refused.clone());
-        async move { Ok::<_, Infallible>(one(request, &sender, name.as_ref(), port, &refused).await) }
+        let (sender, name, refused, pending) =
+            (sender.clone(), name.clone(), refused.clone(), pending.clone());
+        async move { Ok::<_, Infallible>(one(request, &sender, name.as_ref(), port, &refused, &pending).await) }
     });
     let serving = hyper::server::conn::http1::Builder::new()
         .preserve_header_case(true)
@@ -72,15 +75,30 @@ where
         .with_upgrades();
     let upstream = upstream.with_upgrades();
     tokio::pin!(serving, upstream);
+    // An upgraded connection is carried here too, so that it ends with this future.
+    let upgraded = || upgrades.lock().expect("nobody panics while holding it").take();
     tokio::select! {
-        served = &mut serving => served.map_err(ProxyError::Client),
+        served = &mut serving => {
+            served.map_err(ProxyError::Client)?;
+            match upgraded() {
+                Some(sides) => tokio::join!(upstream, join(sides)).0.map_err(ProxyError::Upstream),
+                None => Ok(()),
+            }
+        }
         ended = &mut upstream => {
-            // Upstream has closed: what it sent is still on its way to the client.
-            let served = serving.await.map_err(ProxyError::Client);
-            ended.map_err(ProxyError::Upstream).and(served)
+            // Upstream has closed or upgraded: what it sent is still on its way to the client.
+            serving.await.map_err(ProxyError::Client)?;
+            if let Some(sides) = upgraded() {
+                join(sides).await;
+            }
+            ended.map_err(ProxyError::Upstream)
         }
     }
 }
+
+/// The two sides of a connection that is no longer HTTP.
+type Sides = (hyper::upgrade::OnUpgrade, hyper::upgrade::OnUpgrade);
+type Upgrades = Arc<Mutex<Option<Sides>>>;
 
 type Body = BoxBody<Bytes, hyper::Error>;
 
@@ -90,6 +108,7 @@ async fn one(
     name: Option<&Name>,
     port: u16,
     refused: &Refused,
+    upgrades: &Upgrades,
 ) -> Response<Body> {
     let peer = Peer { name, port };
     if let Err(bad) = check(request.method(), request.uri(), request.version(), request.headers(), peer) {
@@ -119,7 +138,7 @@ async fn one(
             return closing(StatusCode::BAD_GATEWAY, "the host changed the protocol without being asked");
         };
         let server_side = hyper::upgrade::on(&mut response);
-        tokio::spawn(join(client_side, server_side));
+        *upgrades.lock().expect("nobody panics while holding it") = Some((client_side, server_side));
         return response.map(|body| body.boxed());
     }
     for header in HOP_BY_HOP {
@@ -174,7 +193,7 @@ fn closing(status: StatusCode, why: &str) -> Response<Body> {
 }
 
 /// Copies between the two sides of a WebSocket.
-async fn join(client: hyper::upgrade::OnUpgrade, server: hyper::upgrade::OnUpgrade) {
+async fn join((client, server): Sides) {
     match tokio::try_join!(client, server) {
         Ok((client, server)) => {
             let (mut client, mut server) = (TokioIo::new(client), TokioIo::new(server));

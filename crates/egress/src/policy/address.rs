@@ -3,7 +3,7 @@
 //! Egress dials from the host's network, so this is asked for every address at the moment it is dialled, after resolution.
 //! What is dangerous is closed; what is merely odd (documentation ranges, for example) is not.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv6Addr};
 
 use serde::{Deserialize, Serialize};
 
@@ -210,6 +210,8 @@ fn is_isatap(address: Ipv6Addr) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::net::Ipv4Addr;
+
     use proptest::prelude::*;
 
     use super::*;
