@@ -530,10 +530,7 @@ async fn refused_name(gateway: &Gateway, client: TcpStream, port: u16, cut: &Cut
         };
         let name = match &kind {
             Kind::Tls(hello) => hello.server_name.clone(),
-            Kind::Http => match timeout(PAGE_DEADLINE, whole_head(&client, &mut bytes)).await {
-                Ok(name) => name,
-                Err(_) => None,
-            },
+            Kind::Http => timeout(PAGE_DEADLINE, whole_head(&client, &mut bytes)).await.unwrap_or_default(),
             Kind::BadTls(_) | Kind::Ssh | Kind::Other => None,
         };
         let Some(name) = name else { return reset_on_close(&client) };

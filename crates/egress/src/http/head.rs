@@ -88,7 +88,7 @@ pub fn read_head(bytes: &[u8]) -> Result<Option<Head>, BadHead> {
             host = Some(std::str::from_utf8(&line[colon + 1..]).map_err(|_| BadHead::Malformed)?.trim());
         }
     }
-    let host = host.and_then(|host| host_name(host));
+    let host = host.and_then(host_name);
     Ok(Some(Head { method: method.to_owned(), host, length: end + 4 }))
 }
 

@@ -250,7 +250,8 @@ impl Inner {
     /// Takes back the record that was pushed last, unless it is on disk.
     fn take_back(&mut self, sequence: u64) {
         if self.spooled < sequence
-            && let Some((_, record)) = self.queue.pop_back_if(|(last, _)| *last == sequence)
+            && self.queue.back().is_some_and(|(last, _)| *last == sequence)
+            && let Some((_, record)) = self.queue.pop_back()
         {
             self.bytes = self.bytes.saturating_sub(size(&record));
             self.next = sequence;

@@ -328,9 +328,9 @@ mod tests {
         };
         Preset {
             hosts: vec![
-                host("pypi.org", &[443], false),
-                host("github.com", &[443], false),
-                host("github.com", &[22], true),
+                host("index.example", &[443], false),
+                host("code.example", &[443], false),
+                host("code.example", &[22], true),
             ],
         }
     }
@@ -362,14 +362,14 @@ mod tests {
     #[test]
     fn modes_open_what_they_say() {
         let none = policy(Mode::None, &[]);
-        check(&none, "pypi.org:443", Deny);
+        check(&none, "index.example:443", Deny);
         check(&none, "8.8.8.8:443", Deny);
         let registries = policy(Mode::Registries, &[]);
-        check(&registries, "pypi.org:443", Allow);
-        check(&registries, "pypi.org:80 http", Deny);
-        check(&registries, "evil.pypi.org:443", Deny);
-        check(&registries, "github.com:22 ssh", Allow);
-        check(&registries, "github.com:22 tcp", Deny);
+        check(&registries, "index.example:443", Allow);
+        check(&registries, "index.example:80 http", Deny);
+        check(&registries, "evil.index.example:443", Deny);
+        check(&registries, "code.example:22 ssh", Allow);
+        check(&registries, "code.example:22 tcp", Deny);
         check(&registries, "8.8.8.8:443", Deny);
         let names = policy(Mode::Names, &[]);
         check(&names, "example.com:12345 tcp", Allow);
@@ -408,10 +408,10 @@ mod tests {
 
     #[test]
     fn written_rules_come_before_the_mode() {
-        let policy = policy(Mode::Registries, &["deny *.org", "deny any 22"]);
-        check(&policy, "pypi.org:443", Deny);
-        check(&policy, "github.com:443", Allow);
-        check(&policy, "github.com:22 ssh", Deny);
+        let policy = policy(Mode::Registries, &["deny *.index.example", "deny any 22"]);
+        check(&policy, "index.example:443", Deny);
+        check(&policy, "code.example:443", Allow);
+        check(&policy, "code.example:22 ssh", Deny);
     }
 
     #[test]

@@ -189,10 +189,11 @@ fn run(socket: OwnedFd, start: &Start, prepared: Prepared) -> Result<(), Process
                 server.stop();
                 server.done().await;
             }
-            ended = listening => match ended {
-                Ok(Err(source)) => return Err(ProcessError::Call { doing: "listen for the next daemon", source }),
-                Ok(Ok(())) | Err(_) => {}
-            },
+            ended = listening => {
+                if let Ok(Err(source)) = ended {
+                    return Err(ProcessError::Call { doing: "listen for the next daemon", source });
+                }
+            }
         }
         // What the daemon has not acknowledged waits for the next egress.
         outbox.offline();

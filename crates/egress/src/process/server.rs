@@ -248,7 +248,7 @@ impl Server {
         self.recorded.lock().expect("nobody panics while holding it").remove(&sandbox);
         match gateway {
             Some(gateway) => gateway.detach().await,
-            None => Totals { sandbox, sent: 0, received: 0, connections: 0, refused: 0, unrecorded: 0 },
+            None => unused(sandbox),
         }
     }
 
@@ -308,7 +308,9 @@ impl Server {
             let totals: Vec<Totals> = self.gateways().values().map(|gateway| gateway.totals()).collect();
             let mut recorded = self.recorded.lock().expect("nobody panics while holding it");
             for totals in totals {
-                if recorded.insert(totals.sandbox, totals) != Some(totals) {
+                let before =
+                    recorded.insert(totals.sandbox, totals).unwrap_or_else(|| unused(totals.sandbox));
+                if before != totals {
                     self.shared.outbox.totals(totals);
                 }
             }
@@ -333,6 +335,11 @@ impl Server {
             tokio::time::sleep(OWN_ADDRESSES_RETRY).await;
         }
     }
+}
+
+/// What a sandbox has used that has used nothing.
+fn unused(sandbox: SandboxId) -> Totals {
+    Totals { sandbox, sent: 0, received: 0, connections: 0, refused: 0, unrecorded: 0 }
 }
 
 /// The serial of a request of any version.
