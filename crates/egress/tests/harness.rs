@@ -39,7 +39,8 @@ impl World {
         Self { resolver, asked, addresses }
     }
 
-    /// Gives a name an address. Names without one have 127.0.0.1; names that begin with `no` do not exist.
+    /// Gives a name an address. Names without one have 127.0.0.1; names that begin with `no` do not exist, and
+    /// those that begin with `silent` are never answered.
     pub fn points(&self, name: &str, to: Ipv4Addr) {
         self.addresses.lock().expect("a lock").insert(format!("{name}."), to);
     }
@@ -58,6 +59,9 @@ async fn resolve(
         asked.lock().expect("a lock").push(name.clone());
         let mut reply = Message::response(question.metadata.id, OpCode::Query);
         reply.add_query(query.clone());
+        if name.starts_with("silent") {
+            continue;
+        }
         if name.starts_with("no") {
             reply.metadata.response_code = ResponseCode::NXDomain;
         } else if query.query_type() == RecordType::A {

@@ -76,6 +76,27 @@ async fn detach_leaves_nothing_open() {
 }
 
 #[tokio::test]
+async fn detach_does_not_wait_for_a_resolver_that_is_silent() {
+    let world = World::new().await;
+    let (process, egress, records) = start(&world).await;
+    let egress = Arc::new(egress);
+    store(&egress, records);
+    let guest = Guest::new(1, process.pool, &[]).await;
+    egress.attach(guest.attach(rules(Mode::Open, &[])), &guest.descriptors()).await.expect("attached");
+    let looking = guest.look_up("silent.example");
+    tokio::pin!(looking);
+    let asked = until("it is asked", || {
+        world.asked.lock().expect("a lock").iter().any(|name| name == "silent.example.")
+    });
+    tokio::select! {
+        () = asked => {}
+        answer = &mut looking => panic!("answered: {answer:?}"),
+    }
+    let detached = tokio::time::timeout(std::time::Duration::from_secs(2), egress.detach(guest.id)).await;
+    detached.expect("at once").expect("detached");
+}
+
+#[tokio::test]
 async fn limits_on_connections_hold() {
     let world = World::new().await;
     let echo = Echo::new().await;

@@ -7,7 +7,7 @@ use hickory_proto::rr::rdata::{A, AAAA, PTR};
 use hickory_proto::rr::{DNSClass, RData, Record, RecordType};
 
 use super::pool::{Meaning, Pool};
-use super::upstream::{Resolver, UDP_BYTES_MAX};
+use super::upstream::{ResolveError, Resolver, UDP_BYTES_MAX};
 use crate::policy::{Destination, Name, Policy, Protocol, Query as PolicyQuery, Verdict};
 
 /// How long a guest may keep a synthetic address. The address never changes its meaning; the name may be refused later.
@@ -225,15 +225,21 @@ fn host_of(name: &Name) -> Name {
 /// A place for a name that has none, if it exists upstream.
 async fn new_place(name: &Name, zone: &impl Zone, resolver: &Resolver) -> Result<u32, ResponseCode> {
     match resolver.ask(name, RecordType::A).await {
-        Ok(answer) if answer.exists => zone.assign(name).await.map_err(|why| match why {
-            NoPlace::Full => ResponseCode::Refused,
-            NoPlace::NotStored => ResponseCode::ServFail,
-        }),
+        // Behind an upstream proxy there may be no resolver, and the proxy looks names up.
+        Err(ResolveError::NoServer) => zone.assign(name).await.map_err(no_place),
+        Ok(answer) if answer.exists => zone.assign(name).await.map_err(no_place),
         Ok(_) => Err(ResponseCode::NXDomain),
         Err(error) => {
             tracing::debug!(%name, %error, "cannot look up a name");
             Err(ResponseCode::ServFail)
         }
+    }
+}
+
+fn no_place(why: NoPlace) -> ResponseCode {
+    match why {
+        NoPlace::Full => ResponseCode::Refused,
+        NoPlace::NotStored => ResponseCode::ServFail,
     }
 }
 

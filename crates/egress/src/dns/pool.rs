@@ -18,7 +18,7 @@ pub const NAMES_MAX: usize = 100_000;
 /// Where synthetic addresses lie.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pool {
-    /// The first IPv4 address of the pool. [`FIRST`] + [`NAMES_MAX`] addresses from here on are synthetic.
+    /// The first IPv4 address of the pool, which has 131,072.
     pub v4: Ipv4Addr,
     /// The first IPv6 address of the pool.
     pub v6: Ipv6Addr,

@@ -197,6 +197,8 @@ pub struct Gateway {
     /// How many connections and questions are under way.
     live: watch::Sender<usize>,
     questions: Arc<Semaphore>,
+    /// Ends questions that are under way.
+    leaving: Cut,
     listening: Mutex<Listening>,
 }
 
@@ -257,6 +259,7 @@ impl Gateway {
             connections: Mutex::default(),
             live: watch::Sender::new(0),
             questions: Arc::new(Semaphore::new(QUESTIONS_MAX)),
+            leaving: Cut::default(),
             listening: Mutex::default(),
         });
         for (kind, descriptor) in attach.listeners.into_iter().zip(descriptors) {
@@ -336,7 +339,11 @@ impl Gateway {
             let (gateway, socket, question) = (self.clone(), socket.clone(), packet[..length].to_vec());
             self.live.send_modify(|live| *live += 1);
             tokio::spawn(async move {
-                if let Some(answer) = gateway.answer(&question, Transport::Udp).await
+                let answer = tokio::select! {
+                    answer = gateway.answer(&question, Transport::Udp) => answer,
+                    () = gateway.leaving.wait() => None,
+                };
+                if let Some(answer) = answer
                     && let Err(error) = socket.send_to(&answer, from).await
                 {
                     tracing::debug!(sandbox = %gateway.sandbox, %error, "cannot answer a question");
@@ -432,6 +439,7 @@ impl Gateway {
             // It was aborted; its listener is closed once it has ended.
             let _ = task.await;
         }
+        self.leaving.cut();
         self.cut_all();
         self.idle().await;
         self.totals()

@@ -231,6 +231,20 @@ impl Outbox {
         }
     }
 
+    /// Waits until the daemon has acknowledged everything.
+    pub async fn empty(&self) {
+        let mut changed = self.changed.subscribe();
+        loop {
+            changed.borrow_and_update();
+            if self.inner.lock().expect("nobody panics while holding it").queue.is_empty() {
+                return;
+            }
+            if changed.changed().await.is_err() {
+                return;
+            }
+        }
+    }
+
     /// Records that wait, bytes on disk, events lost since the start.
     pub fn counts(&self) -> (u64, u64, u64) {
         let inner = self.inner.lock().expect("nobody panics while holding it");

@@ -9,6 +9,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with};
 use rustls::pki_types::CertificateDer;
@@ -30,6 +31,8 @@ pub use server::Server;
 
 /// Daemons that wait to be accepted.
 const BACKLOG: i32 = 8;
+/// How long the last records may take to reach the daemon at the end.
+const LAST_RECORDS_DEADLINE: Duration = Duration::from_secs(1);
 /// Worker threads, whatever is asked for.
 const THREADS_MAX: u16 = 64;
 
@@ -195,7 +198,8 @@ fn run(socket: OwnedFd, start: &Start, prepared: Prepared) -> Result<(), Process
                 }
             }
         }
-        // What the daemon has not acknowledged waits for the next egress.
+        // The daemon may still take the last records; what it has not acknowledged by then waits for the next egress.
+        let _ = tokio::time::timeout(LAST_RECORDS_DEADLINE, outbox.empty()).await;
         outbox.offline();
         Ok(())
     })
