@@ -107,3 +107,23 @@ fn what_is_said_of_images_is_read_or_refused() {
 fn layers_are_read_or_refused() {
     feed(fuzzed::layer_stream);
 }
+
+#[test]
+fn dns_questions_of_a_guest_are_read_or_refused() {
+    feed(fuzzed::dns_question);
+}
+
+#[test]
+fn first_bytes_of_tls_clients_are_read_or_refused() {
+    feed(fuzzed::tls_hello);
+}
+
+#[test]
+fn heads_of_requests_are_read_or_refused() {
+    feed(fuzzed::http_head);
+}
+
+#[test]
+fn packets_between_daemon_and_egress_are_read_or_refused() {
+    feed(fuzzed::egress_control);
+}

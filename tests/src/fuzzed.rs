@@ -61,6 +61,51 @@ pub fn file_records(bytes: &[u8]) {
     }
 }
 
+/// A DNS question from a guest.
+pub fn dns_question(bytes: &[u8]) {
+    egress::dns::fuzz_packet(bytes);
+}
+
+/// The first bytes of a TLS client. What is a hello stays one, whatever follows in the buffer's later records.
+pub fn tls_hello(bytes: &[u8]) {
+    use egress::tls::{Progress, read_hello};
+    let whole = read_hello(bytes);
+    for cut in 0..bytes.len().min(64) {
+        // A beginning must never name a server that the whole does not name.
+        if let Progress::Hello(early) = read_hello(&bytes[..cut]) {
+            assert_eq!(whole, Progress::Hello(early), "the first {cut} bytes say something else");
+        }
+    }
+}
+
+/// The head of a request, and what tells HTTP from other protocols.
+pub fn http_head(bytes: &[u8]) {
+    let _ = egress::gateway::sniff(bytes);
+    if let Ok(Some(head)) = egress::http::read_head(bytes) {
+        assert!(
+            head.length <= bytes.len() && bytes[..head.length].ends_with(b"\r\n\r\n"),
+            "a head ends in an empty line"
+        );
+    }
+}
+
+/// Packets between daemon and egress, and addresses in configuration files.
+pub fn egress_control(bytes: &[u8]) {
+    use egress::control::{FromEgress, Request, Start, from_bytes, to_bytes};
+    if let Some(request) = from_bytes::<Request>(bytes) {
+        assert_eq!(from_bytes(&to_bytes(&request)), Some(request), "a request changed on its way");
+    }
+    if let Some(message) = from_bytes::<FromEgress>(bytes) {
+        assert_eq!(from_bytes(&to_bytes(&message)), Some(message), "a message changed on its way");
+    }
+    let _ = from_bytes::<Start>(bytes);
+    if let Ok(text) = std::str::from_utf8(bytes) {
+        let _ = egress::presets::site(text);
+        let _ = egress::policy::Asked::parse(text);
+        let _ = egress::policy::Target::parse(text, egress::policy::Action::Allow);
+    }
+}
+
 /// A tar stream from anyone: read to its end or rejected, without more contents than there are bytes.
 pub fn tar_stream(bytes: &[u8]) {
     let mut entries = archive::Entries::new(bytes);
