@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
@@ -17,18 +17,30 @@ use shoal_tests::{Audit, Daemon, until};
 struct Person {
     home: Home,
     private: PathBuf,
+    /// How long the private daemon stays after the last run.
+    linger: &'static str,
 }
 
 impl Person {
+    /// One whose private daemon ends with the last run.
     fn new() -> Self {
+        Self::with_linger("0")
+    }
+
+    fn with_linger(linger: &'static str) -> Self {
         let home = Home::new();
         let private = home.join("private");
-        Self { home, private }
+        Self { home, private, linger }
     }
 
     fn shoal(&self, arguments: &[&str]) -> Command {
-        let mut command = Command::new(binary());
+        self.program(&binary(), arguments)
+    }
+
+    fn program(&self, program: &Path, arguments: &[&str]) -> Command {
+        let mut command = Command::new(program);
         command.args(arguments).env("SHOAL_PRIVATE_DIR", &self.private).env("HOME", self.home.path());
+        command.env("SHOAL_PRIVATE_LINGER", self.linger);
         for name in ["SHOAL_URL", "SHOAL_API_KEY", "SHOAL_DATA_DIR"] {
             command.env_remove(name);
         }
@@ -38,6 +50,13 @@ impl Person {
 
     fn run(&self, arguments: &[&str]) -> Output {
         self.shoal(arguments).output().expect("the program can be started")
+    }
+
+    /// The process of the private daemon that lives.
+    fn daemon(&self) -> i32 {
+        let text = fs::read(self.private.join("data/daemon.json")).expect("a daemon lives");
+        let listening: Value = serde_json::from_slice(&text).expect("JSON");
+        listening["pid"].as_i64().and_then(|pid| i32::try_from(pid).ok()).expect("a process")
     }
 
     fn scopes(&self) -> Vec<Scope> {
@@ -368,6 +387,98 @@ fn a_private_daemon_killed_under_a_run_is_told_and_leaves_nothing_for_long() {
     until("the run has ended", || child.try_wait().expect("a child can be asked"));
     assert_eq!(succeeded(person.run(&["run", "--", "echo", "again"])), "again\n");
     person.expect_nothing(&scopes);
+}
+
+#[test]
+fn the_next_run_uses_the_daemon_of_the_last_one() {
+    let person = Person::with_linger("10m");
+    // That its output ends while the daemon lives shows that the daemon does not hold it.
+    assert_eq!(
+        succeeded(person.run(&["run", "--", "sh", "-c", "echo secret > /workspace/file; echo 1"])),
+        "1\n"
+    );
+    let (daemon, seen) = (person.daemon(), person.scopes());
+    assert_eq!(succeeded(person.run(&["run", "--", "ls", "/workspace"])), "", "each run has its own sandbox");
+    assert_eq!(person.daemon(), daemon);
+    // Told to stop, it leaves as little as when it ends by itself.
+    send_signal(daemon, Signal::TERM);
+    person.expect_nothing(&seen);
+}
+
+#[test]
+fn a_private_daemon_that_stayed_ends_by_itself() {
+    let person = Person::with_linger("100ms");
+    assert_eq!(succeeded(person.run(&["run", "--", "echo", "1"])), "1\n");
+    person.expect_nothing(&[]);
+}
+
+#[test]
+fn what_a_killed_run_left_does_not_stay_with_the_daemon() {
+    let person = Person::with_linger("10m");
+    let mut child = start_sleep(&person, "1011.5");
+    let seen = person.scopes();
+    child.kill().expect("it can be killed");
+    child.wait().expect("it ends");
+    person.expect_nothing(&seen);
+}
+
+#[test]
+fn a_new_build_does_not_use_the_daemon_that_an_old_one_left() {
+    let person = Person::with_linger("10m");
+    assert_eq!(succeeded(person.run(&["run", "--", "echo", "old"])), "old\n");
+    let (old, mut seen) = (person.daemon(), person.scopes());
+    let upgraded = person.home.join("shoal");
+    fs::copy(binary(), &upgraded).expect("it can be copied");
+    let run = person.program(&upgraded, &["run", "--", "echo", "new"]).output().expect("it starts");
+    assert_eq!(succeeded(run), "new\n");
+    let new = person.daemon();
+    assert_ne!(new, old);
+    // A process that has ended and was not waited for yet has no program.
+    until_true("the old one has ended", || fs::read_link(format!("/proc/{old}/exe")).is_err());
+    let program = fs::read_link(format!("/proc/{new}/exe")).expect("it lives");
+    assert_eq!(program, upgraded);
+    seen.extend(person.scopes());
+    send_signal(new, Signal::TERM);
+    person.expect_nothing(&seen);
+}
+
+/// A file below the machine's own `/usr`, removed at the end.
+struct HostFile(PathBuf);
+
+impl HostFile {
+    fn new(name: &str) -> Self {
+        let path = Path::new("/usr/local/share").join(format!("shoal-test-{}-{name}", std::process::id()));
+        fs::write(&path, "for everyone\n").expect("the test runs as root");
+        Self(path)
+    }
+
+    fn set_mode(&self, mode: u32) {
+        let permissions = <fs::Permissions as std::os::unix::fs::PermissionsExt>::from_mode(mode);
+        fs::set_permissions(&self.0, permissions).expect("it is ours");
+    }
+}
+
+impl Drop for HostFile {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.0);
+    }
+}
+
+#[test]
+fn a_file_below_usr_that_became_private_is_hidden_from_the_next_daemon() {
+    let person = Person::new();
+    let file = HostFile::new("private");
+    let path = file.0.to_str().expect("text");
+    file.set_mode(0o644);
+    assert_eq!(succeeded(person.run(&["run", "--", "cat", path])), "for everyone\n");
+    person.expect_nothing(&[]);
+    // Neither a directory nor the package list changes with it.
+    file.set_mode(0o600);
+    let output = person.run(&["run", "--", "cat", path]);
+    assert_ne!(output.status.code(), Some(0));
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "");
+    assert!(String::from_utf8_lossy(&output.stderr).contains("No such file"), "{output:?}");
+    person.expect_nothing(&[]);
 }
 
 /// The command line on a daemon that a test started.

@@ -25,6 +25,7 @@ impl Desk {
     fn new(mut environment: Vec<(&'static str, String)>) -> Self {
         let home = Home::new();
         environment.push(("SHOAL_PRIVATE_DIR", home.join("private").display().to_string()));
+        environment.push(("SHOAL_PRIVATE_LINGER", "0".into()));
         let desk = Self { home, environment };
         // Odd sizes on purpose: no default has them.
         desk.tmux(&["new-session", "-d", "-x", "101", "-y", "33", "/bin/sh"]);

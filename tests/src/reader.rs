@@ -224,6 +224,7 @@ fn world(home: &Home, script: &Path, program: &Path) -> Command {
     command
         .env("HOME", home.join("work"))
         .env("SHOAL_PRIVATE_DIR", home.join("private"))
+        .env("SHOAL_PRIVATE_LINGER", "0")
         .env("CHORES", program.with_file_name("xtask"))
         .env("ROOT", crate::page::repository())
         // A store for each page would take a quarter of the disk; the page about stores requests one.

@@ -20,7 +20,7 @@ mod shell;
 mod stats;
 mod template;
 mod top;
-mod value;
+pub mod value;
 mod version;
 mod volume;
 mod watch;

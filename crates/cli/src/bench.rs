@@ -9,6 +9,7 @@ mod comparators;
 mod floor;
 mod images;
 mod langsmith;
+mod one_shot;
 mod pools;
 mod report;
 mod store;
@@ -39,6 +40,8 @@ const AT_ONCE_ROUNDS: usize = 5;
 const END_MAX: Duration = Duration::from_secs(60);
 /// Between two looks.
 const END_STEP: Duration = Duration::from_millis(10);
+/// A one-shot run that starts a daemon takes a few hundred milliseconds.
+const ONE_SHOT_ROUNDS_MAX: usize = 20;
 /// Creates at the start and at the end of a crowd that are compared.
 const ENDS: usize = 20;
 /// Creates before those: by then the spares are used up, as they are at the end.
@@ -58,7 +61,8 @@ pub async fn bench(arguments: &Bench) -> anyhow::Result<()> {
     let scratch = Scratch::new()?;
     let base = scratch.0.join("daemon");
     // As `shoal serve` would keep them.
-    let site = private::Site { base: base.clone(), spares: server::config::SPARES_DEFAULT };
+    let spares = server::config::SPARES_DEFAULT;
+    let site = private::Site { base: base.clone(), spares, linger: Duration::ZERO };
     let private = private::join(site).await?;
     let client = &private.client;
     let data_dir = &base.join("data");
@@ -87,6 +91,10 @@ pub async fn bench(arguments: &Bench) -> anyhow::Result<()> {
                 "left out: a command with LangSmith's client, since --langsmith-python names no Python that has it"
             ),
         }
+    }
+    if wanted(BenchPart::OneShot) {
+        progress("`shoal run` without a daemon");
+        report.add_all(one_shot::rows(&scratch.0, rounds.min(ONE_SHOT_ROUNDS_MAX), arguments)?);
     }
     if wanted(BenchPart::Pools) {
         progress("claims from a pool");

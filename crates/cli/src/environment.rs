@@ -25,6 +25,8 @@ pub struct Environment {
     pub log: Option<String>,
     /// `SHOAL_PRIVATE_DIR`: where `run` keeps its own daemon.
     pub private_dir: PathBuf,
+    /// `SHOAL_PRIVATE_LINGER`: how long that daemon stays after the last command, as it was written.
+    pub private_linger: Option<String>,
     /// `NOTIFY_SOCKET`: where the service manager listens that has started `serve`.
     pub notify_socket: Option<OsString>,
     /// `TERM` and `COLORTERM`: what terminal we are at, for programs that run at it.
@@ -106,6 +108,7 @@ impl Environment {
                 .collect(),
             log: given("SHOAL_LOG"),
             private_dir: path("SHOAL_PRIVATE_DIR").unwrap_or_else(own_private),
+            private_linger: given("SHOAL_PRIVATE_LINGER"),
             notify_socket: std::env::var_os("NOTIFY_SOCKET").filter(|value| !value.is_empty()),
             terminal: ["TERM", "COLORTERM"]
                 .into_iter()

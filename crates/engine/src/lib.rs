@@ -30,7 +30,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use prometheus_client::registry::Registry as MetricsRegistry;
-use runtime::Backend;
+use runtime::{Backend, BackendError};
 use tokio::sync::Semaphore;
 use wire::SandboxId;
 use wire::launch::Rootfs;
@@ -206,6 +206,16 @@ impl Engine {
 
     pub(crate) fn live(&self, owner: &Owner, id: SandboxId) -> Result<Arc<LiveSandbox>, EngineError> {
         self.shared().registry().find(owner, id)
+    }
+
+    /// Whether nothing is here that a caller made: no sandbox, volume, image, template, build or key.
+    pub async fn is_empty(&self) -> Result<bool, EngineError> {
+        self.shared().db.is_empty().await
+    }
+
+    /// Compares the image `host` with the machine, as creates do: a daemon that keeps sandboxes ready without creates asks for it.
+    pub async fn check_host_image(&self) -> Result<(), BackendError> {
+        self.shared().backend.prepare(&Rootfs::Host).await
     }
 
     /// Stops all drivers and flushes the store, without harm to any sandbox.

@@ -14,7 +14,7 @@ Examples:
   shoal bench --write docs
 
 It needs root, and runs on a private daemon with a data directory of its own, which it removes afterwards. bubblewrap, \
-runc and runsc are measured where they are installed.")]
+runc, runsc and podman are measured where they are installed.")]
 pub struct Bench {
     /// Measure only these parts, separated by commas [default: all]
     #[arg(long, value_name = "WHAT", value_delimiter = ',', conflicts_with = "write")]
@@ -49,6 +49,8 @@ pub enum BenchPart {
     Create,
     /// A command in a running sandbox
     Command,
+    /// `shoal run` without a daemon, from a shell
+    OneShot,
     /// Claims from a pool, one after another and 20 at once
     Pools,
     /// 100 creates at once

@@ -21,7 +21,7 @@ Examples:
   shoal run -d --name web -- python3 -m http.server    in the background
   shoal run --image python:3.12 -- python3 -V
 
-If no daemon is running, `shoal run` starts a private one for as long as the command runs. Stdin goes to the command \
+If no daemon is running, `shoal run` starts a private one. It stays for ten minutes after the last command, so that the next starts at once; SHOAL_PRIVATE_LINGER=0 ends it with the command. Stdin goes to the command \
 unless it is a terminal. Ctrl-C kills the command; a second Ctrl-C exits at once. With -t every key goes to the command, \
 including Ctrl-C, and Ctrl-P Ctrl-Q leaves it running for `shoal attach`.
 

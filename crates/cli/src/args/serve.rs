@@ -1,8 +1,11 @@
 //! The arguments of `shoal serve`, and what configures a daemon.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::Args;
+
+use crate::args::value::duration;
 
 /// Start the daemon. It prints `ready` once it accepts requests; SIGTERM stops it and leaves sandboxes running.
 #[derive(Debug, Args)]
@@ -25,6 +28,9 @@ pub struct Serve {
     /// Run as the private daemon of `shoal run`, in this directory, for as long as a client holds a lease
     #[arg(long, value_name = "DIR", hide = true, conflicts_with_all = ["data_dir", "listen", "config", "public_url"])]
     pub private: Option<PathBuf>,
+    /// Stay this much longer if the last client left nothing behind
+    #[arg(long, value_name = "DURATION", hide = true, requires = "private", value_parser = duration, default_value = "0s")]
+    pub linger: Duration,
 }
 
 /// Settings of a daemon that have a flag.

@@ -8,7 +8,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use client::{Client, CommandId, CommandStream, SandboxId, StreamEvent, api};
 
-use crate::args::Run;
+use crate::args::{Run, value};
 use crate::commands::{image, sandbox, shell, variables};
 use crate::daemon::find;
 use crate::daemon::private::{self, Private};
@@ -47,9 +47,12 @@ impl Daemon {
     async fn find(environment: &Environment) -> anyhow::Result<Self> {
         match find::named_or_living(environment)? {
             Some(client) => Ok(Self::Shared(client)),
-            // No spares: the daemon lives for one command as a rule, and they would be made beside that and thrown away.
             None => {
-                let site = private::Site { base: environment.private_dir.clone(), spares: 0 };
+                let linger = linger(environment)?;
+                // One is ready for the next command. Without a next one, it would be made beside the command and thrown away.
+                let spares = u32::from(!linger.is_zero());
+                let site = private::Site { base: environment.private_dir.clone(), spares, linger };
+                let _waiting = Waiting::new("starting a private daemon");
                 Ok(Self::Private(private::join(site).await?))
             }
         }
@@ -60,6 +63,16 @@ impl Daemon {
             Self::Shared(client) => client,
             Self::Private(private) => &private.client,
         }
+    }
+}
+
+/// How long the private daemon stays after the last command.
+fn linger(environment: &Environment) -> anyhow::Result<Duration> {
+    match &environment.private_linger {
+        None => Ok(private::LINGER_DEFAULT),
+        Some(text) => value::duration(text).map_err(|why| {
+            hinted(format!("SHOAL_PRIVATE_LINGER is `{text}`: {why}"), "unset it, or write 10m")
+        }),
     }
 }
 

@@ -31,7 +31,7 @@ pub async fn serve(arguments: Serve, environment: &Environment) -> anyhow::Resul
         // A session of its own, so that Ctrl-C and the end of the terminal that started it do not reach it.
         rustix::process::setsid().context("cannot leave the session")?;
     }
-    let take_over = arguments.take_over;
+    let (take_over, linger) = (arguments.take_over, arguments.linger);
     let config = settings::whole(&layers(arguments.flags, environment, private.as_ref())?)?;
     let format = if config.log_json { Format::Json } else { Format::Human { colour: environment.colour } };
     let filter = environment.log.as_deref().unwrap_or(log::FILTER_DEFAULT);
@@ -63,7 +63,7 @@ pub async fn serve(arguments: Serve, environment: &Environment) -> anyhow::Resul
     })
     .await
     .context("cannot start the launcher")?;
-    let start = Start { data_dir, backend: Arc::new(backend.clone()), api_key, listener, private };
+    let start = Start { data_dir, backend: Arc::new(backend.clone()), api_key, listener, private, linger };
     let daemon = Daemon::start(&config, start).await?;
     print::line(&format!("shoal is ready at {}", daemon.url()))?;
     if let Some(socket) = &environment.notify_socket {

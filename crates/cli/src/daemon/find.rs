@@ -103,7 +103,7 @@ pub fn read_key(directory: &Path) -> anyhow::Result<String> {
     Ok(key.trim().to_owned())
 }
 
-/// What a daemon says of itself, in `daemon.json` and on a lease.
+/// What a daemon says of itself, in `daemon.json`.
 #[derive(Debug, Deserialize)]
 pub struct Listening {
     /// Where it listens.

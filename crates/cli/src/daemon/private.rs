@@ -2,12 +2,13 @@
 //!
 //! The daemon's half, and the files that both share, are described in `server::daemon::private`. All runs of one user share one
 //! daemon. A run holds a lease for as long as it lives; if the daemon dies under it, the run starts another, which
-//! adopts what the dead one left.
+//! adopts what the dead one left. Without a lease the daemon stays for a while, so that the next run need not start one.
 
 use std::fs::{DirBuilder, File, OpenOptions};
-use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom};
+use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -16,10 +17,11 @@ use anyhow::{Context, bail};
 use client::Client;
 use rustix::fs::{FlockOperation, Mode, OFlags, flock};
 use rustix::io::Errno;
+use server::daemon::private::{Grant, Identity, RETIRE};
 use tokio::io::AsyncReadExt;
 
 use crate::daemon::FIRST_OWN_DESCRIPTOR;
-use crate::daemon::find::{Listening, read_key};
+use crate::daemon::find::read_key;
 use crate::output::report::hinted;
 
 /// How long a daemon may take to start; the first start on a cold disk reads much of `/usr`. Also how long another run
@@ -33,6 +35,10 @@ const STEP: Duration = Duration::from_millis(5);
 const LOG_SHOWN_MAX: u64 = 4096;
 /// The longest that a daemon says on a lease.
 const GRANT_LENGTH_MAX: u64 = 4096;
+/// How long a private daemon stays after the last command: as long as a person may think between two.
+pub const LINGER_DEFAULT: Duration = Duration::from_secs(600);
+/// The file that this process was started from, whatever has become of its name: its daemon is of the same build.
+const OWN_PROGRAM: &str = "/proc/self/exe";
 /// How often a run starts its daemon again before it gives up.
 const RESTARTS_MAX: u32 = 10;
 
@@ -57,6 +63,8 @@ pub struct Site {
     pub base: PathBuf,
     /// Sandboxes that it keeps ready, if it is started now.
     pub spares: u32,
+    /// How long it stays after its last client, if it is started now.
+    pub linger: Duration,
 }
 
 /// Joins the private daemon of a site, or starts it.
@@ -80,8 +88,58 @@ struct Lease {
     url: String,
 }
 
+impl Lease {
+    /// Asks the daemon not to stay after its last lease.
+    fn retire(&self) -> anyhow::Result<()> {
+        match (&self.stream).write_all(&[RETIRE]) {
+            // It is ending already.
+            Err(error)
+                if matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset) =>
+            {
+                Ok(())
+            }
+            written => written.context("cannot write to the private daemon"),
+        }
+    }
+}
+
+/// What a daemon that lives already is to this program.
+#[derive(Debug, PartialEq, Eq)]
+enum Terms {
+    /// Of the same build, in the same namespaces.
+    Ours,
+    /// Of another build, but others use it. Its API is the same, so it is used until they are done.
+    Shared,
+    /// Of another build or in other namespaces, and nobody uses it.
+    Unused,
+    /// In use in other namespaces: it runs on other files, and its address leads elsewhere here.
+    Elsewhere,
+}
+
+fn terms(own: &Identity, grant: &Grant) -> Terms {
+    match (own.namespaces == grant.identity.namespaces, grant.others) {
+        (true, _) if own.program == grant.identity.program => Terms::Ours,
+        (_, 0) => Terms::Unused,
+        (true, _) => Terms::Shared,
+        (false, _) => Terms::Elsewhere,
+    }
+}
+
 async fn obtain(site: Site) -> anyhow::Result<Lease> {
-    tokio::task::spawn_blocking(move || Directory::open(&site)?.lease()).await?
+    tokio::task::spawn_blocking(move || {
+        let deadline = Instant::now() + START_MAX;
+        loop {
+            // A daemon that was asked to end takes the directory's lock to do so.
+            if let Some(lease) = Directory::open(&site)?.lease()? {
+                return Ok(lease);
+            }
+            if Instant::now() > deadline {
+                bail!("the private daemon in `{}` does not make room for this program", site.base.display());
+            }
+            std::thread::sleep(STEP);
+        }
+    })
+    .await?
 }
 
 /// Holds the lease. When the daemon dies, starts it again and tells the client where it is.
@@ -106,6 +164,7 @@ async fn keep(site: Site, mut lease: Lease, client: Client) {
 struct Directory {
     base: PathBuf,
     spares: u32,
+    linger: Duration,
     /// Made by us, just now: nothing of an earlier daemon can be in it.
     fresh: bool,
     _lock: File,
@@ -113,12 +172,13 @@ struct Directory {
 
 impl Directory {
     /// Makes the directory if need be, and takes its lock.
-    fn open(Site { base, spares }: &Site) -> anyhow::Result<Self> {
+    fn open(Site { base, spares, linger }: &Site) -> anyhow::Result<Self> {
         let deadline = Instant::now() + START_MAX;
         loop {
             let fresh = make(base)?;
             if let Some(lock) = try_lock(base)? {
-                return Ok(Self { base: base.into(), spares: *spares, fresh, _lock: lock });
+                let (base, spares, linger) = (base.into(), *spares, *linger);
+                return Ok(Self { base, spares, linger, fresh, _lock: lock });
             }
             if Instant::now() > deadline {
                 bail!("another `shoal run` has held `{}` for too long", base.join("lock").display());
@@ -135,16 +195,28 @@ impl Directory {
         self.base.join("daemon.log")
     }
 
-    /// A lease of the daemon that lives here, or of a new one.
-    fn lease(&self) -> anyhow::Result<Lease> {
-        if let Some(lease) = self.ask()? {
-            return Ok(lease);
+    /// A lease of the daemon that lives here, or of a new one. `None` if the one that lives here was asked to end.
+    fn lease(&self) -> anyhow::Result<Option<Lease>> {
+        let own = Identity::own().context("cannot look at this process")?;
+        if let Some((lease, grant)) = self.ask()? {
+            return match terms(&own, &grant) {
+                Terms::Ours => Ok(Some(lease)),
+                Terms::Shared => lease.retire().map(|()| Some(lease)),
+                Terms::Unused => lease.retire().map(|()| None),
+                Terms::Elsewhere => Err(hinted(
+                    format!(
+                        "the private daemon in `{}` is in use in another network or mount namespace",
+                        self.base.display()
+                    ),
+                    "set SHOAL_PRIVATE_DIR to another place",
+                )),
+            };
         }
         let mut daemon = self.start()?;
         let deadline = Instant::now() + START_MAX;
         loop {
-            if let Some(lease) = self.ask()? {
-                return Ok(lease);
+            if let Some((lease, _)) = self.ask()? {
+                return Ok(Some(lease));
             }
             if let Some(status) = daemon.try_wait().context("cannot wait for the daemon")? {
                 return Err(self.not_started(&format!("it exited with {status}")));
@@ -158,7 +230,7 @@ impl Directory {
     }
 
     /// Connects; `None` if nobody listens.
-    fn ask(&self) -> anyhow::Result<Option<Lease>> {
+    fn ask(&self) -> anyhow::Result<Option<(Lease, Grant)>> {
         let path = self.data().join("lease.sock");
         let stream = match UnixStream::connect(&path) {
             Ok(stream) => stream,
@@ -180,9 +252,9 @@ impl Directory {
             Ok(_) => {}
             Err(error) => return Err(error).context("the private daemon did not answer"),
         }
-        let listening: Listening =
+        let grant: Grant =
             serde_json::from_str(&line).context("cannot parse the answer of the private daemon")?;
-        Ok(Some(Lease { stream, url: listening.url }))
+        Ok(Some((Lease { stream, url: grant.listening.url.clone() }, grant)))
     }
 
     /// Starts a daemon with a session of its own, so that Ctrl-C on our terminal does not reach it.
@@ -193,11 +265,11 @@ impl Directory {
             .mode(0o600)
             .open(self.log())
             .with_context(|| format!("cannot open `{}`", self.log().display()))?;
-        let program = std::env::current_exe().context("cannot find this program")?;
         let errors = log.try_clone().context("cannot share the daemon's log")?;
-        let mut command = Command::new(program);
-        command.args(["serve", "--private"]).arg(&self.base);
+        let mut command = Command::new(OWN_PROGRAM);
+        command.arg0("shoal").args(["serve", "--private"]).arg(&self.base);
         command.args(["--spares", &self.spares.to_string()]);
+        command.arg("--linger").arg(format!("{}s", self.linger.as_secs_f64()));
         // Nothing of the caller's environment is a daemon's business, other than where programs are.
         command.env_clear().envs(std::env::var_os("PATH").map(|path| ("PATH", path)));
         command.envs(std::env::var_os("SHOAL_LOG").map(|filter| ("SHOAL_LOG", filter)));
@@ -302,6 +374,27 @@ mod tests {
         std::fs::create_dir(&base).expect("a directory");
         std::fs::set_permissions(&base, std::fs::Permissions::from_mode(0o777)).expect("open to all");
         assert!(try_lock(&base).is_err(), "open to others");
+    }
+
+    #[test]
+    fn a_daemon_of_another_build_or_network_is_used_only_while_it_must_be() {
+        let identity = |program: &str, namespaces: &str| Identity {
+            program: program.into(),
+            namespaces: namespaces.into(),
+        };
+        let own = identity("new", "here");
+        let terms = |program, namespaces, others| {
+            let listening = server::Listening { url: "http://127.0.0.1:1".into(), pid: 1 };
+            terms(&own, &Grant { listening, identity: identity(program, namespaces), others })
+        };
+        assert_eq!(terms("new", "here", 0), Terms::Ours);
+        assert_eq!(terms("new", "here", 3), Terms::Ours);
+        assert_eq!(terms("old", "here", 0), Terms::Unused);
+        assert_eq!(terms("old", "here", 1), Terms::Shared);
+        for program in ["old", "new", ""] {
+            assert_eq!(terms(program, "there", 0), Terms::Unused, "{program}");
+            assert_eq!(terms(program, "there", 1), Terms::Elsewhere, "{program}");
+        }
     }
 
     #[test]

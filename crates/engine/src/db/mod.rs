@@ -186,6 +186,26 @@ impl Db {
         told.await.map_err(|_| closed())?.map_err(|source| EngineError::Store { doing, source })
     }
 
+    /// Whether no table has a row but those of a daemon that has just started: its key and its secrets. Tables that are added later
+    /// count without a word here.
+    pub async fn is_empty(&self) -> Result<bool, EngineError> {
+        self.question("look whether the database is empty", |db| {
+            let mut tables = db.prepare(
+                "SELECT name FROM sqlite_master
+                 WHERE type = 'table' AND substr(name, 1, 7) <> 'sqlite_' AND name NOT IN ('keys', 'secrets')",
+            )?;
+            let tables: Vec<String> = tables.query_map([], |row| row.get(0))?.collect::<Result<_, _>>()?;
+            for table in tables {
+                let has_rows = format!("SELECT EXISTS (SELECT 1 FROM \"{table}\")");
+                if db.query_row(&has_rows, [], |row| row.get(0))? {
+                    return Ok(false);
+                }
+            }
+            db.query_row("SELECT count(*) <= 1 FROM keys", [], |row| row.get(0))
+        })
+        .await
+    }
+
     async fn change<T: Send + 'static>(
         &self,
         doing: &'static str,

@@ -21,7 +21,7 @@ use crate::storage::directories::DIRECTORY;
 
 /// More threads than this only wait for each other.
 const THREADS_MAX: usize = 4;
-/// Directories that wait for a thread with nothing to do.
+/// While this many directories wait for a thread, no more are handed over.
 const WAITING_MAX: usize = 64;
 /// What one call reads of a directory.
 const BUFFER_BYTES: usize = 32 << 10;
@@ -127,21 +127,21 @@ impl Search {
         }
     }
 
-    /// Leaves a directory to a thread that has nothing to do. `false` if there is none.
-    fn hand_over(&self, below: &Path) -> bool {
-        if self.idle.load(Ordering::Relaxed) == 0 {
-            return false;
+    /// Leaves half of these directories to a thread that has nothing to do, if there is one. Half, and not one by one: handing over
+    /// costs more than looking at a small directory.
+    fn share(&self, below: &Path, directories: &mut Vec<CString>) {
+        if directories.len() < 2 || self.idle.load(Ordering::Relaxed) == 0 {
+            return;
         }
         let mut state = self.state();
-        if state.waiting.len() >= WAITING_MAX {
-            return false;
+        if state.waiting.len() < WAITING_MAX {
+            let theirs = directories.split_off(directories.len() / 2);
+            state.waiting.extend(theirs.iter().map(|name| joined(below, name)));
+            self.changed.notify_all();
         }
-        state.waiting.push(below.to_owned());
-        self.changed.notify_one();
-        true
     }
 
-    /// Looks at every name in a directory, and then into the directories in it.
+    /// Looks at a directory, at every name in it, and then into the directories in it.
     fn look(
         &self,
         dir: BorrowedFd<'_>,
@@ -149,6 +149,12 @@ impl Search {
         buffer: &mut [MaybeUninit<u8>],
         found: &mut Vec<PathBuf>,
     ) -> Result<(), (PathBuf, Errno)> {
+        let stat = fstat(dir).map_err(|errno| (below.to_owned(), errno))?;
+        // The top is what it is: the image shows it as it was told to.
+        if stat.st_mode & 0o005 != 0o005 && !below.as_os_str().is_empty() {
+            found.push(below.to_owned());
+            return Ok(());
+        }
         let mut directories: Vec<CString> = Vec::new();
         let mut entries = RawDir::new(dir, &mut *buffer);
         while let Some(entry) = entries.next() {
@@ -170,22 +176,17 @@ impl Search {
                 },
             }
         }
-        for name in directories {
-            let path = joined(below, &name);
-            let opened = openat(dir, &name, DIRECTORY, Mode::empty());
-            let looked = opened.and_then(|child| Ok((fstat(&child)?.st_mode, child)));
-            let (mode, child) = match looked {
-                Ok(looked) => looked,
+        loop {
+            self.share(below, &mut directories);
+            let Some(name) = directories.pop() else { break };
+            let child = match openat(dir, &name, DIRECTORY, Mode::empty()) {
+                Ok(child) => child,
                 Err(errno) => {
-                    changed_meanwhile(errno).map_err(|errno| (path, errno))?;
+                    changed_meanwhile(errno).map_err(|errno| (joined(below, &name), errno))?;
                     continue;
                 }
             };
-            if mode & 0o005 != 0o005 {
-                found.push(path);
-            } else if !self.hand_over(&path) {
-                self.look(child.as_fd(), &path, buffer, found)?;
-            }
+            self.look(child.as_fd(), &joined(below, &name), buffer, found)?;
         }
         Ok(())
     }

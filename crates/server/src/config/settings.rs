@@ -444,7 +444,8 @@ pub fn reference() -> String {
          | `SHOAL_API_KEY` | for `serve`, the first key; for all other commands, the key to use |\n\
          | `SHOAL_URL` | the daemon that commands talk to |\n\
          | `SHOAL_DATA_DIR` | for commands too: the daemon of this directory |\n\
-         | `SHOAL_PRIVATE_DIR` | where `shoal run` keeps a daemon of its own |\n",
+         | `SHOAL_PRIVATE_DIR` | where `shoal run` keeps a daemon of its own |\n\
+         | `SHOAL_PRIVATE_LINGER` | how long that daemon stays after the last command, `10m` by default; `0` ends it with the command |\n",
     );
     text
 }

@@ -1,4 +1,5 @@
-//! The life of a private daemon: it lives while a client holds a lease, and takes everything with it at its end.
+//! The life of a private daemon: it lives while a client holds a lease, and takes everything with it at its end. If nothing is left
+//! to take, it may stay for a while: the next client then need not start another.
 //!
 //! ```text
 //! <base>/lock          held exclusively by whoever changes what follows
@@ -11,6 +12,10 @@
 //! starts a daemon and connects), has its lease and lets the lock go. The daemon, when the last lease is gone, takes the
 //! lock and looks again: whoever came in between has a lease by then, or waits for the lock and will find nothing
 //! and start anew. So nobody is ever given a daemon that is on its way out.
+//!
+//! A daemon stays only while it holds nothing that a client made: whatever a client left behind ends with its lease.
+//! A lease says which program the daemon runs and in which namespaces, so that a client of another build, or in another
+//! network, does not mistake it for its own; such a client asks it to [retire](RETIRE).
 
 use std::fs::File;
 use std::io;
@@ -22,6 +27,7 @@ use std::time::Duration;
 use runtime::storage::remove::remove_tree;
 use rustix::fs::{FlockOperation, Mode, OFlags, flock};
 use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::watch;
@@ -34,6 +40,12 @@ const FIRST_LEASE_MAX: Duration = Duration::from_secs(30);
 const GRANT_MAX: Duration = Duration::from_secs(5);
 /// How long to wait when the process has no descriptor left for another lease.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// What a client writes on its lease to say that the daemon shall not stay once the last lease is gone.
+pub const RETIRE: u8 = b'r';
+/// Namespaces that a client must share with its daemon: it sees the same files, and reaches the daemon's address.
+const NAMESPACES: [&str; 2] = ["mnt", "net"];
+/// How often a daemon that stays asks whether it still may.
+const STAY_STEP: Duration = Duration::from_secs(60);
 /// The name of the data directory in the private one.
 const DATA: &str = "data";
 
@@ -75,11 +87,64 @@ impl PrivateDir {
     }
 }
 
+/// Who a process is, as far as a client and its private daemon must agree.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Identity {
+    /// The file that it was started from, whatever has become of its name: an upgrade puts another file in its place.
+    pub program: String,
+    /// The namespaces that it is in.
+    pub namespaces: String,
+}
+
+impl Identity {
+    /// That of this process.
+    pub fn own() -> io::Result<Self> {
+        let program = std::fs::metadata("/proc/self/exe")?;
+        let mut namespaces = String::new();
+        for name in NAMESPACES {
+            let namespace = std::fs::metadata(format!("/proc/self/ns/{name}"))?;
+            namespaces += &format!("{name}:{} ", namespace.ino());
+        }
+        let (device, inode, size) = (program.dev(), program.ino(), program.size());
+        let program = format!("{device}:{inode}:{size}:{}.{:09}", program.mtime(), program.mtime_nsec());
+        Ok(Self { program, namespaces: namespaces.trim_end().to_owned() })
+    }
+}
+
+/// What the daemon says on a lease, as a line of JSON.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Grant {
+    /// Where it listens.
+    #[serde(flatten)]
+    pub listening: Listening,
+    /// Who it is. Older daemons say nothing, which is like nobody.
+    #[serde(default)]
+    pub identity: Identity,
+    /// Leases that others hold.
+    #[serde(default)]
+    pub others: usize,
+}
+
 /// Gives leases and counts them.
 pub struct Leases {
     directory: PrivateDir,
     listener: UnixListener,
+    identity: Identity,
+    idle: Idle,
+}
+
+/// How many leases there are, and whether the daemon stays without.
+#[derive(Debug, Clone)]
+pub struct Idle {
     count: watch::Sender<usize>,
+    retired: watch::Sender<bool>,
+}
+
+impl Idle {
+    /// Lets a daemon end that stays though nobody holds a lease. `false` if someone does, or if it is ending already.
+    pub fn retire(&self) -> bool {
+        *self.count.borrow() == 0 && !self.retired.send_replace(true)
+    }
 }
 
 /// The end of a private daemon: nobody holds a lease, and nobody can get one while this lives.
@@ -104,21 +169,35 @@ impl Leases {
         let listener = UnixListener::bind(&path).map_err(fail("listen on"))?;
         // The directory is closed to others already; this says so once more.
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).map_err(fail("close"))?;
-        Ok(Self { directory, listener, count: watch::Sender::new(0) })
+        let own = Path::new("/proc/self");
+        let identity =
+            Identity::own().map_err(|source| LeaseError { doing: "look at", path: own.into(), source })?;
+        let idle = Idle { count: watch::Sender::new(0), retired: watch::Sender::new(false) };
+        Ok(Self { directory, listener, identity, idle })
     }
 
-    /// Gives leases until the last one is gone. Never returns while someone holds one.
-    pub async fn until_last(self, listening: &Listening) -> Result<LastOut, LeaseError> {
-        let grant =
-            serde_json::to_string(listening).expect("a URL and a number can be written as JSON") + "\n";
-        let mut first = true;
+    /// To end a daemon that stays.
+    pub fn idle(&self) -> Idle {
+        self.idle.clone()
+    }
+
+    /// Gives leases until the last one is gone, and up to `linger` longer while `may_stay` holds, which is asked again and again.
+    /// Never returns while someone holds a lease.
+    pub async fn until_last<S: Future<Output = bool>>(
+        self,
+        listening: &Listening,
+        linger: Duration,
+        may_stay: impl Fn() -> S,
+    ) -> Result<LastOut, LeaseError> {
+        let grant = Grant { listening: listening.clone(), identity: self.identity.clone(), others: 0 };
+        let (mut first, mut had_client) = (true, false);
         loop {
-            let mut count = self.count.subscribe();
+            let mut count = self.idle.count.subscribe();
             let idle = async {
                 if first {
                     // Nobody has come yet: give the client that started this daemon time to.
                     let came = count.wait_for(|count| *count > 0);
-                    let _ = tokio::time::timeout(FIRST_LEASE_MAX, came).await;
+                    had_client = tokio::time::timeout(FIRST_LEASE_MAX, came).await.is_ok();
                 }
                 let _ = count.wait_for(|count| *count == 0).await;
             };
@@ -127,6 +206,9 @@ impl Leases {
                 () = idle => {}
             }
             first = false;
+            if had_client && self.comes_back(&grant, linger, &may_stay).await {
+                continue;
+            }
             let lock = self.directory.lock();
             let fail = |source| LeaseError { doing: "lock", path: lock.clone(), source };
             // Leases go on being given meanwhile: a client that has the lock waits for one.
@@ -134,19 +216,42 @@ impl Leases {
                 never = self.give(&grant) => match never {},
                 lock = take_lock(lock.clone()) => lock.map_err(fail)?,
             };
-            if *self.count.borrow() == 0 {
+            if *self.idle.count.borrow() == 0 {
                 return Ok(LastOut { directory: self.directory, lock });
             }
         }
     }
 
+    /// Whether a client comes within `linger`, unless one asks the daemon to end, or it may not stay.
+    async fn comes_back<S: Future<Output = bool>>(
+        &self,
+        grant: &Grant,
+        linger: Duration,
+        may_stay: impl Fn() -> S,
+    ) -> bool {
+        let until = tokio::time::Instant::now() + linger;
+        while tokio::time::Instant::now() < until && may_stay().await {
+            let (mut count, mut retired) = (self.idle.count.subscribe(), self.idle.retired.subscribe());
+            tokio::select! {
+                // A request to retire goes first: who asks for it holds a lease for a moment.
+                biased;
+                _ = retired.wait_for(|retired| *retired) => return false,
+                never = self.give(grant) => match never {},
+                _ = count.wait_for(|count| *count > 0) => return true,
+                () = tokio::time::sleep_until(until.min(tokio::time::Instant::now() + STAY_STEP)) => {}
+            }
+        }
+        false
+    }
+
     /// Accepts for ever. Cancel-safe: a lease that was given is counted before anything is waited for.
-    async fn give(&self, grant: &str) -> std::convert::Infallible {
+    async fn give(&self, grant: &Grant) -> std::convert::Infallible {
         loop {
             match self.listener.accept().await {
                 Ok((stream, _)) => {
-                    let held = Held::new(self.count.clone());
-                    tokio::spawn(hold(stream, grant.to_owned(), held));
+                    let others = *self.idle.count.borrow();
+                    let held = Held::new(self.idle.clone());
+                    tokio::spawn(hold(stream, Grant { others, ..grant.clone() }, held));
                 }
                 Err(source) if source.kind() == io::ErrorKind::ConnectionAborted => {}
                 Err(error) => {
@@ -160,27 +265,32 @@ impl Leases {
 }
 
 /// Counts one lease for as long as it lives.
-struct Held(watch::Sender<usize>);
+struct Held(Idle);
 
 impl Held {
-    fn new(count: watch::Sender<usize>) -> Self {
-        count.send_modify(|count| *count += 1);
-        Self(count)
+    fn new(idle: Idle) -> Self {
+        idle.count.send_modify(|count| *count += 1);
+        Self(idle)
     }
 }
 
 impl Drop for Held {
     fn drop(&mut self) {
-        self.0.send_modify(|count| *count -= 1);
+        self.0.count.send_modify(|count| *count -= 1);
     }
 }
 
-async fn hold(mut stream: UnixStream, grant: String, held: Held) {
-    let granted = tokio::time::timeout(GRANT_MAX, stream.write_all(grant.as_bytes())).await;
+async fn hold(mut stream: UnixStream, grant: Grant, held: Held) {
+    let line = serde_json::to_string(&grant).expect("texts and numbers can be written as JSON") + "\n";
+    let granted = tokio::time::timeout(GRANT_MAX, stream.write_all(line.as_bytes())).await;
     if matches!(granted, Ok(Ok(()))) {
-        // A client says nothing on a lease. Its end, however it comes, is the end of the lease.
+        // A client says nothing else on a lease. Its end, however it comes, is the end of the lease.
         let mut byte = [0];
-        while matches!(stream.read(&mut byte).await, Ok(1)) {}
+        while matches!(stream.read(&mut byte).await, Ok(1)) {
+            if byte == [RETIRE] {
+                held.0.retired.send_replace(true);
+            }
+        }
     }
     drop(held);
 }
@@ -272,19 +382,31 @@ mod tests {
         let mut stream = tokio::io::BufReader::new(stream);
         let mut line = String::new();
         stream.read_line(&mut line).await.expect("a lease is given");
-        assert_eq!(serde_json::from_str::<Listening>(&line).expect("it is JSON"), listening());
+        let grant: Grant = serde_json::from_str(&line).expect("it is JSON");
+        assert_eq!(grant.listening, listening());
+        assert_eq!(grant.identity, Identity::own().expect("a process can look at itself"));
         stream
     }
+
+    /// Gives leases in a task of its own, for so long after the last if nothing is left.
+    fn give(leases: Leases, linger: Duration, empty: bool) -> tokio::task::JoinHandle<LastOut> {
+        tokio::spawn(async move {
+            leases.until_last(&listening(), linger, || std::future::ready(empty)).await.expect("no error")
+        })
+    }
+
+    /// Longer than any test takes.
+    const LONG: Duration = Duration::from_secs(600);
 
     #[tokio::test]
     async fn the_last_one_out_removes_everything() {
         let (home, directory) = private();
         let leases = Leases::open(directory.clone()).expect("it opens");
-        let end = tokio::spawn(async move { leases.until_last(&listening()).await });
+        let end = give(leases, Duration::ZERO, true);
         let (first, second) = (lease(&directory).await, lease(&directory).await);
         drop(first);
         drop(second);
-        let last = end.await.expect("no panic").expect("no error");
+        let last = end.await.expect("no panic");
         last.remove().expect("all can be removed");
         assert_eq!(std::fs::read_dir(home.path()).expect("it is there").count(), 0);
     }
@@ -293,7 +415,7 @@ mod tests {
     async fn a_client_that_holds_the_lock_still_gets_its_lease() {
         let (_home, directory) = private();
         let leases = Leases::open(directory.clone()).expect("it opens");
-        let end = tokio::spawn(async move { leases.until_last(&listening()).await });
+        let end = give(leases, Duration::ZERO, true);
         let first = lease(&directory).await;
         let lock = take_lock(directory.lock()).await.expect("it is free");
         drop(first);
@@ -304,7 +426,76 @@ mod tests {
         drop(second);
         assert!(!end.is_finished(), "someone holds a lease");
         drop(third);
-        end.await.expect("no panic").expect("no error");
+        end.await.expect("no panic");
+    }
+
+    #[tokio::test]
+    async fn a_daemon_with_nothing_left_stays_for_the_next_client() {
+        let (_home, directory) = private();
+        let leases = Leases::open(directory.clone()).expect("it opens");
+        let idle = leases.idle();
+        let end = give(leases, LONG, true);
+        drop(lease(&directory).await);
+        let again = lease(&directory).await;
+        assert!(!idle.retire(), "someone holds a lease");
+        drop(again);
+        idle.count.subscribe().wait_for(|count| *count == 0).await.expect("it counts");
+        assert!(idle.retire() && !idle.retire(), "it ends once");
+        end.await.expect("no panic");
+    }
+
+    #[tokio::test]
+    async fn a_daemon_with_something_left_ends_with_the_last_lease() {
+        let (_home, directory) = private();
+        let leases = Leases::open(directory.clone()).expect("it opens");
+        let end = give(leases, LONG, false);
+        drop(lease(&directory).await);
+        end.await.expect("no panic");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_daemon_that_stays_ends_by_itself() {
+        let (_home, directory) = private();
+        let leases = Leases::open(directory.clone()).expect("it opens");
+        let end = give(leases, LONG, true);
+        drop(lease(&directory).await);
+        // The clock stands still, and jumps when everything waits.
+        end.await.expect("no panic");
+    }
+
+    #[tokio::test]
+    async fn a_client_can_ask_a_daemon_that_stays_to_end() {
+        let (_home, directory) = private();
+        let leases = Leases::open(directory.clone()).expect("it opens");
+        let end = give(leases, LONG, true);
+        drop(lease(&directory).await);
+        let mut other = lease(&directory).await;
+        other.write_all(&[RETIRE]).await.expect("the daemon reads");
+        drop(other);
+        end.await.expect("no panic");
+    }
+
+    #[tokio::test]
+    async fn a_request_to_end_waits_for_the_other_leases() {
+        let (_home, directory) = private();
+        let leases = Leases::open(directory.clone()).expect("it opens");
+        let idle = leases.idle();
+        let end = give(leases, LONG, true);
+        let (first, mut other) = (lease(&directory).await, lease(&directory).await);
+        other.write_all(&[RETIRE]).await.expect("the daemon reads");
+        drop(other);
+        idle.retired.subscribe().wait_for(|retired| *retired).await.expect("it was heard");
+        idle.count.subscribe().wait_for(|count| *count == 1).await.expect("it counts");
+        assert!(!end.is_finished(), "someone holds a lease");
+        drop(first);
+        end.await.expect("no panic");
+    }
+
+    #[test]
+    fn what_an_older_daemon_says_is_nobody_that_one_knows() {
+        let grant: Grant =
+            serde_json::from_str(r#"{"url": "http://127.0.0.1:1", "pid": 1}"#).expect("it is read");
+        assert_eq!((grant.identity, grant.others), (Identity::default(), 0));
     }
 
     #[tokio::test]

@@ -15,7 +15,7 @@ use crate::config::Config;
 use crate::daemon::compose;
 use crate::daemon::data_dir::{DataDir, DataDirError, Listening};
 use crate::daemon::listen::{Connections, ListenError, Listener};
-use crate::daemon::private::{LastOut, LeaseError, Leases, PrivateDir};
+use crate::daemon::private::{Idle, LastOut, LeaseError, Leases, PrivateDir};
 use crate::http::app::App;
 
 /// How long requests and streams may take to finish when the daemon is told to stop.
@@ -33,6 +33,8 @@ pub struct Start {
     pub listener: Listener,
     /// Whether the daemon lives only while a client holds a lease.
     pub private: Option<PrivateDir>,
+    /// How much longer such a daemon lives if its clients left nothing behind.
+    pub linger: Duration,
 }
 
 /// Finds out what would keep a daemon from starting, before another is asked to make room for it.
@@ -47,6 +49,7 @@ pub struct Daemon {
     data_dir: DataDir,
     listener: Listener,
     leases: Option<Leases>,
+    linger: Duration,
     listening: Listening,
     signals: Signals,
 }
@@ -64,7 +67,7 @@ pub enum Ended {
 impl Daemon {
     /// Starts. When this returns, requests are accepted.
     pub async fn start(config: &Config, start: Start) -> Result<Self, ServeError> {
-        let Start { data_dir, backend, api_key, listener, private } = start;
+        let Start { data_dir, backend, api_key, listener, private, linger } = start;
         // First, so that a signal during a long start ends the daemon cleanly after it.
         let signals = Signals::new()?;
         let engine_config = EngineConfig {
@@ -79,7 +82,7 @@ impl Daemon {
         let listening = Listening { url: listener.local_url(), pid: std::process::id() };
         data_dir.write_listening(&listening)?;
         let leases = private.map(Leases::open).transpose()?;
-        Ok(Self { app, data_dir, listener, leases, listening, signals })
+        Ok(Self { app, data_dir, listener, leases, linger, listening, signals })
     }
 
     /// The URL for clients on this machine.
@@ -89,17 +92,31 @@ impl Daemon {
 
     /// Serves until SIGTERM or SIGINT, or until the last lease of a private daemon is gone.
     pub async fn serve(self) -> Result<Ended, ServeError> {
-        let Self { app, data_dir, listener, leases, listening, mut signals } = self;
+        let Self { app, data_dir, listener, leases, linger, listening, mut signals } = self;
         let open = Connections::new();
+        let idle = leases.as_ref().map(Leases::idle);
+        // A daemon stays if its clients left nothing, and if the sandbox that it keeps ready hides what is private on this machine.
+        let may_stay = || async {
+            app.engine.is_empty().await.unwrap_or(false) && app.engine.check_host_image().await.is_ok()
+        };
         let last = async {
             match leases {
-                Some(leases) => leases.until_last(&listening).await,
+                Some(leases) => leases.until_last(&listening, linger, may_stay).await,
                 None => std::future::pending().await,
+            }
+        };
+        let told_to_stop = async {
+            loop {
+                let name = signals.wait().await;
+                // One that only waits for its next client ends as it would by itself, and leaves nothing.
+                if !idle.as_ref().is_some_and(Idle::retire) {
+                    return name;
+                }
             }
         };
         let ended = tokio::select! {
             () = listener.serve(compose::router(&app), &open) => unreachable!("the listener never returns"),
-            name = signals.wait() => {
+            name = told_to_stop => {
                 tracing::info!(signal = name, "stopping");
                 Ok(Ended::Stopped)
             }
