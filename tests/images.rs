@@ -103,7 +103,10 @@ fn an_image_that_says_nothing_runs_as_root_in_the_workspace() {
     let said = sandbox.sh("id -u; pwd; touch x; cat /etc/hosts; ls /proc/1 >/dev/null && ls /dev/null").ok();
     assert!(said.text().starts_with("0\n/workspace\n127.0.0.1\tlocalhost"), "{said:?}");
     let refused = sandbox.post_command(&json!({})).expect_refusal(400, "invalid_request");
-    assert!(refused["message"].as_str().expect("text").contains("`argv` must begin with a program"), "{refused}");
+    assert!(
+        refused["message"].as_str().expect("text").contains("`argv` must begin with a program"),
+        "{refused}"
+    );
     // Its mounts are text, as every program expects.
     assert!(sandbox.sh("cat /proc/mounts").ok().body["stdout_text"].is_string());
     // Two of them share what is below and nothing else.
