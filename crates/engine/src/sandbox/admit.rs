@@ -71,14 +71,14 @@ impl Engine {
         let request = Request { key, find, spec, digest, wait };
         // A caller who waits hears of an image that cannot be pulled before there is a sandbox that failed. For one who does not
         // wait, the driver pulls; and so it does for an image that is removed as soon as it is here.
-        let mut lacking = if wait == Wait::Ready { Lacking::Tell } else { Lacking::Pull };
+        let mut missing = if wait == Wait::Ready { ImageMissing::Tell } else { ImageMissing::Pull };
         let mut attempts = FIND_ATTEMPTS;
         loop {
             attempts -= 1;
-            match self.turn(&request, lacking).await? {
+            match self.turn(&request, missing).await? {
                 Turn::Over(sandbox, origin) => return Ok((*sandbox, origin)),
                 Turn::Prepared | Turn::Lost => attempts = FIND_ATTEMPTS,
-                Turn::Pulled => (lacking, attempts) = (Lacking::Pull, FIND_ATTEMPTS),
+                Turn::Pulled => (missing, attempts) = (ImageMissing::Pull, FIND_ATTEMPTS),
                 Turn::Raced(_) if attempts > 0 => {}
                 Turn::Raced(error) => return Err(error),
             }
@@ -86,15 +86,15 @@ impl Engine {
     }
 
     /// One attempt: admits, and waits for what came of it.
-    async fn turn(&self, request: &Request<'_>, lacking: Lacking) -> Result<Turn, EngineError> {
+    async fn turn(&self, request: &Request<'_>, missing: ImageMissing) -> Result<Turn, EngineError> {
         let over = |live: &LiveSandbox, origin| Ok(Turn::Over(Box::new(live.describe()), origin));
-        match self.admit(request, lacking)? {
+        match self.admit(request, missing)? {
             Admitted::Unprepared(version) => {
                 // However the preparation ends, the next attempt reports it.
                 version.settled().await;
                 Ok(Turn::Prepared)
             }
-            Admitted::Lacks(reference) => {
+            Admitted::ImageMissing(reference) => {
                 self.pull(request.key, PullSpec::new(reference)).finished().await?;
                 Ok(Turn::Pulled)
             }
@@ -125,7 +125,7 @@ impl Engine {
 
     /// Finds the sandbox that is meant, or checks and takes the room, the name and the idempotency key, all in one step, and
     /// starts the driver.
-    fn admit(&self, request: &Request<'_>, lacking: Lacking) -> Result<Admitted, EngineError> {
+    fn admit(&self, request: &Request<'_>, missing: ImageMissing) -> Result<Admitted, EngineError> {
         let shared = self.shared();
         let Request { key, spec, digest, wait, .. } = request;
         let mut registry = shared.registry();
@@ -138,7 +138,7 @@ impl Engine {
         let spec = &SandboxSpec { template, ..spec.clone() };
         // Under the registry's lock, so that no template goes between here and the sandbox that holds it.
         let source = shared.templates.find(&key.owner, spec.template.as_str())?;
-        let basis = match basis(shared, &key.owner, source, spec, lacking)? {
+        let basis = match basis(shared, &key.owner, source, spec, missing)? {
             Based::On(basis) => *basis,
             Based::Unprepared(version) => return Ok(Admitted::Unprepared(version)),
         };
@@ -155,9 +155,10 @@ impl Engine {
             Some(image) => Some(image.rootfs()),
             None => shared.images.rootfs(&key.owner, &basis.choice.name),
         };
-        if let (None, Lacking::Tell, ImageName::Reference(reference)) = (&rootfs, lacking, &basis.choice.name)
+        if let (None, ImageMissing::Tell, ImageName::Reference(reference)) =
+            (&rootfs, missing, &basis.choice.name)
         {
-            return Ok(Admitted::Lacks(reference.clone()));
+            return Ok(Admitted::ImageMissing(reference.clone()));
         }
         // One that stands ready brings its id along. None has volumes.
         let ready = rootfs
@@ -329,7 +330,7 @@ pub(crate) fn basis(
     owner: &Owner,
     source: Source,
     spec: &SandboxSpec,
-    lacking: Lacking,
+    missing: ImageMissing,
 ) -> Result<Based, EngineError> {
     let template = source.spec();
     let version = match source {
@@ -350,7 +351,7 @@ pub(crate) fn basis(
                 return Err(EngineError::TemplateFailed { name: spec.template.to_string(), reason });
             }
             // One that was replaced this moment has a successor at the next look.
-            Preparation::Preparing | Preparation::Replaced if lacking == Lacking::Tell => {
+            Preparation::Preparing | Preparation::Replaced if missing == ImageMissing::Tell => {
                 return Ok(Based::Unprepared(Arc::clone(version)));
             }
             Preparation::Preparing | Preparation::Replaced => (shared.images.choose(&template.image)?, None),
@@ -379,7 +380,7 @@ pub(crate) fn basis(
 
 /// What becomes of a create whose image is not here.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Lacking {
+pub(crate) enum ImageMissing {
     /// Nothing yet: it is told, and asked again.
     Tell,
     /// The driver pulls it.
@@ -419,7 +420,7 @@ pub(crate) enum Admitted {
     /// This template must be ready first.
     Unprepared(Arc<Version>),
     /// This image is needed first.
-    Lacks(ImageRef),
+    ImageMissing(ImageRef),
     New(Arc<LiveSandbox>, Created),
     /// It stood ready, and is being given to whoever asked.
     Claimed(Arc<LiveSandbox>, oneshot::Receiver<Result<(), Unclaimed>>),
