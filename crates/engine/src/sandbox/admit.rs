@@ -449,3 +449,38 @@ pub(crate) enum Unclaimed {
     /// The row could not be written.
     Unwritten(EngineError),
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::{Action, Rule, SandboxEnv, Since};
+
+    fn hex(bytes: [u8; 32]) -> String {
+        bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+
+    /// These values are in the rows of daemons that run. They never change, or a retry over an upgrade would be refused.
+    #[test]
+    fn the_digest_of_a_request_is_the_same_in_every_version() {
+        let plain = request_digest(&SandboxSpec::default(), None);
+        assert_eq!(hex(plain), "976b4fd192c4586008f1752762952815f1ca5d83870404c0b1e33e699ef67a99");
+        let pair = |key: &str, value: &str| BTreeMap::from([(key.to_owned(), value.to_owned())]);
+        let rule = Rule { since: Since::LastUse, after: Duration::from_secs(60), action: Action::Delete };
+        let spec = SandboxSpec {
+            name: Some(SandboxName::parse("mine").expect("a name")),
+            template: TemplateName::parse("t").expect("a name"),
+            image: Some("docker.io/library/debian:12".into()),
+            env: SandboxEnv::new(pair("A", "1")).expect("an environment"),
+            cpu_millis: Some(500),
+            memory_bytes: Some(256 << 20),
+            labels: Labels::new(pair("k", "v")).expect("labels"),
+            lifetime: Lifetime::new(vec![rule]).expect("a lifetime"),
+            ..SandboxSpec::default()
+        };
+        let find = Labels::new(pair("thread", "42")).expect("labels");
+        let full = request_digest(&spec, Some(&find));
+        assert_eq!(hex(full), "063b56c37d14edffc28de4df414d47d361e01ecb798075c6359bb05e7c7b101f");
+    }
+}
