@@ -452,9 +452,10 @@ fn a_crash_in_the_middle_leaves_nothing_half_made_and_the_next_try_works() {
     let build = ground.over(&id);
     assert!(build["reason"].as_str().expect("a reason").contains("stopped in its middle"), "{build}");
     assert!(ground.log(&build).contains("waiting"), "the log stays");
-    until_true("its sandbox is gone", || ground.daemon.list().is_empty());
-    let sandboxes = fs::read_dir(ground.daemon.data_dir.join("sandboxes")).expect("a directory").count();
-    assert_eq!(sandboxes, 0, "nothing of it is on the disk");
+    let sandboxes = ground.daemon.data_dir.join("sandboxes");
+    until_true("nothing of its sandbox is on the disk", || {
+        fs::read_dir(&sandboxes).expect("a directory").count() == 0
+    });
     ground.daemon.get("/v1/templates/t").expect_refusal(404, "template_not_found");
     let again = ground.built("FROM BASE\nRUN echo one > /one\nRUN echo two > /two\n", Context::default());
     assert!(ground.log(&again).contains("  cached\n"), "what was done before the crash is not done again");
@@ -532,6 +533,46 @@ fn kills_all_along_a_build_leave_nothing_half_made() {
     let seen = ground
         .sh("ls / | grep -c '^[0-9]'; ls /etc | grep -c '^[0-9]'; wc -c < /big; ls -d /old 2>&1 | wc -l");
     assert_eq!(seen, "189\n300\n33554432\n1");
+}
+
+#[test]
+fn nobody_reaches_the_sandbox_of_a_running_build() {
+    let mut ground = ground();
+    let dockerfile = "FROM BASE\nRUN echo waiting; sleep 600\n".replace("BASE", &ground.base);
+    let context = Context::default().file("Dockerfile", &dockerfile);
+    let started = ground.post(json!({"template": "t"}), context).expect(202);
+    let id = started["id"].as_str().expect("an id").to_owned();
+    until_true("the step runs", || {
+        let log = ground.daemon.get(&format!("/v1/builds/{id}/log"));
+        String::from_utf8_lossy(&log.body).contains("\nwaiting\n")
+    });
+    let sandboxes = ground.daemon.data_dir.join("sandboxes");
+    let names = || -> Vec<String> {
+        let entries = fs::read_dir(&sandboxes).expect("a directory");
+        entries.map(|entry| entry.expect("an entry").file_name().into_string().expect("text")).collect()
+    };
+    let steps = names();
+    assert_eq!(steps.len(), 1, "{steps:?}");
+    let path = format!("/v1/sandboxes/{}", steps[0]);
+    let attack = |daemon: &Daemon| {
+        assert_eq!(daemon.list(), Vec::<Value>::new());
+        daemon.get(&path).expect_refusal(404, "sandbox_not_found");
+        daemon.get(&format!("{path}/commands")).expect_refusal(404, "sandbox_not_found");
+        daemon.get(&format!("{path}/stats")).expect_refusal(404, "sandbox_not_found");
+        let command = json!({"command": "echo stolen > /stolen"});
+        daemon.post(&format!("{path}/commands"), &command).expect_refusal(404, "sandbox_not_found");
+        let file = format!("{path}/files?path=/stolen");
+        let written = daemon.request("PUT", &file).body("stolen").send(daemon.address);
+        written.expect_refusal(404, "sandbox_not_found");
+        daemon.delete(&path).expect_refusal(404, "sandbox_not_found");
+    };
+    attack(&ground.daemon);
+    let owner = ground.become_owner("eve");
+    attack(&ground.daemon);
+    ground.daemon.key = owner;
+    assert_eq!(names(), steps, "the step still runs");
+    ground.daemon.delete(&format!("/v1/builds/{id}")).expect(204);
+    until_true("nothing of its sandbox is left", || names().is_empty());
 }
 
 #[test]

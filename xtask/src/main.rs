@@ -5,6 +5,7 @@
 
 #![forbid(unsafe_code)]
 
+mod btrfs_seed;
 mod clients;
 mod fuzz;
 mod licences;
@@ -37,6 +38,7 @@ Chores:
   fuzz [TARGET] [SECONDS]
                    Run the fuzz targets with the stable compiler, each for 60 seconds unless SECONDS says otherwise.
   licences         Only the check of licences, with the list.
+  btrfs-seed       Make the data file again that storage pools are created from. Needs mkfs.btrfs.
   --help           This text.
 ";
 
@@ -51,6 +53,7 @@ fn main() -> ExitCode {
         Some("lint") if rest.is_empty() => lint(),
         Some("lint") if rest == ["rooms"] => rooms::check(rooms::Tell::Everything),
         Some("fuzz") => fuzz::run(&rest),
+        Some("btrfs-seed") if rest.is_empty() => btrfs_seed::make(),
         Some("licences") if rest.is_empty() => licences::check(licences::Tell::Everything),
         None | Some("--help" | "-h" | "help") => {
             print!("{HELP}");

@@ -30,11 +30,11 @@ const NEEDS: &[Need] = &[
     Need { program: "/usr/sbin/ip", package: "iproute2" },
     Need { program: "/usr/bin/curl", package: "curl" },
     Need { program: "/usr/bin/jq", package: "jq" },
-    // One of them puts a daemon behind a proxy with a certificate,
+    // One of them puts a daemon behind a proxy with a certificate.
     Need { program: "/usr/sbin/nginx", package: "nginx-light" },
     Need { program: "/usr/bin/openssl", package: "openssl" },
-    // and one makes a store with limits.
-    Need { program: "/usr/sbin/mkfs.btrfs", package: "btrfs-progs" },
+    // `btrfs check` judges the storage pools that Shoal makes by itself.
+    Need { program: "/usr/bin/btrfs", package: "btrfs-progs" },
     // `ps` is what people type first.
     Need { program: "/usr/bin/ps", package: "procps" },
     // A terminal with a person at it, for the tests of `shoal shell`.

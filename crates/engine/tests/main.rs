@@ -3,11 +3,13 @@
 mod common;
 
 mod basics;
+mod builds;
 mod failures;
 mod files;
 mod images;
 mod labels;
 mod lifetimes;
+mod owner;
 mod pools;
 mod schemas;
 mod snapshots;

@@ -144,6 +144,41 @@ async fn many_claimers_get_one_each_and_those_who_find_none_get_a_new_one() {
     full(&world, "p").await;
 }
 
+/// Requests that mean one sandbox find the claim of the first of them, also before its row is written.
+#[tokio::test(flavor = "multi_thread")]
+async fn many_who_mean_the_same_sandbox_claim_one() {
+    const ASKING: usize = 24;
+    let world = with_pool(4).await;
+    let waiting = ids(&full(&world, "p").await);
+    let thread = Labels::new([("thread".to_owned(), "7".to_owned())].into()).expect("labels");
+    let mut asking = tokio::task::JoinSet::new();
+    for number in 0..ASKING {
+        let (engine, thread) = (world.engine.clone(), thread.clone());
+        asking.spawn(async move {
+            if number % 2 == 0 {
+                let (found, _) =
+                    engine.get_or_create(&key(), thread, of_template(), Wait::Ready).await.expect("one");
+                ("labels", found)
+            } else {
+                let spec = SandboxSpec { idempotency_key: Some(once()), ..of_template() };
+                ("key", engine.create(&key(), spec, Wait::Ready).await.expect("one"))
+            }
+        });
+    }
+    let mut got: BTreeSet<(&str, SandboxId)> = BTreeSet::new();
+    while let Some(answer) = asking.join_next().await {
+        let (how, sandbox) = answer.expect("no panic");
+        assert!(waiting.contains(&sandbox.id), "it was claimed");
+        assert_eq!(sandbox.claimed_from.as_deref(), Some("p"));
+        got.insert((how, sandbox.id));
+    }
+    assert_eq!(got.len(), 2, "one for the labels and one for the key: {got:?}");
+    assert_eq!(listed(&world).await.len(), 2);
+    let reused = SandboxSpec { idempotency_key: Some(once()), ..SandboxSpec::default() };
+    let refused = world.engine.create(&key(), reused, Wait::Ready).await;
+    assert!(matches!(refused, Err(EngineError::IdempotencyKeyReused)), "{refused:?}");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_crash_in_the_middle_of_claims_loses_and_doubles_none() {
     let mut world = with_pool(8).await;

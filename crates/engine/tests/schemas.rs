@@ -33,6 +33,8 @@ const DATABASE: &str = "shoal.db";
 /// What is in the rows of every fixture.
 const LIVING: u128 = 0x1111_1111_1111_1111_1111_1111_1111_1111;
 const BROKEN: u128 = 0x2222_2222_2222_2222_2222_2222_2222_2222;
+const KEPT_FILES: u128 = 0xcccc_cccc_cccc_cccc_cccc_cccc_cccc_cccc;
+const STEP: u128 = 0xdddd_dddd_dddd_dddd_dddd_dddd_dddd_dddd;
 const VOLUME: u128 = 0x7777_7777_7777_7777_7777_7777_7777_7777;
 const LAYER: &str = "sha256:dac1d7cfa95021764849fd102524e141488c5e3a90f861dbb5a12d9ac8584f85";
 const KEY: &str = "shoal_aaaaaaaaaaaa_00112233445566778899aabbccddeeff0011223344556677";
@@ -262,4 +264,49 @@ async fn goes_on(engine: &Engine, version: u32) {
         let snapshot = engine.snapshot(&owner(), "saved:latest").await.expect("the tag leads to it");
         assert_eq!(snapshot.sandbox, Some(SandboxId::from_bits(LIVING)));
     }
+    if since(16) {
+        let kept = SandboxId::from_bits(KEPT_FILES);
+        eventually("the goal of a pause is reached", async || {
+            engine.get(&owner(), kept).await.expect("its row is read").state == State::Paused(Kept::Dropped)
+        })
+        .await;
+        let step = engine.get(&owner(), SandboxId::from_bits(STEP)).await;
+        assert!(
+            matches!(step, Err(EngineError::SandboxNotFound { .. })),
+            "a build's sandbox is its own: {step:?}"
+        );
+    }
+}
+
+/// Builds used to find their sandboxes by a label and an idempotency key, which callers could use too.
+#[tokio::test(flavor = "multi_thread")]
+async fn sandboxes_of_builds_are_told_from_those_of_callers_that_look_like_them() {
+    const BUILD: &str = "66666666-6666-6666-6666-666666666666";
+    let directory = planted(15);
+    let database = open(directory.path());
+    let key = |build: &str| format!("shoal build {build} 1");
+    for (id, name, key, label) in [
+        (STEP, "step", key(BUILD), BUILD),
+        (0xe1, "without its label", format!("{}0", key(BUILD)), "other"),
+        (0xe2, "of no build", key("66666666-6666-6666-6666-666666666667"), BUILD),
+        (0xe3, "plain", "mine".into(), BUILD),
+    ] {
+        let id: [u8; 16] = u128::to_be_bytes(id);
+        let sql = "INSERT INTO sandboxes SELECT ?1, owner, ?2, template, image, cpu_millis, memory_bytes, pids, env, 'failed',
+            'lost', goal, reason, ?3, request_digest, oom_kills, created_at, disk_bytes FROM sandboxes WHERE name = 'broken'";
+        database.execute(sql, (id, name, key)).expect("a row");
+        database.execute("INSERT INTO labels VALUES (?1, 'shoal.build', ?2)", (id, label)).expect("a label");
+    }
+    drop(database);
+    let engine = World::in_directory(host().await, directory.path()).await;
+    for id in [0xe1, 0xe2, 0xe3] {
+        engine.get(&owner(), SandboxId::from_bits(id)).await.expect("it is the caller's");
+    }
+    let step = engine.get(&owner(), SandboxId::from_bits(STEP)).await;
+    assert!(matches!(step, Err(EngineError::SandboxNotFound { .. })), "{step:?}");
+    eventually("it goes with its build", async || {
+        let rows = texts(&open(directory.path()), "SELECT name FROM sandboxes WHERE name = 'step'");
+        rows.is_empty()
+    })
+    .await;
 }

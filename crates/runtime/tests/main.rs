@@ -2,5 +2,6 @@
 
 mod freeze;
 mod idmap;
+mod pool;
 mod remove;
 mod skew;

@@ -313,8 +313,10 @@ pub enum Answer {
     Store {
         /// Where writable files are kept.
         facts: StoreFacts,
-        /// Why that is not a better one, where nobody asked for just this.
-        note: Option<String>,
+        /// The size of a store of kind `loop` that was created just now.
+        made_bytes: Option<u64>,
+        /// What it cannot do on this machine, a sentence each.
+        notes: Vec<String>,
     },
     /// To `StoreUsage`.
     StoreUsage {

@@ -31,8 +31,6 @@ pub(super) struct Builder {
     pub(super) spec: TemplateSpec,
     pub(super) template: TemplateName,
     pub(super) log: Mutex<File>,
-    /// The number of sandboxes so far. Each has its own idempotency key.
-    pub(super) serial: Mutex<u32>,
 }
 
 pub(super) type Built<T> = Result<T, BuildError>;
@@ -72,7 +70,7 @@ impl Builder {
                 BuildState::Failed { reason }
             }
         };
-        delete_sandboxes(&self.engine, &self.key.owner, self.build.id).await;
+        delete_sandboxes(self.engine.shared(), self.build.id).await;
         if let Err(error) = remove_names(self.engine.shared(), self.build.id).await {
             warn!(
                 error = chain(&error),

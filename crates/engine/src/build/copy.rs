@@ -12,7 +12,6 @@ use archive::{Entry, EntryKind};
 use image::dockerfile::{self, DockerfileError};
 use image::hash::Hasher;
 use serde_json::json;
-use wire::SandboxId;
 use wire::files::{FileKind, Links};
 
 use super::builder::{Builder, Built, How};
@@ -24,6 +23,7 @@ use super::steps::Work;
 use crate::error::{BuildError, Field, chain};
 use crate::files::{Files, Unpacking};
 use crate::model::{CommandSpec, GuestPath, GuestUser, Outcome};
+use crate::sandbox::live::LiveSandbox;
 
 /// What a `COPY` or `ADD` asks for, with its variables expanded.
 pub(super) struct Copy {
@@ -128,16 +128,16 @@ impl Builder {
         let sandbox = self.create_sandbox(number).await.map_err(|broken| failed(broken.0))?;
         let mut parts = Vec::new();
         for source in &wish.sources {
-            parts.push(self.pack(sandbox, source).await.map_err(|broken| failed(broken.0))?);
+            parts.push(self.pack(&sandbox, source).await.map_err(|broken| failed(broken.0))?);
         }
-        self.delete_sandbox(sandbox).await.map_err(|broken| failed(broken.0))?;
+        self.delete_sandbox(&sandbox).await.map_err(|broken| failed(broken.0))?;
         Ok(parts)
     }
 
     /// Packs a file or directory of a sandbox into an archive of its own.
-    async fn pack(&self, sandbox: SandboxId, path: &str) -> Result<Part, Broken> {
+    async fn pack(&self, sandbox: &Arc<LiveSandbox>, path: &str) -> Result<Part, Broken> {
         let path = if path.starts_with('/') { path.to_owned() } else { format!("/{path}") };
-        let files = self.engine.files(&self.key.owner, sandbox, None)?;
+        let files = Files::new(Arc::clone(&sandbox.transfers), None);
         let stat = files.stat(path.as_bytes(), Links::Follow).await?;
         let is_directory = stat.kind == FileKind::Directory;
         let (upload, room) = self.engine.upload()?;
@@ -167,7 +167,7 @@ impl Builder {
         let target = work.resolve(&wish.target);
         let names_directory = wish.target.ends_with('/') || wish.target == "." || parts.len() > 1;
         self.layer(work, wish.line, "COPY", &[&key, &wish.key()], async |builder, sandbox| {
-            let files = builder.engine.files(&builder.key.owner, sandbox, None)?;
+            let files = Files::new(Arc::clone(&sandbox.transfers), None);
             let mut made = Vec::new();
             for part in &parts {
                 let destination = if part.is_directory {
@@ -218,7 +218,7 @@ impl Builder {
     /// Gives files to a user of the sandbox, by the `chown` of its image.
     async fn change_owner(
         &self,
-        sandbox: SandboxId,
+        sandbox: &Arc<LiveSandbox>,
         owner: &str,
         mut paths: Vec<String>,
     ) -> Result<(), Broken> {

@@ -1,21 +1,25 @@
 //! The layer of a step: found by its name, or made in a sandbox.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use image::Digest;
 use runtime::{BackendError, LayerSpec};
-use wire::SandboxId;
-use wire::launch::{HOST_LAYERS_MAX, LAYERS_MAX, LayerFacts, Processes};
+use tokio::time::timeout;
+use wire::launch::{HOST_LAYERS_MAX, LAYERS_MAX, LayerFacts};
 
 use super::builder::{Builder, Built, How};
 use super::sandbox::Broken;
 use super::steps::Work;
 use crate::error::{BuildError, chain};
+use crate::files::Files;
 use crate::image::{ImageFault, StoredLayer};
+use crate::sandbox::lifecycle::Kept;
+use crate::sandbox::live::LiveSandbox;
+use crate::sandbox::pause::pause;
 
-/// How often the builder tries to end the processes of a sandbox, and how long it waits between two attempts.
-const END_ATTEMPTS: u32 = 50;
-const END_PAUSE: Duration = Duration::from_millis(20);
+/// How long the driver may take to end the processes of a sandbox. It retries until then.
+const END_SECONDS: u64 = 120;
 
 impl Builder {
     /// Adds the layer of a step to the stage. If the layer does not exist, `act` runs in a sandbox and what it writes becomes the layer.
@@ -26,7 +30,7 @@ impl Builder {
         line: usize,
         word: &str,
         parts: &[&[u8]],
-        act: impl AsyncFnOnce(&Self, SandboxId) -> Result<(), Broken>,
+        act: impl AsyncFnOnce(&Self, &Arc<LiveSandbox>) -> Result<(), Broken>,
     ) -> Built<How> {
         let shared = self.engine.shared();
         let failed = |why: String| BuildError::Step { line, why };
@@ -53,16 +57,16 @@ impl Builder {
         &self,
         work: &Work,
         layer: Digest,
-        act: impl AsyncFnOnce(&Self, SandboxId) -> Result<(), Broken>,
+        act: impl AsyncFnOnce(&Self, &Arc<LiveSandbox>) -> Result<(), Broken>,
     ) -> Result<LayerFacts, Broken> {
         let broken = |error: ImageFault| Broken(chain(&error));
         self.store_stage(work.number, &work.rootfs).await.map_err(broken)?;
         let sandbox = self.create_sandbox(work.number).await?;
-        let captured = match self.act(work, sandbox, act).await {
-            Ok(()) => self.capture(work, sandbox, layer).await.map_err(broken),
+        let captured = match self.act(work, &sandbox, act).await {
+            Ok(()) => self.capture(work, &sandbox, layer).await.map_err(broken),
             Err(broken) => Err(broken),
         };
-        self.delete_sandbox(sandbox).await?;
+        self.delete_sandbox(&sandbox).await?;
         captured
     }
 
@@ -70,40 +74,31 @@ impl Builder {
     async fn act(
         &self,
         work: &Work,
-        sandbox: SandboxId,
-        act: impl AsyncFnOnce(&Self, SandboxId) -> Result<(), Broken>,
+        sandbox: &Arc<LiveSandbox>,
+        act: impl AsyncFnOnce(&Self, &Arc<LiveSandbox>) -> Result<(), Broken>,
     ) -> Result<(), Broken> {
-        let files = self.engine.files(&self.key.owner, sandbox, None)?;
+        let files = Files::new(Arc::clone(&sandbox.transfers), None);
         for path in &work.pending {
             files.make_directory(path.as_bytes(), true, None).await?;
         }
         act(self, sandbox).await
     }
 
-    /// Makes a layer of what the sandbox has written. Ends its processes first, so that nothing changes meanwhile.
+    /// Makes a layer of what the sandbox has written. Its driver ends its processes first, so that nothing changes meanwhile.
     async fn capture(
         &self,
         work: &Work,
-        sandbox: SandboxId,
+        sandbox: &Arc<LiveSandbox>,
         layer: Digest,
     ) -> Result<LayerFacts, ImageFault> {
-        let shared = self.engine.shared();
-        let failed = |source: BackendError| ImageFault::Layer { number: 1, count: 1, source };
-        // The sandbox's driver sees the end too and cleans up at the same time, so either of the two may fail because the other was
-        // faster. Hence the attempts.
-        let live = self.engine.live(&self.key.owner, sandbox)?;
-        live.expect_end();
-        let mut attempts = END_ATTEMPTS;
-        while let Err(error) = shared.backend.end_processes(sandbox, Processes::All).await {
-            attempts -= 1;
-            if attempts == 0 {
-                return Err(failed(error));
-            }
-            tokio::time::sleep(END_PAUSE).await;
-        }
+        let late = |_| {
+            let source = BackendError::Late { doing: "end the processes of the step", seconds: END_SECONDS };
+            ImageFault::Layer { number: 1, count: 1, source }
+        };
+        timeout(Duration::from_secs(END_SECONDS), pause(sandbox, Kept::Dropped)).await.map_err(late)??;
         let below = work.rootfs.layers.iter().rev().map(|layer| layer.layer).collect();
         let over_host = work.rootfs.over_host;
-        let from = live.written();
+        let from = sandbox.written();
         self.make_layer(&LayerSpec { layer, below, over_host, from }).await
     }
 }

@@ -1,7 +1,7 @@
 //! Builds images from Dockerfiles: each step that changes files runs in a sandbox of its own and becomes a layer.
 //!
-//! A step runs in an ordinary sandbox of the owner, over the layers so far, with the limits that the template will have. What it wrote
-//! becomes a layer in the same way as all other layers. The layer's name is made from the owner, the layer below and everything that
+//! A step runs in a sandbox of the owner, over the layers so far, with the limits that the template will have. Callers cannot find
+//! that sandbox, so nobody but the build changes what the step writes. What the step wrote becomes a layer in the same way as all other layers. The layer's name is made from the owner, the layer below and everything that
 //! the step depends on, so a step that the owner ran before is found by its name and does not run again. That is the whole cache, and
 //! its layers are collected like any others.
 //!
@@ -231,7 +231,6 @@ impl Engine {
             spec,
             template,
             log: Mutex::new(log),
-            serial: Mutex::new(0),
         };
         let span = info_span!("build", id = %id);
         let task = shared.runtime.spawn(builder.run(last).instrument(span)).abort_handle();
@@ -293,7 +292,7 @@ impl Engine {
                 (view.state, view.ended_at) = (state, Some(crate::observe::clock::now()))
             });
         }
-        delete_sandboxes(self, owner, id).await;
+        delete_sandboxes(self.shared(), id).await;
         remove_names(self.shared(), id).await?;
         self.shared().builds.all().retain(|other| other.id != id);
         self.forget_build(&build).await

@@ -8,7 +8,7 @@ use wire::BuildId;
 
 use super::{Build, BuildState, View};
 use crate::error::{EngineError, chain};
-use crate::model::Owner;
+use crate::sandbox::calls::delete;
 use crate::{Engine, Shared};
 
 /// The images of a running build's stages have names with this prefix, followed by the build's id and the stage's number.
@@ -24,9 +24,6 @@ pub(crate) async fn recover(engine: &Engine) -> Result<(), EngineError> {
                 BuildState::Failed { reason: "the daemon was stopped in its middle; build it again".into() };
             row.ended_at = Some(crate::observe::clock::now());
             shared.db.put_build(row.clone()).await?;
-            let (engine, owner, id) = (engine.clone(), row.owner.clone(), row.id);
-            // In the background: sandboxes are adopted after the start, and a delete has to wait for that.
-            tokio::spawn(async move { delete_sandboxes(&engine, &owner, id).await });
         }
         let log_bytes = std::fs::metadata(shared.builds.log(row.id)).map_or(0, |meta| meta.len());
         let view = View { state: row.state, log_bytes, ended_at: row.ended_at };
@@ -39,25 +36,22 @@ pub(crate) async fn recover(engine: &Engine) -> Result<(), EngineError> {
             task: Mutex::new(None),
         }));
     }
+    // No build outlives its daemon, so all sandboxes of builds go. In the background: a delete waits until its sandbox is adopted.
+    let shared = Arc::clone(shared);
+    tokio::spawn(async move { delete_sandboxes_where(&shared, |_| true).await });
     Ok(())
 }
 
-/// The prefix of the idempotency keys of a build's sandboxes, by which they are found again.
-pub(super) fn sandbox_prefix(id: BuildId) -> String {
-    format!("shoal build {id} ")
+/// Deletes all sandboxes of a build.
+pub(super) async fn delete_sandboxes(shared: &Shared, id: BuildId) {
+    delete_sandboxes_where(shared, |build| build == id).await;
 }
 
-/// Deletes all sandboxes of a build.
-pub(super) async fn delete_sandboxes(engine: &Engine, owner: &Owner, id: BuildId) {
-    let prefix = sandbox_prefix(id);
-    let sandboxes = engine.shared().registry().all();
-    let mine = |live: &&Arc<crate::sandbox::live::LiveSandbox>| {
-        live.owner == *owner
-            && live.identity().idempotency_key.as_ref().is_some_and(|key| key.starts_with(&prefix))
-    };
-    for live in sandboxes.iter().filter(mine) {
-        if let Err(error) = engine.delete(owner, live.id).await {
-            warn!(build = %id, sandbox = %live.id, error = chain(&error), "cannot delete a sandbox of a build");
+async fn delete_sandboxes_where(shared: &Shared, meant: impl Fn(BuildId) -> bool) {
+    let sandboxes = shared.registry().all();
+    for live in sandboxes.iter().filter(|live| live.build().is_some_and(&meant)) {
+        if let Err(error) = delete(live).await {
+            warn!(sandbox = %live.id, error = chain(&error), "cannot delete a sandbox of a build");
         }
     }
 }

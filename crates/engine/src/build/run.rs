@@ -1,5 +1,6 @@
 //! `RUN`: a command in the sandbox of a step, with the secrets that it names.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::model::Program as Run;
@@ -7,7 +8,6 @@ use archive::{Entry, EntryKind};
 use bytes::Bytes;
 use image::dockerfile::{Program, Secret};
 use serde_json::json;
-use wire::SandboxId;
 use wire::files::{Condition, FileErrorKind, Links, WriteOptions};
 
 use super::builder::{Builder, Built, How};
@@ -16,6 +16,7 @@ use super::steps::Work;
 use crate::error::{BuildError, EngineError, Field, Must};
 use crate::files::Files;
 use crate::model::{CommandEnv, CommandSpec, GuestPath, Outcome};
+use crate::sandbox::live::LiveSandbox;
 
 /// A memory file system that every sandbox has.
 const MEMORY: &str = "/dev/shm";
@@ -77,8 +78,12 @@ impl Builder {
     }
 
     /// Puts the given ones of a step's secrets where the step wants them. Returns the paths to remove after the step.
-    async fn place_secrets(&self, sandbox: SandboxId, secrets: &[Secret]) -> Result<Vec<String>, Broken> {
-        let files = self.engine.files(&self.key.owner, sandbox, None)?;
+    async fn place_secrets(
+        &self,
+        sandbox: &Arc<LiveSandbox>,
+        secrets: &[Secret],
+    ) -> Result<Vec<String>, Broken> {
+        let files = Files::new(Arc::clone(&sandbox.transfers), None);
         let given = secrets.iter().filter_map(|secret| Some((secret, self.secrets.get(&secret.id)?)));
         let mut placed = Vec::new();
         for (number, (secret, value)) in given.enumerate() {
@@ -93,8 +98,8 @@ impl Builder {
     }
 
     /// Removes what [`Builder::place_secrets`] has made, if the step has not done so.
-    async fn remove_secrets(&self, sandbox: SandboxId, placed: &[String]) -> Result<(), Broken> {
-        let files = self.engine.files(&self.key.owner, sandbox, None)?;
+    async fn remove_secrets(&self, sandbox: &Arc<LiveSandbox>, placed: &[String]) -> Result<(), Broken> {
+        let files = Files::new(Arc::clone(&sandbox.transfers), None);
         for path in placed {
             match files.remove(path.as_bytes(), true, Condition::None).await {
                 Ok(()) => {}

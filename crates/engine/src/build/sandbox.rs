@@ -1,17 +1,12 @@
 //! The sandboxes in which steps run, and the commands that run there.
 
-use std::sync::PoisonError;
-
-use wire::SandboxId;
+use std::sync::Arc;
 
 use super::builder::Builder;
-use super::recovery::sandbox_prefix;
 use crate::error::{EngineError, chain};
 use crate::files::Unpacking;
-use crate::model::labels::Labels;
-use crate::model::{
-    CommandSpec, CommandState, IdempotencyKey, Offsets, Outcome, OutputEvent, SandboxSpec, Wait,
-};
+use crate::model::{CommandSpec, CommandState, Offsets, Outcome, OutputEvent, SandboxSpec};
+use crate::sandbox::live::LiveSandbox;
 
 /// How long the command of one step may run: builds of large programs take hours.
 pub(super) const STEP_SECONDS: u64 = 6 * 3600;
@@ -27,31 +22,28 @@ impl From<EngineError> for Broken {
 
 impl Builder {
     /// Creates a sandbox over the image that [`Builder::store_stage`] stored for a stage, with the limits that the template will have.
-    pub(super) async fn create_sandbox(&self, stage: usize) -> Result<SandboxId, Broken> {
-        let serial = {
-            let mut serial = self.serial.lock().unwrap_or_else(PoisonError::into_inner);
-            *serial += 1;
-            *serial
-        };
-        let labels = [("shoal.build".to_owned(), self.build.id.to_string())].into();
+    pub(super) async fn create_sandbox(&self, stage: usize) -> Result<Arc<LiveSandbox>, Broken> {
         let spec = SandboxSpec {
             image: Some(self.image_name(stage)),
             cpu_millis: Some(self.spec.cpu_millis),
             memory_bytes: Some(self.spec.memory_bytes),
-            labels: Labels::new(labels)?,
-            idempotency_key: Some(IdempotencyKey::own(format!("{}{serial}", sandbox_prefix(self.build.id)))),
             ..SandboxSpec::default()
         };
-        Ok(self.engine.create(&self.key, spec, Wait::Ready).await?.id)
+        Ok(self.engine.create_for_build(&self.key, self.build.id, spec).await?)
     }
 
-    pub(super) async fn delete_sandbox(&self, sandbox: SandboxId) -> Result<(), Broken> {
-        Ok(self.engine.delete(&self.key.owner, sandbox).await?)
+    pub(super) async fn delete_sandbox(&self, sandbox: &Arc<LiveSandbox>) -> Result<(), Broken> {
+        Ok(crate::sandbox::calls::delete(sandbox).await?)
     }
 
     /// Runs a command to its end, and writes its output to the log.
-    pub(super) async fn command(&self, sandbox: SandboxId, spec: CommandSpec) -> Result<Outcome, Broken> {
-        let command = self.engine.run(&self.key.owner, sandbox, spec).await?;
+    pub(super) async fn command(
+        &self,
+        sandbox: &Arc<LiveSandbox>,
+        spec: CommandSpec,
+    ) -> Result<Outcome, Broken> {
+        let command =
+            self.engine.run_in(&sandbox.commands, spec, |spec, id| sandbox.start_of(spec, id)).await?;
         let mut output = command.attach(Offsets::default());
         while let Some(event) = output.next().await {
             match event {

@@ -3,12 +3,11 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use wire::guest::Handle;
+use wire::guest::{Handle, Start};
 use wire::{CommandId, SandboxId};
 
 use crate::command::digest::request_digest;
 use crate::command::registry::{Intent, Wish};
-use crate::command::start::start_of;
 use crate::command::{Commands, LiveCommand, Refusal};
 use crate::db::CommandRow;
 use crate::model::check::{bad_cursor, page_limit};
@@ -29,28 +28,32 @@ impl Engine {
         spec: CommandSpec,
     ) -> Result<CommandRef, EngineError> {
         let began = Instant::now();
-        let result = self.run_unmeasured(owner, id, spec).await;
+        let result = match self.live(owner, id) {
+            Ok(live) => self.run_in(&live.commands, spec, |spec, id| live.start_of(spec, id)).await,
+            Err(error) => Err(error),
+        };
         self.shared().metrics.operation(Verb::Run, Verdict::of(&result), began.elapsed());
         result
     }
 
-    async fn run_unmeasured(
+    /// As [`Self::run`], in a sandbox that may be hidden. `start_of` adds to a spec what the sandbox knows.
+    pub(crate) async fn run_in(
         &self,
-        owner: &Owner,
-        id: SandboxId,
+        commands: &Arc<Commands>,
         spec: CommandSpec,
+        start_of: impl FnOnce(CommandSpec, &CommandId) -> Result<Start, EngineError>,
     ) -> Result<CommandRef, EngineError> {
-        let live = self.live(owner, id)?;
-        let _using = live.guest.begin_use()?;
+        let id = commands.guest.id;
+        let _using = commands.guest.begin_use()?;
         let named = spec.id.is_some();
         let command_id = spec.id.clone().unwrap_or_else(|| CommandId::from_random(random_u128()));
         let attendance = spec.attendance;
-        let start = live.with_surroundings(|around| start_of(around, spec, &command_id))?;
+        let start = start_of(spec, &command_id)?;
         let request_digest = request_digest(&start);
         // Before init hears of it, so that no kill of its own is among them.
-        let oom_kills_before = live.guest.oom_kills().await;
+        let oom_kills_before = commands.guest.oom_kills().await;
         let wish = Wish { id: command_id, start, request_digest, oom_kills_before, attendance };
-        let intent = live.commands.intend(wish)?;
+        let intent = commands.intend(wish)?;
         let found = match intent {
             Intent::New(found) => {
                 found.commit_intent();
@@ -61,8 +64,8 @@ impl Engine {
         let metrics = &self.shared().metrics;
         let found = match crate::observe::timing::ROW.watch(metrics, id, found.committed()).await {
             Ok(()) => found,
-            Err(Refusal::Exists(row)) => self.found(&live.commands, CommandRow::clone(&row)).await?,
-            Err(Refusal::NoSandbox) => return Err(live.wrong_state()),
+            Err(Refusal::Exists(row)) => self.found(commands, CommandRow::clone(&row)).await?,
+            Err(Refusal::NoSandbox) => return Err(commands.guest.wrong_state()),
             Err(Refusal::Store(source)) => {
                 let source = DbError::Shared { source };
                 return Err(EngineError::Store { doing: "write the command's row", source });

@@ -266,6 +266,11 @@ impl Commands {
         table.live.values().cloned().collect()
     }
 
+    /// Commands may be started again, after a pause.
+    pub fn reopen(&self) {
+        self.table().closed = false;
+    }
+
     /// The engine stops: the table answers nothing from now on.
     pub fn halt(&self) {
         let mut table = self.table();

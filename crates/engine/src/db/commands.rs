@@ -135,7 +135,8 @@ impl Db {
                 handle.0,
             ])?;
             if let Some(count) = oom_kills {
-                db.prepare_cached("UPDATE sandboxes SET oom_kills = ?1 WHERE id = ?2")?
+                // Two commands that end at once commit in any order, so the higher count stays.
+                db.prepare_cached("UPDATE sandboxes SET oom_kills = MAX(oom_kills, ?1) WHERE id = ?2")?
                     .execute(params![signed(count), id_bytes(sandbox)])?;
             }
             Ok(())

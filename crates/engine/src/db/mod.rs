@@ -43,7 +43,7 @@ pub(crate) use commands::{CommandRow, Inserted, ResultRow, Tally};
 pub(crate) use images::{AliasRow, ImageRow, ImageUseRow, LayerOrigin, LayerRow, LoadedImages, NameRow};
 pub(crate) use life::{SandboxChange, Stamps};
 pub(crate) use pools::{ClaimRow, PoolChange, PoolRow};
-pub(crate) use sandboxes::{Identity, SandboxRow};
+pub(crate) use sandboxes::{GENERATION_FIRST, Identity, LOCAL, RowKey, SandboxRow, Visibility};
 pub(crate) use snapshots::SnapshotRow;
 pub(crate) use templates::{LoadedTemplates, TemplateRow, VersionRow};
 pub(crate) use volumes::{MountRow, VolumeRow, VolumeState};
@@ -74,6 +74,7 @@ const MIGRATIONS: &[&str] = &[
     include_str!("migrations/13_command_attendance.sql"),
     include_str!("migrations/14_snapshots.sql"),
     include_str!("migrations/15_secrets.sql"),
+    include_str!("migrations/16_sandboxes_owned.sql"),
 ];
 
 /// The queues of the two threads. Shared through an `Arc`; [`Db::close`] ends the threads.
@@ -191,6 +192,18 @@ impl Db {
         act: impl FnOnce(&Connection) -> rusqlite::Result<T> + Send + 'static,
     ) -> Result<T, EngineError> {
         Self::ask(&self.writer, doing, act).await
+    }
+
+    /// A change of one row that names what it expects of it. `act` says whether it found the row so.
+    async fn fenced(
+        &self,
+        doing: &'static str,
+        act: impl FnOnce(&Connection) -> rusqlite::Result<bool> + Send + 'static,
+    ) -> Result<(), EngineError> {
+        match self.change(doing, act).await? {
+            true => Ok(()),
+            false => Err(EngineError::Store { doing, source: DbError::Superseded }),
+        }
     }
 
     async fn question<T: Send + 'static>(

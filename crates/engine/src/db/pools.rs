@@ -4,7 +4,7 @@
 //! the template cannot be deleted before the pool. A claim is one change: it takes a waiting sandbox out of its pool, and
 //! writes its name, its labels and its lifetime.
 
-use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::SystemTime;
 
 use rusqlite::{Connection, params};
@@ -12,9 +12,8 @@ use wire::{PoolId, SandboxId, TemplateId};
 
 use super::Db;
 use super::life::{Stamps, insert_labels, insert_notes, insert_rules, put_stamps};
-use super::rows::{id_bytes, json, micros, optional_unsigned, owner_from, sandbox_id, signed, time};
-use super::sandboxes::{Identity, SandboxRow};
-use crate::error::DbError;
+use super::rows::{id_bytes, json, micros, optional_unsigned, owner_from, signed, time};
+use super::sandboxes::{Identity, RowKey};
 use crate::error::EngineError;
 use crate::model::dialect_notes::Notes;
 use crate::model::labels::Labels;
@@ -55,7 +54,7 @@ pub(crate) struct ClaimRow {
     pub notes: Notes,
     pub lifetime: Lifetime,
     pub stamps: Stamps,
-    pub identity: std::sync::Arc<Identity>,
+    pub identity: Arc<Identity>,
     pub claimed_from: String,
 }
 
@@ -67,23 +66,6 @@ fn id(pool: PoolId) -> [u8; 16] {
 pub(super) fn insert_member(db: &Connection, sandbox: SandboxId, pool: PoolId) -> rusqlite::Result<()> {
     db.prepare_cached("INSERT INTO pool_members (sandbox, pool) VALUES (?1, ?2)")?
         .execute(params![id_bytes(sandbox), id(pool)])?;
-    Ok(())
-}
-
-/// Adds to sandboxes the pool in which they wait, or the name of the pool that they were claimed from.
-pub(super) fn add_pools(db: &Connection, sandboxes: &mut [SandboxRow]) -> rusqlite::Result<()> {
-    let places: HashMap<SandboxId, usize> =
-        sandboxes.iter().enumerate().map(|(at, row)| (row.id, at)).collect();
-    let mut rows = db.prepare("SELECT sandbox, pool, claimed_from FROM pool_members")?;
-    let mut rows = rows.query([])?;
-    while let Some(row) = rows.next()? {
-        let Some(sandbox) = places.get(&sandbox_id(row, "sandbox")?).map(|at| &mut sandboxes[*at]) else {
-            continue;
-        };
-        sandbox.pool =
-            row.get::<_, Option<[u8; 16]>>("pool")?.map(|bits| PoolId::from_bits(u128::from_be_bytes(bits)));
-        sandbox.claimed_from = row.get("claimed_from")?;
-    }
     Ok(())
 }
 
@@ -189,39 +171,31 @@ impl Db {
         .await
     }
 
-    /// Claims a waiting sandbox. Calls `done` on the writer's thread, with `false` if the sandbox no longer waits or no
-    /// longer runs.
-    pub fn claim_sandbox(
-        &self,
-        sandbox: SandboxId,
-        claim: ClaimRow,
-        done: impl FnOnce(Result<bool, DbError>) + Send + 'static,
-    ) {
-        let change = move |db: &Connection| {
+    /// Claims a waiting sandbox. `false` if the sandbox no longer waits or no longer runs.
+    pub async fn claim_sandbox(&self, key: RowKey, claim: Arc<ClaimRow>) -> Result<bool, EngineError> {
+        self.change("write the claim of the sandbox", move |db| {
+            let sandbox = key.id;
+            let identity = &claim.identity;
             let taken = db
                 .prepare_cached(
-                    "UPDATE pool_members SET pool = NULL, claimed_from = ?1
-                     WHERE sandbox = ?2 AND pool IS NOT NULL
-                       AND EXISTS (SELECT 1 FROM sandboxes WHERE id = ?2 AND state = 'running')",
+                    "UPDATE sandboxes SET visibility = 'visible', name = coalesce(?1, name), env = ?2,
+                         idempotency_key = ?3, request_digest = ?4, created_at = ?5
+                     WHERE id = ?6 AND generation = ?7 AND visibility = 'pool_member' AND state = 'running'",
                 )?
-                .execute(params![claim.claimed_from, id_bytes(sandbox)])?;
+                .execute(params![
+                    claim.name.as_ref().map(SandboxName::as_str),
+                    json(&identity.env),
+                    identity.idempotency_key,
+                    identity.request_digest,
+                    micros(identity.created_at),
+                    id_bytes(sandbox),
+                    key.generation,
+                ])?;
             if taken != 1 {
                 return Ok(false);
             }
-            let identity = &claim.identity;
-            db.prepare_cached(
-                "UPDATE sandboxes SET name = coalesce(?1, name), env = ?2, idempotency_key = ?3, request_digest = ?4,
-                     created_at = ?5
-                 WHERE id = ?6",
-            )?
-            .execute(params![
-                claim.name.as_ref().map(SandboxName::as_str),
-                json(&identity.env),
-                identity.idempotency_key,
-                identity.request_digest,
-                micros(identity.created_at),
-                id_bytes(sandbox),
-            ])?;
+            db.prepare_cached("UPDATE pool_members SET pool = NULL, claimed_from = ?1 WHERE sandbox = ?2")?
+                .execute(params![claim.claimed_from, id_bytes(sandbox)])?;
             insert_labels(db, sandbox, &claim.labels)?;
             insert_notes(db, sandbox, &claim.notes)?;
             if !claim.lifetime.rules().is_empty() {
@@ -229,7 +203,7 @@ impl Db {
                 put_stamps(db, sandbox, &claim.stamps)?;
             }
             Ok(true)
-        };
-        self.submit(change, done);
+        })
+        .await
     }
 }

@@ -7,7 +7,7 @@ use std::time::SystemTime;
 
 use rusqlite::{Connection, Row, params};
 use wire::launch::Limits;
-use wire::{PoolId, SandboxId, TemplateId};
+use wire::{BuildId, PoolId, SandboxId, TemplateId};
 
 use super::Db;
 use super::commands::{CommandRow, Tally};
@@ -33,6 +33,12 @@ use crate::observe::clock::{Moment, Stamp};
 #[derive(Debug, Clone)]
 pub(crate) struct SandboxRow {
     pub id: SandboxId,
+    /// What the sandbox is called on the host.
+    pub incarnation: SandboxId,
+    /// The daemon that owns the row.
+    pub worker: String,
+    pub generation: u32,
+    pub visibility: Visibility,
     pub owner: Owner,
     pub name: SandboxName,
     /// The name that its template had when the sandbox was created.
@@ -59,10 +65,54 @@ pub(crate) struct SandboxRow {
     pub notes: Notes,
     pub lifetime: Lifetime,
     pub stamps: Stamps,
-    /// The pool in which it waits to be claimed.
-    pub pool: Option<PoolId>,
     /// The name of the pool that it was claimed from.
     pub claimed_from: Option<String>,
+}
+
+/// The owner of rows in an installation that has one daemon.
+pub(crate) const LOCAL: &str = "local";
+/// The generation of a row that never changed its owner.
+pub(crate) const GENERATION_FIRST: u32 = 1;
+
+/// Names a row in a change. A change finds no row once another daemon has taken the row over, because that raises the generation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct RowKey {
+    pub id: SandboxId,
+    pub generation: u32,
+}
+
+/// Who may find a sandbox. Whoever may not, sees no sandbox at all.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Visibility {
+    /// Its owner.
+    Visible,
+    /// Only the pool in which it waits to be claimed.
+    PoolMember(PoolId),
+    /// Only the build whose step runs in it.
+    Build(BuildId),
+}
+
+impl Visibility {
+    fn word(self) -> &'static str {
+        match self {
+            Self::Visible => "visible",
+            Self::PoolMember(_) => "pool_member",
+            Self::Build(_) => "build",
+        }
+    }
+
+    fn build(self) -> Option<[u8; 16]> {
+        match self {
+            Self::Build(build) => Some(build.bits().to_be_bytes()),
+            Self::Visible | Self::PoolMember(_) => None,
+        }
+    }
+}
+
+impl SandboxRow {
+    pub fn key(&self) -> RowKey {
+        RowKey { id: self.id, generation: self.generation }
+    }
 }
 
 /// What the request brought that created the sandbox, or claimed it from a pool.
@@ -85,16 +135,17 @@ pub(crate) struct Loaded {
 }
 
 impl Db {
-    /// All sandboxes, the commands without a result, and totals of all commands.
+    /// All sandboxes of this daemon, the commands without a result, and totals of all commands.
     pub async fn load(&self, now: Moment) -> Result<Loaded, EngineError> {
         self.question("read the rows", move |db| {
             let mut sandboxes = db
-                .prepare(&format!("SELECT {SANDBOX_COLUMNS} FROM sandboxes"))?
-                .query_map([], |row| sandbox_from(row, now))?
+                .prepare(&format!(
+                    "SELECT {SANDBOX_COLUMNS} FROM sandboxes LEFT JOIN pool_members ON sandbox = id WHERE worker = ?1"
+                ))?
+                .query_map(params![LOCAL], |row| sandbox_from(row, now))?
                 .collect::<Result<Vec<_>, _>>()?;
             add_life(db, &mut sandboxes)?;
             volumes::add_mounts(db, &mut sandboxes)?;
-            pools::add_pools(db, &mut sandboxes)?;
             let (commands, tallies) = (commands::unfinished(db)?, commands::tallies(db)?);
             Ok(Loaded { sandboxes, commands, tallies })
         })
@@ -105,11 +156,13 @@ impl Db {
     /// Returns the image that it uses, if the image is on this machine. From then on the image stays until the sandbox goes.
     pub async fn insert_sandbox(&self, row: SandboxRow) -> Result<Option<image::Digest>, EngineError> {
         self.change("write the sandbox's row", move |db| {
-            let (state, detail) = state_words(row.state);
+            let ((state, detail), (goal, kept)) = (state_words(row.state), goal_words(row.goal));
             db.prepare_cached(
                 "INSERT INTO sandboxes (id, owner, name, template, image, cpu_millis, memory_bytes, pids, env, state,
-                     detail, goal, reason, idempotency_key, request_digest, oom_kills, created_at, disk_bytes)
-                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18)",
+                     detail, goal, goal_kept, reason, idempotency_key, request_digest, oom_kills, created_at,
+                     disk_bytes, visibility, build, worker, generation, incarnation)
+                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20,
+                     ?21, ?22, ?23, ?24)",
             )?
             .execute(params![
                 id_bytes(row.id),
@@ -123,13 +176,19 @@ impl Db {
                 json(&row.env),
                 state,
                 detail,
-                goal_word(row.goal),
+                goal,
+                kept,
                 row.reason,
                 row.idempotency_key,
                 row.request_digest,
                 signed(row.oom_kills),
                 micros(row.created_at),
                 row.limits.disk_bytes.map(signed),
+                row.visibility.word(),
+                row.visibility.build(),
+                row.worker,
+                row.generation,
+                id_bytes(row.incarnation),
             ])?;
             volumes::insert_mounts(db, row.id, &row.mounts)?;
             insert_labels(db, row.id, &row.labels)?;
@@ -141,8 +200,9 @@ impl Db {
             if let Some((template, version)) = row.template_version {
                 templates::insert_template_use(db, row.id, template, version)?;
             }
-            if let Some(pool) = row.pool {
-                pools::insert_member(db, row.id, pool)?;
+            match row.visibility {
+                Visibility::PoolMember(pool) => pools::insert_member(db, row.id, pool)?,
+                Visibility::Visible | Visibility::Build(_) => {}
             }
             let (owner, alias) = (row.owner.as_str(), row.image_alias.as_deref());
             images::insert_use(db, row.id, owner, &row.image, alias, row.image_held)
@@ -150,34 +210,63 @@ impl Db {
         .await
     }
 
-    /// Changes the state, with its goal. `false` if the row was not in state `from`.
+    /// Changes the state, with its goal, of a row that is in state `from`.
     pub async fn change_state(
         &self,
-        id: SandboxId,
+        key: RowKey,
         from: State,
         to: State,
         goal: Goal,
         reason: Option<String>,
-    ) -> Result<bool, EngineError> {
-        self.change("write the sandbox's state", move |db| {
+    ) -> Result<(), EngineError> {
+        self.fenced("write the sandbox's state", move |db| {
             let ((from, from_detail), (to, to_detail)) = (state_words(from), state_words(to));
+            let (goal, kept) = goal_words(goal);
             let changed = db
                 .prepare_cached(
-                    "UPDATE sandboxes SET state = ?1, detail = ?2, goal = ?3, reason = ?4
-                     WHERE id = ?5 AND state = ?6 AND detail = ?7",
+                    "UPDATE sandboxes SET state = ?1, detail = ?2, goal = ?3, goal_kept = ?4, reason = ?5
+                     WHERE id = ?6 AND generation = ?7 AND state = ?8 AND detail = ?9",
                 )?
-                .execute(params![to, to_detail, goal_word(goal), reason, id_bytes(id), from, from_detail])?;
+                .execute(params![
+                    to,
+                    to_detail,
+                    goal,
+                    kept,
+                    reason,
+                    id_bytes(key.id),
+                    key.generation,
+                    from,
+                    from_detail
+                ])?;
+            Ok(changed == 1)
+        })
+        .await
+    }
+
+    /// Writes what the driver is about to work towards, for a row that is in state `from`.
+    pub async fn change_goal(&self, key: RowKey, from: State, goal: Goal) -> Result<(), EngineError> {
+        self.fenced("write the sandbox's goal", move |db| {
+            let ((from, detail), (goal, kept)) = (state_words(from), goal_words(goal));
+            let changed = db
+                .prepare_cached(
+                    "UPDATE sandboxes SET goal = ?1, goal_kept = ?2
+                     WHERE id = ?3 AND generation = ?4 AND state = ?5 AND detail = ?6",
+                )?
+                .execute(params![goal, kept, id_bytes(key.id), key.generation, from, detail])?;
             Ok(changed == 1)
         })
         .await
     }
 
     /// Writes all of a change, or nothing. `false` if the sandbox is being deleted, or gone.
-    pub async fn change_sandbox(&self, id: SandboxId, change: SandboxChange) -> Result<bool, EngineError> {
+    pub async fn change_sandbox(&self, key: RowKey, change: SandboxChange) -> Result<bool, EngineError> {
         self.change("write the sandbox's changes", move |db| {
+            let id = key.id;
             let lives = db
-                .prepare_cached("SELECT 1 FROM sandboxes WHERE id = ?1 AND state != 'deleting'")?
-                .exists(params![id_bytes(id)])?;
+                .prepare_cached(
+                    "SELECT 1 FROM sandboxes WHERE id = ?1 AND generation = ?2 AND state != 'deleting'",
+                )?
+                .exists(params![id_bytes(id), key.generation])?;
             if !lives {
                 return Ok(false);
             }
@@ -205,30 +294,40 @@ impl Db {
         .await
     }
 
-    /// Writes when a sandbox was last used and when it started. No caller waits, so it joins the next commit.
+    /// Writes when a sandbox was last used, when it started and when it was paused. No caller waits, so it joins the next commit.
     pub fn note_use(
         &self,
-        id: SandboxId,
+        key: RowKey,
         stamps: Stamps,
         done: impl FnOnce(Result<(), DbError>) + Send + 'static,
     ) {
         let change = move |db: &Connection| {
-            put_use(db, id, &stamps)?;
-            match stamps.started {
-                Some(started) => put_stamp(db, id, Since::Start, &started),
-                None => Ok(()),
+            let id = key.id;
+            let ours = db
+                .prepare_cached("SELECT 1 FROM sandboxes WHERE id = ?1 AND generation = ?2")?
+                .exists(params![id_bytes(id), key.generation])?;
+            if !ours {
+                return Ok(());
             }
+            put_use(db, id, &stamps)?;
+            for (since, stamp) in [(Since::Start, stamps.started), (Since::Paused, stamps.paused)] {
+                if let Some(stamp) = stamp {
+                    put_stamp(db, id, since, &stamp)?;
+                }
+            }
+            Ok(())
         };
         self.submit(change, done);
     }
 
-    /// Deletes the row of a sandbox that is gone from the host, and those of its commands. `false` if its state is not
-    /// `deleting`.
-    pub async fn delete_sandbox(&self, id: SandboxId) -> Result<bool, EngineError> {
-        self.change("delete the sandbox's row", move |db| {
+    /// Deletes the row of a sandbox that is gone from the host, and those of its commands. Its state must be `deleting`.
+    pub async fn delete_sandbox(&self, key: RowKey) -> Result<(), EngineError> {
+        self.fenced("delete the sandbox's row", move |db| {
             let changed = db
-                .prepare_cached("DELETE FROM sandboxes WHERE id = ?1 AND state = 'deleting'")?
-                .execute(params![id_bytes(id)])?;
+                .prepare_cached(
+                    "DELETE FROM sandboxes WHERE id = ?1 AND generation = ?2 AND state = 'deleting'",
+                )?
+                .execute(params![id_bytes(key.id), key.generation])?;
             Ok(changed == 1)
         })
         .await
@@ -237,7 +336,8 @@ impl Db {
 
 const SANDBOX_COLUMNS: &str =
     "id, owner, name, template, image, cpu_millis, memory_bytes, pids, env, state, detail,
-    goal, reason, idempotency_key, request_digest, oom_kills, created_at, disk_bytes";
+    goal, goal_kept, reason, idempotency_key, request_digest, oom_kills, created_at, disk_bytes, visibility, build,
+    worker, generation, incarnation, pool, claimed_from";
 
 /// Reads a sandbox without what other tables hold about it.
 fn sandbox_from(row: &Row<'_>, now: Moment) -> rusqlite::Result<SandboxRow> {
@@ -249,30 +349,12 @@ fn sandbox_from(row: &Row<'_>, now: Moment) -> rusqlite::Result<SandboxRow> {
         pids: row.get("pids")?,
         disk_bytes,
     };
-    let (state, detail, goal): (String, String, String) =
-        (row.get("state")?, row.get("detail")?, row.get("goal")?);
-    let kept = match detail.as_str() {
-        "saved" => Kept::Saved,
-        "dropped" => Kept::Dropped,
-        _ => Kept::Frozen,
-    };
-    let state = match (state.as_str(), detail.as_str()) {
-        ("creating", _) => State::Creating,
-        ("running", _) => State::Running,
-        ("paused", _) => State::Paused(kept),
-        ("deleting", _) => State::Deleting,
-        ("failed", "whole") => State::Failed { disk: Disk::Whole },
-        ("failed", _) => State::Failed { disk: Disk::Lost },
-        _ => return Err(unreadable(row, "state", "state")),
-    };
-    let goal = match goal.as_str() {
-        "running" => Goal::Running,
-        "paused" => Goal::Paused(kept),
-        "gone" => Goal::Gone,
-        _ => return Err(unreadable(row, "goal", "goal")),
-    };
     Ok(SandboxRow {
         id: sandbox_id(row, "id")?,
+        incarnation: sandbox_id(row, "incarnation")?,
+        worker: row.get("worker")?,
+        generation: row.get("generation")?,
+        visibility: visibility_from(row)?,
         owner: owner_from(row)?,
         name: SandboxName::kept(row.get_ref("name")?.as_str()?),
         template: row.get("template")?,
@@ -284,8 +366,8 @@ fn sandbox_from(row: &Row<'_>, now: Moment) -> rusqlite::Result<SandboxRow> {
         limits,
         mounts: Vec::new(),
         env: from_json(row, "env")?,
-        state,
-        goal,
+        state: state_from(row)?,
+        goal: goal_from(row)?,
         reason: row.get("reason")?,
         idempotency_key: row.get("idempotency_key")?,
         request_digest: row.get("request_digest")?,
@@ -295,27 +377,76 @@ fn sandbox_from(row: &Row<'_>, now: Moment) -> rusqlite::Result<SandboxRow> {
         notes: Notes::default(),
         lifetime: Lifetime::default(),
         stamps: Stamps::born(Stamp::of_wall(created_at, now)),
-        pool: None,
-        claimed_from: None,
+        claimed_from: row.get("claimed_from")?,
     })
+}
+
+fn state_from(row: &Row<'_>) -> rusqlite::Result<State> {
+    let (state, detail) = (row.get_ref("state")?.as_str()?, row.get_ref("detail")?.as_str()?);
+    match (state, detail) {
+        ("creating", _) => Ok(State::Creating),
+        ("running", _) => Ok(State::Running),
+        ("paused", _) => Ok(State::Paused(kept_from(row, "detail")?)),
+        ("deleting", _) => Ok(State::Deleting),
+        ("failed", "whole") => Ok(State::Failed { disk: Disk::Whole }),
+        ("failed", _) => Ok(State::Failed { disk: Disk::Lost }),
+        _ => Err(unreadable(row, "state", "state")),
+    }
+}
+
+fn goal_from(row: &Row<'_>) -> rusqlite::Result<Goal> {
+    match row.get_ref("goal")?.as_str()? {
+        "running" => Ok(Goal::Running),
+        "paused" => Ok(Goal::Paused(kept_from(row, "goal_kept")?)),
+        "gone" => Ok(Goal::Gone),
+        _ => Err(unreadable(row, "goal", "goal")),
+    }
+}
+
+/// Reads what a pause keeps. The state and the goal each have a column for it, because they may differ.
+fn kept_from(row: &Row<'_>, column: &str) -> rusqlite::Result<Kept> {
+    let word = row.get_ref(column)?.as_str_or_null()?;
+    let all = [Kept::Frozen, Kept::Saved, Kept::Dropped];
+    all.into_iter()
+        .find(|kept| Some(kept_word(*kept)) == word)
+        .ok_or_else(|| unreadable(row, column, "kind of pause"))
+}
+
+fn visibility_from(row: &Row<'_>) -> rusqlite::Result<Visibility> {
+    let unreadable = || unreadable(row, "visibility", "visibility");
+    let bits = |column| -> rusqlite::Result<u128> {
+        row.get::<_, Option<[u8; 16]>>(column)?.map(u128::from_be_bytes).ok_or_else(unreadable)
+    };
+    match row.get_ref("visibility")?.as_str()? {
+        "visible" => Ok(Visibility::Visible),
+        "pool_member" => Ok(Visibility::PoolMember(PoolId::from_bits(bits("pool")?))),
+        "build" => Ok(Visibility::Build(BuildId::from_bits(bits("build")?))),
+        _ => Err(unreadable()),
+    }
 }
 
 fn state_words(state: State) -> (&'static str, &'static str) {
     let detail = match state {
         State::Creating | State::Running | State::Deleting => "",
-        State::Paused(Kept::Frozen) => "frozen",
-        State::Paused(Kept::Saved) => "saved",
-        State::Paused(Kept::Dropped) => "dropped",
+        State::Paused(kept) => kept_word(kept),
         State::Failed { disk: Disk::Whole } => "whole",
         State::Failed { disk: Disk::Lost } => "lost",
     };
     (state.word(), detail)
 }
 
-fn goal_word(goal: Goal) -> &'static str {
+fn goal_words(goal: Goal) -> (&'static str, Option<&'static str>) {
     match goal {
-        Goal::Running => "running",
-        Goal::Paused(_) => "paused",
-        Goal::Gone => "gone",
+        Goal::Running => ("running", None),
+        Goal::Paused(kept) => ("paused", Some(kept_word(kept))),
+        Goal::Gone => ("gone", None),
+    }
+}
+
+fn kept_word(kept: Kept) -> &'static str {
+    match kept {
+        Kept::Frozen => "frozen",
+        Kept::Saved => "saved",
+        Kept::Dropped => "dropped",
     }
 }

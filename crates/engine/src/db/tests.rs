@@ -13,13 +13,17 @@ use crate::model::attendance::Attendance;
 use crate::model::dialect_notes::Notes;
 use crate::model::labels::Labels;
 use crate::model::lifetime::{Action, LastUse, Lifetime, Rule, Since};
-use crate::model::state::{Goal, State};
+use crate::model::state::{Disk, Goal, Kept, State};
 use crate::model::{Outcome, Owner, SandboxName, Span};
 use crate::observe::clock::{Moment, Stamp};
 
 fn row(id: u128, name: &str) -> SandboxRow {
     SandboxRow {
         id: SandboxId::from_random(id),
+        incarnation: SandboxId::from_random(id),
+        worker: LOCAL.into(),
+        generation: GENERATION_FIRST,
+        visibility: Visibility::Visible,
         owner: Owner::default_owner(),
         name: SandboxName::parse(name).expect("a name"),
         template: "default".into(),
@@ -44,7 +48,6 @@ fn row(id: u128, name: &str) -> SandboxRow {
             (Since::Start, 5, Action::PauseDropMemory),
         ]),
         stamps: Stamps { cpu: Some(Duration::from_micros(12)), ..Stamps::born(Stamp::of(NOW)) },
-        pool: None,
         claimed_from: None,
     }
 }
@@ -91,14 +94,14 @@ async fn labels_rules_and_times_are_kept_and_changed_together() {
         lifetime: Some(lifetime(&[(Since::Creation, 1, Action::Delete)])),
         stamps: Some(stamps),
     };
-    assert!(store.change_sandbox(one.id, change.clone()).await.expect("written"));
+    assert!(store.change_sandbox(one.key(), change.clone()).await.expect("written"));
     let clash =
         SandboxChange { name: Some(plain.name.clone()), labels: Some(Labels::default()), ..change.clone() };
-    store.change_sandbox(one.id, clash).await.expect_err("the name is taken");
+    store.change_sandbox(one.key(), clash).await.expect_err("the name is taken");
     let (tell, told) = oneshot::channel();
     let later = stamps.used.plus(Duration::from_secs(9));
     let used = Stamps { used: later, last_use: LastUse::Processor, cpu: None, ..stamps };
-    store.note_use(one.id, used, move |done| drop(tell.send(done)));
+    store.note_use(one.key(), used, move |done| drop(tell.send(done)));
     told.await.expect("it answers").expect("written");
     store.close();
 
@@ -109,14 +112,91 @@ async fn labels_rules_and_times_are_kept_and_changed_together() {
         (change.name.clone().expect("one"), change.labels.clone(), change.lifetime.clone())
     );
     assert_eq!(kept.stamps, used);
-    let deleting = store.change_state(one.id, State::Creating, State::Deleting, Goal::Gone, None);
-    assert!(deleting.await.expect("written"));
-    assert!(!store.change_sandbox(one.id, change).await.expect("it is going"));
-    assert!(store.delete_sandbox(one.id).await.expect("written"));
+    let deleting = store.change_state(one.key(), State::Creating, State::Deleting, Goal::Gone, None);
+    deleting.await.expect("written");
+    assert!(!store.change_sandbox(one.key(), change).await.expect("it is going"));
+    store.delete_sandbox(one.key()).await.expect("written");
     let left = store.question("count", |db| {
         db.query_row("SELECT (SELECT count(*) FROM labels) + (SELECT count(*) FROM rules) + (SELECT count(*) FROM stamps)", [], |row| row.get::<_, i64>(0))
     });
     assert_eq!(left.await.expect("it reads"), 0);
+    store.close();
+}
+
+#[track_caller]
+fn superseded(result: Result<(), EngineError>, why: &str) {
+    let superseded = matches!(result, Err(EngineError::Store { source: DbError::Superseded, .. }));
+    assert!(superseded, "{why}: {result:?}");
+}
+
+/// A daemon that comes back after another one took its sandbox over must not change the row.
+#[tokio::test]
+async fn a_change_that_names_another_generation_changes_nothing() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let store = open(&directory);
+    let sandbox = SandboxRow { generation: 2, ..row(1, "one") };
+    store.insert_sandbox(sandbox.clone()).await.expect("written");
+    let old = RowKey { generation: 1, ..sandbox.key() };
+    let to = |key, to, goal| store.change_state(key, State::Creating, to, goal, None);
+    superseded(to(old, State::Running, Goal::Running).await, "the state");
+    superseded(store.change_goal(old, State::Creating, Goal::Gone).await, "the goal");
+    let change = SandboxChange { labels: Some(Labels::default()), ..SandboxChange::default() };
+    assert!(!store.change_sandbox(old, change).await.expect("it answers"), "the labels");
+    let (tell, told) = oneshot::channel();
+    let used = Stamps { used: sandbox.stamps.used.plus(Duration::from_secs(9)), ..sandbox.stamps };
+    store.note_use(old, used, move |done| drop(tell.send(done)));
+    told.await.expect("it answers").expect("it is not an error");
+    to(sandbox.key(), State::Deleting, Goal::Gone).await.expect("its own generation");
+    superseded(store.delete_sandbox(old).await, "the row");
+    let left = store.load(NOW).await.expect("it reads").sandboxes;
+    assert_eq!((left.len(), left[0].state, left[0].stamps), (1, State::Deleting, sandbox.stamps));
+    assert_eq!(left[0].labels, sandbox.labels);
+    store.close();
+}
+
+#[tokio::test]
+async fn only_rows_of_this_daemon_are_loaded() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let store = open(&directory);
+    let (ours, theirs) = (row(1, "ours"), SandboxRow { worker: "other".into(), ..row(2, "theirs") });
+    store.insert_sandbox(ours.clone()).await.expect("written");
+    store.insert_sandbox(theirs).await.expect("written");
+    let loaded = store.load(NOW).await.expect("it reads").sandboxes;
+    assert_eq!(loaded.iter().map(|row| row.id).collect::<Vec<_>>(), [ours.id]);
+    store.close();
+}
+
+/// What the state keeps and what the goal keeps are two things: a frozen sandbox may be on its way to keep only its files.
+#[tokio::test]
+async fn every_state_with_every_goal_is_read_as_it_was_written() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let store = open(&directory);
+    let kept = [Kept::Frozen, Kept::Saved, Kept::Dropped];
+    let disks = [Disk::Whole, Disk::Lost].map(|disk| State::Failed { disk });
+    let states: Vec<State> = [State::Creating, State::Running, State::Deleting]
+        .into_iter()
+        .chain(kept.map(State::Paused))
+        .chain(disks)
+        .collect();
+    let goals: Vec<Goal> = [Goal::Running, Goal::Gone].into_iter().chain(kept.map(Goal::Paused)).collect();
+    let sandbox = row(1, "one");
+    store.insert_sandbox(sandbox.clone()).await.expect("written");
+    let mut from = sandbox.state;
+    let read = async || {
+        let row = store.load(NOW).await.expect("it reads").sandboxes.remove(0);
+        (row.state, row.goal)
+    };
+    for state in states {
+        for goal in &goals {
+            store.change_state(sandbox.key(), from, state, *goal, None).await.expect("written");
+            assert_eq!(read().await, (state, *goal));
+            from = state;
+            for aimed in &goals {
+                store.change_goal(sandbox.key(), state, *aimed).await.expect("written");
+                assert_eq!(read().await, (state, *aimed));
+            }
+        }
+    }
     store.close();
 }
 
@@ -146,8 +226,12 @@ async fn insert(store: &Db, row: CommandRow) -> Inserted {
 }
 
 async fn end(store: &Db, sandbox: SandboxId, handle: u32, result: ResultRow) {
+    end_killed(store, sandbox, handle, result, 3).await;
+}
+
+async fn end_killed(store: &Db, sandbox: SandboxId, handle: u32, result: ResultRow, oom_kills: u64) {
     let (tell, told) = oneshot::channel();
-    store.end_command(sandbox, Handle(handle), result, Some(3), move |done| drop(tell.send(done)));
+    store.end_command(sandbox, Handle(handle), result, Some(oom_kills), move |done| drop(tell.send(done)));
     told.await.expect("it answers").expect("the database takes it");
 }
 
@@ -158,9 +242,9 @@ async fn what_was_answered_is_there_after_a_crash() {
     let sandbox = row(1, "one");
     store.insert_sandbox(sandbox.clone()).await.expect("written");
     assert!(matches!(insert(&store, command(sandbox.id, 1, "a")).await, Inserted::NoSandbox), "not running");
-    let moved = |from, to, goal| store.change_state(sandbox.id, from, to, goal, None);
-    assert!(moved(State::Creating, State::Running, Goal::Running).await.expect("written"));
-    assert!(!moved(State::Creating, State::Running, Goal::Running).await.expect("a lost race is seen"));
+    let moved = |from, to, goal| store.change_state(sandbox.key(), from, to, goal, None);
+    moved(State::Creating, State::Running, Goal::Running).await.expect("written");
+    superseded(moved(State::Creating, State::Running, Goal::Running).await, "the row is in another state");
     assert!(matches!(insert(&store, command(sandbox.id, 1, "a")).await, Inserted::Yes));
     assert!(matches!(insert(&store, command(sandbox.id, 2, "b")).await, Inserted::Yes));
     let Inserted::Exists(existing) = insert(&store, command(sandbox.id, 3, "a")).await else {
@@ -192,6 +276,8 @@ async fn what_was_answered_is_there_after_a_crash() {
         end(&store, sandbox.id, handle, result.clone()).await;
         // A second result changes nothing.
         end(&store, sandbox.id, handle, ResultRow { outcome: Outcome::Exited(99), ..result.clone() }).await;
+        // Two commands that were killed at once commit in any order: an earlier count does not undo a later one.
+        end_killed(&store, sandbox.id, handle, result.clone(), 2).await;
         results.push((handle, result));
     }
     store.close();
@@ -217,10 +303,10 @@ async fn what_was_answered_is_there_after_a_crash() {
     }
     let dropped = store.drop_oldest_commands(sandbox.id, 2, 11).await.expect("written");
     assert_eq!(dropped, [(Handle(10), 5), (Handle(11), 5), (Handle(12), 5)]);
-    assert!(!store.delete_sandbox(sandbox.id).await.expect("it is not deleting"));
-    let deleting = store.change_state(sandbox.id, State::Running, State::Deleting, Goal::Gone, None);
-    assert!(deleting.await.expect("written"));
-    assert!(store.delete_sandbox(sandbox.id).await.expect("written"));
+    superseded(store.delete_sandbox(sandbox.key()).await, "the row is not being deleted");
+    let deleting = store.change_state(sandbox.key(), State::Running, State::Deleting, Goal::Gone, None);
+    deleting.await.expect("written");
+    store.delete_sandbox(sandbox.key()).await.expect("written");
     assert_eq!(store.commands(sandbox.id, None, 100).await.expect("it reads").len(), 0);
     store.close();
 }

@@ -109,6 +109,7 @@ impl EngineError {
             }
             Self::Create { source, .. }
             | Self::Delete { source, .. }
+            | Self::Pause { source, .. }
             | Self::Usage { source }
             | Self::Volume { source, .. } => backend(source),
             Self::Store { source, .. } if source.is_disk_full() => DiskFull,
@@ -129,6 +130,7 @@ impl EngineError {
             | Self::Unresponsive { .. }
             | Self::Create { .. }
             | Self::Delete { .. }
+            | Self::Pause { .. }
             | Self::Usage { .. }
             | Self::NoCommonVersion { .. } => Noun::Sandbox,
             Self::CommandNotFound { .. }

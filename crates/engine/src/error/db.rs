@@ -44,6 +44,9 @@ pub enum DbError {
         /// What the other got.
         source: Arc<DbError>,
     },
+    /// The row is not as it was left: another daemon owns it, or it is gone.
+    #[error("the row is not as this daemon left it: it is gone, or another daemon owns it")]
+    Superseded,
     /// The store was closed; the daemon is going down.
     #[error("the database is closed")]
     Closed,
@@ -64,6 +67,7 @@ impl DbError {
             Self::Create { .. }
             | Self::Open { .. }
             | Self::Newer { .. }
+            | Self::Superseded
             | Self::Closed
             | Self::Thread { .. } => false,
         }

@@ -262,6 +262,14 @@ pub enum EngineError {
         /// Why.
         source: BackendError,
     },
+    /// The sandbox cannot be frozen, or its processes cannot be ended.
+    #[error("cannot stop the processes of sandbox `{id}`")]
+    Pause {
+        /// Which sandbox.
+        id: SandboxId,
+        /// Why.
+        source: BackendError,
+    },
     /// The counters cannot be read.
     #[error("cannot tell what sandboxes use")]
     Usage {

@@ -567,11 +567,12 @@ fn sandboxes_of(shared: &Shared, image: Digest) -> usize {
     sandboxes.iter().filter(|live| live.stored_image().is_some_and(|stored| stored.digest == image)).count()
 }
 
-/// How many of an owner's sandboxes were made from each image.
+/// How many of an owner's sandboxes were made from each image. Sandboxes of builds are not the owner's to see.
 fn sandboxes_by_image(shared: &Shared, owner: &Owner) -> HashMap<Digest, usize> {
     let mut counts = HashMap::new();
     for live in shared.registry().all() {
         if live.owner == *owner
+            && live.build().is_none()
             && let Some(image) = live.stored_image()
         {
             *counts.entry(image.digest).or_default() += 1;

@@ -326,7 +326,7 @@ impl Metrics {
         let sandboxes = shared.registry().all();
         let (mut commands, mut transfers) = (0, 0);
         let mut states = crate::model::state::State::WORDS.map(|word| (word, 0));
-        for live in sandboxes.iter().filter(|live| !live.is_waiting()) {
+        for live in sandboxes.iter().filter(|live| !live.is_hidden()) {
             commands += live.commands.count();
             transfers += live.transfers.count();
             let word = live.state().word();

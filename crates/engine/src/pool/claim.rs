@@ -1,22 +1,20 @@
-//! Gives a create a ready sandbox from a pool.
+//! Chooses a ready sandbox of a pool for a create. The sandbox's driver gives it to the caller.
 
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::time::Instant;
 
-use tokio::sync::mpsc::OwnedPermit;
-use tokio::sync::oneshot;
+use tokio::sync::{oneshot, watch};
 
 use crate::Shared;
-use crate::db::Identity;
-use crate::db::{ClaimRow, Stamps};
+use crate::db::{ClaimRow, Identity, Stamps};
 use crate::observe::clock::{Moment, Stamp, in_micros};
-use crate::observe::metrics::{Verb, Verdict};
 use crate::pool::Pool;
-use crate::sandbox::admit::{Admitted, Basis, Unclaimed};
+use crate::sandbox::admit::{Admitted, Basis};
+use crate::sandbox::claim::{Claim, Claiming};
 use crate::sandbox::driver::Message;
 use crate::sandbox::live::LiveSandbox;
 use crate::sandbox::registry::Registry;
-use crate::{DbError, EngineError, Key, SandboxName, SandboxSpec};
+use crate::{EngineError, Key, SandboxSpec};
 
 impl Shared {
     /// Claims a ready sandbox for a create, if a pool has one that is exactly what the caller asks for.
@@ -47,38 +45,17 @@ impl Shared {
                 return Err(error);
             }
             let now = self.clock.now();
-            let row = claim_row(spec, basis, request_digest, &pool, now);
-            let name_before = assign(&live, &row);
-            registry.show(&live);
+            let row = Arc::new(claim_row(spec, basis, request_digest, &pool, now));
+            let (under_way, over) = watch::channel(());
+            registry.begin_claim(&live, Claiming::new(&row, over));
             pool.claimed();
             self.metrics.claimed();
-            let claimed = self.write_claim(&live, row, name_before, place, now);
+            let (done, claimed) = oneshot::channel();
+            let claim = Claim { row, at: now, began: Instant::now(), done, under_way };
+            place.send(Message::Claim(Box::new(claim)));
             return Ok(Some(Admitted::Claimed(live, claimed)));
         }
         Ok(None)
-    }
-
-    /// Writes the row of a claim, and then sends the driver a message. The caller waits for the row alone, not for the driver.
-    fn write_claim(
-        &self,
-        live: &Arc<LiveSandbox>,
-        row: ClaimRow,
-        name_before: Option<SandboxName>,
-        place: OwnedPermit<Message>,
-        now: Moment,
-    ) -> oneshot::Receiver<Result<(), Unclaimed>> {
-        let (done, claimed) = oneshot::channel();
-        let (began, lifetime, claimer) = (Instant::now(), row.lifetime.clone(), Arc::clone(live));
-        self.db.claim_sandbox(live.id, row, move |written| {
-            let message = match &written {
-                Ok(true) => Message::Claimed { lifetime, at: now },
-                Ok(false) | Err(_) => Message::Unclaimed,
-            };
-            let result = end_claim(&claimer, written, name_before, began);
-            place.send(message);
-            let _ = done.send(result); // A caller that left owns the sandbox all the same, as after any create.
-        });
-        claimed
     }
 }
 
@@ -119,51 +96,4 @@ fn claim_row(
         identity,
         claimed_from: pool.name().to_string(),
     }
-}
-
-/// Makes the sandbox look like the caller's. Returns the name that it had, if the caller chose another.
-fn assign(live: &LiveSandbox, row: &ClaimRow) -> Option<SandboxName> {
-    let mut view = live.view();
-    (view.identity, view.labels, view.lifetime) =
-        (Arc::clone(&row.identity), row.labels.clone(), row.lifetime.clone());
-    view.notes = row.notes.clone();
-    (view.waits_in, view.claimed_from) = (None, Some(row.claimed_from.clone()));
-    view.recorded = false;
-    row.name.clone().map(|name| std::mem::replace(&mut view.name, name))
-}
-
-/// Ends a claim: shows the sandbox as the caller's, or hides it again if the row could not be written.
-fn end_claim(
-    live: &Arc<LiveSandbox>,
-    written: Result<bool, DbError>,
-    name_before: Option<SandboxName>,
-    began: Instant,
-) -> Result<(), Unclaimed> {
-    if let Ok(true) = written {
-        if let Some(before) = name_before {
-            live.shared.registry().free_name(live, &before);
-        }
-        live.set_recorded();
-        live.tell_state();
-        live.shared.metrics.operation(Verb::Create, Verdict::Ok, began.elapsed());
-        return Ok(());
-    }
-    {
-        // Frees the name and the idempotency key for the next attempt.
-        let mut registry = live.shared.registry();
-        registry.hide(live);
-        let mut view = live.view();
-        view.waits_in = Some(Weak::<Pool>::new());
-        let claimed_name = name_before.map(|before| std::mem::replace(&mut view.name, before));
-        drop(view);
-        if let Some(name) = claimed_name {
-            registry.free_name(live, &name);
-        }
-    }
-    Err(match written {
-        Ok(_) => Unclaimed::Broken,
-        Err(source) => {
-            Unclaimed::Unwritten(EngineError::Store { doing: "write the claim of the sandbox", source })
-        }
-    })
 }

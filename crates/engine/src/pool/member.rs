@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use wire::SandboxId;
 
-use crate::db::SandboxRow;
+use crate::db::{SandboxRow, Visibility};
 use crate::model::random::random_u128;
 use crate::pool::{Pool, Standing};
 use crate::sandbox::admit::{Based, Created, ImageMissing, Newborn, basis, enter, free_name};
@@ -33,7 +33,7 @@ pub(super) fn admit_member(
     // The claim brings its labels along. A template with mounts has no pool.
     let row = SandboxRow {
         labels: Labels::default(),
-        pool: Some(pool.id),
+        visibility: Visibility::PoolMember(pool.id),
         ..newborn.row(&basis, shared.clock.now())
     };
     let (live, created) = enter(shared, registry, row, basis.version, Wait::Ready);

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use tokio::sync::Semaphore;
 use wire::launch::Limits;
@@ -13,7 +13,7 @@ use crate::error::EngineError;
 use crate::model::Owner;
 use crate::observe::metrics::Metrics;
 use crate::pool::{Pool, PoolName, Standing};
-use crate::sandbox::live::LiveSandbox;
+use crate::sandbox::live::{LiveSandbox, WaitingRoom};
 use crate::template::{TemplateHead, Version};
 
 /// Sandboxes that all pools together make at the same time: creates that callers wait for come first.
@@ -81,8 +81,15 @@ impl Pools {
         pools.iter().for_each(|pool| pool.stop());
     }
 
-    pub fn by_id(&self, id: PoolId) -> Option<Arc<Pool>> {
-        self.index().by_name.values().find(|pool| pool.id == id).cloned()
+    /// The pool in which a sandbox waits.
+    pub fn waiting_room(&self, id: PoolId) -> Weak<dyn WaitingRoom> {
+        match self.index().by_name.values().find(|pool| pool.id == id) {
+            Some(pool) => {
+                let pool: Arc<dyn WaitingRoom> = pool.clone();
+                Arc::downgrade(&pool)
+            }
+            None => Weak::<Pool>::new(),
+        }
     }
 
     /// An owner's pool by its name.

@@ -5,7 +5,7 @@
 //! Work runs beside the task (`work`), so that a slow create or removal delays nothing else.
 
 use std::future::pending;
-use std::sync::{Arc, PoisonError, Weak};
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::watch;
@@ -21,6 +21,7 @@ use crate::pool::rules::{Seen, Steps, Wanted, decide};
 use crate::pool::work::{WorkDone, check_found, check_ready, make, remove, shortened};
 use crate::pool::{Pool, Standing};
 use crate::sandbox::lifecycle::State;
+use crate::sandbox::live::Visibility;
 use crate::template::{Preparation, Source, Version};
 
 /// Sandboxes that one pool makes at the same time.
@@ -38,7 +39,10 @@ const CHECK_INTERVAL: Duration = Duration::from_secs(15);
 pub(crate) fn resume_interrupted(shared: &Arc<Shared>) {
     let waiting = shared.registry().all();
     for live in waiting {
-        let pool = live.view().waits_in.as_ref().and_then(Weak::upgrade);
+        let pool = match &live.view().visibility {
+            Visibility::PoolMember(pool) => pool.upgrade(),
+            Visibility::Visible | Visibility::Build(_) => None,
+        };
         if let Some(pool) = pool {
             pool.adopt(&live);
         }

@@ -6,17 +6,18 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, MutexGuard};
 
 use tokio::sync::{mpsc, oneshot};
-use wire::SandboxId;
 use wire::launch::{Access, Limits};
+use wire::{BuildId, SandboxId};
 
 use crate::Shared;
-use crate::db::{SandboxRow, Stamps, Tally};
+use crate::db::{GENERATION_FIRST, LOCAL, SandboxRow, Stamps, Tally, Visibility};
 use crate::guest::Use;
 use crate::image::{Choice, ImageName, ImageRef, PullSpec};
 use crate::model::check::digest;
 use crate::model::defaults::made_up_name;
 use crate::model::random::{random_u64, random_u128};
 use crate::observe::clock::{Moment, Stamp, in_micros};
+use crate::sandbox::claim::{Claiming, Unclaimed};
 use crate::sandbox::deadlines::Deadlines;
 use crate::sandbox::driver::{Birth, INBOX_MAX};
 use crate::sandbox::lifecycle::Goal;
@@ -39,7 +40,20 @@ impl Engine {
     /// Makes a sandbox, within the limits of the key that asks. With an idempotency key that was used before, finds the
     /// one that was made then.
     pub async fn create(&self, key: &Key, spec: SandboxSpec, wait: Wait) -> Result<Sandbox, EngineError> {
-        self.find_or_make(key, None, spec, wait).await.map(|(sandbox, _)| sandbox)
+        let made = self.find_or_make(key, Visibility::Visible, None, spec, wait).await;
+        made.map(|(sandbox, _)| sandbox)
+    }
+
+    /// Makes a sandbox for a step of a build. No caller finds it, and it counts against the owner's limits like any other.
+    pub(crate) async fn create_for_build(
+        &self,
+        key: &Key,
+        build: BuildId,
+        spec: SandboxSpec,
+    ) -> Result<Arc<LiveSandbox>, EngineError> {
+        let (made, _) = self.find_or_make(key, Visibility::Build(build), None, spec, Wait::Ready).await?;
+        let gone = || EngineError::SandboxNotFound { id: made.id.to_string() };
+        self.shared().registry().get(made.id).ok_or_else(gone)
     }
 
     /// The owner's sandbox that has all of these labels, the oldest of several; or a new one, as `spec` says and with these
@@ -56,19 +70,20 @@ impl Engine {
             return Err(Field::MatchLabels.must("have at least one label, got none"));
         }
         let spec = SandboxSpec { labels: spec.labels.with(&labels)?, ..spec };
-        self.find_or_make(key, Some(labels), spec, wait).await
+        self.find_or_make(key, Visibility::Visible, Some(labels), spec, wait).await
     }
 
     async fn find_or_make(
         &self,
         key: &Key,
+        visibility: Visibility,
         find: Option<Labels>,
         spec: SandboxSpec,
         wait: Wait,
     ) -> Result<(Sandbox, Origin), EngineError> {
         check_pool_spec(&spec)?;
         let digest = request_digest(&spec, find.as_ref());
-        let request = Request { key, find, spec, digest, wait };
+        let request = Request { key, visibility, find, spec, digest, wait };
         // A caller who waits hears of an image that cannot be pulled before there is a sandbox that failed. For one who does not
         // wait, the driver pulls; and so it does for an image that is removed as soon as it is here.
         let mut missing = if wait == Wait::Ready { ImageMissing::Tell } else { ImageMissing::Pull };
@@ -108,12 +123,14 @@ impl Engine {
                 Err(Unclaimed::Broken) => Ok(Turn::Lost),
                 Err(Unclaimed::Unwritten(error)) => Err(error),
             },
-            Admitted::Known(live) => match live.awaited(request.wait).await {
-                Ok(()) => over(&live, Origin::Made),
-                // The claim before this one failed.
-                Err(error) if live.is_waiting() => Ok(Turn::Raced(error)),
-                Err(error) => Err(error),
-            },
+            Admitted::Claiming(claim) => {
+                claim.over().await;
+                Ok(Turn::Lost)
+            }
+            Admitted::Known(live) => {
+                live.awaited(request.wait).await?;
+                over(&live, Origin::Made)
+            }
             Admitted::Found(live, _using) => match live.awaited(request.wait).await {
                 Ok(()) => over(&live, Origin::Found),
                 // It was deleted while it was being made, which is no failure of this request.
@@ -127,7 +144,7 @@ impl Engine {
     /// starts the driver.
     fn admit(&self, request: &Request<'_>, missing: ImageMissing) -> Result<Admitted, EngineError> {
         let shared = self.shared();
-        let Request { key, spec, digest, wait, .. } = request;
+        let Request { key, visibility, spec, digest, wait, .. } = request;
         let mut registry = shared.registry();
         if let Some(there) = already_there(&registry, request)? {
             return Ok(there);
@@ -171,6 +188,7 @@ impl Engine {
             template: spec.template.to_string(),
         };
         let row = SandboxRow {
+            visibility: *visibility,
             env: spec.env.pairs().clone(),
             idempotency_key: spec.idempotency_key.as_ref().map(|key| key.as_str().to_owned()),
             request_digest: *digest,
@@ -186,6 +204,7 @@ impl Engine {
 /// A create, checked as far as the request alone tells.
 struct Request<'a> {
     key: &'a Key,
+    visibility: Visibility,
     /// The labels by which a sandbox is looked for first.
     find: Option<Labels>,
     spec: SandboxSpec,
@@ -200,7 +219,7 @@ enum Turn {
     Prepared,
     /// The image is here.
     Pulled,
-    /// The sandbox that stood ready broke. The next one may be better, and if there is none, one is made.
+    /// The sandbox that stood ready broke, or another request's claim is over. The next look finds what there is, or makes one.
     Lost,
     /// Another request's sandbox ended while this one waited for it.
     Raced(EngineError),
@@ -242,11 +261,21 @@ fn already_there(registry: &Registry, request: &Request<'_>) -> Result<Option<Ad
             false => Err(EngineError::IdempotencyKeyReused),
         };
     }
+    if let Some(used) = &request.spec.idempotency_key
+        && let Some(claim) = registry.claim_by_idempotency_key(owner, used.as_str())
+    {
+        return match claim.request_digest == request.digest {
+            true => Ok(Some(Admitted::Claiming(claim))),
+            false => Err(EngineError::IdempotencyKeyReused),
+        };
+    }
     // One whose time is over at this moment is as good as gone, and no use of it can begin.
     let begin = |live: &Arc<LiveSandbox>| {
         Use::begin(&live.guest).map(|using| Admitted::Found(Arc::clone(live), using))
     };
-    Ok(request.find.as_ref().and_then(|labels| registry.first_labelled(owner, labels, begin)))
+    let Some(labels) = &request.find else { return Ok(None) };
+    let claiming = || registry.claim_by_labels(owner, labels).map(Admitted::Claiming);
+    Ok(registry.first_labelled(owner, labels, begin).or_else(claiming))
 }
 
 /// Who a new sandbox is.
@@ -264,6 +293,10 @@ impl Newborn {
         let version = basis.version.as_ref();
         SandboxRow {
             id,
+            incarnation: id,
+            worker: LOCAL.into(),
+            generation: GENERATION_FIRST,
+            visibility: Visibility::Visible,
             owner,
             name,
             template,
@@ -285,7 +318,6 @@ impl Newborn {
             notes: Notes::default(),
             lifetime: Lifetime::default(),
             stamps: Stamps::born(Stamp::of(now)),
-            pool: None,
             claimed_from: None,
         }
     }
@@ -424,6 +456,8 @@ pub(crate) enum Admitted {
     New(Arc<LiveSandbox>, Created),
     /// It stood ready, and is being given to whoever asked.
     Claimed(Arc<LiveSandbox>, oneshot::Receiver<Result<(), Unclaimed>>),
+    /// Another request is claiming the sandbox that this one means.
+    Claiming(Arc<Claiming>),
     /// The idempotency key was used before.
     Known(Arc<LiveSandbox>),
     /// It has the labels that were asked for, and is kept alive for whoever asked.
@@ -440,14 +474,6 @@ pub(crate) fn check_pool_spec(spec: &SandboxSpec) -> Result<(), EngineError> {
         }
         Some(_) | None => Ok(()),
     }
-}
-
-/// Why a sandbox was not given to whoever claimed it. It goes then, and is nobody's.
-pub(crate) enum Unclaimed {
-    /// It broke before.
-    Broken,
-    /// The row could not be written.
-    Unwritten(EngineError),
 }
 
 #[cfg(test)]

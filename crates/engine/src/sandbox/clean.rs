@@ -7,12 +7,12 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use runtime::BackendError;
-use tracing::{Instrument, debug, error, info, warn};
+use tracing::{Instrument, error, info, warn};
 use wire::SandboxId;
 use wire::launch::Processes;
 
 use crate::command::LiveCommand;
-use crate::error::{EngineError, chain};
+use crate::error::{DbError, EngineError, chain};
 use crate::guest::LinkEnd;
 use crate::observe::events::Happened;
 use crate::observe::metrics::{Verb, Verdict};
@@ -24,7 +24,7 @@ use crate::task::Task;
 /// How long a teardown may take. Removing a large tree of files takes a while.
 const TEARDOWN_SECONDS: u64 = 120;
 /// How long ending the processes of a sandbox may take.
-const END_SECONDS: u64 = 60;
+pub(super) const END_SECONDS: u64 = 60;
 /// How often the driver replaces a link that panicked.
 const RELINKS_MAX: u32 = 5;
 
@@ -49,10 +49,7 @@ impl Driver {
             self.live.set_unspoken(theirs, reason);
             return;
         }
-        match self.live.is_end_expected() {
-            true => debug!(reason, "the processes of a sandbox were ended"),
-            false => warn!(reason, "sandbox failed"),
-        }
+        warn!(reason, "sandbox failed");
         let commands = self.live.close_commands();
         let state = State::Failed { disk: Disk::Whole };
         if let Err(error) = self.record(state, Goal::Running, Some(reason.clone())).await {
@@ -60,6 +57,9 @@ impl Driver {
             error!(error = chain(&error), "cannot record that a sandbox failed");
             self.live.set_state(state, Some(reason));
         }
+        self.goal = Goal::Running;
+        self.break_holds();
+        self.tell_pausers(Err(self.live.wrong_state()));
         for command in commands {
             command.sandbox_gone();
         }
@@ -98,6 +98,8 @@ impl Driver {
             Ok(None) | Err(_) => return true,
         }
         self.began = Some(Instant::now());
+        self.break_holds();
+        self.tell_pausers(Err(self.live.wrong_state()));
         let state = State::Deleting.word();
         self.tell_creator(Err(EngineError::WrongState { id: self.live.id, state }));
         let commands = self.live.close_commands();
@@ -121,7 +123,7 @@ impl Driver {
         let live = Arc::clone(&self.live);
         let logs = match then {
             Then::Gone => Logs::Remove(commands),
-            Then::Failed(_) | Then::Nothing | Then::Ended => Logs::Keep,
+            Then::Failed(_) | Then::Nothing | Then::Ended | Then::Paused => Logs::Keep,
         };
         let task = Task::spawn(clean(live, before, logs).instrument(self.trace.clone()));
         self.work = Work::Cleaning { task, then };
@@ -137,7 +139,8 @@ impl Driver {
             self.rest(Again::Delete);
             return Life::On;
         }
-        if let Err(error) = self.live.shared.db.delete_sandbox(id).await {
+        let deleted = self.live.shared.db.delete_sandbox(self.live.row_key).await;
+        if let Err(error) = deleted.or_else(superseded_is_gone) {
             warn!(error = chain(&error), "cannot delete a sandbox's row; it will be tried again");
             self.tell_deleters(Err(error));
             self.rest(Again::Delete);
@@ -192,6 +195,17 @@ impl Driver {
             }
             (State::Creating | State::Running | State::Paused(_) | State::Failed { .. }, _) => {}
         }
+    }
+}
+
+/// If the row is gone, or another daemon's by now, nothing is left for this one to delete.
+fn superseded_is_gone(error: EngineError) -> Result<(), EngineError> {
+    match error {
+        EngineError::Store { source: DbError::Superseded, .. } => {
+            error!("the row of a deleted sandbox was gone, or another daemon's");
+            Ok(())
+        }
+        error => Err(error),
     }
 }
 

@@ -112,6 +112,11 @@ impl Deadlines {
         self.renew_use(LastUse::Start, now);
     }
 
+    /// It is paused now.
+    pub fn paused(&mut self, now: Moment) {
+        self.stamps.paused = Some(Stamp::of(now));
+    }
+
     /// Someone wants it to live on.
     pub fn touched(&mut self, now: Moment) {
         self.stamps.started = Some(Stamp::of(now));
@@ -185,7 +190,10 @@ impl Deadlines {
             slack: self.slack,
             // What never started counts from its creation.
             started: self.stamps.started.map_or(created, |stamp| stamp.age(now)),
-            paused: self.stamps.paused.map(|stamp| stamp.age(now)),
+            // The time of an earlier pause stays in the row.
+            paused: matches!(state, State::Paused(_))
+                .then(|| self.stamps.paused.map(|stamp| stamp.age(now)))
+                .flatten(),
             created,
             watched: now.since_boot.saturating_sub(self.began),
         }

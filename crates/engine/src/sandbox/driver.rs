@@ -4,8 +4,9 @@
 //! driver reacts to a delete at once. Every change of state takes the same steps: write the goal to the row, act, write
 //! the result to the row, notify watchers. `lifecycle` decides which changes are allowed.
 //!
-//! What the driver does is in three files beside this one: `make` launches a sandbox and links to its init, `clean` ends
-//! it and removes it, `judge` applies its lifetime rules.
+//! What the driver does is in the files beside this one: `make` launches a sandbox and links to its init, `clean` ends it and
+//! removes it, `hold` freezes and thaws its processes, `pause` pauses it, `claim` gives it to a caller, `judge` applies its lifetime
+//! rules.
 
 use std::future::{Future, pending};
 use std::pin::Pin;
@@ -16,20 +17,21 @@ use runtime::{BackendError, Usage};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinError;
 use tokio::time::{Sleep, timeout};
-use tracing::{Instrument, Span, debug_span, error, info_span, warn};
+use tracing::{Instrument, Span, debug_span, error, info, info_span, warn};
 
 use crate::TRACE_TARGET;
 use crate::db::{SandboxChange, SandboxRow};
 use crate::error::{EngineError, chain};
 use crate::guest::LinkEnd;
 use crate::model::{SandboxUpdate, Wait};
-use crate::observe::clock::Moment;
 use crate::observe::metrics::{Verb, Verdict};
 use crate::observe::timing;
+use crate::sandbox::claim::Claim;
 use crate::sandbox::clean::teardown;
 use crate::sandbox::deadlines::Deadlines;
-use crate::sandbox::lifecycle::{Disk, Goal, Recovery, State};
-use crate::sandbox::lifetime::{Explanation, Lifetime};
+use crate::sandbox::hold::{Hold, Holds};
+use crate::sandbox::lifecycle::{Goal, Kept, Recovery, State, recovery};
+use crate::sandbox::lifetime::Explanation;
 use crate::sandbox::live::LiveSandbox;
 use crate::sandbox::make::Remains;
 use crate::task::Task;
@@ -37,8 +39,8 @@ use crate::task::Task;
 /// How many messages may wait for a driver. The queue stays short: the driver itself waits for database commits only.
 pub(crate) const INBOX_MAX: usize = 64;
 /// The first and the longest pause between two attempts at work that must succeed in the end.
-const RETRY_MIN: Duration = Duration::from_millis(100);
-const RETRY_MAX: Duration = Duration::from_secs(30);
+pub(super) const RETRY_MIN: Duration = Duration::from_millis(100);
+pub(super) const RETRY_MAX: Duration = Duration::from_secs(30);
 
 /// What others ask of a driver, or report to it.
 pub(crate) enum Message {
@@ -54,10 +56,14 @@ pub(crate) enum Message {
     Touch { done: oneshot::Sender<Result<Explanation, EngineError>> },
     /// Explain which rules apply, and when they end the sandbox.
     Explain { done: oneshot::Sender<Result<Explanation, EngineError>> },
-    /// A claim of the sandbox is committed. Its clocks start at `at`, under new rules.
-    Claimed { lifetime: Lifetime, at: Moment },
-    /// A claim chose it and then failed. No caller can find it any more, so the driver deletes it.
-    Unclaimed,
+    /// A caller has claimed it from its pool.
+    Claim(Box<Claim>),
+    /// Pause it, and answer when it is paused.
+    Pause { kept: Kept, done: oneshot::Sender<Result<(), EngineError>> },
+    /// Keep its processes frozen until the hold ends.
+    Hold { done: oneshot::Sender<Result<Hold, EngineError>> },
+    /// An earlier daemon died while it may have held the sandbox.
+    EndOldHolds { done: oneshot::Sender<Result<(), EngineError>> },
     /// Whether the sweep found the sandbox on the host.
     Swept { present: bool },
 }
@@ -68,6 +74,8 @@ pub(crate) enum Birth {
     New { row: Box<SandboxRow>, wait: Wait, created: oneshot::Sender<Result<(), EngineError>> },
     /// Its row was in the database when the daemon started.
     Recovered {
+        /// What the driver was working towards.
+        goal: Goal,
         /// Why the output of its commands cannot be read, if it cannot.
         unreadable: Option<String>,
     },
@@ -84,6 +92,12 @@ pub(crate) fn spawn(
     let driver = Driver {
         live: Arc::clone(live),
         inbox,
+        goal: match birth {
+            Birth::New { .. } => Goal::Running,
+            Birth::Recovered { goal, .. } => goal,
+        },
+        holds: Holds::of(live.state()),
+        pauses: Vec::new(),
         work: Work::None,
         failures: 0,
         relinks: 0,
@@ -106,6 +120,11 @@ pub(crate) fn spawn(
 pub(super) struct Driver {
     pub(super) live: Arc<LiveSandbox>,
     pub(super) inbox: mpsc::Receiver<Message>,
+    /// What the driver works towards, as the row says.
+    pub(super) goal: Goal,
+    pub(super) holds: Holds,
+    /// Callers that wait until the sandbox is paused.
+    pub(super) pauses: Vec<oneshot::Sender<Result<(), EngineError>>>,
     pub(super) work: Work,
     /// Failed attempts at the current work, in a row.
     pub(super) failures: u32,
@@ -148,6 +167,7 @@ pub(super) enum Work {
 pub(super) enum Again {
     Delete,
     EndProcesses,
+    Pause,
 }
 
 /// Why something is being cleaned up, and so what follows it.
@@ -158,8 +178,10 @@ pub(super) enum Then {
     Gone,
     /// The sweep found remains of a failed sandbox.
     Nothing,
-    /// The sandbox failed, and its processes are being ended.
+    /// Its processes are being ended and the sandbox stays as it is: it failed, or a resume is undone.
     Ended,
+    /// Its processes are being ended to pause it.
+    Paused,
 }
 
 /// The result of the work.
@@ -221,6 +243,10 @@ impl Driver {
                     self.looked(looked).await;
                     Life::On
                 }
+                event = self.holds.next() => {
+                    self.holds_changed(event).await;
+                    Life::On
+                }
                 () = sleep(&self.live, nap) => {
                     self.wake().await;
                     Life::On
@@ -266,24 +292,49 @@ impl Driver {
                 }
                 self.make(Remains::Nothing);
             }
-            Birth::Recovered { unreadable } => {
+            Birth::Recovered { unreadable, .. } => {
                 self.live.set_recorded();
-                match self.live.state().recovery() {
-                    Recovery::Adopt if unreadable.is_some() => {
-                        self.lost(LinkEnd::Unreadable(unreadable.unwrap_or_default())).await;
-                    }
-                    Recovery::MakeAgain => self.make(Remains::Perhaps),
-                    Recovery::Adopt => self.link(),
-                    Recovery::Finish => self.clean(None, self.live.close_commands(), Then::Gone),
-                    // The daemon may have died before it ended the processes of the failed sandbox.
-                    Recovery::Keep if self.live.state() == (State::Failed { disk: Disk::Whole }) => {
-                        self.end_processes();
-                    }
-                    Recovery::Keep => {}
-                }
+                self.recover(unreadable).await;
             }
         }
         Life::On
+    }
+
+    /// Finishes what an earlier daemon was doing to the sandbox, or undoes it.
+    async fn recover(&mut self, unreadable: Option<String>) {
+        let state = self.live.state();
+        let recovery = recovery(state, self.goal);
+        match (recovery, unreadable) {
+            (Recovery::Adopt | Recovery::GoOn | Recovery::Pause(_), Some(reason)) => {
+                self.lost(LinkEnd::Unreadable(reason)).await;
+            }
+            (Recovery::Adopt, None) => self.link(),
+            (Recovery::MakeAgain, _) => self.make(Remains::Perhaps),
+            (Recovery::Pause(kept), None) => {
+                info!("finishing a pause that an earlier daemon began");
+                self.holds.forget_motion();
+                if kept == Kept::Frozen {
+                    self.link();
+                }
+                self.act_on_pause(kept);
+            }
+            (Recovery::GoOn, None) => {
+                info!("letting a sandbox run that an earlier daemon was pausing or resuming");
+                self.aim_at(Goal::Running).await;
+                self.holds.forget_motion();
+                self.link();
+                self.settle_motion();
+            }
+            (Recovery::EndProcesses, _) => {
+                self.aim_at(state.settled_goal()).await;
+                self.end_processes();
+            }
+            (Recovery::Delete, _) if state == State::Deleting => {
+                self.clean(None, self.live.close_commands(), Then::Gone);
+            }
+            (Recovery::Delete, _) => drop(self.delete(None).await),
+            (Recovery::Keep, _) => self.aim_at(state.settled_goal()).await,
+        }
     }
 
     async fn hear(&mut self, message: Message) -> Life {
@@ -306,15 +357,10 @@ impl Driver {
             Message::Explain { done } => {
                 let _ = done.send(Ok(self.explain())); // As above.
             }
-            Message::Claimed { lifetime, at } => {
-                self.deadlines = Deadlines::newborn(lifetime, at);
-                self.deadlines.started(at);
-                self.deadlines.stored();
-                self.judge().await;
-            }
-            Message::Unclaimed => {
-                self.delete(None).await; // `delete` reports why, if it cannot begin.
-            }
+            Message::Claim(claim) => self.claim(*claim).await,
+            Message::Pause { kept, done } => self.asked_to_pause(kept, done).await,
+            Message::Hold { done } => self.hold(done),
+            Message::EndOldHolds { done } => self.end_old_holds(done),
             Message::Swept { present } => self.swept(present).await,
         }
         Life::On
@@ -339,17 +385,16 @@ impl Driver {
                 Then::Ended => match result {
                     Ok(()) => self.failures = 0,
                     Err(error) => {
-                        warn!(
-                            error = chain(&error),
-                            "cannot end the processes of a failed sandbox; trying again"
-                        );
+                        warn!(error = chain(&error), "cannot end the processes of a sandbox; trying again");
                         self.rest(Again::EndProcesses);
                     }
                 },
+                Then::Paused => self.dropped_processes(result).await,
             },
             (Work::Resting { again, .. }, Finished::Rested) => match again {
                 Again::Delete => self.clean(None, self.live.close_commands(), Then::Gone),
                 Again::EndProcesses => self.end_processes(),
+                Again::Pause => self.drop_processes(),
             },
             (_, Finished::Cleaned(_) | Finished::Rested) => {
                 unreachable!("what finished is what was under way")
@@ -378,11 +423,11 @@ impl Driver {
             lifetime: update.lifetime.clone(),
             stamps,
         };
-        if !live.shared.db.change_sandbox(live.id, change).await? {
+        if !live.shared.db.change_sandbox(live.row_key, change).await? {
             return Err(live.wrong_state());
         }
         if let Some(name) = update.name {
-            let before = std::mem::replace(&mut live.view().name, name);
+            let before = std::mem::replace(&mut live.change_view().name, name);
             live.shared.registry().free_name(&live, &before);
             live.tell_state();
         }
@@ -390,10 +435,10 @@ impl Driver {
             live.shared.registry().relabel(&live, labels);
         }
         if let Some(notes) = notes {
-            live.view().notes = notes;
+            live.change_view().notes = notes;
         }
         if let Some(lifetime) = update.lifetime {
-            live.view().lifetime = lifetime.clone();
+            live.change_view().lifetime = lifetime.clone();
             self.deadlines.change(lifetime, now);
             self.deadlines.stored();
             self.judge().await;
@@ -411,21 +456,39 @@ impl Driver {
 
     /// Writes the change from the current state to `to`, then notifies watchers.
     pub(super) async fn record(
-        &self,
+        &mut self,
         to: State,
         goal: Goal,
         reason: Option<String>,
     ) -> Result<(), EngineError> {
         let from = self.live.state_in_row();
-        let changed = self.live.shared.db.change_state(self.live.id, from, to, goal, reason.clone());
+        let changed = self.live.shared.db.change_state(self.live.row_key, from, to, goal, reason.clone());
         let changed = timing::ROW.watch(&self.live.shared.metrics, self.live.id, changed);
-        let changed = changed.instrument(self.trace.clone()).await?;
-        if !changed {
-            // Only the driver changes this row. If it happens all the same, the state in memory is as likely to be right.
-            error!(from = from.word(), to = to.word(), "a sandbox's row was not in the state it was left in");
-        }
+        changed.instrument(self.trace.clone()).await?;
+        self.goal = goal;
         self.live.set_state(to, reason);
         Ok(())
+    }
+
+    /// Writes what the driver is about to do, so that the next daemon knows it if this one dies in the middle.
+    pub(super) async fn aim(&mut self, goal: Goal) -> Result<(), EngineError> {
+        if self.goal == goal {
+            return Ok(());
+        }
+        self.live.shared.db.change_goal(self.live.row_key, self.live.state_in_row(), goal).await?;
+        self.goal = goal;
+        Ok(())
+    }
+
+    /// As `aim`, where the row may also say the goal later: a daemon that reads the old goal comes to the same decision.
+    async fn aim_at(&mut self, goal: Goal) {
+        if let Err(error) = self.aim(goal).await {
+            warn!(
+                error = chain(&error),
+                "cannot write what a sandbox is to become; the next start decides again"
+            );
+            self.goal = goal;
+        }
     }
 
     /// Records how long the create or delete took, and ends its trace.

@@ -13,7 +13,7 @@ use crate::db::SandboxChange;
 use crate::error::{DbError, EngineError, chain};
 use crate::sandbox::driver::{Driver, within};
 use crate::sandbox::lifecycle::State;
-use crate::sandbox::lifetime::Explanation;
+use crate::sandbox::lifetime::{Deed, Explanation, deed};
 use crate::task::Task;
 
 /// How long reading the resource usage of a sandbox may take. The backend reads it from a file on the host.
@@ -26,7 +26,7 @@ impl Driver {
         let stamps = Some(self.deadlines.stamps_touched(now));
         let change = SandboxChange { stamps, ..SandboxChange::default() };
         // Written before the caller gets an answer: a crash must not undo a renewal.
-        if !self.live.shared.db.change_sandbox(self.live.id, change).await? {
+        if !self.live.shared.db.change_sandbox(self.live.row_key, change).await? {
             return Err(self.live.wrong_state());
         }
         self.deadlines.touched(now);
@@ -73,7 +73,7 @@ impl Driver {
         self.judge().await;
     }
 
-    /// Deletes the sandbox if a rule says so and no use under way prevents it. Otherwise plans when to look again.
+    /// Does what a rule says whose time has come, unless a use under way prevents it. Otherwise plans when to look again.
     pub(super) async fn judge(&mut self) {
         let state = self.live.state();
         if !self.deadlines.lifetime().acts() || matches!(state, State::Creating | State::Deleting) {
@@ -93,8 +93,8 @@ impl Driver {
         match strike {
             Some(strike) if over => {
                 let reason = self.deadlines.lifetime().rules()[strike.rule].reason();
-                info!(reason, "the sandbox's time is over");
-                if !self.delete(Some(reason)).await {
+                info!(reason, action = strike.action.word(), "a lifetime rule acts");
+                if !self.carry_out(deed(strike.action), reason).await {
                     self.deadlines.retry_later(now);
                 }
             }
@@ -102,11 +102,23 @@ impl Driver {
         }
     }
 
+    /// Does what a rule says. Returns whether that is under way.
+    async fn carry_out(&mut self, deed: Deed, reason: String) -> bool {
+        match deed {
+            Deed::Delete => self.delete(Some(reason)).await,
+            Deed::Pause(kept) => {
+                let pausing = self.pause(kept).await;
+                self.live.guest.uses.reopen(); // Unlike a deleted sandbox, a paused one can be used again.
+                pausing
+            }
+        }
+    }
+
     /// Writes to the row when the sandbox was last used. Does not wait for the commit.
     pub(super) fn note_use(&mut self) {
         let id = self.live.id;
         self.deadlines.stored();
-        self.live.shared.db.note_use(id, self.deadlines.stamps(), move |noted| match noted {
+        self.live.shared.db.note_use(self.live.row_key, self.deadlines.stamps(), move |noted| match noted {
             Ok(()) | Err(DbError::Closed) => {}
             // The next use is written again. Without one, the sandbox seems a little older after a restart.
             Err(error) => {

@@ -1,7 +1,7 @@
 //! How long a sandbox lives: rules, and what they come to at one moment. Pure: no effects, no clock.
 //!
 //! A lifetime is a list of rules, each a clock, a length and an action; the one that strikes first wins. Without a rule a
-//! sandbox lives until it is deleted. What the clocks count from is the driver's business (`keeper`).
+//! sandbox lives until it is deleted. What the clocks count from is the driver's business (`deadlines`).
 //!
 //! ```text
 //! since        counts from                            begins anew with
@@ -22,7 +22,7 @@ pub use crate::model::lifetime::{
     Action, End, Explanation, LENGTH_MAX, LENGTH_MIN, LastUse, Lifetime, RULES_MAX, Renewal, Rule, RuleNow,
     Since,
 };
-use crate::model::state::State;
+use crate::model::state::{Kept, State};
 use crate::observe::clock::Age;
 
 /// After a start of the daemon, nothing is deleted for want of use for so long (or for the length of the rule, where that is
@@ -57,8 +57,28 @@ pub struct Life {
 pub struct Strike {
     /// Which rule, by its place in the list.
     pub rule: usize,
+    /// What the rule does.
+    pub action: Action,
     /// In how long. Zero: now.
     pub left: Duration,
+}
+
+/// What the driver does when a rule strikes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Deed {
+    /// Pauses the sandbox and keeps this much.
+    Pause(Kept),
+    /// Deletes it.
+    Delete,
+}
+
+/// What the driver does when a rule with this action strikes.
+pub fn deed(action: Action) -> Deed {
+    match action {
+        Action::PauseKeepMemory => Deed::Pause(Kept::Frozen),
+        Action::PauseDropMemory => Deed::Pause(Kept::Dropped),
+        Action::Delete => Deed::Delete,
+    }
 }
 
 /// How long a rule has still to wait. `None`: it does not count now.
@@ -88,7 +108,10 @@ pub fn left(rule: &Rule, life: &Life) -> Option<Duration> {
 /// What happens first, among the rules that act. Of two at once, the one that comes first in the list.
 pub fn first_strike(lifetime: &Lifetime, life: &Life) -> Option<Strike> {
     let acting = lifetime.rules().iter().enumerate().filter(|(_, rule)| rule.action.acts());
-    let strikes = acting.filter_map(|(at, rule)| left(rule, life).map(|left| Strike { rule: at, left }));
+    let strikes = acting.filter_map(|(at, rule)| {
+        let (action, left) = (rule.action, left(rule, life)?);
+        Some(Strike { rule: at, action, left })
+    });
     strikes.min_by_key(|strike| strike.left)
 }
 
@@ -100,7 +123,7 @@ pub fn explain(lifetime: &Lifetime, life: &Life, reason: Option<&str>, wall: Sys
     });
     let end = first_strike(lifetime, life).map(|strike| {
         let rule = lifetime.rules()[strike.rule];
-        let (action, renewal) = (rule.action, rule.since.renewal());
+        let (action, renewal) = (strike.action, rule.since.renewal());
         End { rule: strike.rule, action, at: wall + strike.left, left: strike.left, renewal }
     });
     let last_use = match life.uses {
@@ -151,27 +174,27 @@ fn sentence(lifetime: &Lifetime, life: &Life, end: Option<&End>, reason: Option<
         None => write!(text, " and no rule of its lifetime ends it now, so it lives until it is deleted."),
         Some(end) => {
             let rule = lifetime.rules()[end.rule];
-            let after = words(rule.after);
+            let (after, happens) = (words(rule.after), happens(end.action));
             match rule.since {
                 Since::LastUse if life.uses > 0 => {
-                    write!(text, "; it is deleted once nobody has used it for {after}.")
+                    write!(text, "; it {happens} once nobody has used it for {after}.")
                 }
                 Since::LastUse => write!(
                     text,
-                    "; it is deleted in {}, when nobody has used it for {after}, unless someone uses or touches it.",
+                    "; it {happens} in {}, when nobody has used it for {after}, unless someone uses or touches it.",
                     words(end.left)
                 ),
                 Since::Start => write!(
                     text,
-                    "; it is deleted in {}, {after} after its start or last touch, unless someone touches it.",
+                    "; it {happens} in {}, {after} after its start or last touch, unless someone touches it.",
                     words(end.left)
                 ),
                 Since::Paused => {
-                    write!(text, "; it is deleted in {}, {after} after it was paused.", words(end.left))
+                    write!(text, "; it {happens} in {}, {after} after it was paused.", words(end.left))
                 }
                 Since::Creation => write!(
                     text,
-                    "; it is deleted in {}, {after} after it was created, whatever happens.",
+                    "; it {happens} in {}, {after} after it was created, whatever happens.",
                     words(end.left)
                 ),
             }
@@ -190,6 +213,15 @@ fn sentence(lifetime: &Lifetime, life: &Life, end: Option<&End>, reason: Option<
     text
 }
 
+/// What becomes of the sandbox, after "it".
+fn happens(action: Action) -> &'static str {
+    match action {
+        Action::PauseKeepMemory => "is paused, with its memory kept,",
+        Action::PauseDropMemory => "is paused, with only its files kept,",
+        Action::Delete => "is deleted",
+    }
+}
+
 fn ago(length: Duration) -> String {
     if length < Duration::from_secs(1) { "a moment ago".into() } else { format!("{} ago", words(length)) }
 }
@@ -199,7 +231,7 @@ mod tests {
     use std::time::UNIX_EPOCH;
 
     use super::*;
-    use crate::sandbox::lifecycle::{Disk, Kept};
+    use crate::sandbox::lifecycle::Disk;
 
     const HOUR: u64 = 3600;
 
@@ -237,7 +269,10 @@ mod tests {
     #[track_caller]
     fn check(rules: &[Rule], life: Life, expected: Option<(usize, u64)>) {
         let strike = first_strike(&lifetime(rules), &life);
-        let expected = expected.map(|(rule, left)| Strike { rule, left: Duration::from_secs(left) });
+        let expected = expected.map(|(rule, left)| {
+            let (action, left) = (rules[rule].action, Duration::from_secs(left));
+            Strike { rule, action, left }
+        });
         assert_eq!(strike, expected, "{rules:?} with {life:?}");
     }
 
@@ -412,6 +447,26 @@ mod tests {
             "It is being made; its lifetime rules act once it runs.",
         );
         says(&[], Life { state: State::Deleting, ..life() }, "It is being deleted.");
+    }
+
+    /// A rule to pause must never delete, nor be described as if it did.
+    #[test]
+    fn what_happens_follows_the_action_of_the_rule_and_not_only_its_clock() {
+        use Action::*;
+        for (action, done, text) in [
+            (Delete, Deed::Delete, "it is deleted in"),
+            (PauseKeepMemory, Deed::Pause(Kept::Frozen), "it is paused, with its memory kept, in"),
+            (PauseDropMemory, Deed::Pause(Kept::Dropped), "it is paused, with only its files kept, in"),
+        ] {
+            assert_eq!(deed(action), done);
+            for since in [Since::LastUse, Since::Start, Since::Paused, Since::Creation] {
+                let rules = lifetime(&[rule(since, 600, action)]);
+                let left = Duration::from_secs(60);
+                let end = End { rule: 0, action, at: UNIX_EPOCH, left, renewal: since.renewal() };
+                let sentence = sentence(&rules, &life(), Some(&end), None);
+                assert!(sentence.contains(text), "{action:?} since {since:?}: {sentence}");
+            }
+        }
     }
 
     #[test]

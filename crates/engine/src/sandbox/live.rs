@@ -3,25 +3,25 @@
 //! The driver alone assigns the state; others read it. What runs in it, `commands` and `transfers`, knows of it only what
 //! [`Host`] and [`Guest`] say.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::ops::Deref;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use tokio::sync::{Notify, mpsc};
 use tokio::task::AbortHandle;
-use wire::SandboxId;
-use wire::guest::{Handle, Versions};
+use wire::guest::{Handle, Start, Versions};
 use wire::launch::{LayerSource, Limits};
+use wire::{BuildId, CommandId, SandboxId};
 
 use crate::Shared;
-use crate::command::start::Surroundings;
+use crate::command::start::{Surroundings, start_of};
 use crate::command::{Commands, LiveCommand, Storage};
-use crate::db::Identity;
-use crate::db::{SandboxRow, Tally};
+use crate::db::{Identity, RowKey, SandboxRow, Tally, Visibility as RowVisibility};
 use crate::error::EngineError;
 use crate::files::transfer::{Transfers, is_transfer};
 use crate::guest::{Activity, AnyLane, Guest, Host, MemoryKills, Outbox, Peer, Violation, versions};
 use crate::image::StoredImage;
+use crate::model::CommandSpec;
 use crate::model::dialect_notes::Notes;
 use crate::model::labels::Labels;
 use crate::model::{Owner, Sandbox, SandboxName, Wait};
@@ -37,6 +37,8 @@ use crate::volume::Mounted;
 pub(crate) struct LiveSandbox {
     pub shared: Arc<Shared>,
     pub id: SandboxId,
+    /// Names its row in a change.
+    pub row_key: RowKey,
     pub owner: Owner,
     /// What its template was called when it was made.
     template: String,
@@ -56,12 +58,10 @@ pub(crate) struct LiveSandbox {
     /// The driver's.
     pub inbox: mpsc::Sender<Message>,
     pub driver: Mutex<Option<AbortHandle>>,
-    /// Somebody is about to end its processes, and that is no failure.
-    end_expected: AtomicBool,
     view: Mutex<View>,
     changed: Notify,
-    /// Held by whoever has its processes stand still, so that nobody else lets them go on.
-    pub still: tokio::sync::Mutex<()>,
+    /// Held by a capture, so that the captures of one sandbox do not take several of the few places for unpacking.
+    pub capturing: tokio::sync::Mutex<()>,
 }
 
 /// Where a sandbox waits that stands ready and belongs to no caller yet. It hears of every change instead of the owner's watchers.
@@ -73,7 +73,18 @@ pub(crate) trait WaitingRoom: Send + Sync {
     fn adopt(&self, sandbox: &Arc<LiveSandbox>);
 }
 
-/// What others see of it.
+/// Who may find it, and who hears what happens to it.
+#[derive(Debug, Clone)]
+pub(crate) enum Visibility {
+    /// Its owner.
+    Visible,
+    /// Only the pool in which it waits to be claimed.
+    PoolMember(Weak<dyn WaitingRoom>),
+    /// Only the build whose step runs in it.
+    Build(BuildId),
+}
+
+/// What others see of it. Its driver alone writes this.
 #[derive(Debug, Clone)]
 pub(crate) struct View {
     pub name: SandboxName,
@@ -87,10 +98,20 @@ pub(crate) struct View {
     /// Its row is written: what is said of it holds after a crash.
     pub recorded: bool,
     pub identity: Arc<Identity>,
-    /// Where it waits for whoever claims it. Until then nobody but its pool sees it.
-    pub waits_in: Option<Weak<dyn WaitingRoom>>,
+    pub visibility: Visibility,
     /// What the pool was called where it waited.
     pub claimed_from: Option<String>,
+}
+
+/// The view at this moment, to read. Held for moments.
+pub(crate) struct ViewNow<'a>(MutexGuard<'a, View>);
+
+impl Deref for ViewNow<'_> {
+    type Target = View;
+
+    fn deref(&self) -> &View {
+        &self.0
+    }
 }
 
 impl LiveSandbox {
@@ -116,10 +137,11 @@ impl LiveSandbox {
                 idempotency_key: row.idempotency_key.clone(),
                 request_digest: row.request_digest,
             }),
-            waits_in: row.pool.and_then(|pool| shared.pools.by_id(pool)).map(|pool| {
-                let pool: Arc<dyn WaitingRoom> = pool;
-                Arc::downgrade(&pool)
-            }),
+            visibility: match row.visibility {
+                RowVisibility::Visible => Visibility::Visible,
+                RowVisibility::PoolMember(pool) => Visibility::PoolMember(shared.pools.waiting_room(pool)),
+                RowVisibility::Build(build) => Visibility::Build(build),
+            },
             claimed_from: row.claimed_from.clone(),
         };
         let mounts = shared.volumes.recovered(&row.mounts);
@@ -149,6 +171,7 @@ impl LiveSandbox {
                 shared,
                 mounts,
                 id: row.id,
+                row_key: row.key(),
                 owner: row.owner.clone(),
                 template: row.template.clone(),
                 version,
@@ -158,17 +181,21 @@ impl LiveSandbox {
                 disk: Disk::default(),
                 inbox,
                 driver: Mutex::new(None),
-                end_expected: AtomicBool::new(false),
                 view: Mutex::new(view),
                 changed: Notify::new(),
-                still: tokio::sync::Mutex::default(),
+                capturing: tokio::sync::Mutex::default(),
             }
         })
     }
 
     // The view.
 
-    pub fn view(&self) -> MutexGuard<'_, View> {
+    pub fn view(&self) -> ViewNow<'_> {
+        ViewNow(self.change_view())
+    }
+
+    /// The driver's alone.
+    pub(super) fn change_view(&self) -> MutexGuard<'_, View> {
         self.view.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -180,14 +207,25 @@ impl LiveSandbox {
         Arc::clone(&self.view().identity)
     }
 
-    /// Whether it waits in a pool, and is nobody's yet.
-    pub fn is_waiting(&self) -> bool {
-        self.view().waits_in.is_some()
+    /// Whether no caller may find it, not even its owner: it waits in a pool, or a step of a build runs in it.
+    pub fn is_hidden(&self) -> bool {
+        match self.view().visibility {
+            Visibility::Visible => false,
+            Visibility::PoolMember(_) | Visibility::Build(_) => true,
+        }
+    }
+
+    /// The build whose step runs in it.
+    pub fn build(&self) -> Option<BuildId> {
+        match self.view().visibility {
+            Visibility::Build(build) => Some(build),
+            Visibility::Visible | Visibility::PoolMember(_) => None,
+        }
     }
 
     /// Its init speaks nothing that this daemon does. The row is left as it is, for a daemon that does.
-    pub fn set_unspoken(&self, theirs: Versions, reason: String) {
-        let mut view = self.view();
+    pub(super) fn set_unspoken(&self, theirs: Versions, reason: String) {
+        let mut view = self.change_view();
         (view.state, view.reason) = (State::Failed { disk: DiskState::Whole }, Some(reason));
         view.unspoken = Some(theirs);
         drop(view);
@@ -202,13 +240,8 @@ impl LiveSandbox {
     }
 
     /// The driver's alone, after the row says so.
-    pub fn set_state(&self, state: State, reason: Option<String>) {
-        match state {
-            State::Paused(_) => self.commands.timeouts.stand_still(),
-            State::Running => self.commands.timeouts.go_on(),
-            State::Creating | State::Deleting | State::Failed { .. } => {}
-        }
-        let mut view = self.view();
+    pub(super) fn set_state(&self, state: State, reason: Option<String>) {
+        let mut view = self.change_view();
         (view.state, view.reason, view.unspoken) = (state, reason, None);
         drop(view);
         self.tell_state();
@@ -216,8 +249,8 @@ impl LiveSandbox {
     }
 
     /// The driver's alone: the row is written.
-    pub fn set_recorded(&self) {
-        self.view().recorded = true;
+    pub(super) fn set_recorded(&self) {
+        self.change_view().recorded = true;
         self.changed.notify_waiters();
     }
 
@@ -229,14 +262,15 @@ impl LiveSandbox {
 
     /// Tells whoever watches what happened to it; its pool alone, while it waits there.
     pub fn tell(&self, what: Happened) {
-        let waits_in = self.view().waits_in.clone();
-        match waits_in {
-            Some(pool) => {
+        let visibility = self.view().visibility.clone();
+        match visibility {
+            Visibility::Visible => self.shared.events.publish(&self.owner, self.id, what),
+            Visibility::PoolMember(pool) => {
                 if let Some(pool) = pool.upgrade() {
                     pool.wake();
                 }
             }
-            None => self.shared.events.publish(&self.owner, self.id, what),
+            Visibility::Build(_) => {}
         }
     }
 
@@ -265,16 +299,6 @@ impl LiveSandbox {
             claimed_from: view.claimed_from,
             created_at: view.identity.created_at,
         }
-    }
-
-    /// From now on, the end of its processes is what was meant.
-    pub fn expect_end(&self) {
-        self.end_expected.store(true, Ordering::Relaxed);
-    }
-
-    /// See [`Self::expect_end`].
-    pub fn is_end_expected(&self) -> bool {
-        self.end_expected.load(Ordering::Relaxed)
     }
 
     // The image.
@@ -307,7 +331,7 @@ impl LiveSandbox {
         self.image_use().0 = alias;
     }
 
-    /// Waits until it is no longer being made, or claimed.
+    /// Waits until it is no longer being made.
     pub async fn made(&self) -> Result<(), EngineError> {
         loop {
             let mut changed = std::pin::pin!(self.changed.notified());
@@ -377,6 +401,16 @@ impl LiveSandbox {
             image: image.as_ref().map(|image| &image.config),
             env: &identity.env,
         })
+    }
+
+    /// What init gets to start a command.
+    pub fn start_of(&self, spec: CommandSpec, id: &CommandId) -> Result<Start, EngineError> {
+        self.with_surroundings(|around| start_of(around, spec, id))
+    }
+
+    /// Commands may be started again, after a pause.
+    pub fn reopen_commands(&self) {
+        self.commands.reopen();
     }
 
     /// No more commands and no more file operations. Gives the commands that have no result.

@@ -1,19 +1,22 @@
 //! One sandbox from wish to end.
 //!
-//! Read in this order: [`lifecycle`] and [`lifetime`] decide, `driver` acts on one sandbox with `make`, `clean` and `judge`,
+//! Read in this order: [`lifecycle`] and [`lifetime`] decide, `driver` acts on one sandbox with `make`, `clean`, `hold`, `pause` and `judge`,
 //! `live` is what its driver, its link to init and its callers share, `registry` holds all sandboxes in memory, `recovery`
 //! and `sweep` clean up after crashes.
 
 pub(crate) mod admit;
 pub(crate) mod calls;
+pub(crate) mod claim;
 mod clean;
 pub(crate) mod deadlines;
 pub(crate) mod driver;
+pub(crate) mod hold;
 mod judge;
 pub mod lifecycle;
 pub mod lifetime;
 pub(crate) mod live;
 mod make;
+pub(crate) mod pause;
 pub(crate) mod recovery;
 pub(crate) mod registry;
 pub(crate) mod sweep;

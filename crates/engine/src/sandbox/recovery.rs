@@ -1,6 +1,6 @@
 //! What a starting daemon does with what it finds.
 //!
-//! Rows say what was aimed at; each sandbox gets a driver, and the driver finishes or undoes it (`State::recovery`).
+//! Rows say what was aimed at; each sandbox gets a driver, and the driver finishes or undoes it (`lifecycle::recovery`).
 //! Starting waits for rows and for the names and lengths of logs, which are quick; it waits for no sandbox.
 
 use std::collections::{BTreeMap, HashMap};
@@ -16,7 +16,7 @@ use crate::db::{CommandRow, ImageUseRow, Tally};
 use crate::error::{EngineError, chain};
 use crate::sandbox::deadlines::Deadlines;
 use crate::sandbox::driver::{self, Birth, INBOX_MAX};
-use crate::sandbox::lifecycle::State;
+use crate::sandbox::lifecycle::{Kept, State};
 use crate::sandbox::live::LiveSandbox;
 use crate::template::Version;
 
@@ -51,23 +51,23 @@ pub(crate) async fn recover(
         }
         let commands = commands.remove(&row.id).unwrap_or_default();
         let deadlines = Deadlines::recovered(row.lifetime, row.stamps, row.state, now);
-        found.push((live, messages, commands, deadlines));
+        found.push((live, messages, commands, (deadlines, row.goal)));
     }
     let ready = tokio::task::spawn_blocking(move || {
-        let adopt = |(live, messages, commands, deadlines)| {
+        let adopt = |(live, messages, commands, plans)| {
             let unreadable = adopt_commands(&live, commands).err();
-            (live, messages, unreadable, deadlines)
+            (live, messages, unreadable, plans)
         };
         found.into_iter().map(adopt).collect::<Vec<_>>()
     });
-    for (live, messages, unreadable, deadlines) in ready.await.map_err(|_| EngineError::Stopping)? {
+    for (live, messages, unreadable, (deadlines, goal)) in ready.await.map_err(|_| EngineError::Stopping)? {
         let unreadable = unreadable.map(|error| chain(&error));
         shared.registry().insert(&live);
-        // A crash may have come between the sandbox's failure and the results of its commands.
-        if matches!(live.state(), State::Failed { .. }) {
+        // A crash may have come between the end of the sandbox's processes and the results of its commands.
+        if matches!(live.state(), State::Failed { .. } | State::Paused(Kept::Dropped)) {
             live.commands.live().iter().for_each(LiveCommand::sandbox_gone);
         }
-        driver::spawn(&live, messages, deadlines, Birth::Recovered { unreadable });
+        driver::spawn(&live, messages, deadlines, Birth::Recovered { goal, unreadable });
     }
     Ok(())
 }

@@ -15,6 +15,7 @@ use crate::error::{EngineError, Resource};
 use crate::model::check::bad_cursor;
 use crate::model::labels::{Labels, Selector};
 use crate::model::{Capacity, KeyLimits, Owner, SandboxName};
+use crate::sandbox::claim::Claiming;
 use crate::sandbox::lifecycle::State;
 use crate::sandbox::live::LiveSandbox;
 use crate::volume::Holder;
@@ -37,6 +38,8 @@ struct Owned {
     names: HashMap<SandboxName, Named>,
     idempotency_keys: HashMap<String, SandboxId>,
     labels: LabelIndex,
+    /// Claims that are not in the rows yet.
+    claims: HashMap<SandboxId, Arc<Claiming>>,
     used: Usage,
 }
 
@@ -163,11 +166,11 @@ impl Usage {
 }
 
 impl Registry {
-    /// A sandbox that belongs to `owner`. Another owner's looks like none, and so does one that waits in a pool.
+    /// A sandbox that belongs to `owner`. Another owner's looks like none, and so does a hidden one.
     pub fn find(&self, owner: &Owner, id: SandboxId) -> Result<Arc<LiveSandbox>, EngineError> {
         match self.by_id.get(&id) {
             _ if self.closed => Err(EngineError::Stopping),
-            Some(live) if live.owner == *owner && !live.is_waiting() => Ok(Arc::clone(live)),
+            Some(live) if live.owner == *owner && !live.is_hidden() => Ok(Arc::clone(live)),
             Some(_) | None => Err(EngineError::SandboxNotFound { id: id.to_string() }),
         }
     }
@@ -253,20 +256,58 @@ impl Registry {
         (0..more).fold(owned, |used, _| used.with(limits)).check_quota(key)
     }
 
-    /// Takes a sandbox in. It counts from now on; one that waits in a pool is found by nobody yet.
+    /// Takes a sandbox in. It counts from now on. No caller finds a hidden one.
     pub fn insert(&mut self, live: &Arc<LiveSandbox>) {
         self.used = self.used.with(&live.limits);
         self.by_id.insert(live.id, Arc::clone(live));
         let owned = self.owners.entry(live.owner.clone()).or_default();
         owned.used = owned.used.with(&live.limits);
         owned.names.insert(live.view().name.clone(), Named { id: live.id, holds: 1 });
-        if !live.is_waiting() {
+        if !live.is_hidden() {
             self.show(live);
         }
     }
 
+    /// A sandbox was taken from its pool for a caller; its driver writes that down. Requests with the same idempotency key or the
+    /// same labels find the claim meanwhile.
+    pub fn begin_claim(&mut self, live: &LiveSandbox, claim: Arc<Claiming>) {
+        self.owners.entry(live.owner.clone()).or_default().claims.insert(live.id, claim);
+    }
+
+    /// The claim is in the row: the owner finds the sandbox from now on. `name_before` is the name that it had, if the caller chose
+    /// another.
+    pub fn finish_claim(&mut self, live: &Arc<LiveSandbox>, name_before: Option<&SandboxName>) {
+        // A sandbox that has left the registry must not come back.
+        if !self.by_id.contains_key(&live.id) {
+            return;
+        }
+        self.show(live);
+        self.abandon_claim(live, name_before);
+    }
+
+    /// The claim is over. Frees a name that is not the sandbox's any more, or did not become its name.
+    pub fn abandon_claim(&mut self, live: &LiveSandbox, name: Option<&SandboxName>) {
+        if let Some(owned) = self.owners.get_mut(&live.owner) {
+            owned.claims.remove(&live.id);
+        }
+        if let Some(name) = name {
+            self.free_name(live, name);
+        }
+    }
+
+    /// The claim under way that was asked for with this idempotency key.
+    pub fn claim_by_idempotency_key(&self, owner: &Owner, key: &str) -> Option<Arc<Claiming>> {
+        let mut claims = self.owners.get(owner)?.claims.values();
+        claims.find(|claim| claim.idempotency_key.as_deref() == Some(key)).cloned()
+    }
+
+    /// A claim under way whose sandbox will have all of these labels.
+    pub fn claim_by_labels(&self, owner: &Owner, labels: &Labels) -> Option<Arc<Claiming>> {
+        self.owners.get(owner)?.claims.values().find(|claim| claim.labels.include(labels)).cloned()
+    }
+
     /// Lets a sandbox be found: it was asked for, or claimed.
-    pub fn show(&mut self, live: &Arc<LiveSandbox>) {
+    fn show(&mut self, live: &Arc<LiveSandbox>) {
         let (place, face) = (Place::of_home(live), live.view().clone());
         let owned = self.owners.entry(live.owner.clone()).or_default();
         owned.by_time.insert(place, Arc::clone(live));
@@ -276,8 +317,8 @@ impl Registry {
         }
     }
 
-    /// Lets a sandbox not be found any more: its claim came to nothing, and it goes. It counts until then.
-    pub fn hide(&mut self, live: &LiveSandbox) {
+    /// Lets a sandbox not be found any more.
+    fn hide(&mut self, live: &LiveSandbox) {
         let (place, face) = (Place::of_home(live), live.view().clone());
         let Some(owned) = self.owners.get_mut(&live.owner) else { return };
         owned.by_time.remove(&place);
@@ -297,6 +338,7 @@ impl Registry {
         let Some(owned) = self.owners.get_mut(&live.owner) else { return };
         owned.used = owned.used.without(&live.limits);
         owned.names.retain(|_, named| named.id != id);
+        owned.claims.remove(&id);
         if owned.used.sandboxes == 0 {
             self.owners.remove(&live.owner);
         }
@@ -326,7 +368,7 @@ impl Registry {
 
     /// Gives a sandbox other labels. Its row has them by now.
     pub fn relabel(&mut self, live: &LiveSandbox, labels: Labels) {
-        let before = std::mem::replace(&mut live.view().labels, labels.clone());
+        let before = std::mem::replace(&mut live.change_view().labels, labels.clone());
         // A sandbox that has left the directory must not come back through its labels.
         if self.by_id.contains_key(&live.id)
             && let Some(owned) = self.owners.get_mut(&live.owner)

@@ -1,25 +1,20 @@
-//! A sandbox that goes on running becomes an image: what it has written over its own is kept as one more layer.
+//! Makes an image of a sandbox that exists: what it has written over its own image becomes one more layer.
 //!
-//! Its processes stand still while the layer is made, so that nothing changes meanwhile, and go on afterwards as if nothing had
-//! happened. Should the daemon die in the middle, whoever recovers has them go on (`snapshots`).
+//! The capture holds the sandbox while the layer is made, so that its files do not change meanwhile (`sandbox::hold`). A running
+//! sandbox runs on afterwards, and a paused one stays paused. If the daemon dies in the middle, the next one ends the hold.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use image::hash::Hasher;
 use image::{Image, ImageConfig};
 use runtime::{BackendError, LayerSpec};
-use tracing::warn;
-use wire::launch::{HOST_LAYERS_MAX, LAYERS_MAX, LayerFacts, Motion};
+use wire::launch::{HOST_LAYERS_MAX, LAYERS_MAX, LayerFacts};
 
-use crate::error::chain;
 use crate::image::{HOST, ImageFault, StoredImage, StoredLayer, made, pull};
+use crate::sandbox::hold::hold;
 use crate::sandbox::live::LiveSandbox;
 
-/// Between two attempts to have a sandbox go on.
-const GO_ON_PAUSE: Duration = Duration::from_secs(1);
-
-/// Makes an image of a running sandbox, under a name of its owner. `serial` tells this capture from all others.
+/// Makes an image of a running or paused sandbox, under a name of its owner. `serial` tells this capture from all others.
 pub(crate) async fn capture(
     live: &Arc<LiveSandbox>,
     serial: &str,
@@ -48,18 +43,20 @@ pub(crate) async fn capture(
         count: layers.len() + 1,
         source,
     };
-    // Standing still is not counted: the first of two captures to end would have it go on under the other.
-    let alone = live.still.lock().await;
-    // Its turn comes before it stands still: what others unpack takes as long as it takes.
+    let alone = live.capturing.lock().await;
+    // The capture waits for its turn before the sandbox is frozen: others may unpack for a long time.
     let place = pull::place(shared).await;
-    let made: Result<LayerFacts, _> = match shared.backend.freeze(live.id, Motion::Still).await {
-        Ok(()) => pull::unpack_in(shared, &place, &spec, &|_| ()).await,
-        Err(error) => Err(error),
-    };
-    // Whatever came of it: one that could not be stopped in time may stand still by now.
-    go_on(live).await;
+    let held = hold(live).await?;
+    let made: Result<LayerFacts, _> = pull::unpack_in(shared, &place, &spec, &|_| ()).await;
+    let lasted = held.release().await;
     drop((place, alone));
     let facts = made.map_err(failed)?;
+    lasted.map_err(|broken| {
+        failed(BackendError::Refused {
+            doing: "read the files of a frozen sandbox".into(),
+            source: std::io::Error::other(broken),
+        })
+    })?;
     shared.db.put_layer(pull::layer_row(layer, None, facts)).await?;
     layers.push(StoredLayer { layer, blob: None, size: 0, facts });
     let config = ImageConfig::parse(config_text.as_bytes()).map_err(|error| ImageFault::Keep {
@@ -76,15 +73,4 @@ pub(crate) async fn capture(
     }
     let image = Image { digest: hasher.finish(), config, config_text, layers: Vec::new() };
     pull::name(shared, image, over_host, layers, live.owner.to_string(), vec![name]).await
-}
-
-/// Has a sandbox go on. That may fail where the launcher dies; then it is tried until it works, or the sandbox is no more.
-async fn go_on(live: &Arc<LiveSandbox>) {
-    while let Err(error) = live.shared.backend.freeze(live.id, Motion::Going).await {
-        if !live.state().takes_commands() {
-            return;
-        }
-        warn!(sandbox = %live.id, error = chain(&error), "a sandbox that was captured stands still; trying again");
-        tokio::time::sleep(GO_ON_PAUSE).await;
-    }
 }

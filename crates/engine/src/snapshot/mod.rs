@@ -12,7 +12,6 @@ mod capture;
 use std::time::SystemTime;
 
 use tracing::{Instrument, info, info_span, warn};
-use wire::launch::Motion;
 use wire::{SandboxId, SnapshotId, TemplateId};
 
 use crate::Engine;
@@ -22,6 +21,7 @@ use crate::image;
 pub use crate::model::progress::SnapshotState;
 use crate::model::random::random_u128;
 use crate::model::{Key, Owner};
+use crate::sandbox::hold::end_old_holds;
 use crate::sandbox::lifecycle::State;
 use crate::template::{Preparation, Prepared, Template, TemplateName, TemplateSpec, TemplateTold};
 
@@ -149,7 +149,8 @@ impl Engine {
         self.snapshot_of(row.id).await
     }
 
-    /// Captures a sandbox that runs. Answers when the row is written; its files are read behind that, and it stands still meanwhile.
+    /// Captures a running or paused sandbox. Answers when the row is written. The capture freezes the sandbox afterwards, while it
+    /// reads the files.
     pub async fn capture_snapshot(
         &self,
         key: &Key,
@@ -159,8 +160,9 @@ impl Engine {
         spec.check()?;
         self.finish_snapshot_deletes().await;
         let live = self.live(&key.owner, sandbox)?;
-        if live.state() != State::Running {
-            return Err(live.wrong_state());
+        match live.state() {
+            State::Running | State::Paused(_) => {}
+            State::Creating | State::Deleting | State::Failed { .. } => return Err(live.wrong_state()),
         }
         let row = spec.row(&key.owner, Some(sandbox));
         self.shared().db.insert_snapshot(row.clone()).await?;
@@ -428,9 +430,12 @@ pub(crate) async fn resume_interrupted(engine: &Engine) -> Result<(), EngineErro
             continue;
         }
         if let Some(sandbox) = row.sandbox {
-            // It may stand still since. One that is gone cannot, and one that goes is not harmed by it.
-            if let Err(error) = shared.backend.freeze(sandbox, Motion::Going).await {
-                info!(%sandbox, error = chain(&error), "a sandbox that was being captured cannot be told to go on");
+            // The capture may have left it frozen.
+            let live = shared.registry().get(sandbox);
+            if let Some(live) = live
+                && let Err(error) = end_old_holds(&live).await
+            {
+                info!(%sandbox, error = chain(&error), "cannot thaw a sandbox that was being captured");
             }
             image::unname(shared, &format!("{NAMES}{}", row.id)).await?;
         }

@@ -49,7 +49,7 @@ impl crate::Engine {
     fn sandboxes_by_template(&self, owner: &Owner) -> BTreeMap<Option<TemplateId>, usize> {
         let mut counts = BTreeMap::new();
         for live in self.shared().registry().all() {
-            if live.owner == *owner && !live.is_waiting() {
+            if live.owner == *owner && !live.is_hidden() {
                 *counts.entry(live.version.as_ref().map(|version| version.head.id)).or_default() += 1;
             }
         }
@@ -134,7 +134,7 @@ impl crate::Engine {
             let all = registry.all();
             let made = all.iter().filter(|live| {
                 live.version.as_ref().is_some_and(|version| version.head.id == id)
-                    && (pools == 0 || !live.is_waiting())
+                    && (pools == 0 || !live.is_hidden())
             });
             let sandboxes = made.count();
             if sandboxes > 0 || pools > 0 {

@@ -129,9 +129,6 @@ impl Storage {
                 "load the module `loop`, or show /dev/loop* to the daemon",
             );
         }
-        if pool::make_program().is_none() {
-            return plain("mkfs.btrfs is not installed".into(), "install it: apt install btrfs-progs");
-        }
         let available =
             rustix::fs::statvfs(&self.place).map_or(0, |stat| stat.f_bavail.saturating_mul(stat.f_frsize));
         match pool::size_auto(available) {

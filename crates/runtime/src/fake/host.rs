@@ -274,6 +274,7 @@ impl Isolation for FakeHost {
             return Err(BackendError::Refused { doing: "unmount the root".into(), source });
         }
         state.things.retain(|(owner, _)| *owner != sandbox);
+        state.frozen.remove(&sandbox);
         if let Some(init) = state.inits.remove(&sandbox) {
             init.end();
         }

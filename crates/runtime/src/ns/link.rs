@@ -89,13 +89,16 @@ impl Link {
             other => return Err(unexpected("greet the launcher", &other)),
         }
         match link.ask("ask for the store", Ask::Store, QUICK_DEADLINE).await? {
-            Answer::Store { facts, note: Some(why) } => {
-                let without =
-                    "writable files are kept in plain directories, without disk limits and cheap copies";
-                tracing::warn!(why, "{without}");
-                Ok((link, facts))
-            }
-            Answer::Store { facts, note: None } => {
+            Answer::Store { facts, made_bytes, notes } => {
+                for note in notes {
+                    tracing::warn!("{note}");
+                }
+                if let Some(bytes) = made_bytes {
+                    let gib = bytes as f64 / f64::from(1 << 30);
+                    tracing::info!(
+                        "created a store of {gib:.1} GiB in the data directory; `store_size` chooses another size"
+                    );
+                }
                 tracing::debug!(kind = facts.kind.word(), limits = facts.limits, "the store is open");
                 Ok((link, facts))
             }

@@ -48,21 +48,25 @@ impl HostImages {
     /// became private, which reads all of it.
     pub(super) fn prepare(&self, thorough: bool) -> Result<u64, PrepareError> {
         let stamp = host_image::stamp().map_err(cannot("look at the machine"))?;
-        let hidden = if thorough { Some(host_image::hidden().map_err(PrepareError::Build)?) } else { None };
         let current = self.current().map_err(cannot("list generations"))?;
-        if let Some(current) = current {
-            let image = self.path(current);
-            let same =
-                |file: &str, now: &str| fs::read_to_string(image.join(file)).is_ok_and(|then| then == now);
-            if same("stamp", &stamp) && hidden.as_ref().is_none_or(|hidden| same("hidden", hidden)) {
-                return Ok(current);
-            }
+        let same = |file: &str, now: &str| {
+            let then = current.and_then(|current| fs::read_to_string(self.path(current).join(file)).ok());
+            then.is_some_and(|then| then == now)
+        };
+        let unchanged = same("stamp", &stamp);
+        if let Some(current) = current.filter(|_| unchanged && !thorough) {
+            return Ok(current);
+        }
+        let hidden = host_image::hidden().map_err(PrepareError::Build)?;
+        if let Some(current) = current.filter(|_| unchanged && same("hidden", &host_image::as_lines(&hidden)))
+        {
+            return Ok(current);
         }
         let next = current.map_or(1, |current| current + 1);
         // Two walkers may build at once; each has its own name, and the rename of one of them wins.
         let unfinished = format!("{UNFINISHED}{}", rustix::process::getpid().as_raw_nonzero());
         remove_tree(self.dir.as_fd(), &unfinished).map_err(cannot("remove an unfinished image"))?;
-        let built = build(&self.path.join(&unfinished), &stamp, &self.path(next));
+        let built = build(&self.path.join(&unfinished), &stamp, &hidden, &self.path(next));
         let cleaned =
             remove_tree(self.dir.as_fd(), &unfinished).map_err(cannot("remove an unfinished image"));
         built.and(cleaned)?;
@@ -81,9 +85,9 @@ impl HostImages {
 }
 
 /// Builds a generation and gives it its name, unless another process was quicker.
-fn build(building: &Path, stamp: &str, finished: &Path) -> Result<(), PrepareError> {
+fn build(building: &Path, stamp: &str, hidden: &[PathBuf], finished: &Path) -> Result<(), PrepareError> {
     fs::create_dir(building).map_err(cannot("make a directory for the image"))?;
-    host_image::build(building).map_err(PrepareError::Build)?;
+    host_image::build(building, hidden).map_err(PrepareError::Build)?;
     fs::write(building.join("stamp"), stamp).map_err(cannot("write the image's stamp"))?;
     match fs::rename(building, finished) {
         Err(e) if e.raw_os_error() == Some(libc::ENOTEMPTY) || e.kind() == io::ErrorKind::AlreadyExists => {

@@ -13,12 +13,14 @@
 
 use std::collections::HashSet;
 use std::ffi::OsStr;
-use std::fs::{self, DirBuilder, FileType, Metadata, Permissions};
+use std::fs::{self, DirBuilder, Metadata, Permissions};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{CWD, FileType as NodeType, Mode, mknodat};
+
+use crate::storage::private_files;
 
 /// Where the machine's programs are.
 pub const USR: &str = "/usr";
@@ -264,21 +266,22 @@ pub fn stamp() -> io::Result<String> {
     Ok(text)
 }
 
-/// What must be hidden below `/usr`, one name a line: reads all of it. A file whose mode was changed by hand shows here and not in
-/// the [`stamp`].
-pub fn hidden() -> Result<String, ImageError> {
-    let mut hidden = Vec::new();
-    find_unreadable(Path::new(USR), Path::new(""), &mut hidden)?;
-    Ok(as_lines(hidden))
+/// What must be hidden below `/usr`: looks at all of it. A file whose mode was changed by hand shows here and not in the [`stamp`].
+pub fn hidden() -> Result<Vec<PathBuf>, ImageError> {
+    private_files::find(Path::new(USR)).map_err(|error| ImageError::Io {
+        doing: "look at",
+        path: error.path,
+        source: error.source,
+    })
 }
 
-fn as_lines(mut paths: Vec<PathBuf>) -> String {
-    paths.sort();
+/// Names as a list to keep and to compare, one a line.
+pub fn as_lines(paths: &[PathBuf]) -> String {
     paths.iter().map(|path| format!("{}\n", path.display())).collect()
 }
 
-/// Builds a generation in `target`, which must not exist.
-pub fn build(target: &Path) -> Result<(), ImageError> {
+/// Builds a generation in `target`, which must not exist. `hidden` are the names from [`hidden`].
+pub fn build(target: &Path, hidden: &[PathBuf]) -> Result<(), ImageError> {
     let root = target.join("root");
     make_dir(&root, 0o755)?;
     for (name, mode) in DIRECTORIES {
@@ -317,7 +320,7 @@ pub fn build(target: &Path) -> Result<(), ImageError> {
     if dpkg.is_dir() {
         take_tree(dpkg, &root.join("var/lib/dpkg"), Take::Link)?;
     }
-    let hidden = cover_usr(&target.join("usr"))?;
+    cover_usr(&target.join("usr"), hidden)?;
     let list = target.join("hidden");
     fs::write(&list, as_lines(hidden)).map_err(failed("write", &list))
 }
@@ -430,14 +433,12 @@ fn take_tree(from: &Path, to: &Path, how: Take) -> Result<(), ImageError> {
     Ok(())
 }
 
-/// Builds the layer over the machine's `/usr`, and returns what it hides.
-fn cover_usr(cover: &Path) -> Result<Vec<PathBuf>, ImageError> {
+/// Builds the layer over the machine's `/usr` that hides these names.
+fn cover_usr(cover: &Path, hidden: &[PathBuf]) -> Result<(), ImageError> {
     let usr = Path::new(USR);
     copy_dir_shape(usr, cover)?;
     let mut made = HashSet::from([PathBuf::new()]);
-    let mut hidden = Vec::new();
-    find_unreadable(usr, Path::new(""), &mut hidden)?;
-    for path in &hidden {
+    for path in hidden {
         make_parents(path, cover, &mut made)?;
         let at = cover.join(path);
         // A character device 0,0 in an upper layer hides the name.
@@ -452,35 +453,7 @@ fn cover_usr(cover: &Path) -> Result<Vec<PathBuf>, ImageError> {
         let at = cover.join(python);
         symlink("python3", &at).map_err(failed("link", &at))?;
     }
-    Ok(hidden)
-}
-
-/// Names below `/usr` that not everyone may read. Names that change during the scan are skipped.
-fn find_unreadable(usr: &Path, below: &Path, hidden: &mut Vec<PathBuf>) -> Result<(), ImageError> {
-    let dir = usr.join(below);
-    let entries = match found(fs::read_dir(&dir)).map_err(failed("list", &dir))? {
-        Some(entries) => entries,
-        None => return Ok(()),
-    };
-    for entry in entries {
-        let entry = entry.map_err(failed("list", &dir))?;
-        let kind = entry.file_type().map_err(failed("look at", &entry.path()))?;
-        if kind.is_symlink() {
-            continue;
-        }
-        let Some(meta) = found(entry.metadata()).map_err(failed("look at", &entry.path()))? else { continue };
-        let path = below.join(entry.file_name());
-        if !ordinary(kind) || !readable_for_everyone(&meta) {
-            hidden.push(path);
-        } else if kind.is_dir() {
-            find_unreadable(usr, &path, hidden)?;
-        }
-    }
     Ok(())
-}
-
-fn ordinary(kind: FileType) -> bool {
-    kind.is_dir() || kind.is_file()
 }
 
 fn readable_for_everyone(meta: &Metadata) -> bool {
@@ -581,22 +554,5 @@ mod tests {
         assert_eq!(user("nonsense"), None);
         assert_eq!(package_account("ssl-cert:x:112:ada,postgres", false).as_deref(), Some("ssl-cert:x:112:"));
         assert!(same_account("games:x:60:", "arcade:x:60:"));
-    }
-
-    #[test]
-    fn what_not_everyone_may_read_is_found() {
-        let dir = tempfile::tempdir().expect("a temporary directory");
-        for (name, mode) in [("open", 0o755), ("closed", 0o750), ("open/inner", 0o711)] {
-            fs::create_dir(dir.path().join(name)).expect("it can be made");
-            set_mode(&dir.path().join(name), mode).expect("its mode can be set");
-        }
-        for (name, mode) in [("open/file", 0o644), ("open/root-only", 0o600), ("closed/file", 0o644)] {
-            fs::write(dir.path().join(name), "").expect("it can be written");
-            set_mode(&dir.path().join(name), mode).expect("its mode can be set");
-        }
-        let mut hidden = Vec::new();
-        find_unreadable(dir.path(), Path::new(""), &mut hidden).expect("it can be read");
-        hidden.sort();
-        assert_eq!(hidden, ["closed", "open/inner", "open/root-only"].map(PathBuf::from));
     }
 }

@@ -10,6 +10,7 @@ pub mod host_image;
 pub mod layers;
 pub mod places;
 pub mod pool;
+mod private_files;
 pub mod remove;
 pub mod stage;
 pub mod unpacker;

@@ -199,7 +199,7 @@ pub const KEYS: &[Key] = &[
     },
     Key {
         name: "store",
-        about: "Where the writable files of sandboxes and volumes are kept. `btrfs`: in subvolumes of the data directory, which is on btrfs, with quotas. `loop`: in a btrfs of Shoal's own, in a file that is allocated in full. `directory`: in plain directories, without disk limits. `auto`: the store that is there; else `btrfs` where the data directory is on one, whose quotas are used if they are on; else `loop`, if there is room and `mkfs.btrfs`; else `directory`.",
+        about: "Where the writable files of sandboxes and volumes are kept. `btrfs`: in subvolumes of the data directory, which is on btrfs, with quotas. `loop`: in a btrfs of Shoal's own, in a file that is allocated in full. `directory`: in plain directories, without disk limits. `auto`: the store that is there; else `btrfs` where the data directory is on one, whose quotas are used if they are on; else `loop`, if there is room and the kernel has btrfs and loop devices; else `directory`.",
         default: "auto",
         example: "store = \"loop\"",
         flag: Some("--store"),

@@ -223,6 +223,7 @@ impl From<EngineError> for ApiError {
                 .hint("try again, or delete the sandbox"),
             Create { source, .. } => backend(&source, &message, "create_failed"),
             Delete { source, .. } => backend(&source, &message, "delete_failed"),
+            Pause { source, .. } => backend(&source, &message, "pause_failed"),
             Store { ref source, .. } if source.is_disk_full() => disk_full(&message),
             Usage { .. } | Store { .. } | Log { .. } | Clock { .. } => say(StatusCode::INTERNAL_SERVER_ERROR, "internal")
                 .hint("see the daemon's log for the cause, under this response's x-request-id"),

@@ -133,56 +133,68 @@ fn shown(engine: &Engine, owner: &Owner, digest: &str) -> Option<api::Image> {
     engine.image(owner, digest).ok().map(to_api)
 }
 
-/// How far it is, until it is over.
+/// Streams how far a pull is, until it is over.
 fn progress(app: App, key: &Key, pull: Pull) -> Response {
-    struct Watch {
-        engine: Engine,
-        owner: Owner,
-        pull: Pull,
-        progress: tokio::sync::watch::Receiver<engine::image::PullProgress>,
-        stopping: Stopping,
-        over: bool,
-    }
     let (progress, stopping) = (pull.progress(), app.stopping(key));
     let owner = key.owner.clone();
     let watch = Watch { engine: app.engine, owner, pull, progress, stopping, over: false };
     let events = stream::unfold(watch, async |mut watch| {
-        if watch.over {
-            return None;
-        }
-        let event = tokio::select! {
-            biased;
-            outcome = watch.pull.finished() => {
-                watch.over = true;
-                match outcome {
-                    Ok(images) => {
-                        let images = images.iter().filter_map(|image| {
-                            shown(&watch.engine, &watch.owner, &image.digest.to_string())
-                        });
-                        api::ImageEvent::Done { images: images.collect() }
-                    }
-                    Err(error) => {
-                        let error = ApiError::from(error);
-                        if let Some(chain) = error.chain() {
-                            tracing::info!(error = chain.0, "an image did not come");
-                        }
-                        api::ImageEvent::Failed(error.into_body())
-                    }
-                }
-            }
-            _ = watch.stopping.wait() => return None,
-            // Waits for news, and then a moment for more of it.
-            Ok(()) = watch.progress.changed() => {
-                tokio::select! {
-                    () = tokio::time::sleep(PROGRESS_INTERVAL) => {}
-                    _ = watch.pull.finished() => {}
-                }
-                pull_progress(&watch.progress.borrow_and_update())
-            }
-        };
+        let event = watch.next().await?;
         Some((Ok::<_, Infallible>(to_event(&event)), watch))
     });
     Sse::new(events).keep_alive(KeepAlive::new().interval(HEARTBEAT)).into_response()
+}
+
+/// One caller that follows a pull.
+struct Watch {
+    engine: Engine,
+    owner: Owner,
+    pull: Pull,
+    progress: tokio::sync::watch::Receiver<PullProgress>,
+    stopping: Stopping,
+    over: bool,
+}
+
+impl Watch {
+    async fn next(&mut self) -> Option<api::ImageEvent> {
+        if self.over {
+            return None;
+        }
+        let outcome = tokio::select! {
+            biased;
+            outcome = self.pull.finished() => outcome,
+            _ = self.stopping.wait() => return None,
+            // Waits for news, and then a moment for more of it.
+            Ok(()) = self.progress.changed() => {
+                tokio::select! {
+                    () = tokio::time::sleep(PROGRESS_INTERVAL) => {}
+                    _ = self.pull.finished() => {}
+                }
+                return Some(pull_progress(&self.progress.borrow_and_update()));
+            }
+        };
+        // A pull may finish before the caller has seen a single step, so the last step always comes before the end.
+        let last = self.progress.borrow_and_update();
+        if last.has_changed() {
+            return Some(pull_progress(&last));
+        }
+        self.over = true;
+        Some(match outcome {
+            Ok(images) => {
+                let images = images
+                    .iter()
+                    .filter_map(|image| shown(&self.engine, &self.owner, &image.digest.to_string()));
+                api::ImageEvent::Done { images: images.collect() }
+            }
+            Err(error) => {
+                let error = ApiError::from(error);
+                if let Some(chain) = error.chain() {
+                    tracing::info!(error = chain.0, "cannot pull an image");
+                }
+                api::ImageEvent::Failed(error.into_body())
+            }
+        })
+    }
 }
 
 fn to_event(event: &api::ImageEvent) -> Event {

@@ -90,8 +90,8 @@ impl Launcher {
                 Ok(Answer::Volumes(volumes))
             }
             Ask::Store => {
-                let StoragePool { facts, note, .. } = &self.places.pool;
-                Ok(Answer::Store { facts: *facts, note: note.clone() })
+                let StoragePool { facts, made_bytes, notes, .. } = &self.places.pool;
+                Ok(Answer::Store { facts: *facts, made_bytes: *made_bytes, notes: notes.clone() })
             }
             Ask::StoreUsage => {
                 let space = self.places.pool.space().map_err(refused("see how much the store holds"))?;

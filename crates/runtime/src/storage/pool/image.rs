@@ -1,4 +1,4 @@
-//! The file that holds a btrfs: made, attached to a loop device, grown, mounted.
+//! The file that holds a btrfs: made from the seed, attached to a loop device, grown, mounted.
 //!
 //! The file is allocated in full, and no block of it is ever given back (`nodiscard`). Otherwise a full disk of the host would make
 //! writes fail, and a btrfs whose device fails becomes read-only for all sandboxes.
@@ -7,8 +7,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use rustix::fs::{
@@ -22,7 +21,7 @@ use rustix::mount::{
 };
 use wire::launch::{STORE_BYTES_MIN, StoreKind};
 
-use super::{SANDBOXES, StoragePoolError, StoreConfig, VOLUMES, cannot, open_if_there, remove_file};
+use super::{SANDBOXES, StoragePoolError, StoreConfig, VOLUMES, cannot, open_if_there, remove_file, seed};
 use crate::storage::directories::{DIRECTORY, names};
 use crate::sys::loops;
 
@@ -46,14 +45,6 @@ const ATTACH_DEADLINE: Duration = Duration::from_secs(20);
 const ATTACH_STEP: Duration = Duration::from_millis(2);
 /// Devices that are looked at.
 const LOOPS_MAX: u32 = 4096;
-/// Where `mkfs.btrfs` may be; the launcher has no environment.
-const PROGRAM_PLACES: [&str; 5] = ["/usr/sbin", "/sbin", "/usr/local/sbin", "/usr/bin", "/bin"];
-
-/// Where `mkfs.btrfs` is, if it is there.
-pub fn make_program() -> Option<PathBuf> {
-    PROGRAM_PLACES.iter().map(|place| Path::new(place).join("mkfs.btrfs")).find(|path| path.exists())
-}
-
 /// The default size of a store on a file system with this much free space. `None` if there is too little.
 pub fn size_auto(available_bytes: u64) -> Option<u64> {
     let size = (available_bytes / SIZE_AUTO_PART).min(SIZE_AUTO_MAX) / SIZE_STEP * SIZE_STEP;
@@ -65,18 +56,15 @@ fn available(data: BorrowedFd<'_>) -> Result<u64, StoragePoolError> {
     Ok(found.f_bavail.saturating_mul(found.f_frsize))
 }
 
-/// Creates the file. It gets its name once it holds a file system.
+/// Creates the file, and returns its size. It gets its name once it holds a file system.
 pub(super) fn make_image(
     data_dir: &Path,
     data: BorrowedFd<'_>,
     config: &StoreConfig,
-) -> Result<(), StoragePoolError> {
+) -> Result<u64, StoragePoolError> {
     let refused =
         |doing: &str, why: String| StoragePoolError { doing: doing.into(), source: io::Error::other(why) };
     let doing = "make a store of kind `loop`";
-    let Some(program) = make_program() else {
-        return Err(refused(doing, "`mkfs.btrfs` is not installed (package `btrfs-progs`)".into()));
-    };
     let available = available(data)?;
     let size = match config.size_bytes {
         Some(size) => size / SIZE_STEP * SIZE_STEP,
@@ -91,34 +79,23 @@ pub(super) fn make_image(
         return Err(refused(doing, why));
     }
     let path = data_dir.join(UNFINISHED_IMAGE);
-    let made = allocate(&path, size).and_then(|()| format(&program, &path));
-    let named = made.and_then(|()| {
+    let named = format(&path, size).and_then(|()| {
         renameat_with(data, UNFINISHED_IMAGE, data, IMAGE, RenameFlags::NOREPLACE)
             .map_err(cannot("name the store's file"))
     });
     if named.is_err() {
         remove_file(data, UNFINISHED_IMAGE).map_err(cannot("remove an unfinished store"))?;
     }
-    named
+    named.map(|()| size)
 }
 
-fn allocate(path: &Path, size: u64) -> Result<(), StoragePoolError> {
+/// Writes an empty file system, which grows to the file's size when it is first mounted.
+fn format(path: &Path, size: u64) -> Result<(), StoragePoolError> {
     let open = std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
     let file = open.map_err(cannot("make the store's file"))?;
-    fallocate(&file, FallocateFlags::empty(), 0, size).map_err(cannot("allocate the store's file"))
-}
-
-/// The only place that runs a program of the host, once per data directory.
-fn format(program: &Path, path: &Path) -> Result<(), StoragePoolError> {
-    // `-K`: a discard would give the file's blocks back to the host.
-    let arguments = ["-q", "-f", "-K", "-L", "shoal", "-m", "single", "-d", "single"];
-    let output = Command::new(program).args(arguments).arg(path).stdin(Stdio::null()).output();
-    let output = output.map_err(cannot("run mkfs.btrfs"))?;
-    if output.status.success() {
-        return Ok(());
-    }
-    let said = String::from_utf8_lossy(&output.stderr).trim().replace('\n', "; ");
-    Err(cannot("run mkfs.btrfs")(io::Error::other(format!("{}: {said}", output.status))))
+    seed::write(&file).map_err(cannot("write an empty file system to the store's file"))?;
+    fallocate(&file, FallocateFlags::empty(), 0, size).map_err(cannot("allocate the store's file"))?;
+    file.sync_all().map_err(cannot("write the store's file to the disk"))
 }
 
 /// Removes a store of kind `loop` that is no longer wanted, if it is empty.

@@ -207,7 +207,9 @@ impl Refusal {
             E::Create { source, .. } if error.class() != ErrorClass::Full => {
                 Self::new(StatusCode::UNPROCESSABLE_ENTITY, "CrashLoop", format!("{message}: {source}"))
             }
-            E::Delete { .. } | E::Usage { .. } => say(StatusCode::INTERNAL_SERVER_ERROR, "InternalError"),
+            E::Delete { .. } | E::Pause { .. } | E::Usage { .. } => {
+                say(StatusCode::INTERNAL_SERVER_ERROR, "InternalError")
+            }
             E::Unresponsive { .. } => say(StatusCode::BAD_GATEWAY, "ConnectionError"),
             E::Stopping => Self::not_yet(message.as_str()),
             other => Self::usual(other.class(), other.noun(), message),
