@@ -297,8 +297,8 @@ fn a_secret_is_seen_by_its_step_and_by_nothing_else() {
     command.args(["-r", "-l", "hush-hush"]).arg(&ground.daemon.data_dir);
     let found = command.output().expect("it runs");
     assert_eq!(String::from_utf8_lossy(&found.stdout), "", "nothing of it is on the disk");
-    let lacking = "FROM BASE\nRUN --mount=type=secret,id=other,required=true true\n";
-    let build = ground.build(lacking, Context::default());
+    let missing = "FROM BASE\nRUN --mount=type=secret,id=other,required=true true\n";
+    let build = ground.build(missing, Context::default());
     assert!(
         build["reason"].as_str().expect("a reason").contains("line 2: the secret `other` was not given"),
         "{build}"

@@ -415,7 +415,7 @@ fn the_command_line_does_all_of_it() {
     said(shoal(&daemon, &["template", "update", "site", "--no-env", "-u", ""]));
     assert_eq!((&get(&daemon, "site")["env"], &get(&daemon, "site")["user"]), (&json!({}), &Value::Null));
 
-    let lacking = complained(
+    let missing = complained(
         shoal(
             &daemon,
             &["template", "create", "bad", "--image", &format!("{}/no:1", puppet.address), "--wait"],
@@ -423,8 +423,8 @@ fn the_command_line_does_all_of_it() {
         1,
     );
     assert!(
-        lacking.contains("could not be prepared") && lacking.contains("shoal template prepare"),
-        "{lacking}"
+        missing.contains("could not be prepared") && missing.contains("shoal template prepare"),
+        "{missing}"
     );
     let quantity = complained(shoal(&daemon, &["template", "create", "worse", "--memory", "12Q"]), 1);
     assert!(quantity.contains("`12Q` is not a quantity"), "{quantity}");

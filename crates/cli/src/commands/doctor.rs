@@ -53,14 +53,14 @@ async fn daemon(environment: &Environment) -> Vec<Finding> {
         Ok(None) => {
             if let Some(error) = find::unreadable(&settings::data_dir(environment)) {
                 let remedy = "run `sudo shoal doctor`, or set SHOAL_URL and SHOAL_API_KEY";
-                return vec![Finding::lacking(
+                return vec![Finding::limited(
                     NAME,
                     error.to_string(),
                     "commands that need a daemon fail",
                     remedy,
                 )];
             }
-            return vec![Finding::lacking(
+            return vec![Finding::limited(
                 NAME,
                 "not running",
                 "`shoal run` and `shoal shell` start a private daemon; all other commands need one",
@@ -69,7 +69,7 @@ async fn daemon(environment: &Environment) -> Vec<Finding> {
         }
         Err(error) => {
             let remedy = "see `shoal --help` for how `shoal` finds a daemon and its key";
-            return vec![Finding::lacking(
+            return vec![Finding::limited(
                 NAME,
                 format!("{error:#}"),
                 "commands that need a daemon fail",
@@ -85,7 +85,7 @@ async fn answers(client: &Client) -> Vec<Finding> {
     let version = match client.version().await {
         Ok(version) => version.version,
         Err(error) if error.code() == Some("unauthorized") => {
-            return vec![Finding::lacking(
+            return vec![Finding::limited(
                 "api_key",
                 format!("the daemon at {url} rejects it"),
                 "every request fails",
@@ -95,13 +95,13 @@ async fn answers(client: &Client) -> Vec<Finding> {
         Err(error) => {
             let remedy = "check its log; `systemctl restart shoal` leaves sandboxes running";
             let what = format!("{url}: {:#}", anyhow::Error::new(error));
-            return vec![Finding::lacking("daemon", what, "commands that need a daemon fail", remedy)];
+            return vec![Finding::limited("daemon", what, "commands that need a daemon fail", remedy)];
         }
     };
     let ours = env!("CARGO_PKG_VERSION");
     let mut findings = vec![Finding::found("daemon", format!("{url}, version {version}"))];
     if version != ours {
-        findings.push(Finding::lacking(
+        findings.push(Finding::limited(
             "daemon_version",
             format!("the daemon is {version}, this program is {ours}"),
             "the daemon may not support newer commands",
@@ -121,7 +121,7 @@ fn word(verdict: Verdict) -> &'static str {
     match verdict {
         Verdict::Found => "ok",
         Verdict::Unknown => "unknown",
-        Verdict::Lacking => "lacking",
+        Verdict::Limited => "lacking",
         Verdict::Missing => "missing",
     }
 }
@@ -130,12 +130,12 @@ fn paint(verdict: Verdict) -> Paint {
     match verdict {
         Verdict::Found => Paint::Green,
         Verdict::Unknown => Paint::Dim,
-        Verdict::Lacking => Paint::Yellow,
+        Verdict::Limited => Paint::Yellow,
         Verdict::Missing => Paint::Red,
     }
 }
 
-/// For people: one line each, and for what is lacking what it costs and how to get it.
+/// For people: one line each, and for what is limited or missing what it costs and how to get it.
 fn shown(findings: &[Finding], width: usize) -> String {
     let names = findings.iter().map(|finding| finding.name.len()).max().unwrap_or(0);
     let mut text = String::new();
@@ -163,17 +163,17 @@ fn shown(findings: &[Finding], width: usize) -> String {
 
 fn summary(findings: &[Finding]) -> String {
     let count = |verdict| findings.iter().filter(|finding| finding.verdict == verdict).count();
-    let (missing, lacking, unknown) =
-        (count(Verdict::Missing), count(Verdict::Lacking), count(Verdict::Unknown));
+    let (missing, limited, unknown) =
+        (count(Verdict::Missing), count(Verdict::Limited), count(Verdict::Unknown));
     if missing > 0 {
         return format!("{missing} missing: Shoal does not work here\n");
     }
     let unknown = if unknown > 0 { format!(", {unknown} could not be checked") } else { String::new() };
-    match lacking {
+    match limited {
         0 => format!("Shoal works here{unknown}\n"),
         _ => format!(
-            "Shoal works here, with {lacking} {}{unknown}\n",
-            if lacking == 1 { "limitation" } else { "limitations" }
+            "Shoal works here, with {limited} {}{unknown}\n",
+            if limited == 1 { "limitation" } else { "limitations" }
         ),
     }
 }
@@ -205,7 +205,7 @@ mod tests {
     fn what_is_lacking_comes_with_its_cost_and_its_remedy() {
         let findings = [
             Finding::found("kernel", "Linux 6.1"),
-            Finding::lacking("process_ids", "pid_max is 32768", "few", "raise it"),
+            Finding::limited("process_ids", "pid_max is 32768", "few", "raise it"),
         ];
         assert_eq!(
             shown(&findings, 80),

@@ -36,21 +36,21 @@ impl LiveCommand {
         if !state.sink.readers.is_empty() || state.sink.ending.is_some() {
             return;
         }
-        let (hub, seen) = (Arc::downgrade(self), state.sink.reader_next);
+        let (command, seen) = (Arc::downgrade(self), state.sink.reader_next);
         self.guest().runtime.spawn(async move {
             tokio::time::sleep(after).await;
-            let Some(hub) = hub.upgrade() else { return };
+            let Some(command) = command.upgrade() else { return };
             {
-                let state = hub.lane.lock();
+                let state = command.lane.lock();
                 if state.sink.reader_next != seen || !state.sink.readers.is_empty() || state.sink.ending.is_some() {
                     return;
                 }
             }
-            info!(sandbox = %hub.guest().id, command = %hub.id, "ends a command that nobody is attached to");
-            match (CommandRef { hub: Arc::clone(&hub) }).kill().await {
+            info!(sandbox = %command.guest().id, command = %command.id, "ends a command that nobody is attached to");
+            match (CommandRef { command: Arc::clone(&command) }).kill().await {
                 Ok(()) | Err(EngineError::CommandEnded { .. }) => {}
                 Err(error) => {
-                    warn!(sandbox = %hub.guest().id, command = %hub.id, error = chain(&error), "cannot end it");
+                    warn!(sandbox = %command.guest().id, command = %command.id, error = chain(&error), "cannot end it");
                 }
             }
         });

@@ -18,13 +18,13 @@ use crate::model::{Command, Gathered, Offsets, Signal, Span};
 /// A command that can be watched and acted on. Holding it keeps nothing alive but memory.
 #[derive(Clone)]
 pub struct CommandRef {
-    pub(crate) hub: Arc<LiveCommand>,
+    pub(crate) command: Arc<LiveCommand>,
 }
 
 impl CommandRef {
     /// As it is now.
     pub fn now(&self) -> Command {
-        self.hub.now()
+        self.command.now()
     }
 
     /// When it is over.
@@ -34,22 +34,22 @@ impl CommandRef {
             None => ControlFlow::Continue(()),
         };
         // Whoever waits for a command uses the sandbox, for as long as the command takes.
-        let _using = Use::begin(self.hub.guest());
-        self.hub.lane.until(over).await;
-        self.hub.now()
+        let _using = Use::begin(self.command.guest());
+        self.command.lane.until(over).await;
+        self.command.now()
     }
 
     /// Output from these offsets on, live, until the end. While one is attached and makes progress, what it has not yet
     /// read does not fall off the front; the command is made to wait instead.
     pub fn attach(&self, from: Offsets) -> Output {
-        Output::attach(&self.hub, from)
+        Output::attach(&self.command, from)
     }
 
     /// All output that is kept now, at most `limit` bytes of each stream from where it begins.
     pub async fn output(&self, limit: usize) -> Result<Gathered, EngineError> {
         let reading = self.attach(Offsets::default());
         let spans = {
-            let state = self.hub.lane.lock();
+            let state = self.command.lane.lock();
             [state.sink.logs[0].span(), state.sink.logs[1].span()]
         };
         let mut all = [Vec::new(), Vec::new()];
@@ -60,7 +60,7 @@ impl CommandRef {
             cut[log] = start > 0 || until < end;
             let mut at = start;
             while at < until {
-                let next = self.hub.lane.lock().sink.logs[log].next(&self.hub.directory(), at, until);
+                let next = self.command.lane.lock().sink.logs[log].next(&self.command.directory(), at, until);
                 let bytes = match next {
                     Next::Memory(bytes, _) => bytes,
                     Next::File(plan) => self.read_file(plan).await?,
@@ -83,7 +83,7 @@ impl CommandRef {
     async fn read_file(&self, plan: ReadPlan) -> Result<Bytes, EngineError> {
         let read = tokio::task::spawn_blocking(move || plan.read()).await;
         let read = read.unwrap_or_else(|error| Err(std::io::Error::other(error)));
-        read.map_err(|source| EngineError::Log { doing: "read", id: self.hub.id.clone(), source })
+        read.map_err(|source| EngineError::Log { doing: "read", id: self.command.id.clone(), source })
     }
 
     /// Hands bytes to stdin; waits while the command's window is full, at most [`STDIN_SECONDS`].
@@ -94,7 +94,7 @@ impl CommandRef {
     /// survive the daemon's death keeps what is not covered, and says it again with `at`.
     pub async fn write_stdin(&self, at: Option<u64>, bytes: Bytes) -> Result<u64, EngineError> {
         let deadline = Instant::now() + Duration::from_secs(STDIN_SECONDS);
-        let late = |_| EngineError::StdinStalled { id: self.hub.id.clone() };
+        let late = |_| EngineError::StdinStalled { id: self.command.id.clone() };
         timeout_at(deadline, self.take_all_input(at, bytes)).await.map_err(late)?
     }
 
@@ -105,10 +105,10 @@ impl CommandRef {
     }
 
     async fn take_all_input(&self, mut at: Option<u64>, mut rest: Bytes) -> Result<u64, EngineError> {
-        let _using = self.hub.guest().begin_use()?;
+        let _using = self.command.guest().begin_use()?;
         loop {
-            let step = self.hub.lane.until(|state| self.take_input(state, &mut at, &mut rest)).await;
-            self.hub.offer_stdin(&mut self.hub.lane.lock());
+            let step = self.command.lane.until(|state| self.take_input(state, &mut at, &mut rest)).await;
+            self.command.offer_stdin(&mut self.command.lane.lock());
             if let Some(result) = step {
                 return result;
             }
@@ -152,10 +152,10 @@ impl CommandRef {
 
     fn takes_input(&self, state: &State) -> Result<(), EngineError> {
         if state.sink.ending.is_some() {
-            return Err(EngineError::CommandEnded { id: self.hub.id.clone() });
+            return Err(EngineError::CommandEnded { id: self.command.id.clone() });
         }
         if state.stdin.is_ended() {
-            return Err(EngineError::StdinClosed { id: self.hub.id.clone() });
+            return Err(EngineError::StdinClosed { id: self.command.id.clone() });
         }
         Ok(())
     }
@@ -163,14 +163,14 @@ impl CommandRef {
     /// No more stdin. Answers when init knows; asking twice is harmless.
     pub async fn end_stdin(&self) -> Result<(), EngineError> {
         let deadline = Instant::now() + Duration::from_secs(STDIN_SECONDS);
-        let stalled = |_| EngineError::StdinStalled { id: self.hub.id.clone() };
-        let set = self.hub.lane.until(|state| {
+        let stalled = |_| EngineError::StdinStalled { id: self.command.id.clone() };
+        let set = self.command.lane.until(|state| {
             if state.stdin.is_ended() {
                 // It has no input, or gets no more: the wish is already true.
                 return ControlFlow::Break(Ok(()));
             }
             if state.sink.ending.is_some() {
-                return ControlFlow::Break(Err(EngineError::CommandEnded { id: self.hub.id.clone() }));
+                return ControlFlow::Break(Err(EngineError::CommandEnded { id: self.command.id.clone() }));
             }
             if state.stdin.is_unknown() {
                 return ControlFlow::Continue(());
@@ -179,8 +179,8 @@ impl CommandRef {
             ControlFlow::Break(Ok(()))
         });
         timeout_at(deadline, set).await.map_err(stalled)??;
-        self.hub.offer_stdin(&mut self.hub.lane.lock());
-        let sent = self.hub.lane.until(|state| {
+        self.command.offer_stdin(&mut self.command.lane.lock());
+        let sent = self.command.lane.until(|state| {
             let done = state.stdin.is_end_known() || state.sink.ending.is_some();
             if done { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         });
@@ -195,38 +195,38 @@ impl CommandRef {
     /// Signals the command's process group. If the connection to init breaks at this moment, it is not known whether the
     /// signal was sent; it is not sent twice, and the answer is [`EngineError::Unresponsive`].
     pub async fn signal(&self, signal: Signal) -> Result<(), EngineError> {
-        let message = ToInit::Signal { handle: self.hub.lane.handle(), signal: signal.number() };
+        let message = ToInit::Signal { handle: self.command.lane.handle(), signal: signal.number() };
         self.request(Some(message), Resend::No).await
     }
 
     /// Ends the command's whole tree at once. Answers when init has been told; the end itself comes as a result.
     pub async fn kill(&self) -> Result<(), EngineError> {
-        self.request(Some(ToInit::Kill { handle: self.hub.lane.handle() }), Resend::Yes).await
+        self.request(Some(ToInit::Kill { handle: self.command.lane.handle() }), Resend::Yes).await
     }
 
     /// Gives the command's terminal a new size.
     pub async fn resize(&self, rows: u16, columns: u16) -> Result<(), EngineError> {
-        if self.hub.lane.start.terminal.is_none() {
-            return Err(EngineError::NoTerminal { id: self.hub.id.clone() });
+        if self.command.lane.start.terminal.is_none() {
+            return Err(EngineError::NoTerminal { id: self.command.id.clone() });
         }
         let size = TerminalSize { rows, columns };
-        self.request(Some(ToInit::Resize { handle: self.hub.lane.handle(), size }), Resend::Yes).await
+        self.request(Some(ToInit::Resize { handle: self.command.lane.handle(), size }), Resend::Yes).await
     }
 
     /// Says something to init and waits until it has read it.
     async fn request(&self, message: Option<ToInit>, resend: Resend) -> Result<(), EngineError> {
-        let _using = self.hub.guest().begin_use()?;
+        let _using = self.command.guest().begin_use()?;
         let deadline = Instant::now() + Duration::from_secs(ANSWER_SECONDS);
-        let unresponsive = || self.hub.guest().unresponsive();
+        let unresponsive = || self.command.guest().unresponsive();
         loop {
-            if self.hub.lane.lock().sink.ending.is_some() {
-                return Err(EngineError::CommandEnded { id: self.hub.id.clone() });
+            if self.command.lane.lock().sink.ending.is_some() {
+                return Err(EngineError::CommandEnded { id: self.command.id.clone() });
             }
-            let said = timeout_at(deadline, self.hub.guest().outbox.say(message.clone()));
+            let said = timeout_at(deadline, self.command.guest().outbox.say(message.clone()));
             let said = tokio::select! {
                 biased;
                 said = said => said.map_err(|_| unresponsive())?,
-                () = self.hub.lane.over() => return Ok(()),
+                () = self.command.lane.over() => return Ok(()),
             };
             match (said, resend) {
                 (Ok(()), _) => return Ok(()),

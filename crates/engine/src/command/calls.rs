@@ -54,16 +54,16 @@ impl Engine {
         let oom_kills_before = commands.guest.oom_kills().await;
         let wish = Wish { id: command_id, start, request_digest, oom_kills_before, attendance };
         let intent = commands.intend(wish)?;
-        let hub = match intent {
-            Intent::New(hub) => {
-                hub.commit_intent();
-                hub
+        let found = match intent {
+            Intent::New(found) => {
+                found.commit_intent();
+                found
             }
-            Intent::Known(hub) => hub,
+            Intent::Known(found) => found,
         };
         let metrics = &self.shared().metrics;
-        let hub = match crate::observe::timing::ROW.watch(metrics, id, hub.committed()).await {
-            Ok(()) => hub,
+        let found = match crate::observe::timing::ROW.watch(metrics, id, found.committed()).await {
+            Ok(()) => found,
             Err(Refusal::Exists(row)) => self.found(commands, CommandRow::clone(&row)).await?,
             Err(Refusal::NoSandbox) => return Err(commands.guest.wrong_state()),
             Err(Refusal::Store(source)) => {
@@ -71,11 +71,11 @@ impl Engine {
                 return Err(EngineError::Store { doing: "write the command's row", source });
             }
         };
-        if hub.request_digest != request_digest {
-            return Err(EngineError::CommandIdReused { id: hub.id.clone() });
+        if found.request_digest != request_digest {
+            return Err(EngineError::CommandIdReused { id: found.id.clone() });
         }
-        crate::observe::timing::START.watch(metrics, id, hub.started_in_time(named)).await?;
-        Ok(CommandRef { hub })
+        crate::observe::timing::START.watch(metrics, id, found.started_in_time(named)).await?;
+        Ok(CommandRef { command: found })
     }
 
     /// A command by its id.
@@ -87,12 +87,12 @@ impl Engine {
     ) -> Result<CommandRef, EngineError> {
         let live = self.live(owner, id)?;
         let not_found = || EngineError::CommandNotFound { id: command.to_string() };
-        if let Some(hub) = live.commands.by_id(command) {
-            hub.committed().await.map_err(|_| not_found())?;
-            return Ok(CommandRef { hub });
+        if let Some(found) = live.commands.by_id(command) {
+            found.committed().await.map_err(|_| not_found())?;
+            return Ok(CommandRef { command: found });
         }
         let row = self.shared().db.command(live.id, command.clone()).await?.ok_or_else(not_found)?;
-        Ok(CommandRef { hub: self.found(&live.commands, row).await? })
+        Ok(CommandRef { command: self.found(&live.commands, row).await? })
     }
 
     /// The command that a row tells of: in memory while it has no result, else from the row.
@@ -102,9 +102,9 @@ impl Engine {
         row: CommandRow,
     ) -> Result<Arc<LiveCommand>, EngineError> {
         if row.result.is_none()
-            && let Some(hub) = commands.by_id(&row.id)
+            && let Some(found) = commands.by_id(&row.id)
         {
-            return Ok(hub);
+            return Ok(found);
         }
         // It may have ended since the row was read.
         let row = match row.result {

@@ -104,10 +104,10 @@ impl LiveCommand {
             EndingKind::Guest(end) if may_be_out_of_memory(end) => {
                 state.sink.phase = Phase::Finishing(None);
                 drop(state);
-                let hub = Arc::clone(self);
+                let command = Arc::clone(self);
                 self.guest().runtime.spawn(async move {
-                    let (outcome, kills) = hub.outcome_of_kill(end).await;
-                    hub.commit_result(result(outcome), kills);
+                    let (outcome, kills) = command.outcome_of_kill(end).await;
+                    command.commit_result(result(outcome), kills);
                 });
                 return;
             }
@@ -131,18 +131,18 @@ impl LiveCommand {
     }
 
     pub(super) fn commit_result(self: &Arc<Self>, result: ResultRow, oom_kills: Option<u64>) {
-        let hub = Arc::clone(self);
+        let command = Arc::clone(self);
         let row = result.clone();
         let done = move |committed: Result<(), DbError>| match committed {
-            Ok(()) => hub.result_committed(result),
+            Ok(()) => command.result_committed(result),
             Err(DbError::Closed) => {} // Init keeps the result for the next daemon.
             Err(error) => {
-                error!(sandbox = %hub.guest().id, command = %hub.id, error = chain(&error),
+                error!(sandbox = %command.guest().id, command = %command.id, error = chain(&error),
                     "cannot store a result; it is tried again");
-                let runtime = hub.guest().runtime.clone();
+                let runtime = command.guest().runtime.clone();
                 runtime.spawn(async move {
                     tokio::time::sleep(RESULT_RETRY).await;
-                    hub.commit_result(result, oom_kills);
+                    command.commit_result(result, oom_kills);
                 });
             }
         };

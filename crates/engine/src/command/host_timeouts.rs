@@ -148,30 +148,30 @@ async fn watch_over(commands: Weak<Commands>) {
 
 /// Ends a command that has outlived its timeout, and sees to it that it gets a result.
 async fn strike(commands: Arc<Commands>, handle: Handle) {
-    let Ok(Some(hub)) = commands.by_handle(handle) else { return };
-    if !hub.strike() {
+    let Ok(Some(command)) = commands.by_handle(handle) else { return };
+    if !command.strike() {
         return; // It is over; its result is on its way.
     }
     let sandbox = commands.guest.id;
-    warn!(%sandbox, command = %hub.id, "init has not ended a command at its timeout; the host does");
-    if !end_from_outside(&commands, &hub).await {
+    warn!(%sandbox, command = %command.id, "init has not ended a command at its timeout; the host does");
+    if !end_from_outside(&commands, &command).await {
         return;
     }
-    if timeout(REPORT_WAIT, hub.lane.over()).await.is_err() {
-        warn!(%sandbox, command = %hub.id, "init does not say how a command ended");
-        hub.unheard();
+    if timeout(REPORT_WAIT, command.lane.over()).await.is_err() {
+        warn!(%sandbox, command = %command.id, "init does not say how a command ended");
+        command.unheard();
     }
 }
 
 /// `false`: it has ended otherwise, or the engine stops, and the next one sees to it.
-async fn end_from_outside(commands: &Commands, hub: &LiveCommand) -> bool {
+async fn end_from_outside(commands: &Commands, command: &LiveCommand) -> bool {
     let guest = &commands.guest;
     let mut pause = RETRY_MIN;
     loop {
-        let ended = guest.backend.end_processes(guest.id, Processes::OfCommand(hub.lane.handle())).await;
+        let ended = guest.backend.end_processes(guest.id, Processes::OfCommand(command.lane.handle())).await;
         let Err(error) = ended else { return true };
-        warn!(sandbox = %guest.id, command = %hub.id, error = chain(&error), "cannot end a command; trying again");
-        if timeout(pause, hub.lane.over()).await.is_ok() || commands.is_halted() {
+        warn!(sandbox = %guest.id, command = %command.id, error = chain(&error), "cannot end a command; trying again");
+        if timeout(pause, command.lane.over()).await.is_ok() || commands.is_halted() {
             return false;
         }
         pause = (pause * 2).min(RETRY_MAX);

@@ -103,7 +103,7 @@ impl LiveCommand {
         sink.ending =
             spans.map(|spans| Ending { what: EndingKind::SandboxGone, ends: spans.map(|span| span.end) });
         let stdin = Stdin::recovered(row.start.stdin);
-        let hub = Self {
+        let command = Self {
             commands: Arc::clone(commands),
             id: row.id,
             lane: Lane::new(row.start, stdin, sink),
@@ -112,8 +112,8 @@ impl LiveCommand {
             attendance: row.attendance,
             oom_kills_before: row.oom_kills_before,
         };
-        hub.lane.lock().pid = pid;
-        Ok(Arc::new(hub))
+        command.lane.lock().pid = pid;
+        Ok(Arc::new(command))
     }
 
     pub fn guest(&self) -> &Arc<Guest> {
@@ -139,8 +139,8 @@ impl LiveCommand {
             attendance: self.attendance,
             result: None,
         };
-        let hub = Arc::clone(self);
-        self.commands.db.insert_command(row, move |inserted| hub.intent_answered(inserted));
+        let command = Arc::clone(self);
+        self.commands.db.insert_command(row, move |inserted| command.intent_answered(inserted));
     }
 
     fn intent_answered(self: &Arc<Self>, inserted: Result<Inserted, DbError>) {

@@ -1,7 +1,7 @@
 //! A command's output as one reader gets it.
 //!
 //! What is in memory is handed out from there; what is older is read from files, a few chunks at a time. Where the reader
-//! is stays in the hub, because retention looks at it.
+//! is stays in the command, because retention looks at it.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use crate::model::{Offsets, OutputEvent};
 
 /// A command's output as it comes. Dropping it lets the front fall off again.
 pub struct Output {
-    hub: Arc<LiveCommand>,
+    command: Arc<LiveCommand>,
     reader: u64,
     /// Read from files, not yet handed out.
     ahead: [Bytes; 2],
@@ -40,22 +40,22 @@ enum Step {
 }
 
 impl Output {
-    pub(super) fn attach(hub: &Arc<LiveCommand>, from: Offsets) -> Self {
-        let mut state = hub.lane.lock();
+    pub(super) fn attach(command: &Arc<LiveCommand>, from: Offsets) -> Self {
+        let mut state = command.lane.lock();
         let reader = state.sink.reader_next;
         state.sink.reader_next += 1;
         let at = [from.stdout, from.stderr];
         state.sink.readers.insert(reader, Reader { at, moved: Instant::now(), let_go: false });
         drop(state);
         Self {
-            hub: Arc::clone(hub),
+            command: Arc::clone(command),
             reader,
             ahead: [Bytes::new(), Bytes::new()],
             started: false,
             stdin_given: None,
             turn: 0,
             over: false,
-            using: Use::begin(hub.guest()),
+            using: Use::begin(command.guest()),
         }
     }
 
@@ -66,12 +66,12 @@ impl Output {
             return None;
         }
         loop {
-            let hub = Arc::clone(&self.hub);
-            let step = hub.lane.until(|state| self.step(state)).await;
+            let command = Arc::clone(&self.command);
+            let step = command.lane.until(|state| self.step(state)).await;
             match step {
                 Step::Give(event) => {
                     if matches!(event, OutputEvent::Bytes { .. } | OutputEvent::Lost { .. }) {
-                        hub.reader_moved(hub.lane.lock());
+                        command.reader_moved(command.lane.lock());
                     }
                     return Some(event);
                 }
@@ -103,7 +103,7 @@ impl Output {
         if let Some(event) = self.take_ahead(state) {
             return give(event);
         }
-        let directory = self.hub.directory();
+        let directory = self.command.directory();
         let next = |log: usize| state.sink.logs[log].next(&directory, at[log], state.sink.end(log));
         let first = self.turn;
         let second = 1 - first;
@@ -132,7 +132,7 @@ impl Output {
     /// Nothing to read: stdin's acknowledgements, and the end.
     fn step_idle(&mut self, state: &mut State) -> ControlFlow<Step> {
         if let Some(given) = state.stdin.given()
-            && self.hub.lane.start.stdin
+            && self.command.lane.start.stdin
             && self.stdin_given != Some(given)
         {
             let first = self.stdin_given.replace(given).is_none();
@@ -142,7 +142,7 @@ impl Output {
         }
         match state.sink.result() {
             Some(_) => {
-                ControlFlow::Break(Step::Leave(OutputEvent::Ended(Box::new(self.hub.describe(state)))))
+                ControlFlow::Break(Step::Leave(OutputEvent::Ended(Box::new(self.command.describe(state)))))
             }
             None => ControlFlow::Continue(()),
         }
@@ -159,7 +159,7 @@ impl Output {
         let offset = state.sink.readers[&self.reader].at[log];
         let chunk = bytes.split_to(bytes.len().min(CHUNK_MAX));
         self.ahead[log] = bytes;
-        self.hub.guest().metrics.read(chunk.len());
+        self.command.guest().metrics.read(chunk.len());
         self.move_to(state, log, offset + chunk.len() as u64);
         OutputEvent::Bytes { stream: STREAMS[log], offset, bytes: chunk }
     }
@@ -173,8 +173,8 @@ impl Output {
 
     /// A log that cannot be read is reported as lost: what is not there cannot be waited for.
     fn unreadable(&mut self, log: usize, error: &std::io::Error) -> OutputEvent {
-        error!(sandbox = %self.hub.guest().id, command = %self.hub.id, %error, "cannot read stored output");
-        let mut state = self.hub.lane.lock();
+        error!(sandbox = %self.command.guest().id, command = %self.command.id, %error, "cannot read stored output");
+        let mut state = self.command.lane.lock();
         let from = state.sink.readers.get(&self.reader).map_or(0, |reader| reader.at[log]);
         let to = state.sink.logs[log].received();
         self.move_to(&mut state, log, to);
@@ -186,10 +186,10 @@ impl Output {
             return;
         }
         self.using = None;
-        let mut state = self.hub.lane.lock();
+        let mut state = self.command.lane.lock();
         state.sink.readers.remove(&self.reader);
-        self.hub.left(&state);
-        self.hub.reader_moved(state);
+        self.command.left(&state);
+        self.command.reader_moved(state);
     }
 }
 

@@ -115,8 +115,8 @@ impl Commands {
             return Err(self.guest.wrong_state());
         }
         let mut table = self.table();
-        if let Some(hub) = table.by_id.get(&wish.id).and_then(|handle| table.live.get(handle)) {
-            return Ok(Intent::Known(Arc::clone(hub)));
+        if let Some(command) = table.by_id.get(&wish.id).and_then(|handle| table.live.get(handle)) {
+            return Ok(Intent::Known(Arc::clone(command)));
         }
         if table.closed {
             drop(table);
@@ -135,35 +135,35 @@ impl Commands {
         table.starts_bytes += size;
         table.handle_next += 1;
         table.by_id.insert(wish.id.clone(), handle);
-        let hub = LiveCommand::intended(self, handle, wish);
-        table.live.insert(handle, Arc::clone(&hub));
-        Ok(Intent::New(hub))
+        let command = LiveCommand::intended(self, handle, wish);
+        table.live.insert(handle, Arc::clone(&command));
+        Ok(Intent::New(command))
     }
 
     /// Takes a command into the table that a row told of. Blocks.
     pub fn adopt(self: &Arc<Self>, row: CommandRow) -> std::io::Result<()> {
-        let hub = LiveCommand::recovered(self, row)?;
+        let command = LiveCommand::recovered(self, row)?;
         let mut table = self.table();
-        table.starts_bytes += start_size(&hub.lane.start);
-        table.by_id.insert(hub.id.clone(), hub.lane.handle());
-        table.live.insert(hub.lane.handle(), hub);
+        table.starts_bytes += start_size(&command.lane.start);
+        table.by_id.insert(command.id.clone(), command.lane.handle());
+        table.live.insert(command.lane.handle(), command);
         Ok(())
     }
 
     /// It has no row.
-    pub(super) fn forget(&self, hub: &LiveCommand) {
-        let handle = hub.lane.handle();
+    pub(super) fn forget(&self, command: &LiveCommand) {
+        let handle = command.lane.handle();
         self.timeouts.disarm(handle);
         let mut table = self.table();
         if table.live.remove(&handle).is_some() {
-            table.starts_bytes -= start_size(&hub.lane.start);
-            table.by_id.remove(&hub.id);
+            table.starts_bytes -= start_size(&command.lane.start);
+            table.by_id.remove(&command.id);
         }
     }
 
     /// Its result is stored.
-    pub(super) fn ended(self: &Arc<Self>, hub: &LiveCommand, output_bytes: u64) {
-        self.forget(hub);
+    pub(super) fn ended(self: &Arc<Self>, command: &LiveCommand, output_bytes: u64) {
+        self.forget(command);
         let mut table = self.table();
         table.ended += 1;
         table.ended_bytes += output_bytes;
@@ -231,11 +231,11 @@ impl Commands {
             // That it is not in the table does not mean that it has its result: init must not be told so.
             return Err(Violation::NobodyListens);
         }
-        let hub = table.live.get(&handle).cloned();
+        let command = table.live.get(&handle).cloned();
         let used = handle.0 < table.handle_next && handle.0 > 0;
         drop(table);
-        match hub {
-            Some(hub) if hub.is_committed() => Ok(Some(hub)),
+        match command {
+            Some(command) if command.is_committed() => Ok(Some(command)),
             None if used => Ok(None),
             // A row that is about to be written is not known to init.
             Some(_) | None => Err(Violation::UnknownHandle { handle }),
@@ -255,8 +255,8 @@ impl Commands {
 
     /// All whose rows are written and that have no result.
     pub fn live(&self) -> Vec<Arc<LiveCommand>> {
-        let hubs: Vec<_> = self.table().live.values().cloned().collect();
-        hubs.into_iter().filter(|hub| hub.is_committed()).collect()
+        let commands: Vec<_> = self.table().live.values().cloned().collect();
+        commands.into_iter().filter(|command| command.is_committed()).collect()
     }
 
     /// No more commands. Gives those that have no result.

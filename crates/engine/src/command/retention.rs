@@ -71,8 +71,8 @@ impl LiveCommand {
             (false, _) => state.sink.held_since = None,
         }
         if held && !std::mem::replace(&mut state.sink.watched, true) {
-            let hub = Arc::clone(self);
-            self.guest().runtime.spawn(async move { hub.watch_stalled().await });
+            let command = Arc::clone(self);
+            self.guest().runtime.spawn(async move { command.watch_stalled().await });
         }
         self.offer_acks(state);
         files
@@ -98,11 +98,11 @@ impl LiveCommand {
     }
 
     fn store_after_patience(self: &Arc<Self>) {
-        let hub = Arc::downgrade(self);
+        let command = Arc::downgrade(self);
         self.guest().runtime.spawn(async move {
             tokio::time::sleep(PATIENCE).await;
-            if let Some(hub) = hub.upgrade() {
-                hub.store_rest();
+            if let Some(command) = command.upgrade() {
+                command.store_rest();
             }
         });
     }

@@ -7,7 +7,7 @@ use wire::SandboxId;
 use crate::db::{SandboxRow, Visibility};
 use crate::model::random::random_u128;
 use crate::pool::{Pool, Standing};
-use crate::sandbox::admit::{Based, Created, Lacking, Newborn, basis, enter, free_name};
+use crate::sandbox::admit::{Based, Created, ImageMissing, Newborn, basis, enter, free_name};
 use crate::sandbox::live::LiveSandbox;
 use crate::{EngineError, Labels, SandboxSpec, Shared, TemplateName, Wait};
 
@@ -19,7 +19,7 @@ pub(super) fn admit_member(
     let registry = shared.registry();
     let spec = SandboxSpec { template: TemplateName::kept(&pool.template()), ..SandboxSpec::default() };
     let source = shared.templates.find(&pool.owner, spec.template.as_str())?;
-    let Based::On(basis) = basis(shared, &pool.owner, source, &spec, Lacking::Tell)? else {
+    let Based::On(basis) = basis(shared, &pool.owner, source, &spec, ImageMissing::Tell)? else {
         return Err(EngineError::Full { what: format!("template `{}` is not ready", spec.template) });
     };
     registry.check_room(&pool.owner, &basis.limits, &pool.limits(), &shared.config.capacity)?;

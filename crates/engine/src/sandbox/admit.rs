@@ -86,14 +86,14 @@ impl Engine {
         let request = Request { key, visibility, find, spec, digest, wait };
         // A caller who waits hears of an image that cannot be pulled before there is a sandbox that failed. For one who does not
         // wait, the driver pulls; and so it does for an image that is removed as soon as it is here.
-        let mut lacking = if wait == Wait::Ready { Lacking::Tell } else { Lacking::Pull };
+        let mut missing = if wait == Wait::Ready { ImageMissing::Tell } else { ImageMissing::Pull };
         let mut attempts = FIND_ATTEMPTS;
         loop {
             attempts -= 1;
-            match self.turn(&request, lacking).await? {
+            match self.turn(&request, missing).await? {
                 Turn::Over(sandbox, origin) => return Ok((*sandbox, origin)),
                 Turn::Prepared | Turn::Lost => attempts = FIND_ATTEMPTS,
-                Turn::Pulled => (lacking, attempts) = (Lacking::Pull, FIND_ATTEMPTS),
+                Turn::Pulled => (missing, attempts) = (ImageMissing::Pull, FIND_ATTEMPTS),
                 Turn::Raced(_) if attempts > 0 => {}
                 Turn::Raced(error) => return Err(error),
             }
@@ -101,15 +101,15 @@ impl Engine {
     }
 
     /// One attempt: admits, and waits for what came of it.
-    async fn turn(&self, request: &Request<'_>, lacking: Lacking) -> Result<Turn, EngineError> {
+    async fn turn(&self, request: &Request<'_>, missing: ImageMissing) -> Result<Turn, EngineError> {
         let over = |live: &LiveSandbox, origin| Ok(Turn::Over(Box::new(live.describe()), origin));
-        match self.admit(request, lacking)? {
+        match self.admit(request, missing)? {
             Admitted::Unprepared(version) => {
                 // However the preparation ends, the next attempt reports it.
                 version.settled().await;
                 Ok(Turn::Prepared)
             }
-            Admitted::Lacks(reference) => {
+            Admitted::ImageMissing(reference) => {
                 self.pull(request.key, PullSpec::new(reference)).finished().await?;
                 Ok(Turn::Pulled)
             }
@@ -142,7 +142,7 @@ impl Engine {
 
     /// Finds the sandbox that is meant, or checks and takes the room, the name and the idempotency key, all in one step, and
     /// starts the driver.
-    fn admit(&self, request: &Request<'_>, lacking: Lacking) -> Result<Admitted, EngineError> {
+    fn admit(&self, request: &Request<'_>, missing: ImageMissing) -> Result<Admitted, EngineError> {
         let shared = self.shared();
         let Request { key, visibility, spec, digest, wait, .. } = request;
         let mut registry = shared.registry();
@@ -155,7 +155,7 @@ impl Engine {
         let spec = &SandboxSpec { template, ..spec.clone() };
         // Under the registry's lock, so that no template goes between here and the sandbox that holds it.
         let source = shared.templates.find(&key.owner, spec.template.as_str())?;
-        let basis = match basis(shared, &key.owner, source, spec, lacking)? {
+        let basis = match basis(shared, &key.owner, source, spec, missing)? {
             Based::On(basis) => *basis,
             Based::Unprepared(version) => return Ok(Admitted::Unprepared(version)),
         };
@@ -172,9 +172,10 @@ impl Engine {
             Some(image) => Some(image.rootfs()),
             None => shared.images.rootfs(&key.owner, &basis.choice.name),
         };
-        if let (None, Lacking::Tell, ImageName::Reference(reference)) = (&rootfs, lacking, &basis.choice.name)
+        if let (None, ImageMissing::Tell, ImageName::Reference(reference)) =
+            (&rootfs, missing, &basis.choice.name)
         {
-            return Ok(Admitted::Lacks(reference.clone()));
+            return Ok(Admitted::ImageMissing(reference.clone()));
         }
         // One that stands ready brings its id along. None has volumes.
         let ready = rootfs
@@ -361,7 +362,7 @@ pub(crate) fn basis(
     owner: &Owner,
     source: Source,
     spec: &SandboxSpec,
-    lacking: Lacking,
+    missing: ImageMissing,
 ) -> Result<Based, EngineError> {
     let template = source.spec();
     let version = match source {
@@ -382,7 +383,7 @@ pub(crate) fn basis(
                 return Err(EngineError::TemplateFailed { name: spec.template.to_string(), reason });
             }
             // One that was replaced this moment has a successor at the next look.
-            Preparation::Preparing | Preparation::Replaced if lacking == Lacking::Tell => {
+            Preparation::Preparing | Preparation::Replaced if missing == ImageMissing::Tell => {
                 return Ok(Based::Unprepared(Arc::clone(version)));
             }
             Preparation::Preparing | Preparation::Replaced => (shared.images.choose(&template.image)?, None),
@@ -411,7 +412,7 @@ pub(crate) fn basis(
 
 /// What becomes of a create whose image is not here.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Lacking {
+pub(crate) enum ImageMissing {
     /// Nothing yet: it is told, and asked again.
     Tell,
     /// The driver pulls it.
@@ -451,7 +452,7 @@ pub(crate) enum Admitted {
     /// This template must be ready first.
     Unprepared(Arc<Version>),
     /// This image is needed first.
-    Lacks(ImageRef),
+    ImageMissing(ImageRef),
     New(Arc<LiveSandbox>, Created),
     /// It stood ready, and is being given to whoever asked.
     Claimed(Arc<LiveSandbox>, oneshot::Receiver<Result<(), Unclaimed>>),
@@ -472,5 +473,40 @@ pub(crate) fn check_pool_spec(spec: &SandboxSpec) -> Result<(), EngineError> {
             Err(Field::Pool.must(rule))
         }
         Some(_) | None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::{Action, Rule, SandboxEnv, Since};
+
+    fn hex(bytes: [u8; 32]) -> String {
+        bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+
+    /// These values are in the rows of daemons that run. They never change, or a retry over an upgrade would be refused.
+    #[test]
+    fn the_digest_of_a_request_is_the_same_in_every_version() {
+        let plain = request_digest(&SandboxSpec::default(), None);
+        assert_eq!(hex(plain), "976b4fd192c4586008f1752762952815f1ca5d83870404c0b1e33e699ef67a99");
+        let pair = |key: &str, value: &str| BTreeMap::from([(key.to_owned(), value.to_owned())]);
+        let rule = Rule { since: Since::LastUse, after: Duration::from_secs(60), action: Action::Delete };
+        let spec = SandboxSpec {
+            name: Some(SandboxName::parse("mine").expect("a name")),
+            template: TemplateName::parse("t").expect("a name"),
+            image: Some("docker.io/library/debian:12".into()),
+            env: SandboxEnv::new(pair("A", "1")).expect("an environment"),
+            cpu_millis: Some(500),
+            memory_bytes: Some(256 << 20),
+            labels: Labels::new(pair("k", "v")).expect("labels"),
+            lifetime: Lifetime::new(vec![rule]).expect("a lifetime"),
+            ..SandboxSpec::default()
+        };
+        let find = Labels::new(pair("thread", "42")).expect("labels");
+        let full = request_digest(&spec, Some(&find));
+        assert_eq!(hex(full), "063b56c37d14edffc28de4df414d47d361e01ecb798075c6359bb05e7c7b101f");
     }
 }

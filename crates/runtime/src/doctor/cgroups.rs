@@ -58,7 +58,7 @@ fn try_group(v2: &str, layout: &Layout) -> Finding {
     places.push(&v2_place);
     places.sort();
     places.dedup();
-    let mut lacking = Vec::new();
+    let mut missing = Vec::new();
     for place in places {
         let path = Path::new(place).join(&group);
         if let Err(error) = fs::create_dir(&path) {
@@ -72,19 +72,19 @@ fn try_group(v2: &str, layout: &Layout) -> Finding {
         }
         if place == v2 {
             let absent = |file: &&str| !path.join(file).exists();
-            lacking.extend(["cgroup.kill", "cgroup.freeze"].into_iter().filter(absent));
+            missing.extend(["cgroup.kill", "cgroup.freeze"].into_iter().filter(absent));
         }
         // The kernel removes the files in it. A group that was made just now and has nobody in it can be removed.
         if let Err(error) = fs::remove_dir(&path) {
             return Finding::unknown(NAME, format!("cannot remove {}: {error}", path.display()), "remove it");
         }
     }
-    if lacking.is_empty() {
+    if missing.is_empty() {
         return Finding::found(NAME, "groups can be made, ended and frozen");
     }
     Finding::missing(
         NAME,
-        format!("groups have no {}", lacking.join(" and no ")),
+        format!("groups have no {}", missing.join(" and no ")),
         "a sandbox that forks fast cannot be ended",
         "install Linux 5.14 or newer",
     )

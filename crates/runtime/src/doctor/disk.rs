@@ -112,7 +112,7 @@ impl Storage {
         }
         let cost = "sandboxes and volumes are not held to disk limits, and volumes cannot be copied at once";
         let plain = |why: String, remedy: &str| {
-            Finding::lacking(NAME, format!("plain directories: {why}"), cost, remedy)
+            Finding::limited(NAME, format!("plain directories: {why}"), cost, remedy)
         };
         if self.kind() == "btrfs" {
             return Finding::found(
@@ -165,7 +165,7 @@ fn judge_file_system(place: &Path, mounted: Option<&Mounted>) -> Finding {
     }
     if matches!(mounted.kind.as_str(), "tmpfs" | "ramfs") {
         let cost = "what is written takes memory, and is lost when the machine restarts";
-        return Finding::lacking(NAME, found, cost, "choose a place on a disk with --data-dir");
+        return Finding::limited(NAME, found, cost, "choose a place on a disk with --data-dir");
     }
     Finding::found(NAME, found)
 }
@@ -174,7 +174,7 @@ fn judge_space(bytes_free: u64, files: u64, files_free: u64) -> Vec<Finding> {
     let gib = |bytes: u64| format!("{:.1} GiB free", bytes as f64 / f64::from(1 << 30));
     let space = if bytes_free < DISK_FREE_MIN {
         let cost = "commands fail when the disk is full, in all sandboxes at once";
-        Finding::lacking(
+        Finding::limited(
             "disk_space",
             gib(bytes_free),
             cost,
@@ -186,7 +186,7 @@ fn judge_space(bytes_free: u64, files: u64, files_free: u64) -> Vec<Finding> {
     let mut findings = vec![space];
     // Some file systems make them as they go, and say 0.
     if files > 0 && files_free < FILES_FREE_MIN {
-        findings.push(Finding::lacking(
+        findings.push(Finding::limited(
             "disk_files",
             format!("{files_free} more files"),
             "the disk is full when it has no more files, however much space is left",
@@ -280,13 +280,13 @@ mod tests {
         check(on("ext4", true), Verdict::Missing, "read-only");
         check(on("overlay", false), Verdict::Missing, "overlay");
         check(on("fuse.sshfs", false), Verdict::Missing, "sshfs");
-        check(on("tmpfs", false), Verdict::Lacking, "tmpfs");
+        check(on("tmpfs", false), Verdict::Limited, "tmpfs");
         check(judge_file_system(Path::new("/data"), None), Verdict::Unknown, "/data");
     }
 
     #[test]
     fn a_disk_with_little_left_is_told_with_its_cost() {
-        check(judge_space(1 << 30, 0, 0)[0].clone(), Verdict::Lacking, "1.0 GiB");
+        check(judge_space(1 << 30, 0, 0)[0].clone(), Verdict::Limited, "1.0 GiB");
         assert_eq!(judge_space(1 << 40, 0, 0).len(), 1);
         assert_eq!(judge_space(1 << 40, 1000, 10).len(), 2);
     }

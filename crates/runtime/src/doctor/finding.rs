@@ -8,7 +8,7 @@ pub enum Verdict {
     /// The check could not be made.
     Unknown,
     /// It is not; Shoal works, with a drawback.
-    Lacking,
+    Limited,
     /// It is not; Shoal does not work.
     Missing,
 }
@@ -46,14 +46,14 @@ impl Finding {
     }
 
     /// Shoal works without it.
-    pub fn lacking(
+    pub fn limited(
         name: &'static str,
         found: impl Into<String>,
         cost: impl Into<String>,
         remedy: impl Into<String>,
     ) -> Self {
         let (cost, remedy) = (cost.into(), remedy.into());
-        Self { verdict: Verdict::Lacking, cost, remedy, ..Self::found(name, found) }
+        Self { verdict: Verdict::Limited, cost, remedy, ..Self::found(name, found) }
     }
 
     /// Shoal does not work without it.
@@ -63,7 +63,7 @@ impl Finding {
         cost: impl Into<String>,
         remedy: impl Into<String>,
     ) -> Self {
-        Self { verdict: Verdict::Missing, ..Self::lacking(name, found, cost, remedy) }
+        Self { verdict: Verdict::Missing, ..Self::limited(name, found, cost, remedy) }
     }
 }
 
@@ -73,6 +73,6 @@ impl Finding {
 pub(super) fn check(finding: Finding, verdict: Verdict, word: &str) {
     assert_eq!(finding.verdict, verdict, "{finding:?}");
     assert!(finding.found.contains(word), "{finding:?}");
-    let lacks = matches!(verdict, Verdict::Lacking | Verdict::Missing);
+    let lacks = matches!(verdict, Verdict::Limited | Verdict::Missing);
     assert!(!lacks || !finding.cost.is_empty() && !finding.remedy.is_empty(), "{finding:?}");
 }

@@ -79,7 +79,7 @@ pub(super) fn namespace_counts() -> Finding {
         .collect();
     match counts.iter().min_by_key(|(_, count)| *count) {
         None => Finding::unknown(NAME, "the kernel does not say", ""),
-        Some((kind, count)) if *count < NAMESPACES_WANTED => Finding::lacking(
+        Some((kind, count)) if *count < NAMESPACES_WANTED => Finding::limited(
             NAME,
             format!("{count} of kind `{kind}`"),
             format!("no more than {count} sandboxes at once"),

@@ -28,7 +28,7 @@ fn judge_descriptors(most: Option<u64>) -> Finding {
     if most >= DESCRIPTORS_WANTED {
         return Finding::found(NAME, format!("{most} per process"));
     }
-    Finding::lacking(
+    Finding::limited(
         NAME,
         format!("{most} per process"),
         format!("about {} sandboxes at once", most / DESCRIPTORS_PER_SANDBOX),
@@ -40,7 +40,7 @@ pub(super) fn process_ids() -> Finding {
     const NAME: &str = "process_ids";
     match number("/proc/sys/kernel/pid_max") {
         None => Finding::unknown(NAME, "the kernel does not say", ""),
-        Some(most) if most < PID_MAX_WANTED => Finding::lacking(
+        Some(most) if most < PID_MAX_WANTED => Finding::limited(
             NAME,
             format!("pid_max is {most}"),
             "that is how many processes all sandboxes and the machine have together",
@@ -69,13 +69,13 @@ fn judge_id_ranges(subordinate: &str, blocks_claimed: usize) -> Finding {
     });
     let free = (ranges::BLOCKS as usize).saturating_sub(blocks_claimed);
     match overlap {
-        Some(line) => Finding::lacking(
+        Some(line) => Finding::limited(
             NAME,
             format!("`{}` is handed out as subordinate ids too", line.trim()),
             "processes of a sandbox and of that user may have the same ids",
             format!("give that user ids below {}", ranges::FIRST),
         ),
-        None if free == 0 => Finding::lacking(
+        None if free == 0 => Finding::limited(
             NAME,
             "all are claimed",
             "no new sandboxes beyond those that daemons have made room for",
@@ -106,7 +106,7 @@ pub(super) fn host_programs() -> Vec<Finding> {
         findings.push(if has(program) {
             Finding::found(name, program)
         } else {
-            Finding::lacking(
+            Finding::limited(
                 name,
                 "not in /usr",
                 cost,
@@ -124,7 +124,7 @@ mod tests {
 
     #[test]
     fn few_descriptors_are_told_with_their_cost() {
-        check(judge_descriptors(Some(1024)), Verdict::Lacking, "1024");
+        check(judge_descriptors(Some(1024)), Verdict::Limited, "1024");
         check(judge_descriptors(Some(20_000)), Verdict::Found, "20000");
         check(judge_descriptors(None), Verdict::Found, "no limit");
     }
@@ -132,8 +132,8 @@ mod tests {
     #[test]
     fn subordinate_ids_that_meet_ours_are_told() {
         check(judge_id_ranges("user:100000:65536\n# no line\n", 0), Verdict::Found, "512 blocks");
-        check(judge_id_ranges("user:100000:65536\nbig:1000000:4000000000\n", 0), Verdict::Lacking, "big");
+        check(judge_id_ranges("user:100000:65536\nbig:1000000:4000000000\n", 0), Verdict::Limited, "big");
         check(judge_id_ranges(&format!("next:{}:1\n", ranges::OWN_IDS.end), 3), Verdict::Found, "509 blocks");
-        check(judge_id_ranges("", 512), Verdict::Lacking, "claimed");
+        check(judge_id_ranges("", 512), Verdict::Limited, "claimed");
     }
 }

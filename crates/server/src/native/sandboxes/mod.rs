@@ -23,8 +23,6 @@ use crate::http::clock::rfc3339;
 use crate::http::error::ApiError;
 use crate::http::params::Params;
 
-/// What a client may use to make a create repeatable.
-
 /// Creates a sandbox.
 #[utoipa::path(post, path = "/v1/sandboxes", tag = "sandboxes", request_body = api::CreateSandbox, params(
     ("Idempotency-Key" = Option<String>, Header, description = "Asking again with the same value and body finds \
