@@ -57,15 +57,15 @@ fn judge_rules(tried: &io::Result<()>) -> Vec<Finding> {
     };
     match error.raw_os_error() {
         Some(NO_NF_TABLES) => vec![
-            Finding::lacking(tables, "not in this kernel", COST, get_tables),
+            Finding::limited(tables, "not in this kernel", COST, get_tables),
             Finding::unknown(proxy, "cannot be told without nf_tables", get_tables),
         ],
         Some(NO_TPROXY) => vec![
             Finding::found(tables, "rules can be set"),
-            Finding::lacking(proxy, "not in this kernel", COST, get_proxy),
+            Finding::limited(proxy, "not in this kernel", COST, get_proxy),
         ],
         _ => vec![
-            Finding::lacking(tables, format!("rules cannot be set: {error}"), COST, get_tables),
+            Finding::limited(tables, format!("rules cannot be set: {error}"), COST, get_tables),
             Finding::unknown(proxy, "cannot be told without nf_tables", get_tables),
         ],
     }
@@ -75,7 +75,7 @@ fn judge_ipv6(tried: io::Result<()>) -> Finding {
     const NAME: &str = "ipv6";
     match tried {
         Ok(()) => Finding::found(NAME, "in sandboxes too"),
-        Err(error) => Finding::lacking(
+        Err(error) => Finding::limited(
             NAME,
             format!("not in new network namespaces: {error}"),
             "sandboxes reach IPv4 addresses only",
@@ -98,15 +98,15 @@ mod tests {
             (tables.clone(), proxy.clone())
         };
         let (tables, proxy) = judged(NO_NF_TABLES);
-        check(tables, Verdict::Lacking, "not in this kernel");
+        check(tables, Verdict::Limited, "not in this kernel");
         check(proxy, Verdict::Unknown, "without nf_tables");
         let (tables, proxy) = judged(NO_TPROXY);
         check(tables, Verdict::Found, "rules");
-        check(proxy, Verdict::Lacking, "not in this kernel");
-        check(judged(libc::EPERM).0, Verdict::Lacking, "cannot be set");
+        check(proxy, Verdict::Limited, "not in this kernel");
+        check(judged(libc::EPERM).0, Verdict::Limited, "cannot be set");
         assert!(judge_rules(&Ok(())).iter().all(|finding| finding.verdict == Verdict::Found));
         check(judge_ipv6(Ok(())), Verdict::Found, "sandboxes");
         let without = io::Error::from_raw_os_error(libc::EAFNOSUPPORT);
-        check(judge_ipv6(Err(without)), Verdict::Lacking, "network namespaces");
+        check(judge_ipv6(Err(without)), Verdict::Limited, "network namespaces");
     }
 }
