@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
 import signal
 import subprocess
@@ -15,6 +16,7 @@ from harness import Daemon
 
 from shoal import (
     AsyncSandbox,
+    CommandFailedError,
     CommandTimeoutError,
     OutputChunk,
     ResourceAlreadyExistsError,
@@ -132,6 +134,40 @@ def test_stdin_of_a_handle_is_open_and_can_be_ended(sb: Sandbox) -> None:
 
 def test_a_command_that_is_waited_for_has_no_stdin(sb: Sandbox) -> None:
     assert sb.run("cat; echo end").stdout == "end\n"
+
+
+def test_input_is_what_the_command_reads(sb: Sandbox) -> None:
+    assert sb.run("sort", input="b\na\n").stdout == "a\nb\n"
+    assert sb.run(["cat"], input=b"\xff\x00").stdout_bytes == b"\xff\x00"
+    assert sb.run("cat; echo end", input="").stdout == "end\n"
+    whole = bytes(range(256)) * 8192
+    assert sb.run("sha256sum", input=whole).stdout.split()[0] == hashlib.sha256(whole).hexdigest()
+    heard: list[str] = []
+    sb.run("tr a-z A-Z", input="loud", on_stdout=heard.append)
+    assert "".join(heard) == "LOUD"
+
+
+def test_a_command_need_not_read_its_input(sb: Sandbox) -> None:
+    assert sb.run("true", input="unread\n" * 100_000).success
+    assert sb.run("exec <&-; echo closed", input="unread").stdout == "closed\n"
+
+
+def test_input_and_check_say_how_they_are_used(sb: Sandbox) -> None:
+    with pytest.raises(TypeError, match="`input`"):
+        sb.run("cat", stdin="abc")  # type: ignore[call-overload]
+    with pytest.raises(ValueError, match="wait"):
+        sb.run("cat", input="abc", wait=False)  # type: ignore[call-overload]
+    with pytest.raises(ValueError, match="stdin"):
+        sb.run("cat", input="abc", stdin=False)
+
+
+def test_check_makes_a_failure_an_exception(sb: Sandbox) -> None:
+    assert sb.run("true", check=True).success
+    with pytest.raises(CommandFailedError, match="exited with 4: last words") as caught:
+        sb.run("echo out; echo first >&2; echo last words >&2; exit 4", check=True)
+    assert (caught.value.result.exit_code, caught.value.result.stdout) == (4, "out\n")
+    with pytest.raises(CommandFailedError, match="no-such-program"):
+        sb.run(["no-such-program"], check=True)
 
 
 def test_kill_from_another_thread(sb: Sandbox) -> None:

@@ -133,6 +133,21 @@ def test_lifetimes_are_kept_explained_and_renewed(client: SandboxClient) -> None
         assert [rule.acts for rule in sb.update(lifetime=[kept]).lifetime] == [False]
 
 
+def test_idle_and_ttl_are_short_for_rules(client: SandboxClient) -> None:
+    with client.sandbox(idle=1800, ttl=86400) as sb:
+        assert sb.lifetime == [LifetimeRule.idle(1800), LifetimeRule.hard_ttl(86400)]
+    with client.sandbox(lifetime=[LifetimeRule.hard_ttl(60)], idle=30) as sb:
+        assert sb.lifetime == [LifetimeRule.hard_ttl(60), LifetimeRule.idle(30)]
+
+
+def test_handles_of_one_sandbox_are_equal(client: SandboxClient) -> None:
+    with client.sandbox() as sb, client.sandbox() as other:
+        again = client.get_sandbox(sb.id)
+        assert again == sb and again is not sb and len({sb, again, other}) == 2
+        assert sb != other and sb != sb.id
+        assert sb.id in repr(sb.files) and sb.id in repr(sb.events())
+
+
 def test_a_lifetime_strikes(client: SandboxClient) -> None:
     # Listened to from before, since it may be gone again when this hears that it is there.
     with client.events() as events:

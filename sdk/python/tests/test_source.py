@@ -111,3 +111,12 @@ def test_everything_public_says_what_it_is() -> None:
             function = value.fget if isinstance(value, property) else value
             if callable(function) and not member.startswith("_"):
                 assert getattr(function, "__doc__", None), f"{name}.{member}"
+
+
+def test_a_missing_extra_is_named() -> None:
+    program = (
+        "import sys; sys.modules['deepagents'] = None\n"
+        "try:\n    import shoal.deepagents\nexcept ModuleNotFoundError as error:\n    print(error)"
+    )
+    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert "shoal[deepagents]" in said

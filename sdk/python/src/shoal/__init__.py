@@ -20,6 +20,7 @@ from ._sync.sandbox import Sandbox, SandboxEvents
 from ._sync.templates import BuildHandle
 from .errors import (
     AnswerTimeoutError,
+    CommandFailedError,
     CommandTimeoutError,
     QuotaExceededError,
     ResourceAlreadyExistsError,
@@ -91,6 +92,7 @@ __all__ = [
     "BuildHandle",
     "CollectedImages",
     "Command",
+    "CommandFailedError",
     "CommandHandle",
     "CommandResult",
     "CommandTimeoutError",

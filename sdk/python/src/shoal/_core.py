@@ -17,6 +17,7 @@ from typing import Any
 from urllib.parse import quote
 
 from .errors import (
+    CommandFailedError,
     CommandTimeoutError,
     QuotaExceededError,
     ResourceAlreadyExistsError,
@@ -137,6 +138,8 @@ def create_wish(
     labels: Mapping[str, str] | None,
     match_labels: Mapping[str, str] | None,
     lifetime: Sequence[LifetimeRule] | None,
+    idle: float | None,
+    ttl: float | None,
     env: Mapping[str, str] | None,
     cpu: str | None,
     memory: str | None,
@@ -145,7 +148,11 @@ def create_wish(
     pool_name: str | None,
     wait: bool,
 ) -> dict[str, Any]:
-    """The body of a create."""
+    """The body of a create. ``idle`` and ``ttl`` are short for lifetime rules."""
+    short = [LifetimeRule.idle(idle)] if idle is not None else []
+    short += [LifetimeRule.hard_ttl(ttl)] if ttl is not None else []
+    if short:
+        lifetime = [*(lifetime or []), *short]
     wish = {
         "template": template_name,
         "image": image,
@@ -477,6 +484,17 @@ def finished(
         stdout_lost=stdout_lost,
         stderr_lost=stderr_lost,
     )
+
+
+def failed(result: ExecutionResult) -> CommandFailedError:
+    """The exception for a command that had to succeed, with the last line that it wrote to stderr.
+
+    >>> failed(ExecutionResult(exit_code=3, stderr_bytes=b"a\\nno\\n"))
+    CommandFailedError('the command exited with 3: no')
+    """
+    how = result.message or f"the command exited with {result.exit_code}"
+    last = result.stderr.strip().rpartition("\n")[2]
+    return CommandFailedError(f"{how}: {last}" if last else how, result=result)
 
 
 def decoded(kind: type[Any], data: Any) -> Any:

@@ -7,10 +7,14 @@ has a stable ``code`` (docs/reference/errors.md of the repository lists them all
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .models import ExecutionResult
 
 __all__ = [
     "AnswerTimeoutError",
+    "CommandFailedError",
     "CommandTimeoutError",
     "QuotaExceededError",
     "ResourceAlreadyExistsError",
@@ -181,3 +185,11 @@ class CommandTimeoutError(SandboxOperationError):
         self.timeout = timeout
         self.stdout = stdout
         self.stderr = stderr
+
+
+class CommandFailedError(SandboxOperationError):
+    """A command that was run with ``check=True`` did not exit with 0. ``result`` has its exit code and its output."""
+
+    def __init__(self, message: str, *, result: ExecutionResult, **more: Any) -> None:
+        super().__init__(message, operation="command", error_type="CommandFailed", **more)
+        self.result = result

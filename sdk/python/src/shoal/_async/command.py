@@ -164,6 +164,15 @@ class AsyncCommandHandle(AsyncEvents):
         async with self._stdin_lock:
             await self._transport.call("POST", self._path("/stdin/end"))
 
+    async def _feed(self, data: str | bytes) -> None:
+        """Writes all of stdin and ends it. A command need not read it."""
+        try:
+            await self.send_input(data)
+            await self.close_stdin()
+        except SandboxOperationError as error:
+            if error.code not in ("stdin_closed", "command_ended"):
+                raise
+
     async def status(self) -> Command:
         """Returns the command's current state."""
         answer = await self._transport.call("GET", self._path(""))

@@ -153,6 +153,8 @@ class SandboxClient(ImageCalls, TemplateCalls, VolumeCalls, PoolCalls):
         name: str | None = None,
         labels: Mapping[str, str] | None = None,
         lifetime: Sequence[LifetimeRule] | None = None,
+        idle: float | None = None,
+        ttl: float | None = None,
         env: Mapping[str, str] | None = None,
         cpu: str | None = None,
         memory: str | None = None,
@@ -168,6 +170,8 @@ class SandboxClient(ImageCalls, TemplateCalls, VolumeCalls, PoolCalls):
             name=name,
             labels=labels,
             lifetime=lifetime,
+            idle=idle,
+            ttl=ttl,
             env=env,
             cpu=cpu,
             memory=memory,
@@ -188,6 +192,8 @@ class SandboxClient(ImageCalls, TemplateCalls, VolumeCalls, PoolCalls):
         wait_for_ready: bool = True,
         labels: Mapping[str, str] | None = None,
         lifetime: Sequence[LifetimeRule] | None = None,
+        idle: float | None = None,
+        ttl: float | None = None,
         env: Mapping[str, str] | None = None,
         cpu: str | None = None,
         memory: str | None = None,
@@ -206,6 +212,8 @@ class SandboxClient(ImageCalls, TemplateCalls, VolumeCalls, PoolCalls):
             wait_for_ready: Whether to wait until the sandbox runs; otherwise use ``wait_for_sandbox``.
             labels: Labels to find the sandbox by.
             lifetime: Rules for how long the sandbox lives.
+            idle: Delete the sandbox after this many seconds without use: short for ``LifetimeRule.idle(idle)``.
+            ttl: Delete the sandbox this many seconds after its creation: short for ``LifetimeRule.hard_ttl(ttl)``.
             env: Variables that are added to the environment of every command.
             cpu: Processors, such as ``"500m"`` or ``"2"``; the template's by default.
             memory: Memory, such as ``"512Mi"`` or ``"2Gi"``; the template's by default.
@@ -229,6 +237,8 @@ class SandboxClient(ImageCalls, TemplateCalls, VolumeCalls, PoolCalls):
             labels=labels,
             match_labels=None,
             lifetime=lifetime,
+            idle=idle,
+            ttl=ttl,
             env=env,
             cpu=cpu,
             memory=memory,
@@ -248,6 +258,8 @@ class SandboxClient(ImageCalls, TemplateCalls, VolumeCalls, PoolCalls):
         name: str | None = None,
         more_labels: Mapping[str, str] | None = None,
         lifetime: Sequence[LifetimeRule] | None = None,
+        idle: float | None = None,
+        ttl: float | None = None,
         env: Mapping[str, str] | None = None,
         cpu: str | None = None,
         memory: str | None = None,
@@ -277,6 +289,8 @@ class SandboxClient(ImageCalls, TemplateCalls, VolumeCalls, PoolCalls):
             labels=more_labels,
             match_labels=labels,
             lifetime=lifetime,
+            idle=idle,
+            ttl=ttl,
             env=env,
             cpu=cpu,
             memory=memory,

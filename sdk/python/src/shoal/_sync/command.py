@@ -165,6 +165,15 @@ class CommandHandle(Events):
         with self._stdin_lock:
             self._transport.call("POST", self._path("/stdin/end"))
 
+    def _feed(self, data: str | bytes) -> None:
+        """Writes all of stdin and ends it. A command need not read it."""
+        try:
+            self.send_input(data)
+            self.close_stdin()
+        except SandboxOperationError as error:
+            if error.code not in ("stdin_closed", "command_ended"):
+                raise
+
     def status(self) -> Command:
         """Returns the command's current state."""
         answer = self._transport.call("GET", self._path(""))

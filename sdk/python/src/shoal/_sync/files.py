@@ -30,7 +30,11 @@ class Files:
 
     def __init__(self, transport: Transport, sandbox_id: str) -> None:
         self._transport = transport
+        self._sandbox_id = sandbox_id
         self._base = f"/sandboxes/{sandbox_id}/files"
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self._sandbox_id}>"
 
     def _path(self, rest: str, **parameters: Any) -> str:
         # `from` is a word of Python's own.

@@ -18,6 +18,7 @@ from .._core import (
     OutputState,
     answer_bytes,
     decoded,
+    failed,
     finished,
     in_path,
     new_id,
@@ -62,6 +63,15 @@ class Sandbox:
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r} {self.state} id={self.id}>"
+
+    def __eq__(self, other: object) -> bool:
+        """Two handles are equal if they are of one sandbox of one daemon, however old they are."""
+        if not isinstance(other, Sandbox):
+            return NotImplemented
+        return (self.id, self._transport.endpoint.url) == (other.id, other._transport.endpoint.url)
+
+    def __hash__(self) -> int:
+        return hash(self.id)
 
     @property
     def id(self) -> str:
@@ -160,6 +170,8 @@ class Sandbox:
         cwd: str | None = ...,
         user: str | None = ...,
         stdin: bool | None = ...,
+        input: str | bytes | None = ...,
+        check: bool = ...,
         terminal: TerminalSize | None = ...,
         idle_timeout: float = ...,
         command_id: str | None = ...,
@@ -195,6 +207,8 @@ class Sandbox:
         cwd: str | None = None,
         user: str | None = None,
         stdin: bool | None = None,
+        input: str | bytes | None = None,
+        check: bool = False,
         terminal: TerminalSize | None = None,
         idle_timeout: float = 0,
         command_id: str | None = None,
@@ -212,6 +226,15 @@ class Sandbox:
         >>> result = sb.run("echo one; echo two", on_stdout=lambda text: print(text, end=""))
         one
         two
+
+        ``input`` is what the command reads from stdin, and ``check`` makes a failure an exception:
+
+        >>> (sb.run("sort", input="b\na\n")).stdout
+        'a\nb\n'
+        >>> sb.run("echo no >&2; exit 3", check=True)
+        Traceback (most recent call last):
+        ...
+        shoal.errors.CommandFailedError: the command exited with 3: no
 
         ``wait=False`` returns a handle to iterate over, write to and kill:
 
@@ -231,14 +254,23 @@ class Sandbox:
             user: The user of the sandbox; by default the image's, or else root.
             stdin: Whether you will write to stdin; otherwise stdin is empty. Default: only if ``wait`` is
                 ``False``.
+            input: Text or bytes for stdin, which ends after them.
+            check: Raise ``CommandFailedError`` unless the exit code is 0.
             terminal: Give the command a terminal of this size instead of pipes.
             idle_timeout: Kill the command after this many seconds without output; 0 means never.
             command_id: An id of your choice; repeating the call with the same id does not start a second command.
 
         Raises:
             CommandTimeoutError: The command timed out.
+            CommandFailedError: ``check`` is set, and the exit code is not 0.
             SandboxNotReadyError: The sandbox is not running.
         """
+        if stdin is not None and not isinstance(stdin, bool):
+            raise TypeError("`stdin` says whether you will write to stdin; pass what the command reads as `input`")
+        if not wait and (input is not None or check):
+            raise ValueError("`input` and `check` need a `run` that waits: leave `wait` out, or use the handle")
+        if input is not None and stdin is False:
+            raise ValueError("`input` needs stdin: leave `stdin` out")
         if timeout < 0 or idle_timeout < 0:
             raise ValueError("a timeout cannot be negative; 0 means none")
         if not wait and (on_stdout or on_stderr):
@@ -252,21 +284,27 @@ class Sandbox:
             env=env,
             cwd=cwd,
             user=user,
-            stdin=(not wait) if stdin is None else stdin,
+            stdin=(not wait or input is not None) if stdin is None else stdin,
             terminal=terminal,
         )
         if not wait:
             return self._start(body, timeout)
         try:
-            if on_stdout is None and on_stderr is None:
-                return self._run_in_request(body, timeout)
-            handle = self._start(body, timeout)
-            with handle:
-                for chunk in handle:
-                    callback = on_stdout if chunk.stream == "stdout" else on_stderr
-                    if callback is not None and chunk.data:
-                        callback(chunk.data)
-                return handle.result
+            if on_stdout is None and on_stderr is None and input is None:
+                result = self._run_in_request(body, timeout)
+            else:
+                handle = self._start(body, timeout)
+                with handle:
+                    if input is not None:
+                        handle._feed(input)
+                    for chunk in handle:
+                        callback = on_stdout if chunk.stream == "stdout" else on_stderr
+                        if callback is not None and chunk.data:
+                            callback(chunk.data)
+                    result = handle.result
+            if check and not result.success:
+                raise failed(result)
+            return result
         except Exception:
             raise
         except BaseException:
@@ -434,6 +472,9 @@ class SandboxEvents(Events):
         self._sandbox_id = sandbox_id
         self._last: str | None = None
         self._over = False
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self._sandbox_id or 'all sandboxes'}>"
 
     def _place(self) -> tuple[str, dict[str, str]]:
         headers = {} if self._last is None else {"Last-Event-ID": self._last}

@@ -8,7 +8,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .backend import ShoalSandbox
+try:
+    from .backend import ShoalSandbox
+except ModuleNotFoundError as error:
+    if error.name is None or error.name.partition(".")[0] != "deepagents":
+        raise
+    message = "`shoal.deepagents` needs the package `deepagents`: install Shoal with its extra, `shoal[deepagents]`"
+    raise ModuleNotFoundError(message, name=error.name) from error
 
 if TYPE_CHECKING:
     from .provider import ShoalProvider

@@ -47,6 +47,9 @@ class ShoalProvider(SandboxProvider):
     that ends with Deep Agents Code.
     """
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}>"
+
     @property
     def metadata(self) -> SandboxProviderMetadata:
         """What Deep Agents Code shows about the provider."""
