@@ -85,6 +85,7 @@ fn records(mut bytes: &[u8]) -> Result<Option<Vec<u8>>, NotHello> {
             return Err(NotHello::Bad("the first message is not a hello"));
         }
         first = false;
+        let before = message.len();
         message.extend_from_slice(here);
         if let Some(head) = message.first_chunk::<4>() {
             let wanted =
@@ -92,7 +93,8 @@ fn records(mut bytes: &[u8]) -> Result<Option<Vec<u8>>, NotHello> {
             if wanted > HELLO_BYTES_MAX {
                 return Err(NotHello::Bad("the hello is too long"));
             }
-            if message.len() > wanted {
+            // By what the record announces and not by what has come, so that the answer does not depend on how bytes arrive.
+            if before + length > wanted {
                 return Err(NotHello::Bad("something follows the hello in its record"));
             }
             if message.len() == wanted {
@@ -281,6 +283,18 @@ pub(crate) mod tests {
         ] {
             let read = read_hello(&with_extensions(&extensions));
             assert!(matches!(read, Progress::Bad(_)), "{extensions:?}: {read:?}");
+        }
+    }
+
+    #[test]
+    fn what_follows_a_hello_in_its_record_is_bad_however_it_arrives() {
+        let mut bytes = real_hello("example.com");
+        let whole = bytes.len();
+        let longer = u16::from_be_bytes([bytes[3], bytes[4]]) + 10;
+        bytes[3..5].copy_from_slice(&longer.to_be_bytes());
+        bytes.extend_from_slice(&[0; 10]);
+        for length in [whole - 1, whole, whole + 1, whole + 10] {
+            assert!(matches!(read_hello(&bytes[..length]), Progress::Bad(_)), "{length} bytes");
         }
     }
 
