@@ -274,7 +274,7 @@ fn malicious_layers_are_refused_and_reach_nothing() {
     for (tag, layer) in refused {
         let name = registry.push(&format!("evil:{tag}"), &MadeImage::of(&layer, json!({})));
         let said = pull(&daemon, &name).expect_refusal(400, "image_invalid");
-        assert!(said["message"].as_str().expect("text").contains("is refused"), "{said}");
+        assert!(said["message"].as_str().expect("text").contains("is not allowed"), "{said}");
         expect_nothing_left(&daemon);
     }
     // These stay within the layer.
@@ -511,7 +511,7 @@ fn whatever_a_registry_does_wrong_is_told_apart_and_leaves_nothing() {
     let mut both = made.document();
     both["manifests"] = json!([]);
     puppet.on(&manifest("both"), json_of(&both));
-    check("both", 400, "image_invalid", "neither an index nor a manifest");
+    check("both", 400, "image_invalid", "either an index or a manifest");
 
     puppet.on(&manifest("endless"), Deed::Serve(vec![b' '; 5 << 20]));
     check("endless", 400, "image_invalid", "more than");
