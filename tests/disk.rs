@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use serde_json::{Value, json};
 use shoal_tests::daemon::kill_hard;
-use shoal_tests::wait::until_true;
+use shoal_tests::wait::{until, until_true};
 use shoal_tests::{Daemon, Spawn};
 
 const SIZE: &str = "512Mi";
@@ -26,8 +26,11 @@ fn with_store() -> Daemon {
 
 /// The entries of a directory of the store, which only the launcher can see.
 fn in_store(daemon: &Daemon, directory: &str) -> Vec<String> {
-    let launchers = daemon.launchers();
-    let [launcher] = launchers.as_slice() else { panic!("one launcher, not {launchers:?}") };
+    // A walker looks like the launcher while it lives, which is for a moment.
+    let launcher = until("the launcher has no walker", || match daemon.launchers().as_slice() {
+        [launcher] => Some(*launcher),
+        _ => None,
+    });
     let inside = daemon.data_dir.strip_prefix("/").expect("it is absolute");
     let path = PathBuf::from(format!("/proc/{launcher}/root")).join(inside).join("store").join(directory);
     let entries = fs::read_dir(path).expect("the store is mounted in the launcher's namespace");

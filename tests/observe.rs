@@ -40,7 +40,8 @@ fn stats_tell_what_a_sandbox_uses_beside_what_it_may() {
     assert_eq!(after["commands_running"], 1);
     assert!(number(&after["usage"]["pids"]) >= 2.0, "{after}");
     let held = number(&after["usage"]["memory_bytes"]) - number(&idle["usage"]["memory_bytes"]);
-    assert!(held >= f64::from(20 << 20), "files in memory count: {after}");
+    // The kernel counts memory in batches per processor, so a difference of two readings is not exact.
+    assert!(held >= f64::from(18 << 20), "files in memory count: {after}");
     sandbox.kill(&busy).expect(204);
 }
 

@@ -286,14 +286,10 @@ async fn add(
     names: Vec<String>,
     progress: &Arc<watch::Sender<PullProgress>>,
 ) -> Result<Arc<StoredImage>, ImageFault> {
-    let images = &shared.images;
-    let working_directory = image.config.working_directory.clone();
-    let last = Finish {
-        open_workspace: image.config.has_plain_user(),
-        working_directory: working_directory.filter(|path| path.len() <= WORKING_DIRECTORY_MAX),
-    };
-    let finish = finish_digest(image.layers.last().map(|layer| layer.layer), &last);
-    let _pins = images.pin(image.layers.iter().map(|layer| layer.layer).chain([finish]));
+    let finish = finish_of(&image);
+    let finish_name = finish_digest(image.layers.last().map(|layer| layer.layer), &finish);
+    let layers = image.layers.iter().map(|layer| layer.layer);
+    let _pins = shared.images.pin(layers.chain([finish_name]));
     let waiting = |layer: &LayerBlob| LayerProgress {
         digest: layer.blob,
         state: LayerState::Waiting,
@@ -302,70 +298,135 @@ async fn add(
     };
     progress.send_replace(PullProgress { layers: image.layers.iter().map(waiting).collect() });
 
+    let adding = Adding { shared, count: image.layers.len(), progress };
     let mut fetches = Vec::new();
     for (number, layer) in image.layers.iter().enumerate() {
+        fetches.push(adding.begin(source, number, layer).await?);
+    }
+    let mut stored = Vec::new();
+    for (number, (layer, fetch)) in image.layers.iter().zip(fetches).enumerate() {
+        let below = top_first(&stored);
+        stored.push(adding.store(number, layer, fetch, below).await?);
+    }
+    let below = top_first(&stored);
+    stored.push(adding.finish(finish_name, finish, below).await?);
+    name(shared, image, false, stored, owner, names).await
+}
+
+/// What the finishing layer of an image must contain.
+fn finish_of(image: &Image) -> Finish {
+    let working_directory = image.config.working_directory.clone();
+    Finish {
+        open_workspace: image.config.has_plain_user(),
+        working_directory: working_directory.filter(|path| path.len() <= WORKING_DIRECTORY_MAX),
+    }
+}
+
+/// The layers below the next one, in the order in which they are mounted.
+fn top_first(stored: &[StoredLayer]) -> Vec<Digest> {
+    stored.iter().rev().map(|layer| layer.layer).collect()
+}
+
+/// A download in progress. `None`: the layer is stored already.
+type Fetch = Option<Task<Result<Holding, RegistryError>>>;
+
+/// What every layer of one image needs.
+struct Adding<'a> {
+    shared: &'a Arc<Shared>,
+    /// The number of layers.
+    count: usize,
+    progress: &'a Arc<watch::Sender<PullProgress>>,
+}
+
+impl Adding<'_> {
+    /// Starts to download a layer, unless it is stored.
+    async fn begin(
+        &self,
+        source: &mut Source,
+        number: usize,
+        layer: &LayerBlob,
+    ) -> Result<Fetch, ImageFault> {
         // Pinned before the look-up: a pull that is unpacking it writes its row before it releases the blob, so that
         // a blob is never downloaded twice.
-        let _held = images.blobs.hold(layer.blob);
-        let fetch = match is_fetched(shared, layer.layer, number, image.layers.len()).await? {
-            true => {
-                step(progress, number, LayerState::Present, layer.size);
-                None
-            }
-            false => Some(fetch(shared, source, *layer, number, progress)),
-        };
-        fetches.push(fetch);
+        let _held = self.shared.images.blobs.hold(layer.blob);
+        if is_fetched(self.shared, layer.layer, number, self.count).await? {
+            self.reached(number, LayerState::Present, layer.size);
+            return Ok(None);
+        }
+        Ok(Some(fetch(self.shared, source, *layer, number, self.progress)))
     }
-    let count = image.layers.len();
-    let mut stored: Vec<StoredLayer> = Vec::new();
-    for (number, (layer, fetch)) in image.layers.iter().zip(fetches).enumerate() {
-        let below: Vec<Digest> = stored.iter().rev().map(|layer| layer.layer).collect();
-        let failed = |source| ImageFault::Layer { number: number + 1, count, source };
+
+    /// Waits for the download of a layer and unpacks it, unless another pull was faster.
+    async fn store(
+        &self,
+        number: usize,
+        layer: &LayerBlob,
+        fetch: Fetch,
+        below: Vec<Digest>,
+    ) -> Result<StoredLayer, ImageFault> {
+        let images = &self.shared.images;
         let lock = images.lock_of(layer.layer);
         let _alone = lock.lock().await;
-        let here = fetch.is_none() || is_fetched(shared, layer.layer, number, count).await?;
-        if !here && let Some(fetch) = fetch {
-            let holding = fetch.await.map_err(|_| ImageFault::Stopping)??;
-            let from = LayerSource::Blob { blob: layer.blob, contents: layer.contents };
-            let spec = LayerSpec { layer: layer.layer, below, over_host: false, from };
-            let read = |bytes: u64| step(progress, number, LayerState::Unpacking, bytes);
-            read(0);
-            let written = match unpack(shared, &spec, &read).await {
-                Ok(facts) => {
-                    let row = layer_row(layer.layer, Some(layer), facts);
-                    shared.db.put_layer(row).await.map_err(Into::into)
-                }
-                Err(error) => Err(failed(error)),
-            };
-            // In any case: the layer is stored, or this blob will never become one.
-            let_go(holding).await;
-            written?;
-            step(progress, number, LayerState::Done, layer.size);
-        } else {
-            // Another pull was faster; this download is not needed.
-            let_go(images.blobs.hold(layer.blob)).await;
-            step(progress, number, LayerState::Present, layer.size);
+        match fetch {
+            Some(fetch) if !is_fetched(self.shared, layer.layer, number, self.count).await? => {
+                let holding = fetch.await.map_err(|_| ImageFault::Stopping)??;
+                let written = self.unpack_blob(number, layer, below).await;
+                // In any case: the layer is stored, or this blob will never become one.
+                remove_blob(holding).await;
+                written?;
+                self.reached(number, LayerState::Done, layer.size);
+            }
+            Some(_) | None => {
+                // This download is not needed.
+                remove_blob(images.blobs.hold(layer.blob)).await;
+                self.reached(number, LayerState::Present, layer.size);
+            }
         }
-        stored.push(StoredLayer {
-            layer: layer.layer,
-            blob: Some(layer.blob),
-            size: layer.size,
-            facts: LayerFacts::default(),
-        });
+        let facts = LayerFacts::default();
+        Ok(StoredLayer { layer: layer.layer, blob: Some(layer.blob), size: layer.size, facts })
     }
-    {
-        let lock = images.lock_of(finish);
+
+    /// Unpacks a downloaded layer and writes its row.
+    async fn unpack_blob(
+        &self,
+        number: usize,
+        layer: &LayerBlob,
+        below: Vec<Digest>,
+    ) -> Result<(), ImageFault> {
+        let from = LayerSource::Blob { blob: layer.blob, contents: layer.contents };
+        let spec = LayerSpec { layer: layer.layer, below, over_host: false, from };
+        let read = |bytes: u64| self.reached(number, LayerState::Unpacking, bytes);
+        read(0);
+        let facts = unpack(self.shared, &spec, &read).await.map_err(|source| self.broken(number, source))?;
+        Ok(self.shared.db.put_layer(layer_row(layer.layer, Some(layer), facts)).await?)
+    }
+
+    /// Creates the layer on top that makes an image fit for a sandbox, unless it is stored.
+    async fn finish(
+        &self,
+        layer: Digest,
+        finish: Finish,
+        below: Vec<Digest>,
+    ) -> Result<StoredLayer, ImageFault> {
+        let lock = self.shared.images.lock_of(layer);
         let _alone = lock.lock().await;
-        if !shared.db.has_layer(finish).await? {
-            let below = stored.iter().rev().map(|layer| layer.layer).collect();
-            let spec = LayerSpec { layer: finish, below, over_host: false, from: LayerSource::Finish(last) };
-            let failed = |source| ImageFault::Layer { number: count, count, source };
-            let facts = unpack(shared, &spec, &|_| ()).await.map_err(failed)?;
-            shared.db.put_layer(layer_row(finish, None, facts)).await?;
+        if !self.shared.db.has_layer(layer).await? {
+            let spec = LayerSpec { layer, below, over_host: false, from: LayerSource::Finish(finish) };
+            let last = self.count.saturating_sub(1);
+            let facts =
+                unpack(self.shared, &spec, &|_| ()).await.map_err(|source| self.broken(last, source))?;
+            self.shared.db.put_layer(layer_row(layer, None, facts)).await?;
         }
-        stored.push(StoredLayer { layer: finish, blob: None, size: 0, facts: LayerFacts::default() });
+        Ok(StoredLayer { layer, blob: None, size: 0, facts: LayerFacts::default() })
     }
-    name(shared, image, false, stored, owner, names).await
+
+    fn reached(&self, number: usize, state: LayerState, bytes: u64) {
+        step(self.progress, number, state, bytes);
+    }
+
+    fn broken(&self, number: usize, source: BackendError) -> ImageFault {
+        ImageFault::Layer { number: number + 1, count: self.count, source }
+    }
 }
 
 /// Whether a layer that an image names was downloaded before. An image that names a layer made here is rejected: no
@@ -386,8 +447,8 @@ async fn is_fetched(shared: &Shared, layer: Digest, number: usize, count: usize)
     }
 }
 
-/// A blob that is no longer needed. Removing it blocks on the disk.
-async fn let_go(holding: Holding) {
+/// Removes a blob that is no longer needed, which blocks on the disk.
+async fn remove_blob(holding: Holding) {
     // It does not panic, and if the engine ends before it, the sweep removes the blob.
     let _ = tokio::task::spawn_blocking(move || holding.remove()).await;
 }

@@ -12,6 +12,8 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 use rustix::fs::{Mode, OFlags, RenameFlags, fsync, mkdirat, openat, renameat_with, syncfs};
 use rustix::io::Errno;
@@ -22,6 +24,12 @@ use crate::storage::remove::remove_tree;
 
 /// Begins the name of a layer that is being made.
 const UNFINISHED: &str = "unfinished-";
+
+/// How long the process that unpacks a layer may live on after its walker. The kernel kills it when the walker has ended, which is
+/// after the walker's lock is released, so it can still write for a moment.
+const UNPACKER_END: Duration = Duration::from_secs(10);
+/// Interval between two attempts to remove a tree that still grows.
+const RETRY: Duration = Duration::from_millis(5);
 
 /// The directories, held open.
 pub struct Layers {
@@ -43,10 +51,10 @@ impl Layers {
     /// Removes what a killed launcher had begun to create or to remove. Its walkers died with it.
     pub fn sweep(&self) -> io::Result<()> {
         for name in names(self.trash.as_fd())? {
-            remove_tree(self.trash.as_fd(), &name)?;
+            remove_abandoned(self.trash.as_fd(), &name)?;
         }
         for name in names(self.layers.as_fd())?.iter().filter(|name| name.starts_with(UNFINISHED)) {
-            remove_tree(self.layers.as_fd(), name)?;
+            remove_abandoned(self.layers.as_fd(), name)?;
         }
         Ok(())
     }
@@ -124,5 +132,49 @@ impl Unfinished<'_> {
     /// Removes it.
     pub fn discard(self) -> io::Result<()> {
         remove_tree(self.all.layers.as_fd(), &self.name)
+    }
+}
+
+/// Removes a tree whose writer may live for a moment longer. Once the tree has no name, the writer can add nothing to it.
+fn remove_abandoned(parent: BorrowedFd<'_>, name: &str) -> io::Result<()> {
+    let deadline = Instant::now() + UNPACKER_END;
+    loop {
+        match remove_tree(parent, name) {
+            Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty && Instant::now() < deadline => {
+                sleep(RETRY);
+            }
+            result => return result,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::{File, create_dir, create_dir_all};
+
+    use super::*;
+
+    /// The unpacker of a killed launcher may write for a moment after the next launcher has begun to clean up.
+    #[test]
+    fn a_tree_that_still_grows_is_removed() {
+        const DIRECTORIES: u32 = 5_000;
+        let images = tempfile::tempdir().expect("a directory");
+        let layers = Layers::open(File::open(images.path()).expect("it opens").as_fd()).expect("they open");
+        let unfinished = images.path().join("layers/unfinished-1");
+        create_dir(&unfinished).expect("a directory");
+        let writer = std::thread::spawn({
+            let tree = File::open(&unfinished).expect("it opens");
+            move || {
+                // By descriptor, as an unpacker writes: it fails once the tree is gone.
+                let grow = |number: u32| mkdirat(&tree, format!("{number}"), Mode::RWXU);
+                (0..DIRECTORIES).map_while(|number| grow(number).ok()).count()
+            }
+        });
+        layers.sweep().expect("the tree is removed");
+        writer.join().expect("the writer ends");
+        assert!(!unfinished.exists());
+        create_dir_all(images.path().join("trash/a/b")).expect("directories");
+        layers.sweep().expect("the trash is emptied");
+        assert_eq!(names(layers.trash.as_fd()).expect("a list"), Vec::<String>::new());
     }
 }
