@@ -30,10 +30,12 @@ const DIGITS: usize = 12;
 
 /// One lock per cache, held while its volume is created, and by a step that wants to be alone with it.
 #[derive(Default)]
-pub(super) struct CacheLocks(Mutex<HashMap<(Owner, String), Weak<tokio::sync::Mutex<()>>>>);
+pub(super) struct CacheLocks(Mutex<HashMap<(Owner, String), Weak<CacheLock>>>);
+
+type CacheLock = tokio::sync::Mutex<()>;
 
 impl CacheLocks {
-    fn of(&self, owner: &Owner, volume: &str) -> Arc<tokio::sync::Mutex<()>> {
+    fn of(&self, owner: &Owner, volume: &str) -> Arc<CacheLock> {
         let mut locks = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let key = (owner.clone(), volume.to_owned());
         if let Some(lock) = locks.get(&key).and_then(Weak::upgrade) {
