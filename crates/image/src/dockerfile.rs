@@ -23,6 +23,9 @@ pub const WORDS: [&str; 12] =
 /// Instructions about how an image runs elsewhere, which have no effect here.
 const IGNORED: [&str; 5] = ["EXPOSE", "STOPSIGNAL", "HEALTHCHECK", "MAINTAINER", "VOLUME"];
 
+/// How many characters of an unknown instruction are compared and shown.
+const WORD_SHOWN_MAX: usize = 40;
+
 /// A parsed Dockerfile.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Dockerfile {
@@ -237,7 +240,8 @@ impl DockerfileError {
         match &self.problem {
             Problem::UnknownWord { meant: Some(meant), .. } => format!("did you mean {meant}?"),
             Problem::UnknownWord { meant: None, .. } => {
-                format!("the supported instructions are {}", WORDS.join(", "))
+                let (words, ignored) = (WORDS.join(", "), IGNORED.join(", "));
+                format!("the supported instructions are {words}; {ignored} are accepted and have no effect")
             }
             Problem::BeforeFrom { .. } => "only ARG may come before it".into(),
             Problem::NoFrom => "begin with FROM and the name of an image".into(),
@@ -254,7 +258,7 @@ impl DockerfileError {
             Problem::OutsideContext { .. } => {
                 "paths are relative to the context; build with a context that has the file in it".into()
             }
-            Problem::Remote { .. } => "fetch it with RUN, or put it into the context".into(),
+            Problem::Remote { .. } => "download the file first and put it into the context; builds have no network".into(),
             Problem::Malformed { .. } => "check quotes and brackets".into(),
             Problem::TooMany { .. } => "join some of them".into(),
             Problem::TooLarge { .. } => {
@@ -279,7 +283,7 @@ pub fn parse(text: &str) -> Result<Dockerfile, DockerfileError> {
         };
         let known = known_word(word).ok_or_else(|| {
             let meant = closest(&word.to_ascii_uppercase());
-            at(line, Problem::UnknownWord { word: word.chars().take(40).collect(), meant })
+            at(line, Problem::UnknownWord { word: word.chars().take(WORD_SHOWN_MAX).collect(), meant })
         })?;
         count += 1;
         if count > STEPS_MAX {
@@ -416,25 +420,12 @@ fn known_word(word: &str) -> Option<&'static str> {
     WORDS.into_iter().chain(IGNORED).find(|known| known.eq_ignore_ascii_case(word))
 }
 
-/// The instruction that differs by one or two letters.
+/// The instruction that differs by one or two letters. Two letters in the wrong order count as one.
 fn closest(word: &str) -> Option<&'static str> {
-    let near = WORDS.into_iter().map(|known| (distance(word, known), known));
+    let word: String = word.chars().take(WORD_SHOWN_MAX).collect();
+    let near = WORDS.into_iter().chain(IGNORED);
+    let near = near.map(|known| (strsim::damerau_levenshtein(&word, known), known));
     near.filter(|(distance, _)| *distance <= 2).min().map(|(_, known)| known)
-}
-
-fn distance(a: &str, b: &str) -> usize {
-    let b: Vec<char> = b.chars().collect();
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, from) in a.chars().enumerate().take(40) {
-        let mut before = row[0];
-        row[0] = i + 1;
-        for (j, to) in b.iter().enumerate() {
-            let cost = before + usize::from(from != *to);
-            before = row[j + 1];
-            row[j + 1] = cost.min(row[j] + 1).min(before + 1);
-        }
-    }
-    row[b.len()]
 }
 
 fn stage(rest: &str, line: usize) -> Result<Stage, Problem> {
@@ -1098,7 +1089,12 @@ mod tests {
     fn mistakes_are_told_with_their_line() {
         check_refused("", 1, "no FROM");
         check_refused("FROM a\n\nRUNN x", 3, "`RUNN` is not a supported instruction");
-        assert_eq!(parse("FROM a\nCOPPY x y").expect_err("a typo").hint(), "did you mean COPY?");
+        for (typo, meant) in
+            [("COPPY x y", "COPY"), ("RNU x", "RUN"), ("EVN A=1", "ENV"), ("EXPOES 80", "EXPOSE")]
+        {
+            let hint = parse(&format!("FROM a\n{typo}")).expect_err("a typo").hint();
+            assert_eq!(hint, format!("did you mean {meant}?"));
+        }
         check_refused("FROM a\nFROBNICATE x", 2, "`FROBNICATE` is not a supported instruction");
         check_refused("FROM a\nSHELL /bin/bash -c", 2, "SHELL needs a list");
         check_refused("FROM a\nSHELL []", 2, "SHELL needs a list");
