@@ -1,6 +1,7 @@
-//! How a sandbox comes to be: the request is checked, room and names are taken, and its driver starts.
+//! How a sandbox is created: the engine checks the request, reserves capacity and names, and starts a driver.
 //!
-//! Owns admission: create, get-or-create, idempotency, limits and names. Giving away a sandbox that stands ready is `claim`'s.
+//! Owns admission: create, get-or-create, idempotency, limits and names. `claim` hands out a sandbox that is ready in
+//! a pool.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, MutexGuard};
@@ -30,21 +31,22 @@ use crate::{
     SandboxSpec, State, TemplateName, VolumeMount, Wait,
 };
 
-/// Names that are tried for a sandbox that was given none.
+/// How many random names to try for a sandbox without a name.
 const NAME_ATTEMPTS: usize = 100;
 
-/// How often a sandbox is looked for by labels when those that were found go before they are ready.
+/// How often to search by labels if each sandbox that is found ends before it is ready.
 const FIND_ATTEMPTS: usize = 5;
 
 impl Engine {
-    /// Makes a sandbox, within the limits of the key that asks. With an idempotency key that was used before, finds the
-    /// one that was made then.
+    /// Creates a sandbox within the limits of the caller's key. If the idempotency key was used before, returns the
+    /// sandbox that the earlier request created.
     pub async fn create(&self, key: &Key, spec: SandboxSpec, wait: Wait) -> Result<Sandbox, EngineError> {
         let made = self.find_or_make(key, Visibility::Visible, None, spec, wait).await;
         made.map(|(sandbox, _)| sandbox)
     }
 
-    /// Makes a sandbox for a step of a build. No caller finds it, and it counts against the owner's limits like any other.
+    /// Creates a sandbox for a step of a build. Callers cannot find this sandbox, but it counts against the owner's
+    /// limits like any other.
     pub(crate) async fn create_for_build(
         &self,
         key: &Key,
@@ -56,9 +58,9 @@ impl Engine {
         self.shared().registry().get(made.id).ok_or_else(gone)
     }
 
-    /// The owner's sandbox that has all of these labels, the oldest of several; or a new one, as `spec` says and with these
-    /// labels too. However many ask at once, one is made. What was found counts as used. A sandbox that has failed or is going
-    /// is not found.
+    /// Returns the owner's oldest sandbox that has all of these labels, or creates one from `spec` with these labels
+    /// added. Concurrent calls create only one sandbox. Finding a sandbox counts as a use. Sandboxes that have failed
+    /// or are being deleted are not considered.
     pub async fn get_or_create(
         &self,
         key: &Key,
@@ -84,8 +86,9 @@ impl Engine {
         check_pool_spec(&spec)?;
         let digest = request_digest(&spec, find.as_ref());
         let request = Request { key, visibility, find, spec, digest, wait };
-        // A caller who waits hears of an image that cannot be pulled before there is a sandbox that failed. For one who does not
-        // wait, the driver pulls; and so it does for an image that is removed as soon as it is here.
+        // If the caller waits, the engine pulls the image here, so that a failed pull is reported before a sandbox
+        // exists. If the caller does not wait, the driver pulls the image. The driver also pulls an image that was
+        // removed right after the pull here.
         let mut missing = if wait == Wait::Ready { ImageMissing::Tell } else { ImageMissing::Pull };
         let mut attempts = FIND_ATTEMPTS;
         loop {
@@ -100,7 +103,7 @@ impl Engine {
         }
     }
 
-    /// One attempt: admits, and waits for what came of it.
+    /// One attempt: admits the request and waits for the result.
     async fn turn(&self, request: &Request<'_>, missing: ImageMissing) -> Result<Turn, EngineError> {
         let over = |live: &LiveSandbox, origin| Ok(Turn::Over(Box::new(live.describe()), origin));
         match self.admit(request, missing)? {
@@ -114,7 +117,7 @@ impl Engine {
                 Ok(Turn::Pulled)
             }
             Admitted::New(live, created) => {
-                // The driver finishes what was begun also when this future is dropped.
+                // The driver finishes the create even if this future is dropped.
                 created.await.map_err(|_| EngineError::Stopping)??;
                 over(&live, Origin::Made)
             }
@@ -133,15 +136,15 @@ impl Engine {
             }
             Admitted::Found(live, _using) => match live.awaited(request.wait).await {
                 Ok(()) => over(&live, Origin::Found),
-                // It was deleted while it was being made, which is no failure of this request.
+                // The sandbox was deleted while it was being created, which does not make this request fail.
                 Err(error @ EngineError::WrongState { .. }) => Ok(Turn::Raced(error)),
                 Err(error) => Err(error),
             },
         }
     }
 
-    /// Finds the sandbox that is meant, or checks and takes the room, the name and the idempotency key, all in one step, and
-    /// starts the driver.
+    /// Finds the sandbox that the request refers to. Otherwise checks and reserves capacity, name and idempotency key
+    /// in one step, and starts the driver.
     fn admit(&self, request: &Request<'_>, missing: ImageMissing) -> Result<Admitted, EngineError> {
         let shared = self.shared();
         let Request { key, visibility, spec, digest, wait, .. } = request;
@@ -153,7 +156,7 @@ impl Engine {
         let template =
             pool.as_ref().map_or_else(|| spec.template.clone(), |pool| TemplateName::kept(&pool.template()));
         let spec = &SandboxSpec { template, ..spec.clone() };
-        // Under the registry's lock, so that no template goes between here and the sandbox that holds it.
+        // Under the registry's lock, so that the template cannot be deleted before the new sandbox holds it.
         let source = shared.templates.find(&key.owner, spec.template.as_str())?;
         let basis = match basis(shared, &key.owner, source, spec, missing)? {
             Based::On(basis) => *basis,
@@ -177,7 +180,7 @@ impl Engine {
         {
             return Ok(Admitted::ImageMissing(reference.clone()));
         }
-        // One that stands ready brings its id along. None has volumes.
+        // A sandbox that the backend has ready brings its own id. Ready sandboxes have no volumes.
         let ready = rootfs
             .filter(|_| basis.mounts.is_empty())
             .and_then(|rootfs| shared.backend.reserve(&rootfs, &basis.limits));
@@ -201,31 +204,32 @@ impl Engine {
     }
 }
 
-/// A create, checked as far as the request alone tells.
+/// A create request, after the checks that need nothing but the request itself.
 struct Request<'a> {
     key: &'a Key,
     visibility: Visibility,
-    /// The labels by which a sandbox is looked for first.
+    /// Search for a sandbox with these labels first.
     find: Option<Labels>,
     spec: SandboxSpec,
     digest: [u8; 32],
     wait: Wait,
 }
 
-/// What came of one attempt to admit.
+/// The result of one attempt to admit a request.
 enum Turn {
     Over(Box<Sandbox>, Origin),
-    /// The template is prepared, or could not be.
+    /// The preparation of the template has succeeded or failed.
     Prepared,
-    /// The image is here.
+    /// The image is on this machine.
     Pulled,
-    /// The sandbox that stood ready broke, or another request's claim is over. The next look finds what there is, or makes one.
+    /// The ready sandbox broke, or another request's claim has ended. The next attempt finds a sandbox or creates
+    /// one.
     Lost,
-    /// Another request's sandbox ended while this one waited for it.
+    /// Another request's sandbox ended while this request waited for it.
     Raced(EngineError),
 }
 
-/// What tells two requests with the same idempotency key apart.
+/// Distinguishes requests that use the same idempotency key.
 fn request_digest(spec: &SandboxSpec, find: Option<&Labels>) -> [u8; 32] {
     let rules = spec.lifetime.rules().iter();
     let asked = (
@@ -239,7 +243,8 @@ fn request_digest(spec: &SandboxSpec, find: Option<&Labels>) -> [u8; 32] {
         rules.map(|rule| (rule.since.word(), rule.after, rule.action.word())).collect::<Vec<_>>(),
         find.map(Labels::pairs),
     );
-    // Fields that came later count only where a request has them, so that requests of older daemons keep their digests.
+    // Fields that were added later are hashed only if the request sets them, so that the digests of older daemons
+    // stay valid.
     let request = match &spec.pool {
         None => digest(&asked),
         Some(pool) => digest(&(asked, pool.as_str())),
@@ -250,7 +255,7 @@ fn request_digest(spec: &SandboxSpec, find: Option<&Labels>) -> [u8; 32] {
     }
 }
 
-/// The sandbox that an earlier request with this idempotency key made, or one with the labels that are looked for.
+/// The sandbox that an earlier request with this idempotency key created, or one that has the requested labels.
 fn already_there(registry: &Registry, request: &Request<'_>) -> Result<Option<Admitted>, EngineError> {
     let owner = &request.key.owner;
     if let Some(used) = &request.spec.idempotency_key
@@ -269,7 +274,7 @@ fn already_there(registry: &Registry, request: &Request<'_>) -> Result<Option<Ad
             false => Err(EngineError::IdempotencyKeyReused),
         };
     }
-    // One whose time is over at this moment is as good as gone, and no use of it can begin.
+    // A sandbox whose lifetime ends at this moment counts as gone: `Use::begin` returns `None` for it.
     let begin = |live: &Arc<LiveSandbox>| {
         Use::begin(&live.guest).map(|using| Admitted::Found(Arc::clone(live), using))
     };
@@ -278,7 +283,7 @@ fn already_there(registry: &Registry, request: &Request<'_>) -> Result<Option<Ad
     Ok(registry.first_labelled(owner, labels, begin).or_else(claiming))
 }
 
-/// Who a new sandbox is.
+/// The identity of a new sandbox.
 pub(crate) struct Newborn {
     pub id: SandboxId,
     pub owner: Owner,
@@ -287,7 +292,7 @@ pub(crate) struct Newborn {
 }
 
 impl Newborn {
-    /// Its row, with nothing of what a request may add.
+    /// The row of the new sandbox, without the optional fields of a request.
     pub fn row(self, basis: &Basis, now: Moment) -> SandboxRow {
         let Self { id, owner, name, template } = self;
         let version = basis.version.as_ref();
@@ -323,7 +328,7 @@ impl Newborn {
     }
 }
 
-/// Takes a new sandbox into the registry and starts its driver. What it takes there was checked before.
+/// Adds a new sandbox to the registry and starts its driver. The caller has checked that capacity and name are free.
 pub(crate) fn enter(
     shared: &Arc<Shared>,
     mut registry: MutexGuard<'_, Registry>,
@@ -346,7 +351,7 @@ pub(crate) fn enter(
     (live, answer)
 }
 
-/// Told when a sandbox is made, or why not.
+/// Resolves when the sandbox is created, or to the reason why it could not be.
 pub(crate) type Created = oneshot::Receiver<Result<(), EngineError>>;
 
 pub(crate) fn free_name(registry: &Registry, owner: &Owner) -> Result<SandboxName, EngineError> {
@@ -356,7 +361,7 @@ pub(crate) fn free_name(registry: &Registry, owner: &Owner) -> Result<SandboxNam
         .ok_or_else(|| EngineError::Full { what: "no free name was found".into() })
 }
 
-/// What a new sandbox is made from: what its template says, and what the request says instead.
+/// What a new sandbox is made from: the template's settings, overridden by those of the request.
 pub(crate) fn basis(
     shared: &Shared,
     owner: &Owner,
@@ -382,7 +387,7 @@ pub(crate) fn basis(
             Preparation::Failed { reason } => {
                 return Err(EngineError::TemplateFailed { name: spec.template.to_string(), reason });
             }
-            // One that was replaced this moment has a successor at the next look.
+            // If the version has just been replaced, the next attempt finds its successor.
             Preparation::Preparing | Preparation::Replaced if missing == ImageMissing::Tell => {
                 return Ok(Based::Unprepared(Arc::clone(version)));
             }
@@ -410,12 +415,12 @@ pub(crate) fn basis(
     Ok(Based::On(Box::new(Basis { version, choice, held, limits, labels, mounts })))
 }
 
-/// What becomes of a create whose image is not here.
+/// What to do with a create whose image is not on this machine.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ImageMissing {
-    /// Nothing yet: it is told, and asked again.
+    /// Admit nothing yet: report the missing image, so that the caller can pull it and try again.
     Tell,
-    /// The driver pulls it.
+    /// Admit the sandbox; its driver pulls the image.
     Pull,
 }
 
@@ -423,20 +428,20 @@ pub(crate) enum ImageMissing {
 pub(crate) struct Basis {
     pub version: Option<Arc<Version>>,
     pub choice: Choice,
-    /// Just which image, where the template holds one.
+    /// The digest of the image, if the template holds one.
     pub held: Option<::image::Digest>,
     pub limits: Limits,
     pub labels: Labels,
     pub mounts: Vec<Mounted>,
 }
 
-/// Limits as far as they are kept: what is said of a sandbox is what holds.
+/// Drops limits that the backend cannot enforce, so that a sandbox shows only limits that apply.
 pub(crate) fn kept_limits(shared: &Shared, limits: Limits) -> Limits {
     let disk_bytes = limits.disk_bytes.filter(|_| shared.backend.store().limits);
     Limits { disk_bytes, ..limits }
 }
 
-/// Mounts in the words that a digest takes.
+/// Mounts in the form that goes into a digest.
 pub(crate) fn mount_words(mounts: &[VolumeMount]) -> Vec<(&str, &str, bool)> {
     let words = |mount: &VolumeMount| mount.access == Access::ReadOnly;
     mounts.iter().map(|mount| (mount.volume.as_str(), mount.path.as_str(), words(mount))).collect()
@@ -449,22 +454,22 @@ pub(crate) enum Based {
 }
 
 pub(crate) enum Admitted {
-    /// This template must be ready first.
+    /// The template has to be prepared first.
     Unprepared(Arc<Version>),
-    /// This image is needed first.
+    /// The image has to be pulled first.
     ImageMissing(ImageRef),
     New(Arc<LiveSandbox>, Created),
-    /// It stood ready, and is being given to whoever asked.
+    /// The sandbox was ready in a pool and is being handed to the caller.
     Claimed(Arc<LiveSandbox>, oneshot::Receiver<Result<(), Unclaimed>>),
-    /// Another request is claiming the sandbox that this one means.
+    /// Another request is claiming the sandbox that this request refers to.
     Claiming(Arc<Claiming>),
     /// The idempotency key was used before.
     Known(Arc<LiveSandbox>),
-    /// It has the labels that were asked for, and is kept alive for whoever asked.
+    /// The sandbox has the requested labels. The use keeps the sandbox alive for the caller.
     Found(Arc<LiveSandbox>, Use),
 }
 
-/// Whoever names a pool takes what is in it as it is.
+/// A request that names a pool cannot set image, limits or mounts, because the pool's sandboxes already exist.
 pub(crate) fn check_pool_spec(spec: &SandboxSpec) -> Result<(), EngineError> {
     let limited = spec.cpu_millis.is_some() || spec.memory_bytes.is_some() || spec.disk_bytes.is_some();
     match &spec.pool {
@@ -487,7 +492,7 @@ mod tests {
         bytes.iter().map(|byte| format!("{byte:02x}")).collect()
     }
 
-    /// These values are in the rows of daemons that run. They never change, or a retry over an upgrade would be refused.
+    /// Rows of running daemons hold these values. If a value changed, a retry across an upgrade would be rejected.
     #[test]
     fn the_digest_of_a_request_is_the_same_in_every_version() {
         let plain = request_digest(&SandboxSpec::default(), None);

@@ -1,4 +1,4 @@
-//! What callers may ask of a sandbox that exists: show, list, change, touch, explain, delete.
+//! Calls about sandboxes that exist: show, list, change, touch, explain, delete.
 
 use std::sync::Arc;
 
@@ -16,16 +16,16 @@ use crate::{
     SandboxUpdate, Watcher,
 };
 
-/// Sandboxes that `delete_all` ends at the same time.
+/// How many sandboxes `delete_all` deletes at the same time.
 const DELETIONS_MAX: usize = 32;
 
 impl Engine {
-    /// A sandbox as it is now.
+    /// A sandbox at this moment.
     pub async fn get(&self, owner: &Owner, id: SandboxId) -> Result<Sandbox, EngineError> {
         Ok(self.live(owner, id)?.describe())
     }
 
-    /// A sandbox by its name, or by its id as text where none has such a name.
+    /// A sandbox by its name, or by its id if no sandbox has that name.
     pub async fn find(&self, owner: &Owner, text: &str) -> Result<Sandbox, EngineError> {
         let named = self.shared().registry().newest(owner, None, Some(text), &[], 1)?;
         if let Some(live) = named.first() {
@@ -36,7 +36,7 @@ impl Engine {
         self.get(owner, text.parse().map_err(not_found)?).await
     }
 
-    /// Where a sandbox's commands run that name no place.
+    /// The working directory of commands that do not set one.
     pub fn working_directory(&self, owner: &Owner, id: SandboxId) -> Result<String, EngineError> {
         Ok(self.live(owner, id)?.with_surroundings(|around| around.working_directory()))
     }
@@ -58,7 +58,7 @@ impl Engine {
         Ok(Page { items: sandboxes.iter().map(|live| live.describe()).collect(), next_cursor })
     }
 
-    /// Gives a sandbox another name.
+    /// Renames a sandbox.
     pub async fn rename(
         &self,
         owner: &Owner,
@@ -68,7 +68,7 @@ impl Engine {
         self.update(owner, id, SandboxUpdate { name: Some(name), ..SandboxUpdate::default() }).await
     }
 
-    /// Changes a sandbox's name, labels and lifetime, all of it or nothing.
+    /// Changes a sandbox's name, labels and lifetime, as a whole or not at all.
     pub async fn update(
         &self,
         owner: &Owner,
@@ -82,7 +82,7 @@ impl Engine {
         if let Some(name) = &update.name {
             self.shared().registry().reserve_name(&live, name)?;
         }
-        // A task of its own: a caller that leaves in the middle must not leave a name reserved for nobody.
+        // A task of its own, so that a caller who disconnects in the middle does not leave the name reserved.
         let updating = tokio::spawn(async move {
             let name = update.name.clone();
             let updated = ask(&live, |done| Message::Update { update: Box::new(update), done }).await;
@@ -94,24 +94,24 @@ impl Engine {
         updating.await.map_err(|_| EngineError::Stopping)?
     }
 
-    /// Begins the clocks of its lifetime anew, all but the one of its creation. Tells what comes of that. A touch that was
-    /// answered is never overtaken by an end.
+    /// Restarts the clocks of the sandbox's start and last use, and returns what the rules say now. If a touch
+    /// succeeds, no rule that was due before the touch ends the sandbox.
     pub async fn touch(&self, owner: &Owner, id: SandboxId) -> Result<Explanation, EngineError> {
         ask(&*self.live(owner, id)?, |done| Message::Touch { done }).await
     }
 
-    /// Why a sandbox lives, and when and how it ends. Not a use.
+    /// Explains why a sandbox lives, and when and how it ends. This does not count as a use.
     pub async fn explain(&self, owner: &Owner, id: SandboxId) -> Result<Explanation, EngineError> {
         ask(&*self.live(owner, id)?, |done| Message::Explain { done }).await
     }
 
-    /// Returns when nothing of it is left.
+    /// Deletes a sandbox. Returns when nothing of the sandbox is left.
     pub async fn delete(&self, owner: &Owner, id: SandboxId) -> Result<(), EngineError> {
         let live = self.live(owner, id)?;
         delete(&live).await
     }
 
-    /// What happens to an owner's sandboxes from now on, or after an event that was seen before; to all of them or to one.
+    /// Events of one or all of an owner's sandboxes, from now on or after a given event.
     pub fn watch(
         &self,
         owner: &Owner,
@@ -124,9 +124,9 @@ impl Engine {
         Ok(Watcher::new(Arc::clone(&self.shared().events), owner.clone(), only, after))
     }
 
-    /// Deletes every sandbox of every owner, and what daemons before this one have left: the end of a private daemon.
+    /// Deletes every sandbox of every owner, and what earlier daemons have left. Used when a private daemon ends.
     pub async fn delete_all(&self) -> Result<(), EngineError> {
-        // Pools must not fill again behind it.
+        // Pools must not refill while their sandboxes are being deleted.
         self.shared().pools.halt();
         let sandboxes = self.shared().registry().all();
         let mut deletions = JoinSet::new();
@@ -140,13 +140,13 @@ impl Engine {
         while !deletions.is_empty() {
             result = result.and(joined(deletions.join_next().await));
         }
-        // One that ends as soon as it is ready may not have swept yet, and there is no next sweep.
+        // A daemon that ends as soon as it is ready may not have swept yet, and no later sweep will run.
         crate::sandbox::sweep::sweep(self.shared()).await;
         result
     }
 }
 
-/// Asks a driver for something that it does in a moment.
+/// Sends a driver a short request and waits for the answer.
 pub(crate) async fn ask<T>(
     live: &LiveSandbox,
     message: impl FnOnce(oneshot::Sender<Result<T, EngineError>>) -> Message,
@@ -185,7 +185,7 @@ pub(crate) async fn delete(live: &LiveSandbox) -> Result<(), EngineError> {
     }
 }
 
-/// The driver is no more: because the sandbox is gone, or because the engine stops.
+/// The driver has ended: `Ok` if the sandbox is gone, an error if the engine is stopping.
 pub(crate) fn gone(live: &LiveSandbox) -> Result<(), EngineError> {
     let registry = live.shared.registry();
     match registry.get(live.id) {

@@ -28,9 +28,9 @@ pub(crate) struct Claim {
     pub under_way: watch::Sender<()>,
 }
 
-/// Why a caller did not get the sandbox that was chosen. The driver deletes that sandbox.
+/// Why a caller did not get the chosen sandbox. The driver deletes that sandbox.
 pub(crate) enum Unclaimed {
-    /// It broke before.
+    /// The sandbox broke before the claim.
     Broken,
     /// The row could not be written.
     Unwritten(EngineError),

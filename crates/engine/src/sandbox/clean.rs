@@ -184,7 +184,7 @@ impl Driver {
 
     pub(super) async fn swept(&mut self, present: bool) {
         if !matches!(self.work, Work::None | Work::Linked(_)) {
-            return; // The work under way finds out by itself.
+            return; // The work under way will notice it.
         }
         match (self.live.state(), present) {
             (State::Deleting, _) => self.clean(None, self.live.close_commands(), Then::Gone),
@@ -209,7 +209,7 @@ fn superseded_is_gone(error: EngineError) -> Result<(), EngineError> {
     }
 }
 
-/// Work that must end before a teardown can be complete.
+/// Work that must end before a teardown can complete.
 pub(super) enum Before {
     Making(Task<Result<Task<LinkEnd>, BackendError>>),
     Cleaning(Task<Result<(), BackendError>>),

@@ -1,13 +1,16 @@
-//! The clock side of a sandbox's life, in the hands of its driver.
+//! The lifetime clocks of one sandbox, owned by its driver.
 //!
-//! Owns the times that lifetime rules count from, and when to look at them next; what they come to is `lifetime`'s business, and
-//! who uses the sandbox right now `uses`'. A sandbox may outlive its time by one look. It never ends before it.
+//! Keeps the times that the lifetime rules count from, and decides when to check the rules next. `lifetime` evaluates
+//! the rules, and `uses` counts the uses under way. A sandbox may outlive its time by one check interval, but never
+//! ends early.
 //!
-//! A command that nobody waits for keeps its sandbox alive while it uses the processor, so the time that a sandbox has had of
-//! it is read at every look; less than [`BUSY_PER_MILLE`] is what a sleeping program needs to stay asleep.
+//! A command that no caller waits for keeps its sandbox alive while the command uses the processor, so every check
+//! reads the sandbox's processor time. Less than [`BUSY_PER_MILLE`] counts as idle, because a sleeping program needs
+//! that much.
 //!
-//! The last use is written to the row at a look and not at its end, so that commands pay nothing for it. After a crash the row
-//! may be behind by about a look, and the sandbox is given that much.
+//! The time of the last use is written to the row at a check and not at the end of the use, so that commands do not
+//! pay for the write. After a crash the row may be behind by about one check interval, and the sandbox gets that much
+//! extra time.
 
 use std::time::Duration;
 
@@ -17,41 +20,43 @@ use crate::observe::clock::{Moment, Stamp};
 use crate::sandbox::lifecycle::State;
 use crate::sandbox::lifetime::{Explanation, LastUse, Life, Lifetime, Strike, explain, first_strike};
 
-/// The longest time between two looks: how late a rule may strike after the machine was suspended, since timers stand still then.
+/// The longest time between two checks. Timers stop while the machine is suspended, so a rule may strike this late
+/// afterwards.
 const LOOK_MAX: Duration = Duration::from_secs(60);
-/// The shortest time between two looks at what a sandbox does.
+/// The shortest time between two checks of a sandbox's activity.
 const LOOK_MIN: Duration = Duration::from_millis(250);
-/// Looks in the shortest time without use that matters.
+/// How many checks fit into the shortest idle time of any rule.
 const LOOKS_PER_LENGTH: u32 = 8;
-/// How much of one processor a sandbox takes at least when a command in it works.
+/// A sandbox that uses at least this much of one processor counts as busy.
 const BUSY_PER_MILLE: u32 = 10;
-/// Looks in a row that may fail before a sandbox is taken for idle: what cannot be looked at must not live for ever.
+/// After this many failed checks in a row the sandbox counts as idle: a sandbox that cannot be checked must not live
+/// forever.
 const FAILED_LOOKS_MAX: u32 = 5;
-/// How long after an end that could not be recorded it is tried again.
+/// The pause before the driver retries an end that it could not record.
 const RETRY: Duration = Duration::from_secs(10);
 
-/// See the head of this file.
+/// The lifetime rules of one sandbox and the times that they count from.
 #[derive(Debug)]
 pub(crate) struct Deadlines {
     lifetime: Lifetime,
     stamps: Stamps,
-    /// Whether that tells of the last use. It does not where no rule asked for it, and the daemon started since.
+    /// Whether `stamps` holds the last use. It does not if no rule needs it and the daemon has restarted.
     knows_use: bool,
-    /// By how much the last use may be later than is known.
+    /// How much later than recorded the last use may have been.
     slack: Duration,
-    /// What the row says of the last use, and whether it says what the sandbox had had of the processors then.
+    /// The last use as the row has it, and whether the row has the processor time of that moment.
     stored_use: Stamp,
     stored_cpu: bool,
-    /// Since when this daemon looks after it, since the boot.
+    /// When this daemon took over the sandbox, as time since boot.
     began: Duration,
-    /// The last look at the processor time.
+    /// The last reading of the processor time.
     look: Option<Look>,
     failed_looks: u32,
-    /// When to look next, since the boot.
+    /// When to check next, as time since boot.
     wake: Option<Duration>,
 }
 
-/// What a sandbox has had of the processors, at one time since the boot.
+/// The processor time that a sandbox had used at a given time since boot.
 #[derive(Debug, Clone, Copy)]
 struct Look {
     cpu: Duration,
@@ -59,12 +64,12 @@ struct Look {
 }
 
 impl Deadlines {
-    /// Of a sandbox that was just asked for.
+    /// The deadlines of a new sandbox.
     pub fn newborn(lifetime: Lifetime, now: Moment) -> Self {
         Self::new(lifetime, Stamps::born(Stamp::of(now)), now)
     }
 
-    /// Of a sandbox that rows tell of.
+    /// The deadlines of a sandbox from its row.
     pub fn recovered(lifetime: Lifetime, stamps: Stamps, state: State, now: Moment) -> Self {
         let at = (stamps.used.boot == now.boot)
             .then(|| u64::try_from(stamps.used.since_boot_micros).ok())
@@ -73,10 +78,10 @@ impl Deadlines {
         let mut deadlines = Self::new(lifetime, stamps, now);
         deadlines.look = look;
         deadlines.knows_use = deadlines.lifetime.acts();
-        // The row may be behind by a look, and that look may have been late.
+        // The row may be behind by one check, and that check may have been late.
         deadlines.slack = 2 * deadlines.pace();
         if state == State::Running {
-            // The daemon died between the start and the row that tells when it was.
+            // The daemon died after the start and before it wrote the time of the start to the row.
             deadlines.stamps.started.get_or_insert(Stamp::of(now));
         }
         deadlines.settle(now);
@@ -106,41 +111,41 @@ impl Deadlines {
         &self.lifetime
     }
 
-    /// It began to run.
+    /// The sandbox has started.
     pub fn started(&mut self, now: Moment) {
         self.stamps.started = Some(Stamp::of(now));
         self.renew_use(LastUse::Start, now);
     }
 
-    /// It is paused now.
+    /// The sandbox is now paused.
     pub fn paused(&mut self, now: Moment) {
         self.stamps.paused = Some(Stamp::of(now));
     }
 
-    /// Someone wants it to live on.
+    /// A caller wants to keep the sandbox alive.
     pub fn touched(&mut self, now: Moment) {
         self.stamps.started = Some(Stamp::of(now));
         self.renew_use(LastUse::Touch, now);
     }
 
-    /// What the times will be after a touch.
+    /// The stamps as they will be after a touch.
     pub fn stamps_touched(&self, now: Moment) -> Stamps {
         let now = Stamp::of(now);
         Stamps { started: Some(now), used: now, last_use: LastUse::Touch, ..self.stamps }
     }
 
-    /// Other rules hold from now on. That counts as a touch: a new rule must not find that its time is over already.
+    /// Replaces the rules. This counts as a touch, so that a new rule does not strike at once.
     pub fn change(&mut self, lifetime: Lifetime, now: Moment) {
         self.lifetime = lifetime;
         self.touched(now);
     }
 
-    /// The last use is on its way to the row.
+    /// The last use has been queued for the row.
     pub fn stored(&mut self) {
         (self.stored_use, self.stored_cpu) = (self.stamps.used, self.stamps.cpu.is_some());
     }
 
-    /// Whether the row should hear of the last use.
+    /// Whether the last use has to be written to the row.
     pub fn is_unstored(&self) -> bool {
         let news = self.stored_use != self.stamps.used || self.stored_cpu != self.stamps.cpu.is_some();
         self.lifetime.acts() && news
@@ -163,7 +168,7 @@ impl Deadlines {
         stamps.paused = stamps.paused.map(|stamp| stamp.settled(now));
     }
 
-    /// Takes in what happened since the last time.
+    /// Updates the last use from the uses that have begun or ended since the last call.
     fn hear(&mut self, uses: UsesNow, now: Moment) {
         self.settle(now);
         if uses.open > 0 {
@@ -179,7 +184,7 @@ impl Deadlines {
         }
     }
 
-    /// All that matters, as it is now.
+    /// Everything that the rules depend on, as of now.
     fn life(&self, state: State, uses: UsesNow, now: Moment) -> Life {
         let created = self.stamps.created.age(now);
         Life {
@@ -188,9 +193,9 @@ impl Deadlines {
             unused: self.stamps.used.age(now),
             last_use: self.knows_use.then_some(self.stamps.last_use),
             slack: self.slack,
-            // What never started counts from its creation.
+            // A sandbox that never started counts from its creation.
             started: self.stamps.started.map_or(created, |stamp| stamp.age(now)),
-            // The time of an earlier pause stays in the row.
+            // The row keeps the time of an earlier pause, so the state decides.
             paused: matches!(state, State::Paused(_))
                 .then(|| self.stamps.paused.map(|stamp| stamp.age(now)))
                 .flatten(),
@@ -199,7 +204,7 @@ impl Deadlines {
         }
     }
 
-    /// What the rules come to, with the uses as they are.
+    /// The rule that strikes first, given the uses under way.
     pub fn strike(&mut self, state: State, uses: UsesNow, now: Moment) -> Option<Strike> {
         self.hear(uses, now);
         first_strike(&self.lifetime, &self.life(state, uses, now))
@@ -210,9 +215,9 @@ impl Deadlines {
         explain(&self.lifetime, &self.life(state, uses, now), reason, now.wall)
     }
 
-    // Looks.
+    // Checks.
 
-    /// Between two looks at what it does.
+    /// The time between two checks of the sandbox's activity.
     fn pace(&self) -> Duration {
         match self.lifetime.idle_min() {
             Some(idle) => (idle / LOOKS_PER_LENGTH).clamp(LOOK_MIN, LOOK_MAX),
@@ -220,12 +225,12 @@ impl Deadlines {
         }
     }
 
-    /// How long to wait for the next look. `None`: there is nothing to look at.
+    /// How long to wait until the next check. `None`: no check is planned.
     pub fn nap(&self, now: Moment) -> Option<Duration> {
         self.wake.map(|wake| wake.saturating_sub(now.since_boot))
     }
 
-    /// Sets when to look next, `left` before the first rule strikes.
+    /// Plans the next check. `left` is the time until the first rule strikes.
     pub fn plan(&mut self, state: State, left: Option<Duration>, now: Moment) {
         self.wake = match state {
             State::Creating | State::Deleting => None,
@@ -236,22 +241,22 @@ impl Deadlines {
         };
     }
 
-    /// A look is under way; the next one is planned when it has come back.
+    /// A check is under way; the next one is planned when this one has finished.
     pub fn pause_looking(&mut self) {
         self.wake = None;
     }
 
-    /// An end could not be recorded.
+    /// An end could not be recorded: plans a retry.
     pub fn retry_later(&mut self, now: Moment) {
         self.wake = Some(now.since_boot + RETRY);
     }
 
-    /// Whether it matters what the sandbox has had of the processors.
+    /// Whether the decision depends on the sandbox's processor time.
     pub fn asks_for_cpu(&self, state: State, uses: UsesNow) -> bool {
         state == State::Running && uses.open == 0 && self.lifetime.idle_min().is_some()
     }
 
-    /// What it has had of the processors. What was used in the time of a request is the request's.
+    /// Records the sandbox's processor time. Time that was used during a request is attributed to the request.
     pub fn saw_cpu(&mut self, cpu: Duration, uses: UsesNow, now: Moment) {
         self.failed_looks = 0;
         self.stamps.cpu = Some(cpu);
@@ -261,14 +266,14 @@ impl Deadlines {
             return;
         }
         let passed = now.since_boot.saturating_sub(before.at);
-        // After a failure and a new start it counts from zero.
+        // The counter restarts from zero when a sandbox starts again after a failure.
         let grown = cpu.saturating_sub(before.cpu);
         if grown * 1000 >= passed * BUSY_PER_MILLE && !grown.is_zero() {
             self.renew_use(LastUse::Processor, now);
         }
     }
 
-    /// It could not be told. For a while, that is taken for work.
+    /// The processor time could not be read. The first few failures count as activity.
     pub fn saw_nothing(&mut self, now: Moment) {
         self.failed_looks += 1;
         if self.failed_looks < FAILED_LOOKS_MAX {

@@ -480,7 +480,8 @@ impl Driver {
         Ok(())
     }
 
-    /// As `aim`, where the row may also say the goal later: a daemon that reads the old goal comes to the same decision.
+    /// Like `aim`, for goals that may reach the row later: a daemon that reads the old goal comes to the same
+    /// decision.
     async fn aim_at(&mut self, goal: Goal) {
         if let Err(error) = self.aim(goal).await {
             warn!(

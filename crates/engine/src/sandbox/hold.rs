@@ -66,7 +66,8 @@ impl Token {
 }
 
 impl Hold {
-    /// Ends the hold and waits until the processes run again, unless the sandbox is paused or someone else holds it.
+    /// Ends the hold and waits until the processes run again, unless the sandbox is paused or another caller holds
+    /// it.
     pub async fn release(self) -> Result<(), HoldBroken> {
         let (done, is_done) = oneshot::channel();
         match &mut *self.token.end() {
@@ -94,7 +95,7 @@ pub(crate) async fn hold(live: &LiveSandbox) -> Result<Hold, EngineError> {
     ask(live, |done| Message::Hold { done }).await
 }
 
-/// Lets a sandbox run whose holder died with an earlier daemon. Returns after the first attempt; the driver retries.
+/// Thaws a sandbox whose holder died with an earlier daemon. Returns after the first attempt; the driver retries.
 pub(crate) async fn end_old_holds(live: &LiveSandbox) -> Result<(), EngineError> {
     ask(live, |done| Message::EndOldHolds { done }).await
 }
@@ -175,7 +176,7 @@ impl Holds {
         self.motion = None;
     }
 
-    /// Waits for the next event. May be dropped and called again.
+    /// Waits for the next event. Cancel-safe: the future may be dropped and `next` called again.
     pub async fn next(&mut self) -> HoldEvent {
         let Self { change, holders, wake, .. } = self;
         let expires = holders.iter().map(|holder| holder.until).min();
@@ -346,7 +347,7 @@ impl Driver {
         }
     }
 
-    /// A freeze that failed is refused to whoever asked for it. A thaw that failed is tried again.
+    /// Reports a failed freeze to the caller that asked for it. Retries a failed thaw.
     async fn motion_failed(&mut self, motion: Motion, error: BackendError) {
         if motion == Motion::Going {
             self.holds.failures += 1;

@@ -43,7 +43,7 @@ impl Driver {
         self.deadlines.explain(face.state, self.live.guest.uses.now(), face.reason.as_deref(), now)
     }
 
-    /// The time to look at the rules has come. Reads the processor time first, if the decision depends on it.
+    /// It is time to check the rules. Reads the processor time first, if the decision depends on it.
     pub(super) async fn wake(&mut self) {
         if !self.deadlines.asks_for_cpu(self.live.state(), self.live.guest.uses.now()) {
             return self.judge().await;
@@ -73,7 +73,7 @@ impl Driver {
         self.judge().await;
     }
 
-    /// Does what a rule says whose time has come, unless a use under way prevents it. Otherwise plans when to look again.
+    /// Carries out a rule that is due, unless a use under way prevents it. Otherwise plans the next check.
     pub(super) async fn judge(&mut self) {
         let state = self.live.state();
         if !self.deadlines.lifetime().acts() || matches!(state, State::Creating | State::Deleting) {
@@ -102,7 +102,7 @@ impl Driver {
         }
     }
 
-    /// Does what a rule says. Returns whether that is under way.
+    /// Carries out the action of a rule. Returns whether the action is under way.
     async fn carry_out(&mut self, deed: Deed, reason: String) -> bool {
         match deed {
             Deed::Delete => self.delete(Some(reason)).await,

@@ -1,50 +1,52 @@
-//! Where a sandbox is in its life, and what may be asked of it there. Pure: no effects, no clock.
+//! The states of a sandbox, and what callers may ask for in each. Pure: no effects, no clock.
 //!
 //! ```text
 //! Creating ──▶ Running ◀──pause, resume──▶ Paused(kept)      kept: Frozen, Saved, Dropped
 //!     └───────────┴───────────delete────────────┴──▶ Deleting ──▶ (gone)
 //! ```
 //!
-//! A break from any of these leads to `Failed`, which can be deleted, and resumed while its disk is whole.
+//! A failure in any of these states leads to `Failed`. A failed sandbox can be deleted, and resumed if its disk is
+//! whole.
 //!
-//! A row holds the state and the goal. The driver writes the goal before it acts, so after a crash [`recovery`] knows what was
-//! under way and finishes it, or undoes it.
+//! A row holds the state and the goal. The driver writes the goal before it acts, so after a crash [`recovery`] knows
+//! what was under way and finishes it, or undoes it.
 
 use wire::launch::Motion;
 
 pub use crate::model::state::{Disk, Goal, Kept, State};
 
 impl Kept {
-    /// Whether what was kept is what `asked` for. A frozen sandbox is not a saved one: it still uses memory.
+    /// Whether a pause that kept `self` satisfies a request for `asked`. A frozen sandbox does not count as saved,
+    /// because it still uses memory.
     fn satisfies(self, asked: Kept) -> bool {
         self == asked
     }
 }
 
-/// What a caller may ask; it can be denied.
+/// What a caller may ask for. It can be denied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Wish {
     /// Stop running and keep this much.
     Pause(Kept),
     /// Run again.
     Resume,
-    /// Be gone.
+    /// Delete the sandbox.
     Delete,
 }
 
 /// Why a wish is denied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Denied {
-    /// It is still being made.
+    /// The sandbox is still being created.
     NotReady,
-    /// It is broken.
+    /// The sandbox has failed.
     Failed,
-    /// It is going.
+    /// The sandbox is being deleted.
     Over,
 }
 
 impl State {
-    /// The goal that `wish` sets. `Ok(None)` when the wish is already true or under way: asking twice is harmless.
+    /// The goal that `wish` sets. `Ok(None)` if the wish is already fulfilled or under way: asking twice is harmless.
     pub fn goal(self, wish: Wish) -> Result<Option<Goal>, Denied> {
         use State::{Creating, Deleting, Failed, Paused, Running};
         use Wish::{Delete, Pause, Resume};
@@ -63,7 +65,7 @@ impl State {
     }
 }
 
-/// What a starting daemon does with a sandbox that it finds in a row.
+/// What a starting daemon does with a sandbox that it finds in the database.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Recovery {
     /// Nothing was under way: connect to its init.
@@ -117,9 +119,10 @@ pub fn recovery(state: State, goal: Goal) -> Recovery {
     }
 }
 
-/// Whether the processes of a sandbox should run or stand still. `None`: it has no processes, or nothing may be expected of them.
+/// Whether the processes of a sandbox should run or stand still. `None`: the sandbox has no processes, or the engine
+/// expects nothing of them.
 ///
-/// `held`: somebody reads its files and must not see them change.
+/// `held`: a caller reads the sandbox's files and must not see them change.
 pub fn motion(state: State, goal: Goal, held: bool) -> Option<Motion> {
     use {Kept::*, State::*};
     match (state, goal) {
@@ -133,7 +136,7 @@ pub fn motion(state: State, goal: Goal, held: bool) -> Option<Motion> {
 }
 
 impl State {
-    /// The goal of a sandbox that is where it should be.
+    /// The goal of a sandbox in this state when no change is under way.
     pub fn settled_goal(self) -> Goal {
         match self {
             Self::Creating | Self::Running | Self::Failed { .. } => Goal::Running,

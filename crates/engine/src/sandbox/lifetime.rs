@@ -1,18 +1,19 @@
-//! How long a sandbox lives: rules, and what they come to at one moment. Pure: no effects, no clock.
+//! How long a sandbox lives: the rules, and how they apply at one moment. Pure: no effects, no clock.
 //!
-//! A lifetime is a list of rules, each a clock, a length and an action; the one that strikes first wins. Without a rule a
-//! sandbox lives until it is deleted. What the clocks count from is the driver's business (`deadlines`).
+//! A lifetime is a list of rules. Each rule has a clock, a length and an action; the rule that strikes first wins.
+//! Without rules, a sandbox lives until it is deleted. The driver keeps the times that the clocks count from
+//! (`deadlines`).
 //!
 //! ```text
-//! since        counts from                            begins anew with
+//! since        counts from                            restarted by
 //! last_use     the end of the last use                a use, a touch, a change of the lifetime
 //! start        when it began to run                   a touch, a change of the lifetime
 //! paused       when it was paused                     a pause
 //! creation     when it was asked for                  nothing
 //! ```
 //!
-//! While it is in use nothing happens for want of use, however long the use takes; the other clocks do not stop for a use.
-//! A sandbox that is being made is not ended by its rules. One that has failed is.
+//! While a sandbox is in use, no `last_use` rule strikes, however long the use takes. The other clocks keep running
+//! during a use. The rules do not end a sandbox that is being created. They do end one that has failed.
 
 use std::fmt::Write;
 use std::time::{Duration, SystemTime};
@@ -25,41 +26,41 @@ pub use crate::model::lifetime::{
 use crate::model::state::{Kept, State};
 use crate::observe::clock::Age;
 
-/// After a start of the daemon, nothing is deleted for want of use for so long (or for the length of the rule, where that is
-/// shorter): those who used it must have the time to come back.
+/// After the daemon starts, no `last_use` rule strikes for this long (or for the length of the rule, if that is
+/// shorter), so that clients have time to reconnect.
 pub const RECONNECT: Duration = Duration::from_secs(60);
 
-/// What is known of a sandbox at one moment.
+/// What is known about a sandbox at one moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Life {
-    /// Where it is in its life.
+    /// The state of the sandbox.
     pub state: State,
-    /// Uses under way.
+    /// How many uses are under way.
     pub uses: u32,
-    /// Since the last use ended.
+    /// Time since the last use ended.
     pub unused: Age,
-    /// What that was. `None`: the daemon started since, and nothing told when the last use was.
+    /// The kind of the last use. `None`: the daemon has restarted and no record of the last use exists.
     pub last_use: Option<LastUse>,
-    /// By how much the last use may be later than is known.
+    /// How much later than recorded the last use may have been.
     pub slack: Duration,
-    /// Since the start or the last refresh.
+    /// Time since the start or the last touch.
     pub started: Age,
-    /// Since it was paused.
+    /// Time since the sandbox was paused.
     pub paused: Option<Age>,
-    /// Since it was asked for.
+    /// Time since the sandbox was requested.
     pub created: Age,
-    /// How long the daemon has looked after it.
+    /// How long this daemon has managed the sandbox.
     pub watched: Duration,
 }
 
-/// When a rule strikes, if nothing happens until then.
+/// When a rule strikes, if nothing happens before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Strike {
-    /// Which rule, by its place in the list.
+    /// The index of the rule in the list.
     pub rule: usize,
     /// What the rule does.
     pub action: Action,
-    /// In how long. Zero: now.
+    /// The time until the rule strikes. Zero: now.
     pub left: Duration,
 }
 
@@ -68,7 +69,7 @@ pub struct Strike {
 pub enum Deed {
     /// Pauses the sandbox and keeps this much.
     Pause(Kept),
-    /// Deletes it.
+    /// Deletes the sandbox.
     Delete,
 }
 
@@ -81,7 +82,7 @@ pub fn deed(action: Action) -> Deed {
     }
 }
 
-/// How long a rule has still to wait. `None`: it does not count now.
+/// The time until a rule strikes. `None`: the rule does not apply now.
 pub fn left(rule: &Rule, life: &Life) -> Option<Duration> {
     match life.state {
         State::Creating | State::Deleting => return None,
@@ -105,7 +106,7 @@ pub fn left(rule: &Rule, life: &Life) -> Option<Duration> {
     Some(left)
 }
 
-/// What happens first, among the rules that act. Of two at once, the one that comes first in the list.
+/// The rule with an action that strikes first. If two strike at once, the one that comes first in the list wins.
 pub fn first_strike(lifetime: &Lifetime, life: &Life) -> Option<Strike> {
     let acting = lifetime.rules().iter().enumerate().filter(|(_, rule)| rule.action.acts());
     let strikes = acting.filter_map(|(at, rule)| {
@@ -115,7 +116,7 @@ pub fn first_strike(lifetime: &Lifetime, life: &Life) -> Option<Strike> {
     strikes.min_by_key(|strike| strike.left)
 }
 
-/// Says why a sandbox lives, and when and how it ends.
+/// Explains why a sandbox lives, and when and how it ends.
 pub fn explain(lifetime: &Lifetime, life: &Life, reason: Option<&str>, wall: SystemTime) -> Explanation {
     let rules = lifetime.rules().iter().map(|rule| {
         let left = left(rule, life).filter(|_| rule.action.acts());
@@ -166,7 +167,7 @@ fn sentence(lifetime: &Lifetime, life: &Life, end: Option<&End>, reason: Option<
             }
         }
     };
-    // Writing to a String does not fail.
+    // Writing to a `String` cannot fail.
     let _ = match end {
         None if lifetime.rules().is_empty() => {
             write!(text, " and has no lifetime rules, so it lives until it is deleted.")
@@ -213,7 +214,7 @@ fn sentence(lifetime: &Lifetime, life: &Life, end: Option<&End>, reason: Option<
     text
 }
 
-/// What becomes of the sandbox, after "it".
+/// What happens to the sandbox, as text to follow "it".
 fn happens(action: Action) -> &'static str {
     match action {
         Action::PauseKeepMemory => "is paused, with its memory kept,",
@@ -239,7 +240,7 @@ mod tests {
         Age { elapsed: Duration::from_secs(seconds), doubt: Duration::ZERO }
     }
 
-    /// Made an hour ago, started 50 minutes ago, unused for 5 minutes.
+    /// A sandbox that was created an hour ago, started 50 minutes ago and last used 5 minutes ago.
     fn life() -> Life {
         Life {
             state: State::Running,
@@ -449,7 +450,7 @@ mod tests {
         says(&[], Life { state: State::Deleting, ..life() }, "It is being deleted.");
     }
 
-    /// A rule to pause must never delete, nor be described as if it did.
+    /// A pause rule must never delete a sandbox, nor be described as if it did.
     #[test]
     fn what_happens_follows_the_action_of_the_rule_and_not_only_its_clock() {
         use Action::*;

@@ -1,7 +1,7 @@
 //! What a sandbox's driver, its link and its callers share.
 //!
-//! The driver alone assigns the state; others read it. What runs in it, `commands` and `transfers`, knows of it only what
-//! [`Host`] and [`Guest`] say.
+//! Only the driver sets the state; others read it. `commands` and `transfers`, which manage what runs in the sandbox,
+//! use the sandbox only through [`Host`] and [`Guest`].
 
 use std::ops::Deref;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -37,25 +37,25 @@ use crate::volume::Mounted;
 pub(crate) struct LiveSandbox {
     pub shared: Arc<Shared>,
     pub id: SandboxId,
-    /// Names its row in a change.
+    /// Identifies the sandbox's row in a change.
     pub row_key: RowKey,
     pub owner: Owner,
-    /// What its template was called when it was made.
+    /// The name that the template had when the sandbox was created.
     template: String,
-    /// What it was made from; none for what is built in.
+    /// The version of the template that the sandbox was made from; `None` for the built-in template.
     pub version: Option<Arc<Version>>,
-    /// `host`, or a reference in its canonical spelling.
+    /// `host`, or an image reference in canonical form.
     pub image: String,
-    /// What it was asked for as, where that was an alias, and what it is, once it is here.
+    /// The alias by which the caller requested the image, if any, and the image itself once it is on this machine.
     image_use: Mutex<(Option<String>, Option<Arc<StoredImage>>)>,
     pub limits: Limits,
     pub mounts: Vec<Mounted>,
-    /// The sandbox for what runs in it.
+    /// The sandbox as its commands and file transfers see it.
     pub guest: Arc<Guest>,
     pub commands: Arc<Commands>,
     pub transfers: Arc<Transfers>,
     pub disk: Disk,
-    /// The driver's.
+    /// The inbox of the driver.
     pub inbox: mpsc::Sender<Message>,
     pub driver: Mutex<Option<AbortHandle>>,
     view: Mutex<View>,
@@ -64,46 +64,47 @@ pub(crate) struct LiveSandbox {
     pub capturing: tokio::sync::Mutex<()>,
 }
 
-/// Where a sandbox waits that stands ready and belongs to no caller yet. It hears of every change instead of the owner's watchers.
+/// Holds ready sandboxes that belong to no caller yet. It is notified of every change, in place of the owner's
+/// watchers.
 pub(crate) trait WaitingRoom: Send + Sync {
     /// Something happened to a sandbox that waits here.
     fn wake(&self);
 
-    /// A sandbox waits here since before this daemon started.
+    /// Adds a sandbox that was waiting here before this daemon started.
     fn adopt(&self, sandbox: &Arc<LiveSandbox>);
 }
 
-/// Who may find it, and who hears what happens to it.
+/// Who may find the sandbox, and who is notified of its changes.
 #[derive(Debug, Clone)]
 pub(crate) enum Visibility {
     /// Its owner.
     Visible,
-    /// Only the pool in which it waits to be claimed.
+    /// Only the pool where the sandbox waits to be claimed.
     PoolMember(Weak<dyn WaitingRoom>),
     /// Only the build whose step runs in it.
     Build(BuildId),
 }
 
-/// What others see of it. Its driver alone writes this.
+/// What others see of a sandbox. Only its driver writes this.
 #[derive(Debug, Clone)]
 pub(crate) struct View {
     pub name: SandboxName,
     pub state: State,
     pub reason: Option<String>,
-    /// What its init speaks, where this daemon speaks none of it.
+    /// The protocol versions of the sandbox's init, if this daemon supports none of them.
     pub unspoken: Option<Versions>,
     pub labels: Labels,
     pub notes: Notes,
     pub lifetime: Lifetime,
-    /// Its row is written: what is said of it holds after a crash.
+    /// Whether the row is written, so that everything shown here survives a crash.
     pub recorded: bool,
     pub identity: Arc<Identity>,
     pub visibility: Visibility,
-    /// What the pool was called where it waited.
+    /// The name of the pool that the sandbox was claimed from.
     pub claimed_from: Option<String>,
 }
 
-/// The view at this moment, to read. Held for moments.
+/// Read access to the view. Held only briefly.
 pub(crate) struct ViewNow<'a>(MutexGuard<'a, View>);
 
 impl Deref for ViewNow<'_> {
@@ -194,7 +195,7 @@ impl LiveSandbox {
         ViewNow(self.change_view())
     }
 
-    /// The driver's alone.
+    /// Only the driver calls this.
     pub(super) fn change_view(&self) -> MutexGuard<'_, View> {
         self.view.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -207,7 +208,8 @@ impl LiveSandbox {
         Arc::clone(&self.view().identity)
     }
 
-    /// Whether no caller may find it, not even its owner: it waits in a pool, or a step of a build runs in it.
+    /// Whether the sandbox is hidden from all callers, even its owner: it waits in a pool, or a step of a build runs
+    /// in it.
     pub fn is_hidden(&self) -> bool {
         match self.view().visibility {
             Visibility::Visible => false,
@@ -215,7 +217,7 @@ impl LiveSandbox {
         }
     }
 
-    /// The build whose step runs in it.
+    /// The build whose step runs in the sandbox.
     pub fn build(&self) -> Option<BuildId> {
         match self.view().visibility {
             Visibility::Build(build) => Some(build),
@@ -223,7 +225,8 @@ impl LiveSandbox {
         }
     }
 
-    /// Its init speaks nothing that this daemon does. The row is left as it is, for a daemon that does.
+    /// Shows the sandbox as failed because its init and this daemon share no protocol version. The row stays as it
+    /// is, for a daemon that supports one.
     pub(super) fn set_unspoken(&self, theirs: Versions, reason: String) {
         let mut view = self.change_view();
         (view.state, view.reason) = (State::Failed { disk: DiskState::Whole }, Some(reason));
@@ -233,13 +236,13 @@ impl LiveSandbox {
         self.changed.notify_waiters();
     }
 
-    /// What its row says: what is shown, save where that is about this daemon alone.
+    /// The state in the row: the state that is shown, unless that state describes a limit of this daemon only.
     pub fn state_in_row(&self) -> State {
         let view = self.view();
         if view.unspoken.is_some() { State::Running } else { view.state }
     }
 
-    /// The driver's alone, after the row says so.
+    /// Only the driver calls this, after it has written the row.
     pub(super) fn set_state(&self, state: State, reason: Option<String>) {
         let mut view = self.change_view();
         (view.state, view.reason, view.unspoken) = (state, reason, None);
@@ -248,19 +251,19 @@ impl LiveSandbox {
         self.changed.notify_waiters();
     }
 
-    /// The driver's alone: the row is written.
+    /// Only the driver calls this, after it has written the row.
     pub(super) fn set_recorded(&self) {
         self.change_view().recorded = true;
         self.changed.notify_waiters();
     }
 
-    /// Tells whoever watches what its state and name are.
+    /// Notifies watchers of the current state and name.
     pub fn tell_state(&self) {
         let View { name, state, reason, .. } = self.view().clone();
         self.tell(Happened::Sandbox { name, state, reason });
     }
 
-    /// Tells whoever watches what happened to it; its pool alone, while it waits there.
+    /// Notifies watchers of an event; while the sandbox waits in a pool, only the pool.
     pub fn tell(&self, what: Happened) {
         let visibility = self.view().visibility.clone();
         match visibility {
@@ -311,27 +314,27 @@ impl LiveSandbox {
         self.image_use().0.clone()
     }
 
-    /// What it has written, as the source of a layer, and how much that may be.
+    /// The files that the sandbox has written, as the source of a layer, with their size limit.
     pub fn written(&self) -> LayerSource {
         LayerSource::Sandbox { sandbox: self.id, bytes_max: self.limits.disk_bytes.unwrap_or(u64::MAX) }
     }
 
-    /// What it was made from; none for the machine itself, and while the image is on its way.
+    /// The image that the sandbox was made from; `None` for `host`, and until the image is pulled.
     pub fn stored_image(&self) -> Option<Arc<StoredImage>> {
         self.image_use().1.clone()
     }
 
-    /// Its row has the image.
+    /// Sets the image, which the row has already.
     pub fn set_image(&self, image: Arc<StoredImage>) {
         self.image_use().1 = Some(image);
     }
 
-    /// A row says what it was asked for as.
+    /// Sets the alias by which the image was requested, from the row.
     pub fn set_image_alias(&self, alias: Option<String>) {
         self.image_use().0 = alias;
     }
 
-    /// Waits until it is no longer being made.
+    /// Waits until the sandbox is no longer being created.
     pub async fn made(&self) -> Result<(), EngineError> {
         loop {
             let mut changed = std::pin::pin!(self.changed.notified());
@@ -349,7 +352,7 @@ impl LiveSandbox {
         }
     }
 
-    /// Waits for as much of it as a caller wants to be sure of.
+    /// Waits until the sandbox has reached the point that the caller asked for.
     pub async fn awaited(&self, wait: Wait) -> Result<(), EngineError> {
         match wait {
             Wait::Ready => self.made().await,
@@ -357,7 +360,7 @@ impl LiveSandbox {
         }
     }
 
-    /// Waits until its row is written.
+    /// Waits until the sandbox's row is written.
     async fn recorded(&self) -> Result<(), EngineError> {
         loop {
             let mut changed = std::pin::pin!(self.changed.notified());
@@ -374,7 +377,7 @@ impl LiveSandbox {
         }
     }
 
-    /// Why it does not take commands.
+    /// The error that explains why the sandbox accepts no commands.
     pub fn wrong_state(&self) -> EngineError {
         let view = self.view();
         if let Some(theirs) = view.unspoken {
@@ -391,9 +394,9 @@ impl LiveSandbox {
         }
     }
 
-    // What runs in it.
+    // What runs in the sandbox.
 
-    /// What its commands begin with where they name nothing else.
+    /// The defaults for commands that do not set their own.
     pub fn with_surroundings<T>(&self, use_them: impl FnOnce(Surroundings<'_>) -> T) -> T {
         let (image, identity) = (self.stored_image(), self.identity());
         use_them(Surroundings {
@@ -403,7 +406,7 @@ impl LiveSandbox {
         })
     }
 
-    /// What init gets to start a command.
+    /// The message to init that starts a command.
     pub fn start_of(&self, spec: CommandSpec, id: &CommandId) -> Result<Start, EngineError> {
         self.with_surroundings(|around| start_of(around, spec, id))
     }
@@ -413,20 +416,20 @@ impl LiveSandbox {
         self.commands.reopen();
     }
 
-    /// No more commands and no more file operations. Gives the commands that have no result.
+    /// Stops new commands and file operations. Returns the commands that have no result yet.
     pub fn close_commands(&self) -> Vec<Arc<LiveCommand>> {
         self.transfers.close();
         self.commands.close()
     }
 
-    /// The engine stops: the table of commands answers nothing from now on, and file operations end.
+    /// The engine is stopping: the table of commands answers no more requests, and file operations end.
     pub fn halt(&self) {
         self.commands.halt();
         self.transfers.close();
     }
 }
 
-/// How long anything may wait in a driver's inbox before the engine says that it is stuck.
+/// How long a message may wait for room in a driver's inbox before the engine reports that the driver is stuck.
 pub(crate) const INBOX_WAIT: Duration = Duration::from_secs(10);
 
 impl Host for LiveSandbox {

@@ -27,8 +27,8 @@ use crate::volume::Mounted;
 
 /// How long pulling an image may take.
 const PULL_SECONDS: u64 = 3600;
-/// How often the driver looks for an image and pulls it if it is missing. One round is not enough: others may remove
-/// the image between the pull and the moment in which the sandbox takes it.
+/// How often the driver looks for an image and pulls it if it is missing. One round is not enough: the image may be
+/// removed after the pull and before the sandbox takes it.
 const TAKES_MAX: usize = 4;
 /// How long the backend may take to prepare an image.
 const PREPARE_SECONDS: u64 = 300;
@@ -149,7 +149,7 @@ async fn attempt(
 ) -> Result<Task<LinkEnd>, BackendError> {
     let backend = &live.shared.backend;
     let rootfs = tokio::select! {
-        // Nothing exists on the host yet, so this can stop here.
+        // Nothing exists on the host yet, so the create can stop here.
         () = is_cancelled(cancelled) => return Err(BackendError::Gone),
         rootfs = within(PULL_SECONDS, "pull the image", rootfs_of(live)) => rootfs?,
     };
@@ -209,7 +209,7 @@ async fn rootfs_of(live: &Arc<LiveSandbox>) -> Result<Rootfs, BackendError> {
 }
 
 async fn is_cancelled(cancelled: &mut watch::Receiver<bool>) {
-    // An error means that the sender is gone, and with it the driver; then nothing needs this task any more.
+    // An error means that the sender, and so the driver, is gone. Then the result of this task is not needed either.
     let _ = cancelled.wait_for(|cancelled| *cancelled).await;
 }
 

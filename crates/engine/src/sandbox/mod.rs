@@ -1,8 +1,8 @@
-//! One sandbox from wish to end.
+//! The life of a sandbox, from the request to its end.
 //!
-//! Read in this order: [`lifecycle`] and [`lifetime`] decide, `driver` acts on one sandbox with `make`, `clean`, `hold`, `pause` and `judge`,
-//! `live` is what its driver, its link to init and its callers share, `registry` holds all sandboxes in memory, `recovery`
-//! and `sweep` clean up after crashes.
+//! Read in this order: [`lifecycle`] and [`lifetime`] decide, `driver` acts on one sandbox with `make`, `clean`,
+//! `hold`, `pause` and `judge`, `live` is what a sandbox's driver, its link to init and its callers share, `registry`
+//! holds all sandboxes in memory, `recovery` and `sweep` clean up after crashes.
 
 pub(crate) mod admit;
 pub(crate) mod calls;

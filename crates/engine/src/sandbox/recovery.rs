@@ -1,7 +1,8 @@
-//! What a starting daemon does with what it finds.
+//! How a starting daemon recovers the sandboxes that it finds.
 //!
-//! Rows say what was aimed at; each sandbox gets a driver, and the driver finishes or undoes it (`lifecycle::recovery`).
-//! Starting waits for rows and for the names and lengths of logs, which are quick; it waits for no sandbox.
+//! Rows hold the goal of each sandbox. Every sandbox gets a driver, and the driver finishes or undoes what was under
+//! way (`lifecycle::recovery`). Startup waits for rows and for the names and lengths of logs, which are quick to
+//! read; it waits for no sandbox.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -20,7 +21,7 @@ use crate::sandbox::lifecycle::{Kept, State};
 use crate::sandbox::live::LiveSandbox;
 use crate::template::Version;
 
-/// Takes every row's sandbox into the directory and starts its driver.
+/// Adds the sandbox of every row to the registry and starts its driver.
 pub(crate) async fn recover(
     shared: &Arc<Shared>,
     uses: Vec<ImageUseRow>,
@@ -34,7 +35,7 @@ pub(crate) async fn recover(
     for row in loaded.commands {
         commands.entry(row.sandbox).or_default().push(row);
     }
-    // Of a first start there is nothing to tell.
+    // On a first start there is nothing to report.
     if !loaded.sandboxes.is_empty() {
         info!(sandboxes = loaded.sandboxes.len(), commands = commands.len(), "recovering");
     }
@@ -63,7 +64,8 @@ pub(crate) async fn recover(
     for (live, messages, unreadable, (deadlines, goal)) in ready.await.map_err(|_| EngineError::Stopping)? {
         let unreadable = unreadable.map(|error| chain(&error));
         shared.registry().insert(&live);
-        // A crash may have come between the end of the sandbox's processes and the results of its commands.
+        // A crash may have come after the sandbox's processes ended and before the results of its commands were
+        // written.
         if matches!(live.state(), State::Failed { .. } | State::Paused(Kept::Dropped)) {
             live.commands.live().iter().for_each(LiveCommand::sandbox_gone);
         }
@@ -72,10 +74,10 @@ pub(crate) async fn recover(
     Ok(())
 }
 
-/// Reads what the logs of a sandbox's commands are. Blocks.
+/// Finds the logs of a sandbox's commands. Blocks.
 ///
-/// A log that cannot be read is the end of its sandbox, and of no other: without the command, init would be told that its result is
-/// stored.
+/// If a log cannot be read, only its own sandbox fails. The command cannot be skipped, because the daemon would then
+/// confirm to init that the command's result is stored.
 fn adopt_commands(live: &Arc<LiveSandbox>, rows: Vec<CommandRow>) -> Result<(), EngineError> {
     for row in rows {
         let id = row.id.clone();

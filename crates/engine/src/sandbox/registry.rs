@@ -1,7 +1,7 @@
 //! All sandboxes in memory: found by id, name and idempotency key, listed, and admitted within limits.
 //!
-//! One lock, held for moments. Whether there is room and the taking of it are one step under it, so that any number of
-//! creates at once never exceeds a limit. What is taken is given back when the sandbox's row is gone.
+//! One lock, held only briefly. A create checks for room and reserves it in one step under this lock, so that
+//! concurrent creates never exceed a limit. The reservation is released when the sandbox's row is gone.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Bound;
@@ -21,7 +21,7 @@ use crate::sandbox::live::LiveSandbox;
 use crate::volume::Holder;
 use wire::VolumeId;
 
-/// See the head of this file.
+/// All sandboxes of this daemon, with indexes and usage per owner.
 #[derive(Default)]
 pub(crate) struct Registry {
     by_id: HashMap<SandboxId, Arc<LiveSandbox>>,
@@ -33,7 +33,7 @@ pub(crate) struct Registry {
 /// What one owner has.
 #[derive(Default)]
 struct Owned {
-    /// In the order they were asked for.
+    /// In the order of their requests.
     by_time: BTreeMap<Place, Arc<LiveSandbox>>,
     names: HashMap<SandboxName, Named>,
     idempotency_keys: HashMap<String, SandboxId>,
@@ -43,14 +43,15 @@ struct Owned {
     used: Usage,
 }
 
-/// Whose a name is.
+/// The sandbox that holds a name.
 struct Named {
     id: SandboxId,
-    /// It is its name, or is about to be: once for each.
+    /// How often the sandbox holds the name: once for its current name, and once for each rename to it that is under
+    /// way.
     holds: u32,
 }
 
-/// Which sandboxes have which labels. All rows are in memory, and so is the index to them.
+/// Which sandboxes have which labels. All rows are in memory, and so is this index.
 #[derive(Default)]
 struct LabelIndex(HashMap<String, HashMap<String, BTreeSet<Place>>>);
 
@@ -76,14 +77,14 @@ impl LabelIndex {
         }
     }
 
-    /// Those with this label.
+    /// The sandboxes with this label.
     fn get(&self, key: &str, value: &str) -> &BTreeSet<Place> {
         static NOBODY: BTreeSet<Place> = BTreeSet::new();
         self.0.get(key).and_then(|values| values.get(value)).unwrap_or(&NOBODY)
     }
 }
 
-/// Where a sandbox is in a list: by time, then by id.
+/// The position of a sandbox in a list: by time, then by id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Place {
     micros: u64,
@@ -112,7 +113,7 @@ impl Place {
     }
 }
 
-/// What sandboxes add up to.
+/// The totals of a set of sandboxes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Usage {
     sandboxes: u64,
@@ -166,7 +167,7 @@ impl Usage {
 }
 
 impl Registry {
-    /// A sandbox that belongs to `owner`. Another owner's looks like none, and so does a hidden one.
+    /// A sandbox of `owner`. A sandbox of another owner, or a hidden one, is reported as not found.
     pub fn find(&self, owner: &Owner, id: SandboxId) -> Result<Arc<LiveSandbox>, EngineError> {
         match self.by_id.get(&id) {
             _ if self.closed => Err(EngineError::Stopping),
@@ -179,12 +180,13 @@ impl Registry {
         self.by_id.get(&id).cloned()
     }
 
-    /// Whether nobody here owns it. Once the directory is closed nobody can tell, so nothing is a stray.
+    /// Whether this daemon has no sandbox with this id. Once the registry is closed this cannot be known, so nothing
+    /// counts as a stray.
     pub fn is_stray(&self, id: SandboxId) -> bool {
         !self.closed && !self.by_id.contains_key(&id)
     }
 
-    /// The sum of what all sandboxes may use.
+    /// The sum of the limits of all sandboxes.
     pub fn promised(&self) -> Capacity {
         Capacity {
             sandboxes: u32::try_from(self.used.sandboxes).unwrap_or(u32::MAX),
@@ -210,7 +212,7 @@ impl Registry {
         holders
     }
 
-    /// The sandbox that was asked for with this idempotency key.
+    /// The sandbox that was requested with this idempotency key.
     pub fn by_idempotency_key(&self, owner: &Owner, key: &str) -> Option<Arc<LiveSandbox>> {
         let id = self.owners.get(owner)?.idempotency_keys.get(key)?;
         self.get(*id)
@@ -220,7 +222,7 @@ impl Registry {
         self.owners.get(owner).is_none_or(|owned| !owned.names.contains_key(name))
     }
 
-    /// Whether one more sandbox with these limits fits.
+    /// Checks that one more sandbox with these limits fits.
     pub fn check_room(
         &self,
         owner: &Owner,
@@ -236,7 +238,8 @@ impl Registry {
         self.used.with(limits).check_capacity(capacity)
     }
 
-    /// Whether the owner of a sandbox that waits in a pool may have it. It counts already.
+    /// Checks that the owner of a sandbox that waits in a pool may claim it. The sandbox already counts against the
+    /// quota.
     pub fn check_claim(&self, owner: &Owner, key: &KeyLimits) -> Result<(), EngineError> {
         if self.closed {
             return Err(EngineError::Stopping);
@@ -244,7 +247,7 @@ impl Registry {
         self.owners.get(owner).map_or_else(Usage::default, |owned| owned.used).check_quota(key)
     }
 
-    /// Whether an owner may have so many more with these limits, as far as the key says.
+    /// Checks that the key's quota allows an owner this many more sandboxes with these limits.
     pub fn check_quota(
         &self,
         owner: &Owner,
@@ -256,7 +259,7 @@ impl Registry {
         (0..more).fold(owned, |used, _| used.with(limits)).check_quota(key)
     }
 
-    /// Takes a sandbox in. It counts from now on. No caller finds a hidden one.
+    /// Adds a sandbox, which counts from now on. Callers cannot find a hidden one.
     pub fn insert(&mut self, live: &Arc<LiveSandbox>) {
         self.used = self.used.with(&live.limits);
         self.by_id.insert(live.id, Arc::clone(live));
@@ -268,16 +271,16 @@ impl Registry {
         }
     }
 
-    /// A sandbox was taken from its pool for a caller; its driver writes that down. Requests with the same idempotency key or the
-    /// same labels find the claim meanwhile.
+    /// Records that a sandbox was taken from its pool for a caller; the driver writes the claim to the row. Until
+    /// then, requests with the same idempotency key or the same labels find the claim.
     pub fn begin_claim(&mut self, live: &LiveSandbox, claim: Arc<Claiming>) {
         self.owners.entry(live.owner.clone()).or_default().claims.insert(live.id, claim);
     }
 
-    /// The claim is in the row: the owner finds the sandbox from now on. `name_before` is the name that it had, if the caller chose
-    /// another.
+    /// The claim is in the row: the owner can find the sandbox from now on. `name_before` is the sandbox's previous
+    /// name, if the caller chose another.
     pub fn finish_claim(&mut self, live: &Arc<LiveSandbox>, name_before: Option<&SandboxName>) {
-        // A sandbox that has left the registry must not come back.
+        // A sandbox that was removed from the registry must not come back.
         if !self.by_id.contains_key(&live.id) {
             return;
         }
@@ -285,7 +288,7 @@ impl Registry {
         self.abandon_claim(live, name_before);
     }
 
-    /// The claim is over. Frees a name that is not the sandbox's any more, or did not become its name.
+    /// The claim is over. Frees a name that is no longer the sandbox's, or that did not become its name.
     pub fn abandon_claim(&mut self, live: &LiveSandbox, name: Option<&SandboxName>) {
         if let Some(owned) = self.owners.get_mut(&live.owner) {
             owned.claims.remove(&live.id);
@@ -295,7 +298,7 @@ impl Registry {
         }
     }
 
-    /// The claim under way that was asked for with this idempotency key.
+    /// The claim under way that was requested with this idempotency key.
     pub fn claim_by_idempotency_key(&self, owner: &Owner, key: &str) -> Option<Arc<Claiming>> {
         let mut claims = self.owners.get(owner)?.claims.values();
         claims.find(|claim| claim.idempotency_key.as_deref() == Some(key)).cloned()
@@ -306,7 +309,7 @@ impl Registry {
         self.owners.get(owner)?.claims.values().find(|claim| claim.labels.include(labels)).cloned()
     }
 
-    /// Lets a sandbox be found: it was asked for, or claimed.
+    /// Makes a sandbox findable after its create or claim.
     fn show(&mut self, live: &Arc<LiveSandbox>) {
         let (place, face) = (Place::of_home(live), live.view().clone());
         let owned = self.owners.entry(live.owner.clone()).or_default();
@@ -317,7 +320,7 @@ impl Registry {
         }
     }
 
-    /// Lets a sandbox not be found any more.
+    /// Makes a sandbox unfindable.
     fn hide(&mut self, live: &LiveSandbox) {
         let (place, face) = (Place::of_home(live), live.view().clone());
         let Some(owned) = self.owners.get_mut(&live.owner) else { return };
@@ -330,7 +333,7 @@ impl Registry {
         }
     }
 
-    /// Gives back what a sandbox took. Harmless when it is not there.
+    /// Removes a sandbox and releases what it reserved. Has no effect if the sandbox is not in the registry.
     pub fn remove(&mut self, id: SandboxId) {
         let Some(live) = self.by_id.remove(&id) else { return };
         self.used = self.used.without(&live.limits);
@@ -344,7 +347,7 @@ impl Registry {
         }
     }
 
-    /// Keeps a name for a sandbox that is being renamed.
+    /// Reserves a name for a sandbox that is being renamed.
     pub fn reserve_name(&mut self, live: &LiveSandbox, name: &SandboxName) -> Result<(), EngineError> {
         let owned = self.owners.entry(live.owner.clone()).or_default();
         let named = owned.names.entry(name.clone()).or_insert(Named { id: live.id, holds: 0 });
@@ -355,7 +358,8 @@ impl Registry {
         Ok(())
     }
 
-    /// Frees a name that is not the sandbox's any more, or did not become it; unless another rename still holds it.
+    /// Frees a name that is no longer the sandbox's, or that did not become its name, unless another rename still
+    /// holds it.
     pub fn free_name(&mut self, live: &LiveSandbox, name: &SandboxName) {
         let Some(owned) = self.owners.get_mut(&live.owner) else { return };
         if let Some(named) = owned.names.get_mut(name).filter(|named| named.id == live.id) {
@@ -366,10 +370,10 @@ impl Registry {
         }
     }
 
-    /// Gives a sandbox other labels. Its row has them by now.
+    /// Replaces a sandbox's labels. The row already has the new ones.
     pub fn relabel(&mut self, live: &LiveSandbox, labels: Labels) {
         let before = std::mem::replace(&mut live.change_view().labels, labels.clone());
-        // A sandbox that has left the directory must not come back through its labels.
+        // A sandbox that was removed from the registry must not come back through its labels.
         if self.by_id.contains_key(&live.id)
             && let Some(owned) = self.owners.get_mut(&live.owner)
         {
@@ -379,8 +383,8 @@ impl Registry {
         }
     }
 
-    /// What `take` makes of the first that it takes, among an owner's sandboxes that have all of these labels and are neither
-    /// failed nor going, oldest first.
+    /// Calls `take` on the owner's sandboxes that have all of these labels, oldest first, and returns the first
+    /// result. Skips sandboxes that have failed or are being deleted.
     pub fn first_labelled<T>(
         &self,
         owner: &Owner,
@@ -401,7 +405,7 @@ impl Registry {
         sandboxes.filter(lives).find_map(take)
     }
 
-    /// An owner's sandboxes before a place, newest first.
+    /// An owner's sandboxes before a position, newest first.
     pub fn newest(
         &self,
         owner: &Owner,
@@ -420,7 +424,7 @@ impl Registry {
             name.is_none_or(|name| face.name.as_str() == name)
                 && selectors.iter().all(|selector| selector.matches(&face.labels))
         };
-        // A selector that names a value leaves few to look at.
+        // A selector that names a value leaves few sandboxes to check.
         let fewest = selectors.iter().filter_map(|selector| match selector {
             Selector::Is(key, value) => Some(owned.labels.get(key, value)),
             Selector::IsNot(..) | Selector::Has(_) | Selector::Lacks(_) => None,
@@ -437,7 +441,7 @@ impl Registry {
         })
     }
 
-    /// No more requests. Gives all sandboxes.
+    /// Closes the registry to all requests. Returns all sandboxes.
     pub fn close(&mut self) -> Vec<Arc<LiveSandbox>> {
         self.closed = true;
         self.owners.clear();

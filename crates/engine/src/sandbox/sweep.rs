@@ -1,7 +1,8 @@
-//! Compares what exists on the host with what rows say, now and then, and removes what nobody owns.
+//! Compares what exists on the host with the rows, at intervals, and removes what no row owns.
 //!
-//! Sees only its own installation: the backend's inventory ends there. A sandbox under way always has a driver, and the
-//! directory is asked after the inventory was taken; so whatever has no driver then is a stray.
+//! The sweep sees only its own installation, because the backend's inventory is limited to it. Every sandbox that
+//! exists or is being created has a driver, and the sweep asks the registry after it has taken the inventory. So
+//! anything without a driver at that point is a stray.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -18,15 +19,16 @@ use crate::sandbox::clean::teardown_id;
 use crate::sandbox::driver::Message;
 use crate::sandbox::lifecycle::State;
 
-/// Between two sweeps. Strays are rare, so this is about how long a failed cleanup may lie around.
+/// The time between two sweeps. Strays are rare, so the interval only bounds how long the remains of a failed cleanup
+/// stay.
 const INTERVAL: Duration = Duration::from_secs(60);
 /// How long the inventory may take.
 const INVENTORY_SECONDS: u64 = 60;
 
-/// Commands that are dropped in one commit.
+/// How many commands are dropped in one commit.
 const EXPIRED_MAX: usize = 500;
 
-/// Sweeps at once, and then at every interval.
+/// Sweeps at once, and then at intervals.
 pub(crate) async fn keep_swept(shared: Arc<Shared>) {
     remove_dropped_output(&shared).await;
     loop {
@@ -36,7 +38,7 @@ pub(crate) async fn keep_swept(shared: Arc<Shared>) {
     }
 }
 
-/// Drops commands whose time is over, rows and output.
+/// Drops expired commands, with their rows and output.
 pub(crate) async fn drop_expired_commands(shared: &Arc<Shared>) {
     loop {
         let dropped = match shared.db.drop_expired_commands(crate::observe::clock::now(), EXPIRED_MAX).await {
@@ -51,7 +53,7 @@ pub(crate) async fn drop_expired_commands(shared: &Arc<Shared>) {
         };
         let count = dropped.len();
         for (sandbox, handle, bytes) in dropped {
-            // Of a sandbox that is gone meanwhile, the output is gone too.
+            // If the sandbox is gone by now, the output is gone too.
             let Some(live) = shared.registry().get(sandbox) else { continue };
             live.commands.dropped(handle, bytes).await;
         }
@@ -61,7 +63,7 @@ pub(crate) async fn drop_expired_commands(shared: &Arc<Shared>) {
     }
 }
 
-/// One sweep. Tells how many strays were removed.
+/// Runs one sweep. Returns how many strays were removed.
 pub(crate) async fn sweep(shared: &Arc<Shared>) -> usize {
     let began = Instant::now();
     let removed = sweep_unmeasured(shared).await;
@@ -72,7 +74,7 @@ pub(crate) async fn sweep(shared: &Arc<Shared>) -> usize {
 }
 
 async fn sweep_unmeasured(shared: &Arc<Shared>) -> usize {
-    // Those that run before the inventory is taken must be in it.
+    // Sandboxes that run before the inventory is taken must be in it.
     let running: Vec<SandboxId> = {
         let sandboxes = shared.registry().all();
         sandboxes.iter().filter(|live| live.state() == State::Running).map(|live| live.id).collect()
@@ -111,19 +113,19 @@ async fn sweep_unmeasured(shared: &Arc<Shared>) -> usize {
             }
             State::Creating | State::Running | State::Paused(_) => continue,
         };
-        // A full inbox belongs to a busy driver; the next sweep comes.
+        // If the inbox is full, the driver is busy; the next sweep sends the message again.
         let _ = live.inbox.try_send(message);
     }
     remove_stray_logs(shared).await;
     removed
 }
 
-/// Removes the output of commands that have no row: of those that were dropped when the daemon before died. Only a death leaves
-/// any, so this is done once.
+/// Removes the output of commands that have no row, because the previous daemon died while it was dropping them. Only
+/// such a crash leaves any, so this runs once.
 async fn remove_dropped_output(shared: &Arc<Shared>) {
     let sandboxes = shared.registry().all();
     for live in sandboxes {
-        // Before the rows are read: a row is there before its first byte is.
+        // List the output before reading the rows: a command's row is written before its first byte of output.
         let directory = live.commands.directory.clone();
         let there = match tokio::task::spawn_blocking(move || numbers_in(&directory)).await {
             Ok(Ok(there)) => there,
@@ -155,7 +157,7 @@ async fn remove_dropped_output(shared: &Arc<Shared>) {
     }
 }
 
-/// The commands of which there is output. Blocks.
+/// The commands that have output in this directory. Blocks.
 fn numbers_in(directory: &std::path::Path) -> std::io::Result<Vec<Handle>> {
     let entries = match std::fs::read_dir(directory) {
         Ok(entries) => entries,
@@ -169,7 +171,7 @@ fn numbers_in(directory: &std::path::Path) -> std::io::Result<Vec<Handle>> {
     Ok(numbers)
 }
 
-/// Removes logs of sandboxes that have no row.
+/// Removes the logs of sandboxes that have no row.
 async fn remove_stray_logs(shared: &Arc<Shared>) {
     let directory = shared.output_directory();
     let shared = Arc::clone(shared);

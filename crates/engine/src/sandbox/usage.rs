@@ -1,4 +1,4 @@
-//! Reads what sandboxes use: counters of the kernel, and the size of their files.
+//! Reads the resource usage of sandboxes: the kernel's counters, and the size of their files.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,16 +17,16 @@ use crate::sandbox::live::LiveSandbox;
 use crate::sandbox::registry::Place;
 use crate::{Engine, Shared};
 
-/// A count that is older is taken anew when someone asks.
+/// A file count that is older than this is repeated at the next request.
 const COUNT_FRESH: Duration = Duration::from_secs(15);
-/// The same where the kernel counts, and a look is enough.
+/// The same limit for stores where the kernel counts, so that a count is one cheap read.
 const LOOK_FRESH: Duration = Duration::from_secs(1);
-/// How long an answer waits for the first count of a sandbox's files. Most sandboxes hold little.
+/// How long a request waits for the first count of a sandbox's files. Most sandboxes have few files.
 const COUNT_WAIT: Duration = Duration::from_secs(1);
-/// How long reading counters may take. They are a few small files each.
+/// How long reading counters may take. Each sandbox has a few small files to read.
 const USAGE_SECONDS: u64 = 10;
 
-/// Has a sandbox's files counted, unless that was done lately.
+/// Counts a sandbox's files in the background, unless a recent count exists.
 fn count_files(live: &Arc<LiveSandbox>) {
     let has_files = match live.state() {
         State::Running | State::Paused(_) | State::Failed { .. } => true,
@@ -39,7 +39,7 @@ fn count_files(live: &Arc<LiveSandbox>) {
     let live = Arc::clone(live);
     live.shared.runtime.clone().spawn(async move {
         let place = live.shared.counts.acquire().await;
-        // It may have gone while others were counted.
+        // The sandbox may have been deleted while others were counted.
         let known = live.shared.registry().get(live.id).is_some();
         let usage = match known {
             true => live.shared.backend.disk_usage(live.id).await,
@@ -54,14 +54,14 @@ fn count_files(live: &Arc<LiveSandbox>) {
 }
 
 impl Engine {
-    /// What a sandbox uses.
+    /// The resource usage of a sandbox.
     pub async fn stats(&self, owner: &Owner, id: SandboxId) -> Result<Stats, EngineError> {
         let live = self.live(owner, id)?;
         let mut stats = stats_of(self.shared(), &[live]).await?;
         Ok(stats.pop().expect("one was asked for"))
     }
 
-    /// What an owner's sandboxes use, newest first.
+    /// The resource usage of an owner's sandboxes, newest first.
     pub async fn stats_page(&self, owner: &Owner, query: ListQuery) -> Result<Page<Stats>, EngineError> {
         let limit = page_limit(query.limit)?;
         let before = query.cursor.as_deref().map(Place::from_cursor).transpose()?;
@@ -78,7 +78,7 @@ impl Engine {
         Ok(Page { items: stats_of(self.shared(), &sandboxes).await?, next_cursor })
     }
 
-    /// The machine, and what sandboxes of all owners make of it.
+    /// The machine's resources, and the number and total limits of the sandboxes of all owners.
     pub async fn machine_stats(&self) -> Result<MachineStats, EngineError> {
         let shared = self.shared();
         let usage = |source| EngineError::Usage { source };
@@ -102,7 +102,7 @@ async fn stats_of(shared: &Shared, sandboxes: &[Arc<LiveSandbox>]) -> Result<Vec
     let deadline = Instant::now() + COUNT_WAIT;
     let mut all = Vec::with_capacity(sandboxes.len());
     for (live, usage) in sandboxes.iter().zip(usage) {
-        // What comes too late is told the next time.
+        // A count that takes longer is included in the next answer.
         let disk = timeout_at(deadline, live.disk.first()).await.ok().flatten();
         let face = live.view().clone();
         all.push(Stats {
