@@ -127,7 +127,8 @@ impl Engine {
         Ok(pool.describe(shared))
     }
 
-    /// Deletes a pool and the sandboxes in it. Sandboxes that were claimed from it stay. Returns when nothing of the pool is left.
+    /// Deletes a pool and the sandboxes in it. Sandboxes that were claimed from the pool stay. Returns when nothing
+    /// of the pool is left.
     pub async fn delete_pool(&self, owner: &Owner, name: &str) -> Result<(), EngineError> {
         let shared = self.shared();
         let pool = {
@@ -187,7 +188,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Checks that the owner may have so many ready sandboxes, of which `here` exist already.
+    /// Checks that the owner may have this many ready sandboxes, of which `here` exist already.
     fn check_replicas(
         &self,
         key: &Key,

@@ -57,7 +57,7 @@ pub(super) struct Trouble {
     /// Failures in a row.
     failures: u32,
     reason: String,
-    /// When the pool tries again; `None` if something else has to change first.
+    /// When the pool tries again; `None` if it waits for a change of the template or the pool.
     pub(super) retry: Option<(Instant, SystemTime)>,
 }
 
@@ -156,7 +156,7 @@ impl Pool {
         self.head.as_ref().map_or_else(|| DEFAULT.to_owned(), |head| head.name().to_string())
     }
 
-    /// Makes the pool's task look at its members.
+    /// Makes the pool's task check its members.
     pub fn wake(&self) {
         self.wake.notify_one();
     }
@@ -167,7 +167,7 @@ impl Pool {
         self.members().all.insert(live.id, member);
     }
 
-    /// Takes the next ready sandbox of this version with these limits. No one else can take it then.
+    /// Takes the next ready sandbox of this version with these limits. No other caller can take it after that.
     pub(super) fn take(&self, version: Option<&Arc<Version>>, limits: &Limits) -> Option<Arc<LiveSandbox>> {
         let mut members = self.members();
         let mut taken = None;
@@ -188,7 +188,7 @@ impl Pool {
                 members.claimed = Some((members.claimed.map_or(now, |(first, _)| first), now));
                 break;
             }
-            // The pool's task removes it.
+            // The pool's task removes the sandbox.
             member.standing = Standing::Broken;
         }
         drop(members);
@@ -240,7 +240,7 @@ impl Pool {
         view.trouble = Some(Trouble { failures, reason, retry });
     }
 
-    /// Forgets a trouble that only a change could end, now that the change has come.
+    /// Clears a trouble that only a change could end, now that the change has happened.
     pub(super) fn clear_obstacle(&self) {
         let mut view = self.view();
         if view.trouble.as_ref().is_some_and(|trouble| trouble.retry.is_none()) {

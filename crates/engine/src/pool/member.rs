@@ -11,7 +11,8 @@ use crate::sandbox::admit::{Based, Created, ImageMissing, Newborn, basis, enter,
 use crate::sandbox::live::LiveSandbox;
 use crate::{EngineError, Labels, SandboxSpec, Shared, TemplateName, Wait};
 
-/// Admits a sandbox that will wait in a pool. It counts against the owner's quota and the machine's capacity.
+/// Admits a sandbox that will wait in a pool. The sandbox counts against the owner's quota and the machine's
+/// capacity.
 pub(super) fn admit_member(
     shared: &Arc<Shared>,
     pool: &Arc<Pool>,
@@ -30,7 +31,7 @@ pub(super) fn admit_member(
         name: free_name(&registry, &pool.owner)?,
         template: spec.template.to_string(),
     };
-    // The claim brings its labels along. A template with mounts has no pool.
+    // The claim sets the labels. A template with mounts has no pool.
     let row = SandboxRow {
         labels: Labels::default(),
         visibility: Visibility::PoolMember(pool.id),

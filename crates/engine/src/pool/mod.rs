@@ -44,18 +44,18 @@ pub struct PoolUpdate {
 /// The state of a pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PoolState {
-    /// It has as many ready sandboxes as it should.
+    /// The pool has as many ready sandboxes as it should.
     Ready,
     /// Some sandboxes are still being made.
     Filling,
     /// The last sandbox could not be made. The pool retries.
     Failing,
-    /// It is being deleted.
+    /// The pool is being deleted.
     Deleting,
 }
 
 impl PoolState {
-    /// The word for it in the API.
+    /// The name of the state in the API.
     pub fn word(self) -> &'static str {
         match self {
             Self::Ready => "ready",
@@ -116,33 +116,33 @@ impl PoolInfo {
 /// A sandbox in a pool.
 #[derive(Debug, Clone)]
 pub struct PoolMember {
-    /// A claim does not change it.
+    /// The id, which a claim does not change.
     pub id: SandboxId,
-    /// Its name, unless the claim gives it another.
+    /// The sandbox's name, unless the claim sets another.
     pub name: String,
-    /// Whether it can be claimed.
+    /// Whether the sandbox can be claimed.
     pub standing: Standing,
-    /// The version of the template that it was made from.
+    /// The version of the template that the sandbox was made from.
     pub template_version: u32,
-    /// When it was made.
+    /// When the sandbox was made.
     pub created_at: SystemTime,
 }
 
 /// Whether a sandbox in a pool can be claimed, and if not, why.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Standing {
-    /// It is being made, or an earlier daemon left it and it has not answered yet.
+    /// The sandbox is being made, or an earlier daemon left it and it has not answered yet.
     Making,
-    /// It can be claimed.
+    /// The sandbox can be claimed.
     Ready,
-    /// It is broken, and will be removed.
+    /// The sandbox is broken and will be removed.
     Broken,
-    /// It is being removed.
+    /// The sandbox is being removed.
     Going,
 }
 
 impl Standing {
-    /// The word for it in the API.
+    /// The name of the standing in the API.
     pub fn word(self) -> &'static str {
         match self {
             Self::Making => "making",

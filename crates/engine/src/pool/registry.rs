@@ -22,7 +22,7 @@ const REFILLS_MAX: usize = 4;
 /// All pools of one data directory.
 pub(crate) struct Pools {
     index: Mutex<PoolIndex>,
-    /// Held from a change of rows until the index shows the same, as with templates.
+    /// Held from a change of the rows until the index matches them, as with templates.
     pub(super) changing: tokio::sync::Mutex<()>,
     /// One permit for each sandbox that a pool is making.
     pub(super) refills: Semaphore,
@@ -57,7 +57,7 @@ fn template_key(pool: &Pool) -> (Owner, Option<TemplateId>) {
 }
 
 impl Pools {
-    /// The pools of the rows. `head` finds a template by its id.
+    /// Opens the pools from their rows. `head` finds a template by its id.
     pub fn open(rows: Vec<PoolRow>, head: impl Fn(TemplateId) -> Option<Arc<TemplateHead>>) -> Self {
         let mut index = PoolIndex::default();
         for row in rows {
@@ -81,7 +81,7 @@ impl Pools {
         pools.iter().for_each(|pool| pool.stop());
     }
 
-    /// The pool in which a sandbox waits.
+    /// The pool where a sandbox waits.
     pub fn waiting_room(&self, id: PoolId) -> Weak<dyn WaitingRoom> {
         match self.index().by_name.values().find(|pool| pool.id == id) {
             Some(pool) => {
@@ -104,8 +104,8 @@ impl Pools {
         self.index().by_template.get(&(owner.clone(), Some(template))).map_or(0, Vec::len)
     }
 
-    /// Takes a ready sandbox of this version with these limits, from the named pool or from any of the owner's. No one else can
-    /// take it then; the caller puts it back if it does not use it. Never waits.
+    /// Takes a ready sandbox of this version with these limits, from the named pool or from any of the owner's pools.
+    /// No other caller can take it after that. A caller that does not use the sandbox puts it back. Never waits.
     pub fn take(
         &self,
         owner: &Owner,

@@ -6,9 +6,9 @@ use wire::SandboxId;
 
 use crate::pool::Standing;
 
-/// The pause between two attempts, at first.
+/// The first pause between two attempts.
 pub(super) const RETRY_MIN: Duration = Duration::from_secs(1);
-/// The pause between two attempts, at most.
+/// The longest pause between two attempts.
 const RETRY_MAX: Duration = Duration::from_secs(60);
 
 /// A member of the pool, as `decide` sees it.
@@ -26,7 +26,7 @@ pub(super) struct Wanted {
     pub(super) replicas: usize,
     /// Creates that were started and have no row yet.
     pub(super) begun: usize,
-    /// How many sandboxes may be in the making at the same time now.
+    /// How many sandboxes may be in the making at once.
     pub(super) making_max: usize,
 }
 
@@ -37,8 +37,8 @@ pub(super) struct Steps {
     pub(super) make: usize,
 }
 
-/// Compares what the pool has with what it should have. Broken and outdated members go; then members in excess, those that are
-/// still being made before those that are ready, and the newest first. `seen` lists the ready ones in the order of their claims.
+/// Compares what the pool has with what it should have. Removes broken and outdated members first, then surplus ones:
+/// those still being made before ready ones, and the newest first. `seen` lists the ready ones in claim order.
 pub(super) fn decide(wanted: Wanted, seen: &[Seen]) -> Steps {
     let is_good = |seen: &&Seen| seen.current && matches!(seen.standing, Standing::Making | Standing::Ready);
     let bad = seen.iter().filter(|seen| seen.standing != Standing::Going && !is_good(seen));
@@ -54,7 +54,7 @@ pub(super) fn decide(wanted: Wanted, seen: &[Seen]) -> Steps {
     Steps { remove, make: missing.min(wanted.making_max.saturating_sub(being_made + wanted.begun)) }
 }
 
-/// The pause after so many failures in a row: it doubles each time.
+/// The pause after this many failures in a row. It doubles with each failure.
 pub(super) fn retry_pause(failures: u32) -> Duration {
     RETRY_MIN.saturating_mul(1 << failures.saturating_sub(1).min(16)).min(RETRY_MAX)
 }
@@ -69,7 +69,7 @@ mod tests {
         assert_eq!(pauses, [1, 2, 4, 32, 60, 60]);
     }
 
-    /// `R` ready, `M` being made, `B` broken, `G` going; in lower case, made from an older version.
+    /// `R` ready, `M` being made, `B` broken, `G` being removed; lower case means made from an older version.
     #[track_caller]
     fn check(replicas: usize, begun: usize, members: &str, remove: &str, make: usize) {
         let seen: Vec<Seen> = members

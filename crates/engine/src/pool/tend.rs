@@ -32,7 +32,8 @@ const QUIET: Duration = Duration::from_millis(5);
 const QUIET_MAX: Duration = Duration::from_millis(50);
 /// Sandboxes that one pool deletes at the same time.
 const REMOVALS_MAX: usize = 8;
-/// How often the pool asks its ready sandboxes whether they answer. It sees at once when an init ends; this finds one that hangs.
+/// How often the pool checks that its ready sandboxes still answer. The pool notices at once when an init ends; this
+/// check finds an init that hangs.
 const CHECK_INTERVAL: Duration = Duration::from_secs(15);
 
 /// Starts the task of every pool after a start of the daemon. The registry holds all sandboxes by then.
@@ -71,7 +72,7 @@ async fn tend(shared: Arc<Shared>, pool: Arc<Pool>) {
             Ok(Source::Version(version)) => Some(version),
             Ok(Source::BuiltIn) | Err(_) => None,
         };
-        // Watch before looking, so that the wait below sees a change that comes in between.
+        // Start to watch before reading the state, so that the wait below sees a change that comes in between.
         let mut preparation = version.map(|version| version.watch());
         let makeable = check_source(&pool, source.as_ref());
         let deleting = pool.view().deleting;
@@ -133,7 +134,7 @@ impl Tending {
         }
     }
 
-    /// Makes so many sandboxes, or returns when it may: shortly after a claim it makes none.
+    /// Makes `count` sandboxes. Makes none shortly after a claim; then returns when it may.
     fn start_making(&mut self, count: usize) -> Option<Instant> {
         let quiet_at = self.pool.quiet_at();
         if quiet_at.is_some() {
@@ -204,7 +205,7 @@ impl Tending {
     }
 }
 
-/// Waits until an instant; for ever if there is none.
+/// Waits until an instant, or forever if there is none.
 async fn until(instant: Option<Instant>) {
     match instant {
         Some(instant) => sleep_until(instant).await,
@@ -217,7 +218,8 @@ async fn changed(preparation: &mut Option<watch::Receiver<Preparation>>) -> Opti
     preparation.as_mut()?.changed().await.ok()
 }
 
-/// Whether the pool can make sandboxes from its template now. The pool's trouble names an obstacle that only a change removes.
+/// Whether the pool can make sandboxes from its template now. If only a change can remove the obstacle, the pool's
+/// trouble names it.
 fn check_source(pool: &Pool, source: Result<&Source, &EngineError>) -> bool {
     let obstacle = match source {
         Ok(Source::BuiltIn) => None,
@@ -258,7 +260,7 @@ impl Pool {
         None
     }
 
-    /// What is to be done now. `version` is the template's newest; nothing is made unless `makeable`.
+    /// What to do now. `version` is the template's newest. Makes nothing unless `makeable`.
     fn steps(&self, version: Option<&Arc<Version>>, makeable: bool) -> Steps {
         let view = self.view().clone();
         let members = self.members();

@@ -39,7 +39,7 @@ pub(super) async fn make(shared: Arc<Shared>, pool: Arc<Pool>) -> WorkDone {
     let begun = {
         let wanted = !pool.view().deleting;
         let admitted = wanted.then(|| member::admit_member(&shared, &pool));
-        // From here on the sandbox counts as a member, or not at all.
+        // From here on the sandbox, if there is one, counts as a member.
         pool.members().begun -= 1;
         admitted
     };
@@ -115,7 +115,7 @@ pub(super) async fn check_ready(pool: Arc<Pool>) -> WorkDone {
     while let Some(answer) = asked.join_next().await {
         if let Ok(Some(id)) = answer {
             let mut members = pool.members();
-            // If it was claimed in the meantime, it belongs to a caller.
+            // If the sandbox was claimed in the meantime, it belongs to a caller.
             if members.standing(id) == Some(Standing::Ready) {
                 warn!(sandbox = %id, "replacing a sandbox in the pool that does not answer");
                 members.set(id, Standing::Broken);
