@@ -1,7 +1,9 @@
-//! Makes an image of a sandbox that exists: what it has written over its own image becomes one more layer.
+//! Makes an image of an existing sandbox: the files that the sandbox has written over its own image become one more
+//! layer.
 //!
-//! The capture holds the sandbox while the layer is made, so that its files do not change meanwhile (`sandbox::hold`). A running
-//! sandbox runs on afterwards, and a paused one stays paused. If the daemon dies in the middle, the next one ends the hold.
+//! The capture holds the sandbox while the layer is made, so that the sandbox's files do not change meanwhile
+//! (`sandbox::hold`). A running sandbox runs on afterwards, and a paused one stays paused. If the daemon dies in the
+//! middle, the next one ends the hold.
 
 use std::sync::Arc;
 
@@ -14,7 +16,7 @@ use crate::image::{HOST, ImageFault, StoredImage, StoredLayer, made, pull};
 use crate::sandbox::hold::hold;
 use crate::sandbox::live::LiveSandbox;
 
-/// Makes an image of a running or paused sandbox, under a name of its owner. `serial` tells this capture from all others.
+/// Makes an image of a running or paused sandbox, under a name of its owner. `serial` identifies this capture.
 pub(crate) async fn capture(
     live: &Arc<LiveSandbox>,
     serial: &str,
@@ -44,7 +46,7 @@ pub(crate) async fn capture(
         source,
     };
     let alone = live.capturing.lock().await;
-    // The capture waits for its turn before the sandbox is frozen: others may unpack for a long time.
+    // The capture waits for its turn before it freezes the sandbox: other unpacking work may take a long time.
     let place = pull::place(shared).await;
     let held = hold(live).await?;
     let made: Result<LayerFacts, _> = pull::unpack_in(shared, &place, &spec, &|_| ()).await;

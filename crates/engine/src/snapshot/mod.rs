@@ -1,11 +1,11 @@
-//! Snapshots: what sandboxes can be made from, published under a name and tags.
+//! Snapshots: sources for sandboxes, published under a name and tags.
 //!
-//! A snapshot is a template with another way of being called. It is made of an image, or captured from a sandbox that runs; it never
-//! changes, and has an id. Its name is shared with those that were published before it, and a tag of that name means one of them:
-//! publishing again moves the tag, and what had it before can still be found by its id. A tag moves when the new one is ready, so that
-//! what people start from is never half made.
+//! A snapshot is a template with another naming scheme. It is made from an image, or captured from a running or
+//! paused sandbox. It never changes, and it has an id. Several snapshots can share a name, and each tag of that name
+//! refers to one of them: publishing again moves the tag, and the earlier snapshot can still be found by its id. A
+//! tag moves when the new snapshot is ready, so that callers never start from a half-made one.
 //!
-//! A template that was made otherwise can be named as a snapshot too.
+//! A template that was not published as a snapshot can be named as one too.
 
 mod capture;
 
@@ -25,52 +25,52 @@ use crate::sandbox::hold::end_old_holds;
 use crate::sandbox::lifecycle::State;
 use crate::template::{Preparation, Prepared, Template, TemplateName, TemplateSpec, TemplateTold};
 
-/// The tag that a name without one means.
+/// The tag that a name without a tag refers to.
 pub const LATEST: &str = "latest";
-/// A name, in bytes. The name of its template is longer.
+/// The maximum length of a name, in bytes. The name of the snapshot's template is longer.
 pub const NAME_MAX: usize = 200;
-/// A tag, in bytes, as with images.
+/// The maximum length of a tag, in bytes, as for images.
 pub const TAG_MAX: usize = 128;
-/// What a dialect keeps with a snapshot.
+/// The maximum size of the note that a dialect stores with a snapshot.
 pub const NOTE_BYTES_MAX: usize = 64 * 1024;
-/// Names of images that were captured, until a template holds them.
+/// The prefix of the names that captured images have until a template holds them.
 const NAMES: &str = "localhost/snapshot:";
 
-/// What a new snapshot should be.
+/// A request for a new snapshot.
 #[derive(Debug, Clone)]
 pub struct SnapshotSpec {
-    /// Shared with those that were published before.
+    /// The name, which several snapshots may share.
     pub name: String,
-    /// What should mean it once it is ready.
+    /// The tags that refer to the snapshot once it is ready.
     pub tags: Vec<String>,
-    /// What sandboxes of it have. Its image is what it is made of, unless it is captured.
+    /// The settings for sandboxes made from the snapshot. A capture replaces the image.
     pub template: TemplateSpec,
-    /// What a dialect wants to find again.
+    /// A note that a dialect stores with the snapshot.
     pub note: String,
 }
 
-/// A snapshot, as it is at one moment.
+/// A snapshot at one moment.
 #[derive(Debug, Clone)]
 pub struct Snapshot {
-    /// Names it whatever its tags mean. A template that was made otherwise has its own.
+    /// The id, which does not depend on tags. For a template that was not published as a snapshot, the template's id.
     pub id: String,
-    /// What it was published as.
+    /// The name that the snapshot was published under.
     pub name: String,
-    /// The tags that mean it now.
+    /// The tags that refer to the snapshot now.
     pub tags: Vec<String>,
-    /// How far it is.
+    /// The state of the snapshot.
     pub state: SnapshotState,
-    /// What sandboxes are made from, once there is that.
+    /// The template that sandboxes are made from, once it exists.
     pub template: Option<Template>,
-    /// Where it was captured.
+    /// The sandbox that was captured.
     pub sandbox: Option<SandboxId>,
-    /// The image that was asked for, unless it was captured.
+    /// The image that the caller asked for, unless the snapshot was captured.
     pub image: Option<String>,
-    /// What a dialect kept with it.
+    /// The note that a dialect stored with the snapshot.
     pub note: String,
-    /// When it was asked for.
+    /// When the caller asked for the snapshot.
     pub created_at: SystemTime,
-    /// When its state last changed.
+    /// When the state last changed.
     pub updated_at: SystemTime,
 }
 
@@ -115,14 +115,14 @@ impl SnapshotSpec {
     }
 }
 
-/// What the template of a snapshot is called: readable, and nobody else's.
+/// The name of a snapshot's template: readable, and unique.
 fn template_name(row: &SnapshotRow) -> Result<TemplateName, EngineError> {
     TemplateName::parse(&format!("{}@{}", row.name, row.id))
 }
 
-/// What callers ask about snapshots.
+/// The calls about snapshots.
 impl Engine {
-    /// Makes a snapshot of an image. Answers when its row is written; the image comes behind that.
+    /// Makes a snapshot of an image. Returns when the snapshot's row is written; the image is prepared afterwards.
     pub async fn create_snapshot(&self, key: &Key, spec: SnapshotSpec) -> Result<Snapshot, EngineError> {
         spec.check()?;
         self.finish_snapshot_deletes().await;
@@ -132,7 +132,7 @@ impl Engine {
         let template = match made {
             Ok(template) => template,
             Err(error) => {
-                // It never was one: whoever asked is told.
+                // The snapshot never existed for callers, so remove its row and return the error.
                 self.shared().db.delete_snapshot(row.id).await?;
                 return Err(error);
             }
@@ -149,8 +149,8 @@ impl Engine {
         self.snapshot_of(row.id).await
     }
 
-    /// Captures a running or paused sandbox. Answers when the row is written. The capture freezes the sandbox afterwards, while it
-    /// reads the files.
+    /// Captures a running or paused sandbox. Returns when the row is written. The capture freezes the sandbox
+    /// afterwards, while it reads the files.
     pub async fn capture_snapshot(
         &self,
         key: &Key,
@@ -190,7 +190,7 @@ impl Engine {
         live: &std::sync::Arc<crate::sandbox::live::LiveSandbox>,
         spec: TemplateSpec,
     ) -> Result<(), EngineError> {
-        // Whoever captures it uses it: it must not go meanwhile.
+        // A capture counts as a use, so that the sandbox does not end for being idle meanwhile.
         let _using = live.guest.begin_use()?;
         let resolved = format!("{NAMES}{}", row.id);
         let failed = |source: image::ImageFault| EngineError::Image {
@@ -208,8 +208,8 @@ impl Engine {
         image::unname(self.shared(), &resolved).await
     }
 
-    /// What came of a capture. If somebody deleted the snapshot meanwhile, it goes only now: until the end its row says that a
-    /// sandbox may stand still.
+    /// Records the result of a capture. If a caller has deleted the snapshot meanwhile, its row is removed only now:
+    /// until the capture ends, the row shows that a sandbox may be frozen.
     async fn settle_capture(&self, row: &SnapshotRow, state: SnapshotState) -> Result<(), EngineError> {
         self.settle(row, state).await?;
         match self.shared().db.snapshot(row.id).await? {
@@ -218,7 +218,8 @@ impl Engine {
         }
     }
 
-    /// What sandboxes of a snapshot are made from. By its name where a daemon was killed before it wrote down its id.
+    /// The template that sandboxes of a snapshot are made from. Found by name if a daemon was killed before it wrote
+    /// the template's id.
     fn template_of(&self, row: &SnapshotRow) -> Option<Template> {
         let name = template_name(row).ok();
         let is_it = |template: &Template| match row.template {
@@ -228,7 +229,7 @@ impl Engine {
         self.templates(&row.owner).into_iter().find(is_it)
     }
 
-    /// Waits behind the caller until the template is ready or has failed.
+    /// Waits in the background until the template is ready or has failed, and records the result.
     fn follow(&self, row: SnapshotRow, template: String) {
         let engine = self.clone();
         let span = info_span!("snapshot", id = %row.id);
@@ -247,7 +248,7 @@ impl Engine {
             };
             let state = match settled.await {
                 Ok(state) => state,
-                // The next start goes on.
+                // The next daemon continues.
                 Err(EngineError::Stopping) => return,
                 Err(error) => SnapshotState::Failed { reason: chain(&error) },
             };
@@ -264,7 +265,7 @@ impl Engine {
         Ok(())
     }
 
-    /// An owner's snapshots, newest first; then templates that were made otherwise.
+    /// An owner's snapshots, newest first; then the templates that were not published as snapshots.
     pub async fn snapshots(&self, owner: &Owner) -> Result<Vec<Snapshot>, EngineError> {
         let rows = self.shared().db.snapshots(Some(owner.clone())).await?;
         let templates = self.templates(owner);
@@ -280,7 +281,8 @@ impl Engine {
         Ok(list)
     }
 
-    /// What someone means: an id, `name:tag`, or a name, which means its tag `latest`, or else the newest that is ready; or a template.
+    /// Finds a snapshot by its id, by `name:tag`, or by its name alone. A name alone refers to its tag `latest`, or
+    /// else to the newest snapshot that is ready. Also finds a template by its name.
     pub async fn snapshot(&self, owner: &Owner, text: &str) -> Result<Snapshot, EngineError> {
         let not_found =
             || EngineError::SnapshotNotFound { name: text.chars().take(NAME_MAX + TAG_MAX).collect() };
@@ -308,7 +310,7 @@ impl Engine {
         Ok(described(row, &|id| templates.iter().find(|template| template.id == Some(id)).cloned()))
     }
 
-    /// The tags of a name, and the id that each of them means. Refused for a name that nothing was published under.
+    /// The tags of a name, and the id of the snapshot that each refers to. An error if no snapshot has this name.
     pub async fn snapshot_tags(
         &self,
         owner: &Owner,
@@ -330,7 +332,8 @@ impl Engine {
         Ok(tags)
     }
 
-    /// Removes a snapshot. What was made from it stays, and what it is made of goes with the last of them.
+    /// Deletes a snapshot. Sandboxes that were made from the snapshot stay, and its template is removed after the
+    /// last of them.
     pub async fn delete_snapshot(&self, owner: &Owner, text: &str) -> Result<(), EngineError> {
         let found = self.snapshot(owner, text).await?;
         let Ok(id) = found.id.parse::<SnapshotId>() else {
@@ -338,7 +341,7 @@ impl Engine {
         };
         let store = &self.shared().db;
         let Some(before) = store.snapshot(id).await? else {
-            // A template that was made otherwise.
+            // A template that was not published as a snapshot.
             return self.delete_template(owner, &found.name).await;
         };
         store.settle_snapshot(id, SnapshotState::Deleting, crate::observe::clock::now()).await?;
@@ -346,7 +349,7 @@ impl Engine {
             Some(now) if !(before.state == SnapshotState::Building && is_captured(&now)) => {
                 self.finish_delete(&now).await
             }
-            // Whoever captures it finishes this.
+            // The capture under way finishes the delete.
             _ => Ok(()),
         }
     }
@@ -360,13 +363,14 @@ impl Engine {
             Ok(()) | Err(EngineError::TemplateNotFound { .. }) => {
                 self.shared().db.delete_snapshot(row.id).await
             }
-            // Sandboxes were made from it. It is looked at again when the next snapshot is made, and at the next start.
+            // Sandboxes made from the snapshot still exist. The next snapshot that is made retries the delete, and so
+            // does the next start.
             Err(EngineError::TemplateInUse { .. }) => Ok(()),
             Err(error) => Err(error),
         }
     }
 
-    /// Removes what deleted snapshots were made of, where the last sandbox that was made from them is gone.
+    /// Finishes the deletes of snapshots whose last sandbox is gone.
     async fn finish_snapshot_deletes(&self) {
         let rows = match self.shared().db.snapshots(None).await {
             Ok(rows) => rows,
@@ -383,7 +387,7 @@ impl Engine {
     }
 }
 
-/// Whether a sandbox is being captured for it, unless that has failed.
+/// Whether the snapshot comes from a capture that has made no template yet.
 fn is_captured(row: &SnapshotRow) -> bool {
     row.sandbox.is_some() && row.template.is_none()
 }
@@ -422,7 +426,7 @@ fn of_template(template: &Template) -> Snapshot {
     }
 }
 
-/// Goes on with what a daemon before this one began, or says that it came to nothing.
+/// Continues what an earlier daemon began, or records that it failed.
 pub(crate) async fn resume_interrupted(engine: &Engine) -> Result<(), EngineError> {
     let shared = engine.shared();
     for row in shared.db.snapshots(None).await? {
@@ -430,7 +434,7 @@ pub(crate) async fn resume_interrupted(engine: &Engine) -> Result<(), EngineErro
             continue;
         }
         if let Some(sandbox) = row.sandbox {
-            // The capture may have left it frozen.
+            // The capture may have left the sandbox frozen.
             let live = shared.registry().get(sandbox);
             if let Some(live) = live
                 && let Err(error) = end_old_holds(&live).await
