@@ -1,4 +1,5 @@
-//! One build from start to end: finds the stages that are needed, builds them in order, and makes a template of the last one.
+//! One build from start to end: finds the stages that are needed, builds them in order, and makes a template from the
+//! last one.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -41,11 +42,11 @@ pub(super) type Built<T> = Result<T, BuildError>;
 
 /// How a step was done.
 pub(super) enum How {
-    /// It changed the configuration only.
+    /// The step changed only the configuration.
     Noted,
-    /// Its layer exists from an earlier build.
+    /// The step's layer exists from an earlier build.
     Cached,
-    /// It ran in a sandbox.
+    /// The step ran in a sandbox.
     Done,
 }
 
@@ -99,7 +100,8 @@ impl Builder {
         self.build.view.send_modify(|view| (view.state, view.ended_at) = (state, row.ended_at));
     }
 
-    /// Builds the last stage and those that it needs, and makes a template of it. Returns the version of the template.
+    /// Builds the last stage and the stages that it needs, and makes a template from it. Returns the version of the
+    /// template.
     async fn stages(&self, last: usize) -> Built<u32> {
         let needed = self.needed(last)?;
         let mut done: HashMap<usize, Rootfs> = HashMap::new();
@@ -114,7 +116,7 @@ impl Builder {
         let line = self.file.stages[last].line;
         let failed = |error: &dyn std::error::Error| BuildError::Step { line, why: chain(error) };
         let image = self.store_stage(last, &rootfs).await.map_err(|error| failed(&error))?;
-        // Named by its digest, so that building the same image again makes no new version of the template.
+        // The name contains the digest, so that building the same image again makes no new version of the template.
         let resolved = format!("{NAMES}{}", &image.digest.hex()[..16]);
         let spec = TemplateSpec { image: resolved.clone(), ..self.spec.clone() };
         let prepared = Prepared { resolved, image: Some(image.digest) };

@@ -25,10 +25,10 @@ const PREFIX: &str = "build-cache-";
 const BYTES: u64 = 10 << 30;
 /// How much of a cache's id is in the name of its volume, for people.
 const READABLE_MAX: usize = 40;
-/// How many digits of its digest are in the name, to tell ids apart.
+/// How many digits of the id's digest are in the name, to distinguish ids.
 const DIGITS: usize = 12;
 
-/// One lock per cache, held while its volume is created, and by a step that wants to be alone with it.
+/// One lock per cache. Held while the cache's volume is created, and by a step that needs exclusive access.
 #[derive(Default)]
 pub(super) struct CacheLocks(Mutex<HashMap<(Owner, String), Weak<CacheLock>>>);
 
@@ -48,7 +48,7 @@ impl CacheLocks {
     }
 }
 
-/// The mounts of a step. Other steps that want to be alone with one of them wait until this is dropped.
+/// The mounts of a step. Other steps that need exclusive access to one of them wait until this is dropped.
 pub(super) struct Caches {
     pub(super) mounts: Vec<VolumeMount>,
     _alone: Vec<OwnedMutexGuard<()>>,
@@ -60,7 +60,8 @@ impl Builder {
         let mut open = Caches { mounts: Vec::new(), _alone: Vec::new() };
         let mut caches: Vec<(String, &CacheMount)> =
             caches.iter().map(|cache| (volume_name(&cache.id), cache)).collect();
-        // In one order for all steps, so that no two of them wait for each other. Of several mounts of one cache, a locked one first.
+        // In the same order for all steps, so that no two of them wait for each other. Of several mounts of one
+        // cache, a locked one comes first.
         caches.sort_by_key(|(volume, cache)| (volume.clone(), cache.sharing == Sharing::Shared));
         caches.dedup_by(|(one, later), (other, first)| one == other && later.target == first.target);
         let mut last = None;
@@ -92,7 +93,7 @@ impl Builder {
     }
 }
 
-/// The name of the volume of a cache: readable, and another one for each id.
+/// The name of a cache's volume: readable, and different for each id.
 fn volume_name(id: &str) -> String {
     let plain = |byte: u8| if byte.is_ascii_alphanumeric() { char::from(byte) } else { '-' };
     let readable: String = id.trim_matches('/').bytes().take(READABLE_MAX).map(plain).collect();

@@ -124,7 +124,8 @@ impl Context {
         found
     }
 
-    /// Whether a path that [`Context::matching`] found is a directory. One without an entry is, since files are in it.
+    /// Whether a path that [`Context::matching`] found is a directory. A path without an entry is one, because files
+    /// are in it.
     pub(super) fn is_directory(&self, path: &str) -> bool {
         match self.entries.get(path) {
             Some(found) => found.entry.kind == EntryKind::Directory,

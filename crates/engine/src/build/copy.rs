@@ -76,7 +76,7 @@ impl Builder {
         let (rootfs, number) = match self.stage_named(from, work.number) {
             Some(number) => match done.get(&number) {
                 Some(rootfs) => (rootfs.clone(), number),
-                // Which stages are built is decided before any variable of a step has a value.
+                // The stages to build are chosen before any variable of a step has a value.
                 None => {
                     let why = format!(
                         "stage `{from}` is not built, because only a variable names it; write its name after --from="
@@ -88,7 +88,7 @@ impl Builder {
             None => (self.base_image(from, line).await?, self.file.stages.len() + line),
         };
         if rootfs.over_host {
-            // Files of this machine change without a layer that would identify them, so their contents do.
+            // No layer identifies the files of this machine, and they can change, so their contents identify them.
             let _pins = shared.images.pin(rootfs.layers.iter().map(|layer| layer.layer));
             let parts = self.pack_sources(wish, number, &rootfs).await?;
             let key = json!([wish.sources, contents_key(&parts)]).to_string().into_bytes();
@@ -98,7 +98,8 @@ impl Builder {
         // The top layer identifies all files of the source, so the cache is found without reading any of them.
         let key = json!([wish.sources, top]).to_string().into_bytes();
         let layer = self.layer_name(work, "COPY", &[&key, &wish.key()]);
-        // The layer of this step too, before asking for it: if it were collected after that, an empty one would take its name.
+        // Pin the layer of this step too, before asking whether it exists. If it were collected after the answer, an
+        // empty layer would take its name.
         let pinned = rootfs.layers.iter().map(|layer| layer.layer).chain([layer]);
         let _pins = shared.images.pin(pinned);
         let cached = shared.db.has_layer(layer).await;
@@ -132,7 +133,7 @@ impl Builder {
         Ok(Sources { parts, key: hasher.finish().to_string().into_bytes() })
     }
 
-    /// Packs the sources of a `COPY --from` in a sandbox over `rootfs`, which is stored under the stage number `number`.
+    /// Packs the sources of a `COPY --from` in a sandbox over `rootfs`, which is stored as stage `number`.
     async fn pack_sources(&self, wish: &Copy, number: usize, rootfs: &Rootfs) -> Built<Vec<Part>> {
         let failed = |why: String| BuildError::Step { line: wish.line, why };
         self.store_stage(number, rootfs).await.map_err(|error| failed(chain(&error)))?;
@@ -205,7 +206,8 @@ impl Builder {
     }
 }
 
-/// The user who gets the files of `--chown`. As in other builders, a user id without a group means the group of the same number.
+/// The user who gets the files of `--chown`. As in other builders, a user id without a group implies the group with
+/// the same number.
 pub(super) fn user_of(chown: &str) -> String {
     let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     match chown.split_once(':') {
@@ -242,8 +244,8 @@ async fn send(
 
 /// Sends one part for `user`. Init resolves the user, so the image needs no `chown`, and a number needs no account.
 ///
-/// A user cannot write everywhere, and root's files cannot be given away without a program. So the user unpacks into a directory of
-/// its own, and root moves the files from there.
+/// A user cannot write everywhere, and changing the owner of root's files would need a program in the image. So the
+/// user unpacks into a directory of its own, and root moves the files from there.
 async fn send_as(
     root: &Files,
     user: &Files,
@@ -267,7 +269,8 @@ async fn send_as(
     Ok(root.remove(STAGING.as_bytes(), true, Condition::None).await?)
 }
 
-/// Moves what was sent to `new` into the destination, which exists. Directories that exist there keep their owner, and get what is new.
+/// Moves what was sent to `new` into the destination, which exists. Directories that exist there keep their owner,
+/// and receive the new entries.
 async fn move_entries(
     files: &Files,
     part: &Part,
@@ -305,7 +308,7 @@ fn relocate(from: &str, to: &str) -> Relocate {
     Relocate { from, to, overwrite: true, parents: false, recursive: true }
 }
 
-/// What is at a path, with links followed; `None` if there is nothing.
+/// The kind of file at a path, with links followed; `None` if nothing exists there.
 async fn kind_of(files: &Files, path: &str) -> Result<Option<FileKind>, Broken> {
     match files.stat(path.as_bytes(), Links::Follow).await {
         Ok(stat) => Ok(Some(stat.kind)),

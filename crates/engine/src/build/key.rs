@@ -1,4 +1,4 @@
-//! The names of layers, made from everything that a step depends on. They are the keys of the cache.
+//! The names of layers, computed from everything that a step depends on. They are the keys of the cache.
 
 use archive::EntryKind;
 use image::Digest;
@@ -11,11 +11,12 @@ use super::copy::{Copy, user_of};
 use super::steps::Work;
 use crate::image::made;
 
-/// Increased when steps are done in a different way, so that layers from before are not found.
+/// Increased when steps change how they work, so that older layers are not reused.
 const VERSION: u32 = 2;
 
 impl Builder {
-    /// The name of the layer of a step: `word` is its instruction, `parts` what it depends on beside the stage so far.
+    /// The name of a step's layer: `word` is the instruction, `parts` what the step depends on besides the stage so
+    /// far.
     pub(super) fn layer_name(&self, work: &Work, word: &str, parts: &[&[u8]]) -> Digest {
         let config = &work.rootfs.config;
         let context =

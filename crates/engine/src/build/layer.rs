@@ -22,8 +22,8 @@ use crate::sandbox::pause::pause;
 const END_SECONDS: u64 = 120;
 
 impl Builder {
-    /// Adds the layer of a step to the stage. If the layer does not exist, `act` runs in a sandbox and what it writes becomes the layer.
-    /// `word` and `parts`: what the step depends on beside the stage so far.
+    /// Adds the layer of a step to the stage. If the layer does not exist, `act` runs in a sandbox and what it writes
+    /// becomes the layer. `word` and `parts`: what the step depends on besides the stage so far.
     pub(super) async fn layer(
         &self,
         work: &mut Work,
@@ -53,7 +53,8 @@ impl Builder {
         Ok(how)
     }
 
-    /// Runs `act` in a new sandbox over the stage, and makes a layer of what it wrote. The sandbox is deleted, even if the step failed.
+    /// Runs `act` in a new sandbox over the stage, and makes a layer of what it wrote. Deletes the sandbox, even if
+    /// the step failed.
     async fn make_in_sandbox(
         &self,
         work: &Work,
@@ -87,7 +88,8 @@ impl Builder {
         act(self, sandbox).await
     }
 
-    /// Makes a layer of what the sandbox has written. Its driver ends its processes first, so that nothing changes meanwhile.
+    /// Makes a layer of what the sandbox has written. The sandbox's driver ends all processes first, so that nothing
+    /// changes meanwhile.
     async fn capture(
         &self,
         work: &Work,

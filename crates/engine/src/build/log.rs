@@ -34,7 +34,7 @@ pub struct BuildLog {
 }
 
 impl BuildLog {
-    /// The next piece; `None` at the end. With `follow`, the end is the end of the build, and not that of the log so far. Cancel-safe.
+    /// The next piece; `None` at the end. With `follow`, waits for more until the build has ended. Cancel-safe.
     pub async fn next(&mut self, follow: bool) -> Result<Option<Bytes>, EngineError> {
         loop {
             let view = self.view.borrow_and_update().clone();
@@ -46,7 +46,7 @@ impl BuildLog {
                     file.read_exact_at(&mut piece, at).map(|()| piece)
                 });
                 let piece = read.await.map_err(|_| EngineError::Stopping)?;
-                // The file was cut short or cannot be read any more, so nothing follows.
+                // The file was truncated or cannot be read any more, so nothing follows.
                 let Ok(piece) = piece else { return Ok(None) };
                 self.at += piece.len() as u64;
                 return Ok(Some(piece.into()));

@@ -1,18 +1,21 @@
 //! Builds images from Dockerfiles: each step that changes files runs in a sandbox of its own and becomes a layer.
 //!
-//! A step runs in a sandbox of the owner, over the layers so far, with the limits that the template will have. Callers cannot find
-//! that sandbox, so nobody but the build changes what the step writes. What the step wrote becomes a layer in the same way as all other layers. The layer's name is made from the owner, the layer below and everything that
-//! the step depends on, so a step that the owner ran before is found by its name and does not run again. That is the whole cache, and
-//! its layers are collected like any others.
+//! A step runs in a sandbox of the owner, over the layers so far, with the limits that the template will have.
+//! Callers cannot find that sandbox, so only the build changes what the step writes. What the step wrote becomes a
+//! layer in the same way as all other layers. The layer's name is computed from the owner, the layer below and
+//! everything that the step depends on, so a step that the owner ran before is found by its name and does not run
+//! again. That is the whole cache, and its layers are collected like any others.
 //!
-//! While a build runs, its stages are images with names under `recovery::NAMES`, so that their layers are not collected. These names
-//! and the sandboxes are removed when the build ends, or at the next start after a crash.
+//! While a build runs, its stages are images with names under `recovery::NAMES`, so that their layers are not
+//! collected. These names and the sandboxes are removed when the build ends, or at the next start after a crash.
 //!
-//! This file has the registry of builds and the calls of [`Engine`]. A reader goes on with `builder` (the stages of one build), `steps`
-//! (the instructions), `run` and `copy`, then `layer`, `key`, `cache` and `sandbox`, which these two stand on; `rootfs` is what a stage consists
-//! of, `context` what the caller sent, `log` what the caller reads, and `recovery` removes what is left.
+//! This file has the registry of builds and the calls of [`Engine`]. Continue with `builder` (the stages of one
+//! build), `steps` (the instructions), `run` and `copy`, then with `layer`, `key`, `cache` and `sandbox`, which `run`
+//! and `copy` use. `rootfs` is what a stage consists of, `context` is what the caller sent, `log` is what the caller
+//! reads, and `recovery` removes what is left.
 //!
-//! Files of the context never become files on the host: the archive is read in place, and the sandbox gets the part that it needs.
+//! Files of the context never become files on the host: the archive is read in place, and the sandbox gets the part
+//! that it needs.
 
 mod builder;
 mod cache;
@@ -68,7 +71,7 @@ const BUILDS_RUNNING_MAX: usize = 8;
 /// The size of all secrets of one build together. They are held in memory while the build runs.
 const SECRETS_BYTES_MAX: usize = 1 << 20;
 
-/// A build as it is asked for.
+/// A request for a build.
 pub struct BuildSpec {
     /// The template that the build creates, or changes if it exists.
     pub template: TemplateName,
@@ -116,7 +119,7 @@ pub(crate) struct Builds {
 struct Slot<'a>(&'a Builds);
 
 impl Slot<'_> {
-    /// Adds the build, which counts from now on itself.
+    /// Adds the build, which takes over the count of this slot.
     fn register(self, build: Arc<Build>) {
         let builds = self.0;
         std::mem::forget(self);
@@ -207,7 +210,8 @@ impl Builds {
         self.all.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Admits one more build, unless too many run already. Reading a context takes long, so checking alone would admit any number.
+    /// Admits one more build, unless too many run already. Reserves the slot, because reading a context takes long
+    /// and a check alone would admit any number meanwhile.
     fn admit(&self) -> Result<Slot<'_>, EngineError> {
         let all = self.all();
         let running = all.iter().filter(|build| build.is_running()).count();
@@ -276,7 +280,7 @@ impl Engine {
         let span = info_span!("build", id = %id);
         let task = shared.runtime.spawn(builder.run(last).instrument(span)).abort_handle();
         *build.task.lock().unwrap_or_else(PoisonError::into_inner) = Some(task);
-        // After it has its task, so that a delete that finds the build can abort it.
+        // Registered after its task exists, so that a delete that finds the build can abort it.
         slot.register(Arc::clone(&build));
         if let Err(error) = self.forget_oldest_builds().await {
             warn!(error = chain(&error), "cannot forget old builds; the next build tries again");

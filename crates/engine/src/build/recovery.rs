@@ -14,7 +14,7 @@ use crate::{Engine, Shared};
 /// The images of a running build's stages have names with this prefix, followed by the build's id and the stage's number.
 pub(super) const NAMES: &str = "localhost/build:";
 
-/// Reads the builds of earlier daemons. Those that were running have failed, and what they left is removed.
+/// Reads the builds of earlier daemons. Marks those that were running as failed, and removes what they left.
 pub(crate) async fn recover(engine: &Engine) -> Result<(), EngineError> {
     let shared = engine.shared();
     remove_names_with(shared, NAMES).await?;
@@ -36,7 +36,8 @@ pub(crate) async fn recover(engine: &Engine) -> Result<(), EngineError> {
             task: Mutex::new(None),
         }));
     }
-    // No build outlives its daemon, so all sandboxes of builds go. In the background: a delete waits until its sandbox is adopted.
+    // No build outlives its daemon, so all sandboxes of builds are deleted. In the background, because a delete waits
+    // until its sandbox is adopted.
     let shared = Arc::clone(shared);
     tokio::spawn(async move { delete_sandboxes_where(&shared, |_| true).await });
     Ok(())

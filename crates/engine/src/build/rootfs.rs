@@ -1,4 +1,5 @@
-//! What a stage consists of, layers and a configuration: how it begins from a base image, and how it is stored as an image.
+//! What a stage consists of: layers and a configuration. How a stage begins from a base image, and how it is stored
+//! as an image.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -39,7 +40,8 @@ pub(super) struct Config {
     pub(super) entrypoint: Vec<String>,
     pub(super) command: Vec<String>,
     pub(super) labels: BTreeMap<String, String>,
-    /// What `SHELL` set; empty for `/bin/sh -c`. Only this build knows it: an image that builds on the result starts with the default.
+    /// The value of `SHELL`; empty for `/bin/sh -c`. Only this build knows it: an image built on top of the result
+    /// starts with the default.
     pub(super) shell: Vec<String>,
 }
 
@@ -90,7 +92,7 @@ impl Config {
         .to_string()
     }
 
-    /// Sets a variable of the environment. A known one keeps its place.
+    /// Sets an environment variable. An existing one keeps its position.
     pub(super) fn set(&mut self, name: String, value: String) {
         match self.env.iter_mut().find(|(known, _)| *known == name) {
             Some((_, old)) => *old = value,

@@ -57,7 +57,7 @@ impl Builder {
         self.layer(work, line, "RUN", &parts, async |builder, sandbox| {
             let placed = builder.place_secrets(sandbox, secrets).await?;
             let outcome = builder.command(sandbox, spec).await?;
-            // The secrets go before anything that the step wrote is kept.
+            // The secrets are removed before anything that the step wrote is kept.
             builder.remove_secrets(sandbox, &placed).await?;
             match outcome {
                 Outcome::Exited(0) => Ok(()),
@@ -80,7 +80,8 @@ impl Builder {
         parts
     }
 
-    /// Puts the given ones of a step's secrets where the step wants them. Returns the paths to remove after the step.
+    /// Puts those of the step's secrets that the caller gave where the step wants them. Returns the paths to remove
+    /// after the step.
     async fn place_secrets(
         &self,
         sandbox: &Arc<LiveSandbox>,
@@ -90,7 +91,7 @@ impl Builder {
         let given = secrets.iter().filter_map(|secret| Some((secret, self.secrets.get(&secret.id)?)));
         let mut placed = Vec::new();
         for (number, (secret, value)) in given.enumerate() {
-            // The step's directories stay as they were: those that are made for the secret are removed with it.
+            // The step's directories stay as they were: directories that are made for the secret are removed with it.
             let removed = first_missing_directory(&files, &secret.target).await?;
             let kept = format!("{MEMORY}/secret-{number}");
             write_secret(&files, &kept, value).await?;
@@ -114,7 +115,7 @@ impl Builder {
     }
 }
 
-/// The first directory on the way to `target` that does not exist.
+/// The first directory of `target`'s path that does not exist.
 async fn first_missing_directory(files: &Files, target: &str) -> Result<Option<String>, Broken> {
     let parts: Vec<&str> = target.split('/').filter(|part| !part.is_empty()).collect();
     let mut path = String::new();
@@ -131,7 +132,7 @@ async fn first_missing_directory(files: &Files, target: &str) -> Result<Option<S
     Ok(None)
 }
 
-/// Writes a secret into memory that ends with the sandbox, so that its bytes are on no disk.
+/// Writes a secret to memory that ends with the sandbox, so that its bytes reach no disk.
 async fn write_secret(files: &Files, path: &str, value: &[u8]) -> Result<(), Broken> {
     let options = WriteOptions {
         path: path.as_bytes().to_vec(),

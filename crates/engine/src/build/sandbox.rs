@@ -1,4 +1,4 @@
-//! The sandboxes in which steps run, and the commands that run there.
+//! The sandboxes where steps run, and the commands that run there.
 
 use std::sync::Arc;
 

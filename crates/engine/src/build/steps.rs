@@ -49,7 +49,7 @@ impl Builder {
             Instruction::Shell(argv) => work.rootfs.config.shell = argv.clone(),
             Instruction::Entrypoint(program) => {
                 work.rootfs.config.entrypoint = work.argv(program);
-                // The command before it was meant for another entrypoint.
+                // The previous `CMD` was meant for another entrypoint.
                 work.rootfs.config.command.clear();
             }
             Instruction::Ignored(word) => self.say(&format!("  note: {word} has no effect here\n")),
@@ -151,7 +151,7 @@ impl Work {
         }
     }
 
-    /// The directory in which the next step runs.
+    /// The working directory of the next step.
     pub(super) fn cwd(&self) -> String {
         self.rootfs.config.cwd.clone().unwrap_or_else(|| "/".into())
     }
@@ -200,7 +200,7 @@ impl Expander {
     }
 }
 
-/// Checks the size of all pairs of one kind, however many lines they are spread over.
+/// Checks the total size of all pairs of one kind, no matter how many lines they are spread over.
 fn check_sum<'a>(
     line: usize,
     what: &'static str,
@@ -216,7 +216,7 @@ fn too_large(line: usize, what: &'static str, limit: usize) -> BuildError {
     BuildError::Dockerfile { source: DockerfileError { line, problem: Problem::TooLarge { what, limit } } }
 }
 
-/// Whether the name is that of an archive. `ADD` of other builders unpacks these.
+/// Whether the name is that of an archive. `ADD` of other builders unpacks archives.
 fn is_archive(source: &str) -> bool {
     [".tar", ".tgz", ".tar.gz", ".tar.xz"].iter().any(|end| source.ends_with(end))
 }
