@@ -64,7 +64,7 @@ pub(crate) enum Inserted {
 }
 
 impl Db {
-    /// Inserts a command, before init gets to know of it. Calls `done` on the writer's thread.
+    /// Inserts a command, before it is sent to init. Calls `done` on the writer's thread.
     pub fn insert_command(
         &self,
         row: CommandRow,
@@ -100,8 +100,8 @@ impl Db {
         self.submit(insert, done);
     }
 
-    /// Writes the result of a command, and how many OOM kills of its sandbox are attributed to commands. A command that has
-    /// a result keeps it. Calls `done` on the writer's thread.
+    /// Writes the result of a command, and how many OOM kills of its sandbox are attributed to commands. A command
+    /// that already has a result keeps it. Calls `done` on the writer's thread.
     pub fn end_command(
         &self,
         sandbox: SandboxId,
@@ -183,8 +183,8 @@ impl Db {
         .await
     }
 
-    /// Deletes the commands of a sandbox that ended first: `count` of them, and more until `bytes` of output are freed.
-    /// Returns the handle of each, and how many bytes of output it had.
+    /// Deletes the commands of a sandbox that ended first: `count` of them, and more until `bytes` of output are
+    /// freed. Returns the handle of each deleted command, and how many bytes of output it had.
     pub async fn drop_oldest_commands(
         &self,
         sandbox: SandboxId,
@@ -219,8 +219,8 @@ impl Db {
         .await
     }
 
-    /// Deletes commands of any sandbox that were kept for long enough, at most `limit` of them. Returns the sandbox and the
-    /// handle of each, and how many bytes of output it had.
+    /// Deletes commands of any sandbox whose retention time is over, at most `limit` of them. Returns the sandbox and
+    /// the handle of each deleted command, and how many bytes of output it had.
     pub async fn drop_expired_commands(
         &self,
         now: SystemTime,

@@ -18,7 +18,7 @@ use crate::error::EngineError;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct LayerRow {
     pub layer: Digest,
-    /// The digests of the compressed blob and of its contents; none for layers that were made here.
+    /// The digests of the compressed blob and of its contents; none for layers that were made on this machine.
     pub blob: Option<Digest>,
     pub contents: Option<Digest>,
     pub size: u64,
@@ -51,7 +51,7 @@ pub(crate) struct NameRow {
 pub(crate) enum LayerOrigin {
     /// From a registry or an archive. Its digest is that of its contents.
     Fetched,
-    /// Made here. Its digest is computed from how it was made.
+    /// Made on this machine. Its digest is computed from how it was made.
     Made,
 }
 
@@ -265,7 +265,7 @@ impl Db {
         .await
     }
 
-    /// Finds the image that an owner means by a name, and takes it for a sandbox in the same change.
+    /// Finds the image that a name of the owner refers to, and takes it for a sandbox in the same change.
     pub async fn take_image(
         &self,
         sandbox: SandboxId,
@@ -376,7 +376,8 @@ impl Db {
         .await
     }
 
-    /// Deletes a layer's row, unless an image has it or it is pinned. Returns the size of its contents if it was deleted.
+    /// Deletes a layer's row, unless an image has the layer or it is pinned. Returns the size of the layer's contents
+    /// if it was deleted.
     pub async fn remove_layer(
         &self,
         layer: Digest,

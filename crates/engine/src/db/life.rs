@@ -1,5 +1,5 @@
-//! What sandboxes have in separate tables: labels, notes, lifetime rules, and the times that the rules count from.
-//! A sandbox without them has no rows there.
+//! The parts of a sandbox that have separate tables: labels, notes, lifetime rules, and the times that the rules
+//! count from. A sandbox without them has no rows there.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
@@ -46,7 +46,7 @@ pub(crate) struct SandboxChange {
     pub stamps: Option<Stamps>,
 }
 
-/// Inserts the labels of a sandbox. It must have none in the table.
+/// Inserts the labels of a sandbox, which must have none in the table.
 pub(super) fn insert_labels(db: &Connection, sandbox: SandboxId, labels: &Labels) -> rusqlite::Result<()> {
     for (key, value) in labels.pairs() {
         db.prepare_cached("INSERT INTO labels (sandbox, key, value) VALUES (?1, ?2, ?3)")?
@@ -55,7 +55,7 @@ pub(super) fn insert_labels(db: &Connection, sandbox: SandboxId, labels: &Labels
     Ok(())
 }
 
-/// Inserts the notes of a sandbox. It must have none in the table.
+/// Inserts the notes of a sandbox, which must have none in the table.
 pub(super) fn insert_notes(db: &Connection, sandbox: SandboxId, notes: &Notes) -> rusqlite::Result<()> {
     for (key, value) in notes.pairs() {
         db.prepare_cached("INSERT INTO notes (sandbox, key, value) VALUES (?1, ?2, ?3)")?
@@ -64,7 +64,7 @@ pub(super) fn insert_notes(db: &Connection, sandbox: SandboxId, notes: &Notes) -
     Ok(())
 }
 
-/// Inserts the rules of a sandbox. It must have none in the table.
+/// Inserts the rules of a sandbox, which must have none in the table.
 pub(super) fn insert_rules(db: &Connection, sandbox: SandboxId, lifetime: &Lifetime) -> rusqlite::Result<()> {
     for (position, rule) in lifetime.rules().iter().enumerate() {
         db.prepare_cached(

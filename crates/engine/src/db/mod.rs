@@ -137,7 +137,7 @@ impl Db {
         Ok(Self { writer, reader, runtime, threads: Mutex::new(threads) })
     }
 
-    /// Finishes the jobs that are queued, then ends the threads. Later jobs fail with `Closed`.
+    /// Finishes the queued jobs, then ends the threads. Later jobs fail with `Closed`.
     pub fn close(&self) {
         let threads = std::mem::take(&mut *self.threads.lock().unwrap_or_else(PoisonError::into_inner));
         for queue in [&self.writer, &self.reader] {
@@ -186,8 +186,8 @@ impl Db {
         told.await.map_err(|_| closed())?.map_err(|source| EngineError::Store { doing, source })
     }
 
-    /// Whether no table has a row but those of a daemon that has just started: its key and its secrets. Tables that are added later
-    /// count without a word here.
+    /// Whether no table has a row except the key and the secrets of a daemon that has just started. Tables that are
+    /// added later are checked too, without a change here.
     pub async fn is_empty(&self) -> Result<bool, EngineError> {
         self.question("look whether the database is empty", |db| {
             let mut tables = db.prepare(
@@ -214,7 +214,8 @@ impl Db {
         Self::ask(&self.writer, doing, act).await
     }
 
-    /// A change of one row that names what it expects of it. `act` says whether it found the row so.
+    /// Makes a change to one row, whose expected contents the change names. `act` returns whether it found such a
+    /// row.
     async fn fenced(
         &self,
         doing: &'static str,

@@ -48,7 +48,7 @@ pub(crate) struct PoolChange {
 /// What a claim writes to the row of a waiting sandbox.
 #[derive(Debug, Clone)]
 pub(crate) struct ClaimRow {
-    /// The new name; none to keep the present one.
+    /// The new name; none to keep the current one.
     pub name: Option<SandboxName>,
     pub labels: Labels,
     pub notes: Notes,
@@ -62,7 +62,7 @@ fn id(pool: PoolId) -> [u8; 16] {
     pool.bits().to_be_bytes()
 }
 
-/// Part of the change that inserts a sandbox: writes the pool in which it waits.
+/// Part of the change that inserts a sandbox: writes the pool where it waits.
 pub(super) fn insert_member(db: &Connection, sandbox: SandboxId, pool: PoolId) -> rusqlite::Result<()> {
     db.prepare_cached("INSERT INTO pool_members (sandbox, pool) VALUES (?1, ?2)")?
         .execute(params![id_bytes(sandbox), id(pool)])?;

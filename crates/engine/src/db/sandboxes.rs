@@ -33,7 +33,7 @@ use crate::observe::clock::{Moment, Stamp};
 #[derive(Debug, Clone)]
 pub(crate) struct SandboxRow {
     pub id: SandboxId,
-    /// What the sandbox is called on the host.
+    /// The sandbox's id on the host.
     pub incarnation: SandboxId,
     /// The daemon that owns the row.
     pub worker: String,
@@ -47,7 +47,7 @@ pub(crate) struct SandboxRow {
     pub template_version: Option<(TemplateId, u32)>,
     /// `host`, or an image reference in canonical form.
     pub image: String,
-    /// The alias that the caller used for the image, if it was one.
+    /// The alias that the caller used for the image, if any.
     pub image_alias: Option<String>,
     /// The image that the template holds, if it holds one. Not a column: `sandbox_images` has the image in use.
     pub image_held: Option<image::Digest>,
@@ -74,21 +74,22 @@ pub(crate) const LOCAL: &str = "local";
 /// The generation of a row that never changed its owner.
 pub(crate) const GENERATION_FIRST: u32 = 1;
 
-/// Names a row in a change. A change finds no row once another daemon has taken the row over, because that raises the generation.
+/// Identifies a row in a change. Once another daemon has taken the row over, the change finds no row, because a
+/// takeover raises the generation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct RowKey {
     pub id: SandboxId,
     pub generation: u32,
 }
 
-/// Who may find a sandbox. Whoever may not, sees no sandbox at all.
+/// Who may find a sandbox. For everyone else the sandbox does not exist.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Visibility {
     /// Its owner.
     Visible,
-    /// Only the pool in which it waits to be claimed.
+    /// Only the pool where the sandbox waits to be claimed.
     PoolMember(PoolId),
-    /// Only the build whose step runs in it.
+    /// Only the build whose step runs in the sandbox.
     Build(BuildId),
 }
 
@@ -115,7 +116,7 @@ impl SandboxRow {
     }
 }
 
-/// What the request brought that created the sandbox, or claimed it from a pool.
+/// The parts of a row that come from the request that created the sandbox, or claimed it from a pool.
 #[derive(Debug, Clone)]
 pub(crate) struct Identity {
     pub env: BTreeMap<String, String>,
@@ -153,7 +154,8 @@ impl Db {
     }
 
     /// Inserts a sandbox. The caller has checked that name and idempotency key are free; the table checks again.
-    /// Returns the image that it uses, if the image is on this machine. From then on the image stays until the sandbox goes.
+    /// Returns the image that the sandbox uses, if the image is on this machine. From then on the image stays until
+    /// the sandbox is deleted.
     pub async fn insert_sandbox(&self, row: SandboxRow) -> Result<Option<image::Digest>, EngineError> {
         self.change("write the sandbox's row", move |db| {
             let ((state, detail), (goal, kept)) = (state_words(row.state), goal_words(row.goal));
@@ -210,7 +212,7 @@ impl Db {
         .await
     }
 
-    /// Changes the state, with its goal, of a row that is in state `from`.
+    /// Changes the state and the goal of a row that is in state `from`.
     pub async fn change_state(
         &self,
         key: RowKey,

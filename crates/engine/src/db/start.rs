@@ -1,7 +1,7 @@
-//! What a command's row says of its request, and of why it could not start.
+//! The request of a command, and the reason why it could not start, as stored in the command's row.
 //!
-//! These are the columns `start` and `start_error`, in JSON. They are not the frames to and from init, although they began as
-//! such: a frame may change with the protocol, and rows of older daemons must stay readable.
+//! These are the columns `start` and `start_error`, in JSON. They began as the frames to and from init, but are
+//! separate from them now: a frame may change with the protocol, and rows of older daemons must stay readable.
 
 use std::borrow::Cow;
 
@@ -133,7 +133,7 @@ impl From<StartErrorRecord> for StartError {
 mod tests {
     use super::*;
 
-    /// As rows of daemons that run have it.
+    /// A value from the rows of running daemons.
     const SCRIPT: &str = r#"{"handle":1,"id":"cmd_exited","program":{"Shell":{"script":"echo hello"}},"env":[["A","1"]],"cwd":{"Default":"/workspace"},"user":null,"stdin":false,"terminal":null,"timeout_ms":null,"idle_timeout_ms":null,"grace_ms":5000}"#;
     const PROGRAM: &str = r#"{"handle":7,"id":"cmd_1","program":{"Argv":["/bin/echo","\"x\""]},"env":[],"cwd":{"Named":"/tmp"},"user":"1000:1000","stdin":true,"terminal":{"rows":24,"columns":80},"timeout_ms":1500,"idle_timeout_ms":3,"grace_ms":2000}"#;
 

@@ -242,7 +242,7 @@ impl Db {
         .await
     }
 
-    /// Writes a new name, a new version, or both. Older versions then hold no image any more.
+    /// Writes a new name, a new version, or both. After a new version, older versions no longer hold an image.
     pub async fn change_template(
         &self,
         template: TemplateId,
@@ -288,8 +288,8 @@ impl Db {
         .await
     }
 
-    /// Finds the image that an owner means by a name, and lets a version hold it in the same change. `None` if the image is
-    /// not on this machine.
+    /// Finds the image that a name of the owner refers to, and makes a version hold it in the same change. `None` if
+    /// the image is not on this machine.
     pub async fn take_template_image(
         &self,
         template: TemplateId,

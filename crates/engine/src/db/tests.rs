@@ -166,7 +166,7 @@ async fn only_rows_of_this_daemon_are_loaded() {
     store.close();
 }
 
-/// What the state keeps and what the goal keeps are two things: a frozen sandbox may be on its way to keep only its files.
+/// The state and the goal each have their own kept value: a frozen sandbox may be on its way to keep only its files.
 #[tokio::test]
 async fn every_state_with_every_goal_is_read_as_it_was_written() {
     let directory = tempfile::tempdir().expect("a directory");

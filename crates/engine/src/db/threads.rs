@@ -174,7 +174,7 @@ pub(super) fn run_change(db: &Connection, act: Act) -> Result<Answer, (Answer, r
     }
 }
 
-/// Asks the reader's thread for a checkpoint. Runs one here if those have not kept the log small.
+/// Asks the reader's thread for a checkpoint. Runs one here if the reader's checkpoints have not kept the log small.
 pub(super) fn carry_back(db: &Connection, checkpoints: &mpsc::Sender<Job>, log: &Path) {
     let size = fs::metadata(log).map_or(0, |metadata| metadata.len());
     if size > LOG_BYTES_MAX {

@@ -1,6 +1,6 @@
 //! Rows of volumes, and which sandboxes mount them.
 //!
-//! A volume cannot be deleted before the sandboxes that mount it: a foreign key ensures it.
+//! A volume cannot be deleted before the sandboxes that mount it: a foreign key ensures this.
 
 use std::collections::HashMap;
 use std::time::SystemTime;
@@ -19,11 +19,11 @@ use crate::model::names::VolumeName;
 /// The state of a volume.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum VolumeState {
-    /// It is being created, and no caller knows of it yet.
+    /// The volume is being created, and no caller knows of it yet.
     Creating,
-    /// It can be mounted.
+    /// The volume can be mounted.
     Ready,
-    /// It is being deleted.
+    /// The volume is being deleted.
     Deleting,
 }
 
@@ -100,7 +100,7 @@ pub(super) fn insert_mounts(
     Ok(())
 }
 
-/// Adds their mounts to sandboxes, in the order of paths.
+/// Adds mounts to sandboxes, in the order of paths.
 pub(super) fn add_mounts(db: &Connection, sandboxes: &mut [SandboxRow]) -> rusqlite::Result<()> {
     let at: HashMap<SandboxId, usize> =
         sandboxes.iter().enumerate().map(|(at, sandbox)| (sandbox.id, at)).collect();
