@@ -107,7 +107,7 @@ impl crate::Engine {
         self.change_template(version, other, spec, None).await
     }
 
-    /// Retries a failed preparation. Has no effect on any other.
+    /// Retries a failed preparation. Has no effect if the preparation has not failed.
     pub async fn prepare_template(&self, owner: &Owner, name: &str) -> Result<Template, EngineError> {
         let shared = self.shared();
         let _changing = shared.templates.changing.lock().await;
@@ -117,7 +117,8 @@ impl crate::Engine {
         self.template(owner, name)
     }
 
-    /// Deletes a template. Fails while a sandbox exists that was made from any of its versions, or a pool is for it.
+    /// Deletes a template. Fails while a sandbox exists that was made from any of its versions, or while a pool uses
+    /// the template.
     pub async fn delete_template(&self, owner: &Owner, name: &str) -> Result<(), EngineError> {
         let shared = self.shared();
         let _changing = shared.templates.changing.lock().await;
@@ -233,7 +234,8 @@ impl crate::Engine {
             info!(template = %head.name(), version = next.version, "template has a new version");
             let next = Version::new(head, &next);
             self.make_newest(&next);
-            // After the new one is in the index, where those who wait for the old one look for it.
+            // Retired after the new version is in the index, because callers that wait for the old version look for
+            // the new one there.
             version.retire();
         }
         self.template(&head.owner, head.name().as_str())

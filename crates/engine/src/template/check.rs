@@ -8,12 +8,12 @@ use crate::model::defaults::{CPU_MILLIS_MIN, DISK_BYTES_MAX, DISK_BYTES_MIN, MEM
 use crate::template::{LIMITS, TemplateSpec};
 use crate::volume::check_mounts;
 
-/// Bytes of the entry command with all its arguments.
+/// The maximum size of the entry command with all its arguments, in bytes.
 const COMMAND_BYTES_MAX: usize = 128 * 1024;
 /// The most memory that a row can hold, since rows hold signed numbers.
 const MEMORY_BYTES_MAX: u64 = i64::MAX as u64;
 
-/// Checks the contents of a template, and returns them in the spelling that rows keep.
+/// Checks the contents of a template, and returns them in the canonical form that rows keep.
 pub(super) fn checked(mut spec: TemplateSpec) -> Result<TemplateSpec, EngineError> {
     spec.image = ImageName::parse(&spec.image)?.canonical();
     check_limits(spec.cpu_millis, spec.memory_bytes)?;
@@ -28,7 +28,7 @@ pub(super) fn checked(mut spec: TemplateSpec) -> Result<TemplateSpec, EngineErro
     Ok(spec)
 }
 
-/// Checks the limit of a sandbox's disk.
+/// Checks the disk limit of a sandbox.
 pub(crate) fn check_disk(disk_bytes: u64) -> Result<(), EngineError> {
     if disk_bytes < DISK_BYTES_MIN {
         let rule = format!(

@@ -24,7 +24,7 @@ pub(crate) struct TemplateHead {
 }
 
 impl TemplateHead {
-    /// Sets another name, and returns the one before.
+    /// Sets a new name, and returns the previous one.
     pub(super) fn set_name(&self, name: TemplateName) -> TemplateName {
         std::mem::replace(&mut *self.name.lock().unwrap_or_else(PoisonError::into_inner), name)
     }
@@ -71,7 +71,7 @@ impl Version {
     pub async fn settled(&self) -> Preparation {
         let mut preparation = self.preparation.subscribe();
         let settled = preparation.wait_for(|now| *now != Preparation::Preparing).await;
-        // An error means that the sender is gone, which cannot be: `self` owns it.
+        // An error would mean that the sender is gone, which is impossible: `self` owns it.
         settled.map_or(Preparation::Replaced, |now| now.clone())
     }
 

@@ -1,12 +1,14 @@
 //! Templates: environments that are described once, and prepared so that sandboxes start fast.
 //!
-//! A template has a name, which may change, and versions, which do not: every change of its contents makes a new version. Sandboxes
-//! are made from the newest version and keep the one they were made from. A new version is *prepared*: its image is pulled, if it is
-//! not here, and held from then on. So the template keeps its meaning when the image's name moves to another image. A task prepares
-//! a version while callers go on; after a crash, the next daemon starts that task again.
+//! A template has a name, which may change, and versions, which do not: every change of its contents makes a new
+//! version. Sandboxes are made from the newest version and keep the one they were made from. A new version is
+//! *prepared*: its image is pulled, if it is not on this machine, and held from then on. So a template keeps its
+//! image when the image's name moves to another image. A task prepares a version in the background; after a crash,
+//! the next daemon starts that task again.
 //!
-//! Read in this order: `check` has the rules (pure), `live` is one template in memory, `registry` holds all of them, `prepare` is
-//! the tasks that prepare, `watch` follows a preparation, `calls` is what callers ask. `image` pulls; `sandbox` admits sandboxes.
+//! Read in this order: `check` has the rules (pure), `live` is one template in memory, `registry` holds all of them,
+//! `prepare` has the tasks that prepare versions, `watch` follows a preparation, `calls` has the calls. `image`
+//! pulls; `sandbox` admits sandboxes.
 
 mod calls;
 mod check;
@@ -42,9 +44,9 @@ pub struct TemplateUpdate {
     pub image: Option<String>,
     /// Thousandths of a processor.
     pub cpu_millis: Option<u32>,
-    /// The new limit of memory.
+    /// The new memory limit.
     pub memory_bytes: Option<u64>,
-    /// The new limit of the disk; `Some(None)` for the default.
+    /// The new disk limit; `Some(None)` for the default.
     pub disk_bytes: Option<Option<u64>>,
     /// Replaces all variables.
     pub env: Option<SandboxEnv>,

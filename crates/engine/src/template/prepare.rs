@@ -1,4 +1,4 @@
-//! The tasks that prepare versions: they pull the image, if it is not here, and hold it.
+//! The tasks that prepare versions: they pull the image, if it is not on this machine, and hold it.
 
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
@@ -14,12 +14,12 @@ use crate::template::{Preparation, Prepared, TemplateSpec, Version};
 
 /// How long a pull may take.
 const PULL_SECONDS: u64 = 3600;
-/// How often an image is pulled that is removed before the version holds it.
+/// How often to pull an image that is removed before the version holds it.
 const TAKES_MAX: usize = 3;
-/// Bytes that are kept of the reason of a failure.
+/// How many bytes of a failure's reason are kept.
 const REASON_MAX: usize = 4096;
 
-/// Starts the preparations again that an earlier daemon did not finish.
+/// Restarts the preparations that an earlier daemon did not finish.
 pub(crate) fn resume_interrupted(shared: &Arc<Shared>) {
     let all: Vec<_> = shared.templates.index().values().cloned().collect();
     for version in all {
@@ -30,7 +30,8 @@ pub(crate) fn resume_interrupted(shared: &Arc<Shared>) {
     }
 }
 
-/// Prepares the versions again that hold one of these images, whose files are gone. Their rows say so already.
+/// Prepares those versions again that hold one of these images, whose files are gone. The rows already mark them as
+/// unprepared.
 pub(crate) fn prepare_again(shared: &Arc<Shared>, broken: &[Digest]) {
     let all: Vec<_> = shared.templates.index().values().cloned().collect();
     for version in all {
@@ -77,7 +78,7 @@ async fn record_failure(shared: &Shared, version: &Version, error: &EngineError)
     failed
 }
 
-/// Pulls the image, if it is not here, and holds it so that it cannot be removed.
+/// Pulls the image, if it is not on this machine, and holds it so that it cannot be removed.
 async fn hold_image(shared: &Arc<Shared>, version: &Version) -> Result<Prepared, EngineError> {
     let (head, store) = (&version.head, &shared.db);
     let Choice { name, .. } = shared.images.choose(&version.spec.image)?;
@@ -99,7 +100,7 @@ async fn hold_image(shared: &Arc<Shared>, version: &Version) -> Result<Prepared,
     Err(EngineError::ImageNotFound { name: name.familiar() })
 }
 
-/// Pulls an image, and passes the progress on to those who watch the version.
+/// Pulls an image, and reports the progress to those who watch the version.
 async fn pull(shared: &Arc<Shared>, version: &Version, spec: PullSpec) -> Result<(), EngineError> {
     let pull = image::pull(shared, &version.head.owner, spec);
     let mut progress = pull.progress();
@@ -114,7 +115,7 @@ async fn pull(shared: &Arc<Shared>, version: &Version, spec: PullSpec) -> Result
     }
 }
 
-/// Sets how far a version is, and notifies those who wait for it or watch events.
+/// Sets the preparation state of a version, and notifies those who wait for it or watch events.
 pub(super) fn set_preparation(shared: &Shared, version: &Version, preparation: Preparation) {
     let told = version.preparation.send_if_modified(|now| {
         // A version that was replaced in the meantime stays replaced.

@@ -15,7 +15,7 @@ use crate::template::{DEFAULT, Preparation, Source, TemplateHead, TemplateName, 
 #[derive(Default)]
 pub(crate) struct Templates {
     index: Mutex<TemplateIndex>,
-    /// Held from a change of rows until the index shows the same, as with images.
+    /// Held from a change of the rows until the index matches them, as with images.
     pub(super) changing: tokio::sync::Mutex<()>,
 }
 
@@ -23,7 +23,7 @@ pub(crate) struct Templates {
 pub(super) type TemplateIndex = BTreeMap<(Owner, TemplateName), Arc<Version>>;
 
 impl Templates {
-    /// The templates of the rows, and the version that each sandbox was made from.
+    /// Opens the templates from their rows, and returns them with the version that each sandbox was made from.
     pub fn open(loaded: LoadedTemplates) -> (Self, BTreeMap<SandboxId, Arc<Version>>) {
         let mut versions: BTreeMap<(TemplateId, u32), VersionRow> =
             loaded.versions.into_iter().map(|row| ((row.template, row.version), row)).collect();

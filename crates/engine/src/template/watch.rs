@@ -14,7 +14,7 @@ use crate::template::{DEFAULT, Preparation, Template, Version};
 pub enum TemplateTold {
     /// The pull of its image has come this far.
     Progress(PullProgress),
-    /// It is ready, or it failed. This is the last step.
+    /// The template is ready, or its preparation failed. This is the last step.
     Settled(Box<Template>),
 }
 
