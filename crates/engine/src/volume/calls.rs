@@ -72,7 +72,7 @@ impl crate::Engine {
         Ok(self.describe_volume(&volume, Some(used)))
     }
 
-    /// An owner's volumes, sorted by name. The space that their files take is included if the backend counts it anyway.
+    /// An owner's volumes, sorted by name. Includes the space that their files take if the backend counts it anyway.
     pub async fn volumes(&self, owner: &Owner) -> Result<Vec<Volume>, EngineError> {
         let volumes: Vec<Arc<LiveVolume>> = {
             let index = self.shared().volumes.index();
@@ -82,7 +82,7 @@ impl crate::Engine {
         let counted = self.shared().backend.store().limits;
         let mut list = Vec::with_capacity(volumes.len());
         for volume in volumes {
-            // A volume that is deleted at this moment is listed without its usage.
+            // A volume that is being deleted at this moment is listed without its usage.
             let used = if counted { self.volume_used(&volume).await.ok() } else { None };
             list.push(self.describe_volume(&volume, used));
         }
@@ -185,7 +185,7 @@ impl crate::Engine {
             let holders = registry.holders(volume.id);
             if !holders.is_empty() {
                 let mut holders: Vec<String> = holders.into_iter().map(|holder| holder.name).collect();
-                // They are sorted by name, so a sandbox that mounts the volume twice is listed once.
+                // The holders are sorted by name, so a sandbox that mounts the volume twice is listed once.
                 holders.dedup();
                 return Err(EngineError::VolumeInUse { name: name.to_owned(), holders });
             }
@@ -215,7 +215,7 @@ impl crate::Engine {
         Ok(())
     }
 
-    /// Checks that the contents of a volume fit into so many bytes.
+    /// Checks that the contents of a volume fit into this many bytes.
     async fn check_fits(&self, volume: &LiveVolume, size_bytes: u64) -> Result<(), EngineError> {
         let used = self.volume_used(volume).await?;
         match used.bytes > size_bytes {

@@ -58,7 +58,7 @@ impl crate::Engine {
 }
 
 impl VolumeFiles {
-    /// The path in the sandbox of a path in the volume.
+    /// Converts a path in the volume to a path in the sandbox.
     pub fn path(&self, in_volume: &[u8]) -> Result<Vec<u8>, EngineError> {
         if !in_volume.starts_with(b"/") || in_volume.split(|byte| *byte == b'/').any(|part| part == b"..") {
             return Err(Field::Path.must("be an absolute path in the volume, without `..`"));
@@ -70,7 +70,7 @@ impl VolumeFiles {
 
     /// Deletes the sandbox, and returns when it is gone: the volume can be deleted then.
     pub async fn close(self) -> Result<(), EngineError> {
-        // `drop` deletes it again, which is harmless.
+        // `drop` deletes the sandbox again, which is harmless.
         self.engine.delete(&self.owner, self.helper).await
     }
 }
@@ -82,7 +82,7 @@ impl Drop for VolumeFiles {
         runtime.spawn(async move {
             match engine.delete(&owner, helper).await {
                 Ok(()) | Err(EngineError::SandboxNotFound { .. } | EngineError::Stopping) => {}
-                // Its lifetime deletes it later.
+                // The sandbox's lifetime deletes it later.
                 Err(error) => {
                     warn!(sandbox = %helper, error = chain(&error), "cannot delete a volume's sandbox")
                 }

@@ -1,13 +1,13 @@
 //! Volumes: directory trees with a size that outlive sandboxes.
 //!
-//! A volume has an id, which names its files, and a name, which may change. Any number of sandboxes mount it at once, each through
-//! its own range of ids, and all of them see the same owners of files. The row holds the state: after a crash, a volume that was
-//! being made is removed, since no caller has heard of it, and a volume that was being deleted is deleted. Files without a row are
-//! never touched: losing the database must not lose the data.
+//! A volume has an id, which names its files, and a name, which may change. Any number of sandboxes can mount a
+//! volume at once, each through its own range of ids, and all of them see the same owners of files. The row holds the
+//! state: after a crash, a volume that was being made is removed, because no caller knows of it, and a volume that
+//! was being deleted is deleted. Files without a row are never touched: losing the database must not lose the data.
 //!
-//! Read in this order: `mounts` has the rules (pure), `live` is one volume in memory, `registry` holds all of them, `remove` deletes
-//! and cleans up, `files` opens a volume's files, `calls` is what callers ask. The backend stores the files; `sandbox` admits the
-//! sandboxes that mount them.
+//! Read in this order: `mounts` has the rules (pure), `live` is one volume in memory, `registry` holds all of them,
+//! `remove` deletes and cleans up, `files` opens a volume's files, `calls` has the calls. The backend stores the
+//! files; `sandbox` admits the sandboxes that mount them.
 
 mod calls;
 mod files;

@@ -34,8 +34,8 @@ impl Mounted {
     }
 }
 
-/// Checks mounts: paths are absolute, without `.` and `..`, each used once, and outside the protected directories. Returns them with
-/// paths in one spelling, in an order in which no mount covers an earlier one.
+/// Checks mounts: paths are absolute, without `.` and `..`, each used once, and outside the protected directories.
+/// Returns the mounts with paths in canonical form, ordered so that no mount covers an earlier one.
 pub(crate) fn check_mounts(mounts: Vec<VolumeMount>) -> Result<Vec<VolumeMount>, EngineError> {
     let invalid = |rule: String| Err(Field::Mounts.must(rule));
     if mounts.len() > MOUNTS_MAX {

@@ -17,7 +17,7 @@ const VOLUMES_MAX: usize = 10_000;
 #[derive(Default)]
 pub(crate) struct Volumes {
     index: Mutex<VolumeIndex>,
-    /// Held during a change of a name or a size, until rows, kernel and index show the same.
+    /// Held during a change of a name or a size, until rows, kernel and index match.
     pub(super) changing: tokio::sync::Mutex<()>,
 }
 
@@ -58,7 +58,7 @@ impl VolumeIndex {
 }
 
 impl Volumes {
-    /// The volumes of the rows.
+    /// Opens the volumes from their rows.
     pub fn open(rows: &[VolumeRow]) -> Self {
         let mut index = VolumeIndex::default();
         rows.iter().for_each(|row| index.insert(&LiveVolume::new(row)));

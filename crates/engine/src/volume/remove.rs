@@ -11,7 +11,7 @@ use crate::db::VolumeState;
 use crate::error::{EngineError, chain};
 use crate::volume::{LiveVolume, VolumeName};
 
-/// How long the backend has to finish a volume after its answer was missed, before the volume is removed.
+/// How long the backend has to finish a volume after it failed to answer in time, before the volume is removed.
 const UNFINISHED_PAUSE: Duration = Duration::from_secs(300);
 
 /// Removes the volumes that an earlier daemon was making or deleting when it ended.
@@ -33,7 +33,7 @@ pub(crate) fn resume_interrupted(shared: &Arc<Shared>) {
     });
 }
 
-/// Removes the files first and the row after, so that the row names what a crash in between leaves.
+/// Removes the files first and the row afterwards, so that a crash in between leaves a row for the remaining files.
 pub(super) async fn remove(shared: &Shared, volume: &LiveVolume) -> Result<(), EngineError> {
     shared.backend.remove_volume(volume.id).await.map_err(failed("delete", &volume.name()))?;
     shared.db.delete_volume(volume.id).await?;
@@ -47,8 +47,8 @@ pub(super) async fn undo(shared: &Shared, volume: &LiveVolume) {
     remove_unfinished(shared, volume).await;
 }
 
-/// The same, after a while: the backend has not answered and may still be making the volume. The row stays until then, so that
-/// what the backend leaves is known.
+/// Like `undo`, but after a pause: the backend has not answered and may still be making the volume. The row stays
+/// until then, so that the backend's remains stay known.
 pub(super) fn undo_later(shared: &Arc<Shared>, volume: Arc<LiveVolume>) {
     volume.view().state = VolumeState::Deleting;
     let of_engine = Arc::clone(shared);
@@ -64,7 +64,7 @@ async fn remove_unfinished(shared: &Shared, volume: &LiveVolume) {
     }
 }
 
-/// The error of a volume that the backend could not make.
+/// The error for a volume that the backend could not make.
 pub(super) fn not_made(name: &VolumeName, error: BackendError) -> EngineError {
     match error {
         BackendError::Refused { source, .. } if source.kind() == std::io::ErrorKind::Unsupported => {
