@@ -1,11 +1,11 @@
-//! What happens to sandboxes, and when.
+//! Decides what happens to sandboxes, and when.
 //!
-//! Knows no HTTP and no kernel: it decides, keeps rows and logs, and asks a [`runtime::Backend`].
-//! The public face is [`Engine`]; its methods are beside the noun they are about.
+//! This crate knows neither HTTP nor the kernel: it decides, keeps rows and logs, and calls a [`runtime::Backend`].
+//! The public interface is [`Engine`]; its methods are in the folders of the nouns that they act on.
 //!
-//! One folder per noun, each of which uses only those before it: `error`, [`model`] (what goes in and comes out), [`observe`],
-//! [`access`], `db`, `guest` (the link to init), `command`, [`files`], [`image`], [`volume`], [`template`], [`sandbox`] (where they
-//! meet), [`pool`], [`build`], [`snapshot`].
+//! There is one folder per noun, and each uses only those before it: `error`, [`model`] (inputs and outputs),
+//! [`observe`], [`access`], `db`, `guest` (the link to init), `command`, [`files`], [`image`], [`volume`],
+//! [`template`], [`sandbox`] (which joins the ones before), [`pool`], [`build`], [`snapshot`].
 
 #![forbid(unsafe_code)]
 
@@ -66,36 +66,38 @@ pub use observe::events::{
 };
 pub use observe::stats::{DiskCount, MachineStats, Stats};
 
-/// The target of spans that are for traces, and not for logs. They cost nothing while nobody listens to it.
+/// The target of spans that are for traces and not for logs. These spans cost nothing unless a subscriber enables the
+/// target.
 pub const TRACE_TARGET: &str = "shoal_trace";
-/// The file with all rows, in the data directory.
+/// The name of the database file in the data directory.
 const DATABASE: &str = "shoal.db";
-/// Items on a page when the caller names no number.
+/// The default number of items on a page.
 pub const PAGE_DEFAULT: u32 = 100;
-/// Items on a page at most.
+/// The maximum number of items on a page.
 pub const PAGE_MAX: u32 = 1000;
-/// A command's program, arguments, script and environment together. Leaves room in a message to init.
+/// The maximum total size of a command's program, arguments, script and environment. Leaves room in a message to
+/// init.
 pub const COMMAND_BYTES_MAX: usize = 20 * 1024 * 1024;
-/// A sandbox's environment: it is added to every command's.
+/// The maximum size of a sandbox's environment, which is added to the environment of every command.
 pub const SANDBOX_ENV_BYTES_MAX: usize = 256 * 1024;
-/// Sandboxes that are connected to at the same time after a restart.
+/// How many sandboxes the engine connects to at the same time after a restart.
 const ADOPTIONS_MAX: usize = 64;
 
-/// What an engine is built with.
+/// The configuration of an engine.
 #[derive(Debug, Clone)]
 pub struct EngineConfig {
-    /// Where rows and logs are kept. Exists, and belongs to this engine alone (the daemon holds its lock).
+    /// The directory for rows and logs. It must exist, and belongs to this engine alone (the daemon holds its lock).
     pub data_dir: PathBuf,
-    /// What all sandboxes together may promise themselves.
+    /// The maximum number of sandboxes, and the maximum sum of their limits.
     pub capacity: Capacity,
-    /// How many bytes of each stream are kept; 64 KiB at least.
+    /// How many bytes of each output stream are kept; at least 64 KiB.
     pub output_kept_max: u64,
-    /// How images come here.
+    /// The settings for images.
     pub images: ImageSettings,
 }
 
-/// All sandboxes of one data directory. Cheap to clone. Dropping the last clone ends its tasks as a crash would;
-/// [`Engine::stop`] does so in good order. Neither harms a sandbox.
+/// All sandboxes of one data directory. Cheap to clone. Dropping the last clone ends the engine's tasks as a crash
+/// would; [`Engine::stop`] shuts them down cleanly. Neither affects a running sandbox.
 #[derive(Clone)]
 pub struct Engine {
     inner: Arc<Inner>,
@@ -112,21 +114,21 @@ impl Drop for Inner {
 }
 
 impl Engine {
-    /// Whether an engine of this build could start on the rows that are in a data directory, if there are any: they may be a newer
-    /// one's. Changes nothing, and needs no lock. Blocks.
+    /// Checks that an engine of this build could start with the database in a data directory, if there is one: a
+    /// newer build may have written it. Changes nothing, and needs no lock. Blocks.
     pub fn check(data_dir: &Path) -> Result<(), EngineError> {
         Db::check(&data_dir.join(DATABASE))
             .map_err(|source| EngineError::Store { doing: "open the database", source })
     }
 
-    /// Opens the store, adopts what runs, finishes or undoes what a crash interrupted.
-    /// Returns when rows are read; connecting to sandboxes goes on behind it.
+    /// Opens the database, adopts running sandboxes, and finishes or undoes what a crash interrupted. Returns when
+    /// the rows are read; connecting to sandboxes continues in the background.
     pub async fn start(config: EngineConfig, backend: Arc<dyn Backend>) -> Result<Self, EngineError> {
         let clock = SystemClock::new().map_err(|source| EngineError::Clock { source })?;
         Self::start_at(config, backend, Arc::new(clock)).await
     }
 
-    /// As [`Self::start`], with another clock than the machine's.
+    /// Like [`Self::start`], with a given clock instead of the machine's.
     pub async fn start_at(
         config: EngineConfig,
         backend: Arc<dyn Backend>,
@@ -208,17 +210,18 @@ impl Engine {
         self.shared().registry().find(owner, id)
     }
 
-    /// Whether nothing is here that a caller made: no sandbox, volume, image, template, build or key.
+    /// Whether nothing exists that a caller made: no sandbox, volume, image, template, build or key.
     pub async fn is_empty(&self) -> Result<bool, EngineError> {
         self.shared().db.is_empty().await
     }
 
-    /// Compares the image `host` with the machine, as creates do: a daemon that keeps sandboxes ready without creates asks for it.
+    /// Compares the image `host` with the machine, as creates do. For a daemon that keeps sandboxes ready without
+    /// creates.
     pub async fn check_host_image(&self) -> Result<(), BackendError> {
         self.shared().backend.prepare(&Rootfs::Host).await
     }
 
-    /// Stops all drivers and flushes the store, without harm to any sandbox.
+    /// Stops all drivers and flushes the database. Sandboxes keep running.
     pub async fn stop(&self) {
         let shared = Arc::clone(self.shared());
         if tokio::task::spawn_blocking(move || shared.halt()).await.is_err() {
@@ -227,17 +230,18 @@ impl Engine {
         self.shared().backend.stop().await;
     }
 
-    /// Compares kernel, disk and rows once, as happens at intervals anyway. Tells how many strays were removed.
+    /// Compares kernel, disk and rows once, as the engine also does at intervals. Returns how many strays were
+    /// removed.
     pub async fn sweep(&self) -> usize {
         sandbox::sweep::sweep(self.shared()).await
     }
 
-    /// Puts what the engine counts into a registry, for whoever shows it.
+    /// Adds the engine's metrics to a registry.
     pub fn register_metrics(&self, to: &mut MetricsRegistry) {
         self.shared().metrics.register(to);
     }
 
-    /// Brings those figures up to date that are looked up and not counted. To be called before they are shown.
+    /// Updates the metrics that are read on demand and not counted. Call this before the metrics are shown.
     pub fn look_at_metrics(&self) {
         self.shared().metrics.look(self.shared());
     }
@@ -257,7 +261,7 @@ pub(crate) struct Shared {
     pub volumes: Volumes,
     pub pools: Pools,
     pub signer: Signer,
-    /// Names the layers that are made here.
+    /// Computes the names of layers that are made on this machine.
     pub layer_names: Signer,
     pub builds: Builds,
     pub runtime: tokio::runtime::Handle,
@@ -266,7 +270,7 @@ pub(crate) struct Shared {
     pub adoptions: Semaphore,
     /// Bounds how many sandboxes have their files counted at once.
     pub counts: Semaphore,
-    /// Tasks to be ended with the engine, besides the drivers.
+    /// Tasks to end with the engine, besides the drivers.
     pub tasks: Mutex<Vec<AbortHandle>>,
     pub events: Arc<Events>,
 }
@@ -280,7 +284,7 @@ impl Shared {
         self.config.data_dir.join("output")
     }
 
-    /// Ends all tasks and threads. Sandboxes are not touched. Blocks for the moment that a write takes.
+    /// Ends all tasks and threads. Sandboxes are not touched. Blocks for as long as one write takes.
     pub fn halt(&self) {
         let sandboxes = self.registry().close();
         for live in &sandboxes {

@@ -7,7 +7,7 @@ use std::task::{Context, Poll};
 use tokio::task::{JoinError, JoinHandle};
 use tracing::Instrument;
 
-/// A task that ends when nobody holds it any more.
+/// A task that is aborted when this handle is dropped.
 pub(crate) struct Task<T>(JoinHandle<T>);
 
 impl<T: Send + 'static> Task<T> {
