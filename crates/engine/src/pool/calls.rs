@@ -17,7 +17,7 @@ use crate::pool::tend::start_tending;
 use crate::pool::{Pool, PoolInfo, PoolName, PoolState, PoolUpdate, REPLICAS_MAX};
 use crate::template::{Source, limits_of};
 
-/// Pools of one owner, at most.
+/// The maximum number of pools of one owner.
 const POOLS_MAX: usize = 1000;
 /// How long a delete keeps its caller waiting. The deletion goes on after that.
 const DELETE_WAIT: Duration = Duration::from_secs(150);
@@ -151,7 +151,7 @@ impl Engine {
         }
     }
 
-    /// Waits until a pool is full or fails to fill, at most for `wait`, and returns it as it is then.
+    /// Waits until a pool is full or fails to fill, at most for `wait`, and returns its state at that time.
     pub async fn wait_pool(
         &self,
         owner: &Owner,

@@ -137,7 +137,7 @@ impl Pool {
         self.view.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Held for moments. The registry of sandboxes is locked before this, never while this is held.
+    /// Held only briefly. Lock the registry of sandboxes before this, never while this is held.
     pub(super) fn members(&self) -> MutexGuard<'_, Members> {
         self.members.lock().unwrap_or_else(PoisonError::into_inner)
     }

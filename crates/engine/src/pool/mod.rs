@@ -29,7 +29,7 @@ pub(crate) use live::Pool;
 pub(crate) use registry::Pools;
 pub(crate) use tend::resume_interrupted;
 
-/// Sandboxes in one pool, at most: about as many as an ordinary machine can run.
+/// The maximum number of sandboxes in one pool: about as many as an ordinary machine can run.
 pub const REPLICAS_MAX: u32 = 1000;
 
 /// A change to a pool, applied as a whole or not at all. Fields that are `None` stay as they are.

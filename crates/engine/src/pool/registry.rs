@@ -16,7 +16,8 @@ use crate::pool::{Pool, PoolName, Standing};
 use crate::sandbox::live::{LiveSandbox, WaitingRoom};
 use crate::template::{TemplateHead, Version};
 
-/// Sandboxes that all pools together make at the same time: creates that callers wait for come first.
+/// How many sandboxes all pools together make at the same time. The number is small because creates that callers wait
+/// for come first.
 const REFILLS_MAX: usize = 4;
 
 /// All pools of one data directory.

@@ -24,13 +24,13 @@ use crate::sandbox::lifecycle::State;
 use crate::sandbox::live::Visibility;
 use crate::template::{Preparation, Source, Version};
 
-/// Sandboxes that one pool makes at the same time.
+/// How many sandboxes one pool makes at the same time.
 const MAKING_MAX: usize = 4;
 /// How long after a claim the pool makes nothing, so that the caller's first command has the machine to itself.
 const QUIET: Duration = Duration::from_millis(5);
-/// How long the pool makes nothing, at most, after the first of many claims in a row.
+/// The maximum time that the pool makes nothing after the first of many claims in a row.
 const QUIET_MAX: Duration = Duration::from_millis(50);
-/// Sandboxes that one pool deletes at the same time.
+/// How many sandboxes one pool deletes at the same time.
 const REMOVALS_MAX: usize = 8;
 /// How often the pool checks that its ready sandboxes still answer. The pool notices at once when an init ends; this
 /// check finds an init that hangs.

@@ -18,7 +18,7 @@ use crate::sandbox::live::LiveSandbox;
 
 /// How long an init may take to answer a check.
 const CHECK_WAIT: Duration = Duration::from_secs(5);
-/// Bytes that are kept of the reason of a failure.
+/// How many bytes of a failure's reason are kept.
 const REASON_MAX: usize = 4096;
 
 /// The result of a piece of work.
