@@ -21,7 +21,7 @@ use crate::template::{
     TemplateUpdate, TemplateWatcher, Version,
 };
 
-/// Templates of one owner, at most.
+/// The maximum number of templates of one owner.
 const TEMPLATES_MAX: usize = 10_000;
 
 impl crate::Engine {

@@ -30,8 +30,8 @@ pub(crate) fn resume_interrupted(shared: &Arc<Shared>) {
     }
 }
 
-/// Prepares those versions again that hold one of these images, whose files are gone. The rows already mark them as
-/// unprepared.
+/// Prepares those versions again that hold one of these images, whose files are gone. The rows already say that these
+/// versions are being prepared.
 pub(crate) fn prepare_again(shared: &Arc<Shared>, broken: &[Digest]) {
     let all: Vec<_> = shared.templates.index().values().cloned().collect();
     for version in all {
