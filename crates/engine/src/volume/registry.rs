@@ -10,7 +10,7 @@ use crate::error::{EngineError, Resource};
 use crate::model::Owner;
 use crate::volume::{LiveVolume, Mounted, VolumeMount, VolumeName, check_mounts};
 
-/// Volumes of one owner, at most.
+/// The maximum number of volumes of one owner.
 const VOLUMES_MAX: usize = 10_000;
 
 /// All volumes of one data directory.
