@@ -19,11 +19,11 @@ use crate::model::names::VolumeName;
 use crate::model::template::VolumeMount;
 use crate::volume::{VOLUME_BYTES_MIN, VolumeSpec};
 
-/// Begins the name of each cache's volume.
+/// The prefix of the name of each cache's volume.
 const PREFIX: &str = "build-cache-";
 /// The size of a new cache, if the store is not smaller: enough for the packages of several projects.
 const BYTES: u64 = 10 << 30;
-/// How much of a cache's id is in the name of its volume, for people.
+/// How much of a cache's id is in the name of its volume, so that people can recognize it.
 const READABLE_MAX: usize = 40;
 /// How many digits of the id's digest are in the name, to distinguish ids.
 const DIGITS: usize = 12;
