@@ -229,7 +229,7 @@ enum Turn {
     Raced(EngineError),
 }
 
-/// Distinguishes requests that use the same idempotency key.
+/// The digest that distinguishes requests with the same idempotency key.
 fn request_digest(spec: &SandboxSpec, find: Option<&Labels>) -> [u8; 32] {
     let rules = spec.lifetime.rules().iter();
     let asked = (

@@ -98,7 +98,7 @@ pub fn recovery(state: State, goal: Goal) -> Recovery {
         (Running, Goal::Paused(Frozen)) => Recovery::Pause(Frozen),
         // Memory that was written halfway is of no use, and the processes that it is a copy of still exist.
         (Running, Goal::Paused(Saved)) => Recovery::GoOn,
-        // Some processes may have been ended already, so only the other direction is left.
+        // Some processes may have been ended already, so the pause can only be finished, not undone.
         (Running, Goal::Paused(Dropped)) => Recovery::Pause(Dropped),
 
         (Paused(Frozen), Goal::Running) => Recovery::GoOn,

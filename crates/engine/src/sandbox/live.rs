@@ -236,7 +236,8 @@ impl LiveSandbox {
         self.changed.notify_waiters();
     }
 
-    /// The state in the row: the state that is shown, unless that state describes a limit of this daemon only.
+    /// The state in the row. It differs from the state that is shown if this daemon shares no protocol version with
+    /// init.
     pub fn state_in_row(&self) -> State {
         let view = self.view();
         if view.unspoken.is_some() { State::Running } else { view.state }
