@@ -56,7 +56,7 @@ impl LiveCommand {
             what => what,
         };
         if state.sink.ending.is_some() {
-            return Ok(()); // Said again on a new connection. The first word counts.
+            return Ok(()); // Sent again on a new connection. The first report counts.
         }
         let received = state.sink.lengths();
         let ends = ends.unwrap_or(received);

@@ -101,7 +101,7 @@ impl Backstop {
         let length = since.elapsed();
         let State { order, armed, .. } = &mut *state;
         for at in armed.values_mut() {
-            *at = at.checked_add(length).unwrap_or(*at); // Beyond all time, it never strikes anyway.
+            *at = at.checked_add(length).unwrap_or(*at); // On overflow the deadline is never reached anyway.
         }
         *order = armed.iter().map(|(handle, at)| (*at, *handle)).collect();
     }
@@ -152,7 +152,7 @@ async fn watch_over(commands: Weak<Commands>) {
 async fn strike(commands: Arc<Commands>, handle: Handle) {
     let Ok(Some(command)) = commands.by_handle(handle) else { return };
     if !command.strike() {
-        return; // It is over; its result is on its way.
+        return; // The command has ended; its result is being stored.
     }
     let sandbox = commands.guest.id;
     warn!(%sandbox, command = %command.id, "init has not ended a command at its timeout; the host does");

@@ -117,7 +117,7 @@ impl LogSink {
 impl Sink for LogSink {
     fn receive(&mut self, handle: Handle, at: usize, offset: u64, bytes: &[u8]) -> Result<bool, Violation> {
         if matches!(self.phase, Phase::Finishing(_) | Phase::Ended(_)) {
-            return Ok(false); // Said again on a new connection, while the result is being stored.
+            return Ok(false); // Sent again on a new connection, while the result is being stored.
         }
         if offset + bytes.len() as u64 > self.end(at) {
             return Err(Violation::AfterEnd { handle });

@@ -178,7 +178,7 @@ fn start(handle: Handle, op: Option<FileOp>, user: Option<GuestUser>) -> Start {
 pub(crate) async fn rehearse(transfers: &Arc<Transfers>) {
     let limit = Duration::from_secs(REHEARSAL_SECONDS);
     if timeout(limit, transfers.guest.outbox.version()).await.is_err() {
-        return; // Whoever looks after the pool finds out.
+        return; // The pool's own checks find out.
     }
     let program = Program::Shell { script: REHEARSAL.into() };
     let timeout_ms = Some(REHEARSAL_SECONDS * 1000);
