@@ -363,7 +363,7 @@ pub enum EngineError {
     Image {
         /// `pull` or `import`.
         doing: &'static str,
-        /// The name as the caller wrote it.
+        /// Its name, as shown to users.
         name: String,
         /// Why. Shared by all callers that waited for the image.
         source: Arc<ImageFault>,
