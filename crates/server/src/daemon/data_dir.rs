@@ -1,4 +1,5 @@
 //! The data directory: its owner, the daemon that uses it now, and the few files besides the engine's own.
+//!
 //! ```text
 //! lock           held by the living daemon, with its process id inside
 //! installation   16 hexadecimal digits, made once; every name on the host carries them

@@ -1,4 +1,5 @@
 //! A command over a WebSocket: output, stdin and actions, on one connection.
+//!
 //! ```text
 //! GET …/commands/stream             the first message says what to run (`start`)
 //! GET …/commands/{command}/stream   joins a command, from `stdout_offset`, `stderr_offset` and `stdin_offset` on

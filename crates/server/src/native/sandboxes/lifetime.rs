@@ -104,7 +104,7 @@ pub fn explanation(id: SandboxId, explanation: Explanation) -> api::Explanation 
     }
 }
 
-/// Rounded to milliseconds, as all times in responses.
+/// In whole milliseconds, as all times in responses.
 fn seconds(length: Duration) -> f64 {
     length.as_millis() as f64 / 1000.0
 }
