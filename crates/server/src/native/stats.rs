@@ -87,7 +87,7 @@ fn usage(usage: Usage) -> api::SandboxUsage {
     }
 }
 
-/// The machine. Only keys that may manage the daemon see the totals of all owners.
+/// The machine. Only admin keys see the totals of all owners.
 pub fn machine_to_api(stats: MachineStats, key: &Key) -> api::MachineStats {
     let room = |room: Capacity| api::Room {
         sandboxes: room.sandboxes,
