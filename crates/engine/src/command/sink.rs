@@ -136,7 +136,7 @@ impl Sink for LogSink {
     }
 
     fn is_abandoned(&self) -> bool {
-        false // Its result is stored, whoever wants it.
+        false // Its result is stored, with or without a caller.
     }
 
     fn is_untouched(&self) -> bool {

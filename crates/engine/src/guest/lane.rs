@@ -89,8 +89,8 @@ pub(crate) trait Carrier: Send + Sync + Sized + 'static {
     /// Init reports how it ended, and where its streams end.
     fn ended(self: &Arc<Self>, end: End, ends: [u64; 2]) -> Result<(), Violation>;
 
-    /// After a new handshake: init does not know it, and must not start it again, because init had it before or its caller is
-    /// gone.
+    /// After a new handshake: init does not know it, and must not start it again, because init had it before or its
+    /// caller is gone.
     fn lost(self: &Arc<Self>) -> Result<(), Violation>;
 
     /// Asks the link to send the acknowledgements that are due.
