@@ -2,7 +2,7 @@
 //! nothing that must be removed, it may stay for a while, so that the next client need not start another.
 //!
 //! ```text
-//! <base>/lock          held exclusively by whoever changes what follows
+//! <base>/lock          held exclusively by the process that changes the files below
 //! <base>/daemon.log    what the daemon prints
 //! <base>/data/         its data directory
 //! <base>/data/lease.sock
