@@ -2,8 +2,8 @@
 //!
 //! For a destination (a name, or an address that was not looked up), a port and a protocol:
 //!
-//! 1. **Written rules before the mode.** The rules of the policy are checked first, then those that the mode stands for,
-//!    then the mode's own default.
+//! 1. **Written rules before the mode.** The rules of the policy are checked first, then those that the mode stands
+//!    for, then the mode's own default.
 //! 2. **The most specific target first.** For names: the exact host, then the longest suffix, then `any`. For addresses: the
 //!    longest block, then `any`. The order in which rules are written does not matter.
 //! 3. **On one target, the most specific rule first.** Fewer ports before more; a rule for `tls`, `http` or `ssh` before one
