@@ -5,7 +5,7 @@
 pub enum Verdict {
     /// It is.
     Found,
-    /// The check failed.
+    /// The check could not run.
     Unknown,
     /// It is not; Shoal works, with a drawback.
     Limited,
