@@ -9,8 +9,8 @@
 //! [`policy`] is pure: rules, the one order in which they decide, and the table of closed addresses. [`presets`] finds out
 //! which hosts the mode `registries` means. [`dns`] answers names with synthetic addresses. [`dial`] opens connections and checks
 //! every address at that moment. [`tls`] and [`http`] read first bytes and requests. [`ca`] signs refusals. [`relay`] and
-//! [`limits`] move and count bytes. [`control`] is the protocol with the daemon, [`outbox`] what must reach it. [`gateway`] is one
-//! sandbox's door, and [`process`] the program.
+//! [`limits`] move and count bytes. [`control`] is the protocol with the daemon, [`outbox`] holds the records for it.
+//! [`gateway`] serves one sandbox, and [`process`] is the program.
 //!
 //! # For the launcher
 //!
@@ -45,8 +45,8 @@
 //! fork, resume  attach with the names of the row: addresses that guest programs remember stay valid
 //! ```
 //!
-//! The program's entry is [`process::main`], called from `main` of `shoal egress` before any thread exists. Its log goes to
-//! `tracing`; whoever starts it decides where that leads.
+//! The program's entry is [`process::main`], called from `main` of `shoal egress` before any thread exists. Its log
+//! goes to `tracing`; the process that starts it decides where the log goes.
 //!
 //! # What it never does
 //!

@@ -1,7 +1,8 @@
-//! The certificate authority of an installation. Sandboxes trust it, so that a refusal over HTTPS can explain itself.
+//! The certificate authority of an installation. Sandboxes trust it, so that a refusal over HTTPS can carry an
+//! explanation.
 //!
-//! Its key lies in egress's own directory, readable by egress alone, and is in no image, snapshot or export. Leaf
-//! certificates are made for one name at a time, live a few days, and are served only inside sandboxes.
+//! Its key is in egress's own directory, readable by egress alone, and is in no image, snapshot or export. Leaf
+//! certificates are made for one name at a time, are valid for a few days, and are served only inside sandboxes.
 
 use std::collections::HashMap;
 use std::fs;
@@ -20,11 +21,11 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
 use crate::policy::Name;
 
-/// Leaf certificates that are kept.
+/// How many leaf certificates are kept.
 const LEAVES_MAX: usize = 1000;
 /// How long a leaf is valid. A new one is made well before.
 const LEAF_DAYS: i64 = 7;
-/// A leaf is made anew after this long.
+/// A leaf is replaced after this long.
 const LEAF_FRESH_DAYS: i64 = 3;
 /// How long the authority is valid; long, since images carry it.
 const CA_DAYS: i64 = 3650;
@@ -35,7 +36,7 @@ const CERTIFICATE_FILE: &str = "ca.pem";
 const COMMON_NAME: &str = "Shoal egress";
 const DAY_SECONDS: i64 = 86_400;
 
-/// The start of a day, in the type that `rcgen` wants and does not export.
+/// The start of a day, in the type that `rcgen` requires but does not export.
 macro_rules! date {
     ($day:expr) => {{
         let (year, month, day) = civil($day);
@@ -57,12 +58,12 @@ pub enum CaError {
     /// A certificate cannot be made.
     #[error("cannot make a certificate")]
     Certificate(#[from] rcgen::Error),
-    /// TLS does not take it.
+    /// TLS rejects the certificate.
     #[error("cannot use a certificate")]
     Tls(#[from] rustls::Error),
 }
 
-/// The authority and the leaves that it made.
+/// The authority and the leaves that it has made.
 pub struct Ca {
     issuer: Issuer<'static, KeyPair>,
     pem: String,
@@ -72,7 +73,7 @@ pub struct Ca {
 }
 
 impl Ca {
-    /// The authority in `directory`, made if there is none.
+    /// Opens the authority in `directory`, and creates it if it does not exist.
     pub fn open(directory: &Path, installation: &str) -> Result<Self, CaError> {
         let (key_path, certificate_path) = (directory.join(KEY_FILE), directory.join(CERTIFICATE_FILE));
         let file = |path: &Path| {
@@ -80,7 +81,7 @@ impl Ca {
             move |source| CaError::File { path, source }
         };
         let params = authority(installation);
-        // The certificate is written after the key: without it, both are made anew.
+        // The certificate is written after the key: if it is missing, both are created again.
         let (key, pem) = match fs::read_to_string(&certificate_path) {
             Ok(pem) => {
                 let key = fs::read_to_string(&key_path).map_err(file(&key_path))?;
@@ -99,12 +100,12 @@ impl Ca {
         Ok(Self { issuer, pem, leaf_key, leaves: Mutex::default() })
     }
 
-    /// The certificate, as images and sandboxes need it.
+    /// The certificate, for images and sandboxes.
     pub fn pem(&self) -> &str {
         &self.pem
     }
 
-    /// What to serve TLS with under a name.
+    /// The TLS configuration to serve a name with.
     pub fn config(&self, name: &Name) -> Result<Arc<ServerConfig>, CaError> {
         let today = today();
         let mut leaves = self.leaves.lock().expect("nobody panics while holding it");
@@ -147,7 +148,7 @@ impl std::fmt::Debug for Ca {
     }
 }
 
-/// A bundle for images: the roots that were there, the operator's extra ones, and ours, each on lines of their own.
+/// A bundle for images: the existing roots, the operator's extra ones, and ours, each on separate lines.
 pub fn bundle(roots: &str, extra: &[String], ours: &str) -> String {
     let mut text = String::with_capacity(roots.len() + ours.len() + 64);
     for part in [roots].into_iter().chain(extra.iter().map(String::as_str)).chain([ours]) {
@@ -174,7 +175,7 @@ fn authority(installation: &str) -> CertificateParams {
 
 fn write(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
     let next = path.with_extension("new");
-    // What a crash left behind would keep its mode.
+    // A file left behind by a crash would keep its mode.
     match fs::remove_file(&next) {
         Ok(()) => {}
         Err(e) if e.kind() == io::ErrorKind::NotFound => {}

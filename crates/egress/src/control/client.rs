@@ -1,4 +1,4 @@
-//! The daemon's side: asking egress, and taking its records.
+//! The daemon's side: sends requests to egress, and receives its records.
 
 use std::collections::HashMap;
 use std::io;
@@ -25,12 +25,12 @@ use crate::policy::Ruleset;
 pub const SOCKET_FILE: &str = "egress.sock";
 /// How long a quick request may take.
 pub const QUICK_DEADLINE: Duration = Duration::from_secs(10);
-/// How long a sandbox may take to be let go.
+/// How long egress may take to release a sandbox.
 pub const DETACH_DEADLINE: Duration = Duration::from_secs(20);
-/// Records that wait for the daemon's reader. Beyond this they wait in egress.
+/// How many records wait for the daemon's reader. Further records wait in egress.
 const RECORDS_MAX: usize = 256;
 
-/// Why egress did not do something.
+/// Why a request to egress failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ControlError {
     /// The connection broke, or egress has died.
@@ -47,15 +47,15 @@ pub enum ControlError {
         /// How long was waited.
         seconds: u64,
     },
-    /// Egress said no.
+    /// Egress rejected the request.
     #[error("cannot finish {doing}")]
     Failed {
         /// What was being done.
         doing: &'static str,
-        /// What egress said.
+        /// The error from egress.
         source: Failure,
     },
-    /// An answer to another question.
+    /// The answer does not match the request.
     #[error("egress gave an answer that does not fit while {doing}")]
     Unexpected {
         /// What was being done.
@@ -81,11 +81,11 @@ pub struct Egress {
     serial: AtomicU64,
     waiting: Arc<Waiting>,
     reader: tokio::task::JoinHandle<()>,
-    /// What egress said first.
+    /// Egress's first message.
     greeting: Greeting,
 }
 
-/// What egress is, as it said on this connection.
+/// What egress reported about itself on this connection.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Greeting {
     /// Its version.
@@ -142,7 +142,7 @@ impl Egress {
         Ok((egress, records))
     }
 
-    /// What egress said first.
+    /// Egress's first message.
     pub fn greeting(&self) -> &Greeting {
         &self.greeting
     }
@@ -155,12 +155,12 @@ impl Egress {
         }
     }
 
-    /// Serves a sandbox. `listeners` are in the order of `attach.listeners`; the caller keeps its copies, if it wants any.
+    /// Serves a sandbox. `listeners` are in the order of `attach.listeners`; the caller may keep its own copies.
     pub async fn attach(&self, attach: Attach, listeners: &[BorrowedFd<'_>]) -> Result<(), ControlError> {
         self.done("attaching a sandbox", Ask::Attach(Box::new(attach)), listeners).await
     }
 
-    /// Replaces a policy; connections that lost their rule are cut when this returns.
+    /// Replaces a policy; when this returns, connections that lost their rule are cut.
     pub async fn set_policy(&self, sandbox: SandboxId, rules: Ruleset) -> Result<(), ControlError> {
         self.done("changing a policy", Ask::SetPolicy { sandbox, rules: Box::new(rules) }, &[]).await
     }
@@ -170,7 +170,7 @@ impl Egress {
         self.done("changing limits", Ask::SetLimits { sandbox, limits }, &[]).await
     }
 
-    /// Lets a sandbox go. When this returns, egress holds no descriptor of its namespace.
+    /// Stops serving a sandbox. When this returns, egress holds no descriptor of its namespace.
     pub async fn detach(&self, sandbox: SandboxId) -> Result<Totals, ControlError> {
         const DOING: &str = "detaching a sandbox";
         match self.ask(DOING, Ask::Detach { sandbox }, &[], DETACH_DEADLINE).await? {
@@ -179,7 +179,7 @@ impl Egress {
         }
     }
 
-    /// The listeners of a sandbox, for a daemon that wants its own copies.
+    /// The listeners of a sandbox, for a daemon that needs its own copies.
     pub async fn listeners(&self, sandbox: SandboxId) -> Result<Vec<(Listener, OwnedFd)>, ControlError> {
         const DOING: &str = "taking over listeners";
         match self.ask(DOING, Ask::Listeners { sandbox }, &[], QUICK_DEADLINE).await? {
@@ -190,12 +190,12 @@ impl Egress {
         }
     }
 
-    /// Makes egress accept nothing more and exit when its connections have ended, after `seconds` at the latest.
+    /// Makes egress stop accepting and exit when its connections have ended, after `seconds` at the latest.
     pub async fn drain(&self, seconds: u32) -> Result<(), ControlError> {
         self.done("draining egress", Ask::Drain { seconds }, &[]).await
     }
 
-    /// How egress does.
+    /// The status of egress.
     pub async fn status(&self) -> Result<Status, ControlError> {
         const DOING: &str = "asking how egress does";
         match self.ask(DOING, Ask::Status, &[], QUICK_DEADLINE).await? {
@@ -204,7 +204,7 @@ impl Egress {
         }
     }
 
-    /// Tells egress that records up to `through` are stored.
+    /// Acknowledges that records up to `through` are stored.
     pub async fn acknowledge(&self, through: u64) -> Result<(), ControlError> {
         let serial = self.serial.fetch_add(1, Ordering::Relaxed);
         let request = Request { serial, ask: Ask::Acknowledge { through } };
@@ -262,7 +262,7 @@ impl Drop for Egress {
     }
 }
 
-/// Hands answers to whoever waits for them, and records to the daemon, until the connection ends.
+/// Passes answers to the tasks that wait for them, and records to the daemon, until the connection ends.
 async fn read(channel: Arc<Channel>, waiting: Arc<Waiting>, records: mpsc::Sender<(u64, Record)>) {
     loop {
         let (message, descriptors) = match channel.receive().await {
@@ -282,7 +282,7 @@ async fn read(channel: Arc<Channel>, waiting: Arc<Waiting>, records: mpsc::Sende
                 }
             }
             Some(FromEgress::Record { sequence, record }) => {
-                // A daemon that takes no records still gets answers, as long as there is room.
+                // A daemon that does not read records still gets answers, as long as there is room.
                 if records.send((sequence, record)).await.is_err() {
                     tracing::debug!("nobody takes the records of egress");
                 }

@@ -1,7 +1,7 @@
-//! What daemon and egress say to each other.
+//! The messages between daemon and egress.
 //!
-//! One message per packet on a seqpacket socket, postcard inside. [`Ask::Hello`], [`Ask::Listeners`] and [`Ask::Drain`] with
-//! their answers never change, so that a daemon can replace an egress of any other version.
+//! Each packet on a seqpacket socket holds one message, encoded with postcard. [`Ask::Hello`], [`Ask::Listeners`] and
+//! [`Ask::Drain`] with their answers never change, so that a daemon can replace an egress of any other version.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -15,7 +15,7 @@ use crate::policy::{Addresses, Name, Protocol, Ruleset};
 
 /// The version of these types.
 pub const VERSION: u32 = 1;
-/// Listeners of one sandbox: two families of TCP and UDP, and room for more.
+/// The most listeners of one sandbox: two families of TCP and UDP, and room for more.
 pub const LISTENERS_MAX: usize = 16;
 
 /// The first packet to a new egress, on the socket that it inherits as its standard input.
@@ -23,17 +23,17 @@ pub const LISTENERS_MAX: usize = 16;
 pub struct Start {
     /// The daemon's version of these types.
     pub version: u32,
-    /// Whose egress this is; part of the authority's name.
+    /// The installation of this egress; part of the authority's name.
     pub installation: InstallationId,
-    /// Egress's own directory, which belongs to `uid` and nobody else can read.
+    /// Egress's own directory, which belongs to `uid` and which no other user can read.
     pub directory: String,
-    /// Whom to become. `None` to stay who it is, as without root.
+    /// The user to switch to. `None` to keep the current user, for example without root.
     pub identity: Option<Identity>,
-    /// Users that may connect to the socket in the directory, beside root: the daemon's.
+    /// The user that may connect to the socket in the directory, besides root: the daemon's.
     pub daemon_uid: u32,
     /// Worker threads.
     pub threads: u16,
-    /// Everything that the operator sets.
+    /// The operator's settings.
     pub settings: Settings,
 }
 
@@ -49,30 +49,30 @@ pub struct Identity {
 /// What the operator sets for all sandboxes.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Settings {
-    /// Whom to ask for names.
+    /// The resolvers to use.
     pub upstream: Upstream,
-    /// A proxy on the way out.
+    /// An upstream proxy.
     pub proxy: Option<Proxy>,
-    /// Own addresses to dial from.
+    /// Local addresses to dial from.
     pub bind: Bind,
     /// Closed and opened blocks. `own` is read from the kernel.
     pub addresses: Addresses,
     /// Where synthetic addresses lie.
     pub pool: Pool,
-    /// Extra roots for connections of egress's own, in PEM.
+    /// Extra roots for egress's own connections, in PEM.
     pub extra_roots: Vec<String>,
 }
 
-/// From the daemon.
+/// A request from the daemon.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Request {
-    /// Comes back in the answer.
+    /// Returned in the answer.
     pub serial: u64,
-    /// What is asked.
+    /// The request itself.
     pub ask: Ask,
 }
 
-/// What the daemon may ask.
+/// The requests of the daemon.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Ask {
     /// The first request on a connection. Never changes.
@@ -80,35 +80,36 @@ pub enum Ask {
         /// The daemon's version of these types.
         version: u32,
     },
-    /// The listeners of a sandbox, for a daemon that has none of its own. Answered with descriptors. Never changes.
+    /// Returns the listeners of a sandbox, for a daemon that has no copies. The answer carries descriptors. Never
+    /// changes.
     Listeners {
         /// Which one.
         sandbox: SandboxId,
     },
-    /// Accept nothing more, let open connections end, and exit. Never changes.
+    /// Stop accepting, let open connections end, and exit. Never changes.
     Drain {
-        /// After this long, cut what is left.
+        /// After this long, cut the remaining connections.
         seconds: u32,
     },
-    /// Serve a sandbox. Comes with its listeners as descriptors, in the order of `listeners`.
-    /// A sandbox that is attached already gets the new state, and its old listeners are closed.
+    /// Serve a sandbox. The packet carries its listeners as descriptors, in the order of `listeners`. If the sandbox is
+    /// attached already, it gets the new state, and its old listeners are closed.
     Attach(Box<Attach>),
-    /// Replace a policy. Connections that lose their rule are cut before this is answered.
+    /// Replace a policy. Connections that lose their rule are cut before the answer.
     SetPolicy {
-        /// Whose.
+        /// Which sandbox.
         sandbox: SandboxId,
         /// The new rules.
         rules: Box<Ruleset>,
     },
     /// Replace limits.
     SetLimits {
-        /// Whose.
+        /// Which sandbox.
         sandbox: SandboxId,
-        /// The new ones.
+        /// The new limits.
         limits: Limits,
     },
-    /// Stop serving a sandbox. Answered when nothing of it is held any more, so that its namespace can go. Harmless when it is
-    /// not attached.
+    /// Stop serving a sandbox. The answer is sent when egress holds nothing of it any more, so that its namespace can
+    /// be removed. Harmless if it is not attached.
     Detach {
         /// Which one.
         sandbox: SandboxId,
@@ -118,7 +119,7 @@ pub enum Ask {
         /// The last of them.
         through: u64,
     },
-    /// How egress does.
+    /// Request the status of egress.
     Status,
 }
 
@@ -131,15 +132,15 @@ pub struct Attach {
     pub listeners: Vec<Listener>,
     /// What it may reach.
     pub rules: Ruleset,
-    /// The names that it has had, each at its place.
+    /// The names that it has looked up, each at its place.
     pub names: Vec<Name>,
     /// What it may use.
     pub limits: Limits,
-    /// Whose it is, for limits that all of an owner's sandboxes share.
+    /// Its owner, for limits that all of an owner's sandboxes share.
     pub owner: Option<OwnerLimits>,
 }
 
-/// Limits of an owner. The last that were given hold.
+/// Limits of an owner. The latest ones apply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OwnerLimits {
     /// A number for the owner, chosen by the daemon.
@@ -151,34 +152,35 @@ pub struct OwnerLimits {
 /// A listener in a sandbox's network namespace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Listener {
-    /// Connections; the local address of each is where the guest wanted to go.
+    /// Connections; the local address of each is the guest's destination.
     Tcp,
     /// DNS questions.
     Udp,
 }
 
-/// From egress.
+/// A message from egress.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum FromEgress {
     /// The answer to [`Start`].
     Started(Result<Started, Failure>),
     /// The answer to a request.
     Answer {
-        /// Of the request.
+        /// The serial of the request.
         serial: u64,
-        /// What came of it.
+        /// The result of the request.
         result: Result<Answer, Failure>,
     },
-    /// Something to be stored and acknowledged. Sent again on the next connection until it is, so the same may come twice.
+    /// A record that the daemon must store and acknowledge. Sent again on the next connection until it is, so the same
+    /// record may arrive twice.
     Record {
-        /// Grows by one from record to record.
+        /// Increases by one from record to record.
         sequence: u64,
         /// What it is.
         record: Record,
     },
 }
 
-/// What a new egress is.
+/// The first answer of a new egress.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Started {
     /// Its version of these types.
@@ -187,35 +189,35 @@ pub struct Started {
     pub ca_pem: String,
 }
 
-/// Why something could not be done.
+/// Why a request failed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[error("egress: {what}")]
 pub struct Failure {
-    /// In words.
+    /// The reason as text.
     pub what: String,
 }
 
-/// What came of a request.
+/// The result of a request.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Answer {
     /// Never changes.
     Hello {
-        /// Egress's version of these types. If it is another, only the requests that never change are answered.
+        /// Egress's version of these types. If it differs, egress only answers the requests that never change.
         version: u32,
         /// The sandboxes that it serves.
         attached: Vec<SandboxId>,
     },
-    /// Comes with descriptors. Never changes.
+    /// The packet carries descriptors. Never changes.
     Listeners(Vec<Listener>),
     /// Done.
     Done,
-    /// Nothing of the sandbox is held any more.
+    /// Egress holds nothing of the sandbox any more.
     Detached(Totals),
-    /// How egress does.
+    /// The status of egress.
     Status(Status),
 }
 
-/// How egress does.
+/// The status of egress.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Status {
     /// Sandboxes that it serves.
@@ -224,29 +226,30 @@ pub struct Status {
     pub connections: u32,
     /// Records that wait for the daemon.
     pub waiting_records: u64,
-    /// Bytes of them on disk.
+    /// Their size on disk, in bytes.
     pub spool_bytes: u64,
     /// Events that were dropped because there was no room, since the start.
     pub lost_events: u64,
     /// The authority that sandboxes should trust, in PEM.
     pub ca_pem: String,
-    /// What it uses.
+    /// What each sandbox has used.
     pub totals: Vec<Totals>,
 }
 
-/// Something that the daemon must store.
+/// A record that the daemon must store.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Record {
-    /// A name has got its place. Its address is answered only after this was acknowledged or spooled.
+    /// A name was assigned a place. Its address is returned to the guest only after this record was acknowledged or
+    /// spooled.
     Name {
-        /// Whose.
+        /// Which sandbox.
         sandbox: SandboxId,
-        /// The place; it never gets another name.
+        /// The place; it is never assigned to another name.
         place: u32,
         /// The name.
         name: Name,
     },
-    /// Something was decided or has ended.
+    /// A decision, or the end of a connection.
     Event(Event),
     /// What a sandbox has used since it was attached.
     Totals(Totals),
@@ -257,10 +260,10 @@ pub enum Record {
     },
 }
 
-/// What a sandbox has used since it was attached. Absolute, so that a repetition does no harm.
+/// What a sandbox has used since it was attached. Absolute numbers, so that repeating a record is harmless.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Totals {
-    /// Whose.
+    /// Which sandbox.
     pub sandbox: SandboxId,
     /// Bytes from the sandbox.
     pub sent: u64,
@@ -277,25 +280,25 @@ pub struct Totals {
 /// One decision, or the end of a connection.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Event {
-    /// Whose.
+    /// Which sandbox.
     pub sandbox: SandboxId,
     /// Milliseconds since 1970.
     pub at_ms: u64,
     /// What happened.
     pub what: What,
-    /// The name, where there is one.
+    /// The name, if there is one.
     pub name: Option<Name>,
-    /// The address: what was dialled, or the literal address that was asked for.
+    /// The address: the one that was dialled, or the literal address that the guest requested.
     pub address: Option<IpAddr>,
     /// The port; `None` for questions about names.
     pub port: Option<u16>,
-    /// What travelled.
+    /// The protocol on the connection.
     pub protocol: Option<Protocol>,
-    /// What decided, in words.
+    /// What decided, as text.
     pub rule: String,
-    /// Why, in words, where the rule does not say it.
+    /// Why, as text, if the rule does not explain it.
     pub why: Option<String>,
-    /// What `shoal net allow ID` needs to open it.
+    /// The arguments of `shoal net allow ID` that would open it.
     pub opens: Option<String>,
     /// Bytes from the sandbox.
     pub sent: u64,
@@ -314,15 +317,15 @@ pub enum What {
     Refused,
     /// A name was refused.
     NameRefused,
-    /// A connection was allowed and could not be opened.
+    /// A connection was allowed but could not be opened.
     Unreachable,
     /// A connection has ended by itself.
     Closed,
-    /// A connection was cut, because its rule or its sandbox went away.
+    /// A connection was cut, because its rule or its sandbox was removed.
     Cut,
 }
 
-/// Where [`Listener`]s of a sandbox must be reachable, for the side that makes them.
+/// The addresses where the [`Listener`]s of a sandbox must be reachable, for the side that creates them.
 pub fn listen_addresses(pool: &Pool) -> (SocketAddr, SocketAddr) {
     let (v4, v6) = pool.resolver();
     (SocketAddr::new(v4.into(), 53), SocketAddr::new(v6.into(), 53))
@@ -334,7 +337,7 @@ pub fn to_bytes<T: Serialize>(message: &T) -> Vec<u8> {
         .expect("these types have no maps or floats that could fail, and memory grows")
 }
 
-/// A message from bytes; `None` if it is not one, or if something follows it.
+/// A message from bytes; `None` if they are not a valid message, or if more bytes follow.
 pub fn from_bytes<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Option<T> {
     match postcard::take_from_bytes(bytes) {
         Ok((message, [])) => Some(message),

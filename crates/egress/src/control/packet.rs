@@ -1,5 +1,5 @@
-//! Packets with descriptors on a seqpacket socket. What does not fit into a packet travels in a sealed memory file, as one
-//! descriptor more: ten thousand rules, a list of names.
+//! Packets with descriptors on a seqpacket socket. A message that does not fit into a packet is sent in a sealed memory
+//! file, as one more descriptor: ten thousand rules, a list of names.
 
 use std::fs::File;
 use std::io::{self, IoSlice, IoSliceMut, Read, Seek, Write};
@@ -17,11 +17,11 @@ use tokio::net::UnixDatagram;
 
 use super::message::LISTENERS_MAX;
 
-/// What fits into a packet. The rest goes into a memory file.
+/// The largest message that is sent in a packet. Larger ones go into a memory file.
 const INLINE_BYTES_MAX: usize = 32 * 1024;
 /// The largest message: ten thousand rules and a hundred thousand names fit.
 pub const MESSAGE_BYTES_MAX: u64 = 32 << 20;
-/// Descriptors in one packet: the listeners and a memory file.
+/// The most descriptors in one packet: the listeners and a memory file.
 const DESCRIPTORS_MAX: usize = LISTENERS_MAX + 1;
 const INLINE: u8 = 0;
 const IN_FILE: u8 = 1;
@@ -30,14 +30,15 @@ const IN_FILE: u8 = 1;
 #[derive(Debug)]
 pub struct Channel(UnixDatagram);
 
-/// A message and the descriptors that came with it.
+/// A message and its descriptors.
 pub type Received = (Vec<u8>, Vec<OwnedFd>);
 
 impl Channel {
     /// Wraps a connected seqpacket socket. Call within a runtime.
     pub fn new(socket: OwnedFd) -> io::Result<Self> {
         rustix::io::ioctl_fionbio(&socket, true)?;
-        // tokio's type waits for readiness; packets go through `sendmsg` and `recvmsg`, which do not mind its name.
+        // tokio's type is used only to wait for readiness; packets go through `sendmsg` and `recvmsg`, which work with
+        // any socket type.
         Ok(Self(UnixDatagram::from_std(StdUnixDatagram::from(socket))?))
     }
 
@@ -65,7 +66,7 @@ impl Channel {
         }
     }
 
-    /// Waits for the next message. `None` when the other side has gone.
+    /// Waits for the next message. `None` when the other side has closed.
     pub async fn receive(&self) -> io::Result<Option<Received>> {
         loop {
             self.0.readable().await?;
@@ -85,7 +86,7 @@ impl AsFd for Channel {
     }
 }
 
-/// A memory file that nobody can change any more.
+/// A memory file that is sealed against changes.
 fn in_file(message: &[u8]) -> io::Result<OwnedFd> {
     let file = memfd_create("shoal-egress-message", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     let mut file = File::from(file);
@@ -117,7 +118,7 @@ pub fn send_now(socket: impl AsFd, kind: u8, body: &[u8], descriptors: &[Borrowe
     Ok(())
 }
 
-/// Receives one packet, waiting if the socket does.
+/// Receives one packet. Blocks if the socket is blocking.
 pub fn receive_now(socket: impl AsFd) -> io::Result<Option<Received>> {
     let mut bytes = vec![0; INLINE_BYTES_MAX + 1];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];

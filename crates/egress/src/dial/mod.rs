@@ -1,5 +1,5 @@
-//! Connections to the outside. Every address is checked at the moment it is dialled, after resolution: names that lead to
-//! private addresses, or change where they lead, reach nothing.
+//! Connections to the outside. Every address is checked at the moment it is dialled, after resolution: names that
+//! resolve to private addresses, or that change their addresses, reach nothing.
 
 mod own;
 mod proxy;
@@ -20,14 +20,14 @@ use crate::policy::{Addresses, Class, Closed, Destination, DialDenied, Policy, V
 pub use own::{Changes, own_addresses};
 pub use proxy::{Host, Proxy, ProxyKind};
 
-/// How long all tries together may take.
+/// How long all attempts together may take.
 pub const DIAL_DEADLINE: Duration = Duration::from_secs(15);
-/// How long one address has before the next is tried beside it (RFC 8305 says 250 ms).
+/// How long to wait for one address before the next is tried in parallel (RFC 8305 recommends 250 ms).
 const NEXT_ADDRESS_AFTER: Duration = Duration::from_millis(250);
-/// Addresses of one name that are tried.
+/// How many addresses of one name are tried.
 const ADDRESSES_MAX: usize = 8;
 
-/// Own addresses to dial from.
+/// Local addresses to dial from.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Bind {
     /// For IPv4 destinations.
@@ -48,7 +48,7 @@ pub enum DialError {
     /// Every address is refused; this is the first.
     #[error(transparent)]
     Denied(#[from] DialDenied),
-    /// Nobody answered.
+    /// No address answered.
     #[error("cannot connect to {address}: {source}")]
     Connect {
         /// The last address that was tried.
@@ -56,15 +56,15 @@ pub enum DialError {
         /// Why.
         source: io::Error,
     },
-    /// The proxy did not open a way.
+    /// The proxy did not open the connection.
     #[error("cannot connect through the upstream proxy: {0}")]
     Proxy(#[source] io::Error),
-    /// Nothing happened in time.
+    /// The deadline has passed.
     #[error("no connection within {} s", DIAL_DEADLINE.as_secs())]
     Late,
 }
 
-/// A connection and whom it leads to.
+/// A connection and its remote address.
 #[derive(Debug)]
 pub struct Dialled {
     /// The connection.
@@ -76,7 +76,7 @@ pub struct Dialled {
 /// Opens connections for all sandboxes.
 #[derive(Debug)]
 pub struct Dialer {
-    /// Who looks names up.
+    /// Looks up names.
     pub resolver: Arc<Resolver>,
     addresses: RwLock<Arc<Addresses>>,
     proxy: Option<Proxy>,
@@ -89,12 +89,12 @@ impl Dialer {
         Self { resolver, addresses: RwLock::new(Arc::new(addresses)), proxy, bind }
     }
 
-    /// The table of closed addresses in force.
+    /// The current table of closed addresses.
     pub fn addresses(&self) -> Arc<Addresses> {
         self.addresses.read().expect("nobody panics while holding it").clone()
     }
 
-    /// The machine's own addresses have changed.
+    /// Replaces the machine's own addresses after a change.
     pub fn set_own(&self, own: Vec<IpAddr>) {
         let mut addresses = self.addresses.write().expect("nobody panics while holding it");
         *addresses = Arc::new(Addresses { own, ..Addresses::clone(&addresses) });
@@ -137,7 +137,7 @@ impl Dialer {
         };
         let (mut open, mut denied) = (Vec::new(), None);
         for address in found.into_iter().take(ADDRESSES_MAX) {
-            // What is checked is what is dialled: a mapped address is dialled as what it maps.
+            // The checked address must be the dialled address: a mapped address is dialled as the address that it maps.
             let address = address.to_canonical();
             match policy.may_dial(address, port, verdict, &table) {
                 Ok(()) => open.push(SocketAddr::new(address, port)),
@@ -152,7 +152,7 @@ impl Dialer {
         Ok(Dialled { stream, address: Some(address) })
     }
 
-    /// Tries addresses one after the other, each with a head start over the next. The first that answers wins.
+    /// Tries addresses in order, each with a head start over the next. The first that answers wins.
     async fn race(&self, addresses: &[SocketAddr]) -> Result<(TcpStream, SocketAddr), DialError> {
         let mut tries = JoinSet::new();
         let mut waiting = addresses.iter().copied();
@@ -173,7 +173,7 @@ impl Dialer {
             match ended {
                 Some(Ok((address, Ok(stream)))) => return Ok((stream, address)),
                 Some(Ok((address, Err(source)))) => last = Some(DialError::Connect { address, source }),
-                // A task of ours panicked, which the runtime has reported.
+                // One of our tasks panicked, which the runtime has reported.
                 Some(Err(_)) => {}
                 None => return Err(last.unwrap_or(DialError::NoAddress)),
             }
@@ -190,8 +190,8 @@ async fn connect(address: SocketAddr, bind: Bind) -> io::Result<TcpStream> {
     socket.connect(address).await
 }
 
-/// The second look at the machine's own addresses, for one that appeared a moment ago: the kernel connects to an own address
-/// from that same address.
+/// The second check for the machine's own addresses, in case one appeared a moment ago: the kernel connects to an own
+/// address from that same address.
 fn refuse_own(stream: &TcpStream, address: IpAddr, table: &Addresses) -> Result<(), DialError> {
     let known = table.class(address).is_some() || table.opened.iter().any(|block| block.contains(address));
     match stream.local_addr() {

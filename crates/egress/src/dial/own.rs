@@ -24,9 +24,9 @@ const IFA_LOCAL: u16 = 2;
 const ADDRESS_GROUPS: u32 = 0x10 | 0x100;
 const HEADER_BYTES: usize = 16;
 const BODY_BYTES: usize = 8;
-/// What the kernel sends at once.
+/// The size of the kernel's largest packet.
 const PACKET_BYTES: usize = 64 * 1024;
-/// How long the kernel may take; it answers at once.
+/// How long the kernel may take; it usually answers at once.
 const DEADLINE: Duration = Duration::from_secs(5);
 
 /// The addresses of all interfaces but loopback.
@@ -97,17 +97,17 @@ fn address(message: &[u8]) -> Option<IpAddr> {
     found
 }
 
-/// Tells when addresses have changed.
+/// Signals changes of the addresses.
 #[derive(Debug)]
 pub struct Changes(UnixDatagram);
 
 impl Changes {
-    /// Begins to listen.
+    /// Starts to listen.
     pub fn listen() -> io::Result<Self> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket: OwnedFd = socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, None)?;
         bind(&socket, &SocketAddrNetlink::new(0, ADDRESS_GROUPS))?;
-        // Only waiting is asked of tokio's type, and waiting is the same for every kind of socket.
+        // tokio's type is used only for waiting, which is the same for every kind of socket.
         Ok(Self(UnixDatagram::from_std(StdUnixDatagram::from(socket))?))
     }
 
@@ -122,7 +122,7 @@ impl Changes {
             match received {
                 Ok(_) => return Ok(()),
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
-                // So many changes that some were dropped: a change it is.
+                // There were so many changes that some notifications were dropped, which means a change.
                 Err(e) if e.raw_os_error() == Some(libc::ENOBUFS) => return Ok(()),
                 Err(e) => return Err(e),
             }

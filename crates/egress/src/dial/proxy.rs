@@ -1,7 +1,7 @@
 //! Upstream proxies of closed company networks: HTTP CONNECT and SOCKS5.
 //!
-//! Behind such a proxy names are resolved by the proxy, so egress cannot check the address that is dialled; the proxy's own
-//! rules are the wall then. Literal addresses are checked as always.
+//! Such a proxy resolves names itself, so egress cannot check the address that is dialled; only the proxy's own rules
+//! protect it then. Literal addresses are checked as always.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -12,13 +12,13 @@ use tokio::net::TcpStream;
 
 use crate::policy::Name;
 
-/// The head of a proxy's answer may be this long.
+/// The longest head of a proxy's response.
 const ANSWER_BYTES_MAX: usize = 16 * 1024;
 
-/// A proxy on the way out.
+/// An upstream proxy.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Proxy {
-    /// How to speak to it.
+    /// The proxy's protocol.
     pub kind: ProxyKind,
     /// Where it is. Set by the operator, so the table of closed addresses does not apply.
     pub address: SocketAddr,
@@ -35,7 +35,7 @@ impl std::fmt::Debug for Proxy {
     }
 }
 
-/// How a proxy is spoken to.
+/// The protocol of a proxy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ProxyKind {
     /// `CONNECT host:port`.
@@ -44,17 +44,17 @@ pub enum ProxyKind {
     Socks5,
 }
 
-/// Where to, as the proxy is told.
+/// The destination, as sent to the proxy.
 #[derive(Debug, Clone, Copy)]
 pub enum Host<'a> {
     /// The proxy resolves it.
     Name(&'a Name),
-    /// As it is.
+    /// Sent as it is.
     Address(IpAddr),
 }
 
 impl Proxy {
-    /// Opens a way through the proxy.
+    /// Opens a connection through the proxy.
     pub async fn connect(&self, host: Host<'_>, port: u16) -> io::Result<TcpStream> {
         let mut stream = TcpStream::connect(self.address).await?;
         match self.kind {
@@ -74,7 +74,7 @@ impl Proxy {
         });
         let head = format!("CONNECT {authority} HTTP/1.1\r\nHost: {authority}\r\n{login}\r\n");
         stream.write_all(head.as_bytes()).await?;
-        // Byte by byte, so that nothing of the stream behind the answer is taken.
+        // Byte by byte, so that no byte of the stream after the response is consumed.
         let mut answer = Vec::new();
         while !answer.ends_with(b"\r\n\r\n") {
             if answer.len() >= ANSWER_BYTES_MAX {

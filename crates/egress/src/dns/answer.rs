@@ -1,4 +1,5 @@
-//! What a sandbox is answered. What policy does not allow is never asked upstream, so names carry nothing out.
+//! Answers to a sandbox's DNS questions. Names that policy does not allow are never sent upstream, so names carry
+//! nothing out.
 
 use std::net::IpAddr;
 
@@ -10,45 +11,46 @@ use super::pool::{Meaning, Pool};
 use super::upstream::{ResolveError, Resolver, UDP_BYTES_MAX};
 use crate::policy::{Destination, Name, Policy, Protocol, Query as PolicyQuery, Verdict};
 
-/// How long a guest may keep a synthetic address. The address never changes its meaning; the name may be refused later.
+/// How long a guest may cache a synthetic address. The address never changes its meaning; the name may be refused
+/// later.
 const ANSWER_TTL: u32 = 60;
-/// How long a guest may keep a refusal: short, since somebody may be about to allow the name.
+/// How long a guest may cache a refusal: short, since the name may be allowed soon.
 const REFUSED_TTL: u32 = 2;
-/// The largest answer over UDP to a client that says nothing.
+/// The largest answer over UDP to a client that announces no size.
 const PLAIN_UDP_BYTES: u16 = 512;
-/// A question is one name; what is longer is no question.
+/// The largest question: it has only one name.
 pub const QUESTION_BYTES_MAX: usize = 4096;
 
-/// How a question came.
+/// The transport of a question.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Transport {
-    /// Answers that are too large are cut.
+    /// Answers that are too large are truncated.
     Udp,
     /// Answers have up to 64 KiB.
     Tcp,
 }
 
-/// What a question was about and what became of it, for events.
+/// A question and its outcome, for events.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Asked {
     /// The name.
     pub name: Name,
-    /// The verdict of the policy; `None` when another reason decided.
+    /// The verdict of the policy; `None` if something else decided.
     pub verdict: Option<Verdict>,
     /// What was done.
     pub outcome: Outcome,
 }
 
-/// What became of a question.
+/// The outcome of a question.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
-    /// Answered from the list, or with what upstream said.
+    /// Answered from the list, or with upstream's answer.
     Answered,
     /// Refused by policy.
     Refused,
     /// Refused because too many names below one suffix were asked for.
     OverBudget,
-    /// It does not exist, or is not of the public tree.
+    /// The name does not exist, or is not part of the public tree.
     NoSuchName,
     /// Upstream or the list of names failed.
     Failed,
@@ -65,7 +67,7 @@ pub enum NoPlace {
     NotStored,
 }
 
-/// What answering needs to know about the sandbox.
+/// What is needed to know about the sandbox for an answer.
 #[expect(async_fn_in_trait, reason = "used in this crate only, by callers that need no `Send` bound")]
 pub trait Zone {
     /// Where synthetic addresses lie.
@@ -78,11 +80,11 @@ pub trait Zone {
     fn name_at(&self, place: u32) -> Option<Name>;
     /// Whether the budget has room for a question about this name.
     fn within_budget(&self, name: &Name) -> bool;
-    /// Gives a name a place, which is stored before this returns.
+    /// Assigns a place to a name. The place is stored before this returns.
     async fn assign(&self, name: &Name) -> Result<u32, NoPlace>;
 }
 
-/// Answers one packet. `None` where nothing is to be sent.
+/// Answers one packet. `None` if there is nothing to send.
 pub async fn answer(
     packet: &[u8],
     transport: Transport,
@@ -118,7 +120,7 @@ pub async fn answer(
     (bytes, asked)
 }
 
-/// What a packet is.
+/// A parsed packet.
 enum Read {
     Question(Box<Message>),
     Refuse(Box<Message>),
@@ -156,7 +158,7 @@ async fn fill(reply: &mut Message, query: &Query, zone: &impl Zone, resolver: &R
         return None;
     }
     let Ok(name) = Name::from_wire(&query.name().to_ascii()) else {
-        // The root exists; what cannot be a host name does not.
+        // The root exists; a name that cannot be a host name does not.
         if !query.name().is_root() {
             reply.metadata.response_code = ResponseCode::NXDomain;
         }
@@ -169,7 +171,7 @@ async fn fill(reply: &mut Message, query: &Query, zone: &impl Zone, resolver: &R
     let policy = zone.policy();
     let verdict = policy.resolves(&host_of(&name));
     let done = |outcome| Some(Asked { name: name.clone(), verdict: Some(verdict.clone()), outcome });
-    // Names of local networks exist only where a rule names them: the public tree is not asked for them.
+    // Names of local networks exist only if a rule names them: the public tree is not asked about them.
     if name.is_local_only() && !(verdict.allows() && verdict.is_by_written_rule() && !verdict.audited) {
         reply.metadata.response_code = ResponseCode::NXDomain;
         return done(if verdict.allows() { Outcome::NoSuchName } else { Outcome::Refused });
@@ -211,7 +213,7 @@ async fn fill(reply: &mut Message, query: &Query, zone: &impl Zone, resolver: &R
     }
 }
 
-/// The host that a service name such as `_http._tcp.example.com` is about.
+/// The host of a service name such as `_http._tcp.example.com`.
 fn host_of(name: &Name) -> Name {
     let mut rest = name.as_str();
     while let Some((label, parent)) = rest.split_once('.')
@@ -222,10 +224,10 @@ fn host_of(name: &Name) -> Name {
     Name::from_wire(rest).unwrap_or_else(|_| name.clone())
 }
 
-/// A place for a name that has none, if it exists upstream.
+/// Assigns a place to a name that has none, if it exists upstream.
 async fn new_place(name: &Name, zone: &impl Zone, resolver: &Resolver) -> Result<u32, ResponseCode> {
     match resolver.ask(name, RecordType::A).await {
-        // Behind an upstream proxy there may be no resolver, and the proxy looks names up.
+        // Behind an upstream proxy there may be no resolver; then the proxy resolves names.
         Err(ResolveError::NoServer) => zone.assign(name).await.map_err(no_place),
         Ok(answer) if answer.exists => zone.assign(name).await.map_err(no_place),
         Ok(_) => Err(ResponseCode::NXDomain),
@@ -243,7 +245,7 @@ fn no_place(why: NoPlace) -> ResponseCode {
     }
 }
 
-/// The shared address that explains the refusal. Other types have no records.
+/// Answers with the shared address where the refusal is explained. Other types have no records.
 fn refuse(reply: &mut Message, query: &Query, pool: Pool) {
     synthetic(reply, query, pool.refused(), REFUSED_TTL);
 }
@@ -280,7 +282,7 @@ async fn forward(reply: &mut Message, query: &Query, name: &Name, resolver: &Res
     }
 }
 
-/// The name behind an address: from the list for synthetic ones, from upstream for those that policy opens.
+/// The name of an address: from the list for synthetic ones, from upstream for those that policy opens.
 async fn pointer(reply: &mut Message, query: &Query, name: &Name, zone: &impl Zone, resolver: &Resolver) {
     let address = query.name().parse_arpa_name().ok().map(|block| block.addr());
     let full = |block: &IpAddr| match block {
@@ -310,7 +312,7 @@ async fn pointer(reply: &mut Message, query: &Query, name: &Name, zone: &impl Zo
                 port: 443,
                 protocol: Protocol::Tls,
             });
-            // In audit mode this would ask upstream about addresses that nobody opened, for no use.
+            // In audit mode this would ask upstream about addresses that no rule opens, without any use.
             if verdict.allows() && !verdict.audited && zone.within_budget(name) {
                 forward(reply, query, name, resolver).await;
             } else {
@@ -323,7 +325,7 @@ async fn pointer(reply: &mut Message, query: &Query, name: &Name, zone: &impl Zo
     }
 }
 
-/// For the fuzzer: a packet is read without a panic, and what is a question has one name.
+/// For the fuzzer: parsing a packet never panics, and a question has one name.
 pub fn fuzz_packet(packet: &[u8]) {
     if let Read::Question(message) = read(packet) {
         assert_eq!(message.queries.len(), 1, "a question has one name");

@@ -1,5 +1,5 @@
-//! How many names a sandbox may look up below one registered name. Every name that is asked upstream carries a few bytes to
-//! whoever runs the servers of that domain, so an allowed wildcard would be a slow way out without a limit.
+//! Limits how many names a sandbox may look up below one registered name. Every name that is asked upstream carries a
+//! few bytes to the operator of that domain's servers, so without a limit an allowed wildcard would be a slow way out.
 
 use std::collections::{HashMap, HashSet};
 use std::time::Instant;
@@ -34,7 +34,7 @@ impl Budget {
             if self.suffixes.len() >= SUFFIXES_MAX {
                 return false;
             }
-            // Tokens are sixtieths of a name, so that a minute's worth comes back in a minute.
+            // Tokens are sixtieths of a name, so that a minute's worth is refilled in a minute.
             let bucket = Bucket::new(NEW_NAMES_PER_MINUTE, NEW_NAMES_PER_MINUTE * 60, now);
             self.suffixes.insert(suffix.to_owned(), Suffix { names: HashSet::new(), bucket });
         }

@@ -1,4 +1,4 @@
-//! Names: what a sandbox is answered, which synthetic address a name has, and who is asked upstream.
+//! Names: the answers to a sandbox, the synthetic address of each name, and the questions to upstream resolvers.
 
 mod answer;
 mod budget;

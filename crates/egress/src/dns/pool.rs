@@ -1,7 +1,8 @@
-//! Synthetic addresses: each name that a sandbox may use gets one of its own, in both families.
+//! Synthetic addresses: each name that a sandbox may use gets its own address in both families.
 //!
-//! They lie in the benchmark range 198.18.0.0/15 and in the discard prefix 100:0:0:1::/64, which no network routes. A name's
-//! place in the list is its address; the list only grows, so that an address means one name for all of a sandbox's life.
+//! They are in the benchmark range 198.18.0.0/15 and in the discard prefix 100:0:0:1::/64, which no network routes. A
+//! name's place in the list determines its address; the list only grows, so that an address means one name for all of a
+//! sandbox's life.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -10,9 +11,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::policy::Name;
 
-/// The first address that belongs to a name; those below are ours.
+/// The first address that belongs to a name; Shoal itself uses those below.
 const FIRST: u32 = 256;
-/// Names that one sandbox can have. Beyond this, new names are refused; no address is used again.
+/// The most names of one sandbox. Beyond this, new names are refused; no address is reused.
 pub const NAMES_MAX: usize = 100_000;
 
 /// Where synthetic addresses lie.
@@ -37,11 +38,11 @@ pub enum Meaning {
     Resolver,
     /// The sandbox's own address: `.2`.
     Own,
-    /// Where names lead that policy refuses: `.3`.
+    /// The address of names that policy refuses: `.3`.
     Refused,
     /// The place of a name in the list.
     Name(u32),
-    /// In the pool, and nothing.
+    /// In the pool, but unused.
     Nothing,
     /// Not in the pool.
     Outside,
@@ -54,7 +55,7 @@ impl Pool {
             IpAddr::V4(v4) => v4.to_bits().checked_sub(self.v4.to_bits()).filter(|offset| *offset < 1 << 17),
             IpAddr::V6(v6) => {
                 let offset = v6.to_bits().checked_sub(self.v6.to_bits()).filter(|offset| *offset < 1 << 64);
-                // What lies beyond the places of names means nothing, and is still in the pool.
+                // An offset beyond the places of names is unused, but still in the pool.
                 offset.map(|offset| u32::try_from(offset).unwrap_or(u32::MAX))
             }
         };
@@ -75,7 +76,7 @@ impl Pool {
         self.at(FIRST + place)
     }
 
-    /// The addresses where refused names lead.
+    /// The addresses of refused names.
     pub fn refused(&self) -> (Ipv4Addr, Ipv6Addr) {
         self.at(3)
     }
@@ -106,7 +107,7 @@ impl Names {
         let mut names = Self::default();
         for name in list {
             let place = names.list.len() as u32;
-            // A name that stands there twice keeps both addresses; the first is answered.
+            // A name that is in the list twice keeps both addresses; answers use the first.
             names.places.entry(name.clone()).or_insert(place);
             names.list.push(name);
         }

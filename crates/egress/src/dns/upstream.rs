@@ -17,26 +17,26 @@ use tokio::time::timeout;
 
 use crate::policy::Name;
 
-/// Answers that are kept.
+/// How many answers are cached.
 pub const CACHE_MAX: usize = 10_000;
-/// The longest time that an answer is kept.
+/// The longest time that an answer is cached.
 const TTL_MAX: Duration = Duration::from_secs(3600);
-/// The shortest, so that a name with a TTL of zero is not asked for every connection of a page.
+/// The shortest, so that a name with a TTL of zero is not looked up for every connection of a page.
 const TTL_MIN: Duration = Duration::from_secs(2);
-/// How long it is known that a name does not exist.
+/// How long the answer that a name does not exist is cached.
 const NEGATIVE_TTL: Duration = Duration::from_secs(30);
-/// Questions under way at once, of all sandboxes.
+/// Concurrent questions of all sandboxes.
 const QUESTIONS_MAX: usize = 512;
-/// How long one server has for one try.
+/// How long one server may take for one attempt.
 const TRY_DEADLINE: Duration = Duration::from_secs(2);
-/// Tries in all, over all servers by turns.
+/// The number of attempts, over all servers in turn.
 const TRIES: usize = 3;
-/// What we take over UDP, and say so. Fits every path without fragments.
+/// The largest answer over UDP that we accept and announce. It fits every path without fragments.
 pub const UDP_BYTES_MAX: u16 = 1232;
-/// Servers that are asked.
+/// The most servers that are used.
 pub const SERVERS_MAX: usize = 8;
 
-/// Whom to ask.
+/// The servers to ask.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Upstream {
     /// Plain servers, in order.
@@ -76,20 +76,20 @@ pub enum ResolveError {
         /// The last failure.
         source: io::Error,
     },
-    /// A server said that it could not.
+    /// A server returned an error.
     #[error("the resolver answered {code} for `{name}`")]
     Server {
         /// What was asked.
         name: Name,
-        /// What it said.
+        /// The server's response code.
         code: ResponseCode,
     },
-    /// Too much is under way.
+    /// Too many questions are in progress.
     #[error("too many questions are under way")]
     Busy,
 }
 
-/// An answer: the name exists or not, and what records there are.
+/// An answer: whether the name exists, and its records.
 #[derive(Debug, Clone)]
 pub struct Answer {
     /// Whether the name exists.
@@ -99,7 +99,7 @@ pub struct Answer {
     until: Instant,
 }
 
-/// Asks servers, and remembers.
+/// Asks servers, and caches their answers.
 #[derive(Debug)]
 pub struct Resolver {
     upstream: Upstream,
@@ -135,7 +135,7 @@ impl Resolver {
         Ok(answer)
     }
 
-    /// The addresses of a name, IPv6 and IPv4 by turns, IPv6 first.
+    /// The addresses of a name, alternating between IPv6 and IPv4, IPv6 first.
     pub async fn addresses(&self, name: &Name) -> Result<Vec<IpAddr>, ResolveError> {
         let (v4, v6) = tokio::join!(self.ask(name, RecordType::A), self.ask(name, RecordType::AAAA));
         let of = |answer: &Result<Arc<Answer>, ResolveError>| match answer {
@@ -144,7 +144,7 @@ impl Resolver {
         };
         let (four, six): (Vec<IpAddr>, Vec<IpAddr>) = (of(&v4), of(&v6));
         if four.is_empty() && six.is_empty() {
-            // Either question may have failed while the other found nothing.
+            // One question may have failed while the other found nothing.
             v4?;
             v6?;
         }
@@ -216,7 +216,7 @@ fn read(message: Message, kind: RecordType) -> Answer {
     Answer { exists, records, until: Instant::now() + keep }
 }
 
-/// Whether a reply belongs to a question: same id and same question, so that a guess from outside is not taken.
+/// Whether a reply matches a question: same id and same question, so that a forged reply is not accepted.
 fn fits(reply: &Message, question: &Message) -> bool {
     reply.metadata.message_type == MessageType::Response
         && reply.metadata.id == question.metadata.id
@@ -232,7 +232,7 @@ fn bad(error: impl std::error::Error + Send + Sync + 'static) -> io::Error {
 
 async fn plain(server: SocketAddr, question: &Message) -> io::Result<Message> {
     let packet = question.to_vec().map_err(bad)?;
-    // A socket of its own for every question: its random port is half of what a forger must guess.
+    // A separate socket for every question: its random port is half of what a forger must guess.
     let any: SocketAddr =
         if server.is_ipv4() { (Ipv4Addr::UNSPECIFIED, 0).into() } else { (Ipv6Addr::UNSPECIFIED, 0).into() };
     let socket = UdpSocket::bind(any).await?;

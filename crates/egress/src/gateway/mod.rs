@@ -1,7 +1,7 @@
-//! One sandbox's door: its listeners, its policy, its names, its open connections.
+//! The gateway of one sandbox: its listeners, its policy, its names, its open connections.
 //!
-//! [`Gateway`] accepts and answers; `serve` carries one connection from its first bytes to its end. A connection is registered
-//! before anything is decided about it, so that a change of policy misses none.
+//! [`Gateway`] accepts connections and answers questions; `serve` handles one connection from its first bytes to its
+//! end. A connection is registered before anything is decided about it, so that a change of policy misses none.
 
 mod serve;
 mod sniff;
@@ -30,13 +30,13 @@ use crate::relay::Share;
 
 pub use sniff::{Kind, sniff};
 
-/// DNS questions of one sandbox under way at once. More are dropped; resolvers ask again.
+/// Concurrent DNS questions of one sandbox. More are dropped; resolvers retry.
 const QUESTIONS_MAX: usize = 128;
-/// Events of one sandbox per second that are recorded one by one.
+/// How many events of one sandbox are recorded individually per second.
 const EVENTS_PER_SECOND: u64 = 50;
-/// Events that may come at once.
+/// The largest burst of events.
 const EVENTS_BURST: u64 = 500;
-/// After a failed accept, such as for want of descriptors, egress waits before it tries again.
+/// How long to wait after a failed accept, for example when out of descriptors, before retrying.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
 /// What all sandboxes share.
@@ -48,13 +48,13 @@ pub struct Shared {
     pub ca: Ca,
     /// Where synthetic addresses lie.
     pub pool: Pool,
-    /// What the daemon must store.
+    /// Records that the daemon must store.
     pub outbox: Arc<Outbox>,
     /// Limits that the sandboxes of an owner share.
     pub owners: Mutex<HashMap<u64, Arc<Usage>>>,
 }
 
-/// What somebody uses, and may use.
+/// What a sandbox or an owner uses, and its limits.
 #[derive(Debug)]
 pub struct Usage {
     share: Arc<Share>,
@@ -83,7 +83,7 @@ impl Usage {
         *self.limits.write().expect("nobody panics while holding it") = limits;
     }
 
-    /// Takes a place for one more connection, or says what is used up.
+    /// Takes a place for one more connection, or returns which limit is reached.
     fn enter(&self) -> Result<(), &'static str> {
         let limits = *self.limits.read().expect("nobody panics while holding it");
         if self.share.is_used_up() {
@@ -118,7 +118,7 @@ fn bucket(limits: Limits) -> Bucket {
     Bucket::new(rate, 2 * rate, Instant::now())
 }
 
-/// Where a connection goes.
+/// The destination of a connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum To {
     Name(Name),
@@ -134,7 +134,7 @@ impl To {
     }
 }
 
-/// A connection that was decided about.
+/// A connection with its decision.
 #[derive(Debug, Clone)]
 struct Decided {
     to: To,
@@ -143,7 +143,7 @@ struct Decided {
     address: Option<SocketAddr>,
 }
 
-/// How a connection is ended from outside.
+/// Ends a connection from outside.
 #[derive(Debug)]
 struct Cut(watch::Sender<bool>);
 
@@ -158,7 +158,7 @@ impl Cut {
         self.0.send_replace(true);
     }
 
-    /// Waits until it is cut.
+    /// Waits until the connection is cut.
     async fn wait(&self) {
         // The sender lives in `self`.
         let _ = self.0.subscribe().wait_for(|cut| *cut).await;
@@ -185,7 +185,7 @@ pub struct Gateway {
     shared: Arc<Shared>,
     policy: RwLock<Arc<Policy>>,
     names: Mutex<Names>,
-    /// A name whose place may be stored already: it must keep it.
+    /// A name whose place may be stored already: the name must keep that place.
     unstored: tokio::sync::Mutex<Option<Name>>,
     budget: Mutex<Budget>,
     usage: Arc<Usage>,
@@ -194,10 +194,10 @@ pub struct Gateway {
     events: Mutex<Bucket>,
     next_connection: AtomicU64,
     connections: Mutex<HashMap<u64, Connection>>,
-    /// How many connections and questions are under way.
+    /// How many connections and questions are in progress.
     live: watch::Sender<usize>,
     questions: Arc<Semaphore>,
-    /// Ends questions that are under way.
+    /// Ends questions that are in progress.
     leaving: Cut,
     listening: Mutex<Listening>,
 }
@@ -205,7 +205,7 @@ pub struct Gateway {
 #[derive(Debug, Default)]
 struct Listening {
     closed: bool,
-    /// Copies to hand on.
+    /// Copies to pass on.
     descriptors: Vec<(Listener, OwnedFd)>,
     tasks: Vec<JoinHandle<()>>,
 }
@@ -213,7 +213,7 @@ struct Listening {
 /// Why a sandbox cannot be served.
 #[derive(Debug, thiserror::Error)]
 pub enum AttachError {
-    /// Not as many descriptors as were announced.
+    /// The number of descriptors differs from the announced one.
     #[error("{announced} listeners were announced and {came} descriptors came")]
     Count {
         /// In the message.
@@ -227,7 +227,7 @@ pub enum AttachError {
 }
 
 impl Gateway {
-    /// Begins to serve a sandbox.
+    /// Starts to serve a sandbox.
     pub fn attach(
         shared: Arc<Shared>,
         attach: Attach,
@@ -288,7 +288,7 @@ impl Gateway {
         Ok(())
     }
 
-    /// Copies of the listeners, for whoever serves the sandbox next.
+    /// Copies of the listeners, for the egress that serves the sandbox next.
     pub fn listeners(&self) -> io::Result<Vec<(Listener, OwnedFd)>> {
         let listening = self.listening.lock().expect("nobody panics while holding it");
         listening.descriptors.iter().map(|(kind, descriptor)| Ok((*kind, descriptor.try_clone()?))).collect()
@@ -306,18 +306,20 @@ impl Gateway {
         }
     }
 
-    /// Registers a connection and serves it beside everything else.
+    /// Registers a connection and serves it in a new task.
     fn spawn(self: Arc<Self>, client: TcpStream) {
         let (id, cut) = (self.next_connection.fetch_add(1, Ordering::Relaxed), Arc::new(Cut::default()));
         self.live.send_modify(|live| *live += 1);
         let connection = Connection { cut: cut.clone(), decided: None };
         self.connections.lock().expect("nobody panics while holding it").insert(id, connection);
-        // After the registration: whoever closes the door looks at the registered ones after closing it.
+        // Checked after the registration: `close` first closes the gateway and then looks at the registered
+        // connections.
         if self.listening.lock().expect("nobody panics while holding it").closed {
             cut.cut();
         }
         tokio::spawn(async move {
-            // Boxed, since the state of a connection that is being looked at is large and that of a long one is small.
+            // Boxed, since the state of a connection whose first bytes are read is large, and that of a long one is
+            // small.
             Box::pin(serve::serve(&self, client, id, &cut)).await;
             self.connections.lock().expect("nobody panics while holding it").remove(&id);
             self.live.send_modify(|live| *live -= 1);
@@ -373,7 +375,7 @@ impl Gateway {
         answer
     }
 
-    /// Replaces the policy, and cuts what has lost its rule.
+    /// Replaces the policy, and cuts connections that have lost their rule.
     pub fn set_policy(&self, rules: Ruleset) {
         let policy = Arc::new(Policy::new(rules));
         *self.policy.write().expect("nobody panics while holding it") = policy.clone();
@@ -385,7 +387,7 @@ impl Gateway {
         }
     }
 
-    /// Whether a policy still allows what was decided under another.
+    /// Whether a policy still allows a connection that was decided under another.
     fn still_allows(&self, policy: &Policy, decided: &Decided) -> bool {
         let verdict = policy.decide(Query {
             to: decided.to.destination(),
@@ -404,7 +406,7 @@ impl Gateway {
         self.usage.set(limits);
     }
 
-    /// Accepts nothing more; open connections go on.
+    /// Stops accepting; open connections stay.
     pub fn close(&self) {
         let (tasks, descriptors) = {
             let mut listening = self.listening.lock().expect("nobody panics while holding it");
@@ -424,7 +426,7 @@ impl Gateway {
         }
     }
 
-    /// Closes the door, cuts everything, and returns when no descriptor of the sandbox's namespace is left here.
+    /// Stops accepting, cuts everything, and returns when egress holds no descriptor of the sandbox's namespace.
     pub async fn detach(&self) -> Totals {
         let tasks = {
             let mut listening = self.listening.lock().expect("nobody panics while holding it");
@@ -436,7 +438,7 @@ impl Gateway {
             task.abort();
         }
         for task in tasks {
-            // It was aborted; its listener is closed once it has ended.
+            // The task was aborted; its listener is closed once the task has ended.
             let _ = task.await;
         }
         self.leaving.cut();
@@ -445,14 +447,14 @@ impl Gateway {
         self.totals()
     }
 
-    /// Waits until nothing is under way.
+    /// Waits until nothing is in progress.
     pub async fn idle(&self) {
         let mut live = self.live.subscribe();
         // The sender lives in `self`.
         let _ = live.wait_for(|live| *live == 0).await;
     }
 
-    /// Connections and questions that are under way.
+    /// The number of connections and questions in progress.
     pub fn live(&self) -> usize {
         *self.live.borrow()
     }
@@ -487,7 +489,7 @@ impl Gateway {
         }
     }
 
-    /// Records an event, unless there are too many; those are counted.
+    /// Records an event; if there are too many, only counts it.
     fn record(&self, event: Event) {
         if self.events.lock().expect("nobody panics while holding it").take(1, Instant::now()) {
             self.shared.outbox.event(event);
@@ -519,7 +521,7 @@ impl Zone for Gateway {
     }
 
     async fn assign(&self, name: &Name) -> Result<u32, NoPlace> {
-        // One at a time, so that places are stored in their order.
+        // One at a time, so that places are stored in order.
         let mut unstored = self.unstored.lock().await;
         if let Some(earlier) = unstored.clone() {
             self.store(&earlier).await?;

@@ -25,15 +25,15 @@ use crate::policy::{Destination, Name, Policy, Protocol, Query, Verdict, destina
 use crate::relay::{Meter, Metered, Prefixed, Way, one_way, prepare, relay, reset_on_close, write_all};
 use crate::tls::{Hello, UNRECOGNIZED_NAME};
 
-/// How long a client may take until its first bytes tell what it speaks.
+/// How long a client may take until its first bytes show its protocol.
 const FIRST_BYTES_DEADLINE: Duration = Duration::from_secs(15);
-/// How long a refused client may take until its first bytes tell whether it understands a page.
+/// How long a refused client may take until its first bytes show whether it understands an error page.
 const REFUSED_DEADLINE: Duration = Duration::from_millis(250);
 /// How long sending a page may take.
 const PAGE_DEADLINE: Duration = Duration::from_secs(10);
 /// How long a DNS connection may be idle.
 const DNS_IDLE: Duration = Duration::from_secs(30);
-/// What is read at once while looking at first bytes.
+/// How much is read at once while the first bytes are inspected.
 const FIRST_READ_BYTES: usize = 4096;
 
 /// Serves a connection until it ends or is cut.
@@ -68,7 +68,7 @@ pub(super) async fn serve(gateway: &Gateway, client: TcpStream, id: u64, cut: &A
     visit.run(client).await;
 }
 
-/// A place among the open connections, given back at the end.
+/// A place among the open connections, released at the end.
 struct Place<'a>(&'a Usage);
 
 impl<'a> Place<'a> {
@@ -92,13 +92,13 @@ struct Visit<'a> {
     cut: Arc<Cut>,
 }
 
-/// What is known about the other side when the first bytes have been looked at.
+/// The result of reading the first bytes.
 enum First {
-    /// The client has spoken.
+    /// The client sent first.
     Client(Kind),
-    /// The server has spoken before the client.
+    /// The server sent first.
     Server,
-    /// The client said nothing in time, or ended.
+    /// The client sent nothing in time, or closed.
     Silence,
 }
 
@@ -109,7 +109,7 @@ impl Visit<'_> {
         }
         let cut = self.cut.clone();
         tokio::select! {
-            // First, so that a connection that is cut while it passes is recorded as such.
+            // First, so that a connection that is cut while it is checked is recorded as cut.
             biased;
             () = self.carry(&client) => {}
             () = cut.wait() => reset_on_close(&client),
@@ -188,7 +188,7 @@ impl Visit<'_> {
         Ok(dialled)
     }
 
-    /// Writes down what was decided; false if the policy has changed meanwhile and says no.
+    /// Records the decision; false if the policy has changed in the meantime and refuses the connection.
     fn register(&self, policy: &Arc<Policy>, protocol: Protocol, address: Option<SocketAddr>) -> bool {
         let decided = Decided { to: self.to.clone(), port: self.port, protocol, address };
         {
@@ -201,11 +201,11 @@ impl Visit<'_> {
         Arc::ptr_eq(policy, &now) || self.gateway.still_allows(&now, &decided)
     }
 
-    /// Reads until the first bytes tell what they are.
+    /// Reads until the first bytes show the protocol.
     async fn listen(&self, client: &TcpStream, bytes: &mut Vec<u8>, deadline: Duration) -> First {
         match timeout(deadline, first_bytes(client, bytes)).await {
             Ok(Ok(Some(kind))) => First::Client(kind),
-            // What ends or stays unclear is unknown bytes.
+            // If the client closes or the bytes stay ambiguous, they count as an unknown protocol.
             Ok(Ok(None)) | Err(_) if !bytes.is_empty() => First::Client(Kind::Other),
             Ok(Ok(None) | Err(_)) | Err(_) => First::Silence,
         }
@@ -218,7 +218,7 @@ impl Visit<'_> {
         }
     }
 
-    /// Dials while the client's first bytes come, and notices a server that speaks first.
+    /// Dials while the client's first bytes arrive, and notices a server that sends first.
     async fn dial_and_listen(
         &self,
         client: &TcpStream,
@@ -242,7 +242,7 @@ impl Visit<'_> {
         Ok((first, Some(dialled)))
     }
 
-    /// Whether the first bytes are for whom the connection was opened to.
+    /// Whether the first bytes are for the destination of the connection.
     fn check(&self, policy: &Policy, verdict: &Verdict, kind: Option<&Kind>) -> Result<(), String> {
         // The operator vouches for what travels there.
         if verdict.rule.as_ref().is_some_and(|rule| rule.protocol == Some(Protocol::Tcp)) {
@@ -325,7 +325,7 @@ impl Visit<'_> {
         Ok(())
     }
 
-    /// The server's bytes pass at once; the client's first bytes are looked at before any of them does.
+    /// The server's bytes pass at once; the client's first bytes are checked before any of them does.
     async fn server_first(
         &self,
         client: &TcpStream,
@@ -354,7 +354,8 @@ impl Visit<'_> {
     }
 
     async fn http(&self, client: &TcpStream, server: &TcpStream, bytes: Vec<u8>) -> Result<(), String> {
-        // hyper wants streams of its own; these are copies of the descriptors, and the originals decide how they end.
+        // hyper needs its own streams; these are copies of the descriptors, and the originals decide how the
+        // connections end.
         let (client, server) = (copy(client).map_err(words)?, copy(server).map_err(words)?);
         let name = match &self.to {
             To::Name(name) => Some(name.clone()),
@@ -380,7 +381,7 @@ impl Visit<'_> {
         }
     }
 
-    /// The connection was allowed, and there is none.
+    /// The connection was allowed, but could not be opened.
     async fn not_dialled(
         &self,
         client: &TcpStream,
@@ -408,7 +409,7 @@ impl Visit<'_> {
         }
     }
 
-    /// Explains to whoever understands HTTP, and resets the others.
+    /// Sends an explanation to clients that understand HTTP, and resets the others.
     async fn refuse(
         &self,
         client: &TcpStream,
@@ -439,7 +440,7 @@ impl Visit<'_> {
                 tls_page(self.gateway, client, bytes, name, &page).await;
             }
             (Some(Kind::Tls(_)), _) => {
-                // The client shows this alert as "unrecognized name"; if it has gone, nobody needs it.
+                // The client shows this alert as "unrecognized name"; if the client is gone, the error does not matter.
                 let _ = write_all(client, &UNRECOGNIZED_NAME).await;
                 finish(client).await;
             }
@@ -448,7 +449,8 @@ impl Visit<'_> {
     }
 }
 
-/// The name in a hello must be the name of the connection. For a literal address it may be any that no rule denies.
+/// The name in a hello must be the name of the connection. For a literal address it may be any name that no rule
+/// denies.
 fn check_hello(to: &To, hello: &Hello, policy: &Policy, port: u16) -> Result<(), String> {
     match (to, &hello.server_name) {
         (To::Name(name), Some(asked)) if asked == name => Ok(()),
@@ -472,13 +474,13 @@ fn words(error: io::Error) -> String {
     error.to_string()
 }
 
-/// A second stream on the same connection.
+/// A second stream for the same connection.
 fn copy(stream: &TcpStream) -> io::Result<TcpStream> {
     use std::os::fd::AsFd;
     TcpStream::from_std(std::net::TcpStream::from(stream.as_fd().try_clone_to_owned()?))
 }
 
-/// Reads until the bytes tell what they are; `None` if the client ends before that.
+/// Reads until the bytes show the protocol; `None` if the client closes before that.
 async fn first_bytes(client: &TcpStream, bytes: &mut Vec<u8>) -> io::Result<Option<Kind>> {
     loop {
         if let Some(kind) = sniff(bytes) {
@@ -538,7 +540,8 @@ async fn refused_name(gateway: &Gateway, client: TcpStream, port: u16, cut: &Cut
         let query = Query { to: Destination::Name(&name), port, protocol: kind.protocol() };
         let verdict = policy.decide(query);
         let sandbox = gateway.sandbox.to_string();
-        // The address outlives the refusal: the name may have been allowed since it was looked up.
+        // A guest may cache the address longer than the refusal holds: the name may have been allowed since it was
+        // looked up.
         let page = if verdict.allows() {
             Page::refused(
                 &format!("{name} was looked up before the policy allowed it: try again"),
@@ -564,7 +567,7 @@ async fn refused_name(gateway: &Gateway, client: TcpStream, port: u16, cut: &Cut
     }
 }
 
-/// The host that a plain request names.
+/// The host of a plain request.
 async fn whole_head(client: &TcpStream, bytes: &mut Vec<u8>) -> Option<Name> {
     loop {
         match read_head(bytes) {
@@ -584,9 +587,9 @@ async fn plain_page(client: &TcpStream, page: &Page) {
     }
 }
 
-/// Ends a connection so that what was sent arrives: a close with unread bytes would be a reset.
+/// Ends a connection so that all sent bytes arrive: closing it with unread bytes would reset it.
 async fn finish(client: &TcpStream) {
-    // A client that is gone needs no end.
+    // If the client is gone, the error does not matter.
     let _ = rustix::net::shutdown(client, rustix::net::Shutdown::Write);
     let rest = async {
         let mut bytes = Vec::new();
@@ -594,18 +597,18 @@ async fn finish(client: &TcpStream) {
             bytes.clear();
         }
     };
-    // Whoever keeps sending for longer does not read the page.
+    // A client that keeps sending for longer does not read the page.
     let _ = timeout(PAGE_DEADLINE, rest).await;
 }
 
-/// The page over TLS, with a leaf for the name that the client asks for.
+/// Sends the page over TLS, with a leaf for the name that the client asks for.
 async fn tls_page(gateway: &Gateway, client: &TcpStream, bytes: Vec<u8>, name: &Name, page: &Page) {
     let serving = async {
         let config = gateway.shared.ca.config(name).map_err(io::Error::other)?;
         let stream = Prefixed::new(bytes, copy(client)?);
         let start = LazyConfigAcceptor::new(rustls::server::Acceptor::default(), stream).await?;
         let mut stream = start.into_stream(config).await?;
-        // The request is read so that clients that write first get to read.
+        // The request is read, because some clients read only after they have written it.
         let mut head = Vec::new();
         let mut buffer = [0; FIRST_READ_BYTES];
         while matches!(read_head(&head), Ok(None)) && head.len() < HEAD_BYTES_MAX {
@@ -620,7 +623,7 @@ async fn tls_page(gateway: &Gateway, client: &TcpStream, bytes: Vec<u8>, name: &
     };
     match timeout(PAGE_DEADLINE, serving).await {
         Ok(Ok(())) => finish(client).await,
-        // A client that does not trust us, or that went away: it has seen a certificate error.
+        // The client does not trust us, or has disconnected: it has seen a certificate error.
         Ok(Err(error)) => {
             tracing::debug!(sandbox = %gateway.sandbox, %error, "cannot show a refusal over TLS")
         }
@@ -628,7 +631,7 @@ async fn tls_page(gateway: &Gateway, client: &TcpStream, bytes: Vec<u8>, name: &
     }
 }
 
-/// DNS over TCP: length and question, as many as the client likes, one after the other.
+/// DNS over TCP: a length and a question, any number of times, one after the other.
 async fn dns(gateway: &Gateway, mut client: TcpStream, cut: &Cut) {
     let serving = async {
         loop {

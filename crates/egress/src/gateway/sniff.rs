@@ -1,15 +1,15 @@
-//! What the first bytes of a connection are.
+//! Recognizes the protocol of a connection by its first bytes.
 
 use crate::http;
 use crate::policy::Protocol;
 use crate::tls::{self, Hello, Progress};
 
-/// What travels on a connection.
+/// The protocol of a connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Kind {
-    /// A whole TLS hello.
+    /// A complete TLS hello.
     Tls(Hello),
-    /// TLS that could be read in two ways.
+    /// A TLS hello that could be read in two ways.
     BadTls(&'static str),
     /// Plain HTTP.
     Http,
@@ -20,7 +20,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// What rules call it.
+    /// The protocol as named in rules.
     pub fn protocol(&self) -> Protocol {
         match self {
             Self::Tls(_) | Self::BadTls(_) => Protocol::Tls,
@@ -31,7 +31,7 @@ impl Kind {
     }
 }
 
-/// Looks at what has come so far. `None` while more is needed to tell.
+/// Inspects the bytes so far. `None` while more are needed.
 pub fn sniff(bytes: &[u8]) -> Option<Kind> {
     const SSH: &[u8] = b"SSH-";
     if bytes.is_empty() {

@@ -1,6 +1,6 @@
 //! Whether one request on a plain HTTP connection is for the host that the connection was opened to.
 //!
-//! Asked for every request, since a connection that is kept alive can carry requests for others.
+//! Every request is checked, since a connection that is kept alive can carry requests for other hosts.
 
 use http::header::{CONTENT_LENGTH, HOST, TRANSFER_ENCODING, UPGRADE};
 use http::uri::Authority;
@@ -8,42 +8,42 @@ use http::{HeaderMap, Method, StatusCode, Uri, Version};
 
 use crate::policy::Name;
 
-/// Whom the connection was opened to.
+/// The destination of the connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Peer<'a> {
-    /// The name, or `None` for an address that was used as such.
+    /// The name, or `None` for a literal address.
     pub name: Option<&'a Name>,
     /// The port.
     pub port: u16,
 }
 
-/// Why a request is refused.
+/// Why a request is rejected.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BadRequest {
-    /// A tunnel would carry anything.
+    /// A tunnel could carry anything.
     #[error("CONNECT is not allowed: connections are opened directly, without a proxy")]
     Connect,
-    /// For somebody else.
+    /// The request is for another host.
     #[error("the request is for `{asked}`, but the connection was opened to `{opened}`")]
     OtherHost {
-        /// Whom the request names.
+        /// The host of the request.
         asked: String,
-        /// Whom the connection was opened to.
+        /// The host that the connection was opened to.
         opened: String,
     },
-    /// Nobody knows where the body ends.
+    /// The end of the body is ambiguous.
     #[error("a request must not have both Content-Length and Transfer-Encoding")]
     TwoLengths,
-    /// Without a host, or with several.
+    /// No host, or several.
     #[error("a request must have exactly one Host header")]
     Host,
-    /// Something other than WebSocket.
+    /// An upgrade to something other than WebSocket.
     #[error("only an upgrade to websocket is allowed, not to `{0}`")]
     Upgrade(String),
 }
 
 impl BadRequest {
-    /// What it is answered with.
+    /// The status of the response.
     pub fn status(&self) -> StatusCode {
         match self {
             Self::Connect => StatusCode::METHOD_NOT_ALLOWED,
@@ -93,7 +93,7 @@ fn opened(peer: Peer<'_>) -> String {
     peer.name.map_or_else(|| format!("port {}", peer.port), Name::to_string)
 }
 
-/// Whether `host[:port]` is whom the connection was opened to. A port that is not stated is that of the connection.
+/// Whether `host[:port]` is the destination of the connection. Without a port, the connection's port is assumed.
 fn is_for(authority: &str, peer: Peer<'_>) -> Result<(), BadRequest> {
     let other =
         || BadRequest::OtherHost { asked: authority.chars().take(200).collect(), opened: opened(peer) };

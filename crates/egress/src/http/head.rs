@@ -1,9 +1,9 @@
-//! The head of an HTTP/1 request, read only far enough to explain a refusal, and to tell HTTP from other protocols.
-//! Requests that go upstream are read by `proxy`.
+//! Parses the head of an HTTP/1 request, only far enough to explain a refusal, and to distinguish HTTP from other
+//! protocols. `proxy` reads the requests that go upstream.
 
 use crate::policy::Name;
 
-/// A head that is longer is refused.
+/// A longer head is rejected.
 pub const HEAD_BYTES_MAX: usize = 64 * 1024;
 /// The longest method of the registry has 17 letters.
 const METHOD_BYTES_MAX: usize = 24;
@@ -19,12 +19,12 @@ pub enum Sniff {
     No,
 }
 
-/// What a head says.
+/// A parsed head.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Head {
     /// `GET` and so on.
     pub method: String,
-    /// The host of the `Host` header, if there is one that is a name.
+    /// The host of the `Host` header, if it is a name.
     pub host: Option<Name>,
     /// Where the head ends.
     pub length: usize,
@@ -44,8 +44,8 @@ pub enum BadHead {
     TwoHosts,
 }
 
-/// Tells HTTP by its first line, which names the protocol. Servers are generous with what stands before it (empty lines, unknown
-/// methods, small letters), so this is too: what may be HTTP to somebody is handed to the reader that is strict.
+/// Recognizes HTTP by its first line, which names the protocol. Servers tolerate much before it (empty lines, unknown
+/// methods, lower case), so this does too: anything that some server may accept as HTTP goes to the strict parser.
 pub fn sniff(bytes: &[u8]) -> Sniff {
     let start = bytes.iter().position(|byte| !matches!(byte, b'\r' | b'\n')).unwrap_or(bytes.len());
     let rest = &bytes[start..];
@@ -60,7 +60,7 @@ pub fn sniff(bytes: &[u8]) -> Sniff {
     if whole || !text || bytes.len() >= HEAD_BYTES_MAX { Sniff::No } else { Sniff::More }
 }
 
-/// Reads a head. `None` while it is not whole.
+/// Parses a head. `None` while it is incomplete.
 pub fn read_head(bytes: &[u8]) -> Result<Option<Head>, BadHead> {
     let end = bytes.windows(4).take(HEAD_BYTES_MAX).position(|window| window == b"\r\n\r\n");
     let Some(end) = end else {

@@ -1,4 +1,4 @@
-//! Plain HTTP: reading heads, checking requests, refusing with a reason.
+//! Plain HTTP: parses heads, checks requests, and responds with a reason to those that it rejects.
 
 mod check;
 mod head;

@@ -1,7 +1,7 @@
-//! What a program is told instead of an answer: why it was refused and which command opens it.
+//! The response of a refused request: why it was refused and which command opens the destination.
 //!
-//! Package managers and Git show the reason phrase or the body; NXDOMAIN makes them retry for many seconds.
-//! HTTP/1 only, since HTTP/2 has no reason phrase.
+//! Package managers and Git show the reason phrase or the body; NXDOMAIN makes them retry for many seconds. HTTP/1
+//! only, since HTTP/2 has no reason phrase.
 
 /// A refusal, ready to be sent.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -10,7 +10,7 @@ pub struct Page {
     pub status: u16,
     /// One line, without control characters: it becomes the reason phrase.
     pub reason: String,
-    /// What to do about it.
+    /// How to fix it.
     pub hint: String,
 }
 
@@ -24,7 +24,7 @@ impl Page {
         Self { status: 403, reason: format!("Refused by Shoal: {what}"), hint }
     }
 
-    /// The destination is open, and could not be reached.
+    /// The destination is allowed, but could not be reached.
     pub fn unreachable(what: &str) -> Self {
         let hint = "The policy allows this destination, but it could not be reached.".to_owned();
         Self { status: 502, reason: format!("Shoal could not connect: {what}"), hint }
@@ -45,7 +45,7 @@ impl Page {
     }
 }
 
-/// Keeps a text from ending its line: it may contain what a guest sent.
+/// Keeps a text on one line: it may contain bytes that a guest sent.
 fn one_line(text: &str) -> String {
     text.chars().map(|c| if c.is_ascii_graphic() || c == ' ' { c } else { '?' }).take(500).collect()
 }

@@ -1,7 +1,7 @@
 //! Plain HTTP/1 between a sandbox and the host that its connection was opened to, request by request.
 //!
-//! Both sides are read and written by hyper, so what one side means is what the other side gets: nothing can be smuggled past
-//! the check in the way that a message is framed.
+//! hyper reads and writes both sides, so both sides agree on each message: nothing can be smuggled past the check
+//! through message framing.
 
 use std::convert::Infallible;
 use std::sync::{Arc, Mutex};
@@ -22,7 +22,7 @@ use crate::policy::Name;
 
 /// How long a client may take for the head of a request.
 const HEAD_DEADLINE: std::time::Duration = std::time::Duration::from_secs(60);
-/// Headers that are about one hop only (RFC 9110, 7.6.1). `Upgrade` is put back for WebSocket.
+/// Headers for one hop only (RFC 9110, 7.6.1). `Upgrade` is put back for WebSocket.
 const HOP_BY_HOP: [&str; 5] = ["connection", "proxy-connection", "keep-alive", "te", "upgrade"];
 
 /// Why a proxied connection ended.
@@ -36,10 +36,10 @@ pub enum ProxyError {
     Upstream(#[source] hyper::Error),
 }
 
-/// What is decided of a request, for events.
+/// The reason if a request was refused, for events.
 pub type Refused = Arc<Mutex<Option<BadRequest>>>;
 
-/// Serves the requests of one connection until it ends. The first request that is refused ends it too.
+/// Serves the requests of one connection until it ends. The first refused request also ends it.
 pub async fn proxy<C, S>(
     client: C,
     server: S,
@@ -75,7 +75,7 @@ where
         .with_upgrades();
     let upstream = upstream.with_upgrades();
     tokio::pin!(serving, upstream);
-    // An upgraded connection is carried here too, so that it ends with this future.
+    // An upgraded connection runs here too, so that it ends with this future.
     let upgraded = || upgrades.lock().expect("nobody panics while holding it").take();
     tokio::select! {
         served = &mut serving => {
@@ -86,7 +86,7 @@ where
             }
         }
         ended = &mut upstream => {
-            // Upstream has closed or upgraded: what it sent is still on its way to the client.
+            // Upstream has closed or upgraded: its last bytes are still on their way to the client.
             serving.await.map_err(ProxyError::Client)?;
             if let Some(sides) = upgraded() {
                 join(sides).await;
@@ -147,7 +147,7 @@ async fn one(
     response.map(|body| body.boxed())
 }
 
-/// Turns a request for us into one for the host: origin form, and no header that is about this hop.
+/// Turns a request to us into one to the host: origin form, and no hop-by-hop header.
 fn prepare(request: &mut Request<Incoming>, name: Option<&Name>, port: u16, upgrade: bool) {
     let path = request.uri().path_and_query().map_or("/", |path| path.as_str());
     if let Ok(uri) = path.parse::<Uri>() {

@@ -1,4 +1,4 @@
-//! How much a sandbox may do: token buckets over time that the caller passes in, so that they are tested without waiting.
+//! How much a sandbox may do: token buckets. The caller passes the time in, so that tests need not wait.
 
 use std::time::{Duration, Instant};
 
@@ -46,7 +46,7 @@ impl Bucket {
         self.at = self.at.max(now);
     }
 
-    /// Takes `count` if there are as many.
+    /// Takes `count` tokens if there are that many.
     pub fn take(&mut self, count: u64, now: Instant) -> bool {
         self.refill(now);
         let enough = self.tokens >= count as f64;
@@ -56,7 +56,7 @@ impl Bucket {
         enough
     }
 
-    /// Takes `count` in any case, and says how long to wait until the debt is paid.
+    /// Takes `count` tokens in any case, and returns how long to wait until the debt is paid.
     pub fn owe(&mut self, count: u64, now: Instant) -> Duration {
         self.refill(now);
         self.tokens -= count as f64;

@@ -1,8 +1,8 @@
-//! What the daemon must store: names, events, totals. Kept until the daemon has acknowledged it; while no daemon is connected,
-//! on disk, within a bound.
+//! Records that the daemon must store: names, events, totals. They are kept until the daemon has acknowledged them;
+//! while no daemon is connected, on disk, within a limit.
 //!
-//! A name counts as stored when the daemon has acknowledged it or when it is synced to the spool, whichever is possible first.
-//! When the spool is full, new names fail for the time being, and events are counted instead of kept.
+//! A name counts as stored when the daemon has acknowledged it or when it is synced to the spool, whichever is possible
+//! first. When the spool is full, new names fail temporarily, and events are counted instead of kept.
 
 mod spool;
 
@@ -21,41 +21,41 @@ use crate::policy::Name;
 
 use spool::Spool;
 
-/// Bytes of events in memory or on disk. Beyond this, events are counted and dropped.
+/// The most bytes of events in memory or on disk. Beyond this, events are counted and dropped.
 pub const EVENT_BYTES_MAX: u64 = 8 << 20;
-/// Bytes of everything. What lies above [`EVENT_BYTES_MAX`] is for names.
+/// The most bytes of all records. The part above [`EVENT_BYTES_MAX`] is reserved for names.
 pub const SPOOL_BYTES_MAX: u64 = 12 << 20;
-/// How long the daemon has to store a name before the lookup fails for the time being.
+/// How long the daemon may take to store a name before the lookup fails temporarily.
 const NAME_DEADLINE: Duration = Duration::from_secs(3);
 
-/// Whether bytes must be on the disk before going on.
+/// Whether bytes must be on the disk before continuing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Sync {
-    /// Names: their addresses are answered next.
+    /// For names: their addresses are returned next.
     Now,
-    /// Events: with the next name, or when the kernel gets to it.
+    /// For events: with the next name, or when the kernel writes them back.
     Later,
 }
 
-/// Why a name is not stored.
+/// Why a name was not stored.
 #[derive(Debug, thiserror::Error)]
 pub enum NotStored {
     /// The spool is full.
     #[error("the spool is full")]
     Full,
-    /// The disk.
+    /// A disk error.
     #[error("cannot write the spool: {0}")]
     Disk(#[from] io::Error),
-    /// The daemon is there and slow.
+    /// The daemon is connected but slow.
     #[error("the daemon did not store the name in time")]
     Late,
 }
 
-/// Everything that waits for the daemon.
+/// All records that wait for the daemon.
 #[derive(Debug)]
 pub struct Outbox {
     inner: Mutex<Inner>,
-    /// Grows with every change: of the queue, of what is acknowledged, of the connection.
+    /// Increases with every change of the queue, the acknowledgements or the connection.
     changed: watch::Sender<u64>,
 }
 
@@ -65,7 +65,7 @@ struct Inner {
     next: u64,
     bytes: u64,
     acknowledged: u64,
-    /// Everything up to here is on disk.
+    /// Everything up to this sequence number is on disk.
     spooled: u64,
     online: bool,
     spool: Spool,
@@ -82,7 +82,7 @@ struct Bounds {
 }
 
 impl Outbox {
-    /// The outbox whose spool is in `directory`, with what an earlier process left there.
+    /// Opens the outbox whose spool is in `directory`, with the records that an earlier process left there.
     pub fn open(directory: &Path) -> io::Result<Self> {
         Self::open_with(directory, Bounds { events: EVENT_BYTES_MAX, all: SPOOL_BYTES_MAX })
     }
@@ -114,7 +114,7 @@ impl Outbox {
         result
     }
 
-    /// Stores the place of a name; returns when it is safe to answer its address.
+    /// Stores the place of a name; returns when it is safe to return its address.
     pub async fn store_name(&self, sandbox: SandboxId, place: u32, name: Name) -> Result<(), NotStored> {
         let mut changed = self.changed.subscribe();
         let sequence = self.change(|inner| {
@@ -165,7 +165,7 @@ impl Outbox {
         });
     }
 
-    /// Keeps totals if there is room. They are absolute, so the next make up for what is left out.
+    /// Keeps totals if there is room. They are absolute, so the next ones make up for those that are dropped.
     pub fn totals(&self, totals: Totals) {
         self.change(|inner| {
             if inner.bytes < inner.bounds.events {
@@ -180,7 +180,7 @@ impl Outbox {
         self.change(|inner| inner.online = true);
     }
 
-    /// The daemon is gone: what it has not acknowledged goes to disk.
+    /// The daemon is gone: unacknowledged records go to disk.
     pub fn offline(&self) {
         let spooled = self.change(|inner| {
             inner.online = false;
@@ -245,7 +245,7 @@ impl Outbox {
         }
     }
 
-    /// Records that wait, bytes on disk, events lost since the start.
+    /// The number of waiting records, bytes on disk, and events lost since the start.
     pub fn counts(&self) -> (u64, u64, u64) {
         let inner = self.inner.lock().expect("nobody panics while holding it");
         (inner.queue.len() as u64, inner.spool.bytes(), inner.lost_ever)
@@ -261,7 +261,7 @@ impl Inner {
         sequence
     }
 
-    /// Takes back the record that was pushed last, unless it is on disk.
+    /// Removes the record that was pushed last, unless it is on disk.
     fn take_back(&mut self, sequence: u64) {
         if self.spooled < sequence
             && self.queue.back().is_some_and(|(last, _)| *last == sequence)
@@ -272,7 +272,7 @@ impl Inner {
         }
     }
 
-    /// Puts on disk what is not there yet. What does not fit stays in memory.
+    /// Writes records to disk that are not there yet. Records that do not fit stay in memory.
     fn spool_all(&mut self, room: u64, sync: Sync) -> Result<(), NotStored> {
         let before = self.spooled;
         for (sequence, record) in &self.queue {
@@ -294,7 +294,7 @@ impl Inner {
             && sync == Sync::Now
             && let Err(e) = self.spool.sync()
         {
-            // Nobody may believe that these are stored.
+            // These must not count as stored.
             self.spooled = before;
             return Err(e.into());
         }
@@ -391,7 +391,7 @@ mod tests {
         }
         let (_, on_disk, _) = outbox.counts();
         assert!(refused > 50 && on_disk < 6000, "{refused} {on_disk}");
-        // With the daemon back, everything drains and the loss is reported.
+        // Once the daemon is back, everything drains and the loss is reported.
         outbox.online();
         outbox.acknowledge(u64::MAX);
         outbox.event(event("after"));

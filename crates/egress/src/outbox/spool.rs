@@ -1,4 +1,5 @@
-//! A file of records, each with its length and a checksum. Only appended to, and cleared as a whole.
+//! A file of records, each with its length and a checksum. Records are only appended, and the file is cleared as a
+//! whole.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -11,7 +12,7 @@ use sha2::{Digest, Sha256};
 use super::SPOOL_BYTES_MAX;
 use crate::control::{Record, from_bytes, to_bytes};
 
-/// Each process has a file of its own, locked while it lives: an egress that is being replaced still writes to its own.
+/// Each process has its own file, locked while it lives: an egress that is being replaced still writes to its own.
 const FILE_PREFIX: &str = "spool-";
 /// Length and checksum.
 const HEADER_BYTES: usize = 8;
@@ -25,7 +26,8 @@ pub(super) struct Spool {
 }
 
 impl Spool {
-    /// A new spool in a directory, with the records of earlier processes in it. What a crash cut off is dropped.
+    /// Creates a spool in a directory, with the records of earlier processes in it. A record that a crash cut off is
+    /// dropped.
     pub(super) fn open(directory: &Path) -> io::Result<(Self, Vec<Record>)> {
         let mut random = [0; 8];
         getrandom::fill(&mut random).map_err(io::Error::other)?;
@@ -65,7 +67,7 @@ impl Spool {
         all.extend_from_slice(&checksum(record));
         all.extend_from_slice(record);
         if let Err(e) = self.file.write_all(&all) {
-            // What was written of it must not stand before the next record.
+            // A partly written record must not remain before the next one.
             self.file.set_len(self.bytes)?;
             self.file.seek(SeekFrom::Start(self.bytes))?;
             return Err(e);
@@ -89,7 +91,7 @@ impl Spool {
     }
 }
 
-/// The records of an earlier process; `None` if it still lives.
+/// The records of an earlier process; `None` if that process is still alive.
 fn adopt(path: &Path) -> io::Result<Option<Vec<Record>>> {
     let file = File::open(path)?;
     match flock(&file, FlockOperation::NonBlockingLockExclusive) {
@@ -98,7 +100,7 @@ fn adopt(path: &Path) -> io::Result<Option<Vec<Record>>> {
         Err(e) => return Err(e.into()),
     }
     let mut contents = Vec::new();
-    // Twice the bound, since records that were in memory may come on top.
+    // Twice the limit, since records that were in memory may be added.
     file.take(2 * SPOOL_BYTES_MAX).read_to_end(&mut contents)?;
     let (mut records, mut rest) = (Vec::new(), contents.as_slice());
     while let Some((record, after)) = read(rest) {

@@ -1,7 +1,8 @@
-//! Which addresses are closed, whatever a policy says of names: the only wall between a sandbox and the host's own network.
+//! Addresses that are closed, whatever a policy says about names: the only protection of the host's own network from a
+//! sandbox.
 //!
-//! Egress dials from the host's network, so this is asked for every address at the moment it is dialled, after resolution.
-//! What is dangerous is closed; what is merely odd (documentation ranges, for example) is not.
+//! Egress dials from the host's network, so every address is checked at the moment it is dialled, after resolution.
+//! Dangerous addresses are closed; merely unusual ones (documentation ranges, for example) are not.
 
 use std::net::{IpAddr, Ipv6Addr};
 
@@ -39,7 +40,7 @@ pub enum Class {
 /// How precisely a rule must name an address of a class to open it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Opens {
-    /// No rule can.
+    /// No rule can open it.
     Never,
     /// A rule for exactly this address.
     ByAddress,
@@ -48,7 +49,7 @@ enum Opens {
 }
 
 impl Class {
-    /// As events and errors say it.
+    /// The text for events and errors.
     pub fn words(self) -> &'static str {
         match self {
             Self::Unspecified => "an unspecified address",
@@ -79,7 +80,8 @@ const fn ip6(segments: [u16; 8]) -> Ipv6Addr {
     Ipv6Addr::new(a, b, c, d, e, f, g, h)
 }
 
-/// The closed blocks. The first that contains an address decides, so single addresses stand before the blocks around them.
+/// The closed blocks. The first that contains an address decides, so single addresses come before the blocks around
+/// them.
 const TABLE: &[(Cidr, Class)] = &[
     (Cidr::v4(169, 254, 169, 254, 32), Class::Metadata),
     (Cidr::v4(169, 254, 170, 2, 32), Class::Metadata),
@@ -100,7 +102,7 @@ const TABLE: &[(Cidr, Class)] = &[
     (Cidr::v4(224, 0, 0, 0, 4), Class::Multicast),
     (Cidr::v4(255, 255, 255, 255, 32), Class::Multicast),
     (Cidr::v4(240, 0, 0, 0, 4), Class::Reserved),
-    // Protocol assignments, the old 6to4 relays, and the benchmark range, in which synthetic addresses lie.
+    // Protocol assignments, the old 6to4 relays, and the benchmark range, which contains the synthetic addresses.
     (Cidr::v4(192, 0, 0, 0, 24), Class::Reserved),
     (Cidr::v4(192, 88, 99, 0, 24), Class::Reserved),
     (Cidr::v4(198, 18, 0, 0, 15), Class::Reserved),
@@ -120,7 +122,7 @@ const TABLE: &[(Cidr, Class)] = &[
     (Cidr::v6(ip6([0xff00, 0, 0, 0, 0, 0, 0, 0]), 8), Class::Multicast),
 ];
 
-/// What the table does not know by itself: this machine, and what the operator wants.
+/// What the table cannot know by itself: this machine's addresses, and the operator's settings.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Addresses {
     /// The addresses of this machine's interfaces.
@@ -137,15 +139,16 @@ pub struct Addresses {
 pub struct Closed {
     /// The address.
     pub address: IpAddr,
-    /// What it is.
+    /// Its class.
     pub class: Class,
 }
 
 impl Addresses {
-    /// The class of an address, or `None` for one that is public. An IPv4-mapped address is what it maps.
+    /// The class of an address, or `None` for a public one. An IPv4-mapped address has the class of the address that it
+    /// maps.
     pub fn class(&self, address: IpAddr) -> Option<Class> {
         let address = address.to_canonical();
-        // The machine's own addresses come first: no list of the operator's opens them by accident.
+        // The machine's own addresses come first, so that no list of the operator opens them by accident.
         if self.own.contains(&address) && !address.is_loopback() {
             return Some(Class::Own);
         }
@@ -165,9 +168,9 @@ impl Addresses {
 
     /// Whether an address may be dialled, given the blocks and the name that the policy's own allow rules state for it.
     ///
-    /// A public address may. A closed one may only if a rule names it exactly: private and shared addresses by a block within
-    /// the closed block, or by a host rule that is marked `private`; loopback, link-local, metadata and own addresses only by a
-    /// rule for the single address. The rest never.
+    /// A public address may. A closed one may only if a rule names it exactly: private and shared addresses by a block
+    /// within the closed block, or by a host rule that is marked `private`; loopback, link-local, metadata and own
+    /// addresses only by a rule for the single address. All others may never be dialled.
     pub fn may_dial(&self, address: IpAddr, named: Named<'_>) -> Result<(), Closed> {
         let address = address.to_canonical();
         let Some(class) = self.class(address) else { return Ok(()) };
@@ -193,7 +196,7 @@ impl Addresses {
     }
 }
 
-/// What the allow rules of a policy say about an address.
+/// What the allow rules of a policy state about an address.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Named<'a> {
     /// The blocks of allow rules that contain it, for the port in question.

@@ -23,7 +23,7 @@ pub enum BadCidr {
     /// The prefix is longer than the address.
     #[error("the prefix of `{0}` is longer than its address")]
     Length(String),
-    /// Probably not what was meant.
+    /// Bits beyond the prefix are set, which is probably a mistake.
     #[error(
         "`{given}` has bits set beyond its prefix: write {meant} for the block, or {address} for the one address"
     )]
@@ -35,7 +35,7 @@ pub enum BadCidr {
         /// The address alone.
         address: IpAddr,
     },
-    /// An IPv4 address in IPv6 clothes.
+    /// An IPv4 address in IPv6 notation.
     #[error("`{0}` is an IPv4 address written as IPv6: write it as IPv4")]
     Mapped(String),
 }
@@ -46,12 +46,12 @@ impl Cidr {
         Self { address, length: bits(address) }
     }
 
-    /// A block from a table of ours; bits beyond the prefix are dropped.
+    /// A block from one of our tables; bits beyond the prefix are dropped.
     pub const fn v4(a: u8, b: u8, c: u8, d: u8, length: u8) -> Self {
         Self { address: IpAddr::V4(Ipv4Addr::new(a, b, c, d)), length }
     }
 
-    /// A block from a table of ours.
+    /// A block from one of our tables.
     pub const fn v6(address: Ipv6Addr, length: u8) -> Self {
         Self { address: IpAddr::V6(address), length }
     }

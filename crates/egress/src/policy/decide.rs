@@ -1,9 +1,9 @@
-//! Who decides: the one order in which rules are asked.
+//! Decides about destinations: defines the one order of rules.
 //!
 //! For a destination (a name, or an address that was not looked up), a port and a protocol:
 //!
-//! 1. **Written rules before the mode.** The rules of the policy are asked first, then those that the mode stands for, then the
-//!    mode's own default.
+//! 1. **Written rules before the mode.** The rules of the policy are checked first, then those that the mode stands
+//!    for, then the mode's own default.
 //! 2. **The most specific target first.** For names: the exact host, then the longest suffix, then `any`. For addresses: the
 //!    longest block, then `any`. The order in which rules are written does not matter.
 //! 3. **On one target, the most specific rule first.** Fewer ports before more; a rule for `tls`, `http` or `ssh` before one
@@ -14,7 +14,7 @@
 //! [`Policy::may_dial`], for names too: a deny rule for a block holds for whatever name leads there, and closed
 //! addresses ([`super::address`]) stay closed unless a rule names them exactly.
 //!
-//! In audit mode what would be refused by a rule or a default passes, marked as such; closed addresses stay closed.
+//! In audit mode, connections that a rule or a default would refuse pass, and are marked; closed addresses stay closed.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -22,27 +22,27 @@ use std::net::IpAddr;
 use super::cidr::{bits, masked};
 use super::{Action, Addresses, Cidr, Closed, Name, Named, Protocol, Rule, Ruleset, Target};
 
-/// Where somebody wants to go.
+/// Where a connection or a lookup goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Destination<'a> {
     /// A name that was looked up.
     Name(&'a Name),
-    /// An address that was used as such.
+    /// A literal address.
     Address(IpAddr),
 }
 
-/// What is asked.
+/// A question to the policy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Query<'a> {
     /// Where to.
     pub to: Destination<'a>,
     /// On which port.
     pub port: u16,
-    /// With what. [`Protocol::Tcp`] is what was not recognised.
+    /// The protocol. [`Protocol::Tcp`] if it was not recognised.
     pub protocol: Protocol,
 }
 
-/// What was decided, and by what.
+/// A decision, and its reason.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Verdict {
     /// Whether it passes.
@@ -51,7 +51,7 @@ pub struct Verdict {
     pub rule: Option<Rule>,
     /// Where the decision comes from.
     pub why: Why,
-    /// The rules say no and audit mode lets it pass.
+    /// The rules refuse it, but audit mode lets it pass.
     pub audited: bool,
 }
 
@@ -62,7 +62,7 @@ pub enum Why {
     Rule(usize),
     /// A rule that the mode stands for.
     Preset,
-    /// Nothing matched, so the mode's default decided.
+    /// No rule matched, so the mode's default decided.
     Default,
 }
 
@@ -87,7 +87,7 @@ impl Verdict {
     }
 }
 
-/// A policy, ready to be asked. Ten thousand rules cost no more than ten: rules are found by their target.
+/// A policy, ready for decisions. Ten thousand rules cost no more than ten: rules are looked up by their target.
 #[derive(Debug, Default)]
 pub struct Policy {
     rules: Ruleset,
@@ -95,7 +95,7 @@ pub struct Policy {
     preset: Index,
 }
 
-/// Rules by target. Each list holds places in a list of rules.
+/// Rules by target. Each list holds indices into a list of rules.
 #[derive(Debug, Default)]
 struct Index {
     hosts: HashMap<Name, Vec<usize>>,
@@ -134,7 +134,7 @@ impl Index {
         index
     }
 
-    /// The lists that are about a destination, the most specific first.
+    /// The lists that match a destination, the most specific first.
     fn about<'a>(&'a self, to: Destination<'a>) -> Box<dyn Iterator<Item = &'a [usize]> + 'a> {
         let any = std::iter::once(self.any.as_slice());
         match to {
@@ -156,7 +156,7 @@ impl Index {
     }
 }
 
-/// Step 3 and 4 of the order.
+/// Steps 3 and 4 of the order.
 fn rank(rule: &Rule) -> (u32, u8, bool) {
     let protocol = match rule.protocol {
         Some(Protocol::Tls | Protocol::Http | Protocol::Ssh) => 0,
@@ -201,7 +201,8 @@ impl Policy {
         self.verdict(self.default_for(to), None, Why::Default)
     }
 
-    /// Whether a name may be looked up: whether some port and protocol of it is open. What is not is never asked upstream.
+    /// Whether a name may be looked up: whether any port and protocol of it is open. Other names are never asked
+    /// upstream.
     pub fn resolves(&self, name: &Name) -> Verdict {
         for (index, rules, written) in self.layers() {
             for at in index.about(Destination::Name(name)).flatten() {
@@ -582,7 +583,7 @@ mod tests {
         proptest::collection::vec(rule, 0..12)
     }
 
-    /// The documented order, written down as slowly and plainly as possible.
+    /// The documented order, implemented as slowly and plainly as possible.
     fn slowly(rules: &Ruleset, query: Query<'_>) -> Action {
         let specific = |rule: &Rule| match (&rule.target, query.to) {
             (Target::Host(host), Destination::Name(name)) if host == name => Some(1000),

@@ -1,4 +1,4 @@
-//! Decisions in sentences: what decided, and what would open it.
+//! Explains decisions in sentences: what decided, and what would open the destination.
 
 use std::net::IpAddr;
 
@@ -13,18 +13,18 @@ pub struct Explanation {
     pub allowed: bool,
     /// Whether it passes only because the policy is in audit mode.
     pub audited: bool,
-    /// The rule that decides, in words.
+    /// The rule that decides, as text.
     pub rule: String,
     /// One sentence.
     pub sentence: String,
-    /// What `shoal net allow ID` needs to open it; `None` if it is open or if no rule can open it.
+    /// The arguments of `shoal net allow ID` that would open it; `None` if it is open or if no rule can open it.
     pub opens: Option<String>,
 }
 
-/// Why an address to explain cannot be read.
+/// Why a destination to explain does not parse.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BadDestination {
-    /// Not of the form.
+    /// The form is wrong.
     #[error(
         "a destination must look like https://host, http://host, ssh://host or tcp://host:port, got `{0}`"
     )]
@@ -49,7 +49,7 @@ enum Host {
 }
 
 impl Asked {
-    /// Reads `https://host[:port][/path]` and the like; a host alone means HTTPS.
+    /// Parses `https://host[:port][/path]` and the like; a host alone means HTTPS.
     pub fn parse(text: &str) -> Result<Self, BadDestination> {
         let shape = || BadDestination::Shape(text.chars().take(80).collect());
         let (scheme, rest) = text.split_once("://").unwrap_or(("https", text));
@@ -96,7 +96,7 @@ impl Asked {
 }
 
 impl Policy {
-    /// Says what would happen and why.
+    /// Explains what would happen and why.
     pub fn explain(&self, query: Query<'_>, addresses: &Addresses) -> Explanation {
         let verdict = self.decide(query);
         let rule = verdict.rule_text(self);
@@ -135,7 +135,7 @@ fn sentence(verdict: &Verdict, what: &str, rule: &str) -> String {
     }
 }
 
-/// The destination in words.
+/// The destination as text.
 pub fn destination(query: Query<'_>) -> String {
     let protocol = query.protocol.word();
     match query.to {
@@ -144,7 +144,8 @@ pub fn destination(query: Query<'_>) -> String {
     }
 }
 
-/// The rest of the command `shoal net allow ID ...`. Usual ports of web hosts are left out, since a rule for a host is about them too.
+/// The arguments of the command `shoal net allow ID ...`. The usual ports of web hosts are omitted, since a rule for a
+/// host covers them too.
 pub fn opener(query: Query<'_>) -> String {
     let host = match query.to {
         Destination::Name(name) => name.to_string(),

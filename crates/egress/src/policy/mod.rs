@@ -1,8 +1,8 @@
 //! What a sandbox may reach. Pure: values in, a verdict out.
 //!
-//! [`Spec`] is a policy as somebody asked for it. [`Spec::expand`] checks it and replaces its mode by rules: a [`Ruleset`],
-//! which crosses to egress. [`Policy`] is a rule set ready to be asked; [`decide`] documents the order in which rules are asked.
-//! [`address`] is the table of addresses that stay closed whatever rules say of names.
+//! [`Spec`] is a policy as the user wrote it. [`Spec::expand`] checks it and replaces its mode by rules: a [`Ruleset`],
+//! which is sent to egress. [`Policy`] is a rule set ready for decisions; [`decide`] documents the order of rules.
+//! [`address`] is the table of addresses that stay closed whatever rules say about names.
 
 pub mod address;
 mod cidr;

@@ -1,4 +1,4 @@
-//! Names of hosts, in the one spelling that is compared: lower case, A-labels, no dot at the end.
+//! Host names, in the one spelling that is compared: lower case, A-labels, no dot at the end.
 
 use std::fmt;
 use std::sync::Arc;
@@ -32,19 +32,19 @@ pub enum BadName {
     /// Not valid under IDNA.
     #[error("`{0}` is not a valid internationalised host name")]
     Idna(String),
-    /// Other readers would take it for an IPv4 address: `127.1`, `2130706433`, `0x7f.1`.
+    /// Other parsers would read it as an IPv4 address: `127.1`, `2130706433`, `0x7f.1`.
     #[error("`{0}` ends in a number, so it would be read as an address: write the address as four numbers")]
     Number(String),
 }
 
 impl Name {
-    /// Reads a name as people, rules and headers write it.
+    /// Parses a name as people, rules and headers write it.
     pub fn parse(text: &str) -> Result<Self, BadName> {
         let bare = text.strip_suffix('.').unwrap_or(text);
         if bare.is_empty() {
             return Err(BadName::Empty);
         }
-        // A long text is refused before it is mapped: mapping costs time.
+        // A long text is rejected before it is mapped: mapping costs time.
         if bare.len() > 4 * NAME_BYTES_MAX {
             return Err(BadName::Length(shortened(text)));
         }
@@ -56,7 +56,7 @@ impl Name {
         Self::checked(&ascii, text)
     }
 
-    /// Reads a name from a packet: ASCII only, and what is spelled as an A-label is taken as it stands, since it is only compared.
+    /// Parses a name from a packet: ASCII only; an A-label is accepted unchecked, since it is only compared.
     pub fn from_wire(text: &str) -> Result<Self, BadName> {
         let bare = text.strip_suffix('.').unwrap_or(text);
         if bare.is_empty() {
@@ -106,19 +106,19 @@ impl Name {
         name.strip_suffix(suffix).is_some_and(|front| front.is_empty() || front.ends_with('.'))
     }
 
-    /// Whether strangers can register names directly below this one, as under `com`, `co.uk` or `github.io`.
-    /// A top-level name that the public list does not know, such as a company's own, is not one.
+    /// Whether anyone can register names directly below this one, as under `com`, `co.uk` or `github.io`. A top-level
+    /// name that is not on the public list, such as a company's own, does not count.
     pub fn is_public_suffix(&self) -> bool {
         psl::suffix(self.0.as_bytes())
             .is_some_and(|suffix| suffix.is_known() && suffix.as_bytes() == self.0.as_bytes())
     }
 
-    /// The part that somebody registered, as `example.co.uk` of `a.b.example.co.uk`; the name itself where there is none.
+    /// The registered part, such as `example.co.uk` of `a.b.example.co.uk`; the name itself if there is none.
     pub fn registrable(&self) -> &str {
         psl::domain_str(&self.0).unwrap_or(&self.0)
     }
 
-    /// Whether the name means something only in a local network, so that the public tree is never asked for it.
+    /// Whether the name has a meaning only in a local network, so that the public tree is never asked about it.
     pub fn is_local_only(&self) -> bool {
         let name = self.as_str();
         !name.contains('.')
@@ -128,12 +128,12 @@ impl Name {
     }
 }
 
-/// Whether some label claims to be an A-label, which IDNA must then check.
+/// Whether some label has the form of an A-label, which IDNA must then check.
 fn has_a_label(text: &str) -> bool {
     text.split('.').any(|label| label.get(..4).is_some_and(|start| start.eq_ignore_ascii_case("xn--")))
 }
 
-/// What is repeated of a bad text in an error.
+/// The part of a bad text that an error repeats.
 fn shortened(text: &str) -> String {
     text.chars().take(80).collect()
 }

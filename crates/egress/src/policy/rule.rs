@@ -1,4 +1,4 @@
-//! One rule: what it matches and what it says.
+//! One rule: what it matches and what it decides.
 
 use std::fmt;
 
@@ -6,10 +6,10 @@ use serde::{Deserialize, Serialize};
 
 use super::{BadCidr, BadName, Cidr, Name};
 
-/// Ranges of ports in one rule.
+/// The most port ranges in one rule.
 pub const PORT_RANGES_MAX: usize = 16;
 
-/// What a rule says.
+/// What a rule decides.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Action {
     /// Open it.
@@ -18,7 +18,7 @@ pub enum Action {
     Deny,
 }
 
-/// What travels on a connection, as its first bytes show.
+/// The protocol of a connection, as its first bytes show.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Protocol {
     /// TLS whose server name is the name of the connection.
@@ -27,7 +27,7 @@ pub enum Protocol {
     Http,
     /// SSH.
     Ssh,
-    /// Any bytes, not looked at. In a rule: the operator vouches for what travels there.
+    /// Any bytes, unchecked. In a rule: the operator vouches for the traffic there.
     Tcp,
 }
 
@@ -43,7 +43,7 @@ impl Protocol {
     }
 }
 
-/// Which destinations a rule is about.
+/// The destinations that a rule covers.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Target {
     /// One name: `example.com`.
@@ -56,29 +56,29 @@ pub enum Target {
     Any,
 }
 
-/// Ports, sorted and apart from each other. None means every port.
+/// Ports, as sorted, disjoint ranges. An empty list means every port.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Ports(Vec<(u16, u16)>);
 
 /// One rule, checked.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Rule {
-    /// What it says.
+    /// What it decides.
     pub action: Action,
-    /// Of which destinations.
+    /// For which destinations.
     pub target: Target,
     /// On which ports.
     pub ports: Ports,
-    /// For what travels there; `None` means whatever it is, checked for the kinds that egress knows.
+    /// For which protocol; `None` means any, checked for the kinds that egress knows.
     pub protocol: Option<Protocol>,
     /// The host may have private addresses (RFC 1918, unique local, shared). Only for allow rules with a host or suffix.
     pub private: bool,
 }
 
-/// A rule as somebody wrote it.
+/// A rule as the user wrote it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RuleSpec {
-    /// What it says.
+    /// What it decides.
     pub action: Action,
     /// `example.com`, `*.example.com`, `192.0.2.0/24`, `2001:db8::1` or `any`.
     pub to: String,
@@ -90,7 +90,7 @@ pub struct RuleSpec {
     pub private: bool,
 }
 
-/// Why a rule cannot be taken.
+/// Why a rule is rejected.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BadRule {
     /// Not the name of a host.
@@ -99,10 +99,10 @@ pub enum BadRule {
     /// Not a block of addresses.
     #[error(transparent)]
     Block(#[from] BadCidr),
-    /// A star somewhere else than in front.
+    /// A wildcard that is not the first label.
     #[error("a wildcard must be the whole first label, as in `*.example.com`, got `{0}`")]
     Wildcard(String),
-    /// Everybody could register a name there.
+    /// Anyone could register a name there.
     #[error(
         "`*.{0}` would open names that anybody can register, because `{0}` is a public suffix: name the hosts or a longer suffix"
     )]
@@ -116,16 +116,16 @@ pub enum BadRule {
     /// Too many ranges.
     #[error("a rule has at most {PORT_RANGES_MAX} ranges of ports, got {0}")]
     Ports(usize),
-    /// A word that is no protocol.
+    /// Not a known protocol.
     #[error("a protocol must be one of tls, http, ssh, tcp, got `{0}`")]
     Protocol(String),
-    /// `private` where it means nothing.
+    /// `private` where it has no meaning.
     #[error("`private` belongs to allow rules for a host; for addresses, name the block itself")]
     Private,
 }
 
 impl RuleSpec {
-    /// Reads what was written.
+    /// Parses and checks the rule.
     pub fn check(&self) -> Result<Rule, BadRule> {
         let target = Target::parse(&self.to, self.action)?;
         let protocol = self.protocol.as_deref().map(Protocol::parse).transpose()?;
@@ -139,7 +139,7 @@ impl RuleSpec {
 }
 
 impl Protocol {
-    /// Reads the word.
+    /// Parses the word.
     pub fn parse(word: &str) -> Result<Self, BadRule> {
         [Self::Tls, Self::Http, Self::Ssh, Self::Tcp]
             .into_iter()
@@ -149,7 +149,7 @@ impl Protocol {
 }
 
 impl Target {
-    /// Reads a target. A wildcard below a public suffix is refused in allow rules; to deny `*.zip` is nobody's harm.
+    /// Parses a target. A wildcard below a public suffix is rejected in allow rules; denying `*.zip` is harmless.
     pub fn parse(text: &str, action: Action) -> Result<Self, BadRule> {
         let text = text.trim();
         if text == "any" {
@@ -191,7 +191,7 @@ impl Ports {
         Self::merged(ports.iter().map(|port| (*port, *port)).collect())
     }
 
-    /// Reads numbers and ranges, each of which may itself be a list with commas.
+    /// Parses numbers and ranges; each text may itself be a comma-separated list.
     pub fn parse(texts: &[String]) -> Result<Self, BadRule> {
         let mut ranges = Vec::new();
         for text in texts.iter().flat_map(|text| text.split(',')) {
@@ -257,7 +257,7 @@ impl Rule {
         Self { action: Action::Allow, target, ports, protocol: None, private: false }
     }
 
-    /// What it matches, apart from what it says. Two rules that match the same must say the same.
+    /// What it matches, without its decision. Two rules that match the same must decide the same.
     pub(super) fn matches_what(&self) -> (&Target, &Ports, Option<Protocol>) {
         (&self.target, &self.ports, self.protocol)
     }

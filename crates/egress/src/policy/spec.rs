@@ -1,4 +1,4 @@
-//! A policy as it is asked for, and the rules that it becomes.
+//! A policy as the user writes it, and the rules that it becomes.
 
 use std::collections::HashMap;
 
@@ -6,10 +6,10 @@ use serde::{Deserialize, Serialize};
 
 use super::{Action, BadRule, Name, Ports, Protocol, Rule, RuleSpec, Target};
 
-/// Rules in one policy.
+/// The most rules in one policy.
 pub const RULES_MAX: usize = 10_000;
 
-/// What is open before any rule, by one word.
+/// What is open without any rule, as one word.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Mode {
     /// Nothing.
@@ -17,7 +17,7 @@ pub enum Mode {
     None,
     /// Package registries and code hosts, as found on this machine and listed by the operator.
     Registries,
-    /// Every name on every port, but no address that was not looked up. What some dialects start with.
+    /// Every name on every port, but no literal address. The default of some dialects.
     Names,
     /// Every name and every public address.
     Open,
@@ -34,20 +34,20 @@ impl Mode {
         }
     }
 
-    /// Reads the word.
+    /// Parses the word.
     pub fn parse(word: &str) -> Option<Self> {
         [Self::None, Self::Registries, Self::Names, Self::Open].into_iter().find(|mode| mode.word() == word)
     }
 }
 
-/// A policy as somebody asked for it.
+/// A policy as the user wrote it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Spec {
-    /// What is open before any rule.
+    /// What is open without any rule.
     pub mode: Mode,
-    /// Rules, which come before what the mode opens.
+    /// Rules, which take precedence over what the mode opens.
     pub rules: Vec<RuleSpec>,
-    /// Let pass what the rules refuse, and report it. Closed addresses stay closed.
+    /// Let connections pass that the rules refuse, and report them. Closed addresses stay closed.
     pub audit: bool,
 }
 
@@ -65,27 +65,27 @@ pub struct PresetHost {
     pub host: Name,
     /// The ports that its use needs.
     pub ports: Vec<u16>,
-    /// Only for what travels as SSH. Otherwise whatever it is.
+    /// Only for SSH. Otherwise for any protocol.
     pub ssh: bool,
-    /// Whether it has private addresses: a company's own mirror. Found in the configuration of the machine, so that its
+    /// Whether it has private addresses: a company's own mirror. Found in the configuration of the machine, so its
     /// operator vouches for it.
     pub private: bool,
 }
 
-/// The rules of a policy with everything expanded: this is what egress enforces and what crosses to it.
+/// The rules of a policy with everything expanded: the form that egress enforces and that is sent to it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ruleset {
-    /// The word it came from, for messages.
+    /// The mode that it was made from, for messages.
     pub mode: Mode,
-    /// The rules that somebody wrote, in their order.
+    /// The rules that the user wrote, in their order.
     pub rules: Vec<Rule>,
     /// The rules that the mode stands for.
     pub preset: Vec<Rule>,
-    /// Let pass what the rules refuse, and report it.
+    /// Let connections pass that the rules refuse, and report them.
     pub audit: bool,
 }
 
-/// Why a policy cannot be taken. The one before it stays in force.
+/// Why a policy is rejected. The previous one stays in force.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PolicyError {
     /// One rule is wrong.
@@ -98,7 +98,7 @@ pub enum PolicyError {
         /// What is wrong.
         source: BadRule,
     },
-    /// Two rules match the same and say the opposite.
+    /// Two rules match the same and decide the opposite.
     #[error("rule {first} and rule {second} contradict each other: both are about `{what}`")]
     Contradiction {
         /// Counted from 1.
@@ -163,7 +163,7 @@ fn contradictions(rules: &[Rule]) -> Result<(), PolicyError> {
 }
 
 impl Ruleset {
-    /// What the mode says of names for which there is no rule.
+    /// The mode's decision about names without a rule.
     pub(super) fn default_for_names(&self) -> Action {
         match self.mode {
             Mode::None | Mode::Registries => Action::Deny,
@@ -171,7 +171,7 @@ impl Ruleset {
         }
     }
 
-    /// What the mode says of literal addresses for which there is no rule.
+    /// The mode's decision about literal addresses without a rule.
     pub(super) fn default_for_addresses(&self) -> Action {
         match self.mode {
             Mode::None | Mode::Registries | Mode::Names => Action::Deny,
@@ -188,7 +188,8 @@ impl Ruleset {
             && !allows(&self.preset)
     }
 
-    /// What the sandbox's network namespace needs a local route for, apart from the pool of synthetic addresses.
+    /// The destinations that need a local route in the sandbox's network namespace, besides the pool of synthetic
+    /// addresses.
     pub fn routes(&self) -> Routes {
         let everything = self.default_for_addresses() == Action::Allow
             || self.audit
@@ -213,7 +214,7 @@ impl Ruleset {
 pub struct Routes {
     /// The pool of synthetic addresses and the resolver. Without it the sandbox has no route at all.
     pub names: bool,
-    /// A default route: literal addresses are decided by egress.
+    /// A default route: egress decides about literal addresses.
     pub everything: bool,
     /// The blocks that rules open.
     pub blocks: Vec<super::Cidr>,

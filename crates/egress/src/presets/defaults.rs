@@ -1,4 +1,4 @@
-//! Which hosts the package managers use when nobody has configured others, and well-known code hosts. Data, in one table.
+//! The hosts that package managers use by default, and well-known code hosts. Data, in one table.
 
 /// What a host is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
@@ -28,7 +28,7 @@ pub enum Tool {
 }
 
 impl Tool {
-    /// As lists show it.
+    /// The name in lists.
     pub fn word(self) -> &'static str {
         match self {
             Self::Python => "python",
@@ -95,7 +95,7 @@ pub fn hosts(tool: Tool) -> &'static [&'static str] {
     }
 }
 
-/// Hosts beside a tool's index that serve what the index names: pip and cargo download from a second host.
+/// Hosts besides a tool's index that serve what the index names: pip and cargo download from a second host.
 pub fn beside(host: &str) -> &'static [&'static str] {
     match host {
         "pypi.org" => &["files.pythonhosted.org"],

@@ -1,7 +1,8 @@
-//! Which hosts `registries` means: what the package managers of this machine are configured for, or use by default.
+//! The hosts that `registries` means: those that the package managers of this machine are configured for, or use by
+//! default.
 //!
-//! Found, not written: a company's mirror works by itself, and takes the place of the public registry that it mirrors.
-//! Configuration is read as data; no program is run. [`find`] reads the files, the rest is pure.
+//! The hosts are detected, not configured: a company's mirror works by itself, and replaces the public registry that it
+//! mirrors. Configuration is read as data; no program is run. [`find`] reads the files, the rest is pure.
 
 mod defaults;
 mod parse;
@@ -15,11 +16,11 @@ use crate::policy::{Name, Preset, PresetHost};
 pub use defaults::Tool;
 pub use parse::{Site, site};
 
-/// A configuration file is not longer.
+/// The longest configuration file that is read.
 const FILE_BYTES_MAX: u64 = 1 << 20;
-/// Files of one directory that are read.
+/// The most files of one directory that are read.
 const FILES_MAX: usize = 200;
-/// Where registries and code hosts are reached, whatever port an index has.
+/// The ports of registries and code hosts, whatever port an index has.
 const WEB_PORTS: [u16; 2] = [80, 443];
 
 /// One host, and where it was found.
@@ -33,14 +34,15 @@ pub struct Found {
     pub ports: Vec<u16>,
     /// The file or variable that names it; `None` for a tool's default.
     pub source: Option<String>,
-    /// Not a name of the public tree, or an operator's: shown to admins only, and its addresses may be private.
+    /// The host is not in the public tree, or is the operator's: shown to admins only, and its addresses may be
+    /// private.
     pub private: bool,
 }
 
-/// Text of configuration, by tool: what [`find`] has read, or a test.
+/// The text of a tool's configuration: read by [`find`], or given by a test.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Source {
-    /// Whose it is.
+    /// Which tool it belongs to.
     pub tool: Tool,
     /// Which file or variable.
     pub origin: String,
@@ -51,7 +53,7 @@ pub struct Source {
 
 type ReadFn = fn(&str) -> Vec<String>;
 
-/// Which reader understands a source.
+/// The parser for a source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Reader {
     Pip,
@@ -65,7 +67,7 @@ enum Reader {
     Maven,
     Gem,
     Conda,
-    /// A variable: addresses with spaces or commas between them.
+    /// A variable: addresses separated by spaces or commas.
     Addresses,
 }
 
@@ -88,7 +90,7 @@ impl Reader {
     }
 }
 
-/// The files below the root that package managers read for everybody.
+/// The files below the root that package managers read for all users.
 const SYSTEM_FILES: &[(Tool, Reader, &str)] = &[
     (Tool::Python, Reader::Pip, "etc/pip.conf"),
     (Tool::Python, Reader::Pip, "etc/xdg/pip/pip.conf"),
@@ -151,16 +153,16 @@ const FILE_VARIABLES: &[(Tool, Reader, &str)] = &[
 pub struct Where {
     /// `/`, or a test's.
     pub root: PathBuf,
-    /// Homes whose configuration counts: the operator's. Home directories of others are not read.
+    /// Home directories whose configuration counts: the operator's. Those of others are not read.
     pub homes: Vec<PathBuf>,
-    /// Directories that stand for `~/.cargo`.
+    /// Directories that are used in place of `~/.cargo`.
     pub cargo_homes: Vec<PathBuf>,
     /// The environment.
     pub variables: BTreeMap<String, String>,
 }
 
-/// Reads the configuration of the package managers of a machine. Files that do not exist or cannot be read are left out; the
-/// second value names those that exist and cannot be read.
+/// Reads the configuration of the package managers of a machine. Skips files that do not exist or cannot be read; the
+/// second value lists those that exist and cannot be read.
 pub fn find(place: &Where) -> (Vec<Source>, Vec<(PathBuf, io::Error)>) {
     let mut files: Vec<(Tool, Reader, PathBuf)> = Vec::new();
     files.extend(SYSTEM_FILES.iter().map(|(tool, reader, path)| (*tool, *reader, place.root.join(path))));
@@ -216,7 +218,7 @@ fn read_bounded(path: &Path) -> io::Result<String> {
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// The hosts that sources name, and the defaults of the tools for which they name none.
+/// The hosts that sources name, and the defaults of the tools that have no hosts in the sources.
 pub fn hosts(sources: &[Source], operator: &[Name]) -> Vec<Found> {
     let mut found: Vec<Found> = Vec::new();
     let mut seen = BTreeSet::new();
@@ -257,7 +259,7 @@ fn entry(tool: Tool, host: Name, port: Option<u16>, source: Option<String>) -> F
         None if defaults::uses_plain_http(tool) => WEB_PORTS.to_vec(),
         None => vec![443],
     };
-    // Mirrors of signed packages move between the two.
+    // Mirrors of signed packages switch between the two.
     if defaults::uses_plain_http(tool) && ports.iter().all(|port| WEB_PORTS.contains(port)) {
         ports = WEB_PORTS.to_vec();
     }
@@ -265,7 +267,7 @@ fn entry(tool: Tool, host: Name, port: Option<u16>, source: Option<String>) -> F
     Found { tool, host, ports, source, private }
 }
 
-/// Whether a host is in the table of defaults: then everybody knows it, and its addresses are public.
+/// Whether a host is in the table of defaults: then it is well known, and its addresses are public.
 fn is_default(host: &Name) -> bool {
     Tool::ALL.iter().any(|tool| defaults::hosts(*tool).contains(&host.as_str()))
 }
@@ -281,7 +283,7 @@ pub fn preset(found: &[Found]) -> Preset {
             private: found.private,
         })
         .collect();
-    // Git over SSH, for the code hosts alone, and for nothing but SSH.
+    // Git over SSH: for code hosts only, and only for SSH.
     hosts.extend(found.iter().filter(|found| found.tool == Tool::Git).map(|found| PresetHost {
         host: found.host.clone(),
         ports: vec![22],

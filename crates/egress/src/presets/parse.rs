@@ -1,5 +1,5 @@
-//! Addresses in the configuration files of package managers. Each reader takes the text of a file and returns the addresses in
-//! it as written; [`site`] turns one into a host, without the user names and tokens that people put there.
+//! Addresses in the configuration files of package managers. Each parser takes the text of a file and returns the
+//! addresses in it as written; [`site`] turns one into a host, without the user names and tokens that people put there.
 
 use crate::policy::Name;
 
@@ -12,7 +12,8 @@ pub struct Site {
     pub port: u16,
 }
 
-/// The host in an address such as `sparse+https://user:token@host:8443/path`. `None` for files, commands and what does not parse.
+/// The host in an address such as `sparse+https://user:token@host:8443/path`. `None` for files, commands and invalid
+/// addresses.
 pub fn site(address: &str) -> Option<Site> {
     let address = address.trim().trim_matches(['"', '\'']);
     let (scheme, rest) = address.split_once("://")?;
@@ -83,7 +84,7 @@ pub fn uv(text: &str) -> Vec<String> {
         .collect()
 }
 
-/// `.npmrc`: `registry` and `@scope:registry`. Tokens stand in keys of other names and are not read.
+/// `.npmrc`: `registry` and `@scope:registry`. Tokens are under other keys, which are not read.
 pub fn npm(text: &str) -> Vec<String> {
     values(text, |key| key == "registry" || (key.starts_with('@') && key.ends_with(":registry")))
         .flat_map(words)
@@ -109,7 +110,7 @@ pub fn cargo(text: &str) -> Vec<String> {
         .collect()
 }
 
-/// `go env`: `GOPROXY` and `GOSUMDB`, lists with commas and bars.
+/// `go env`: `GOPROXY` and `GOSUMDB`, lists separated by commas and bars.
 pub fn go(text: &str) -> Vec<String> {
     let mut found: Vec<String> =
         values(text, |key| key == "GOPROXY").flat_map(words).map(str::to_owned).collect();
@@ -135,7 +136,7 @@ pub fn apt(text: &str) -> Vec<String> {
         .collect()
 }
 
-/// `/etc/apk/repositories`: an address per line, perhaps with a tag before it.
+/// `/etc/apk/repositories`: an address per line, optionally after a tag.
 pub fn apk(text: &str) -> Vec<String> {
     text.lines()
         .map(str::trim)
@@ -145,7 +146,7 @@ pub fn apk(text: &str) -> Vec<String> {
         .collect()
 }
 
-/// `settings.xml` of Maven: what stands in `<url>`. Credentials stand in `<servers>`, which has none.
+/// `settings.xml` of Maven: the contents of `<url>`. Credentials are in `<servers>`, which has no `<url>`.
 pub fn maven(text: &str) -> Vec<String> {
     text.split("<url>")
         .skip(1)

@@ -1,5 +1,5 @@
-//! What egress gives up before it reads the first byte of a stranger: root, capabilities, new privileges, core dumps and
-//! tracing, and every system call that it does not need.
+//! What egress gives up before it reads the first byte from a sandbox: root, capabilities, new privileges, core dumps
+//! and tracing, and every system call that it does not need.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -17,8 +17,8 @@ use seccompiler::{
 
 use crate::control::Identity;
 
-/// What the runtime, TLS, DNS and the spool use. Everything else is EPERM: no program can be executed, no process made,
-/// nothing traced or mounted.
+/// The calls that the runtime, TLS, DNS and the spool use. All others fail with EPERM: no program can be executed, no
+/// process created, nothing traced or mounted.
 const ALLOWED: &[c_long] = &[
     // Files: the spool and the authority.
     libc::SYS_read,
@@ -93,7 +93,7 @@ const ALLOWED: &[c_long] = &[
     libc::SYS_eventfd2,
     libc::SYS_ppoll,
     libc::SYS_pipe2,
-    // Sockets; which families, see below.
+    // Sockets; for the allowed families, see below.
     libc::SYS_connect,
     libc::SYS_bind,
     libc::SYS_listen,
@@ -109,7 +109,7 @@ const ALLOWED: &[c_long] = &[
     libc::SYS_shutdown,
 ];
 
-/// Calls that only this architecture has beside their newer forms.
+/// Calls that only this architecture has besides their newer forms.
 #[cfg(target_arch = "x86_64")]
 const ALLOWED_HERE: &[c_long] = &[
     libc::SYS_epoll_wait,
@@ -124,7 +124,7 @@ const ALLOWED_HERE: &[c_long] = &[
 #[cfg(not(target_arch = "x86_64"))]
 const ALLOWED_HERE: &[c_long] = &[];
 
-/// FIONBIO and FIOCLEX: `ioctl` for nothing else.
+/// FIONBIO and FIOCLEX: the only allowed uses of `ioctl`.
 const IOCTLS: [u64; 2] = [0x5421, 0x5451];
 
 /// Why egress could not be confined. It does not start then.
@@ -141,7 +141,7 @@ pub enum ConfineError {
     /// The filter does not compile.
     #[error("cannot build the filter of system calls")]
     Filter(#[from] seccompiler::BackendError),
-    /// The kernel does not take the filter.
+    /// The kernel rejects the filter.
     #[error("cannot install the filter of system calls")]
     Install(#[from] seccompiler::Error),
 }
@@ -150,7 +150,7 @@ fn cannot(doing: &'static str) -> impl FnOnce(rustix::io::Errno) -> ConfineError
     move |e| ConfineError::Call { doing, source: e.into() }
 }
 
-/// Becomes somebody else for good. Call while there is one thread.
+/// Switches to another user permanently. Call while there is one thread.
 pub fn become_identity(identity: Identity) -> Result<(), ConfineError> {
     let (uid, gid) = (Uid::from_raw(identity.uid), Gid::from_raw(identity.gid));
     set_thread_groups(&[]).map_err(cannot("leave all groups"))?;
@@ -158,7 +158,7 @@ pub fn become_identity(identity: Identity) -> Result<(), ConfineError> {
     set_thread_res_uid(uid, uid, uid).map_err(cannot("change the user"))
 }
 
-/// Gives up everything else. Call while there is one thread; threads that are made later inherit it.
+/// Gives up everything else. Call while there is one thread; threads that are created later inherit it.
 pub fn confine() -> Result<(), ConfineError> {
     let nothing = CapabilitySets {
         effective: CapabilitySet::empty(),
@@ -167,14 +167,14 @@ pub fn confine() -> Result<(), ConfineError> {
     };
     set_capabilities(None, nothing).map_err(cannot("give up capabilities"))?;
     set_no_new_privs(true).map_err(cannot("give up new privileges"))?;
-    // Nobody of the same user can read the key of the authority out of memory.
+    // Other processes of the same user cannot read the authority's key from memory.
     set_dumpable_behavior(DumpableBehavior::NotDumpable).map_err(cannot("forbid core dumps and tracing"))?;
     seccompiler::apply_filter(&no_clone3()?)?;
     seccompiler::apply_filter(&allow_list()?)?;
     Ok(())
 }
 
-/// Allows as many descriptors as the system lets us have: two per connection.
+/// Raises the limit of descriptors to the system's maximum: a connection needs two.
 pub fn raise_descriptor_limit() -> Result<(), ConfineError> {
     let limit = getrlimit(Resource::Nofile);
     setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum })
@@ -185,7 +185,7 @@ fn arch() -> Result<TargetArch, seccompiler::BackendError> {
     TargetArch::try_from(std::env::consts::ARCH)
 }
 
-/// clone3 hides its flags from filters. Without it libc uses clone, whose flags can be checked.
+/// A filter cannot check the flags of clone3. Without it libc uses clone, whose flags can be checked.
 fn no_clone3() -> Result<BpfProgram, seccompiler::BackendError> {
     let rules = BTreeMap::from([(libc::SYS_clone3, vec![])]);
     SeccompFilter::new(rules, SeccompAction::Allow, SeccompAction::Errno(libc::ENOSYS as u32), arch()?)?

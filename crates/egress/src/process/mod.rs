@@ -29,11 +29,11 @@ use crate::policy::Addresses;
 pub use confine::ConfineError;
 pub use server::Server;
 
-/// Daemons that wait to be accepted.
+/// How many daemons may wait to be accepted.
 const BACKLOG: i32 = 8;
-/// How long the last records may take to reach the daemon at the end.
+/// How long the last records may take to reach the daemon at shutdown.
 const LAST_RECORDS_DEADLINE: Duration = Duration::from_secs(1);
-/// Worker threads, whatever is asked for.
+/// The most worker threads, whatever the daemon asks for.
 const THREADS_MAX: u16 = 64;
 
 /// Why egress could not start, or ended.
@@ -42,7 +42,7 @@ pub enum ProcessError {
     /// The first packet.
     #[error("cannot read the start message from standard input")]
     Start(#[source] io::Error),
-    /// The daemon is of another build.
+    /// The daemon is of another version.
     #[error("the daemon speaks version {theirs}, this egress speaks {VERSION}")]
     Version {
         /// The daemon's version.
@@ -62,7 +62,7 @@ pub enum ProcessError {
     /// Confinement.
     #[error(transparent)]
     Confine(#[from] ConfineError),
-    /// TLS for questions to resolvers.
+    /// TLS to resolvers failed to set up.
     #[error("cannot set up TLS for the resolver")]
     Tls(#[from] rustls::Error),
 }
@@ -71,7 +71,8 @@ fn cannot<E: Into<io::Error>>(doing: &'static str) -> impl FnOnce(E) -> ProcessE
     move |e| ProcessError::Call { doing, source: e.into() }
 }
 
-/// Runs egress. Call from `main`, before any thread is made: the user and the filter hold for threads that come later.
+/// Runs egress. Call from `main`, before any thread is created: the user and the filter apply to threads that are
+/// created later.
 pub fn main() -> Result<(), ProcessError> {
     let socket = io::stdin().as_fd().try_clone_to_owned().map_err(ProcessError::Start)?;
     let null = File::open("/dev/null").map_err(cannot("open /dev/null"))?;
@@ -95,7 +96,7 @@ pub fn main() -> Result<(), ProcessError> {
     run(socket, &start, prepared)
 }
 
-/// What is opened before the runtime.
+/// What is opened before the runtime starts.
 struct Prepared {
     shared: Arc<Shared>,
     listener: OwnedFd,
@@ -106,7 +107,7 @@ fn prepare(start: &Start) -> Result<Prepared, ProcessError> {
         return Err(ProcessError::Version { theirs: start.version });
     }
     confine::raise_descriptor_limit()?;
-    // The way to the directory may be closed to whom we become, so it is entered first and never left.
+    // The new user may have no access to the path of the directory, so the process enters it first and never leaves it.
     std::env::set_current_dir(&start.directory).map_err(cannot("enter egress's directory"))?;
     let roots = match &start.settings.upstream.tls {
         Some(_) => Some(client_config(&start.settings)?),
@@ -150,7 +151,7 @@ fn client_config(settings: &Settings) -> Result<Arc<rustls::ClientConfig>, Proce
     Ok(Arc::new(config))
 }
 
-/// The socket for the next daemon. An egress that is being replaced keeps its own, which has no name any more.
+/// The socket for the next daemon. An egress that is being replaced keeps its own socket, which no longer has a name.
 fn listen_here() -> io::Result<OwnedFd> {
     match std::fs::remove_file(SOCKET_FILE) {
         Ok(()) => {}
@@ -198,7 +199,8 @@ fn run(socket: OwnedFd, start: &Start, prepared: Prepared) -> Result<(), Process
                 }
             }
         }
-        // The daemon may still take the last records; what it has not acknowledged by then waits for the next egress.
+        // The daemon may still store the last records; those that it has not acknowledged by then wait for the next
+        // egress.
         let _ = tokio::time::timeout(LAST_RECORDS_DEADLINE, outbox.empty()).await;
         outbox.offline();
         Ok(())

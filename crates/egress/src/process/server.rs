@@ -1,6 +1,6 @@
-//! Everything that a running egress has: the sandboxes it serves, and the daemon that it listens to.
+//! The state of a running egress: the sandboxes it serves, and its connection to the daemon.
 //!
-//! One daemon at a time: the one that greeted last. Without any, sandboxes are served as before.
+//! There is one daemon at a time: the one that sent the latest hello. Without a daemon, sandboxes are served as before.
 
 use std::collections::HashMap;
 use std::io;
@@ -27,9 +27,9 @@ use crate::gateway::{Gateway, Shared};
 const TOTALS_EVERY: Duration = Duration::from_secs(10);
 /// How long connections may take to end after they were cut.
 const CUT_DEADLINE: Duration = Duration::from_secs(5);
-/// How long to wait before the machine's addresses are read again after that failed.
+/// How long to wait before reading the machine's addresses again after an error.
 const OWN_ADDRESSES_RETRY: Duration = Duration::from_secs(10);
-/// Requests of one daemon that are being served.
+/// Concurrent requests of one daemon.
 const REQUESTS_MAX: usize = 64;
 
 /// A running egress.
@@ -37,11 +37,11 @@ const REQUESTS_MAX: usize = 64;
 pub struct Server {
     shared: Arc<Shared>,
     gateways: Mutex<HashMap<SandboxId, Arc<Gateway>>>,
-    /// Grows with every daemon that connects; earlier ones hang up.
+    /// Increases with every daemon that connects; the connections of earlier ones are closed.
     daemon: watch::Sender<u64>,
     /// Set when everything has ended.
     done: watch::Sender<bool>,
-    /// What was recorded last.
+    /// The totals that were recorded last.
     recorded: Mutex<HashMap<SandboxId, Totals>>,
 }
 
@@ -73,7 +73,7 @@ impl Server {
         let _ = self.done.subscribe().wait_for(|done| *done).await;
     }
 
-    /// Takes daemons that connect to a listening socket: root, and the one user that the daemon runs as.
+    /// Accepts daemons on a listening socket: only root, and the user that the daemon runs as.
     pub async fn listen(self: Arc<Self>, listener: OwnedFd, daemon_uid: u32) -> io::Result<()> {
         let listener = UnixDatagram::from_std(StdUnixDatagram::from(listener))?;
         loop {
@@ -107,7 +107,7 @@ impl Server {
         }
     }
 
-    /// Serves one daemon until it hangs up or another comes.
+    /// Serves one daemon until it disconnects or another connects.
     pub async fn serve(self: Arc<Self>, channel: Arc<Channel>) {
         let mut generation = None;
         let mut current = self.daemon.subscribe();
@@ -116,7 +116,7 @@ impl Server {
         loop {
             let received = tokio::select! {
                 received = channel.receive() => received,
-                // Another daemon has greeted.
+                // Another daemon has sent its hello.
                 _ = current.wait_for(|now| generation.is_some_and(|mine| *now != mine)) => break,
             };
             let (message, descriptors) = match received {
@@ -154,7 +154,7 @@ impl Server {
                         answer(&channel, serial, Err(Failure { what }), &[]).await;
                         continue;
                     }
-                    // Closed only with the channel's task; there is no other way to fail.
+                    // The semaphore is closed only with the channel's task; there is no other way to fail.
                     let Ok(place) = places.clone().acquire_owned().await else { break };
                     let (server, channel) = (self.clone(), channel.clone());
                     tokio::spawn(async move {
@@ -266,7 +266,7 @@ impl Server {
         }
     }
 
-    /// Accepts nothing more, and ends when all connections have, or are cut after `patience`.
+    /// Stops accepting, and ends when all connections have ended; those left after `patience` are cut.
     fn drain(&self, patience: Duration) {
         let gateways: Vec<_> = self.gateways().values().cloned().collect();
         for gateway in &gateways {
@@ -284,7 +284,7 @@ impl Server {
                     gateway.cut_all();
                 }
                 for gateway in &gateways {
-                    // What does not end then ends with the process.
+                    // Connections that have not ended by then end with the process.
                     let _ = timeout(CUT_DEADLINE, gateway.idle()).await;
                 }
             }
@@ -295,7 +295,7 @@ impl Server {
         });
     }
 
-    /// Ends everything at once, as when the system stops.
+    /// Ends everything at once, for example when the system shuts down.
     pub fn stop(&self) {
         self.drain(Duration::ZERO);
     }
@@ -317,13 +317,13 @@ impl Server {
         }
     }
 
-    /// Reads the machine's own addresses anew whenever they change.
+    /// Reads the machine's own addresses again whenever they change.
     pub async fn follow_own_addresses(self: Arc<Self>) {
         loop {
             let follow = async {
                 let changes = Changes::listen()?;
                 loop {
-                    // After listening, so that no change is missed.
+                    // After starting to listen, so that no change is missed.
                     self.shared.dialer.set_own(own_addresses()?);
                     changes.next().await?;
                 }
@@ -337,7 +337,7 @@ impl Server {
     }
 }
 
-/// What a sandbox has used that has used nothing.
+/// The totals of a sandbox that has used nothing.
 fn unused(sandbox: SandboxId) -> Totals {
     Totals { sandbox, sent: 0, received: 0, connections: 0, refused: 0, unrecorded: 0 }
 }

@@ -1,4 +1,4 @@
-//! Streams for the HTTP reader: with bytes that were read already, and with a meter.
+//! Streams for the HTTP parser: with bytes that were read before, and with a meter.
 
 use std::io;
 use std::pin::Pin;
@@ -19,7 +19,7 @@ pub struct Prefixed<S> {
 }
 
 impl<S> Prefixed<S> {
-    /// `first`, then what comes from `stream`.
+    /// Returns `first`, then the bytes of `stream`.
     pub fn new(first: Vec<u8>, stream: S) -> Self {
         Self { first, at: 0, stream }
     }
@@ -55,7 +55,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Prefixed<S> {
     }
 }
 
-/// A stream to upstream whose bytes are counted and held back as the meter says.
+/// A stream to upstream whose bytes the meter counts and delays.
 #[derive(Debug)]
 pub struct Metered<S> {
     stream: S,

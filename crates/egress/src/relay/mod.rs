@@ -1,7 +1,7 @@
-//! Bytes between two connections, counted and limited.
+//! Relays bytes between two connections, counted and limited.
 //!
-//! Copying uses one buffer per thread, not one per connection: a thousand idle connections cost no buffers. What one side
-//! cannot take at once is kept apart until it can.
+//! Copying uses one buffer per thread, not one per connection: a thousand idle connections cost no buffers. Bytes that
+//! one side cannot accept at once are stored separately until it can.
 
 mod metered;
 
@@ -20,14 +20,14 @@ pub use metered::{Metered, Prefixed};
 
 /// The buffer of a thread.
 const BUFFER_BYTES: usize = 256 * 1024;
-/// After this long without a byte, the kernel asks whether the other side is still there.
+/// After this long without a byte, the kernel probes whether the other side is still there.
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(60);
 
 thread_local! {
     static BUFFER: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Counts the bytes of one connection, and asks the limits of everybody it belongs to.
+/// Counts the bytes of one connection, and applies the limits of its sandbox and its owner.
 #[derive(Debug, Default)]
 pub struct Meter {
     sent: AtomicU64,
@@ -46,7 +46,7 @@ pub struct Share {
     rate: Mutex<Option<Bucket>>,
 }
 
-/// Which way bytes go.
+/// The direction of bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Way {
     /// From the sandbox.
@@ -56,7 +56,7 @@ pub enum Way {
 }
 
 impl Share {
-    /// Sets what may pass. Zero means no limit.
+    /// Sets the limits. Zero means no limit.
     pub fn limit(&self, bytes_per_second: u64, bytes_max: u64) {
         self.bytes_max.store(bytes_max, Ordering::Relaxed);
         let bucket =
@@ -64,7 +64,7 @@ impl Share {
         *self.rate.lock().expect("nobody panics while holding it") = bucket;
     }
 
-    /// Whether all that may pass has passed.
+    /// Whether the limit of bytes is reached.
     pub fn is_used_up(&self) -> bool {
         let max = self.bytes_max.load(Ordering::Relaxed);
         max > 0 && self.sent.load(Ordering::Relaxed) + self.received.load(Ordering::Relaxed) >= max
@@ -96,7 +96,7 @@ impl Meter {
         self.received.load(Ordering::Relaxed)
     }
 
-    /// Counts bytes; the caller waits for what this returns before it moves more. Fails when a share is used up.
+    /// Counts bytes; the caller must wait for the returned time before it moves more. Fails when a share is used up.
     pub fn count(&self, way: Way, bytes: u64) -> io::Result<Duration> {
         match way {
             Way::Out => self.sent.fetch_add(bytes, Ordering::Relaxed),
@@ -116,7 +116,7 @@ impl Meter {
     }
 }
 
-/// Prepares a connection that will live long: small packets leave at once, and a dead peer is noticed.
+/// Prepares a connection that may live long: small packets are sent at once, and a dead peer is noticed.
 pub fn prepare(stream: &TcpStream) -> io::Result<()> {
     rustix::net::sockopt::set_tcp_nodelay(stream, true)?;
     rustix::net::sockopt::set_socket_keepalive(stream, true)?;
@@ -124,7 +124,7 @@ pub fn prepare(stream: &TcpStream) -> io::Result<()> {
     Ok(())
 }
 
-/// Makes the end of a connection a reset, so that a cut transfer does not look complete.
+/// Makes the connection end with a reset, so that a cut transfer does not look complete.
 pub fn reset_on_close(stream: &TcpStream) {
     // This fails only for a socket that is gone, which needs no reset.
     let _ = rustix::net::sockopt::set_socket_linger(stream, Some(Duration::ZERO));
@@ -157,7 +157,7 @@ pub async fn one_way(from: &TcpStream, to: &TcpStream, meter: &Meter, way: Way) 
         }
     }
     match rustix::net::shutdown(to, Shutdown::Write) {
-        // The other side was quicker.
+        // The other side has closed first.
         Ok(()) | Err(rustix::io::Errno::NOTCONN) => Ok(()),
         Err(e) => Err(e.into()),
     }

@@ -1,12 +1,12 @@
-//! The first message of a TLS client, read without answering it: whom does the client want to talk to?
+//! Parses the first message of a TLS client without answering it, to learn which server the client wants.
 //!
-//! Everything here is read from a guest, so every length is checked and the whole is bounded.
+//! All of this input comes from a guest, so every length is checked and the total is bounded.
 
 use crate::policy::Name;
 
-/// A hello that is longer is refused. Keys that resist quantum computers take about 2 KiB, session tickets a few more.
+/// A longer hello is rejected. Post-quantum keys take about 2 KiB, session tickets a few more.
 pub const HELLO_BYTES_MAX: usize = 32 * 1024;
-/// RFC 8446: what a record may hold before encryption.
+/// RFC 8446: the most that a record may hold before encryption.
 const RECORD_BYTES_MAX: usize = 16 * 1024;
 
 const HANDSHAKE: u8 = 22;
@@ -15,32 +15,33 @@ const SERVER_NAME: u16 = 0;
 const ENCRYPTED_CLIENT_HELLO: u16 = 0xfe0d;
 const HOST_NAME: u8 = 0;
 
-/// The fatal alert `unrecognized_name`, as a record: clients show it as such.
+/// The fatal alert `unrecognized_name`, as a record: clients show it by that name.
 pub const UNRECOGNIZED_NAME: [u8; 7] = [21, 3, 3, 0, 2, 2, 112];
 
-/// What a hello says.
+/// A parsed hello.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Hello {
     /// The server name, if it names one.
     pub server_name: Option<Name>,
-    /// It carries an encrypted hello, or bytes that look like one (clients send such to keep the extension usable).
+    /// The hello contains an encrypted hello, or bytes that look like one (clients send those to keep the extension
+    /// usable).
     pub encrypted: bool,
 }
 
-/// What some bytes are.
+/// The result of parsing the bytes so far.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Progress {
     /// The beginning of a hello.
     More,
     /// Not TLS at all.
     NotTls,
-    /// A whole hello.
+    /// A complete hello.
     Hello(Hello),
-    /// TLS, and not as it should be.
+    /// A malformed TLS hello.
     Bad(&'static str),
 }
 
-/// Reads what has come so far.
+/// Parses the bytes so far.
 pub fn read_hello(bytes: &[u8]) -> Progress {
     match records(bytes) {
         Ok(Some(message)) => match hello(&message) {
@@ -59,7 +60,7 @@ enum NotHello {
     Bad(&'static str),
 }
 
-/// The handshake message in the first records, once it is whole. A hello may be spread over several records.
+/// The handshake message in the first records, once it is complete. A hello may be spread over several records.
 fn records(mut bytes: &[u8]) -> Result<Option<Vec<u8>>, NotHello> {
     let mut message = Vec::new();
     let mut first = true;
@@ -93,7 +94,8 @@ fn records(mut bytes: &[u8]) -> Result<Option<Vec<u8>>, NotHello> {
             if wanted > HELLO_BYTES_MAX {
                 return Err(NotHello::Bad("the hello is too long"));
             }
-            // By what the record announces and not by what has come, so that the answer does not depend on how bytes arrive.
+            // Based on the announced length and not on the bytes so far, so that the result does not depend on how the
+            // bytes arrive.
             if before + length > wanted {
                 return Err(NotHello::Bad("something follows the hello in its record"));
             }
@@ -312,7 +314,7 @@ pub(crate) mod tests {
             .chain(std::iter::repeat_n([22, 3, 1, 0, 1, 0], HELLO_BYTES_MAX))
             .flatten()
             .collect();
-        // A message of length zero is whole after four bytes and has no body.
+        // A message of length zero is complete after four bytes and has no body.
         assert!(matches!(read_hello(&drip), Progress::Bad(_)));
     }
 

@@ -1,8 +1,7 @@
-//! What becomes of a command when nobody looks: it may be ended when nobody is attached to it for too long, and forgotten some time
-//! after its end.
+//! Ends a command that has had no attached reader for too long, and removes a command some time after its end.
 //!
-//! Attached is whoever reads its output. While the daemon is away nobody can be, so the clock begins anew with it, and gives those who
-//! were attached the time to come back.
+//! A caller is attached while it reads the command's output. No caller can be attached while the daemon is down, so a
+//! new daemon restarts the clock and gives attached callers time to reconnect.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,25 +12,25 @@ use super::sink::State;
 use super::{CommandRef, LiveCommand};
 use crate::error::{EngineError, chain};
 
-/// How long whoever started a command, or was attached to it when the daemon died, may take to come.
+/// How long the caller that started a command, or that was attached when the daemon died, may take to attach.
 const ARRIVAL: Duration = Duration::from_secs(60);
 
 impl LiveCommand {
-    /// It runs, and somebody should come.
+    /// The command runs, and a caller should attach soon.
     pub(super) fn expect_someone(self: &Arc<Self>, state: &State) {
         if let Some(length) = self.attendance.unattended {
             self.end_unless_attended(state, length.max(ARRIVAL));
         }
     }
 
-    /// Someone has left.
+    /// A reader has detached.
     pub(super) fn left(self: &Arc<Self>, state: &State) {
         if let Some(length) = self.attendance.unattended {
             self.end_unless_attended(state, length);
         }
     }
 
-    /// Ends it after a while, unless somebody is attached or was meanwhile.
+    /// Ends the command after this time, unless a caller is attached then or was attached in between.
     fn end_unless_attended(self: &Arc<Self>, state: &State, after: Duration) {
         if !state.sink.readers.is_empty() || state.sink.ending.is_some() {
             return;

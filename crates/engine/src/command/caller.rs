@@ -1,4 +1,4 @@
-//! What a caller can do with a command: look, wait, read, write, signal.
+//! What a caller can do with a command: inspect it, wait for it, read its output, write to its stdin, signal it.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -15,37 +15,37 @@ use crate::error::{EngineError, Field};
 use crate::guest::{Carrier, STREAMS, Unsaid, Use};
 use crate::model::{Command, Gathered, Offsets, Signal, Span};
 
-/// A command that can be watched and acted on. Holding it keeps nothing alive but memory.
+/// A command that can be watched and acted on. Holding this keeps nothing alive but memory.
 #[derive(Clone)]
 pub struct CommandRef {
     pub(crate) command: Arc<LiveCommand>,
 }
 
 impl CommandRef {
-    /// As it is now.
+    /// The command's current state.
     pub fn now(&self) -> Command {
         self.command.now()
     }
 
-    /// When it is over.
+    /// Waits for the command to end.
     pub async fn ended(&self) -> Command {
         let over = |state: &mut State| match state.sink.result() {
             Some(_) => ControlFlow::Break(()),
             None => ControlFlow::Continue(()),
         };
-        // Whoever waits for a command uses the sandbox, for as long as the command takes.
+        // A caller that waits for a command uses the sandbox until the command ends.
         let _using = Use::begin(self.command.guest());
         self.command.lane.until(over).await;
         self.command.now()
     }
 
-    /// Output from these offsets on, live, until the end. While one is attached and makes progress, what it has not yet
-    /// read does not fall off the front; the command is made to wait instead.
+    /// Streams output from these offsets on, live, until the end. While a reader is attached and makes progress, output
+    /// that it has not read is not dropped; the command waits instead.
     pub fn attach(&self, from: Offsets) -> Output {
         Output::attach(&self.command, from)
     }
 
-    /// All output that is kept now, at most `limit` bytes of each stream from where it begins.
+    /// All output that is kept now: at most `limit` bytes of each stream, from the first kept byte on.
     pub async fn output(&self, limit: usize) -> Result<Gathered, EngineError> {
         let reading = self.attach(Offsets::default());
         let spans = {
@@ -86,20 +86,19 @@ impl CommandRef {
         read.map_err(|source| EngineError::Log { doing: "read", id: self.command.id.clone(), source })
     }
 
-    /// Hands bytes to stdin; waits while the command's window is full, at most [`STDIN_SECONDS`].
-    /// `at`: where they begin, so that a retry writes once; `None` appends.
-    /// Answers with the length of stdin so far.
+    /// Hands bytes to stdin; waits while the command's window is full, at most [`STDIN_SECONDS`]. `at` is the offset of
+    /// the first byte, so that a retry writes the bytes only once; `None` appends. Returns the length of stdin so far.
     ///
-    /// What was handed over is in the daemon's memory until [`StdinAck`](crate::OutputEvent::StdinAck) covers it. A caller that must
-    /// survive the daemon's death keeps what is not covered, and says it again with `at`.
+    /// The bytes are only in the daemon's memory until [`StdinAck`](crate::OutputEvent::StdinAck) covers them. A caller
+    /// that must survive the daemon's death keeps the bytes that are not covered, and sends them again with `at`.
     pub async fn write_stdin(&self, at: Option<u64>, bytes: Bytes) -> Result<u64, EngineError> {
         let deadline = Instant::now() + Duration::from_secs(STDIN_SECONDS);
         let late = |_| EngineError::StdinStalled { id: self.command.id.clone() };
         timeout_at(deadline, self.take_all_input(at, bytes)).await.map_err(late)?
     }
 
-    /// Appends bytes to stdin, and waits for as long as the command does not read them: for a caller who has a bound of their own, and
-    /// who could not say where they begin when they are told that it took too long.
+    /// Appends bytes to stdin, and waits for as long as the command does not read them. For a caller that has its own
+    /// deadline, and that would not know the offset to retry at after a timeout.
     pub async fn append_stdin(&self, bytes: Bytes) -> Result<u64, EngineError> {
         self.take_all_input(None, bytes).await
     }
@@ -115,7 +114,7 @@ impl CommandRef {
         }
     }
 
-    /// Moves what fits into the window. Breaks with `None` when more is left.
+    /// Moves the bytes that fit into the window. Breaks with `None` if some are left.
     #[allow(clippy::type_complexity)] // Only `write_stdin` sees it.
     fn take_input(
         &self,
@@ -135,7 +134,7 @@ impl CommandRef {
                 let rule = format!("be at most {accepted}, the bytes that have come, got {from}");
                 return ControlFlow::Break(Some(Err(Field::StdinOffset.must(rule))));
             }
-            // What came before is not written twice.
+            // Bytes that were accepted before are not written twice.
             let again = usize::try_from(accepted - from).unwrap_or(usize::MAX).min(rest.len());
             let _ = rest.split_to(again);
         }
@@ -160,13 +159,13 @@ impl CommandRef {
         Ok(())
     }
 
-    /// No more stdin. Answers when init knows; asking twice is harmless.
+    /// Ends stdin. Returns once init knows; repeating the call is harmless.
     pub async fn end_stdin(&self) -> Result<(), EngineError> {
         let deadline = Instant::now() + Duration::from_secs(STDIN_SECONDS);
         let stalled = |_| EngineError::StdinStalled { id: self.command.id.clone() };
         let set = self.command.lane.until(|state| {
             if state.stdin.is_ended() {
-                // It has no input, or gets no more: the wish is already true.
+                // The command has no stdin, or its stdin has ended already.
                 return ControlFlow::Break(Ok(()));
             }
             if state.sink.ending.is_some() {
@@ -185,21 +184,22 @@ impl CommandRef {
             if done { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         });
         timeout_at(deadline, sent).await.map_err(stalled)?;
-        // The link sends it again on a new connection, so an answer to any later word shows that init has it.
+        // The link sends the end again on a new connection, so an answer to any later message shows that init has it.
         match self.request(None, Resend::Yes).await {
             Err(EngineError::CommandEnded { .. }) => Ok(()),
             result => result,
         }
     }
 
-    /// Signals the command's process group. If the connection to init breaks at this moment, it is not known whether the
-    /// signal was sent; it is not sent twice, and the answer is [`EngineError::Unresponsive`].
+    /// Signals the command's process group. If the connection to init breaks during the call, it is unknown whether the
+    /// signal was sent; it is not sent twice, and the call returns [`EngineError::Unresponsive`].
     pub async fn signal(&self, signal: Signal) -> Result<(), EngineError> {
         let message = ToInit::Signal { handle: self.command.lane.handle(), signal: signal.number() };
         self.request(Some(message), Resend::No).await
     }
 
-    /// Ends the command's whole tree at once. Answers when init has been told; the end itself comes as a result.
+    /// Kills the command's whole process tree at once. Returns once init has the request; the end itself arrives as a
+    /// result.
     pub async fn kill(&self) -> Result<(), EngineError> {
         self.request(Some(ToInit::Kill { handle: self.command.lane.handle() }), Resend::Yes).await
     }
@@ -213,7 +213,7 @@ impl CommandRef {
         self.request(Some(ToInit::Resize { handle: self.command.lane.handle(), size }), Resend::Yes).await
     }
 
-    /// Says something to init and waits until it has read it.
+    /// Sends a message to init and waits until init has read it.
     async fn request(&self, message: Option<ToInit>, resend: Resend) -> Result<(), EngineError> {
         let _using = self.command.guest().begin_use()?;
         let deadline = Instant::now() + Duration::from_secs(ANSWER_SECONDS);
@@ -238,7 +238,7 @@ impl CommandRef {
     }
 }
 
-/// Whether a request may be made twice.
+/// Whether a request may be sent twice.
 #[derive(Clone, Copy)]
 enum Resend {
     Yes,

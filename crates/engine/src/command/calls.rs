@@ -1,4 +1,4 @@
-//! What callers may ask about commands: run one, find one, list them.
+//! The engine's calls for commands: run one, find one, list them.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -19,8 +19,8 @@ use crate::{
 };
 
 impl Engine {
-    /// Starts a command, or finds the one that was started under this id before. Answers once init has started it, or
-    /// has said why not, and does not wait for its result.
+    /// Starts a command, or finds the one that was started under this id before. Returns once init has started the
+    /// command or has reported why it could not, and does not wait for the result.
     pub async fn run(
         &self,
         owner: &Owner,
@@ -36,7 +36,8 @@ impl Engine {
         result
     }
 
-    /// As [`Self::run`], in a sandbox that may be hidden. `start_of` adds to a spec what the sandbox knows.
+    /// As [`Self::run`], in a sandbox that may be hidden. `start_of` completes the spec with the sandbox's own
+    /// settings.
     pub(crate) async fn run_in(
         &self,
         commands: &Arc<Commands>,
@@ -50,7 +51,7 @@ impl Engine {
         let attendance = spec.attendance;
         let start = start_of(spec, &command_id)?;
         let request_digest = request_digest(&start);
-        // Before init hears of it, so that no kill of its own is among them.
+        // Counted before init gets the command, so that the count includes none of the command's own kills.
         let oom_kills_before = commands.guest.oom_kills().await;
         let wish = Wish { id: command_id, start, request_digest, oom_kills_before, attendance };
         let intent = commands.intend(wish)?;
@@ -95,7 +96,7 @@ impl Engine {
         Ok(CommandRef { command: self.found(&live.commands, row).await? })
     }
 
-    /// The command that a row tells of: in memory while it has no result, else from the row.
+    /// The command of a row: from memory while it has no result, else from the row.
     async fn found(
         &self,
         commands: &Arc<Commands>,
@@ -106,7 +107,7 @@ impl Engine {
         {
             return Ok(found);
         }
-        // It may have ended since the row was read.
+        // The command may have ended since the row was read.
         let row = match row.result {
             Some(_) => row,
             None => {
@@ -153,7 +154,7 @@ impl Engine {
     }
 }
 
-/// A command that is over, from its row alone.
+/// A command that has ended, from its row alone.
 pub(crate) fn described(row: CommandRow) -> Command {
     let result = row.result.expect("the caller has looked");
     Command {

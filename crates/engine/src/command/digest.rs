@@ -1,8 +1,9 @@
-//! What tells two requests with one command id apart.
+//! The digest that distinguishes two requests with the same command id.
 //!
-//! The digest is kept in the command's row and compared when a caller asks again, perhaps after an upgrade of the daemon. So its
-//! input is written down here and nowhere else: a new field of the frame to init does not change it. A field that is added here
-//! is left out where a request does not have it, so that requests of older daemons keep their digests.
+//! The digest is stored in the command's row and compared when a caller repeats a request, perhaps after an upgrade of
+//! the daemon. So its input is defined here and nowhere else: a new field of the frame to init does not change the
+//! digest. A field that is added here is omitted where a request does not have it, so that requests of older daemons
+//! keep their digests.
 
 use serde::Serialize;
 use wire::guest::{Cwd, Program, Start};
@@ -33,10 +34,10 @@ pub(super) fn request_digest(start: &Start) -> [u8; 32] {
     })
 }
 
-/// Names, order and spelling of all of this go into the digest.
+/// The names, order and spelling of all fields go into the digest.
 #[derive(Serialize)]
 struct Asked<'a> {
-    /// Always 0: it was so when the first digests were written.
+    /// Always 0, as it was when the first digests were written.
     handle: u32,
     id: &'a str,
     program: AskedProgram<'a>,
@@ -78,7 +79,7 @@ mod tests {
         bytes.iter().map(|byte| format!("{byte:02x}")).collect()
     }
 
-    /// These values are in the rows of daemons that run. They never change.
+    /// Running daemons have these values in their rows, so they must never change.
     #[test]
     fn the_digest_of_a_request_is_the_same_in_every_version() {
         let script = Start {

@@ -1,8 +1,8 @@
-//! How a command's end becomes its result.
+//! Turns a command's end into its result.
 //!
-//! The end may come from init, which is not trusted, or because the sandbox ended under the command. The result is
-//! committed when all output is kept; only then may init forget the command. Until then init can tell of the end again, so callers
-//! see an ordinary end at once; where more than init's word goes into the result, they see it when it is committed.
+//! The end is reported by init, which is not trusted, or follows from the end of the sandbox. The result is committed
+//! once all output is kept; only then may init forget the command. Until then init can report the end again, so callers
+//! see an ordinary end at once. If the result depends on more than init's report, callers see it once it is committed.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -20,9 +20,9 @@ use crate::guest::{STREAMS, Violation};
 use crate::model::Outcome;
 use crate::observe::events::Happened;
 
-/// A result that could not be committed is tried again after so long.
+/// How long to wait before retrying to commit a result.
 const RESULT_RETRY: Duration = Duration::from_secs(1);
-/// What is kept of the words init found for a failure.
+/// How much of init's error text for a failed start is kept, in bytes.
 const START_ERROR_TEXT_MAX: usize = 4096;
 
 #[derive(Debug, Clone)]
@@ -37,7 +37,7 @@ pub(super) enum EndingKind {
     Guest(End),
     FailedToStart(StartError),
     SandboxGone,
-    /// The host ended it at its timeout, and init did not say how it ended.
+    /// The host killed the command at its timeout, and init did not report how it ended.
     Unheard,
 }
 
@@ -49,19 +49,19 @@ impl LiveCommand {
     ) -> Result<(), Violation> {
         let mut state = self.lane.lock();
         let what = match what {
-            // The signal was the host's, and the reason the timeout; init knows of neither.
+            // The host sent the signal because of the timeout; init knows neither.
             EndingKind::Guest(End { status, cause: EndCause::Itself }) if state.sink.struck => {
                 EndingKind::Guest(End { status, cause: EndCause::Timeout })
             }
             what => what,
         };
         if state.sink.ending.is_some() {
-            return Ok(()); // Said again on a new connection. The first word counts.
+            return Ok(()); // Sent again on a new connection. The first report counts.
         }
         let received = state.sink.lengths();
         let ends = ends.unwrap_or(received);
         for (log, end) in ends.into_iter().enumerate() {
-            // Init holds a window of what was not acknowledged, so the end is not further away than that.
+            // Init holds at most a window of unacknowledged output, so the end cannot be further away than that.
             let limit = state.sink.logs[log].granted().saturating_add(OUTPUT_WINDOW as u64);
             if end < received[log] || end > limit {
                 return Err(Violation::BadEnd { handle: self.lane.handle(), end, received: received[log] });
@@ -74,7 +74,7 @@ impl LiveCommand {
         Ok(())
     }
 
-    /// If the end has come and all output is on disk, or short enough for the row, sends the result to the store.
+    /// If the command has ended and all output is on disk, or short enough for the row, sends the result to the store.
     pub(super) fn finish_if_due(self: &Arc<Self>) {
         let mut state = self.lane.lock();
         let Some(ending) = &state.sink.ending else { return };
@@ -113,7 +113,7 @@ impl LiveCommand {
             }
             EndingKind::Guest(end) => outcome(end),
         };
-        // Asked again, init says the same again. Of the others it does not know everything.
+        // If asked again, init reports the same exit again. For the other outcomes init does not know everything.
         let is_inits_word = matches!(outcome, Outcome::Exited(_));
         let result = result(outcome);
         state.sink.phase = Phase::Finishing(is_inits_word.then(|| Box::new(result.clone())));
@@ -122,7 +122,7 @@ impl LiveCommand {
         self.commit_result(result, None);
     }
 
-    /// The outcome, and the memory kill that is spoken for by it.
+    /// The outcome, and the memory kill that it accounts for.
     pub(super) async fn outcome_of_kill(&self, end: End) -> (Outcome, Option<u64>) {
         match self.guest().claim_oom_kill(self.oom_kills_before).await {
             Some(claimed) => (Outcome::OutOfMemory(end.status), Some(claimed)),
@@ -151,7 +151,8 @@ impl LiveCommand {
 
     pub(super) fn result_committed(self: &Arc<Self>, result: ResultRow) {
         let bytes = (result.stdout.end - result.stdout.start) + (result.stderr.end - result.stderr.start);
-        // Init may not be told that it can forget what it has not told; when it does, it hears so (`guest`).
+        // Init must not be allowed to forget an end that it has not reported yet; once it reports the end, `guest`
+        // tells init to forget it.
         let told = result.outcome != Outcome::TimedOutUnheard;
         let took = result.ended_at.duration_since(self.created_at).unwrap_or_default();
         self.guest().metrics.command_ended(&result.outcome, took);
@@ -166,14 +167,15 @@ impl LiveCommand {
         debug!(sandbox = %self.guest().id, command = %self.id, "command ended");
     }
 
-    /// The host is about to end it at its timeout. `false`: it has ended already.
+    /// The host is about to kill the command at its timeout. `false` if the command has ended already.
     pub fn strike(&self) -> bool {
         let mut state = self.lane.lock();
         state.sink.struck |= state.sink.ending.is_none();
         state.sink.ending.is_none()
     }
 
-    /// The host has ended it, and init does not say so. What has come of its output is what there is.
+    /// The host has killed the command, and init does not report the end. The output received so far is all there will
+    /// be.
     pub fn unheard(self: &Arc<Self>) {
         let mut state = self.lane.lock();
         let ends = state.sink.lengths();
@@ -183,11 +185,11 @@ impl LiveCommand {
         self.lane.notify();
     }
 
-    /// The sandbox ended under it. Its result is stored as such.
+    /// The sandbox ended while the command was running. The result says so.
     pub fn sandbox_gone(self: &Arc<Self>) {
         let mut state = self.lane.lock();
         let ends = state.sink.lengths();
-        // An end that came without all of its output will not get the rest.
+        // If the end was reported before all output arrived, the rest will not arrive.
         let complete = state.sink.ending.as_ref().is_some_and(|ending| ending.ends == ends);
         if !complete {
             state.sink.ending = Some(Ending { what: EndingKind::SandboxGone, ends });
@@ -197,8 +199,8 @@ impl LiveCommand {
         self.lane.notify();
     }
 
-    /// The sandbox is being deleted, rows and logs included: the command ends in memory alone.
-    /// Returns when no thread touches its logs any more.
+    /// The sandbox is being deleted, with rows and logs: the command ends in memory only. Returns when no thread uses
+    /// its logs any more.
     pub async fn deleted(&self) {
         self.end_in_memory();
         self.lane.notify();
@@ -237,7 +239,7 @@ fn outcome(end: End) -> Outcome {
     }
 }
 
-/// The kernel ends whoever it chooses with SIGKILL; a shell says 137 when that was its child.
+/// The kernel kills the process that it picks with SIGKILL; a shell exits with 137 if that process was its child.
 fn may_be_out_of_memory(end: End) -> bool {
     const SIGKILL: i32 = 9;
     const SHELL_SIGKILL: i32 = 128 + SIGKILL;
@@ -245,7 +247,7 @@ fn may_be_out_of_memory(end: End) -> bool {
         && matches!(end.status, ExitStatus::Signal(SIGKILL) | ExitStatus::Code(SHELL_SIGKILL))
 }
 
-/// Words of init end up in rows and answers, so they are kept short.
+/// Init's error texts are stored in rows and sent to clients, so they are kept short.
 pub(super) fn clipped(error: StartError) -> StartError {
     let clip = |mut text: String| {
         if text.len() > START_ERROR_TEXT_MAX {

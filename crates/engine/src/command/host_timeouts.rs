@@ -1,12 +1,13 @@
-//! The second guard of timeouts: ends from outside what init should have ended.
+//! The second guard of timeouts: the host kills commands that init should have killed.
 //!
-//! Init owns the timers of commands, because they must run while the daemon does not. But init lives with its guests: they may
-//! starve it, stop it, or have taken it over. So the daemon looks on, and if a command outlives its timeout by
-//! [`MARGIN`] beyond its grace, the host kills its group. Init then has [`REPORT_WAIT`] to say how it ended and to hand over what
-//! it wrote; after that the result says that nobody heard.
+//! Init owns the timers of commands, because they must run while the daemon does not. But init shares the sandbox with
+//! guests, which may starve it, stop it, or have taken it over. So the daemon watches too: if a command outlives its
+//! timeout by [`MARGIN`] beyond its grace, the host kills its process group. Init then has [`REPORT_WAIT`] to report
+//! how the command ended and to send the rest of its output; after that the result says that the end was not reported.
 //!
-//! It may strike late and never early: the time begins when init says that the command runs, or anew when a new daemon finds it,
-//! and stands still while the sandbox does. An idle timeout has no such guard, since nobody but init sees that a command is silent.
+//! The host may kill late but never early: the time starts when init reports that the command runs, or again when a new
+//! daemon finds the command, and stops while the sandbox is frozen. An idle timeout has no such guard, since only init
+//! sees that a command is silent.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -21,19 +22,20 @@ use wire::launch::Processes;
 use crate::command::{Commands, LiveCommand};
 use crate::error::chain;
 
-/// How much later than init's own kill the host's comes: init may be short of the processor for a while without being stuck.
+/// How much later than init's own kill the host's kill comes: init may get no processor time for a while without being
+/// stuck.
 const MARGIN: Duration = Duration::from_secs(5);
-/// How long init may take, after the host's kill, to tell the end and to hand over the rest of the output.
+/// How long init may take, after the host's kill, to report the end and to send the rest of the output.
 const REPORT_WAIT: Duration = Duration::from_secs(10);
-/// Between two attempts to kill, at first and at most.
+/// The shortest and the longest delay between two attempts to kill.
 const RETRY_MIN: Duration = Duration::from_millis(100);
 const RETRY_MAX: Duration = Duration::from_secs(10);
 
-/// A sandbox's commands that have a timeout.
+/// The commands of a sandbox that have a timeout.
 #[derive(Default)]
 pub(crate) struct Backstop {
     state: Mutex<State>,
-    /// There is an earlier deadline than before.
+    /// Signals that the earliest deadline has moved forward.
     earlier: Arc<Notify>,
 }
 
@@ -41,13 +43,13 @@ pub(crate) struct Backstop {
 struct State {
     order: BTreeSet<(Instant, Handle)>,
     armed: HashMap<Handle, Instant>,
-    /// The sandbox stands still.
+    /// Since when the sandbox is frozen.
     still_since: Option<Instant>,
-    /// A task looks after it.
+    /// Whether a task watches the deadlines.
     watched: bool,
 }
 
-/// When the host ends a command that init has not ended.
+/// How long a command may run before the host kills it.
 fn length(start: &Start) -> Option<Duration> {
     let milliseconds = start.timeout_ms?.saturating_add(start.grace_ms);
     Duration::from_millis(milliseconds).checked_add(MARGIN)
@@ -58,9 +60,9 @@ impl Backstop {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The command runs. Harmless when that is known.
+    /// The command runs. Repeating the call is harmless.
     pub fn arm(&self, commands: &Arc<Commands>, start: &Start) {
-        // A length beyond all time never strikes.
+        // A deadline that overflows the clock is never reached.
         let Some(at) = length(start).and_then(|length| Instant::now().checked_add(length)) else { return };
         let handle = start.handle;
         let mut state = self.lock();
@@ -79,7 +81,7 @@ impl Backstop {
         }
     }
 
-    /// The command is over.
+    /// The command has ended.
     pub fn disarm(&self, handle: Handle) {
         let mut state = self.lock();
         if let Some(at) = state.armed.remove(&handle) {
@@ -87,24 +89,24 @@ impl Backstop {
         }
     }
 
-    /// The sandbox stands still, and its commands' time with it.
+    /// The sandbox is frozen, which stops the clock of its commands.
     pub fn stand_still(&self) {
         self.lock().still_since.get_or_insert_with(Instant::now);
     }
 
-    /// The sandbox goes on.
+    /// The sandbox is thawed.
     pub fn go_on(&self) {
         let mut state = self.lock();
         let Some(since) = state.still_since.take() else { return };
         let length = since.elapsed();
         let State { order, armed, .. } = &mut *state;
         for at in armed.values_mut() {
-            *at = at.checked_add(length).unwrap_or(*at); // Beyond all time, it never strikes anyway.
+            *at = at.checked_add(length).unwrap_or(*at); // On overflow the deadline is never reached anyway.
         }
         *order = armed.iter().map(|(handle, at)| (*at, *handle)).collect();
     }
 
-    /// What is due. `Err` tells when to look again; `None`: there is nothing more to look after.
+    /// The command that is due. `Err` is the time to check again; `None`: there is nothing left to watch.
     fn due(&self) -> Option<Result<Handle, Instant>> {
         let now = Instant::now();
         let mut state = self.lock();
@@ -116,16 +118,16 @@ impl Backstop {
             return Some(Err(at));
         }
         if state.still_since.is_some() {
-            // Deadlines are moved when it goes on; until then this one only comes up again.
+            // Deadlines are moved when the sandbox is thawed; until then this one is only checked again.
             return Some(Err(now + MARGIN));
         }
-        // It stays armed until it is over, so that it is not struck twice.
+        // The command stays armed until it ends, so that it is not killed twice.
         state.order.remove(&(at, handle));
         Some(Ok(handle))
     }
 }
 
-/// Holds the commands only while it looks.
+/// Holds a strong reference to the commands only while it checks them.
 async fn watch_over(commands: Weak<Commands>) {
     loop {
         let (at, earlier) = {
@@ -146,11 +148,11 @@ async fn watch_over(commands: Weak<Commands>) {
     }
 }
 
-/// Ends a command that has outlived its timeout, and sees to it that it gets a result.
+/// Kills a command that has outlived its timeout, and makes sure that it gets a result.
 async fn strike(commands: Arc<Commands>, handle: Handle) {
     let Ok(Some(command)) = commands.by_handle(handle) else { return };
     if !command.strike() {
-        return; // It is over; its result is on its way.
+        return; // The command has ended; its result is being stored.
     }
     let sandbox = commands.guest.id;
     warn!(%sandbox, command = %command.id, "init has not ended a command at its timeout; the host does");
@@ -163,7 +165,7 @@ async fn strike(commands: Arc<Commands>, handle: Handle) {
     }
 }
 
-/// `false`: it has ended otherwise, or the engine stops, and the next one sees to it.
+/// `false`: the command has ended by itself, or the engine is stopping and the next one will handle it.
 async fn end_from_outside(commands: &Commands, command: &LiveCommand) -> bool {
     let guest = &commands.guest;
     let mut pause = RETRY_MIN;

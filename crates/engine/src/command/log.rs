@@ -1,11 +1,11 @@
-//! The output of a command on disk, and the end of it in memory.
+//! The output of a command on disk, and its most recent part in memory.
 //!
-//! A stream is kept in segments, `<stream>.<offset of the first byte>`, so that the front can fall off by removing
-//! files. Their names and lengths are all that is known about them: after a crash, what is in the files is what was
-//! stored, because bytes are written before they are acknowledged, in order, and only at the end.
+//! A stream is kept in segments, `<stream>.<offset of the first byte>`, so that its oldest part can be dropped by
+//! removing files. Nothing is recorded about segments but their names and lengths: after a crash, the contents of the
+//! files are what was stored, because bytes are written in order, only at the end, and before they are acknowledged.
 //!
-//! Files are written by a few threads of their own. No task of the daemon ever waits for a disk, and a disk that
-//! stalls delays acknowledgements only. A file is open only while it is being written or read.
+//! A few dedicated threads write the files. No task of the daemon ever waits for a disk, and a disk that stalls delays
+//! acknowledgements only. A file is open only while it is being written or read.
 
 use std::collections::VecDeque;
 use std::fs::{self, File, OpenOptions};
@@ -23,32 +23,33 @@ use wire::guest::{OUTPUT_WINDOW, Stream};
 use crate::guest::Violation;
 use crate::model::Span;
 
-/// A segment is at most this long; shorter where little is kept, so that the front falls off in eighths.
+/// The longest segment. Segments are shorter if little is kept, so that old output is dropped an eighth at a time.
 const SEGMENT_MAX: u64 = 8 * 1024 * 1024;
 const SEGMENT_MIN: u64 = 4 * 1024;
-/// The least that may be kept of a stream: a few segments.
+/// The least that can be configured to be kept of a stream: a few segments.
 pub(crate) const KEPT_MIN: u64 = 64 * 1024;
-/// Threads that write logs. More than one, so that one slow directory does not hold up all; few, since the page cache
-/// is one.
+/// Threads that write logs. More than one, so that one slow directory does not block all; few, since they share one
+/// page cache.
 const WRITERS: usize = 3;
-/// How long a writer leaves a log alone after the disk refused, for example because it was full.
+/// How long a writer waits after a disk error, for example because the disk was full.
 pub(crate) const RETRY: Duration = Duration::from_secs(1);
-/// Stored bytes of a stream that stay in memory when nobody reads it: what a short command wrote.
+/// How many stored bytes of a stream stay in memory while it has no reader: enough for the output of a short command.
 const TAIL_ALONE_MAX: usize = 16 * 1024;
-/// The same while someone reads it: a reader that keeps up never touches the file.
+/// The same while the stream has a reader: a reader that keeps up never touches the file.
 const TAIL_READ_MAX: usize = 1024 * 1024;
-/// Smaller pieces than this are put together, so that bytes that come one by one do not each cost a chunk.
+/// Chunks smaller than this are joined, so that bytes that arrive one by one do not cost a chunk each.
 const CHUNK_JOIN_MAX: usize = 512;
 /// A stream that is no longer than this when its command ends is kept in the row and costs no file.
 pub(crate) const SHORT_MAX: usize = 4 * 1024;
-/// So much is written at once...
+/// A write starts once this many bytes are waiting...
 pub(crate) const WRITE_MIN: u64 = 256 * 1024;
 const _: () =
     assert!(WRITE_MIN <= OUTPUT_WINDOW as u64 / 4, "init should not come to wait for what we wait for");
-/// ... and less only when it is this old: most commands are over by then. Until it is stored, init keeps it.
+/// ... or once the bytes have waited this long: most commands have ended by then. Until bytes are stored, init keeps
+/// them.
 pub(crate) const PATIENCE: Duration = Duration::from_millis(200);
 const _: () = assert!(SHORT_MAX <= TAIL_ALONE_MAX, "what is in memory alone is never trimmed");
-/// Read from a file at once.
+/// The most that is read from a file at once.
 const READ_MAX: u64 = 256 * 1024;
 
 /// How long a segment may be when `kept_max` bytes of a stream are kept.
@@ -60,15 +61,15 @@ pub(crate) fn segment_max(kept_max: u64) -> u64 {
 #[derive(Debug)]
 pub(crate) struct StreamLog {
     stream: Stream,
-    /// What is on disk, without gaps.
+    /// The segments on disk, without gaps.
     segments: VecDeque<Segment>,
-    /// The end of what is on disk.
+    /// The end offset of what is on disk.
     stored: u64,
-    /// The end of what came from init.
+    /// The end offset of what init has sent.
     received: u64,
-    /// Up to where init may forget.
+    /// The offset up to which init may forget the stream.
     granted: u64,
-    /// The last chunks, without gaps, up to `received`; never less than what is not yet stored.
+    /// The last chunks, without gaps, up to `received`; at least everything that is not yet stored.
     tail: VecDeque<Chunk>,
     tail_bytes: usize,
 }
@@ -96,13 +97,13 @@ impl Chunk {
 /// Where the next bytes for a reader are.
 #[derive(Debug)]
 pub(crate) enum Next {
-    /// They fell off; what is kept begins here.
+    /// They were dropped; the first kept byte is at this offset.
     Lost(u64),
-    /// In memory. With the order in which they came.
+    /// In memory, with the number of their arrival.
     Memory(Bytes, u64),
     /// In a file.
     File(ReadPlan),
-    /// They have not come yet.
+    /// They have not arrived yet.
     Nothing,
 }
 
@@ -114,7 +115,7 @@ pub(crate) struct ReadPlan {
     length: usize,
 }
 
-/// Bytes to be put on disk.
+/// Bytes to write to disk.
 pub(crate) struct Append {
     stream: Stream,
     last: Option<Segment>,
@@ -122,12 +123,12 @@ pub(crate) struct Append {
     chunks: Vec<Bytes>,
 }
 
-/// What [`StreamLog::retire`] found.
+/// The result of [`StreamLog::retire`].
 #[derive(Default)]
 pub(crate) struct Retired {
     /// Segments that are no longer part of the log.
     pub files: Vec<PathBuf>,
-    /// Too much is kept, because someone still reads the front. Init must wait.
+    /// More than the limit is kept, because a reader still needs the oldest part. Init must wait.
     pub held: bool,
 }
 
@@ -144,7 +145,7 @@ impl StreamLog {
         }
     }
 
-    /// What a stream's segments on disk say. Nothing is read but names and lengths.
+    /// Rebuilds the log from the segments on disk. Reads only names and lengths.
     pub fn recover(directory: &Path, stream: Stream) -> io::Result<Self> {
         let mut log = Self::new(stream);
         let mut found = Vec::new();
@@ -163,7 +164,7 @@ impl StreamLog {
         }
         found.sort_by_key(|segment| segment.start);
         for segment in found {
-            // A segment is begun where the one before ends. Should that not hold, only what follows the gap is true.
+            // Each segment begins where the one before ends. If there is a gap, only the segments after it are used.
             if log.segments.back().is_some_and(|before| before.end != segment.start) {
                 log.segments.clear();
             }
@@ -174,7 +175,7 @@ impl StreamLog {
         Ok(log)
     }
 
-    /// The log of a command that is over, of which `span` was kept then, in files or as `short`.
+    /// The log of a command that has ended. `span` is what was kept at that time, in files or as `short`.
     pub fn finished(directory: &Path, stream: Stream, span: Span, short: Option<Bytes>) -> io::Result<Self> {
         if let Some(bytes) = short {
             let mut log = Self::new(stream);
@@ -185,7 +186,7 @@ impl StreamLog {
         }
         let mut log = Self::recover(directory, stream)?;
         if log.received < span.end {
-            // Someone removed files. What is missing is reported as lost.
+            // Files were removed by someone else. The missing bytes are reported as lost.
             log.segments.clear();
             (log.stored, log.received, log.granted) = (span.end, span.end, span.end);
         }
@@ -218,17 +219,17 @@ impl StreamLog {
         self.received - self.stored
     }
 
-    /// Whether it could go into the row as it is.
+    /// Whether the stream fits into the row.
     pub fn is_short(&self) -> bool {
         self.segments.is_empty() && self.received <= SHORT_MAX as u64
     }
 
-    /// Whether the end of its command loses none of it.
+    /// Whether none of the stream is lost when its command ends.
     pub fn is_kept(&self) -> bool {
         self.is_stored() || self.is_short()
     }
 
-    /// What would go into the row: `None` if there is nothing, or it is on disk.
+    /// What goes into the row: `None` if the stream is empty or on disk.
     pub fn short(&self) -> Option<Bytes> {
         if self.is_stored() || !self.is_short() {
             return None;
@@ -238,7 +239,7 @@ impl StreamLog {
         Some(all.freeze())
     }
 
-    /// Takes bytes that init sent. Those that came before are skipped; `false` if that was all of them.
+    /// Takes bytes that init sent, and skips bytes that arrived before; `false` if all of them had.
     pub fn receive(&mut self, offset: u64, bytes: &[u8], serial: u64) -> Result<bool, Violation> {
         let end = offset + bytes.len() as u64;
         if offset > self.received {
@@ -269,7 +270,7 @@ impl StreamLog {
         Ok(true)
     }
 
-    /// What is not on disk yet.
+    /// The bytes that are not on disk yet.
     pub fn unstored(&self) -> Option<Append> {
         if self.is_stored() {
             return None;
@@ -283,7 +284,7 @@ impl StreamLog {
         Some(Append { stream: self.stream, last, stored: self.stored, chunks: chunks.collect() })
     }
 
-    /// Takes note of what an [`Append`] has written.
+    /// Records what an [`Append`] has written.
     pub fn record(&mut self, written: Written) {
         for segment in written.0 {
             match self.segments.back_mut() {
@@ -294,7 +295,7 @@ impl StreamLog {
         }
     }
 
-    /// Lets the front fall off until `kept_max` bytes are kept, but nothing from `floor` on, where a reader is.
+    /// Drops the oldest segments until `kept_max` bytes are kept, but nothing from `floor` on, where a reader is.
     pub fn retire(&mut self, directory: &Path, kept_max: u64, floor: Option<u64>) -> Retired {
         let mut retired = Retired::default();
         while let (Some(first), Some(last)) = (self.segments.front(), self.segments.back()) {
@@ -321,12 +322,12 @@ impl StreamLog {
         }
     }
 
-    /// Lets init forget what is stored.
+    /// Lets init forget the bytes that are stored.
     pub fn grant(&mut self) {
         self.granted = self.stored;
     }
 
-    /// Frees memory of what is stored. Keeps a little, and more where a reader at `floor` is about to want it.
+    /// Frees the memory of stored bytes. Keeps a little, and more if a reader at `floor` is about to need it.
     pub fn trim(&mut self, floor: Option<u64>) {
         while let Some(first) = self.tail.front() {
             let spare = first.end() <= self.stored && self.tail_bytes - first.bytes.len() >= TAIL_ALONE_MAX;
@@ -339,7 +340,7 @@ impl StreamLog {
         }
     }
 
-    /// Where the bytes at `at` are, up to `end`.
+    /// Where the bytes from `at` up to `end` are.
     pub fn next(&self, directory: &Path, at: u64, end: u64) -> Next {
         let start = self.span().start;
         if at >= end.min(self.received) {
@@ -362,7 +363,7 @@ impl StreamLog {
 }
 
 impl ReadPlan {
-    /// Reads. Blocks. A file that is gone or too short is an error: an attached reader keeps its segments.
+    /// Reads. Blocks. A missing or short file is an error, since an attached reader keeps its segments.
     pub fn read(&self) -> io::Result<Bytes> {
         let mut bytes = BytesMut::zeroed(self.length);
         File::open(&self.file)?.read_exact_at(&mut bytes, self.at)?;
@@ -370,11 +371,11 @@ impl ReadPlan {
     }
 }
 
-/// The segments that an [`Append`] made longer or new.
+/// The segments that an [`Append`] extended or created.
 pub(crate) struct Written(Vec<Segment>);
 
 impl Append {
-    /// Writes. Blocks. After an error it may be done again: the same bytes go to the same places.
+    /// Writes. Blocks. Can be retried after an error: the same bytes go to the same places.
     pub fn write(self, directory: &Path, segment_max: u64) -> io::Result<Written> {
         let mut written = Vec::new();
         let mut segment = self.last.unwrap_or(Segment { start: self.stored, end: self.stored });
@@ -404,7 +405,7 @@ impl Append {
 
 /// Writes from `chunks`, of which the first `skip` bytes are done, at most `room` bytes.
 fn write_some(file: &mut File, chunks: &[Bytes], mut skip: usize, room: u64) -> io::Result<usize> {
-    /// As many as the kernel takes at once on any Unix is 16; Linux takes 1024.
+    /// Every Unix accepts at least 16 slices per call; Linux accepts 1024.
     const SLICES_MAX: usize = 64;
     let mut room = usize::try_from(room).unwrap_or(usize::MAX);
     let mut slices = Vec::with_capacity(chunks.len().min(SLICES_MAX));
@@ -430,7 +431,7 @@ fn open(directory: &Path, stream: Stream, start: u64) -> io::Result<File> {
     options.write(true).create(true).truncate(false).mode(0o600);
     let file = path(directory, stream, start);
     match options.open(&file) {
-        // The directory is made when the first byte comes: most commands write nothing at all.
+        // The directory is created with the first byte: most commands write nothing at all.
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             fs::DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
             options.open(&file)
@@ -451,7 +452,7 @@ fn word(stream: Stream) -> &'static str {
     }
 }
 
-/// Removes a directory of logs. Harmless when there is none.
+/// Removes a directory of logs. Harmless if it does not exist.
 pub(crate) fn remove_directory(directory: &Path) -> io::Result<()> {
     match fs::remove_dir_all(directory) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
@@ -461,22 +462,22 @@ pub(crate) fn remove_directory(directory: &Path) -> io::Result<()> {
 
 /// Something that has bytes for the disk.
 pub(crate) trait Writes: Send + Sync {
-    /// Writes what there is. Blocks.
+    /// Writes everything that is waiting. Blocks.
     fn write_pass(self: Arc<Self>) -> Again;
 }
 
-/// When to come back.
+/// When to call again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Again {
-    /// When asked again.
+    /// When it is scheduled again.
     Done,
-    /// After the others.
+    /// After the other logs in the queue.
     Now,
     /// After [`RETRY`].
     Later,
 }
 
-/// The threads that write logs. Each log is in the queue once at most, so the queue is bounded by the commands.
+/// The threads that write logs. Each log is in the queue at most once, so the number of commands bounds the queue.
 pub(crate) struct LogWriters {
     queue: Arc<Queue>,
     threads: Mutex<Vec<JoinHandle<()>>>,
@@ -522,7 +523,7 @@ impl Queue {
             };
             drop(ready);
             let passing = Arc::clone(&log);
-            // A bug in one log must not take the thread from all others. What panics is not tried again.
+            // A bug in one log must not stop the thread for all others. A log that panics is not retried.
             let again = catch_unwind(AssertUnwindSafe(|| passing.write_pass())).unwrap_or_else(|_| {
                 tracing::error!("writing a log panicked; its command will get no result");
                 Again::Done
@@ -554,12 +555,12 @@ impl LogWriters {
         Ok(writers)
     }
 
-    /// Has `log` written soon. The caller sees to it that it is asked once at a time.
+    /// Queues `log` to be written soon. The caller makes sure that a log is queued at most once.
     pub fn schedule(&self, log: Arc<dyn Writes>) {
         self.queue.push(log);
     }
 
-    /// Ends the threads after what they are at. What was not written was not acknowledged.
+    /// Stops the threads once they finish their current write. Bytes that were not written were not acknowledged.
     pub fn stop(&self) {
         self.queue.ready().stopping = true;
         self.queue.ready().logs.clear();
@@ -578,12 +579,12 @@ mod tests {
 
     const SEGMENT: u64 = 4096;
 
-    /// A log that does as it is told.
+    /// A log that follows a script.
     struct Scripted(std::sync::mpsc::Sender<()>, bool);
 
     impl Writes for Scripted {
         fn write_pass(self: Arc<Self>) -> Again {
-            // Before the panic, so that whoever waits knows that it is on its way.
+            // Sent before the panic, so that the test knows that the panic is about to happen.
             self.0.send(()).expect("the test listens");
             assert!(!self.1, "a bug in one log");
             Again::Done

@@ -1,12 +1,13 @@
-//! One command: its streams, its result, and everyone who watches it.
+//! One command: its streams, its result, and its readers.
 //!
-//! A [`LiveCommand`] is where the link to init, the threads that write logs, and callers meet. Its lock is held for moments and
-//! never over a wait. The order of things is: the row of the intent is committed, init is told, bytes come and are
-//! handed to readers and to the disk, init hears what is on disk, the result comes, and when all output is on disk the
-//! result is committed; only then do callers see the end, and init may forget the command.
+//! A [`LiveCommand`] connects the link to init, the threads that write logs, and callers. Its lock is held briefly and
+//! never across a wait. The order of events is: the row of the intent is committed, init gets the command, bytes arrive
+//! and go to readers and to the disk, init gets acknowledgements for bytes that are on disk, the result arrives, and
+//! once all output is on disk the result is committed; only then do callers see the end, and may init forget the
+//! command.
 //!
-//! Readers that are attached hold back retention. When too much is kept for their sake, init is not told that bytes are
-//! stored, so that the command waits at its full pipe; a reader that holds things up and does not move is let go.
+//! Attached readers delay the dropping of old output. When too much is kept for them, the daemon stops acknowledging,
+//! so that the command blocks on its full pipe; a reader that causes this and makes no progress is dropped.
 
 mod attendance;
 mod caller;
@@ -49,26 +50,26 @@ pub use output::Output;
 pub(crate) use registry::{Commands, Storage};
 pub(crate) use sink::Refusal;
 
-/// How long a reader may hold up a command without taking anything.
+/// How long a reader may block a command without reading anything.
 pub const STALL_SECONDS: u64 = 30;
 /// How long a write to stdin waits for the command to read.
 pub const STDIN_SECONDS: u64 = 30;
 
 /// See the head of this file.
 pub(crate) struct LiveCommand {
-    /// All of its sandbox.
+    /// All commands of its sandbox.
     pub(super) commands: Arc<Commands>,
     pub id: CommandId,
     pub lane: Lane<LogSink>,
     pub request_digest: [u8; 32],
     pub created_at: SystemTime,
     pub attendance: Attendance,
-    /// The sandbox's memory kills when it began, where that is known.
+    /// The sandbox's memory kills when the command started, if known.
     oom_kills_before: Option<u64>,
 }
 
 impl LiveCommand {
-    /// A command that is about to get its row.
+    /// A command whose row is about to be written.
     fn intended(commands: &Arc<Commands>, handle: Handle, wish: Wish) -> Arc<Self> {
         let start = Start { handle, ..wish.start };
         let stdin = Stdin::new(start.stdin);
@@ -83,7 +84,7 @@ impl LiveCommand {
         })
     }
 
-    /// A command that a row and the files on disk tell of. Blocks.
+    /// Restores a command from its row and the files on disk. Blocks.
     pub fn recovered(commands: &Arc<Commands>, mut row: CommandRow) -> std::io::Result<Arc<Self>> {
         let directory = commands.directory_of(row.handle);
         let spans = row.result.as_ref().map(|result| [result.stdout, result.stderr]);
@@ -151,7 +152,7 @@ impl LiveCommand {
             Err(error) => Some(Refusal::Store(Arc::new(error))),
         };
         let mut state = self.lane.lock();
-        // The sandbox may have been deleted meanwhile; then it stays ended.
+        // The sandbox may have been deleted in the meantime; then the command stays ended.
         if matches!(state.sink.phase, Phase::Intended) {
             state.sink.phase = refusal.clone().map_or(Phase::Committed, Phase::Refused);
         }
@@ -181,8 +182,8 @@ impl LiveCommand {
         matches!(self.lane.lock().sink.phase, Phase::Committed | Phase::Finishing(_))
     }
 
-    /// Waits for init's first word about a command that was just started.
-    /// If it does not come, a command that nobody can name is ended as soon as init can hear again.
+    /// Waits for init's first message about a command that was just started. If none arrives, a command that no caller
+    /// can name is killed as soon as init responds again.
     pub async fn started_in_time(self: &Arc<Self>, named: bool) -> Result<(), EngineError> {
         let deadline = Instant::now() + Duration::from_secs(ANSWER_SECONDS);
         if timeout_at(deadline, self.lane.answered()).await.is_ok() {
@@ -194,7 +195,7 @@ impl LiveCommand {
         Err(self.guest().unresponsive())
     }
 
-    /// As it is now.
+    /// The command's current state.
     pub fn now(&self) -> Command {
         self.describe(&self.lane.lock())
     }

@@ -1,7 +1,7 @@
 //! A command's output as one reader gets it.
 //!
-//! What is in memory is handed out from there; what is older is read from files, a few chunks at a time. Where the reader
-//! is stays in the command, because retention looks at it.
+//! Recent output comes from memory; older output is read from files, a few chunks at a time. The reader's position is
+//! kept in the command, because retention depends on it.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -17,18 +17,18 @@ use crate::command::log::{Next, ReadPlan};
 use crate::guest::{STREAMS, Use};
 use crate::model::{Offsets, OutputEvent};
 
-/// A command's output as it comes. Dropping it lets the front fall off again.
+/// A command's output as it arrives. Once this is dropped, output it has not read may be dropped too.
 pub struct Output {
     command: Arc<LiveCommand>,
     reader: u64,
-    /// Read from files, not yet handed out.
+    /// Read from files, not yet returned.
     ahead: [Bytes; 2],
     started: bool,
     stdin_given: Option<u64>,
-    /// Which stream comes first when both are old: they take turns.
+    /// The stream that comes first when both are read from files: they take turns.
     turn: usize,
     over: bool,
-    /// An open stream is a use. None where the sandbox is about to go; what is kept can be read until then.
+    /// An open stream is a use. `None` if the sandbox is about to be deleted; kept output can be read until then.
     using: Option<Use>,
 }
 
@@ -59,8 +59,8 @@ impl Output {
         }
     }
 
-    /// The next thing. After [`OutputEvent::Ended`] or [`OutputEvent::Stalled`] comes nothing more (`None`).
-    /// At most 64 KiB of a stream at once. Cancel-safe.
+    /// The next event. After [`OutputEvent::Ended`] or [`OutputEvent::Stalled`] the stream is over (`None`). Returns at
+    /// most 64 KiB of a stream at once. Cancel-safe.
     pub async fn next(&mut self) -> Option<OutputEvent> {
         if self.over {
             return None;
@@ -111,7 +111,8 @@ impl Output {
             (Next::Nothing, Next::Nothing) => return self.step_idle(state),
             (Next::Nothing, other) => (second, other),
             (own, Next::Nothing) => (first, own),
-            // Both in memory: in the order they came. Otherwise they take turns, since files do not tell the order.
+            // If both are in memory, they come in the order of arrival. Otherwise they take turns, since files do not
+            // record the order.
             (Next::Memory(_, came), Next::Memory(bytes, other_came)) if other_came < came => {
                 (second, Next::Memory(bytes, other_came))
             }
@@ -129,7 +130,7 @@ impl Output {
         }
     }
 
-    /// Nothing to read: stdin's acknowledgements, and the end.
+    /// With no output to read, checks for stdin's acknowledgements and for the end.
     fn step_idle(&mut self, state: &mut State) -> ControlFlow<Step> {
         if let Some(given) = state.stdin.given()
             && self.command.lane.start.stdin
@@ -154,7 +155,7 @@ impl Output {
         Some(self.hand_out(state, log, bytes))
     }
 
-    /// Hands out a chunk of `bytes` and keeps the rest for the next time.
+    /// Returns a chunk of `bytes` and keeps the rest for the next call.
     fn hand_out(&mut self, state: &mut State, log: usize, mut bytes: Bytes) -> OutputEvent {
         let offset = state.sink.readers[&self.reader].at[log];
         let chunk = bytes.split_to(bytes.len().min(CHUNK_MAX));
@@ -171,7 +172,7 @@ impl Output {
         }
     }
 
-    /// A log that cannot be read is reported as lost: what is not there cannot be waited for.
+    /// A log that cannot be read is reported as lost, since waiting for it would never end.
     fn unreadable(&mut self, log: usize, error: &std::io::Error) -> OutputEvent {
         error!(sandbox = %self.command.guest().id, command = %self.command.id, %error, "cannot read stored output");
         let mut state = self.command.lane.lock();

@@ -1,7 +1,7 @@
-//! A sandbox's commands that have no result yet, and how much is kept of those that have one.
+//! A sandbox's commands that have no result yet, and the limits on how many ended commands are kept.
 //!
-//! The table is under a lock of its own, held for moments: starting a command does not pass through the sandbox's driver, so
-//! that the way to init is short.
+//! The table has its own lock, which is held briefly: starting a command does not pass through the sandbox's driver, so
+//! that the path to init is short.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
@@ -20,11 +20,12 @@ use crate::error::{EngineError, chain};
 use crate::guest::{Guest, Violation};
 use crate::model::attendance::Attendance;
 
-/// Ended commands that a sandbox keeps. The oldest fall off, rows and logs.
+/// How many ended commands a sandbox keeps. The oldest are dropped, with rows and logs.
 const ENDED_MAX: u64 = 10_000;
 /// How many full streams the output of all ended commands of a sandbox may add up to.
 const ENDED_STREAMS_MAX: u64 = 64;
-/// Requests of commands that have not ended, in one sandbox: scripts and environments are held in memory until then.
+/// The total size of the requests of running commands in one sandbox: scripts and environments stay in memory until the
+/// end.
 const STARTS_BYTES_MAX: usize = 64 * 1024 * 1024;
 
 /// The commands of one sandbox.
@@ -42,9 +43,9 @@ pub(crate) struct Commands {
 
 #[derive(Default)]
 struct Table {
-    /// No more commands: the sandbox failed or goes.
+    /// No more commands may start: the sandbox failed or is being deleted.
     closed: bool,
-    /// The engine stops, and the table says nothing any more.
+    /// The engine is stopping, and lookups in the table fail.
     halted: bool,
     handle_next: u32,
     live: BTreeMap<Handle, Arc<LiveCommand>>,
@@ -55,7 +56,7 @@ struct Table {
     pruning: bool,
 }
 
-/// What commands of all sandboxes need.
+/// Resources that the commands of all sandboxes share.
 pub(crate) struct Storage {
     pub db: Arc<Db>,
     pub logs: Arc<LogWriters>,
@@ -65,21 +66,21 @@ pub(crate) struct Storage {
     pub kept_max: u64,
 }
 
-/// What became of the wish to start a command.
+/// The result of registering a command.
 pub(crate) enum Intent {
-    /// It is new; its row must be written.
+    /// The command is new; its row must be written.
     New(Arc<LiveCommand>),
-    /// It was asked for before.
+    /// The command was requested before.
     Known(Arc<LiveCommand>),
 }
 
-/// A command that someone wants to start.
+/// A command that a caller wants to start.
 pub(crate) struct Wish {
     pub id: CommandId,
     /// Without a handle.
     pub start: Start,
     pub request_digest: [u8; 32],
-    /// The sandbox's memory kills so far, where that is known.
+    /// The sandbox's memory kills so far, if known.
     pub oom_kills_before: Option<u64>,
     pub attendance: Attendance,
 }
@@ -108,7 +109,7 @@ impl Commands {
         self.directory.join(handle.0.to_string())
     }
 
-    /// Takes a command into the table, or finds the one that has its id.
+    /// Adds a command to the table, or finds the one that has its id.
     pub fn intend(self: &Arc<Self>, wish: Wish) -> Result<Intent, EngineError> {
         let id = self.guest.id;
         if !self.guest.takes_commands() {
@@ -140,7 +141,7 @@ impl Commands {
         Ok(Intent::New(command))
     }
 
-    /// Takes a command into the table that a row told of. Blocks.
+    /// Adds a command to the table that was found in a row. Blocks.
     pub fn adopt(self: &Arc<Self>, row: CommandRow) -> std::io::Result<()> {
         let command = LiveCommand::recovered(self, row)?;
         let mut table = self.table();
@@ -150,7 +151,7 @@ impl Commands {
         Ok(())
     }
 
-    /// It has no row.
+    /// The command got no row.
     pub(super) fn forget(&self, command: &LiveCommand) {
         let handle = command.lane.handle();
         self.timeouts.disarm(handle);
@@ -161,7 +162,7 @@ impl Commands {
         }
     }
 
-    /// Its result is stored.
+    /// The command's result is stored.
     pub(super) fn ended(self: &Arc<Self>, command: &LiveCommand, output_bytes: u64) {
         self.forget(command);
         let mut table = self.table();
@@ -174,14 +175,14 @@ impl Commands {
         }
     }
 
-    /// How many ended commands, and how many bytes of their output, are more than is kept.
+    /// How many ended commands, and how many bytes of their output, exceed the limits.
     fn too_much(&self, table: &Table) -> Option<(u64, u64)> {
         let bytes_max = ENDED_STREAMS_MAX.saturating_mul(self.kept_max);
         let more = (table.ended.saturating_sub(ENDED_MAX), table.ended_bytes.saturating_sub(bytes_max));
         (more != (0, 0)).then_some(more)
     }
 
-    /// Drops ended commands, those that ended first, until no more is kept than should be: others end in the meantime.
+    /// Drops the commands that ended first until the limits hold; others may end in the meantime.
     async fn prune(self: Arc<Self>) {
         loop {
             let (count, bytes) = {
@@ -205,14 +206,14 @@ impl Commands {
                 self.dropped(*handle, *bytes).await;
             }
             if dropped.is_empty() {
-                // Nothing can be dropped now; the next end tries again.
+                // Nothing can be dropped now; the next end retries.
                 self.table().pruning = false;
                 return;
             }
         }
     }
 
-    /// An ended command has no row any more: its output goes too.
+    /// The row of an ended command was removed: removes its output too.
     pub async fn dropped(&self, handle: Handle, bytes: u64) {
         let directory = self.directory_of(handle);
         let removed = tokio::task::spawn_blocking(move || super::log::remove_directory(&directory)).await;
@@ -224,11 +225,11 @@ impl Commands {
         table.ended_bytes = table.ended_bytes.saturating_sub(bytes);
     }
 
-    /// A command by its number: `None` if it has its result, an error if there never was one that init was told of.
+    /// A command by its number: `None` if it has its result, an error if init was never given such a command.
     pub fn by_handle(&self, handle: Handle) -> Result<Option<Arc<LiveCommand>>, Violation> {
         let table = self.table();
         if table.halted {
-            // That it is not in the table does not mean that it has its result: init must not be told so.
+            // The command may be missing although it has no result, so init must not be told that it has one.
             return Err(Violation::NobodyListens);
         }
         let command = table.live.get(&handle).cloned();
@@ -237,7 +238,7 @@ impl Commands {
         match command {
             Some(command) if command.is_committed() => Ok(Some(command)),
             None if used => Ok(None),
-            // A row that is about to be written is not known to init.
+            // Init cannot know a command whose row is still being written.
             Some(_) | None => Err(Violation::UnknownHandle { handle }),
         }
     }
@@ -253,13 +254,13 @@ impl Commands {
         self.table().live.len()
     }
 
-    /// All whose rows are written and that have no result.
+    /// All commands that have a row and no result.
     pub fn live(&self) -> Vec<Arc<LiveCommand>> {
         let commands: Vec<_> = self.table().live.values().cloned().collect();
         commands.into_iter().filter(|command| command.is_committed()).collect()
     }
 
-    /// No more commands. Gives those that have no result.
+    /// Rejects new commands from now on. Returns the commands that have no result.
     pub fn close(&self) -> Vec<Arc<LiveCommand>> {
         let mut table = self.table();
         table.closed = true;
@@ -271,14 +272,14 @@ impl Commands {
         self.table().closed = false;
     }
 
-    /// The engine stops: the table answers nothing from now on.
+    /// The engine is stopping: all lookups fail from now on.
     pub fn halt(&self) {
         let mut table = self.table();
         table.halted = true;
         table.live.clear();
     }
 
-    /// Whether the engine stops.
+    /// Whether the engine is stopping.
     pub(super) fn is_halted(&self) -> bool {
         self.table().halted
     }

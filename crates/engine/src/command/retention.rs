@@ -1,7 +1,8 @@
-//! What is kept of a command's output, and who has to wait for whom.
+//! How much of a command's output is kept, and who waits for whom.
 //!
-//! Output is written by the log writers, the front falls off where nobody reads it, and init is told what is stored.
-//! Readers that are attached hold back the front; when that makes too much, init is not told, and the command waits.
+//! The log writers write output, the oldest output is dropped unless a reader still needs it, and init gets an
+//! acknowledgement for stored bytes. Attached readers delay the dropping; when that makes too much, init gets no
+//! acknowledgements, and the command waits.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, MutexGuard};
@@ -15,12 +16,12 @@ use super::{LiveCommand, STALL_SECONDS};
 use crate::command::log::{Again, PATIENCE, Retired, StreamLog, WRITE_MIN, Writes};
 use crate::guest::{Carrier, STREAMS};
 
-/// When output that is not stored is written.
+/// When unstored output is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Due {
-    /// There is none.
+    /// There is no unstored output.
     Never,
-    /// After [`PATIENCE`], or when there is more.
+    /// After [`PATIENCE`], or when there is more output.
     Soon,
     Now,
 }
@@ -30,7 +31,7 @@ impl LogSink {
         if self.logs.iter().all(StreamLog::is_stored) {
             return Due::Never;
         }
-        // At the end of a command, only what fits into its row need not be written.
+        // At the end of a command, everything is written except output that fits into its row.
         let last = self.ending.is_some() && !self.logs.iter().all(StreamLog::is_kept);
         if last || self.logs.iter().any(|log| log.unstored_bytes() >= WRITE_MIN) {
             Due::Now
@@ -41,13 +42,13 @@ impl LogSink {
 }
 
 impl LiveCommand {
-    /// Lets the front fall off, frees memory, and grants acknowledgements unless a reader holds things up.
-    /// The files are removed by whoever calls.
+    /// Drops old output, frees memory, and grants acknowledgements unless a reader blocks them. The caller removes the
+    /// files.
     pub(super) fn settle(self: &Arc<Self>, state: &mut State, directory: &Path) -> Vec<PathBuf> {
         let mut files = Vec::new();
         let mut held = false;
         let over = state.sink.ending.is_some();
-        // What a finished command keeps is in its row, so it is settled for good.
+        // The row records what a finished command keeps, so that no longer changes.
         let finishing = !matches!(state.sink.phase, Phase::Committed);
         for log in 0..STREAMS.len() {
             let floor = state.sink.floor(log);
@@ -56,7 +57,7 @@ impl LiveCommand {
             } else {
                 state.sink.logs[log].retire(directory, self.commands.kept_max, floor)
             };
-            // When the command is over no more can come, so there is nobody to make wait.
+            // Once the command has ended no more output can arrive, so there is nothing to delay.
             let must_wait = retired.held && !over;
             if !must_wait {
                 state.sink.logs[log].grant();
@@ -78,7 +79,7 @@ impl LiveCommand {
         files
     }
 
-    /// Has output written when there is enough of it, or when it has waited long enough.
+    /// Schedules a write when there is enough output, or when output has waited long enough.
     pub(super) fn store_when_due(self: &Arc<Self>, mut state: MutexGuard<'_, State>) {
         match state.sink.due() {
             Due::Never => {}
@@ -107,7 +108,7 @@ impl LiveCommand {
         });
     }
 
-    /// A little output has waited for more long enough.
+    /// A small amount of output has waited for more long enough.
     fn store_rest(self: &Arc<Self>) {
         let mut state = self.lane.lock();
         state.sink.waiting = false;
@@ -118,7 +119,7 @@ impl LiveCommand {
         }
     }
 
-    /// A reader moved or left: perhaps the front may fall off now. Files are removed by the log writers.
+    /// A reader advanced or detached: perhaps old output can be dropped now. The log writers remove the files.
     pub(super) fn reader_moved(self: &Arc<Self>, mut state: MutexGuard<'_, State>) {
         for log in 0..STREAMS.len() {
             let floor = state.sink.floor(log);
@@ -131,14 +132,14 @@ impl LiveCommand {
         }
     }
 
-    /// While a reader holds the command up: lets go whoever has not moved for too long.
+    /// Runs while readers block the command: drops readers that have made no progress for too long.
     pub(super) async fn watch_stalled(self: Arc<Self>) {
         while let Some(soonest) = self.let_go_stalled() {
             tokio::time::sleep_until(soonest).await;
         }
     }
 
-    /// Tells when to look again; `None` when nobody holds anything up.
+    /// Returns when to check again; `None` if no reader blocks the command.
     pub(super) fn let_go_stalled(self: &Arc<Self>) -> Option<Instant> {
         let limit = Duration::from_secs(STALL_SECONDS);
         let kept_max = self.commands.kept_max;

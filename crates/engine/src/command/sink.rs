@@ -1,4 +1,4 @@
-//! What is under the lock of a command's lane: its logs, who reads them, and how far its rows have come.
+//! The state under the lock of a command's lane: its logs, its readers, and the progress of its rows.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -21,36 +21,36 @@ pub(crate) struct LogSink {
     pub(super) logs: [StreamLog; 2],
     /// Counts chunks of both streams.
     pub(super) serial: u64,
-    /// What init said last about the command, or what became of its sandbox.
+    /// What init last reported about the command's end, or what happened to its sandbox.
     pub(super) ending: Option<Ending>,
     pub(super) readers: BTreeMap<u64, Reader>,
     pub(super) reader_next: u64,
-    /// Since when too much is kept for the sake of a reader.
+    /// Since when a reader causes too much to be kept.
     pub(super) held_since: Option<Instant>,
-    /// Someone looks after readers that do not move.
+    /// A task watches for readers that make no progress.
     pub(super) watched: bool,
-    /// The host has ended it at its timeout, because init had not.
+    /// The host has killed the command at its timeout, because init had not.
     pub(super) struck: bool,
-    /// A pass of the log writers is under way or queued.
+    /// A pass of the log writers is running or queued.
     pub(super) writing: bool,
-    /// A little output waits for more, or for the end of the command, before it is written.
+    /// A small amount of output waits for more, or for the end of the command, before it is written.
     pub(super) waiting: bool,
-    /// The disk refused, and that was logged.
+    /// A disk error was logged already.
     pub(super) disk_refused: bool,
 }
 
 #[derive(Debug, Clone)]
 pub(super) enum Phase {
-    /// The row is on its way to the store.
+    /// The row is being written.
     Intended,
-    /// There is no such row.
+    /// The row could not be written.
     Refused(Refusal),
-    /// The row is there.
+    /// The row is written.
     Committed,
-    /// The result is on its way to the store. It is here if callers may have it already: if this daemon died now, init would tell
-    /// the next one the same again.
+    /// The result is being written. The value is set if callers may have the result already: if this daemon died now,
+    /// init would report the same end to the next one.
     Finishing(Option<Box<ResultRow>>),
-    /// The result is there.
+    /// The result is written.
     Ended(Box<ResultRow>),
 }
 
@@ -61,7 +61,7 @@ pub(crate) enum Refusal {
     Exists(Arc<CommandRow>),
     /// The sandbox is not running any more.
     NoSandbox,
-    /// The store refused.
+    /// The store failed.
     Store(Arc<DbError>),
 }
 
@@ -89,7 +89,7 @@ impl LogSink {
         }
     }
 
-    /// The first offset of a stream that an attached reader still wants.
+    /// The first offset of a stream that an attached reader still needs.
     pub(super) fn floor(&self, log: usize) -> Option<u64> {
         self.readers.values().filter(|reader| !reader.let_go).map(|reader| reader.at[log]).min()
     }
@@ -103,12 +103,12 @@ impl LogSink {
         }
     }
 
-    /// The end of a stream for readers: where it ended, if it has.
+    /// The end of a stream for readers, if it has ended.
     pub(super) fn end(&self, log: usize) -> u64 {
         self.ending.as_ref().map_or(u64::MAX, |ending| ending.ends[log])
     }
 
-    /// How much of each stream has come.
+    /// How many bytes of each stream have arrived.
     pub(super) fn lengths(&self) -> [u64; 2] {
         [self.logs[0].received(), self.logs[1].received()]
     }
@@ -117,7 +117,7 @@ impl LogSink {
 impl Sink for LogSink {
     fn receive(&mut self, handle: Handle, at: usize, offset: u64, bytes: &[u8]) -> Result<bool, Violation> {
         if matches!(self.phase, Phase::Finishing(_) | Phase::Ended(_)) {
-            return Ok(false); // Said again on a new connection, while the result is being stored.
+            return Ok(false); // Sent again on a new connection, while the result is being stored.
         }
         if offset + bytes.len() as u64 > self.end(at) {
             return Err(Violation::AfterEnd { handle });
@@ -136,7 +136,7 @@ impl Sink for LogSink {
     }
 
     fn is_abandoned(&self) -> bool {
-        false // Its result is stored, whoever wants it.
+        false // Its result is stored, with or without a caller.
     }
 
     fn is_untouched(&self) -> bool {

@@ -1,4 +1,4 @@
-//! What init is asked to start: the request, joined with what the image, the template and the sandbox say.
+//! The request that init gets: the caller's, combined with settings of the image, the template and the sandbox.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -11,10 +11,10 @@ use crate::model::defaults::{ENV, WORKSPACE};
 use crate::model::template::TemplateSpec;
 use crate::{Argv, COMMAND_BYTES_MAX, CommandEnv, CommandSpec, EngineError, Field, Program};
 
-/// Between SIGTERM and the end of a command's whole tree, when a timeout strikes: time to flush a file.
+/// The time between SIGTERM and the kill of a command's whole tree at a timeout: enough to flush a file.
 const GRACE: Duration = Duration::from_secs(2);
 
-/// What a sandbox's commands begin with where they name nothing else.
+/// The defaults of a sandbox's commands.
 #[derive(Clone, Copy)]
 pub(crate) struct Surroundings<'a> {
     pub template: Option<&'a TemplateSpec>,
@@ -34,7 +34,7 @@ impl Surroundings<'_> {
     }
 }
 
-/// What init is asked to start, without the handle.
+/// The request for init, without the handle.
 pub(crate) fn start_of(
     around: Surroundings<'_>,
     spec: CommandSpec,
@@ -83,12 +83,12 @@ fn program(
     let words = || {
         image.into_iter().flat_map(|image| image.entrypoint.iter().chain(&image.command)).cloned().collect()
     };
-    // What an image names was written by a stranger.
+    // The image's command was written by a stranger, so it is checked too.
     let argv = own.map_or_else(|| Argv::new(words()), Ok).map_err(|must| must.of(Field::Argv))?;
     Ok(guest::Program::Argv(argv.into_words()))
 }
 
-/// Shoal's own variables, the image's, the template's, the sandbox's, the command's; the later wins.
+/// The variables of Shoal, the image, the template, the sandbox and the command; later ones win.
 fn environment(
     template: Option<&TemplateSpec>,
     config: Option<&ImageConfig>,
@@ -108,17 +108,17 @@ fn environment(
     env.into_iter().collect()
 }
 
-/// Zero means none. A length that is not zero stays one: rounding it down would mean none too.
+/// Zero means no limit. A nonzero duration stays nonzero: rounding it down would mean no limit.
 fn milliseconds(length: Duration) -> Option<u64> {
     (!length.is_zero()).then(|| u64::try_from(length.as_millis()).unwrap_or(u64::MAX).max(1))
 }
 
-/// About what a request takes in memory.
+/// The approximate size of a request in memory.
 pub(super) fn start_size(start: &Start) -> usize {
     let program = match &start.program {
         guest::Program::Argv(argv) => argv.iter().map(|argument| argument.len() + 24).sum(),
         guest::Program::Shell { script } => script.len(),
-        // Not a command's: bounded by the length of a path.
+        // File operations are no commands; the length of a path bounds them.
         guest::Program::Files(_) => 0,
     };
     let env: usize = start.env.iter().map(|(name, value)| name.len() + value.len() + 48).sum();

@@ -1,9 +1,10 @@
 //! A command's output as text, with offsets in the text.
 //!
-//! Some protocols carry output as text and count its UTF-8 bytes. As long as a command writes valid UTF-8 those are the offsets of its
-//! bytes; a byte that is none becomes U+FFFD, which has three. So text has offsets of its own, and a reader that comes back with one
-//! is brought there by reading again from the start of what is kept, which is exact because decoding does not depend on how bytes were
-//! cut into pieces: a character that is not whole yet waits for its rest, or for the end of the stream.
+//! Some protocols carry output as text and count its UTF-8 bytes. As long as a command writes valid UTF-8 those are the
+//! offsets of its bytes; an invalid byte becomes U+FFFD, which takes three bytes. So text has its own offsets. A reader
+//! that reconnects with such an offset gets there by decoding again from the first kept byte. That is exact because
+//! decoding does not depend on how the bytes were split: an incomplete character waits for its remaining bytes, or for
+//! the end of the stream.
 
 use std::collections::VecDeque;
 
@@ -12,29 +13,29 @@ use wire::guest::Stream;
 use crate::command::{CommandRef, Output};
 use crate::model::{Command, Offsets, OutputEvent};
 
-/// In place of what is no character.
+/// Replaces invalid bytes.
 const REPLACEMENT: &str = "\u{fffd}";
 
-/// One thing that happened to a command that someone reads as text.
+/// An event of a command whose output is read as text.
 #[derive(Debug, Clone)]
 pub enum TextEvent {
-    /// It runs: the pid is known.
+    /// The command runs: the pid is known.
     Started {
-        /// Its process, in the guest's own numbers.
+        /// Its process id, as the guest sees it.
         pid: u32,
     },
-    /// Text of a stream, whole characters.
+    /// Text of a stream, in whole characters.
     Text {
-        /// Which one.
+        /// Which stream.
         stream: Stream,
-        /// Where it begins, in bytes of UTF-8.
+        /// The offset of its first byte, in bytes of UTF-8.
         offset: u64,
         /// The text. Never empty.
         text: String,
     },
-    /// The reader was too slow for too long and was let go. Reconnect with offsets.
+    /// The reader was too slow for too long and was dropped. Reconnect with offsets.
     Stalled,
-    /// It is over, and all its output was handed out before this.
+    /// The command has ended, and all its output was returned before this.
     Ended(Box<Command>),
 }
 
@@ -49,7 +50,7 @@ impl CommandRef {
     }
 }
 
-/// A command's output as text, as it comes.
+/// A command's output as text, as it arrives.
 pub struct TextOutput {
     output: Output,
     /// Stdout's and stderr's.
@@ -58,7 +59,7 @@ pub struct TextOutput {
 }
 
 impl TextOutput {
-    /// The next thing. After [`TextEvent::Ended`] or [`TextEvent::Stalled`] comes nothing more (`None`). Cancel-safe.
+    /// The next event. After [`TextEvent::Ended`] or [`TextEvent::Stalled`] the stream is over (`None`). Cancel-safe.
     pub async fn next(&mut self) -> Option<TextEvent> {
         loop {
             if let Some(event) = self.ready.pop_front() {
@@ -110,11 +111,11 @@ impl TextOutput {
 
 /// Bytes to text, for one stream.
 struct Decoder {
-    /// The start of a character whose rest has not come.
+    /// The first bytes of a character whose other bytes have not arrived.
     held: Vec<u8>,
-    /// How much text there was before what comes next.
+    /// The length of the text so far.
     at: u64,
-    /// What the reader has already.
+    /// The offset up to which the reader has the text already.
     from: u64,
 }
 
@@ -123,7 +124,7 @@ impl Decoder {
         Self { held: Vec::new(), at: 0, from }
     }
 
-    /// The text that these bytes complete, with its offset, where the reader has not had it.
+    /// The text that these bytes complete, with its offset, without the part that the reader has already.
     fn decode(&mut self, bytes: &[u8]) -> Option<(u64, String)> {
         let joined;
         let mut rest = if self.held.is_empty() {
@@ -155,7 +156,7 @@ impl Decoder {
         self.take(text)
     }
 
-    /// No more comes.
+    /// The stream has ended.
     fn end(&mut self) -> Option<(u64, String)> {
         if std::mem::take(&mut self.held).is_empty() {
             return None;
@@ -163,7 +164,7 @@ impl Decoder {
         self.take(REPLACEMENT.into())
     }
 
-    /// So many bytes are not kept any more; what they were as text nobody can tell, so they count as they are.
+    /// This many bytes are no longer kept. Their text is unknown, so each counts as one byte.
     fn lose(&mut self, bytes: u64) -> Option<(u64, String)> {
         let text = self.end();
         self.at += bytes;
@@ -180,7 +181,7 @@ impl Decoder {
             return Some((start, text));
         }
         let mut known = (self.from - start) as usize;
-        // Whoever asks for the middle of a character gets what comes after it: its start is known there.
+        // A reader that asks for the middle of a character gets the text from the next character on.
         while !text.is_char_boundary(known) {
             known += 1;
         }
@@ -195,7 +196,7 @@ impl Decoder {
 mod tests {
     use super::*;
 
-    /// Everything that a reader gets who has `from` already, when the bytes come in pieces of `piece`.
+    /// Everything that a reader gets who already has the text up to `from`, if the bytes arrive in pieces of `piece`.
     fn read(bytes: &[u8], piece: usize, from: u64) -> (u64, String) {
         let mut decoder = Decoder::new(from);
         let mut at = None;

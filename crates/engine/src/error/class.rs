@@ -1,7 +1,8 @@
-//! What kind of failure an error is, and what it is about: all that most protocols can tell their clients.
+//! What kind of failure an error is, and what it is about: most protocols can report no more than that to their
+//! clients.
 //!
-//! A dialect maps classes, and overrides the few errors that its clients know by name. Both matches are without `_`, so that a new
-//! error has to be placed here before it compiles.
+//! A dialect maps classes, and overrides the few errors that its clients know by name. Neither match has a `_` arm, so
+//! a new error does not compile until it is classified here.
 
 use runtime::BackendError;
 use wire::network::NetworkFault;
@@ -14,21 +15,21 @@ use crate::error::ImageFault;
 /// What kind of failure an error is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ErrorClass {
-    /// It does not exist, or is another owner's.
+    /// It does not exist, or belongs to another owner.
     NotFound,
     /// Something of this name or id exists already.
     Exists,
-    /// Others need it, so that it cannot be deleted.
+    /// Something else needs it, so it cannot be deleted.
     InUse,
-    /// The request cannot be taken as it is; another one can.
+    /// The request is not acceptable as it is; a corrected one can succeed.
     Invalid,
-    /// The state that it is in forbids it.
+    /// The current state does not allow it.
     WrongState,
     /// The key may not do this.
     Forbidden,
-    /// This daemon cannot do it as it is set up, or not in this version.
+    /// This daemon's setup or version does not support it.
     Unsupported,
-    /// The sandbox and this daemon are of versions that do not fit.
+    /// The sandbox and this daemon have no protocol version in common.
     Incompatible,
     /// A limit of the owner is reached.
     Quota,
@@ -36,9 +37,9 @@ pub enum ErrorClass {
     Full,
     /// The daemon's disk is full: the operator must act.
     DiskFull,
-    /// It may succeed when it is tried again.
+    /// A retry may succeed.
     Unavailable,
-    /// A bug, or a machine that does not do as it should.
+    /// A bug, or a machine that misbehaves.
     Internal,
 }
 

@@ -1,12 +1,12 @@
-//! What the database can refuse.
+//! Errors of the database.
 
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// What the database said.
+/// An error of the database.
 #[derive(Debug, thiserror::Error)]
 pub enum DbError {
-    /// The file cannot be made.
+    /// The file cannot be created.
     #[error("cannot create database `{}`", path.display())]
     Create {
         /// Which file.
@@ -14,7 +14,7 @@ pub enum DbError {
         /// Why.
         source: std::io::Error,
     },
-    /// The file cannot be opened or brought up to date.
+    /// The file cannot be opened or migrated.
     #[error("cannot open database `{}`", path.display())]
     Open {
         /// Which file.
@@ -27,9 +27,9 @@ pub enum DbError {
     Newer {
         /// Which file.
         path: PathBuf,
-        /// What the file says.
+        /// The version of the file.
         found: u32,
-        /// What this build knows.
+        /// The newest version that this build knows.
         known: u32,
     },
     /// The statement, or the commit that it was in, failed.
@@ -38,19 +38,19 @@ pub enum DbError {
         /// Shared by all changes of one commit.
         source: Arc<rusqlite::Error>,
     },
-    /// Someone else asked for the same thing at the same time, and this is what came of it.
+    /// Another caller requested the same change at the same time; both get the same error.
     #[error(transparent)]
     Shared {
-        /// What the other got.
+        /// The error that the other caller got.
         source: Arc<DbError>,
     },
-    /// The row is not as it was left: another daemon owns it, or it is gone.
+    /// The row is not as this daemon left it: another daemon owns it, or it was removed.
     #[error("the row is not as this daemon left it: it is gone, or another daemon owns it")]
     Superseded,
-    /// The store was closed; the daemon is going down.
+    /// The store was closed; the daemon is stopping.
     #[error("the database is closed")]
     Closed,
-    /// The operating system refused a thread.
+    /// The operating system could not start a thread.
     #[error("cannot start a thread for the database")]
     Thread {
         /// Why.
@@ -59,7 +59,7 @@ pub enum DbError {
 }
 
 impl DbError {
-    /// Whether it could not be written because the disk is full.
+    /// Whether the write failed because the disk is full.
     pub fn is_disk_full(&self) -> bool {
         match self {
             Self::Refused { source } => source.sqlite_error_code() == Some(rusqlite::ErrorCode::DiskFull),

@@ -1,10 +1,10 @@
-//! Which part of a request is refused, by which rule, and which resource a quota is about.
+//! The fields, rules and resources that errors name.
 
 use std::fmt;
 
 use super::EngineError;
 
-/// What a part of a request must hold. Reads on after "must", and ends with what was given.
+/// The rule that a part of a request must satisfy. The text continues "must", and ends with the given value.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Must(String);
 
@@ -14,7 +14,7 @@ impl Must {
         Self(rule.into())
     }
 
-    /// The error of a field that breaks the rule.
+    /// The error for a field that breaks the rule.
     pub fn of(self, field: Field) -> EngineError {
         EngineError::Invalid { field, must: self }
     }
@@ -36,7 +36,7 @@ macro_rules! words {
         }
 
         impl $name {
-            /// As clients read it. These words are part of the API.
+            /// The name that clients see. These names are part of the API.
             pub fn word(self) -> &'static str {
                 match self {
                     $(Self::$variant => $word,)*
@@ -94,14 +94,14 @@ words! {
 }
 
 impl Field {
-    /// The error of this field. `rule` reads on after "must", and ends with what was given.
+    /// The error for this field. `rule` continues "must", and ends with the given value.
     pub fn must(self, rule: impl Into<String>) -> EngineError {
         Must::new(rule).of(self)
     }
 }
 
 words! {
-    /// What an owner may have only so much of.
+    /// Resources that a quota limits.
     Resource {
         Sandboxes = "sandboxes",
         Cpu = "thousandths of a processor",
@@ -112,7 +112,7 @@ words! {
     }
 }
 
-/// The beginning of what was given, for an error message.
+/// The beginning of the given value, for an error message.
 pub fn shown(text: &str) -> String {
     const SHOWN_MAX: usize = 64;
     match text.char_indices().nth(SHOWN_MAX) {

@@ -1,4 +1,4 @@
-//! Why an image or a build does not come about.
+//! Why an image or a build fails.
 
 use std::io;
 
@@ -10,10 +10,10 @@ use wire::launch::LayerFault;
 
 use crate::error::EngineError;
 
-/// Why an image did not come here.
+/// Why an image could not be added.
 #[derive(Debug, thiserror::Error)]
 pub enum ImageFault {
-    /// The registry, or the way there, or what it gave.
+    /// The registry, the connection to it, or its response.
     #[error(transparent)]
     Registry(#[from] RegistryError),
     /// The archive that was sent.
@@ -29,10 +29,10 @@ pub enum ImageFault {
         /// Why.
         source: BackendError,
     },
-    /// The rows.
+    /// The database.
     #[error(transparent)]
     Store(Box<EngineError>),
-    /// A file of our own.
+    /// A file of Shoal's own.
     #[error("cannot {doing}")]
     Keep {
         /// As it reads after "cannot".
@@ -40,16 +40,16 @@ pub enum ImageFault {
         /// What the kernel said.
         source: io::Error,
     },
-    /// Somebody removed it at the same time.
+    /// The image was removed at the same time.
     #[error("a part of it was removed while it was added")]
     Removed,
-    /// The daemon is going down.
+    /// The daemon is stopping.
     #[error("the engine is stopping")]
     Stopping,
 }
 
 impl ImageFault {
-    /// Whether there was no room for it.
+    /// Whether the disk was full.
     pub fn is_disk_full(&self) -> bool {
         let full = |error: &io::Error| {
             matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)

@@ -1,4 +1,4 @@
-//! Everything that can be refused or go wrong, one variant per thing a caller can act on.
+//! Every error of the engine: one variant per case that a caller can act on.
 
 mod class;
 mod db;
@@ -21,7 +21,7 @@ pub use self::db::DbError;
 pub use self::field::{Field, Must, Resource, shown};
 pub use self::image::{BuildError, ImageFault};
 
-/// Why the engine did not do what it was asked.
+/// Why the engine did not do what the caller asked for.
 #[derive(Debug, thiserror::Error)]
 pub enum EngineError {
     /// No such sandbox, or it is another owner's: the two look the same on purpose.
@@ -36,7 +36,7 @@ pub enum EngineError {
         /// As it was asked for.
         id: String,
     },
-    /// It ended, and was not to be kept for longer.
+    /// The command ended, and its retention time is over.
     #[error("command `{id}` ended, and the time that it was kept for is over")]
     CommandExpired {
         /// Which command.
@@ -54,14 +54,14 @@ pub enum EngineError {
         /// The name.
         name: String,
     },
-    /// The template was used for sandboxes that exist.
+    /// Existing sandboxes or pools were made from the template.
     #[error("template `{name}` is used by {}", users(&[(*sandboxes, "sandbox", "sandboxes"), (*pools, "pool", "pools")]))]
     TemplateInUse {
         /// As it was asked for.
         name: String,
-        /// How many were made from it, and do not wait in one of the pools.
+        /// How many were made from it, not counting those that wait in a pool.
         sandboxes: usize,
-        /// How many are for it.
+        /// How many pools use it.
         pools: usize,
     },
     /// No such snapshot, or it is another owner's.
@@ -88,7 +88,7 @@ pub enum EngineError {
         /// Its name.
         name: String,
     },
-    /// What waits in a pool cannot have somebody's volume mounted.
+    /// Sandboxes that wait in a pool cannot mount a volume of an owner.
     #[error("template `{template}` mounts volumes, so there can be no pool for it")]
     PoolVolumes {
         /// Its name.
@@ -125,14 +125,14 @@ pub enum EngineError {
         /// The names of those sandboxes.
         holders: Vec<String>,
     },
-    /// More is in it than would fit.
+    /// The volume holds more than would fit.
     #[error("volume `{name}` holds {used_bytes} bytes, which do not fit into {size_bytes}")]
     VolumeTooSmall {
         /// Which one.
         name: String,
-        /// What was asked for.
+        /// The requested size.
         size_bytes: u64,
-        /// What is in it.
+        /// The size of its files.
         used_bytes: u64,
     },
     /// The store has no snapshots.
@@ -141,7 +141,7 @@ pub enum EngineError {
     /// The store has no limits.
     #[error("a disk limit cannot be kept: the store has none")]
     DiskLimitsUnsupported,
-    /// The backend refused.
+    /// The backend failed.
     #[error("cannot {doing} volume `{name}`")]
     Volume {
         /// As it reads after "cannot".
@@ -163,13 +163,13 @@ pub enum EngineError {
         /// The name.
         name: String,
     },
-    /// The id belongs to a command that was asked for differently.
+    /// The id belongs to a command that was started with another request.
     #[error("command `{id}` was started before with another request")]
     CommandIdReused {
         /// The id.
         id: CommandId,
     },
-    /// The idempotency key belongs to a sandbox that was asked for differently.
+    /// The idempotency key belongs to a sandbox that was created with another request.
     #[error("the idempotency key was used before with another request")]
     IdempotencyKeyReused,
     /// The sandbox is in a state that does not allow it.
@@ -188,7 +188,7 @@ pub enum EngineError {
         /// Why it failed.
         reason: String,
     },
-    /// A lifetime rule with an action that this version cannot do.
+    /// A lifetime rule with an action that this version does not support.
     #[error("a lifetime rule with the action `{action}` cannot act: this version cannot pause sandboxes")]
     ActionUnsupported {
         /// [`crate::model::lifetime::Action::word`].
@@ -199,10 +199,10 @@ pub enum EngineError {
     Invalid {
         /// Which part of the request.
         field: Field,
-        /// What it must hold, and what was given.
+        /// The rule, and the given value.
         must: Must,
     },
-    /// The owner has as much as the key allows.
+    /// The owner has reached a limit of the key.
     #[error("the key's limit of {limit} {resource} is reached")]
     Quota {
         /// Of which resource.
@@ -228,7 +228,7 @@ pub enum EngineError {
         /// Which command.
         id: CommandId,
     },
-    /// It is over, so nothing can be done to it.
+    /// The command has ended, so nothing can be done to it.
     #[error("command `{id}` is over")]
     CommandEnded {
         /// Which command.
@@ -240,7 +240,7 @@ pub enum EngineError {
         /// Which command.
         id: CommandId,
     },
-    /// Init did not answer in time. Whether it did what was asked is not known.
+    /// Init did not answer in time. It is unknown whether init did what was asked.
     #[error("sandbox `{id}` does not answer")]
     Unresponsive {
         /// Which sandbox.
@@ -254,7 +254,7 @@ pub enum EngineError {
         /// Why.
         source: BackendError,
     },
-    /// Something of the sandbox is left. It is tried again until nothing is.
+    /// Something of the sandbox is left. The engine retries until nothing is.
     #[error("cannot delete sandbox `{id}`")]
     Delete {
         /// Which sandbox.
@@ -262,7 +262,7 @@ pub enum EngineError {
         /// Why.
         source: BackendError,
     },
-    /// The sandbox cannot be frozen, or its processes cannot be ended.
+    /// The sandbox cannot be frozen, or its processes cannot be killed.
     #[error("cannot stop the processes of sandbox `{id}`")]
     Pause {
         /// Which sandbox.
@@ -276,7 +276,7 @@ pub enum EngineError {
         /// Why.
         source: BackendError,
     },
-    /// The database refused.
+    /// The database failed.
     #[error("cannot {doing}")]
     Store {
         /// What was being done, as it reads after "cannot".
@@ -294,40 +294,40 @@ pub enum EngineError {
         /// Why.
         source: io::Error,
     },
-    /// A file operation failed, and the guest says why.
+    /// A file operation failed, and the guest reports why.
     #[error(transparent)]
     File {
         /// What is wrong, with which path.
         source: FileError,
     },
-    /// A file operation did not begin.
+    /// A file operation did not start.
     #[error("cannot use files: {why}")]
     FileNotStarted {
         /// Why.
         why: StartError,
     },
-    /// The guest ran out of memory in the middle.
+    /// The guest ran out of memory during the operation.
     #[error("sandbox `{id}` ran out of memory while it worked on files")]
     FileOutOfMemory {
         /// Which sandbox.
         id: SandboxId,
     },
-    /// Something in the guest ended the operation.
+    /// Something in the guest killed the operation.
     #[error("the file operation was killed in sandbox `{id}`")]
     FileKilled {
         /// Which sandbox.
         id: SandboxId,
     },
-    /// What the guest says of its files makes no sense.
+    /// The guest's answer about its files is malformed.
     #[error("sandbox `{id}` gave an answer about its files that makes no sense")]
     FileStrange {
         /// Which sandbox.
         id: SandboxId,
     },
-    /// The caller took nothing for too long.
+    /// The caller read nothing for too long.
     #[error("the caller took nothing of the file for too long")]
     FileStalled,
-    /// The sandbox was made by a daemon that did not know this file operation, or none.
+    /// The sandbox was created by a daemon that did not know this file operation, or none at all.
     #[error("sandbox `{id}` is of an older version ({version}) that does not have this file operation")]
     InitTooOld {
         /// Which sandbox.
@@ -341,15 +341,15 @@ pub enum EngineError {
         /// As it was asked for.
         name: String,
     },
-    /// The image would lose its last name while sandboxes or templates need it.
+    /// Removing the name would remove the image's last name while sandboxes or templates need it.
     #[error("image `{name}` is used by {}",
         users(&[(*sandboxes, "sandbox", "sandboxes"), (*templates, "template", "templates")]))]
     ImageInUse {
         /// As it was asked for.
         name: String,
-        /// How many were made from it, of all owners.
+        /// How many were made from it, over all owners.
         sandboxes: usize,
-        /// How many hold it, of all owners.
+        /// How many use it, over all owners.
         templates: usize,
     },
     /// No such alias.
@@ -358,14 +358,14 @@ pub enum EngineError {
         /// As it was asked for.
         name: String,
     },
-    /// An image did not come here.
+    /// An image could not be added.
     #[error("cannot {doing} image `{name}`")]
     Image {
         /// `pull` or `import`.
         doing: &'static str,
-        /// As people read it.
+        /// Its name, as shown to users.
         name: String,
-        /// Why. Shared by all who waited for it.
+        /// Why. Shared by all callers that waited for the image.
         source: Arc<ImageFault>,
     },
     /// No such build, or it is another owner's.
@@ -374,20 +374,20 @@ pub enum EngineError {
         /// As it was asked for.
         id: String,
     },
-    /// A build did not begin.
+    /// A build could not start.
     #[error("cannot build")]
     Build {
         /// Why.
         #[from]
         source: BuildError,
     },
-    /// What concerns everyone is for keys that may do that.
+    /// Only keys with admin rights may change what concerns all owners.
     #[error("only a key with admin rights may {doing}")]
     AdminOnly {
         /// As it reads after "may".
         doing: &'static str,
     },
-    /// The kernel did not say which boot this is.
+    /// The kernel did not report which boot this is.
     #[error("cannot read the machine's clock")]
     Clock {
         /// Why.
@@ -404,7 +404,7 @@ pub enum EngineError {
         /// What this daemon speaks.
         ours: Versions,
     },
-    /// The daemon is going down; sandboxes stay.
+    /// The daemon is stopping; sandboxes stay.
     #[error("the engine is stopping")]
     Stopping,
 }
@@ -419,7 +419,7 @@ fn named(names: &[String]) -> String {
     }
 }
 
-/// So many of each, as far as there are any.
+/// The count of each kind that is in use, without the zeros.
 fn users(all: &[(usize, &str, &str)]) -> String {
     let some = |(count, one, many): &(usize, &str, &str)| match count {
         0 => None,
@@ -429,7 +429,7 @@ fn users(all: &[(usize, &str, &str)]) -> String {
     all.iter().filter_map(some).collect::<Vec<_>>().join(" and ")
 }
 
-/// The beginning of a text, at most so many bytes of it.
+/// The beginning of a text, at most this many bytes.
 pub(crate) fn truncated(mut text: String, bytes_max: usize) -> String {
     let end = (0..=text.len().min(bytes_max)).rev().find(|at| text.is_char_boundary(*at));
     text.truncate(end.unwrap_or(0));

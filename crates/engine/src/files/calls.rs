@@ -7,7 +7,8 @@ use wire::SandboxId;
 use crate::{Engine, EngineError, Files, GuestUser, Owner};
 
 impl Engine {
-    /// A sandbox's files, as a user of the sandbox sees them: a name or a number, optionally with `:group`; root if left out.
+    /// A sandbox's files, as a user of the sandbox sees them: a name or a number, optionally with `:group`; root by
+    /// default.
     pub fn files(&self, owner: &Owner, id: SandboxId, user: Option<GuestUser>) -> Result<Files, EngineError> {
         Ok(Files::new(Arc::clone(&self.live(owner, id)?.transfers), user))
     }

@@ -1,4 +1,4 @@
-//! What is under the lock of a transfer's lane: the bytes that wait for its caller.
+//! The state under the lock of a transfer's lane: the bytes that wait for its caller.
 
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
@@ -14,17 +14,17 @@ use crate::guest::{LaneState, Sink, Violation};
 /// How far a transfer has come.
 pub(super) type State = LaneState<MemorySink>;
 
-/// Keeps output in memory until the caller takes it. See the head of this file.
+/// Keeps output in memory until the caller takes it. See the module comment.
 pub(crate) struct MemorySink {
     output: [Outgoing; 2],
     pub(super) ending: Option<Ending>,
-    /// Nobody wants it any more: what comes is dropped, and its end is acknowledged.
+    /// The caller is gone: output is dropped, and its end is acknowledged.
     pub(super) abandoned: bool,
     /// The caller took nothing for too long.
     pub(super) stalled: bool,
-    /// When the caller last took something, or there was nothing to take.
+    /// When the caller last took something, or when there was nothing to take.
     pub(super) taken_at: Instant,
-    /// Given back at the end.
+    /// Released at the end.
     pub(super) place: Option<OwnedSemaphorePermit>,
 }
 
@@ -35,7 +35,7 @@ pub(super) enum Ending {
     SandboxGone,
 }
 
-/// What init sent of a stream.
+/// What init has sent of a stream.
 #[derive(Default)]
 struct Outgoing {
     waiting: VecDeque<Bytes>,
@@ -55,7 +55,7 @@ impl MemorySink {
         }
     }
 
-    /// What waits of a stream. Breaks with `None` at its end.
+    /// The waiting bytes of a stream. Breaks with `None` at its end.
     #[allow(clippy::type_complexity)] // Only the two callers see it.
     pub(super) fn take(&mut self, at: usize) -> ControlFlow<Result<Option<Bytes>, EngineError>> {
         if self.stalled {
@@ -78,7 +78,7 @@ impl MemorySink {
         self.output.iter().any(|output| !output.waiting.is_empty())
     }
 
-    /// Nobody takes what is here or comes.
+    /// Drops waiting and future output.
     pub(super) fn abandon(&mut self) {
         self.abandoned = true;
         for output in &mut self.output {
@@ -87,7 +87,7 @@ impl MemorySink {
         }
     }
 
-    /// Whether streams that end there have come in full. What nobody wants need not have.
+    /// Whether streams that end there have arrived in full. An abandoned transfer need not have.
     pub(super) fn check_ends(&self, handle: Handle, ends: [u64; 2]) -> Result<(), Violation> {
         for (Outgoing { received, .. }, end) in self.output.iter().zip(ends) {
             if !self.abandoned && *received != end {
@@ -103,7 +103,7 @@ impl Sink for MemorySink {
         let end = offset + bytes.len() as u64;
         let output = &mut self.output[at];
         if self.abandoned {
-            // Nobody takes them, and the operation cannot end while they wait.
+            // The bytes are dropped, since the operation cannot end while they wait.
             output.received = output.received.max(end);
             output.taken = output.received;
             return Ok(false);
@@ -114,7 +114,7 @@ impl Sink for MemorySink {
         if end > output.taken + OUTPUT_WINDOW as u64 {
             return Err(Violation::BeyondWindow { end, acknowledged: output.taken });
         }
-        // Bytes that came before are said again on a new connection.
+        // On a new connection, init sends bytes again that arrived before.
         if end <= output.received {
             return Ok(false);
         }

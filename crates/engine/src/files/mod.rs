@@ -1,7 +1,7 @@
 //! A sandbox's files, as callers use them: typed calls and streams over `transfer`.
 //!
-//! Whatever comes back was said by a guest, and is read like it: counted, bounded, and refused where it makes no sense. Dropping
-//! any of the streams ends the operation in the guest.
+//! Every response comes from a guest and is not trusted: it is counted, bounded, and rejected if it is malformed.
+//! Dropping any of the streams ends the operation in the guest.
 
 mod calls;
 mod memory;
@@ -21,9 +21,9 @@ use crate::error::{EngineError, Field};
 use crate::files::transfer::{Patience, Place, Running, Transfers};
 use crate::model::{GuestPath, GuestUser};
 
-/// What the entries or matches of one answer may add up to in memory.
+/// The most memory that the entries or matches of one response may take.
 const GATHERED_MAX: usize = 32 * 1024 * 1024;
-/// Matches of one search at most.
+/// The most matches of one search.
 pub const MATCHES_MAX: u32 = 10_000;
 
 /// The files of one sandbox, as one of its users.
@@ -35,7 +35,7 @@ pub struct Files {
 /// A page of a directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Listing {
-    /// By name.
+    /// Sorted by name.
     pub entries: Vec<FileEntry>,
     /// Whether there are more.
     pub more: bool,
@@ -46,24 +46,24 @@ pub struct Listing {
 pub struct Found<T> {
     /// In no particular order.
     pub matches: Vec<T>,
-    /// Entries of directories that were looked at.
+    /// How many directory entries were examined.
     pub entries: u64,
-    /// Bytes of files that were read.
+    /// How many bytes of files were read.
     pub bytes: u64,
-    /// What could not be looked into.
+    /// How many files or directories could not be read.
     pub skipped: u64,
-    /// Why it stopped before the end.
+    /// Why the search stopped early, if it did.
     pub cut: Option<Cut>,
 }
 
-/// What was made by a copy or from an archive.
+/// What a copy or an unpacked archive created.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Made {
     /// Files, links and directories.
     pub entries: u64,
-    /// What the files hold.
+    /// The size of the files.
     pub bytes: u64,
-    /// What was left out.
+    /// How many entries were left out.
     pub skipped: u64,
 }
 
@@ -72,7 +72,7 @@ pub struct Made {
 pub struct Edited {
     /// The file as it is now.
     pub stat: FileStat,
-    /// In how many places.
+    /// How many occurrences were replaced.
     pub replaced: u64,
 }
 
@@ -91,7 +91,7 @@ impl Files {
         Ok((running.result().await?, running))
     }
 
-    /// What a file is.
+    /// The metadata of a file.
     pub async fn stat(&self, path: &[u8], links: Links) -> Result<FileStat, EngineError> {
         let op = FileOp::Stat { path: checked(path)?, links };
         match self.done(op, Patience::Idle).await? {
@@ -100,7 +100,7 @@ impl Files {
         }
     }
 
-    /// The entries of a directory by name, after one name, at most [`LIST_MAX`] of them.
+    /// The entries of a directory, sorted by name, after the given name; at most [`LIST_MAX`].
     pub async fn list(&self, path: &[u8], after: &[u8], limit: u32) -> Result<Listing, EngineError> {
         if !(1..=LIST_MAX).contains(&limit) {
             return Err(Field::Limit.must(format!("be between 1 and {LIST_MAX}, got {limit}")));
@@ -114,7 +114,7 @@ impl Files {
         }
     }
 
-    /// Opens a file to read it. Answers when it is known what it is.
+    /// Opens a file for reading. Returns once the guest has opened it.
     pub async fn read(&self, path: &[u8], range: ByteRange) -> Result<Reading, EngineError> {
         let running = self.start(FileOp::Read { path: checked(path)?, range }, Patience::Idle).await?;
         let mut records = Records::new(&running);
@@ -128,7 +128,7 @@ impl Files {
         Ok(Reading { running, opened, stretch: Stretch { rest, left, over: false } })
     }
 
-    /// Begins to write a file. Nothing is there until [`Writing::finish`].
+    /// Starts to write a file. The file does not appear until [`Writing::finish`].
     pub async fn write(&self, options: WriteOptions) -> Result<Writing, EngineError> {
         checked(&options.path)?;
         let running = self.start(FileOp::Write(options), Patience::Idle).await?;
@@ -153,7 +153,7 @@ impl Files {
         }
     }
 
-    /// Makes a directory.
+    /// Creates a directory.
     pub async fn make_directory(
         &self,
         path: &[u8],
@@ -164,15 +164,15 @@ impl Files {
         self.done(op, Patience::Idle).await.map(drop)
     }
 
-    /// Gives something another name.
+    /// Renames or moves a file or directory.
     pub async fn rename(&self, wish: Relocate) -> Result<(), EngineError> {
         checked(&wish.from)?;
         checked(&wish.to)?;
-        // To another file system it is a copy, which takes its time.
+        // A move to another file system is a copy, which may take long.
         self.done(FileOp::Move(wish), Patience::Endless).await.map(drop)
     }
 
-    /// Copies something.
+    /// Copies a file or directory.
     pub async fn copy(&self, wish: Relocate) -> Result<Made, EngineError> {
         checked(&wish.from)?;
         checked(&wish.to)?;
@@ -182,7 +182,7 @@ impl Files {
         }
     }
 
-    /// Removes something.
+    /// Removes a file or directory.
     pub async fn remove(
         &self,
         path: &[u8],
@@ -216,10 +216,11 @@ impl Files {
         found(matches, &running).await
     }
 
-    /// Lines that match a pattern, and how many files were looked at in part because they turned out to be binary.
+    /// Lines that match a pattern, and the number of files that were searched only in part because they turned out to
+    /// be binary.
     pub async fn grep_with(&self, with: GrepWith) -> Result<(Found<GrepMatch>, u64), EngineError> {
         if with.exclude_directories.is_empty() && !with.carriage_returns {
-            // Every init knows this.
+            // Every version of init supports this.
             return Ok((self.grep(with.grep).await?, 0));
         }
         check_matches(&with.grep.limits)?;
@@ -234,16 +235,16 @@ impl Files {
         }
     }
 
-    /// What happens to a file or below a directory.
+    /// Watches a file, or everything below a directory.
     pub async fn watch(&self, path: &[u8], recursive: bool) -> Result<Watching, EngineError> {
         let op = FileOp::Watch { path: checked(path)?, recursive };
         let running = self.start(op, Patience::Endless).await?;
         let mut watching = Watching { running, buffer: BytesMut::new() };
-        // So that what is wrong with the path is known before the stream begins.
+        // Read first, so that an error about the path is returned before the stream begins.
         match watching.next().await? {
             Some(WatchEvent::Ready) => Ok(watching),
             Some(event @ WatchEvent::NotWatched { .. }) => {
-                // It comes before `Ready` in a tree that is too large; it is told again.
+                // In a tree that is too large, this event comes before `Ready`; the stream returns it again.
                 let mut back = Vec::new();
                 wire::files::put_record(&event, &mut back);
                 back.extend_from_slice(&watching.buffer);
@@ -254,10 +255,10 @@ impl Files {
         }
     }
 
-    /// A directory, or one file, as a tar stream.
+    /// Packs a directory, or one file, as a tar stream.
     pub async fn pack(&self, path: &[u8]) -> Result<Packing, EngineError> {
         let running = self.start(FileOp::Pack { path: checked(path)? }, Patience::Idle).await?;
-        // So that what is wrong with the path is known before the stream begins.
+        // Read first, so that an error about the path is returned before the stream begins.
         let Some(rest) = running.next().await? else {
             running.result().await?;
             return Err(running.strange());
@@ -266,14 +267,14 @@ impl Files {
         Ok(Packing { running, stretch: Stretch { rest, left: None, over: false } })
     }
 
-    /// Begins to unpack a tar stream into a directory.
+    /// Starts to unpack a tar stream into a directory.
     pub async fn unpack(&self, path: &[u8]) -> Result<Unpacking, EngineError> {
         let running = self.start(FileOp::Unpack { path: checked(path)? }, Patience::Idle).await?;
         Ok(Unpacking { running })
     }
 }
 
-/// A path that can be said to a guest. The guest looks again; this saves it the trouble.
+/// A path that can be sent to a guest. The guest checks the path too; this only saves the round trip.
 fn checked(path: &[u8]) -> Result<Vec<u8>, EngineError> {
     let Err(must) = GuestPath::check(path) else { return Ok(path.to_vec()) };
     let path = path[..path.len().min(PATH_MAX)].to_vec();
@@ -288,7 +289,7 @@ fn check_matches(limits: &SearchLimits) -> Result<(), EngineError> {
     Err(Field::Limit.must(format!("be between 1 and {MATCHES_MAX}, got {}", limits.matches)))
 }
 
-/// Records of stdout.
+/// Records that arrive on stdout.
 struct Records<'a> {
     running: &'a Running,
     buffer: BytesMut,
@@ -321,7 +322,7 @@ async fn next_record<T: DeserializeOwned>(
         match running.next().await? {
             Some(bytes) => buffer.extend_from_slice(&bytes),
             None if buffer.is_empty() => return Ok(None),
-            // It was cut off in the middle; its result says why.
+            // The stream was cut off in the middle of a record; the result has the reason.
             None => {
                 running.result().await?;
                 return Err(running.strange());
@@ -367,9 +368,9 @@ async fn found<T>(matches: Vec<T>, running: &Running) -> Result<Found<T>, Engine
 
 /// Bytes on their way to the caller.
 struct Stretch {
-    /// Came with what was looked at first.
+    /// Arrived together with the first record.
     rest: Bytes,
-    /// How many there may still be, where that is known.
+    /// How many bytes may still follow, if known.
     left: Option<u64>,
     over: bool,
 }
@@ -383,7 +384,7 @@ impl Stretch {
             if self.rest.is_empty() { running.next().await? } else { Some(std::mem::take(&mut self.rest)) };
         let Some(bytes) = bytes else {
             self.over = true;
-            // Only the result tells an end from a break.
+            // Only the result distinguishes the end of the stream from a broken one.
             return match running.result().await? {
                 FileDone::Sent { .. } if self.left.is_none_or(|left| left == 0) => Ok(None),
                 _ => Err(running.strange()),
@@ -396,7 +397,7 @@ impl Stretch {
     }
 }
 
-/// A file that is read.
+/// A file that is being read.
 pub struct Reading {
     running: Running,
     opened: Opened,
@@ -404,18 +405,18 @@ pub struct Reading {
 }
 
 impl Reading {
-    /// What was opened, and which of its bytes come.
+    /// The file that was opened, and which of its bytes follow.
     pub fn opened(&self) -> &Opened {
         &self.opened
     }
 
-    /// The next bytes, at most 64 KiB; `None` when all have come. After an error, what came is not all.
+    /// The next bytes, at most 64 KiB; `None` once all have arrived. After an error, the bytes so far are incomplete.
     pub async fn next(&mut self) -> Result<Option<Bytes>, EngineError> {
         self.stretch.next(&self.running).await
     }
 }
 
-/// A directory that is packed.
+/// A directory that is being packed.
 pub struct Packing {
     running: Running,
     stretch: Stretch,
@@ -428,44 +429,44 @@ impl Packing {
     }
 }
 
-/// Hands over bytes, or tells why the guest takes no more.
+/// Sends bytes to the guest, or returns why the guest accepts no more.
 async fn give(running: &Running, bytes: Bytes) -> Result<(), EngineError> {
     if running.give(bytes).await? {
         return Ok(());
     }
-    // It has ended before all bytes came, and a good end without them would make no sense.
+    // The operation ended before all bytes arrived, so a success here would be malformed.
     running.result().await?;
     Err(running.strange())
 }
 
-/// Says that the bytes are all, and waits for what comes of them.
+/// Ends the input, and waits for the result.
 async fn finish(running: &Running) -> Result<FileDone, EngineError> {
     give(running, Bytes::from_static(&[COMMIT])).await?;
     running.end_input();
     running.result().await
 }
 
-/// A file that is written. Dropped before it is finished, it leaves nothing behind.
+/// A file that is being written. If this is dropped before it is finished, no file is left behind.
 pub struct Writing {
     running: Running,
 }
 
-/// What was written.
+/// The result of a write.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Written {
     /// The file as it is now.
     pub stat: FileStat,
-    /// Whether there was none before.
+    /// Whether the file did not exist before.
     pub created: bool,
 }
 
 impl Writing {
-    /// Hands over bytes; waits while the guest does not take them.
+    /// Sends bytes; waits while the guest does not accept them.
     pub async fn write(&mut self, bytes: Bytes) -> Result<(), EngineError> {
         give(&self.running, bytes).await
     }
 
-    /// That was all: the file gets its name.
+    /// Ends the input: the file gets its name.
     pub async fn finish(self) -> Result<Written, EngineError> {
         match finish(&self.running).await? {
             FileDone::Written { stat, created } => Ok(Written { stat, created }),
@@ -474,7 +475,7 @@ impl Writing {
     }
 }
 
-/// A tar stream that is unpacked. Dropped before it is finished, what came before stays.
+/// A tar stream that is being unpacked. If this is dropped before it is finished, the entries unpacked so far stay.
 pub struct Unpacking {
     running: Running,
 }
@@ -485,7 +486,7 @@ impl Unpacking {
         give(&self.running, bytes).await
     }
 
-    /// That was all.
+    /// Ends the input, and waits for the result.
     pub async fn finish(self) -> Result<Made, EngineError> {
         match finish(&self.running).await? {
             FileDone::Made { entries, bytes, skipped } => Ok(Made { entries, bytes, skipped }),
@@ -494,14 +495,14 @@ impl Unpacking {
     }
 }
 
-/// Files that are watched.
+/// A file or directory that is being watched.
 pub struct Watching {
     running: Running,
     buffer: BytesMut,
 }
 
 impl Watching {
-    /// What happened next. `None`: nothing more will be told. Cancel-safe.
+    /// The next event. `None`: there will be no more. Cancel-safe.
     pub async fn next(&mut self) -> Result<Option<WatchEvent>, EngineError> {
         match next_record(&self.running, &mut self.buffer).await? {
             Some(event) => Ok(Some(event)),

@@ -1,12 +1,12 @@
-//! One file operation under way: bytes straight from init to the caller, and back.
+//! One running file operation: bytes straight from init to the caller, and back.
 //!
-//! A transfer has the streams of a command and nothing of its permanence: no row, no log. What init sends waits in memory, at
-//! most the window of each stream, until the caller takes it, and is acknowledged then; so a slow caller slows the guest down
-//! and nobody else. If the caller goes away the operation is killed. If the daemon dies, the next one finds an operation that it
-//! does not know, and ends it.
+//! A transfer has the streams of a command but is not persistent: no row, no log. Bytes from init wait in memory, at
+//! most the window of each stream, until the caller takes them, and are acknowledged then; so a slow caller slows down
+//! only its own operation. If the caller goes away, the operation is killed. If the daemon dies, the next one finds an
+//! operation that it does not know, and ends it.
 //!
-//! Handles of transfers are in the upper half of all handles, so that they never meet those of commands, whose rows outlive the
-//! daemon. They are given out in a circle, past those that are in use.
+//! Handles of transfers are in the upper half of all handles, so that they never collide with those of commands, whose
+//! rows outlive the daemon. Handles are assigned in a circle, skipping those in use.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -27,21 +27,22 @@ use crate::model::GuestUser;
 use crate::observe::metrics::FileMeter;
 use crate::observe::timing;
 
-/// File operations at once in one sandbox. More wait for a moment.
+/// The most concurrent file operations in one sandbox. Further ones wait for a moment.
 pub const TRANSFERS_MAX: usize = 64;
-/// Watches at once in one sandbox: they stay, and must not keep others from their places.
+/// The most concurrent watches in one sandbox. Watches are long-lived, so they must not take the places of other
+/// operations.
 pub const WATCHES_MAX: usize = 64;
-/// How long a caller waits for a place among them.
+/// How long a caller waits for a place.
 const PLACE_SECONDS: u64 = 30;
-/// How long the guest may give or take nothing while the caller waits for it.
+/// How long the guest may send or accept nothing while the caller waits.
 pub const IDLE_SECONDS: u64 = 60;
-/// How long the caller may take nothing of what waits for it.
+/// How long the caller may leave waiting bytes untouched.
 pub const TAKE_SECONDS: u64 = 60;
 /// How much longer than its own limit a search may take before init ends it.
 const SEARCH_MARGIN_MS: u64 = 10_000;
-/// How long a rehearsal may take. Nobody waits for it but a pool.
+/// How long a rehearsal may take. Only a pool waits for it.
 const REHEARSAL_SECONDS: u64 = 5;
-/// A shell and a program, whatever they are in this template.
+/// Runs a shell and a program, whichever the template has.
 const REHEARSAL: &str = "exec true";
 /// Handles of transfers have this bit.
 const HANDLE_BIT: u32 = 1 << 31;
@@ -86,17 +87,18 @@ impl Transfers {
         self.lock().live.get(&handle).cloned()
     }
 
-    /// All that are under way.
+    /// All running transfers.
     pub fn all(&self) -> Vec<Arc<Transfer>> {
         self.lock().live.values().cloned().collect()
     }
 
-    /// How many are under way.
+    /// How many transfers are running.
     pub fn count(&self) -> usize {
         self.lock().live.len()
     }
 
-    /// One that init has and nobody here knows: of a daemon that died. It ends as if its caller had left.
+    /// Takes over a transfer that init has and this daemon does not know: it belongs to a daemon that died. It ends as
+    /// if its caller had left.
     pub fn adopt_orphan(self: &Arc<Self>, handle: Handle) {
         if self.live(handle).is_some() {
             return;
@@ -110,7 +112,7 @@ impl Transfers {
         self.lock().live.remove(&handle);
     }
 
-    /// No more transfers; those under way end.
+    /// Rejects new transfers and ends the running ones.
     pub fn close(&self) {
         let mut state = self.lock();
         state.closed = true;
@@ -121,7 +123,7 @@ impl Transfers {
         }
     }
 
-    /// Starts a transfer, whose request `make` gives for a handle.
+    /// Starts a transfer; `make` builds its request for a handle.
     fn begin(
         self: &Arc<Self>,
         place: Option<OwnedSemaphorePermit>,
@@ -133,7 +135,7 @@ impl Transfers {
             return Err(self.guest.wrong_state());
         }
         let handle = loop {
-            // In a circle; there are far fewer places than handles, so a free one is found soon.
+            // Assigned in a circle; there are far fewer places than handles, so a free one is found soon.
             state.last = (state.last + 1) & !HANDLE_BIT;
             let handle = Handle(state.last | HANDLE_BIT);
             if !state.live.contains_key(&handle) {
@@ -150,7 +152,7 @@ impl Transfers {
 
 fn start(handle: Handle, op: Option<FileOp>, user: Option<GuestUser>) -> Start {
     let op = op.unwrap_or(FileOp::Pack { path: Vec::new() });
-    // A search ends by itself; unless something in the guest stops it.
+    // A search ends by itself, unless something in the guest stops it.
     let timeout_ms = match &op {
         FileOp::Glob { limits, .. } => Some(limits.milliseconds),
         FileOp::Grep(grep) | FileOp::GrepWith(GrepWith { grep, .. }) => Some(grep.limits.milliseconds),
@@ -171,12 +173,12 @@ fn start(handle: Handle, op: Option<FileOp>, user: Option<GuestUser>) -> Start {
     }
 }
 
-/// Lets a sandbox that nobody uses yet run something, so that its first command finds everything looked up: the first one of all
-/// takes a quarter longer than those after it. Whether it succeeds is of no meaning, since a template need not have a shell.
+/// Runs a command in a sandbox before its first use, to warm caches: the very first command takes a quarter longer than
+/// later ones. The outcome does not matter, since a template need not have a shell.
 pub(crate) async fn rehearse(transfers: &Arc<Transfers>) {
     let limit = Duration::from_secs(REHEARSAL_SECONDS);
     if timeout(limit, transfers.guest.outbox.version()).await.is_err() {
-        return; // Whoever looks after the pool finds out.
+        return; // The pool's own checks find out.
     }
     let program = Program::Shell { script: REHEARSAL.into() };
     let timeout_ms = Some(REHEARSAL_SECONDS * 1000);
@@ -187,7 +189,7 @@ pub(crate) async fn rehearse(transfers: &Arc<Transfers>) {
     }
 }
 
-/// See the head of this file.
+/// See the module comment.
 pub(crate) struct Transfer {
     transfers: Arc<Transfers>,
     lane: Lane<MemorySink>,
@@ -212,7 +214,7 @@ impl Transfer {
         self.lane.notify();
     }
 
-    /// Init may forget it, and what is left to take is in memory.
+    /// Init may forget the transfer; bytes that the caller has not taken are in memory.
     fn forget(&self, ending: Ending) {
         let handle = self.lane.handle();
         self.guest().outbox.acknowledge_result(handle);
@@ -220,7 +222,7 @@ impl Transfer {
         self.end(ending);
     }
 
-    /// Nobody wants it any more.
+    /// The caller is gone.
     fn abandon(self: &Arc<Self>) {
         let mut state = self.lane.lock();
         if state.sink.ending.is_some() || state.sink.abandoned {
@@ -234,14 +236,14 @@ impl Transfer {
         self.lane.notify();
     }
 
-    /// Lets go of a caller that leaves waiting what it asked for. Holds the transfer only while it looks.
+    /// Drops a caller that does not take its bytes. Holds a strong reference to the transfer only while it checks.
     async fn watch_taking(transfer: Weak<Self>) {
         while let Some(again) = transfer.upgrade().and_then(|transfer| transfer.look_at_taking()) {
             tokio::time::sleep_until(again).await;
         }
     }
 
-    /// When to look again; `None` when there is nothing more to look at.
+    /// When to check again; `None` if there is nothing left to check.
     fn look_at_taking(self: &Arc<Self>) -> Option<Instant> {
         let limit = Duration::from_secs(TAKE_SECONDS);
         let now = Instant::now();
@@ -276,7 +278,7 @@ impl Carrier for Transfer {
 
     fn resumed(self: &Arc<Self>, _state: &State) {}
 
-    // It is acknowledged when the caller takes it.
+    // The bytes are acknowledged when the caller takes them.
     fn received(self: &Arc<Self>, _state: MutexGuard<'_, State>, _stream: Stream, _length: usize) {}
 
     fn stdin_sent(&self, _length: usize) {}
@@ -293,7 +295,7 @@ impl Carrier for Transfer {
     }
 
     fn lost(self: &Arc<Self>) -> Result<(), Violation> {
-        // Takes it out of the lists, and is of no meaning to an init that does not know it.
+        // Removes it from the lists; an init that does not know it ignores this.
         self.forget(Ending::SandboxGone);
         Ok(())
     }
@@ -308,14 +310,14 @@ pub(crate) enum Patience {
     Endless,
 }
 
-/// A transfer in the hands of its caller. Dropping it ends the operation.
+/// A transfer held by its caller. Dropping it ends the operation.
 pub(crate) struct Running {
     transfer: Arc<Transfer>,
     patience: Patience,
-    /// The sandbox's memory kills when it began, where that is known.
+    /// The sandbox's memory kills when the transfer started, if known.
     oom_kills_before: Option<u64>,
     _using: Use,
-    /// Set once it has begun.
+    /// Set once the transfer has started.
     meter: Option<FileMeter>,
 }
 
@@ -325,7 +327,7 @@ impl Drop for Running {
     }
 }
 
-/// Among which transfers it is counted.
+/// Which limit the transfer counts against.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Place {
     Short,
@@ -375,7 +377,7 @@ impl Running {
         };
         let deadline = Instant::now() + Duration::from_secs(ANSWER_SECONDS);
         let unresponsive = |_| guest.unresponsive();
-        // Not before there is a connection: after a restart, init may have operations whose handles are not known yet.
+        // Waits for a connection first: after a restart, init may have operations whose handles are not known yet.
         let version = timeout_at(deadline, guest.outbox.version()).await.map_err(unresponsive)?;
         if version < op.since() {
             return Err(EngineError::InitTooOld { id: guest.id, version });
@@ -388,7 +390,7 @@ impl Running {
         Ok(running)
     }
 
-    /// Watches over a caller that takes a long stream in its own time.
+    /// Watches for a caller that does not take a long stream.
     pub fn watch_taking(&self) {
         let transfer = Arc::downgrade(&self.transfer);
         self.transfer.guest().runtime.spawn(Transfer::watch_taking(transfer));
@@ -403,7 +405,7 @@ impl Running {
         }
     }
 
-    /// The next bytes of stdout; `None` at its end, whatever that is. Cancel-safe.
+    /// The next bytes of stdout; `None` at its end, whether complete or not. Cancel-safe.
     pub async fn next(&self) -> Result<Option<Bytes>, EngineError> {
         let next = self.patiently(self.transfer.lane.until(|state| state.sink.take(0))).await??;
         if let Some(bytes) = &next {
@@ -414,7 +416,8 @@ impl Running {
         Ok(next)
     }
 
-    /// Hands over bytes; waits while the window is full. `false`: the operation takes no more, and its result says why.
+    /// Sends bytes; waits while the window is full. `false`: the operation accepts no more, and its result has the
+    /// reason.
     pub async fn give(&self, mut bytes: Bytes) -> Result<bool, EngineError> {
         while !bytes.is_empty() {
             let room = self.transfer.lane.until(|state| {
@@ -439,14 +442,14 @@ impl Running {
         Ok(true)
     }
 
-    /// No more bytes.
+    /// Ends the input.
     pub fn end_input(&self) {
         let mut state = self.transfer.lane.lock();
         state.stdin.end();
         self.transfer.offer_stdin(&mut state);
     }
 
-    /// What came of it, when it is over. What is left of stdout is dropped.
+    /// Waits for the operation to end and returns its result. Drops the rest of stdout.
     pub async fn result(&self) -> Result<FileDone, EngineError> {
         let result = self.result_unmeasured().await;
         if let Some(meter) = &self.meter {
@@ -459,7 +462,7 @@ impl Running {
         let mut result = Vec::new();
         loop {
             let next = self.transfer.lane.until(|state| {
-                // Stdout first: the operation may wait for somebody to take it.
+                // Stdout first: the operation may be waiting for its output to be taken.
                 if let ControlFlow::Break(Ok(Some(_))) = state.sink.take(0) {
                     return ControlFlow::Break(Ok(None));
                 }
@@ -494,12 +497,12 @@ impl Running {
         }
     }
 
-    /// Init, or who took its place, says what it may not.
+    /// The error for a message that init, or a process in its place, must not send.
     pub fn strange(&self) -> EngineError {
         EngineError::FileStrange { id: self.transfer.guest().id }
     }
 
-    /// It ended without a word: something killed it.
+    /// The operation ended without a result: something killed it.
     async fn without_result(&self, end: End) -> EngineError {
         let guest = self.transfer.guest();
         let killed = end.cause == EndCause::Itself && end.status == ExitStatus::Signal(SIGKILL);

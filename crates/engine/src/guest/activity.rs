@@ -1,9 +1,9 @@
-//! Who uses a sandbox right now, and when the last use ended.
+//! Tracks the current uses of a sandbox, and when the last use ended.
 //!
-//! A *use* is held by whatever works in a sandbox for a caller: a request, an open stream, the wait for a command. It is taken
-//! before the work and dropped after it, which costs a lock and a look at the clock, and no message. Whether the time of
-//! a sandbox is over is decided by its driver under the same lock, which then lets no use begin any more: so a use that
-//! has begun is never overtaken by the end, and one that comes too late is told so.
+//! Anything that works in a sandbox for a caller holds a *use*: a request, an open stream, the wait for a command. The
+//! use is taken before the work and dropped after it, which costs a lock and a clock read, and no message. The
+//! sandbox's driver decides under the same lock whether the sandbox has expired, and then rejects new uses: so a use
+//! that has begun is never interrupted by the expiry, and one that comes too late gets an error.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -16,14 +16,14 @@ pub(crate) struct Activity {
     state: Mutex<UsesNow>,
 }
 
-/// See the head of this file.
+/// See the module comment.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct UsesNow {
-    /// Under way.
+    /// How many are open.
     pub open: u32,
     /// When the last of them ended, since the boot. `None`: there was none since the daemon started.
     pub last: Option<Duration>,
-    /// The sandbox is about to go: no use begins.
+    /// The sandbox is about to be deleted: no new use may begin.
     pub closed: bool,
 }
 
@@ -36,7 +36,7 @@ impl Activity {
         *self.lock()
     }
 
-    /// Lets no use begin if `is_over` says so of those there are. Tells whether that is so.
+    /// Rejects new uses if `is_over` returns true for the current ones. Returns whether it does.
     pub fn close_if(&self, is_over: impl FnOnce(UsesNow) -> bool) -> bool {
         let mut state = self.lock();
         if is_over(*state) {
@@ -45,19 +45,19 @@ impl Activity {
         state.closed
     }
 
-    /// The end did not come.
+    /// The sandbox was not deleted after all.
     pub fn reopen(&self) {
         self.lock().closed = false;
     }
 }
 
-/// A use under way. It ends when it is dropped.
+/// An open use. It ends when it is dropped.
 pub(crate) struct Use {
     guest: Arc<Guest>,
 }
 
 impl Use {
-    /// Begins a use. `None`: the sandbox is about to go.
+    /// Begins a use. `None`: the sandbox is about to be deleted.
     pub fn begin(guest: &Arc<Guest>) -> Option<Self> {
         let mut state = guest.uses.lock();
         if state.closed {
@@ -74,7 +74,7 @@ impl Drop for Use {
         let now = self.guest.clock.now().since_boot;
         let mut state = self.guest.uses.lock();
         state.open -= 1;
-        // Clocks of two threads may be read in one order and written in the other.
+        // Two threads may read the clock in one order and take the lock in the other.
         state.last = state.last.max(Some(now));
     }
 }

@@ -1,8 +1,9 @@
 //! What a link carries: one command or one file operation, with its process and its streams.
 //!
-//! A [`Lane`] is all that the two have in common: the process, how far init and the daemon have come with each stream, what
-//! waits for stdin, and what is said after a new connection. What becomes of output is a [`Sink`]'s: a command's goes to a log,
-//! a file operation's waits in memory for its caller. A [`Carrier`] owns a lane and acts on what happens to it.
+//! A [`Lane`] is everything that the two have in common: the process, the progress of init and of the daemon with each
+//! stream, the bytes that wait for stdin, and the messages to send after a reconnect. A [`Sink`] handles output: a
+//! command's goes to a log, a file operation's waits in memory for its caller. A [`Carrier`] owns a lane and reacts to
+//! its events.
 
 use std::ops::ControlFlow;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -12,51 +13,52 @@ use wire::guest::{End, Handle, Start, StartError, Stream, ToInit};
 
 use super::{Guest, Stdin, Violation};
 
-/// Output streams, in the order of every array of both.
+/// The output streams, in the order of every array that has one entry per stream.
 pub(crate) const STREAMS: [Stream; 2] = [Stream::Stdout, Stream::Stderr];
 
-/// See the head of this file. The lock is held for moments and never over a wait.
+/// See the module comment. The lock is held briefly and never across a wait.
 pub(crate) struct Lane<S> {
-    /// What init is asked to start.
+    /// The start request for init.
     pub start: Arc<Start>,
     state: Mutex<LaneState<S>>,
-    /// Told whenever something changed that someone may wait for.
+    /// Notified whenever something changes that a task may wait for.
     changed: Notify,
 }
 
-/// How far a lane has come.
+/// The progress of a lane.
 pub(crate) struct LaneState<S> {
     pub pid: Option<u32>,
     pub stdin: Stdin,
     pub sink: S,
-    /// What init was told of each output stream.
+    /// The offsets that were acknowledged to init, of each output stream.
     acknowledged: [u64; 2],
-    /// How far init has come with each output stream on this connection. It is not told of bytes that it has not yet said again.
+    /// How far init has sent each output stream on this connection. Bytes that init has not sent again yet are not
+    /// acknowledged.
     said: [u64; 2],
-    /// In the link's list of those with acknowledgements, or with stdin, to send.
+    /// Whether the lane is in the link's list of lanes with acknowledgements, or with stdin, to send.
     ack_queued: bool,
     stdin_queued: bool,
 }
 
-/// What becomes of a lane's output. Output streams are numbered as in [`STREAMS`].
+/// Handles a lane's output. Output streams are numbered as in [`STREAMS`].
 pub(crate) trait Sink: Send + 'static {
-    /// Takes bytes of an output stream that init sent. `false`: all of them had come before.
+    /// Takes bytes of an output stream that init sent. `false`: all of them had arrived before.
     fn receive(&mut self, handle: Handle, at: usize, offset: u64, bytes: &[u8]) -> Result<bool, Violation>;
 
-    /// Up to where init may forget an output stream.
+    /// The offset up to which init may forget an output stream.
     fn granted(&self, at: usize) -> u64;
 
     /// Whether its end is known. The acknowledgement of its result covers everything else.
     fn is_over(&self) -> bool;
 
-    /// Whether nobody wants it any more, so that init should end it.
+    /// Whether the caller is gone, so that init should end it.
     fn is_abandoned(&self) -> bool;
 
-    /// Whether nothing that init said so far shows that it has started it.
+    /// Whether no message from init so far shows that it was started.
     fn is_untouched(&self) -> bool;
 }
 
-/// Who has a lane, and acts on what happens to it. What init says is untrusted.
+/// Owns a lane, and reacts to its events. Messages from init are not trusted.
 pub(crate) trait Carrier: Send + Sync + Sized + 'static {
     type Sink: Sink;
 
@@ -64,7 +66,7 @@ pub(crate) trait Carrier: Send + Sync + Sized + 'static {
 
     fn guest(&self) -> &Guest;
 
-    /// It runs.
+    /// The process runs.
     fn started(self: &Arc<Self>, pid: u32);
 
     /// After a new handshake: init still has it, and it may run.
@@ -78,19 +80,20 @@ pub(crate) trait Carrier: Send + Sync + Sized + 'static {
         length: usize,
     );
 
-    /// Bytes of stdin are on their way to init.
+    /// Bytes of stdin were sent to init.
     fn stdin_sent(&self, length: usize);
 
     /// Init could not start it.
     fn failed_to_start(self: &Arc<Self>, error: StartError) -> Result<(), Violation>;
 
-    /// Init says how it ended, and where its streams end.
+    /// Init reports how it ended, and where its streams end.
     fn ended(self: &Arc<Self>, end: End, ends: [u64; 2]) -> Result<(), Violation>;
 
-    /// After a new handshake: init had it, or should not have it, and does not know it.
+    /// After a new handshake: init does not know it, and must not start it again, because init had it before or its
+    /// caller is gone.
     fn lost(self: &Arc<Self>) -> Result<(), Violation>;
 
-    /// Has the link send the acknowledgements that are due.
+    /// Asks the link to send the acknowledgements that are due.
     fn offer_acks(self: &Arc<Self>, state: &mut LaneState<Self::Sink>) {
         let due = (0..STREAMS.len()).any(|at| state.ack_due(at) > state.acknowledged[at]);
         if due && !state.sink.is_over() && !state.ack_queued {
@@ -98,7 +101,7 @@ pub(crate) trait Carrier: Send + Sync + Sized + 'static {
         }
     }
 
-    /// Has the link send the stdin that is due.
+    /// Asks the link to send the stdin that is due.
     fn offer_stdin(self: &Arc<Self>, state: &mut LaneState<Self::Sink>) {
         if state.stdin.is_due() && !state.sink.is_over() && !state.stdin_queued {
             state.stdin_queued = self.guest().outbox.stdin(Arc::clone(self) as Arc<dyn AnyLane>);
@@ -107,7 +110,7 @@ pub(crate) trait Carrier: Send + Sync + Sized + 'static {
 }
 
 impl<S: Sink> LaneState<S> {
-    /// What init may be told of an output stream.
+    /// The offset to acknowledge to init for an output stream.
     fn ack_due(&self, at: usize) -> u64 {
         self.sink.granted(at).min(self.said[at])
     }
@@ -136,7 +139,7 @@ impl<S: Sink> Lane<S> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Wakes everyone who waits in [`Self::until`].
+    /// Wakes every task that waits in [`Self::until`].
     pub fn notify(&self) {
         self.changed.notify_waiters();
     }
@@ -148,7 +151,7 @@ impl<S: Sink> Lane<S> {
                 return value;
             }
             let mut changed = std::pin::pin!(self.changed.notified());
-            // From here on no change is missed; one before it is seen by the second look.
+            // From here on no change is missed; the second check sees changes before it.
             changed.as_mut().enable();
             if let ControlFlow::Break(value) = check(&mut self.lock()) {
                 return value;
@@ -157,7 +160,7 @@ impl<S: Sink> Lane<S> {
         }
     }
 
-    /// Waits until init has said anything about it, or its end is known otherwise.
+    /// Waits until init has reported anything about it, or its end is known otherwise.
     pub async fn answered(&self) {
         self.until(|state| match state.pid.is_some() || state.sink.is_over() {
             true => ControlFlow::Break(()),
@@ -166,7 +169,7 @@ impl<S: Sink> Lane<S> {
         .await;
     }
 
-    /// Waits for its end, whoever tells of it.
+    /// Waits for its end, however it becomes known.
     pub async fn over(&self) {
         self.until(|state| match state.sink.is_over() {
             true => ControlFlow::Break(()),
@@ -186,23 +189,23 @@ impl<S: Sink> Lane<S> {
     }
 }
 
-/// Where an output stream is in arrays of both.
+/// The index of an output stream in arrays with one entry per stream.
 fn index(handle: Handle, stream: Stream) -> Result<usize, Violation> {
     STREAMS.iter().position(|own| *own == stream).ok_or(Violation::StdinFromInit { handle })
 }
 
-/// A lane as the link sees it, whatever its sink.
+/// A lane as the link sees it, independent of its sink.
 pub(crate) trait AnyLane: Send + Sync {
-    /// What init is asked to start.
+    /// The start request for init.
     fn start(&self) -> &Start;
 
-    /// Hands over the acknowledgements that are due.
+    /// Passes the acknowledgements that are due to `put`.
     fn take_acks(&self, put: &mut dyn FnMut(ToInit));
 
-    /// Appends a chunk of stdin and its end, where they are due. Tells whether there is more.
+    /// Appends a chunk of stdin and its end, if they are due. Returns whether there is more.
     fn put_stdin(&self, out: &mut Vec<u8>) -> bool;
 
-    /// The connection is gone, and the link's lists with it.
+    /// The connection is gone, with the link's lists.
     fn unqueue(&self);
 
     /// Init has started it.
@@ -214,19 +217,19 @@ pub(crate) trait AnyLane: Send + Sync {
     /// Init sent output.
     fn receive(self: Arc<Self>, stream: Stream, offset: u64, bytes: &[u8]) -> Result<(), Violation>;
 
-    /// Init has passed stdin on up to `offset`.
+    /// Init has passed stdin to the process up to `offset`.
     fn stdin_given(self: Arc<Self>, offset: u64) -> Result<(), Violation>;
 
-    /// Nobody reads its stdin any more.
+    /// The process no longer reads its stdin.
     fn stdin_closed(&self);
 
-    /// Init says how it ended, and where its streams end.
+    /// Init reports how it ended, and where its streams end.
     fn ended(self: Arc<Self>, end: End, ends: [u64; 2]) -> Result<(), Violation>;
 
-    /// After a new handshake: init still has it. Gives what init must hear to go on.
+    /// After a new handshake: init still has it. Returns the messages that init needs to continue.
     fn resume(self: Arc<Self>, pid: Option<u32>, stdin: u64) -> Result<Vec<ToInit>, Violation>;
 
-    /// After a new handshake: init does not have it. Gives whether init should start it again.
+    /// After a new handshake: init does not have it. Returns whether init should start it again.
     fn missing(self: Arc<Self>) -> Result<bool, Violation>;
 }
 

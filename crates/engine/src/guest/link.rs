@@ -1,7 +1,7 @@
-//! One task that reads and writes frames, and connects again when the stream breaks.
+//! One task that reads and writes frames, and reconnects when the stream breaks.
 //!
-//! Reading never waits for a disk, a row or a reader, so a slow command delays no other; what init may send without being
-//! acknowledged is bounded by the windows of `wire`.
+//! Reading never waits for a disk, a row or a reader, so a slow command delays no other; the windows of `wire` bound
+//! what init may send without an acknowledgement.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -24,56 +24,58 @@ use crate::error::chain;
 
 /// How long a connection attempt may take.
 const CONNECT_SECONDS: u64 = 10;
-/// How long init may take to say hello and name its commands. A stopped init takes for ever, and is tried again.
+/// How long init may take to send its hello and list its commands. A stopped init never does, and the link retries.
 const HANDSHAKE_SECONDS: u64 = 10;
-/// Between two attempts to connect: at first, and at most.
+/// The shortest and the longest delay between two attempts to connect.
 const BACKOFF_MIN: Duration = Duration::from_millis(5);
 const BACKOFF_MAX: Duration = Duration::from_secs(5);
-/// So many violations in a row, and the sandbox has failed.
+/// After this many violations in a row, the sandbox has failed.
 const VIOLATIONS_MAX: u32 = 5;
-/// A connection that held for so long clears the count.
+/// A connection that lasted this long resets the count.
 const FORGIVEN_AFTER: Duration = Duration::from_secs(600);
-/// After so long without traffic, a link gives its read buffer back. A thousand idle sandboxes should cost little.
+/// After this long without traffic, a link frees its read buffer. A thousand idle sandboxes should cost little.
 const IDLE_AFTER: Duration = Duration::from_secs(5);
-/// What a link reads into while it has no buffer.
+/// The size of the read buffer while a link is idle.
 const SMALL_READ: usize = 256;
 
 /// The sandbox at this end of a link.
 pub(crate) trait Peer: Send + Sync + 'static {
     fn guest(&self) -> &Guest;
 
-    /// What a handle means. `None`: its result is stored, or nobody wants it; said again, it is harmless.
+    /// The lane of a handle. `None`: its result is stored, or its caller is gone; messages about it are ignored.
     fn lane(&self, handle: Handle) -> Result<Option<Arc<dyn AnyLane>>, Violation>;
 
-    /// All commands whose rows are written, and all file operations, that have no result.
+    /// All commands that have a row but no result, and all file operations that have no result.
     fn lanes(&self) -> Vec<Arc<dyn AnyLane>>;
 
-    /// Init has a file operation of an earlier daemon. It is taken into the table, so that it is ended and its handle is not reused.
+    /// Init has a file operation of an earlier daemon. It is added to the table, so that it is ended and its handle is
+    /// not reused.
     fn adopt_orphan(&self, handle: Handle);
 }
 
-/// Why there is no link any more.
+/// Why a link ended.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum LinkEnd {
-    /// There is no init, and there will not be one again.
+    /// Init has ended and will not come back.
     #[error("its first process has ended")]
     Gone,
-    /// It broke the rules too often.
+    /// Init violated the protocol too often.
     #[error("its first process breaks the protocol: {0}")]
     Hostile(Violation),
-    /// It is of another age.
+    /// Init and this daemon have no version in common.
     #[error("its first process speaks versions {} to {} of the protocol, this daemon {} to {}",
         theirs.min, theirs.max, versions().min, versions().max)]
     NoCommonVersion { theirs: Versions },
     /// The task panicked.
     #[error("the daemon has a bug that shows with its first process")]
     Bug,
-    /// After a restart, what its commands wrote cannot be found: without it, init would be told that it is stored.
+    /// After a restart, the output of its commands cannot be found. Continuing would acknowledge output that is not
+    /// stored.
     #[error("the output of its commands cannot be read: {0}")]
     Unreadable(String),
 }
 
-/// Keeps a sandbox connected until that is over. `ready` is told after the first handshake.
+/// Keeps a sandbox connected until the link ends. Sends on `ready` after the first handshake.
 pub(crate) async fn keep_connected(peer: Arc<dyn Peer>, ready: oneshot::Sender<()>) -> LinkEnd {
     let mut ready = Some(ready);
     let mut backoff = BACKOFF_MIN;
@@ -94,7 +96,7 @@ pub(crate) async fn keep_connected(peer: Arc<dyn Peer>, ready: oneshot::Sender<(
         };
         let since = Instant::now();
         let (greeted, end) = {
-            // However this ends, also when the task is dropped, nobody puts anything in for a dead connection.
+            // However this ends, also when the task is dropped, no caller may queue messages for a dead connection.
             let _disconnect = Disconnect(&peer.guest().outbox);
             let mut talk = Talk::new(&peer, &mut ready);
             let end = talk.run(stream).await;
@@ -175,9 +177,9 @@ impl From<FrameError> for TalkEnd {
 enum Stage {
     /// Waiting for init's hello.
     Greeting,
-    /// Init names its commands.
+    /// Init lists its commands.
     Listing,
-    /// Everything may be said.
+    /// All messages are allowed.
     Open,
 }
 
@@ -195,7 +197,7 @@ struct Talk<'a> {
     stage: Stage,
     version: u32,
     known: BTreeMap<Handle, (Option<u32>, u64)>,
-    /// What is to be said of commands that have their results, and that init has not forgotten.
+    /// Acknowledgements for commands that have their results, and that init has not forgotten.
     unwanted: BTreeMap<Handle, Unwanted>,
     /// Encoded and not yet written.
     out: Vec<u8>,
@@ -235,7 +237,8 @@ impl<'a> Talk<'a> {
             if self.written == self.out.len() {
                 self.out.clear();
                 self.written = 0;
-                // A burst should not be held for ever; what is gathered ends within a chunk of the target.
+                // A large buffer should not be kept for ever; each write gathers at most about a chunk more than the
+                // target.
                 self.out.shrink_to(2 * OUT_TARGET);
                 if self.stage == Stage::Open {
                     self.put_unwanted();
@@ -274,8 +277,9 @@ impl<'a> Talk<'a> {
             match incoming {
                 Incoming::Message(FromInit::NoCommonVersion { version_min, version_max }) => {
                     let theirs = Versions { min: version_min, max: version_max };
-                    // What is believed here is left running. So it is believed as the first word of an init that this daemon
-                    // has never agreed with, and only where it is true.
+                    // A sandbox that is believed to be of another version is left running. So this claim is accepted
+                    // only as the first message of an init that this daemon has never agreed on a version with, and
+                    // only if it is true.
                     let agreed_before = self.stage != Stage::Greeting || self.ready.is_none();
                     if agreed_before || theirs.meet(versions()) {
                         return Err(Violation::BadParting { theirs }.into());
@@ -289,7 +293,7 @@ impl<'a> Talk<'a> {
                     }
                     match self.peer.lane(handle)? {
                         Some(lane) => lane.receive(stream, offset, bytes)?,
-                        // Nobody wants them, and init must get rid of them to come to the end.
+                        // The bytes are dropped, but init needs the acknowledgement to reach the end.
                         None => {
                             let offset = offset.saturating_add(bytes.len() as u64);
                             self.unwanted(handle)?.acks.insert(stream, offset);
@@ -325,9 +329,9 @@ impl<'a> Talk<'a> {
         }
     }
 
-    /// Everything both sides know is compared; from here on the two are in step.
+    /// Compares what both sides know; from here on they are in sync.
     fn open(&mut self) -> Result<(), Violation> {
-        // Before anybody may start new ones: their handles must not be those of these.
+        // Before new ones may start: their handles must not collide with these.
         for handle in self.known.keys() {
             self.peer.adopt_orphan(*handle);
         }
@@ -338,7 +342,7 @@ impl<'a> Talk<'a> {
         for (handle, (pid, stdin)) in &known {
             let messages = match self.peer.lane(*handle)? {
                 Some(lane) => lane.resume(*pid, *stdin)?,
-                // It has its result, and init has not heard so, or has not told of the end: then it does now.
+                // It has its result, but init does not know that yet, or has not reported the end: this makes it do so.
                 None => vec![ToInit::Resume { handle: *handle, stdout: 0, stderr: 0 }],
             };
             for message in messages {
@@ -358,14 +362,14 @@ impl<'a> Talk<'a> {
             }
         }
         if let Some(ready) = self.ready.take() {
-            let _ = ready.send(()); // Nobody waits when a sandbox is adopted.
+            let _ = ready.send(()); // No task waits for this when a sandbox is adopted.
         }
         self.peer.guest().metrics.connected();
         debug!(sandbox = %self.peer.guest().id, lanes = lanes.len(), "connected to init");
         Ok(())
     }
 
-    /// The end of something that has its result, or that nobody wants: init may forget it. Said twice, it is harmless.
+    /// The end of a lane that has its result, or whose caller is gone: init may forget it. Repeating this is harmless.
     fn let_go_of(&mut self, handle: Handle) -> Result<(), Violation> {
         self.peer.guest().outbox.forget_abandoned(handle);
         self.unwanted(handle)?.over = true;
@@ -373,7 +377,8 @@ impl<'a> Talk<'a> {
     }
 
     fn unwanted(&mut self, handle: Handle) -> Result<&mut Unwanted, Violation> {
-        // What is to be said is gathered and not queued, or an init that says much and hears nothing would fill our memory.
+        // Acknowledgements are merged and not queued, or an init that sends much and reads nothing would fill our
+        // memory.
         if self.unwanted.len() >= COMMANDS_MAX && !self.unwanted.contains_key(&handle) {
             return Err(Violation::TooManyKnown);
         }
@@ -384,7 +389,7 @@ impl<'a> Talk<'a> {
         for (handle, Unwanted { acks, over }) in std::mem::take(&mut self.unwanted) {
             if over {
                 frame::put_message(&ToInit::AckResult { handle }, &mut self.out);
-                continue; // It covers everything.
+                continue; // This covers everything.
             }
             for (stream, offset) in acks {
                 frame::put_message(&ToInit::Ack { handle, stream, offset }, &mut self.out);

@@ -1,9 +1,10 @@
 //! A sandbox from the daemon's end of its link: what commands, file operations and the link itself share.
 //!
-//! A [`Guest`] is the handle that all three hold. `link` is the task that speaks with init, `outbox` what callers want said,
-//! `lane` what the two speak about, `stdin` what a lane sends, `activity` who uses the sandbox, and `violation` whatever init
-//! may not say: then the connection is closed and made again, and a sandbox that goes on like this has failed.
-//! Callers never touch the connection. Knows neither commands, files nor sandboxes: those implement the traits here.
+//! A [`Guest`] is the handle that all three hold. `link` is the task that talks to init, `outbox` holds the messages
+//! that callers want to send, `lane` is what the messages are about, `stdin` holds what a lane sends, `activity` tracks
+//! who uses the sandbox, and `violation` lists what init must not send: after a violation the link reconnects, and a
+//! sandbox that keeps violating the protocol has failed. Callers never touch the connection. This module does not know
+//! commands, files or sandboxes: those implement its traits.
 
 mod activity;
 mod lane;
@@ -36,16 +37,16 @@ pub(crate) use violation::Violation;
 /// How long one request waits for init: a start, a signal, a kill.
 pub const ANSWER_SECONDS: u64 = 10;
 
-/// Which versions of the protocol this daemon speaks.
+/// The versions of the protocol that this daemon speaks.
 #[used]
 static SPEAKS: [u8; 29] = speaks("shoal-daemon speaks ");
 
-/// Which versions of the protocol this daemon speaks.
+/// The versions of the protocol that this daemon speaks.
 pub(crate) fn versions() -> Versions {
     spoken(&SPEAKS)
 }
 
-/// One sandbox, for what runs in it. See the head of this file.
+/// One sandbox, as seen by what runs in it. See the module comment.
 pub(crate) struct Guest {
     pub id: SandboxId,
     pub outbox: Outbox,
@@ -55,19 +56,19 @@ pub(crate) struct Guest {
     pub metrics: Arc<Metrics>,
     pub clock: Arc<dyn Clock>,
     pub runtime: tokio::runtime::Handle,
-    /// Weak, because the sandbox holds this.
+    /// Weak, because the sandbox holds this guest.
     pub host: Weak<dyn Host>,
 }
 
-/// The sandbox itself, as far as what runs in it needs it.
+/// The parts of the sandbox that commands and file operations need.
 pub(crate) trait Host: Send + Sync {
     /// Whether its state allows commands and file operations.
     fn takes_commands(&self) -> bool;
 
-    /// Why it does not.
+    /// The error if its state does not allow them.
     fn wrong_state(&self) -> EngineError;
 
-    /// Publishes an event to those who may see the sandbox.
+    /// Publishes an event to the callers that may see the sandbox.
     fn tell(&self, what: Happened);
 }
 
@@ -84,13 +85,13 @@ impl Guest {
 
     /// See [`Host::tell`].
     pub fn tell(&self, what: Happened) {
-        // Of a sandbox that is gone, nobody hears.
+        // Events of a sandbox that is gone are dropped.
         if let Some(host) = self.host.upgrade() {
             host.tell(what);
         }
     }
 
-    /// Begins a use, or says that it is too late for one.
+    /// Begins a use, or fails if the sandbox is about to be deleted.
     pub fn begin_use(self: &Arc<Self>) -> Result<Use, EngineError> {
         Use::begin(self).ok_or_else(|| self.deleting())
     }
@@ -99,7 +100,7 @@ impl Guest {
         EngineError::WrongState { id: self.id, state: State::Deleting.word() }
     }
 
-    /// Init did not answer in time.
+    /// The error for an init that did not answer in time.
     pub fn unresponsive(&self) -> EngineError {
         EngineError::Unresponsive { id: self.id }
     }

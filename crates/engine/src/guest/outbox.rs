@@ -1,6 +1,7 @@
-//! What callers want said to a sandbox's init.
+//! Messages that callers want to send to a sandbox's init.
 //!
-//! Empty while there is no connection: everything that must survive one (starts, lengths, results) is told again by the handshake.
+//! The outbox is empty while there is no connection: the handshake sends everything again that must survive a reconnect
+//! (starts, lengths, results).
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -12,45 +13,45 @@ use wire::guest::{COMMANDS_MAX, Handle, Start, ToInit};
 use super::lane::AnyLane;
 use super::violation::Violation;
 
-/// Requests of callers that wait for init's answer, in one sandbox.
+/// The most requests of callers that wait for init's answer, in one sandbox.
 const REQUESTS_MAX: usize = 1024;
-/// Messages that wait for an init that does not listen, beyond which nobody may ask for more. What need not be asked for, starts and
-/// results, is bounded by the commands.
+/// The most messages that wait for an init that does not read; callers' requests fail beyond that. Starts and results
+/// are not requests; the number of commands bounds them.
 const ITEMS_MAX: usize = 4 * COMMANDS_MAX;
 /// Frames are gathered up to about this size before they are written.
 pub(super) const OUT_TARGET: usize = 128 * 1024;
 
-/// Why something was not said.
+/// Why a message was not sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Unsaid {
     /// The connection broke before init's answer.
     Broken,
-    /// Too many wait already.
+    /// Too many messages are waiting already.
     TooMany,
 }
 
-/// What callers want said. Bounded: starts and results by the commands, requests by [`REQUESTS_MAX`], the rest is
-/// lists in which a command is once.
+/// The queued messages. Bounded: starts and results by the number of commands, requests by [`REQUESTS_MAX`]; the other
+/// lists contain each command at most once.
 #[derive(Default)]
 pub(crate) struct Outbox {
     state: Mutex<OutboxState>,
-    /// The link has something to send.
+    /// Signals that the link has something to send.
     pub(super) wake: Notify,
-    /// There is a connection.
+    /// Signals that there is a connection.
     connected: Notify,
 }
 
 #[derive(Default)]
 struct OutboxState {
     connected: bool,
-    /// What was agreed on with init.
+    /// The version agreed on with init.
     version: u32,
     items: VecDeque<Item>,
     acks: Vec<Arc<dyn AnyLane>>,
     stdin: VecDeque<Arc<dyn AnyLane>>,
     pings: HashMap<u64, oneshot::Sender<()>>,
     serial: u64,
-    /// Started without an answer and without a name that anyone knows: to be ended when init can hear.
+    /// Commands that were started without an answer and whose id no caller knows: killed as soon as init responds.
     abandoned: BTreeSet<Handle>,
 }
 
@@ -71,7 +72,7 @@ impl Outbox {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Puts something in if there is a connection.
+    /// Queues something if there is a connection.
     fn put(&self, put: impl FnOnce(&mut OutboxState)) -> bool {
         let mut state = self.lock();
         let connected = state.connected;
@@ -85,22 +86,22 @@ impl Outbox {
         connected
     }
 
-    /// Init should start it.
+    /// Asks init to start it.
     pub fn start(&self, lane: Arc<dyn AnyLane>) {
         self.put(|state| state.items.push_back(Item::Start(lane)));
     }
 
-    /// It has bytes that init may forget. Tells whether it was put in.
+    /// The lane has acknowledgements to send. Returns whether it was queued.
     pub fn ack(&self, lane: Arc<dyn AnyLane>) -> bool {
         self.put(|state| state.acks.push(lane))
     }
 
-    /// It has stdin to send. Tells whether it was put in.
+    /// The lane has stdin to send. Returns whether it was queued.
     pub fn stdin(&self, lane: Arc<dyn AnyLane>) -> bool {
         self.put(|state| state.stdin.push_back(lane))
     }
 
-    /// The version that init speaks. Waits for a connection; the caller brings the deadline.
+    /// The version that init speaks. Waits for a connection; the caller sets the deadline.
     pub async fn version(&self) -> u32 {
         loop {
             let mut connected = std::pin::pin!(self.connected.notified());
@@ -121,13 +122,13 @@ impl Outbox {
         self.put(|state| state.items.push_back(Item::Message(ToInit::AckResult { handle })));
     }
 
-    /// Ends a command as soon as init can hear.
+    /// Kills a command as soon as init responds.
     pub fn abandon(&self, handle: Handle) {
         self.lock().abandoned.insert(handle);
         self.put(|state| state.items.push_back(Item::Message(ToInit::Kill { handle })));
     }
 
-    /// Says something and waits until init has read it. Waits for a connection first; the caller brings the deadline.
+    /// Sends a message and waits until init has read it. Waits for a connection first; the caller sets the deadline.
     pub async fn say(&self, message: Option<ToInit>) -> Result<(), Unsaid> {
         let answered = loop {
             let mut connected = std::pin::pin!(self.connected.notified());
@@ -146,10 +147,11 @@ impl Outbox {
             return Ok(None);
         }
         if state.pings.len() >= REQUESTS_MAX {
-            // Those whose caller has left no longer count.
+            // Requests whose caller has left no longer count.
             state.pings.retain(|_, waiting| !waiting.is_closed());
         }
-        // What a caller that has left wanted said is said all the same, if init ever listens; so that has a bound of its own.
+        // The message of a caller that has left is sent all the same, if init ever reads again; so these have their own
+        // limit.
         if state.pings.len() >= REQUESTS_MAX || state.items.len() >= ITEMS_MAX {
             return Err(Unsaid::TooMany);
         }
@@ -171,12 +173,12 @@ impl Outbox {
             let _ = waiting.send(());
             return Ok(());
         }
-        // Pings whose caller left may have been dropped to make room; those that were never sent were not.
+        // Pings whose caller left may have been dropped to make room; pings that were never sent were not.
         if serial <= state.serial { Ok(()) } else { Err(Violation::UnknownPong) }
     }
 
-    /// From now on, what is put in is sent. What the handshake tells must be looked up after this, so that nothing
-    /// falls between the two; said twice, it is harmless.
+    /// From now on, queued messages are sent. The state for the handshake must be read after this call, so that nothing
+    /// is missed in between; sending something twice is harmless.
     pub(super) fn connect(&self, version: u32) {
         let mut state = self.lock();
         (state.connected, state.version) = (true, version);
@@ -197,17 +199,17 @@ impl Outbox {
         }
     }
 
-    /// What should be ended as soon as init can hear.
+    /// The commands to kill as soon as init responds.
     pub(super) fn abandoned(&self) -> BTreeSet<Handle> {
         self.lock().abandoned.clone()
     }
 
-    /// It has ended, so nobody need end it.
+    /// The command has ended, so it need not be killed.
     pub(super) fn forget_abandoned(&self, handle: Handle) {
         self.lock().abandoned.remove(&handle);
     }
 
-    /// Whether init can be talked to at this moment.
+    /// Whether there is a connection to init now.
     pub fn is_connected(&self) -> bool {
         self.lock().connected
     }
@@ -223,7 +225,7 @@ impl Outbox {
         state.stdin.pop_front().map(Due::Stdin)
     }
 
-    /// Encodes what is due, up to about [`OUT_TARGET`].
+    /// Encodes queued messages, up to about [`OUT_TARGET`].
     pub(super) fn fill(&self, out: &mut Vec<u8>) {
         while out.len() < OUT_TARGET {
             match self.due() {

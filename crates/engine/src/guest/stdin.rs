@@ -1,7 +1,7 @@
 //! Bytes on their way to a lane's stdin.
 //!
-//! They stay here until init says that the process has them, so that a new connection can send them again; init skips
-//! what it has. What a caller may hand over ahead of the process is bounded by the window.
+//! Bytes stay here until init reports that the process has them, so that they can be sent again on a new connection;
+//! init skips bytes that it has. The window bounds how far a caller may write ahead of the process.
 
 use std::collections::VecDeque;
 
@@ -11,50 +11,50 @@ use wire::guest::{Handle, STDIN_WINDOW, Stream, ToInit};
 
 use super::Violation;
 
-/// More than anyone can have written. What init says of stdin is counted on from, and must not run over.
+/// More than can ever be written. Offsets from init are used in sums, which must not overflow.
 const LENGTH_MAX: u64 = 1 << 60;
-/// Smaller pieces than this are put together. A piece may keep alive a much larger buffer that it was read into, and bytes that
-/// come one by one should not cost a piece each.
+/// Pieces smaller than this are joined. A piece may keep alive a much larger buffer that it was read into, and bytes
+/// that arrive one by one should not cost a piece each.
 const JOIN_MAX: usize = 512;
 
-/// See the head of this file.
+/// See the module comment.
 #[derive(Default)]
 pub(crate) struct Stdin {
-    /// What was accepted and not given to the process, from `base` to `accepted`.
+    /// Bytes that were accepted and not given to the process, from `base` to `accepted`.
     chunks: VecDeque<Bytes>,
     base: u64,
     accepted: u64,
-    /// Given to the process, as init says.
+    /// How much the process was given, as init reports.
     given: u64,
     /// Sent to init on this connection.
     sent: u64,
-    /// The end, once someone has set it.
+    /// The end offset, once a caller has set it.
     end: Option<u64>,
-    /// Init knows of the end.
+    /// Whether init was sent the end.
     end_sent: bool,
-    /// Nobody reads it.
+    /// Whether the process no longer reads its stdin.
     closed: bool,
-    /// After a restart of the daemon, it is not known how much was taken over until init says so.
+    /// After a restart of the daemon, it is unknown how much init has until init reports it.
     unknown: bool,
 }
 
 impl Stdin {
-    /// Of a process that was not started yet.
+    /// For a process that was not started yet.
     pub fn new(open: bool) -> Self {
         Self { closed: !open, ..Self::default() }
     }
 
-    /// Of a process that an earlier daemon started.
+    /// For a process that an earlier daemon started.
     pub fn recovered(open: bool) -> Self {
         Self { closed: !open, unknown: true, ..Self::default() }
     }
 
-    /// How much callers have handed over.
+    /// How many bytes callers have written.
     pub fn accepted(&self) -> u64 {
         self.accepted
     }
 
-    /// How much the process was given. `None` while that is not known.
+    /// How many bytes the process was given. `None` while that is unknown.
     pub fn given(&self) -> Option<u64> {
         (!self.unknown).then_some(self.given)
     }
@@ -63,22 +63,22 @@ impl Stdin {
         self.closed
     }
 
-    /// Whether callers may hand over no more: nobody reads it, or they have said that it ends.
+    /// Whether callers may write no more: the process does not read, or a caller has ended stdin.
     pub fn is_ended(&self) -> bool {
         self.closed || self.end.is_some()
     }
 
-    /// Whether init knows of the end, or need not.
+    /// Whether init knows the end, or need not.
     pub fn is_end_known(&self) -> bool {
         self.closed || self.end_sent
     }
 
-    /// Whether it must be waited for what init says of it before more is accepted.
+    /// Whether more can be accepted only after init reports how much it has.
     pub fn is_unknown(&self) -> bool {
         self.unknown
     }
 
-    /// How much more may be handed over.
+    /// How many more bytes may be written.
     pub fn room(&self) -> usize {
         usize::try_from(self.window().saturating_sub(self.accepted)).unwrap_or(usize::MAX)
     }
@@ -87,7 +87,7 @@ impl Stdin {
         self.given + STDIN_WINDOW as u64
     }
 
-    /// Takes bytes from a caller, who has looked at [`Self::room`].
+    /// Takes bytes from a caller, which has checked [`Self::room`].
     pub fn push(&mut self, bytes: Bytes) {
         self.accepted += bytes.len() as u64;
         if bytes.len() > JOIN_MAX {
@@ -105,12 +105,12 @@ impl Stdin {
         }
     }
 
-    /// What was accepted is all.
+    /// Ends stdin after the accepted bytes.
     pub fn end(&mut self) {
         self.end.get_or_insert(self.accepted);
     }
 
-    /// Nobody reads it.
+    /// The process does not read its stdin.
     pub fn close(&mut self) {
         self.closed = true;
         self.chunks.clear();
@@ -126,7 +126,7 @@ impl Stdin {
         self.end.is_some_and(|end| end == self.sent && !self.end_sent)
     }
 
-    /// Appends up to a chunk of what was not sent, and the end if it follows. Tells how many bytes, and whether the end.
+    /// Appends up to a chunk of unsent bytes, and the end if it follows. Returns how many bytes, and whether the end.
     pub(super) fn put(&mut self, handle: Handle, out: &mut Vec<u8>) -> (usize, bool) {
         if self.unknown || self.closed {
             return (0, false);
@@ -162,7 +162,7 @@ impl Stdin {
         }
     }
 
-    /// Init says that the process was given everything up to `offset`.
+    /// Init reports that the process was given everything up to `offset`.
     pub(super) fn give_until(&mut self, handle: Handle, offset: u64) -> Result<(), Violation> {
         if offset < self.given || offset > self.sent {
             return Err(Violation::BadStdinAck { handle, offset, sent: self.sent });
@@ -188,7 +188,8 @@ impl Stdin {
             return Err(bad);
         }
         if self.unknown {
-            // Of what init holds, the process has been given all but a window at least. Init says more in a moment.
+            // The process was given all but at most a window of what init holds. Init reports the exact number in a
+            // moment.
             self.given = taken.saturating_sub(STDIN_WINDOW as u64);
             (self.base, self.accepted, self.sent, self.unknown) = (taken, taken, taken, false);
         } else if self.closed {
@@ -201,7 +202,7 @@ impl Stdin {
         Ok(())
     }
 
-    /// A new connection: init has never heard of the process.
+    /// A new connection: init does not know the process.
     pub(super) fn restart(&mut self) {
         (self.sent, self.end_sent, self.unknown) = (self.base, false, false);
     }
@@ -216,7 +217,7 @@ mod tests {
     fn sent(stdin: &mut Stdin) -> Vec<u8> {
         let mut out = Vec::new();
         let (length, _) = stdin.put(HANDLE, &mut out);
-        // A data frame ends with its bytes; what follows is the message of the end, which is not asked for here.
+        // A data frame ends with its bytes; the message of the end follows, which this test does not check.
         let header = frame::data_header(HANDLE, Stream::Stdin, 0, length).len();
         out[header.min(out.len())..(header + length).min(out.len())].to_vec()
     }

@@ -1,9 +1,9 @@
-//! What init may not say. Init is untrusted once guest code has run.
+//! Messages that init must not send. Init is untrusted once guest code has run.
 
 use wire::frame::FrameError;
 use wire::guest::{COMMANDS_MAX, Handle, Versions};
 
-/// Something init may not say.
+/// A message that init must not send.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Violation {
     #[error("init sent {0}")]

@@ -55,7 +55,7 @@ pub trait Isolation: Send + Sync + 'static {
     async fn machine(&self) -> Result<Machine, BackendError>;
 }
 
-/// The sandbox to create.
+/// The specification of a sandbox to create.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Spec {
     /// Its id.

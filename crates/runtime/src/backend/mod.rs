@@ -1,7 +1,7 @@
 //! The interface between the engine and a backend, which isolates sandboxes and keeps their files.
 //!
-//! Three traits: [`Isolation`] covers processes, [`Storage`] files, [`Network`] what sandboxes can reach. Callers must not assume that a sandbox runs on this
-//! machine.
+//! Three traits: [`Isolation`] covers processes, [`Storage`] files, [`Network`] what sandboxes can reach. Callers must
+//! not assume that a sandbox runs on this machine.
 
 mod isolation;
 mod network;
@@ -17,7 +17,7 @@ pub use isolation::{Duplex, GuestStream, Isolation, Machine, Spec, Usage};
 pub use network::{Listeners, ListeningPort, Network, PortProcess};
 pub use storage::{DiskUsage, LayerSpec, Storage};
 
-/// All in one object, which is what the engine holds.
+/// All traits in one object, which the engine holds.
 pub trait Backend: Isolation + Storage + Network {}
 
 impl<T: Isolation + Storage + Network> Backend for T {}
@@ -25,12 +25,12 @@ impl<T: Isolation + Storage + Network> Backend for T {}
 /// Why a backend could not do what the engine asked for.
 #[derive(Debug, thiserror::Error)]
 pub enum BackendError {
-    /// The launcher tried and the kernel refused.
+    /// The kernel rejected a request of the launcher.
     #[error("cannot {doing}")]
     Refused {
         /// What was being done, as it reads after "cannot".
         doing: String,
-        /// What the kernel said.
+        /// The error from the kernel.
         source: io::Error,
     },
     /// The launcher died during the request and will be restarted. How far the request got is unknown.
@@ -55,12 +55,12 @@ pub enum BackendError {
         /// The fault in it.
         source: Box<LayerFault>,
     },
-    /// The machine or the sandbox cannot have the network that was asked for.
+    /// The machine or the sandbox does not support the requested network.
     #[error("cannot {doing}")]
     Network {
         /// What was asked.
         doing: &'static str,
-        /// What is in the way.
+        /// The cause.
         source: Box<NetworkFault>,
     },
     /// Init has ended and will not come back.

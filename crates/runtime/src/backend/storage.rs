@@ -49,7 +49,7 @@ pub trait Storage: Send + Sync + 'static {
     async fn volumes(&self) -> Result<Vec<VolumeId>, BackendError>;
 }
 
-/// The layer to create.
+/// The specification of a layer to create.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LayerSpec {
     /// Its name.

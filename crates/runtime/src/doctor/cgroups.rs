@@ -1,4 +1,4 @@
-//! Cgroups: which controllers there are, and whether groups can be made.
+//! Cgroups: which controllers exist, and whether groups can be created.
 
 use std::fs;
 use std::path::Path;
@@ -48,7 +48,7 @@ fn judge_layout(layout: &Layout) -> Vec<Finding> {
     findings
 }
 
-/// Makes a group of every kind and removes it.
+/// Creates a group of every kind and removes it.
 fn try_group(v2: &str, layout: &Layout) -> Finding {
     const NAME: &str = "cgroup_writable";
     let group = format!("shoal-doctor-{}", std::process::id());
@@ -74,7 +74,7 @@ fn try_group(v2: &str, layout: &Layout) -> Finding {
             let absent = |file: &&str| !path.join(file).exists();
             missing.extend(["cgroup.kill", "cgroup.freeze"].into_iter().filter(absent));
         }
-        // The kernel removes the files in it. A group that was made just now and has nobody in it can be removed.
+        // The kernel removes the files in it. A group that was just created and has no processes can be removed.
         if let Err(error) = fs::remove_dir(&path) {
             return Finding::unknown(NAME, format!("cannot remove {}: {error}", path.display()), "remove it");
         }

@@ -1,4 +1,4 @@
-//! The disk: whether sandboxes can have their files where the data directory is.
+//! The disk: whether the data directory's file system can hold the files of sandboxes.
 
 use std::fs;
 use std::io;
@@ -22,10 +22,10 @@ use crate::sys::mounts::{attach, cut_out};
 const DISK_FREE_MIN: u64 = 2 << 30;
 /// Each sandbox writes a few hundred small files of its own.
 const FILES_FREE_MIN: u64 = 100_000;
-/// File systems on which an overlay cannot have its writable layer, or which are not on this machine.
+/// File systems that cannot hold the writable layer of an overlay, or that are not on this machine.
 const UNFIT_FILE_SYSTEMS: [&str; 8] = ["overlay", "nfs", "nfs4", "cifs", "9p", "vfat", "exfat", "fuseblk"];
 
-/// The place where sandboxes would be kept: the data directory, or the directory that it would be made in.
+/// Where sandboxes would be stored: the data directory, or the directory that it would be created in.
 pub(super) struct Storage {
     place: PathBuf,
     mounted: Option<Mounted>,
@@ -103,7 +103,7 @@ impl Storage {
         }
     }
 
-    /// Where a daemon here would keep writable files, if nobody says otherwise.
+    /// Where a daemon here would keep writable files by default.
     pub(super) fn store(&self, data_dir: &Path) -> Finding {
         const NAME: &str = "store";
         let gib = |bytes: u64| format!("{:.1} GiB", bytes as f64 / f64::from(1 << 30));
@@ -141,7 +141,7 @@ impl Storage {
     }
 }
 
-/// Whether the kernel knows it, or has a module that does.
+/// Whether the kernel supports btrfs, or has a module that does.
 fn has_btrfs() -> bool {
     let known = fs::read_to_string("/proc/filesystems").unwrap_or_default();
     let release = rustix::system::uname().release().to_string_lossy().into_owned();
@@ -184,7 +184,7 @@ fn judge_space(bytes_free: u64, files: u64, files_free: u64) -> Vec<Finding> {
         Finding::found("disk_space", gib(bytes_free))
     };
     let mut findings = vec![space];
-    // Some file systems make them as they go, and say 0.
+    // Some file systems allocate inodes on demand, and report 0.
     if files > 0 && files_free < FILES_FREE_MIN {
         findings.push(Finding::limited(
             "disk_files",
@@ -216,14 +216,14 @@ fn try_idmap(name: &'static str, place: &Path, kind: &str, remedy: &str, tries: 
     }
 }
 
-/// Mounts an overlay as a sandbox's root is mounted, writes through it, and lets go.
+/// Mounts an overlay in the same way as a sandbox's root, writes through it, and unmounts it.
 fn try_overlay(scratch: &Path) -> io::Result<()> {
     for name in ["", "tree", "tree/lower", "tree/upper", "tree/work", "stage"] {
         fs::create_dir(scratch.join(name))?;
     }
     in_child(|| {
         let base = probe_base();
-        // Before anything is opened: mounts can be copied only out of the namespace that one is in.
+        // Before anything is opened: a process can copy mounts only from its own mount namespace.
         sys::unshare(UnshareFlags::NEWNS)?;
         mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)?;
         let user = slots::user_namespace(base).map_err(|error| error.source)?;
@@ -235,7 +235,7 @@ fn try_overlay(scratch: &Path) -> io::Result<()> {
     })
 }
 
-/// The mount that a path is on: of those whose point is above it the deepest, and of these the last.
+/// The mount of a path: the deepest one whose mount point is above the path, and the last of these.
 fn mount_of(mountinfo: &str, path: &Path) -> Option<Mounted> {
     let mut deepest: Option<Mounted> = None;
     for line in mountinfo.lines() {
@@ -243,7 +243,7 @@ fn mount_of(mountinfo: &str, path: &Path) -> Option<Mounted> {
         let mut fields = mount.split(' ').skip(4);
         let (Some(point), Some(options)) = (fields.next(), fields.next()) else { continue };
         let Some(kind) = rest.split(' ').next() else { continue };
-        // Spaces and their like are written as octal numbers.
+        // Spaces and similar characters are written as octal numbers.
         let point = PathBuf::from(point.replace("\\040", " ").replace("\\011", "\t").replace("\\134", "\\"));
         let is_deeper = deepest.as_ref().is_none_or(|known| point.starts_with(&known.point));
         if path.starts_with(&point) && is_deeper {

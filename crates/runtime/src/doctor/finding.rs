@@ -5,7 +5,7 @@
 pub enum Verdict {
     /// It is.
     Found,
-    /// The check could not be made.
+    /// The check could not run.
     Unknown,
     /// It is not; Shoal works, with a drawback.
     Limited,
@@ -18,9 +18,9 @@ pub enum Verdict {
 pub struct Finding {
     /// Short and stable, for programs: `idmapped_mounts`.
     pub name: &'static str,
-    /// Whether it is as it should be.
+    /// The verdict.
     pub verdict: Verdict,
-    /// What is there.
+    /// What the check found.
     pub found: String,
     /// What its absence costs. Empty if nothing is missing.
     pub cost: String,
@@ -40,7 +40,7 @@ impl Finding {
         }
     }
 
-    /// It could not be found out.
+    /// The check could not determine the answer.
     pub fn unknown(name: &'static str, why: impl Into<String>, remedy: impl Into<String>) -> Self {
         Self { verdict: Verdict::Unknown, remedy: remedy.into(), ..Self::found(name, why) }
     }
@@ -67,7 +67,7 @@ impl Finding {
     }
 }
 
-/// A finding is as expected, and says what it costs and how to change it where something is wrong.
+/// Checks that a finding is as expected, and that a finding about a problem has its cost and its remedy.
 #[cfg(test)]
 #[track_caller]
 pub(super) fn check(finding: Finding, verdict: Verdict, word: &str) {

@@ -1,4 +1,4 @@
-//! The kernel, the rights of this process, and what isolates sandboxes.
+//! The kernel, the privileges of this process, and the features that isolate sandboxes.
 
 use std::fs;
 
@@ -9,7 +9,7 @@ use super::tries::{AS_ROOT, NEEDS_ROOT, in_child, number, probe_base};
 use crate::ns::slots;
 use crate::sys;
 
-/// `cgroup.kill` came with it.
+/// The first version with `cgroup.kill`.
 const KERNEL_MIN: (u32, u32) = (5, 14);
 /// Namespaces of one kind that the machine should allow.
 const NAMESPACES_WANTED: u64 = 10_000;

@@ -1,4 +1,4 @@
-//! What a network policy needs of the kernel. Without it sandboxes have no network, and everything else works.
+//! The kernel features that a network policy needs. Without them sandboxes have no network, and everything else works.
 
 use std::io;
 
@@ -26,7 +26,8 @@ pub(super) fn network(tries: bool) -> Vec<Finding> {
     findings
 }
 
-/// Tries a part in a namespace that goes with the child. A child answers with a number alone, so what is missing is one.
+/// Tries a part in a namespace that is removed with the child. A child can only return a number, so the missing part is
+/// one.
 fn tried(part: Parts) -> io::Result<()> {
     in_child(|| {
         sys::unshare(UnshareFlags::NEWNET)?;

@@ -1,4 +1,4 @@
-//! What the machine has in number: descriptors, process ids, ids for users, programs.
+//! Countable resources of the machine: descriptors, process ids, ids for users, programs.
 
 use std::fs;
 use std::path::Path;
@@ -11,9 +11,9 @@ use crate::ns::ranges::{self, CLAIMS};
 
 /// Descriptors that the daemon holds for one sandbox.
 const DESCRIPTORS_PER_SANDBOX: u64 = 10;
-/// Descriptors below this are fewer than the sandboxes that a daemon takes by default.
+/// Fewer descriptors than this are not enough for the sandboxes that a daemon takes by default.
 const DESCRIPTORS_WANTED: u64 = 20_000;
-/// The number that distributions set on machines with much to do, and the most that the kernel takes.
+/// The value that distributions set on busy machines, and the kernel's maximum.
 const PID_MAX_BEST: u64 = 4_194_304;
 /// Below this, some hundred busy sandboxes may use up all process ids.
 const PID_MAX_WANTED: u64 = 65_536;
@@ -58,7 +58,7 @@ pub(super) fn id_ranges() -> Finding {
     judge_id_ranges(&lists.concat(), claimed)
 }
 
-/// Whether ids that sandboxes take were handed out to someone else, by the lines of `/etc/subuid` and `/etc/subgid`.
+/// Whether ids that sandboxes use were assigned to another user, by the lines of `/etc/subuid` and `/etc/subgid`.
 fn judge_id_ranges(subordinate: &str, blocks_claimed: usize) -> Finding {
     const NAME: &str = "id_ranges";
     let taken = (u64::from(ranges::FIRST), u64::from(ranges::OWN_IDS.end));
@@ -85,7 +85,7 @@ fn judge_id_ranges(subordinate: &str, blocks_claimed: usize) -> Finding {
     }
 }
 
-/// What the image `host` would have of this machine's programs.
+/// The programs of this machine that the image `host` would contain.
 pub(super) fn host_programs() -> Vec<Finding> {
     let has = |program: &str| {
         ["/usr/bin", "/usr/local/bin"].iter().any(|dir| Path::new(dir).join(program).exists())

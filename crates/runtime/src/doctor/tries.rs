@@ -1,4 +1,4 @@
-//! Trying, where only a try tells: in a child, which leaves nothing behind.
+//! Attempts, for checks that only an attempt can answer: in a child, which leaves nothing behind.
 
 use std::fs;
 use std::io;
@@ -14,7 +14,7 @@ use crate::sys::{self, Cloned};
 pub(super) const NEEDS_ROOT: &str = "only root can find out";
 pub(super) const AS_ROOT: &str = "run `sudo shoal doctor`";
 
-/// Does something in a process of its own, which takes all its effects with it.
+/// Runs `work` in a new process, whose effects end with it.
 pub(super) fn in_child(work: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
     let child = match sys::fork_process()? {
         Cloned::Parent { pid } => Pid::from_raw(pid as i32).expect("a child has a positive pid"),
@@ -31,7 +31,7 @@ pub(super) fn in_child(work: impl FnOnce() -> io::Result<()>) -> io::Result<()> 
     }
 }
 
-/// Ids for a try that lasts a moment: the last range of all, which is taken last.
+/// Ids for a short attempt: the last range of all, which is assigned last.
 pub(super) fn probe_base() -> u32 {
     ranges::END - slots::IDS
 }

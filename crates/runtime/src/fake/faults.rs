@@ -14,7 +14,7 @@ use crate::fake::host::FakeHost;
 /// The steps of creating a sandbox, and other requests that can fail.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum FakeStep {
-    /// Making its image ready.
+    /// Preparing its image.
     Prepare,
     /// Its writable directory.
     Disk,
@@ -30,7 +30,7 @@ pub enum FakeStep {
     Unpack,
     /// Removing a layer. Not a step of creating a sandbox.
     RemoveLayer,
-    /// Listing layers. Not a step of creating a sandbox. What is listed is what there was when the step began.
+    /// Listing layers. Not a step of creating a sandbox. The list has the layers that existed when the step began.
     ListLayers,
     /// Ending processes from the host. Not a step of creating a sandbox.
     End,
@@ -48,7 +48,7 @@ pub enum FakeStep {
     ChangeRoutes,
     /// Closing a network. Not a step of creating a sandbox.
     CloseNetwork,
-    /// Making sockets inside. Not a step of creating a sandbox.
+    /// Creating sockets inside. Not a step of creating a sandbox.
     Sockets,
     /// Counting attempts to reach a network. Not a step of creating a sandbox.
     Attempts,
@@ -71,7 +71,7 @@ impl FakeStep {
 /// How a step fails.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FakeFailure {
-    /// The kernel refuses.
+    /// The kernel returns an error.
     Refused,
     /// The launcher dies in the middle.
     LauncherGone,
@@ -92,7 +92,7 @@ pub(super) struct Faults {
     held: HashMap<FakeStep, Arc<Semaphore>>,
     /// Inits do not end commands at their timeouts.
     pub(super) timeouts_ignored: bool,
-    /// What new connections speak, where it is not the newest.
+    /// The versions that new connections speak, if not the newest.
     pub(super) versions: Option<Versions>,
     /// Each connection breaks after a random number of bytes up to this.
     break_after: Option<u64>,
@@ -103,7 +103,7 @@ pub(super) struct Faults {
 pub(super) struct Lifespan {
     /// Bytes until it breaks, in both directions together.
     pub bytes: u64,
-    /// Where connections break early, frames are small, or none would ever get through.
+    /// If connections break early, frames are small, or none would ever get through.
     pub chunk_max: usize,
 }
 
@@ -148,7 +148,7 @@ impl FakeHost {
         }
     }
 
-    /// Breaks every connection after a random number of bytes, up to `most`, in either direction. `None` ends that.
+    /// Breaks every connection after a random number of bytes, up to `most`, in either direction. `None` stops that.
     pub fn break_connections(&self, most: Option<u64>, seed: u64) {
         let faults = &mut self.state().faults;
         (faults.break_after, faults.random) = (most, seed | 1);

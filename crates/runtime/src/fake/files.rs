@@ -1,7 +1,7 @@
 //! The files of fake sandboxes: just enough for builds, which copy files in and capture what was written.
 //!
-//! A sandbox begins with the files of its layers, or of the machine; a captured layer has all files of its sandbox. There are no
-//! permissions and no links.
+//! A sandbox begins with the files of its layers, or of the machine; a captured layer has all files of its sandbox.
+//! There are no permissions and no links.
 
 use std::collections::BTreeMap;
 
@@ -22,7 +22,7 @@ pub struct FakeFile {
 /// Files by absolute path.
 pub type FakeFiles = BTreeMap<String, FakeFile>;
 
-/// Whether [`change`] can do an operation.
+/// Whether [`change`] supports an operation.
 pub(super) fn is_known(operation: &FileOp) -> bool {
     use FileOp::{MakeDirectory, Move, Pack, Remove, Stat, Unpack};
     match operation {
@@ -32,7 +32,7 @@ pub(super) fn is_known(operation: &FileOp) -> bool {
     }
 }
 
-/// Does an operation. `input` is what an `Unpack` got, `output` gets what a `Pack` sends.
+/// Does an operation. `input` is the input of an `Unpack`, `output` receives the output of a `Pack`.
 pub(super) fn change(
     files: &mut FakeFiles,
     operation: &FileOp,

@@ -1,4 +1,4 @@
-//! The machine: its sandboxes, layers and volumes, what they use, and what a test can do to them.
+//! The machine: its sandboxes, layers and volumes, their usage, and what a test can do to them.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io;
@@ -20,7 +20,7 @@ use crate::fake::init::{Connection, Init, SIGKILL, Violation};
 use crate::fake::network::Networks;
 use crate::fake::script::Gates;
 
-/// What the pipe between daemon and init holds, as a socket's buffer would.
+/// The capacity of the pipe between daemon and init, like a socket's buffer.
 const PIPE_BYTES: usize = 256 * 1024;
 
 /// Something that exists on the fake host.
@@ -67,7 +67,7 @@ pub(super) struct HostState {
     pub(super) faults: Faults,
     launches: u64,
     layers: BTreeSet<Digest>,
-    /// Contents that cannot be unpacked.
+    /// Contents that fail to unpack.
     bad_layers: BTreeSet<Digest>,
     unpacked: u64,
     listings: u64,
@@ -98,17 +98,17 @@ impl FakeHost {
         self.host.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sets what a sandbox uses from now on.
+    /// Sets the usage of a sandbox from now on.
     pub fn set_usage(&self, sandbox: SandboxId, usage: Usage) {
         self.state().usage.insert(sandbox, usage);
     }
 
-    /// Sets what a sandbox's files take from now on.
+    /// Sets the size of a sandbox's files from now on.
     pub fn set_disk_bytes(&self, sandbox: SandboxId, bytes: u64) {
         self.state().disk_bytes.insert(sandbox, bytes);
     }
 
-    /// Sets what a volume's files take from now on.
+    /// Sets the size of a volume's files from now on.
     pub fn set_volume_bytes(&self, volume: VolumeId, bytes: u64) {
         self.state().volume_bytes.insert(volume, bytes);
     }
@@ -123,13 +123,14 @@ impl FakeHost {
         self.state().mounted.clone()
     }
 
-    /// Creates or replaces a file of the machine, which the image `host` shows to sandboxes that are launched from now on.
+    /// Creates or replaces a file of the machine, which the image `host` shows to sandboxes that are launched from now
+    /// on.
     pub fn set_host_file(&self, path: &str, contents: &str) {
         let file = FakeFile { user: None, contents: Some(contents.into()) };
         self.state().host_files.insert(path.to_owned(), file);
     }
 
-    /// The files of a captured layer and of what was below it.
+    /// The files of a captured layer and of the layers below it.
     pub fn files_in(&self, layer: Digest) -> FakeFiles {
         self.state().layer_files.get(&layer).cloned().unwrap_or_default()
     }
@@ -144,12 +145,12 @@ impl FakeHost {
         self.host.gates.open(name);
     }
 
-    /// What exists, of any sandbox.
+    /// Everything that exists, of any sandbox.
     pub fn leftovers(&self) -> Vec<(SandboxId, FakeThing)> {
         self.state().things.iter().copied().collect()
     }
 
-    /// Creates something that no engine knows of.
+    /// Creates something that no engine knows.
     pub fn plant(&self, sandbox: SandboxId, thing: FakeThing) {
         self.state().things.insert((sandbox, thing));
     }
@@ -160,12 +161,12 @@ impl FakeHost {
         (state.frozen.iter().copied().collect(), state.frozen_max)
     }
 
-    /// The layers that are there.
+    /// The layers that exist.
     pub fn layers_there(&self) -> Vec<Digest> {
         self.state().layers.iter().copied().collect()
     }
 
-    /// Creates a layer that no engine knows of.
+    /// Creates a layer that no engine knows.
     pub fn plant_layer(&self, layer: Digest) {
         self.state().layers.insert(layer);
     }
@@ -175,7 +176,7 @@ impl FakeHost {
         self.state().layers.remove(&layer);
     }
 
-    /// From now on, a layer of these contents cannot be unpacked.
+    /// From now on, a layer with these contents fails to unpack.
     pub fn spoil_layer(&self, contents: Digest) {
         self.state().bad_layers.insert(contents);
     }
@@ -213,7 +214,7 @@ impl FakeHost {
         state.inits.remove(&sandbox);
     }
 
-    /// Breaks the connection once, at a frame's border.
+    /// Breaks the connection once, between two frames.
     pub fn disconnect(&self, sandbox: SandboxId) {
         self.init(sandbox).disconnect();
     }
@@ -243,19 +244,19 @@ impl FakeHost {
         self.init(sandbox).state().violations.clone()
     }
 
-    /// Commands that init has not been allowed to forget.
+    /// How many commands init has not been allowed to forget.
     pub fn remembered(&self, sandbox: SandboxId) -> usize {
         self.init(sandbox).state().commands.len()
     }
 
-    /// Stdin that init holds and no command has read.
+    /// How many bytes of stdin init holds that no command has read.
     pub fn stdin_held(&self, sandbox: SandboxId) -> usize {
         let init = self.init(sandbox);
         let state = init.state();
         state.commands.values().map(|command| command.stdin.len()).sum()
     }
 
-    /// The most that any stream had to wait for an acknowledgement, in bytes.
+    /// The most bytes that any stream had waiting for an acknowledgement.
     pub fn unacknowledged(&self, sandbox: SandboxId) -> usize {
         let init = self.init(sandbox);
         let state = init.state();
@@ -286,7 +287,7 @@ impl Isolation for FakeHost {
                 files.extend(state.host_files.clone());
             }
             if let Rootfs::Layers(layers) | Rootfs::OverHost(layers) = &spec.rootfs {
-                // The uppermost comes first.
+                // The topmost layer comes first.
                 for layer in layers.iter().rev() {
                     files.extend(state.layer_files.get(layer).cloned().unwrap_or_default());
                 }

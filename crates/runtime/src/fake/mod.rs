@@ -1,8 +1,8 @@
 //! A backend for tests: sandboxes in memory, each with an init that speaks the real protocol.
 //!
-//! A test can make every step fail, break connections at any byte, make an init silent, kill it or let it break the rules, and count
-//! what is left behind. The fake isolates nothing and runs no program: a command is a script of the words below, one per line or
-//! separated by `;`.
+//! A test can make every step fail, break connections at any byte, make an init silent, kill it or let it break the
+//! rules, and count what is left behind. The fake isolates nothing and runs no program: a command is a script of the
+//! words below, one per line or separated by `;`.
 //!
 //! ```text
 //! echo TEXT   err TEXT        a line on stdout, on stderr
@@ -16,7 +16,7 @@
 //! missing                     (alone) does not start
 //! ```
 //!
-//! Of files there are these:
+//! These files exist:
 //!
 //! ```text
 //! /flood/N    N bytes of `pattern`; a write to it must be just that

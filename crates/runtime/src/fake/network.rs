@@ -1,5 +1,5 @@
-//! Networks of fake sandboxes: what was asked for is recorded, and the listeners are real sockets on the machine's loopback, so that
-//! a test can hand them on and connect to them.
+//! Networks of fake sandboxes: requests are recorded, and the listeners are real sockets on the machine's loopback, so
+//! that a test can pass them on and connect to them.
 
 use std::collections::{HashMap, HashSet};
 use std::io;
@@ -37,12 +37,12 @@ pub(super) struct Networks {
     fault: Option<NetworkFault>,
     policies: HashMap<SandboxId, Vec<u8>>,
     too_old: HashSet<SandboxId>,
-    /// What the living egress processes were started with, the latest last.
+    /// The descriptors of the running egress processes, the latest last.
     egress: Vec<Vec<OwnedFd>>,
 }
 
 impl Networks {
-    /// A sandbox is gone.
+    /// A sandbox was removed.
     pub(super) fn forget(&mut self, sandbox: SandboxId) {
         self.routes.remove(&sandbox);
         self.attempts.remove(&sandbox);
@@ -58,7 +58,7 @@ impl FakeHost {
         self.state().networks.routes.get(&sandbox).cloned()
     }
 
-    /// Every request about networks that was carried out, in order.
+    /// Every request about networks that succeeded, in order.
     pub fn network_calls(&self) -> Vec<(SandboxId, FakeNetworkCall)> {
         self.state().networks.calls.clone()
     }
@@ -73,28 +73,28 @@ impl FakeHost {
         self.state().networks.listening.insert(sandbox, ports);
     }
 
-    /// From now on no network can be opened or changed, for this reason. `None` ends that.
+    /// From now on no network can be opened or changed, for this reason. `None` stops that.
     pub fn lack_networks(&self, fault: Option<NetworkFault>) {
         self.state().networks.fault = fault;
     }
 
-    /// The policy that a sandbox was shown last.
+    /// The latest policy of a sandbox.
     pub fn policy(&self, sandbox: SandboxId) -> Option<Vec<u8>> {
         self.state().networks.policies.get(&sandbox).cloned()
     }
 
-    /// Makes a sandbox one of a version without networks.
+    /// Makes a sandbox look as if it came from a version without networks.
     pub fn make_too_old(&self, sandbox: SandboxId) {
         self.state().networks.too_old.insert(sandbox);
     }
 
-    /// How many egress processes live.
+    /// How many egress processes run.
     pub fn egress_count(&self) -> usize {
         self.state().networks.egress.len()
     }
 
-    /// The descriptors that the latest egress process was started with, for a test that plays its part. `None` if none lives, or
-    /// they were taken before.
+    /// The descriptors of the latest egress process, for a test that acts as egress. `None` if none runs, or if they
+    /// were taken before.
     pub fn take_egress(&self) -> Option<Vec<OwnedFd>> {
         self.state().networks.egress.last_mut().map(std::mem::take).filter(|taken| !taken.is_empty())
     }
@@ -104,7 +104,7 @@ impl FakeHost {
         self.state().networks.egress.clear();
     }
 
-    /// Records a request about a sandbox that runs.
+    /// Records a request about a running sandbox.
     async fn network_call(
         &self,
         sandbox: SandboxId,

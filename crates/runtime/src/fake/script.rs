@@ -44,7 +44,7 @@ impl Gates {
     }
 }
 
-/// When a command is ended.
+/// When a command is killed.
 pub(super) struct Timeouts {
     /// After it has run for this long.
     pub whole: Option<Duration>,
@@ -82,7 +82,8 @@ impl Runner {
         }
     }
 
-    /// Waits until the command has written nothing for this long. A full window does not count: the command waits for the daemon.
+    /// Waits until the command has written nothing for this long. A full window does not count: then the command waits
+    /// for the daemon.
     async fn silent_for(&self, length: Option<Duration>) {
         let Some(length) = length else { return std::future::pending().await };
         let mut heard = Instant::now();
@@ -263,7 +264,7 @@ impl Runner {
             self.init.change(self.handle, |command| {
                 let output = &mut command.output[stream];
                 let from = output.end();
-                // The pattern repeats, so a piece of it is found in any long enough stretch.
+                // The pattern repeats, so any long enough buffer contains the needed piece.
                 let start = ((from - base) % PATTERN_PERIOD) as usize;
                 output.bytes.extend(&stretch[start..start + taken as usize]);
             });
@@ -280,7 +281,7 @@ impl Runner {
         Ok(())
     }
 
-    /// What came on stdin, or `None` at its end.
+    /// The next bytes of stdin, or `None` at its end.
     async fn input(&self) -> Result<Option<Vec<u8>>, Interrupted> {
         let next = |command: &mut Command| {
             if !command.stdin.is_empty() {

@@ -58,8 +58,8 @@ pub enum Step {
     JoinNetwork,
     /// Attaches a tree in the staging directory, where overlays look for their layers.
     Stage(Tree),
-    /// Mounts a union. Under the range's own ids: an overlay whose mounter has no id in its writable layer comes up
-    /// read-only without a word, so that is checked.
+    /// Mounts a union. Under the range's own ids: an overlay whose mounter has no id in its writable layer silently
+    /// becomes read-only, so that is checked.
     Overlay(Overlay),
     /// Moves a shared mount into the new root.
     Attach(Shared, &'static str),
@@ -73,13 +73,13 @@ pub enum Step {
         /// How much there is.
         bytes: u64,
     },
-    /// Attaches what the daemon shows the sandbox at `/run/shoal`. Left out if an image has something else there than directories:
-    /// that file tells of the policy and is not needed to live under it.
+    /// Attaches the directory that the daemon shows the sandbox at `/run/shoal`. Left out if an image has anything but
+    /// directories there: the file only describes the policy, and the sandbox works without it.
     HostDirectory,
     /// Attaches a volume at a path, whose missing directories are made as the guest's root. After everything that is the sandbox's
     /// own, so that none of it lands in a volume; without following a link, since a guest may have made it.
     Volume(u8, String),
-    /// Makes the new root the root and lets go of the old one. After all mounts: their sources are in the old root.
+    /// Makes the new root the root and unmounts the old one. After all mounts: their sources are in the old root.
     ChangeRoot,
     /// Names the machine.
     Hostname(String),

@@ -27,7 +27,8 @@ pub struct Slot {
     pub net: OwnedFd,
 }
 
-/// Limits of zero inside the user namespace: nobody in it can make another namespace of these kinds, whatever call they use.
+/// Limits of zero inside the user namespace: no process in it can create another namespace of these kinds, with any
+/// call.
 const NAMESPACE_LIMITS: [&str; 7] = [
     "max_user_namespaces",
     "max_mnt_namespaces",

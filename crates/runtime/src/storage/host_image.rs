@@ -30,10 +30,10 @@ pub const USR: &str = "/usr";
 /// Everything that the image is built from.
 pub const SOURCES: [&str; 4] = [USR, "/etc", "/root", "/var/lib/dpkg"];
 
-/// Counts up when the image is made differently, so that it is built anew on machines that have not changed.
+/// Increased when the image is built differently, so that it is rebuilt on machines that have not changed.
 const VERSION: u32 = 2;
 
-/// What is taken from the machine's `/etc`, where it is readable for everyone.
+/// Files that are copied from the machine's `/etc`, if everyone may read them.
 const ETC_TAKEN: &[&str] = &[
     "R",
     "X11",
@@ -92,9 +92,9 @@ const ETC_TAKEN: &[&str] = &[
     "xdg",
     "xml",
 ];
-/// Taken as well when a name begins with one of these, since it carries a version.
+/// Names that begin with one of these are copied too, since they contain a version.
 const ETC_TAKEN_PREFIXES: &[&str] = &["java", "python3", "node"];
-/// Never taken, wherever they are: credentials of package managers.
+/// Never copied, wherever they are: credentials of package managers.
 const NEVER_TAKEN: &[&str] = &["auth.conf", "auth.conf.d", "private"];
 
 const DIRECTORIES: &[(&str, u32)] = &[
@@ -135,8 +135,8 @@ const DIRECTORIES: &[(&str, u32)] = &[
     ("etc/profile.d", 0o755),
 ];
 
-/// Files that are ours. Accounts are those of a bare Debian; accounts of the machine's packages are added, those of its people
-/// are not.
+/// Our own files. The accounts are those of a bare Debian; accounts of the machine's packages are added, those of its
+/// people are not.
 const FILES: &[(&str, u32, &str)] = &[
     (
         "etc/passwd",
@@ -278,7 +278,8 @@ pub fn stamp() -> io::Result<String> {
     Ok(text)
 }
 
-/// What must be hidden below `/usr`: looks at all of it. A file whose mode was changed by hand shows here and not in the [`stamp`].
+/// The names to hide below `/usr`: scans all of it. A file whose mode was changed by hand shows up here and not in the
+/// [`stamp`].
 pub fn hidden() -> Result<Vec<PathBuf>, ImageError> {
     private_files::find(Path::new(USR)).map_err(|error| ImageError::Io {
         doing: "look at",
@@ -287,7 +288,7 @@ pub fn hidden() -> Result<Vec<PathBuf>, ImageError> {
     })
 }
 
-/// Names as a list to keep and to compare, one a line.
+/// Names as a list to store and to compare, one per line.
 pub fn as_lines(paths: &[PathBuf]) -> String {
     paths.iter().map(|path| format!("{}\n", path.display())).collect()
 }
@@ -338,8 +339,8 @@ pub fn build(target: &Path, hidden: &[PathBuf]) -> Result<(), ImageError> {
     fs::write(&list, as_lines(hidden)).map_err(failed("write", &list))
 }
 
-/// Adds the accounts that the machine's packages made: package managers refuse to work without those that their files belong
-/// to. What people wrote into them (full names, shells, members of groups) is left out.
+/// Adds the accounts that the machine's packages made: package managers refuse to work without the accounts that own
+/// their files. Fields that people wrote (full names, shells, members of groups) are left out.
 fn add_package_accounts(etc: &Path) -> Result<(), ImageError> {
     for name in ["passwd", "group"] {
         let (host, ours) = (Path::new("/etc").join(name), etc.join(name));
@@ -402,7 +403,7 @@ fn take_etc(etc: &Path) -> Result<(), ImageError> {
     Ok(())
 }
 
-/// Takes the settings of package managers, without credentials.
+/// Copies the settings of package managers, without credentials.
 fn take_settings(root: &Path) -> Result<(), ImageError> {
     for (manager, from, to) in SETTINGS {
         let Some(text) = settings_text(Path::new(from))? else { continue };
@@ -422,7 +423,7 @@ fn take_settings(root: &Path) -> Result<(), ImageError> {
     Ok(())
 }
 
-/// Removes credentials from a file that was taken from the machine, or from all files in a directory.
+/// Removes credentials from a file that was copied from the machine, or from all files in a directory.
 fn scrub_apt(path: &Path) -> Result<(), ImageError> {
     let Some(meta) = found(fs::symlink_metadata(path)).map_err(failed("look at", path))? else {
         return Ok(());
@@ -440,7 +441,7 @@ fn scrub_apt(path: &Path) -> Result<(), ImageError> {
     Ok(())
 }
 
-/// What a file of settings says. `None` if it is none: missing, no plain file, too long or no text.
+/// The text of a settings file. `None` if there is none: missing, not a plain file, too long or not text.
 fn settings_text(path: &Path) -> Result<Option<String>, ImageError> {
     let Some(meta) = found(fs::symlink_metadata(path)).map_err(failed("look at", path))? else {
         return Ok(None);
@@ -452,15 +453,15 @@ fn settings_text(path: &Path) -> Result<Option<String>, ImageError> {
     Ok(bytes.and_then(|bytes| String::from_utf8(bytes).ok()))
 }
 
-/// How files come into the image.
+/// How files get into the image.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Take {
     Copy,
-    /// As another name of the same file where that is possible: what is large and only ever replaced, not changed.
+    /// As a hard link if possible: for large files that are only ever replaced, not changed.
     Link,
 }
 
-/// Takes files that everyone may read and skips the rest.
+/// Copies files that everyone may read and skips the rest.
 fn take_tree(from: &Path, to: &Path, how: Take) -> Result<(), ImageError> {
     let Some(meta) = found(fs::symlink_metadata(from)).map_err(failed("look at", from))? else {
         return Ok(());
@@ -486,7 +487,7 @@ fn take_tree(from: &Path, to: &Path, how: Take) -> Result<(), ImageError> {
         return Ok(());
     }
     if meta.is_file() {
-        // Another file system, or one that counts links: then it is copied.
+        // On another file system, or one that limits links, the file is copied.
         if how == Take::Link && fs::hard_link(from, to).is_ok() {
             return Ok(());
         }
@@ -508,7 +509,7 @@ fn cover_usr(cover: &Path, hidden: &[PathBuf]) -> Result<(), ImageError> {
         mknodat(CWD, &at, NodeType::CharacterDevice, Mode::empty(), 0)
             .map_err(|e| failed("make a whiteout", &at)(e.into()))?;
     }
-    // It tells pip to leave the machine's packages alone; a sandbox's are its own.
+    // The marker makes pip leave the machine's packages alone; a sandbox's packages are its own.
     let is_hidden = |path: &Path| hidden.iter().any(|hidden| path.starts_with(hidden));
     for marker in externally_managed(usr)?.into_iter().filter(|marker| !is_hidden(marker)) {
         make_parents(&marker, cover, &mut made)?;
@@ -538,7 +539,7 @@ fn cover_usr(cover: &Path, hidden: &[PathBuf]) -> Result<(), ImageError> {
     Ok(())
 }
 
-/// The markers of Pythons whose packages another package manager looks after (PEP 668), below `usr`.
+/// The markers of Pythons whose packages another package manager manages (PEP 668), below `usr`.
 fn externally_managed(usr: &Path) -> Result<Vec<PathBuf>, ImageError> {
     let mut markers = Vec::new();
     for lib in ["lib", "local/lib"] {
@@ -572,7 +573,7 @@ fn make_parents(path: &Path, cover: &Path, made: &mut HashSet<PathBuf>) -> Resul
     Ok(())
 }
 
-/// A directory in an upper layer stands for the one below, so it must look the same.
+/// A directory in an upper layer replaces the one below, so it must look the same.
 fn copy_dir_shape(from: &Path, to: &Path) -> Result<(), ImageError> {
     let meta = fs::symlink_metadata(from).map_err(failed("look at", from))?;
     make_dir(to, meta.mode() & 0o7777)?;
@@ -584,7 +585,7 @@ fn make_dir(path: &Path, mode: u32) -> Result<(), ImageError> {
     set_mode(path, mode)
 }
 
-/// Set apart from creation, which the umask narrows.
+/// Set separately from the creation, where the umask applies.
 fn set_mode(path: &Path, mode: u32) -> Result<(), ImageError> {
     fs::set_permissions(path, Permissions::from_mode(mode)).map_err(failed("set the mode of", path))
 }
@@ -610,14 +611,14 @@ pub enum ImageError {
         /// The first such directory.
         path: PathBuf,
     },
-    /// The kernel refused.
+    /// The kernel returned an error.
     #[error("cannot {doing} `{}`", path.display())]
     Io {
         /// What was being done.
         doing: &'static str,
         /// To what.
         path: PathBuf,
-        /// What the kernel said.
+        /// The error from the kernel.
         source: io::Error,
     },
 }

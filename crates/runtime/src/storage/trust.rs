@@ -12,7 +12,7 @@ const BUNDLES: [&str; 6] = [
     "etc/ssl/cert.pem",
     "etc/pki/tls/cert.pem",
 ];
-/// Where systems look for further roots when they make such a file anew.
+/// Where systems look for additional roots when they rebuild such a file.
 const ANCHORS: [&str; 4] = [
     "usr/local/share/ca-certificates",
     "etc/pki/ca-trust/source/anchors",

@@ -8,7 +8,7 @@ use crate::http::app::{App, Manners, Reach, Surface};
 use crate::http::origin::Allowed;
 use crate::{dialects, native};
 
-/// What every handler has at hand.
+/// The state that every handler shares.
 pub fn app(engine: Engine, config: &Config) -> App {
     let mut allowed =
         Allowed { hosts: config.allowed_hosts.clone(), origins: config.allowed_origins.clone() };

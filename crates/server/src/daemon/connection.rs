@@ -1,8 +1,8 @@
-//! One connection: which protocol its client speaks, its bounds, and its end.
+//! One connection: its protocol, its limits, and its end.
 //!
-//! HTTP/1.1 and HTTP/2 share a port, in the clear and over TLS. A client that speaks HTTP/2 begins with a fixed preface (RFC 9113,
-//! section 3.4), by prior knowledge or because ALPN agreed on it; whatever else a connection begins with is left to HTTP/1.1. Until its
-//! first bytes are here a connection costs a task and little more.
+//! HTTP/1.1 and HTTP/2 share a port, in plain text and over TLS. A client that speaks HTTP/2 begins with a fixed
+//! preface (RFC 9113, section 3.4), by prior knowledge or because ALPN agreed on it; any other connection is handled as
+//! HTTP/1.1. Until its first bytes arrive, a connection costs little more than a task.
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -29,34 +29,39 @@ use tokio::time::timeout;
 use crate::http::app::{Arrival, HEAD_BYTES_MAX};
 use crate::http::places::{Leave, Place};
 
-/// From the first byte, or from the end of the request before, to the end of the headers. Also how long a connection may say nothing.
+/// From the first byte, or from the end of the previous request, to the end of the headers. Also how long a new
+/// connection may be silent.
 pub(super) const HEADERS_TIME_MAX: Duration = Duration::from_secs(30);
-/// Headers of one request that are parsed at all. Fewer are taken, see `http::app`; what lies between is refused with words.
+/// The most headers of one request that are parsed. The limit in `http::app` is lower; between the two, the request is
+/// rejected with an error message.
 const HEADERS_PARSED_MAX: usize = 256;
-/// What one connection of HTTP/1.1 buffers while it reads headers: room for a head that is too long to be refused with words.
+/// What one connection of HTTP/1.1 buffers while it reads headers: room for a head that is too long, so that it can be
+/// rejected with an error message.
 const READ_BUFFER_MAX: usize = 2 * HEAD_BYTES_MAX;
-/// Requests at once on one connection of HTTP/2.
+/// Concurrent requests on one connection of HTTP/2.
 const STREAMS_MAX: u32 = 128;
-/// What a client may send of one body before somebody reads it.
+/// How much of one body a client may send before the server reads it.
 const STREAM_WINDOW: u32 = 256 << 10;
 /// As above, of all bodies on one connection.
 const CONNECTION_WINDOW: u32 = 1 << 20;
-/// What one stream buffers of an answer that the client does not take.
+/// How much of a response that the client does not read is buffered per stream.
 const SEND_BUFFER_MAX: usize = 256 << 10;
-/// Streams that the client has reset and that were not seen to yet. Beyond that it is a flood (CVE-2023-44487), and the connection ends.
+/// The most streams that the client has reset and that were not handled yet. More are a flood (CVE-2023-44487), and the
+/// connection is closed.
 const RESET_STREAMS_MAX: usize = 32;
-/// Streams that were reset here for what the client did wrong. Beyond that the connection ends.
+/// The most streams that the server has reset because of a client's error. Beyond that the connection is closed.
 const ERROR_STREAMS_MAX: usize = 64;
-/// How often a client of HTTP/2 is asked whether it is there, and how long it may take to answer.
+/// How often a client of HTTP/2 is pinged, and how long it may take to answer.
 const PING_INTERVAL: Duration = Duration::from_secs(20);
 const PING_TIME_MAX: Duration = Duration::from_secs(20);
-/// How many times [`HEADERS_TIME_MAX`] a connection of HTTP/2 may be idle that has shown a key: its clients keep it for their next call.
+/// How many times [`HEADERS_TIME_MAX`] a connection of HTTP/2 may be idle after it has shown a key: clients keep it for
+/// their next call.
 const IDLE_TIMES_MAX: u32 = 10;
 
-/// What a client of HTTP/2 says first.
+/// The first bytes of a client of HTTP/2.
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
-/// What a connection's task holds.
+/// The state of a connection's task.
 pub(super) struct Connection {
     pub router: Router,
     pub finish: watch::Receiver<bool>,
@@ -71,7 +76,7 @@ enum Protocol {
 }
 
 impl Connection {
-    /// Until the client leaves, the daemon stops, or the place is needed for somebody else.
+    /// Serves until the client leaves, the daemon stops, or another connection needs the place.
     pub async fn serve(
         self,
         stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -91,7 +96,7 @@ impl Connection {
     ) {
         let Self { router, mut finish, place, leave: _ } = self;
         let finish = async move {
-            // Were the sender gone, that would be the end too.
+            // If the sender were gone, the daemon would be stopping too.
             let _ = finish.wait_for(|finish| *finish).await;
         };
         let mut finish = pin!(finish);
@@ -141,14 +146,15 @@ impl Connection {
                 until(connection, over, |connection| connection.graceful_shutdown()).await
             }
         };
-        // Errors here are the client's: it broke off, or did not speak HTTP. What a handler fails at is logged there.
+        // These errors are caused by the client: it disconnected, or did not speak HTTP. Errors of a handler are logged
+        // there.
         if let Err(error) = done {
             tracing::debug!(%error, "a connection ended early");
         }
     }
 }
 
-/// Drives a connection to its end, or, when it is `over`, to the end of the requests that it is at.
+/// Drives a connection to its end, or, once `over` resolves, to the end of its current requests.
 async fn until<C: Future<Output = hyper::Result<()>>>(
     connection: C,
     over: impl Future<Output = ()>,
@@ -162,7 +168,7 @@ async fn until<C: Future<Output = hyper::Result<()>>>(
     connection.await
 }
 
-/// Reads until it is clear which protocol the client speaks. `None` if it leaves before.
+/// Reads until the client's protocol is known. `None` if the client disconnects before.
 async fn first_bytes(stream: &mut (impl AsyncRead + Unpin)) -> io::Result<Option<(Protocol, Bytes)>> {
     let mut head = [0; PREFACE.len()];
     let mut read = 0;
@@ -178,7 +184,7 @@ async fn first_bytes(stream: &mut (impl AsyncRead + Unpin)) -> io::Result<Option
     Ok(Some((Protocol::Http2, Bytes::copy_from_slice(&head))))
 }
 
-/// The router as hyper calls it. Each request is told how it came.
+/// The router as hyper calls it. Adds to each request how it arrived.
 fn service(
     router: Router,
     arrival: Arrival,
@@ -206,7 +212,7 @@ fn service(
     })
 }
 
-/// HTTP/2 names the host in `:authority`. Whatever looks at hosts looks at the header.
+/// HTTP/2 names the host in `:authority`. Code that checks hosts reads the header.
 fn name_host(request: &mut Request<Body>) {
     if request.version() == Version::HTTP_2
         && !request.headers().contains_key(header::HOST)
@@ -217,7 +223,7 @@ fn name_host(request: &mut Request<Body>) {
     }
 }
 
-/// What goes on on a connection of HTTP/2.
+/// The activity on a connection of HTTP/2.
 #[derive(Default)]
 struct Traffic {
     begun: AtomicU64,
@@ -230,7 +236,7 @@ impl Traffic {
         Busy(self.clone())
     }
 
-    /// Returns when nothing went on for too long.
+    /// Returns when the connection was idle for too long.
     async fn idle(self: Arc<Self>, place: Place) {
         let (mut seen, mut idle) = (0, 0);
         loop {
@@ -245,7 +251,7 @@ impl Traffic {
     }
 }
 
-/// A request that is not over.
+/// A request that has not ended.
 struct Busy(Arc<Traffic>);
 
 impl Drop for Busy {
@@ -254,7 +260,7 @@ impl Drop for Busy {
     }
 }
 
-/// A body whose request is over when it is.
+/// A response body; its request ends when the body does.
 struct Held {
     body: Body,
     _busy: Busy,
@@ -280,7 +286,7 @@ impl HttpBody for Held {
     }
 }
 
-/// A stream of which some was read already.
+/// A stream whose first bytes were read already.
 struct Begun<S> {
     head: Bytes,
     stream: S,
@@ -340,12 +346,12 @@ mod tests {
     use super::*;
     use crate::http::places::Places;
 
-    /// A client on a connection, and the places that it has one of.
+    /// A client on a connection, and the places that the connection has one of.
     async fn connected() -> (DuplexStream, Places) {
         let places = Places::new(1);
         let (place, leave) = places.take([127, 0, 0, 1].into()).await;
         let (client, ours) = tokio::io::duplex(4096);
-        // For ever, so that it never finishes by itself.
+        // Leaked, so that it never finishes by itself.
         let finish = Box::leak(Box::new(watch::Sender::new(false))).subscribe();
         let router = Router::new().fallback(|| async { "here" });
         let connection = Connection { router, finish, place, leave };
@@ -353,7 +359,7 @@ mod tests {
         (client, places)
     }
 
-    /// Waits until the connection has given its place back by itself.
+    /// Waits until the connection has released its place by itself.
     async fn is_over(places: Places) {
         let over = async {
             while places.free() == 0 {
@@ -363,7 +369,7 @@ mod tests {
         timeout(10 * HEADERS_TIME_MAX, over).await.expect("it ends by itself");
     }
 
-    /// The answer to one request on a connection that stays.
+    /// The response to one request on a connection that stays open.
     async fn answer(client: &mut DuplexStream) -> String {
         let mut answer = String::new();
         while !answer.ends_with("here") {
@@ -379,7 +385,7 @@ mod tests {
         let (mut client, places) = connected().await;
         let began = Instant::now();
         client.write_all(b"GET / HTTP/1.1\r\n").await.expect("it listens");
-        // One more header each second would go on for ever.
+        // One more header each second would continue for ever.
         while client.write_all(b"x: y\r\n").await.is_ok() {
             tokio::time::sleep(Duration::from_secs(1)).await;
             assert!(began.elapsed() < HEADERS_TIME_MAX * 2, "it is still listened to");

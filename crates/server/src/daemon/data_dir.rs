@@ -1,4 +1,4 @@
-//! The data directory: whose it is, who uses it now, and the few files beside the engine's own.
+//! The data directory: its owner, the daemon that uses it now, and the few files besides the engine's own.
 //!
 //! ```text
 //! lock           held by the living daemon, with its process id inside
@@ -7,7 +7,7 @@
 //! daemon.json    where the living daemon listens; only true while `lock` is held
 //! ```
 //!
-//! Files that must not be half there are written under another name, synced and renamed.
+//! Files that must never be incomplete are written under another name, synced and renamed.
 
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, Read, Write};
@@ -20,11 +20,12 @@ use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use wire::InstallationId;
 
-/// A client that looks whether the daemon lives holds the lock for an instant. A daemon that starts just then waits.
+/// A client that checks whether the daemon is alive holds the lock for an instant. A daemon that starts at that moment
+/// waits.
 const LOCK_WAIT_MAX: Duration = Duration::from_millis(500);
-/// Between two looks.
+/// The time between two checks.
 const LOCK_WAIT_STEP: Duration = Duration::from_millis(20);
-/// How long a daemon may take to end when another takes over: it lets requests finish for five seconds.
+/// How long a daemon may take to end when another takes over: it gives requests five seconds to finish.
 const TAKE_OVER_MAX: Duration = Duration::from_secs(30);
 /// Longer than any of the small files.
 const SMALL_FILE_MAX: u64 = 4096;
@@ -48,7 +49,7 @@ pub struct Listening {
 }
 
 impl DataDir {
-    /// Makes the directory if need be, and takes it.
+    /// Creates the directory if it does not exist, and locks it.
     pub fn open(path: &Path) -> Result<Self, DataDirError> {
         let at = |doing, path: &Path| {
             let path = path.to_owned();
@@ -69,7 +70,7 @@ impl DataDir {
         Ok(Self { path: path.into(), installation, _lock: lock })
     }
 
-    /// The same, and if another daemon has it, asks that to end first and waits until it has. Blocks.
+    /// As [`Self::open`]; but if another daemon has the directory, asks it to end first and waits until it has. Blocks.
     pub fn take_over(path: &Path) -> Result<Self, DataDirError> {
         Self::take_over_within(path, TAKE_OVER_MAX)
     }
@@ -94,7 +95,7 @@ impl DataDir {
                     return Err(DataDirError::DoesNotEnd { path: path.into(), pid, seconds });
                 }
                 None if late => return Err(busy),
-                // Not yet, or a client that looks whether a daemon lives, or one that has just ended.
+                // Not yet, or a client that checks whether a daemon is alive, or a daemon that has just ended.
                 Some(_) | None => {}
             }
         }
@@ -110,7 +111,7 @@ impl DataDir {
         self.installation
     }
 
-    /// The key that an earlier start kept.
+    /// The key that an earlier start stored.
     pub fn read_key(&self) -> Result<Option<String>, DataDirError> {
         let path = self.path.join("api.key");
         match read_small(&path) {
@@ -120,18 +121,18 @@ impl DataDir {
         }
     }
 
-    /// Keeps a key for local clients.
+    /// Stores a key for local clients.
     pub fn write_key(&self, key: &str) -> Result<(), DataDirError> {
         self.write("api.key", format!("{key}\n").as_bytes())
     }
 
-    /// Tells local clients where the daemon listens.
+    /// Records where the daemon listens, for local clients.
     pub fn write_listening(&self, listening: &Listening) -> Result<(), DataDirError> {
         let json = serde_json::to_vec(listening).expect("a URL and a number can be written as JSON");
         self.write("daemon.json", &json)
     }
 
-    /// Takes back what [`Self::write_listening`] said.
+    /// Removes the file that [`Self::write_listening`] wrote.
     pub fn remove_listening(&self) -> Result<(), DataDirError> {
         let path = self.path.join("daemon.json");
         remove_if_there(&path).map_err(|source| DataDirError::Io { doing: "remove", path, source })
@@ -179,12 +180,13 @@ fn take_lock(directory: &Path) -> Result<File, DataDirError> {
     Ok(file)
 }
 
-/// The process that is named in a lock, if the kernel says that it holds it: the number alone may be another process's by now.
+/// The process that is named in a lock, if the kernel confirms that it holds the lock: the number alone may belong to
+/// another process by now.
 fn holder(lock: &Path, named: Pid) -> Option<rustix::process::Pid> {
     let named = rustix::process::Pid::from_raw(i32::try_from(named.0?).ok()?)?;
     let number = fs::metadata(lock).ok()?.ino();
-    // proc_locks(5): `1: FLOCK  ADVISORY  WRITE 4711 fe:01:1234 0 EOF`. Some file systems tell another device there than stat(2),
-    // so the file is known by its number.
+    // proc_locks(5): `1: FLOCK  ADVISORY  WRITE 4711 fe:01:1234 0 EOF`. Some file systems report another device there
+    // than stat(2), so the file is identified by its inode number.
     let (process, suffix) = (named.as_raw_nonzero().to_string(), format!(":{number}"));
     let locks = fs::read_to_string("/proc/locks").ok()?;
     let holds = locks.lines().map(|line| line.split_whitespace().collect::<Vec<_>>()).any(|words| {
@@ -193,7 +195,7 @@ fn holder(lock: &Path, named: Pid) -> Option<rustix::process::Pid> {
     holds.then_some(named)
 }
 
-/// Through a descriptor, which stays the process's own when it ends and its number is given away.
+/// Through a descriptor, which keeps referring to the process even if it ends and its number is reused.
 fn ask_to_end(process: rustix::process::Pid) -> io::Result<()> {
     use rustix::process::{PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
     let sent = pidfd_open(process, PidfdFlags::empty())
@@ -233,7 +235,7 @@ fn remove_if_there(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Writes a file that is there whole or not at all, readable by its owner alone.
+/// Writes a file atomically, readable by its owner alone.
 fn write_whole(directory: &Path, name: &str, bytes: &[u8]) -> io::Result<()> {
     let temporary = directory.join(format!(".{name}.new"));
     remove_if_there(&temporary)?;
@@ -244,7 +246,7 @@ fn write_whole(directory: &Path, name: &str, bytes: &[u8]) -> io::Result<()> {
     File::open(directory)?.sync_all()
 }
 
-/// A process id for a message, where it is known.
+/// A process id for a message, if known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pid(pub Option<u32>);
 
@@ -260,41 +262,41 @@ impl std::fmt::Display for Pid {
 /// Why a data directory cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum DataDirError {
-    /// Two daemons would destroy each other's work.
+    /// Two daemons would destroy each other's data.
     #[error("data directory `{}` is in use by {pid}", path.display())]
     Busy {
         /// The directory.
         path: PathBuf,
-        /// Who uses it.
+        /// The process that uses it.
         pid: Pid,
     },
-    /// The kernel does not let us ask.
+    /// The kernel does not allow the signal.
     #[error("cannot ask {pid}, which uses the data directory, to end")]
     CannotAsk {
-        /// Who uses it.
+        /// The process that uses it.
         pid: Pid,
         /// Why not.
         source: io::Error,
     },
-    /// It was asked, and is still there.
+    /// The process was asked to end, and still runs.
     #[error("{pid}, which uses data directory `{}`, was asked to end and has not within {seconds} s", path.display())]
     DoesNotEnd {
         /// The directory.
         path: PathBuf,
-        /// Who uses it.
+        /// The process that uses it.
         pid: Pid,
-        /// How long it had.
+        /// How long it was given.
         seconds: u64,
     },
-    /// Its owner could read keys and change programs that run as us.
+    /// The owner of the directory could read keys and change programs that run as us.
     #[error("data directory `{}` belongs to user {owner} and not to the user that runs the daemon", path.display())]
     Foreign {
         /// The directory.
         path: PathBuf,
-        /// Whose it is.
+        /// The owner of the directory.
         owner: u32,
     },
-    /// Names on the host would be made from rubbish.
+    /// Names on the host would be made from garbage.
     #[error("`{}` does not hold 16 hexadecimal digits", path.display())]
     BadInstallation {
         /// The file.
@@ -306,7 +308,7 @@ pub enum DataDirError {
         /// Why.
         source: getrandom::Error,
     },
-    /// The file system refused.
+    /// A file operation failed.
     #[error("cannot {doing} `{}`", path.display())]
     Io {
         /// What was being done.
@@ -319,7 +321,7 @@ pub enum DataDirError {
 }
 
 impl DataDirError {
-    /// What to do about it, where there is something.
+    /// How to fix it, if there is a way.
     pub fn hint(&self) -> Option<&'static str> {
         match self {
             Self::Busy { .. } => Some(
@@ -379,7 +381,7 @@ mod tests {
         assert!(!home.path().join("daemon.json").exists());
     }
 
-    /// A process of a test, which ends with it, also when it fails.
+    /// A process of a test, which ends with the test, also when it fails.
     struct Other(std::process::Child);
 
     impl Drop for Other {
@@ -394,7 +396,8 @@ mod tests {
             Self(command.spawn().expect("the program can be started"))
         }
 
-        /// One that holds the lock of a directory, as a daemon would; `on_term` is what it does when it is asked to end.
+        /// A process that holds the lock of a directory, as a daemon would; `on_term` is what it does when it is asked
+        /// to end.
         fn daemon(path: &Path, on_term: &str) -> Self {
             const PROGRAM: &str = "
 import fcntl, os, signal, sys

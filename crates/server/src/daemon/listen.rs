@@ -1,7 +1,7 @@
-//! The listener: connections come in, each gets a place and its bounds, and goes to the router.
+//! The listener: accepts connections, gives each a place and its limits, and passes it to the router.
 //!
-//! In the clear or over TLS. Who sends headers slowly, opens too many connections or sends too much is cut off here or in
-//! `connection`, before any key was looked at.
+//! In plain text or over TLS. A client that sends headers slowly, opens too many connections or sends too much is cut
+//! off here or in `connection`, before any key is checked.
 
 use std::io;
 use std::net::SocketAddr;
@@ -22,9 +22,9 @@ use crate::http::places::Places;
 
 /// From the connection to the end of the TLS handshake.
 const HANDSHAKE_TIME_MAX: Duration = Duration::from_secs(10);
-/// What a client of TLS may choose from, the better first (RFC 7301).
+/// The protocols that a client of TLS may choose from, the preferred first (RFC 7301).
 const ALPN: [&[u8]; 2] = [b"h2", b"http/1.1"];
-/// How long a client may leave an answer unread.
+/// How long a client may leave a response unread.
 const UNREAD_MAX: Duration = Duration::from_secs(60);
 /// How long to wait when the process has no descriptor left for another connection.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -38,12 +38,12 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Whether the certificate can be used, where there is one. What [`Self::bind`] may find out beyond that is the address.
+    /// Checks the certificate, if there is one. Otherwise [`Self::bind`] can fail only because of the address.
     pub fn check(config: &Config) -> Result<(), ListenError> {
         config.tls.as_ref().map(acceptor).transpose().map(drop)
     }
 
-    /// Binds, and reads the certificate where there is one.
+    /// Binds, and reads the certificate if there is one.
     pub async fn bind(config: &Config) -> Result<Self, ListenError> {
         let tls = config.tls.as_ref().map(acceptor).transpose()?;
         let bind = |source| ListenError::Bind { address: config.listen, source };
@@ -64,14 +64,14 @@ impl Listener {
         format!("{scheme}://{address}")
     }
 
-    /// Accepts until dropped. Cancel-safe: connections that were accepted live on in tasks of their own.
-    /// `open` counts them and tells them when to finish.
+    /// Accepts until dropped. Cancel-safe: accepted connections live on in their own tasks. `open` counts them and
+    /// signals them to finish.
     pub async fn serve(&self, router: Router, open: &Connections) {
         loop {
             let (tcp, peer) = match self.tcp.accept().await {
                 Ok(accepted) => accepted,
                 Err(error) => {
-                    // Out of descriptors, or a connection that broke before it was accepted. Neither is for ever.
+                    // Out of descriptors, or a connection that broke before it was accepted. Both are temporary.
                     tracing::warn!(%error, "cannot accept a connection");
                     tokio::time::sleep(ACCEPT_PAUSE).await;
                     continue;
@@ -97,7 +97,7 @@ impl Listener {
     }
 }
 
-/// The open connections. One that became a WebSocket is no longer among them: whoever speaks on it sees to its end.
+/// The open connections. One that became a WebSocket no longer counts: its handler closes it.
 pub struct Connections(watch::Sender<bool>);
 
 impl Connections {
@@ -107,7 +107,7 @@ impl Connections {
         Self(watch::Sender::new(false))
     }
 
-    /// Lets each finish the request it is at, and returns when all have.
+    /// Lets each connection finish its current request, and returns when all have.
     pub async fn finish(self) {
         self.0.send_replace(true);
         self.0.closed().await;
@@ -115,9 +115,10 @@ impl Connections {
 }
 
 fn prepare(tcp: &TcpStream) -> Option<SocketAddr> {
-    // Answers are small and waited for: never hold one back to fill a packet.
+    // Responses are small and clients wait for them: never delay one to fill a packet.
     tcp.set_nodelay(true).ok()?;
-    // Someone who asks and never reads the answers would otherwise hold a connection for ever, and needs no key for it.
+    // Otherwise a client that sends requests and never reads the responses would hold a connection for ever, without a
+    // key.
     rustix::net::sockopt::set_tcp_user_timeout(tcp, UNREAD_MAX.as_millis() as u32).ok()?;
     tcp.local_addr().ok()
 }
@@ -143,7 +144,7 @@ fn acceptor(files: &TlsFiles) -> Result<TlsAcceptor, ListenError> {
 /// Why the daemon cannot listen.
 #[derive(Debug, thiserror::Error)]
 pub enum ListenError {
-    /// The address is taken, or not ours.
+    /// The address is in use, or not one of this machine.
     #[error("cannot listen on {address}")]
     Bind {
         /// The address.
@@ -159,7 +160,7 @@ pub enum ListenError {
         /// Why.
         source: rustls::pki_types::pem::Error,
     },
-    /// Certificate and key do not make a pair, or are of an unknown kind.
+    /// Certificate and key are not a pair, or are of an unknown kind.
     #[error("cannot use the certificate in `{}`", path.display())]
     Certificate {
         /// The file.

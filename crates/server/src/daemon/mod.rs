@@ -1,6 +1,6 @@
-//! The daemon from its start to its end: the data directory, the listener, and the order in which all of it starts and stops.
+//! The daemon from start to end: the data directory, the listener, and the order of startup and shutdown.
 //!
-//! Knows every other folder of this crate, and none of them knows it.
+//! This module uses every other folder of this crate, and none of them uses it.
 
 pub mod compose;
 mod connection;

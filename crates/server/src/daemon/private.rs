@@ -1,21 +1,21 @@
-//! The life of a private daemon: it lives while a client holds a lease, and takes everything with it at its end. If nothing is left
-//! to take, it may stay for a while: the next client then need not start another.
+//! The life of a private daemon: it lives while a client holds a lease, and removes everything at its end. If it holds
+//! nothing that must be removed, it may stay for a while, so that the next client need not start another.
 //!
 //! ```text
-//! <base>/lock          held exclusively by whoever changes what follows
+//! <base>/lock          held exclusively by the process that changes the files below
 //! <base>/daemon.log    what the daemon prints
 //! <base>/data/         its data directory
 //! <base>/data/lease.sock
 //! ```
 //!
-//! A lease is a connection to `lease.sock` on which the daemon has sent its address. A client takes the lock, connects (or
-//! starts a daemon and connects), has its lease and lets the lock go. The daemon, when the last lease is gone, takes the
-//! lock and looks again: whoever came in between has a lease by then, or waits for the lock and will find nothing
-//! and start anew. So nobody is ever given a daemon that is on its way out.
+//! A lease is a connection to `lease.sock` on which the daemon has sent its address. A client takes the lock, connects
+//! (or starts a daemon and connects), gets its lease and releases the lock. When the last lease is gone, the daemon
+//! takes the lock and checks again: a client that came in between has a lease by then, or waits for the lock and will
+//! find no daemon and start a new one. So a client never gets a daemon that is shutting down.
 //!
-//! A daemon stays only while it holds nothing that a client made: whatever a client left behind ends with its lease.
-//! A lease says which program the daemon runs and in which namespaces, so that a client of another build, or in another
-//! network, does not mistake it for its own; such a client asks it to [retire](RETIRE).
+//! A daemon stays only while it holds nothing that a client made: anything that a client left behind is removed with
+//! its lease. A lease states which program the daemon runs and its namespaces, so that a client of another build, or in
+//! another network, does not mistake it for its own; such a client asks it to [retire](RETIRE).
 
 use std::fs::File;
 use std::io;
@@ -40,16 +40,16 @@ const FIRST_LEASE_MAX: Duration = Duration::from_secs(30);
 const GRANT_MAX: Duration = Duration::from_secs(5);
 /// How long to wait when the process has no descriptor left for another lease.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// What a client writes on its lease to say that the daemon shall not stay once the last lease is gone.
+/// The byte that a client writes on its lease so that the daemon does not stay once the last lease is gone.
 pub const RETIRE: u8 = b'r';
-/// Namespaces that a client must share with its daemon: it sees the same files, and reaches the daemon's address.
+/// Namespaces that a client must share with its daemon: then it sees the same files, and reaches the daemon's address.
 const NAMESPACES: [&str; 2] = ["mnt", "net"];
-/// How often a daemon that stays asks whether it still may.
+/// How often a daemon that stays checks whether it still may.
 const STAY_STEP: Duration = Duration::from_secs(60);
-/// The name of the data directory in the private one.
+/// The name of the data directory inside the private directory.
 const DATA: &str = "data";
 
-/// Where a private daemon's things are.
+/// The directory of a private daemon.
 #[derive(Debug, Clone)]
 pub struct PrivateDir {
     base: PathBuf,
@@ -61,12 +61,12 @@ impl PrivateDir {
         Self { base: base.into() }
     }
 
-    /// All of it.
+    /// The whole directory.
     pub fn base(&self) -> &Path {
         &self.base
     }
 
-    /// Held by whoever starts or ends the daemon.
+    /// Held by the process that starts or ends the daemon.
     pub fn lock(&self) -> PathBuf {
         self.base.join("lock")
     }
@@ -81,23 +81,24 @@ impl PrivateDir {
         self.base.join(DATA)
     }
 
-    /// Where leases are had.
+    /// Where clients get leases.
     pub fn socket(&self) -> PathBuf {
         self.data().join("lease.sock")
     }
 }
 
-/// Who a process is, as far as a client and its private daemon must agree.
+/// The properties of a process that a client and its private daemon must agree on.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Identity {
-    /// The file that it was started from, whatever has become of its name: an upgrade puts another file in its place.
+    /// The file that it was started from, even if its name now refers to another: an upgrade puts another file in its
+    /// place.
     pub program: String,
     /// The namespaces that it is in.
     pub namespaces: String,
 }
 
 impl Identity {
-    /// That of this process.
+    /// The identity of this process.
     pub fn own() -> io::Result<Self> {
         let program = std::fs::metadata("/proc/self/exe")?;
         let mut namespaces = String::new();
@@ -111,16 +112,16 @@ impl Identity {
     }
 }
 
-/// What the daemon says on a lease, as a line of JSON.
+/// The daemon's message on a lease, as a line of JSON.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Grant {
     /// Where it listens.
     #[serde(flatten)]
     pub listening: Listening,
-    /// Who it is. Older daemons say nothing, which is like nobody.
+    /// The daemon's identity. Older daemons do not send it; the default matches no process.
     #[serde(default)]
     pub identity: Identity,
-    /// Leases that others hold.
+    /// Leases of other clients.
     #[serde(default)]
     pub others: usize,
 }
@@ -133,7 +134,7 @@ pub struct Leases {
     idle: Idle,
 }
 
-/// How many leases there are, and whether the daemon stays without.
+/// The number of leases, and whether the daemon stays without one.
 #[derive(Debug, Clone)]
 pub struct Idle {
     count: watch::Sender<usize>,
@@ -141,13 +142,13 @@ pub struct Idle {
 }
 
 impl Idle {
-    /// Lets a daemon end that stays though nobody holds a lease. `false` if someone does, or if it is ending already.
+    /// Ends a daemon that stays without a lease. `false` if there is a lease, or if the daemon is ending already.
     pub fn retire(&self) -> bool {
         *self.count.borrow() == 0 && !self.retired.send_replace(true)
     }
 }
 
-/// The end of a private daemon: nobody holds a lease, and nobody can get one while this lives.
+/// The end of a private daemon: there is no lease, and no client can get one while this lives.
 #[derive(Debug)]
 pub struct LastOut {
     directory: PrivateDir,
@@ -155,7 +156,7 @@ pub struct LastOut {
 }
 
 impl Leases {
-    /// Opens the socket. An older one is a leftover: the data directory's lock is held by now.
+    /// Opens the socket. An older socket is a leftover, since this process holds the data directory's lock.
     pub fn open(directory: PrivateDir) -> Result<Self, LeaseError> {
         let path = directory.socket();
         let fail = |doing| {
@@ -167,7 +168,7 @@ impl Leases {
             Ok(()) | Err(_) => {}
         }
         let listener = UnixListener::bind(&path).map_err(fail("listen on"))?;
-        // The directory is closed to others already; this says so once more.
+        // The directory is closed to others already; this is a second safeguard.
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).map_err(fail("close"))?;
         let own = Path::new("/proc/self");
         let identity =
@@ -176,13 +177,13 @@ impl Leases {
         Ok(Self { directory, listener, identity, idle })
     }
 
-    /// To end a daemon that stays.
+    /// A handle to end a daemon that stays.
     pub fn idle(&self) -> Idle {
         self.idle.clone()
     }
 
-    /// Gives leases until the last one is gone, and up to `linger` longer while `may_stay` holds, which is asked again and again.
-    /// Never returns while someone holds a lease.
+    /// Gives leases until the last one is gone, and up to `linger` longer while `may_stay` holds, which is checked
+    /// repeatedly. Never returns while there is a lease.
     pub async fn until_last<S: Future<Output = bool>>(
         self,
         listening: &Listening,
@@ -195,7 +196,7 @@ impl Leases {
             let mut count = self.idle.count.subscribe();
             let idle = async {
                 if first {
-                    // Nobody has come yet: give the client that started this daemon time to.
+                    // No client has connected yet: give the client that started this daemon time to do so.
                     let came = count.wait_for(|count| *count > 0);
                     had_client = tokio::time::timeout(FIRST_LEASE_MAX, came).await.is_ok();
                 }
@@ -211,7 +212,7 @@ impl Leases {
             }
             let lock = self.directory.lock();
             let fail = |source| LeaseError { doing: "lock", path: lock.clone(), source };
-            // Leases go on being given meanwhile: a client that has the lock waits for one.
+            // Leases are still given in the meantime: a client that has the lock waits for one.
             let lock = tokio::select! {
                 never = self.give(&grant) => match never {},
                 lock = take_lock(lock.clone()) => lock.map_err(fail)?,
@@ -222,7 +223,8 @@ impl Leases {
         }
     }
 
-    /// Whether a client comes within `linger`, unless one asks the daemon to end, or it may not stay.
+    /// Whether a client connects within `linger`, before a client asks the daemon to end and before the daemon may no
+    /// longer stay.
     async fn comes_back<S: Future<Output = bool>>(
         &self,
         grant: &Grant,
@@ -233,7 +235,7 @@ impl Leases {
         while tokio::time::Instant::now() < until && may_stay().await {
             let (mut count, mut retired) = (self.idle.count.subscribe(), self.idle.retired.subscribe());
             tokio::select! {
-                // A request to retire goes first: who asks for it holds a lease for a moment.
+                // A request to retire takes precedence: the client that sends it holds a lease for a moment.
                 biased;
                 _ = retired.wait_for(|retired| *retired) => return false,
                 never = self.give(grant) => match never {},
@@ -244,7 +246,7 @@ impl Leases {
         false
     }
 
-    /// Accepts for ever. Cancel-safe: a lease that was given is counted before anything is waited for.
+    /// Accepts for ever. Cancel-safe: a lease is counted before the first wait.
     async fn give(&self, grant: &Grant) -> std::convert::Infallible {
         loop {
             match self.listener.accept().await {
@@ -255,7 +257,7 @@ impl Leases {
                 }
                 Err(source) if source.kind() == io::ErrorKind::ConnectionAborted => {}
                 Err(error) => {
-                    // Descriptors may be short for a moment. To give up would leave everything behind.
+                    // The process may be out of descriptors for a moment. Giving up would leave everything behind.
                     tracing::warn!(%error, "cannot accept a lease");
                     tokio::time::sleep(ACCEPT_PAUSE).await;
                 }
@@ -284,7 +286,7 @@ async fn hold(mut stream: UnixStream, grant: Grant, held: Held) {
     let line = serde_json::to_string(&grant).expect("texts and numbers can be written as JSON") + "\n";
     let granted = tokio::time::timeout(GRANT_MAX, stream.write_all(line.as_bytes())).await;
     if matches!(granted, Ok(Ok(()))) {
-        // A client says nothing else on a lease. Its end, however it comes, is the end of the lease.
+        // A client sends nothing else on a lease. However the connection ends, the lease ends with it.
         let mut byte = [0];
         while matches!(stream.read(&mut byte).await, Ok(1)) {
             if byte == [RETIRE] {
@@ -295,7 +297,7 @@ async fn hold(mut stream: UnixStream, grant: Grant, held: Held) {
     drop(held);
 }
 
-/// Takes the lock that is at `path` when it is taken: a file that was removed meanwhile locks nothing.
+/// Locks the file that is at `path` at that moment: a file that was removed in the meantime locks nothing.
 async fn take_lock(path: PathBuf) -> io::Result<File> {
     let took = tokio::task::spawn_blocking(move || {
         loop {
@@ -309,7 +311,7 @@ async fn take_lock(path: PathBuf) -> io::Result<File> {
     took.await.map_err(io::Error::other)?
 }
 
-/// Opens or makes a lock file, and follows no link to do so.
+/// Opens or creates a lock file, without following links.
 fn open_lock(path: &Path) -> io::Result<File> {
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
     Ok(File::from(rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR)?))
@@ -326,7 +328,7 @@ fn is_at(file: &File, path: &Path) -> io::Result<bool> {
 }
 
 impl LastOut {
-    /// Removes all there is of the private daemon. A client that waits for the lock starts anew.
+    /// Removes everything of the private daemon. A client that waits for the lock starts a new one.
     pub fn remove(self) -> Result<(), LeaseError> {
         let Self { directory, lock } = self;
         let fail = |path: PathBuf| move |source: io::Error| LeaseError { doing: "remove", path, source };
@@ -342,7 +344,7 @@ impl LastOut {
             }
         }
         let removed = match rustix::fs::rmdir(directory.base()) {
-            // Someone new has come in between and is making the lock again.
+            // A new client has come in between and is creating the lock again.
             Err(Errno::NOTEMPTY | Errno::EXIST | Errno::NOENT) | Ok(()) => Ok(()),
             Err(error) => Err(fail(directory.base().into())(error.into())),
         };
@@ -351,7 +353,7 @@ impl LastOut {
     }
 }
 
-/// Something with a private daemon's files went wrong.
+/// An operation on a private daemon's files failed.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot {doing} `{}`", path.display())]
 pub struct LeaseError {
@@ -388,7 +390,7 @@ mod tests {
         stream
     }
 
-    /// Gives leases in a task of its own, for so long after the last if nothing is left.
+    /// Gives leases in a new task, and stays for `linger` after the last one if nothing is left.
     fn give(leases: Leases, linger: Duration, empty: bool) -> tokio::task::JoinHandle<LastOut> {
         tokio::spawn(async move {
             leases.until_last(&listening(), linger, || std::future::ready(empty)).await.expect("no error")
@@ -419,7 +421,7 @@ mod tests {
         let first = lease(&directory).await;
         let lock = take_lock(directory.lock()).await.expect("it is free");
         drop(first);
-        // The daemon now waits for the lock, and gives a lease all the same.
+        // The daemon now waits for the lock, and still gives a lease.
         let second = lease(&directory).await;
         drop(lock);
         let third = lease(&directory).await;
@@ -459,7 +461,7 @@ mod tests {
         let leases = Leases::open(directory.clone()).expect("it opens");
         let end = give(leases, LONG, true);
         drop(lease(&directory).await);
-        // The clock stands still, and jumps when everything waits.
+        // The test clock is paused, and jumps when every task waits.
         end.await.expect("no panic");
     }
 

@@ -1,8 +1,9 @@
-//! The daemon from its start to its end.
+//! The daemon from start to end, and the order of both.
 //!
-//! Owns the order of both. At the start: what the operator said is checked and the socket is bound before anything is done; then
-//! the engine adopts what runs, the key is set, and only then are local clients told where. At the end: no new connections, streams are closed, short requests finish, the
-//! engine stops; sandboxes go on.
+//! At the start, the daemon checks its configuration and binds the socket before it changes anything; then the engine
+//! adopts what runs, the key is set, and only then is the address published for local clients. At the end, the daemon
+//! accepts no new connections, closes streams, lets short requests finish, and stops the engine; sandboxes keep
+//! running.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,18 +19,19 @@ use crate::daemon::listen::{Connections, ListenError, Listener};
 use crate::daemon::private::{Idle, LastOut, LeaseError, Leases, PrivateDir};
 use crate::http::app::App;
 
-/// How long requests and streams may take to finish when the daemon is told to stop.
+/// How long requests and streams may take to finish when the daemon is asked to stop.
 const FINISH_MAX: Duration = Duration::from_secs(5);
 
-/// What a daemon is started with, beside its configuration.
+/// What a daemon is started with, besides its configuration.
 pub struct Start {
-    /// Taken by this process.
+    /// Locked by this process.
     pub data_dir: DataDir,
     /// How sandboxes are isolated.
     pub backend: Arc<dyn Backend>,
     /// From [`choose_key`].
     pub api_key: KeySecret,
-    /// Bound before the backend was started: an address that is taken is found out before anything is done to the machine.
+    /// Bound before the backend was started: if the address is in use, the start fails before anything on the machine
+    /// changes.
     pub listener: Listener,
     /// Whether the daemon lives only while a client holds a lease.
     pub private: Option<PrivateDir>,
@@ -37,7 +39,7 @@ pub struct Start {
     pub linger: Duration,
 }
 
-/// Finds out what would keep a daemon from starting, before another is asked to make room for it.
+/// Checks for problems that would keep a daemon from starting, before another daemon is asked to end.
 pub fn check(config: &Config) -> Result<(), ServeError> {
     Listener::check(config)?;
     Engine::check(&config.data_dir).map_err(ServeError::Engine)
@@ -57,10 +59,10 @@ pub struct Daemon {
 /// Why a daemon ended.
 #[derive(Debug)]
 pub enum Ended {
-    /// It was told to. Sandboxes go on.
+    /// It was asked to stop. Sandboxes keep running.
     Stopped,
-    /// It was private and the last lease is gone, and with it every sandbox. Its directory is to be removed
-    /// once the backend has ended.
+    /// It was private and the last lease is gone, with every sandbox. Its directory must be removed once the backend
+    /// has ended.
     LastLeaseGone(LastOut),
 }
 
@@ -95,7 +97,8 @@ impl Daemon {
         let Self { app, data_dir, listener, leases, linger, listening, mut signals } = self;
         let open = Connections::new();
         let idle = leases.as_ref().map(Leases::idle);
-        // A daemon stays if its clients left nothing, and if the sandbox that it keeps ready hides what is private on this machine.
+        // A daemon stays if its clients left nothing, and if the sandbox that it keeps ready hides everything private
+        // on this machine.
         let may_stay = || async {
             app.engine.is_empty().await.unwrap_or(false) && app.engine.check_host_image().await.is_ok()
         };
@@ -108,7 +111,7 @@ impl Daemon {
         let told_to_stop = async {
             loop {
                 let name = signals.wait().await;
-                // One that only waits for its next client ends as it would by itself, and leaves nothing.
+                // A daemon that only waits for its next client ends as it would by itself, and leaves nothing.
                 if !idle.as_ref().is_some_and(Idle::retire) {
                     return name;
                 }
@@ -142,7 +145,7 @@ impl Daemon {
     }
 }
 
-/// The operator's key, or the one that is kept, or a new one. One that cannot be used ends the start before anything was done.
+/// The operator's key, or the stored one, or a new one. An unusable key fails the start before anything changes.
 pub fn choose_key(data_dir: &DataDir, chosen: Option<&str>) -> Result<KeySecret, ServeError> {
     match (chosen, data_dir.read_key()?) {
         (Some(chosen), _) => KeySecret::parse(chosen).map_err(ServeError::ChosenKey),
@@ -151,7 +154,7 @@ pub fn choose_key(data_dir: &DataDir, chosen: Option<&str>) -> Result<KeySecret,
     }
 }
 
-/// Kept before it is set, so that a crash in between leaves no key that nobody knows.
+/// Stored in the file before it is set, so that a crash in between leaves no key that is written down nowhere.
 async fn set_key(engine: &Engine, data_dir: &DataDir, secret: &KeySecret) -> Result<(), ServeError> {
     if data_dir.read_key()?.as_deref() != Some(secret.reveal()) {
         data_dir.write_key(secret.reveal())?;
@@ -179,7 +182,7 @@ impl Signals {
     }
 }
 
-/// Why a daemon does not start, or does not end well.
+/// Why a daemon could not start, or did not end cleanly.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
     /// See the cause.
@@ -191,7 +194,7 @@ pub enum ServeError {
     /// See the cause.
     #[error(transparent)]
     Lease(#[from] LeaseError),
-    /// The store cannot be opened, or what runs cannot be adopted.
+    /// The store cannot be opened, or running sandboxes cannot be adopted.
     #[error("cannot start the engine")]
     Engine(#[source] EngineError),
     /// The key cannot be stored.
@@ -206,13 +209,13 @@ pub enum ServeError {
     /// Signals cannot be caught.
     #[error("cannot catch signals")]
     Signals(#[source] std::io::Error),
-    /// Some sandbox of a private daemon is still there.
+    /// Some sandbox of a private daemon still exists.
     #[error("cannot delete all sandboxes")]
     DeleteAll(#[source] EngineError),
 }
 
 impl ServeError {
-    /// What to do about it, where there is something.
+    /// How to fix it, if there is a way.
     pub fn hint(&self) -> Option<&'static str> {
         match self {
             Self::DataDir(error) => error.hint(),

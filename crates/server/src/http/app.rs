@@ -1,7 +1,7 @@
-//! What every handler has at hand, and the layers that every request passes.
+//! The state that every handler shares, and the layers that every request passes.
 //!
-//! From the outside in: a request id and a log line, the checks of `Host` and `Origin`, the key, the route.
-//! A path that does not exist passes them all, so that someone without a key learns nothing from it.
+//! From the outside in: a request id and a log line, the checks of `Host` and `Origin`, the key, the route. A path that
+//! does not exist passes them all, so that a caller without a key learns nothing from it.
 
 use std::net::{IpAddr, SocketAddr};
 use std::panic::AssertUnwindSafe;
@@ -29,7 +29,7 @@ use crate::http::places::Place;
 use crate::observe::metrics::Metrics;
 use crate::observe::traces;
 
-/// What every handler has at hand. Cheap to clone.
+/// The state that every handler shares. Cheap to clone.
 #[derive(Clone)]
 pub struct App {
     /// All sandboxes.
@@ -68,18 +68,18 @@ pub struct Surface {
 /// What the layers around all routes must know about the paths behind them.
 #[derive(Clone, Copy)]
 pub struct Manners {
-    /// A refusal in the shape that belongs to a path.
+    /// An error response in the shape that belongs to a path.
     pub refuse: fn(&str, ApiError) -> Response,
-    /// Whether a path proves by itself that it may be read.
+    /// Whether a path carries its own proof of access and so needs no key.
     pub needs_no_key: fn(&str) -> bool,
-    /// The one path that a key for metrics opens.
+    /// The only path that a metrics key may access.
     pub metrics: &'static str,
 }
 
 impl App {
     /// Ready for requests.
     pub fn new(engine: Engine, reach: Reach) -> Self {
-        // Without randomness at hand two runs of the daemon may share request ids, which harms nobody.
+        // Without random bits, two runs of the daemon may share request ids, which is harmless.
         let request_prefix = getrandom::u32().unwrap_or(std::process::id());
         let stopping = watch::Sender::new(false);
         let metrics = Metrics::new(&engine);
@@ -106,8 +106,8 @@ impl App {
             .with_state(self.clone())
     }
 
-    /// How the sender of a request reaches this daemon: what the operator said, or else the host that the request names, which was
-    /// checked before.
+    /// How the sender of a request reaches this daemon: the origin that the operator set, or else the host that the
+    /// request names, which was checked before.
     pub fn origin(&self, headers: &HeaderMap) -> String {
         match &self.shared.reach.public_origin {
             Some(origin) => origin.clone(),
@@ -119,7 +119,7 @@ impl App {
         }
     }
 
-    /// Tells long requests and streams that the daemon is on its way out.
+    /// Notifies long requests and streams that the daemon is stopping.
     pub fn stop(&self) {
         self.shared.stopping.send_replace(true);
     }
@@ -129,17 +129,17 @@ impl App {
         *self.shared.stopping.borrow()
     }
 
-    /// What is counted.
+    /// The metrics.
     pub fn metrics(&self) -> &Metrics {
         &self.shared.metrics
     }
 
-    /// Room for bodies that are buffered whole.
+    /// The memory budget for bodies that are buffered whole.
     pub fn bodies(&self) -> &Budget {
         &self.shared.bodies
     }
 
-    /// Streams and long requests that are open.
+    /// The number of open streams and long requests.
     pub fn streams_open(&self) -> usize {
         self.shared.stopping.receiver_count()
     }
@@ -149,24 +149,24 @@ impl App {
         self.shared.stopping.closed().await;
     }
 
-    /// Held by a long request or stream in the name of a key: says when it must end, and lets the daemon wait for the holder.
+    /// Held by a long request or stream of a key: signals when it must end, and lets the daemon wait for the holder.
     pub fn stopping(&self, key: &Key) -> Stopping {
         Stopping { daemon: self.shared.stopping.subscribe(), key: self.engine.key_end(key) }
     }
 }
 
-/// Whether something long must end.
+/// Signals that a long request or stream must end.
 pub struct Stopping {
     daemon: watch::Receiver<bool>,
     key: KeyEnd,
 }
 
-/// Why something long must end.
+/// Why a long request or stream must end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Halt {
-    /// The daemon is on its way out.
+    /// The daemon is stopping.
     Daemon,
-    /// The key in whose name it goes on was deleted.
+    /// The key that it uses was deleted.
     Key,
 }
 
@@ -174,13 +174,13 @@ impl Stopping {
     /// Returns when the holder must end. Cancel-safe.
     pub async fn wait(&mut self) -> Halt {
         tokio::select! {
-            // The sender lives in the app that the holder also has; were it gone, that would be the end too.
+            // The sender lives in the app that the holder also has; if it were gone, the daemon would be stopping too.
             _ = self.daemon.wait_for(|stopping| *stopping) => Halt::Daemon,
             () = self.key.wait() => Halt::Key,
         }
     }
 
-    /// The end of the key alone.
+    /// Signals only the deletion of the key.
     pub fn key(&self) -> KeyEnd {
         self.key.clone()
     }
@@ -195,7 +195,7 @@ impl From<Halt> for ApiError {
     }
 }
 
-/// How a request came, put into it by the listener.
+/// How a request arrived; the listener adds this to the request.
 #[derive(Debug, Clone)]
 pub struct Arrival {
     /// The address that its connection arrived at.
@@ -215,11 +215,11 @@ impl<S: Send + Sync> FromRequestParts<S> for Caller {
     }
 }
 
-/// Headers of one request.
+/// The most headers of one request.
 const HEADERS_MAX: usize = 64;
-/// All headers of one request with their names, in bytes.
+/// The total size of one request's headers and their names, in bytes.
 pub const HEAD_BYTES_MAX: usize = 64 << 10;
-/// The path and the query of a request: room for two paths of 4,095 bytes, each byte escaped, and some more.
+/// The longest path and query of a request: room for two paths of 4,095 bytes, each byte escaped, and some more.
 const TARGET_MAX: usize = 32 << 10;
 
 const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -229,7 +229,7 @@ async fn log(State(app): State<App>, request: Request, next: Next) -> Response {
     let id = format!("{:08x}-{serial:x}", app.shared.request_prefix);
     let method = request.method().clone();
     let route = request.extensions().get::<MatchedPath>().map(|path| path.as_str().to_owned());
-    // The route and not the path: a path may hold what a stranger wrote.
+    // The route and not the path: a path may contain a stranger's text.
     let span = tracing::info_span!(
         "request",
         id,
@@ -244,7 +244,7 @@ async fn log(State(app): State<App>, request: Request, next: Next) -> Response {
         .instrument(trace.clone())
         .instrument(span.clone())
         .await;
-    // What the handler touched was its own, or the engine's, whose tasks fail on their own account.
+    // After a panic, the handler's own state is gone, and the engine's tasks fail independently.
     let mut response = answered.unwrap_or_else(|_| {
         ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", "the daemon has a bug here")
             .hint("the daemon's log has the cause under this answer's x-request-id")
@@ -309,7 +309,7 @@ async fn check_origin(
     (manners.refuse)(request.uri().path(), error)
 }
 
-/// That a request's head is no longer than anyone needs.
+/// Checks that a request's head is not too long.
 fn check_head(request: &Request) -> Result<(), ApiError> {
     let target = request.uri().path_and_query().map_or(0, |target| target.as_str().len());
     if target > TARGET_MAX {

@@ -1,21 +1,21 @@
-//! Who is asking. Every route needs a key, also those that only say that the daemon lives.
+//! Authentication. Every route needs a key, including those that only report that the daemon is alive.
 //!
-//! A key is presented in a header, never in a URL: URLs end up in logs, histories and `Referer`s.
+//! A key is sent in a header, never in a URL: URLs end up in logs, histories and `Referer`s.
 
 use axum::http::{HeaderMap, StatusCode, header};
 use engine::Key;
 
 use crate::http::error::ApiError;
 
-/// Longer than any key; what is longer is refused before it is hashed.
+/// Longer than any key; longer values are rejected before they are hashed.
 const KEY_LENGTH_MAX: usize = 512;
-/// A name for the other spelling.
+/// The alternative header.
 const X_API_KEY: &str = "x-api-key";
 
-/// The secret that a request presents, in either spelling.
+/// The secret in a request, from either header.
 ///
-/// A header that is there twice, or in both spellings with two values, is nobody's key: what a proxy in front
-/// has checked might not be what is used here.
+/// If a header is repeated, or both headers are present with different values, there is no valid key: a proxy in front
+/// might have checked another value than the one used here.
 pub fn presented(headers: &HeaderMap) -> Option<&str> {
     let mut found = None;
     for value in headers.get_all(header::AUTHORIZATION) {
@@ -33,7 +33,7 @@ pub fn presented(headers: &HeaderMap) -> Option<&str> {
     found.filter(|key| !key.is_empty() && key.len() <= KEY_LENGTH_MAX)
 }
 
-/// What someone without a key is told. The same for no key, a wrong one and a malformed one.
+/// The error for a request without a valid key. The same for a missing, a wrong and a malformed key.
 pub fn refused() -> ApiError {
     ApiError::new(StatusCode::UNAUTHORIZED, "unauthorized", "a valid api key is needed")
         .hint("send `Authorization: Bearer <key>`; the daemon keeps its first key in `api.key` in its data directory")
@@ -44,7 +44,7 @@ pub fn require_admin(key: &Key) -> Result<(), ApiError> {
     require_admin_to(key, "manage keys")
 }
 
-/// Whether a key may do what concerns everyone.
+/// Whether a key may do things that concern all owners.
 pub fn require_admin_to(key: &Key, doing: &str) -> Result<(), ApiError> {
     if key.admin {
         return Ok(());
@@ -53,7 +53,7 @@ pub fn require_admin_to(key: &Key, doing: &str) -> Result<(), ApiError> {
         .hint("use the key that the daemon made at its first start"))
 }
 
-/// Whether a key opens the metrics, which tell of all owners.
+/// Whether a key may read the metrics, which cover all owners.
 pub fn require_metrics(key: &Key) -> Result<(), ApiError> {
     if key.admin || key.metrics_only {
         return Ok(());
@@ -62,7 +62,7 @@ pub fn require_metrics(key: &Key) -> Result<(), ApiError> {
         .hint("make one that does with `shoal key create --owner NAME --metrics-only`"))
 }
 
-/// What a key that opens the metrics alone is told everywhere else.
+/// The error for a metrics key on any other path.
 pub fn metrics_only() -> ApiError {
     ApiError::new(StatusCode::FORBIDDEN, "metrics_only", "this key opens `/metrics` and nothing else")
         .hint("use another key")

@@ -1,4 +1,4 @@
-//! Reading requests: bodies, paths and queries, each bounded, each with its failure in the native shape.
+//! Reading requests: bodies, paths and queries, each bounded, each with errors in the native shape.
 
 use std::str::FromStr;
 use std::time::Duration;
@@ -18,9 +18,10 @@ use super::auth;
 use super::budget::Room;
 use super::error::ApiError;
 
-/// A JSON body that starts a command or edits a file: a script of 16 MiB, escaped; or twice 1 MiB of text, however it is escaped.
+/// The limit for a JSON body that starts a command or edits a file: a script of 16 MiB, escaped; or twice 1 MiB of
+/// text, however it is escaped.
 pub const COMMAND_BODY_MAX: usize = 24 << 20;
-/// Any other body, also one write to stdin.
+/// The limit for any other body, including one write to stdin.
 pub const BODY_MAX: usize = 1 << 20;
 /// How long a body may take to arrive in all. 24 MiB in this time is 400 KiB/s.
 pub const BODY_TIME_MAX: Duration = Duration::from_secs(60);
@@ -38,7 +39,7 @@ pub async fn read_bytes(request: Request, limit: usize, app: &App) -> Result<Buf
     let Some(Key { owner, .. }) = request.extensions().get::<Key>() else { return Err(auth::refused()) };
     let announced =
         request.headers().get(header::CONTENT_LENGTH).and_then(|v| v.to_str().ok()?.parse::<u64>().ok());
-    // One that does not say how long it is takes the room that it may need.
+    // A body without an announced length reserves as much as it may need.
     let length = announced.or(request.body().size_hint().upper());
     let length = length.map_or(limit, |length| usize::try_from(length).unwrap_or(usize::MAX));
     if length > limit {
@@ -62,7 +63,7 @@ pub async fn read_bytes(request: Request, limit: usize, app: &App) -> Result<Buf
     }
 }
 
-/// A body in memory, with its part of the budget.
+/// A body in memory, with its share of the budget.
 pub struct Buffered {
     /// All of it.
     pub bytes: Bytes,
@@ -102,7 +103,7 @@ impl<T: DeserializeOwned> FromRequest<App> for CommandJson<T> {
     }
 }
 
-/// A JSON body, or none at all where everything in it may be left out.
+/// A JSON body, or none at all if every field is optional.
 pub struct OptionalJson<T>(pub T);
 
 impl<T: DeserializeOwned + Default> FromRequest<App> for OptionalJson<T> {
@@ -115,7 +116,7 @@ impl<T: DeserializeOwned + Default> FromRequest<App> for OptionalJson<T> {
         }
         let body = read_bytes(request, BODY_MAX, app).await?;
         match (body.bytes.is_empty(), named) {
-            // Many clients call even an empty body JSON.
+            // Many clients send the JSON content type even with an empty body.
             (true, _) => Ok(Self(T::default())),
             (false, true) => parse_json(&body.bytes).map(Self),
             (false, false) => Err(not_json()),
@@ -134,7 +135,8 @@ impl FromRequest<App> for Raw {
     }
 }
 
-/// A form that a page posts without asking first can carry JSON only under another name, so the name is required.
+/// A web page can post a form across sites without a preflight, but not with the content type of JSON, so that type is
+/// required.
 fn require_json(headers: &HeaderMap) -> Result<(), ApiError> {
     let essence = headers
         .get(header::CONTENT_TYPE)
@@ -155,9 +157,9 @@ fn not_json() -> ApiError {
     .hint("send `Content-Type: application/json`")
 }
 
-/// Parses JSON, and says where it is not what it should be.
+/// Parses JSON, and reports where it is wrong.
 pub fn parse_json<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
-    // Fields in the order of a list would parse too, and mean something else after every change of ours.
+    // serde would also accept the fields as an array, whose meaning would change with every change of ours.
     if bytes.trim_ascii_start().starts_with(b"[") {
         return Err(ApiError::must("body", "be a JSON object"));
     }
@@ -183,7 +185,8 @@ fn invalid_json(error: &serde_json::Error) -> ApiError {
 /// The ids in a path, checked: `{sandbox}`, and `{command}` where the route has one.
 pub struct SandboxPath(pub SandboxId);
 
-/// As [`SandboxPath`], of a sandbox that exists: for routes with a body, which is not read for one that does not.
+/// As [`SandboxPath`], for a sandbox that exists: for routes with a body, so that the body is not read if there is no
+/// such sandbox.
 pub struct FoundSandbox(pub SandboxId);
 
 impl FromRequestParts<App> for FoundSandbox {
@@ -260,7 +263,7 @@ where
     text.parse().map_err(|error: T::Err| bad(&error))
 }
 
-/// A query string, unknown keys refused.
+/// A query string. Unknown keys are rejected.
 pub struct Query<T>(pub T);
 
 impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Query<T> {

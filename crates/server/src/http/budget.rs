@@ -1,7 +1,8 @@
 //! Memory for bodies that are buffered whole: one budget for all, and one for each owner.
 //!
-//! A body takes its room before its first byte is read: as much as it announces, or as much as it may have. So a body that is being
-//! read never waits for room that another one holds, and callers that send slowly keep nobody out but their own owner.
+//! A body reserves its memory before its first byte is read: as much as it announces, or as much as it may have. So a
+//! body that is being read never waits for memory that another one holds, and callers that send slowly block only their
+//! own owner.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -13,22 +14,22 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::error::ApiError;
 
-/// Of all owners together.
+/// For all owners together.
 const ALL_MAX: usize = 256 << 20;
-/// Of one owner: four bodies of the longest kind.
+/// For one owner: four bodies of the longest kind.
 const OWNER_MAX: usize = 96 << 20;
-/// How long a request waits for room.
+/// How long a request waits for memory.
 const WAIT_MAX: Duration = Duration::from_secs(10);
 
 /// The budgets.
 #[derive(Debug)]
 pub struct Budget {
     all: Arc<Semaphore>,
-    /// Of owners whose bodies are being read.
+    /// The owners whose bodies are being read.
     owners: Mutex<HashMap<Owner, Weak<Semaphore>>>,
 }
 
-/// Room for one body, given back when dropped.
+/// Memory for one body, released when dropped.
 #[derive(Debug)]
 pub struct Room {
     _owner: OwnedSemaphorePermit,
@@ -42,7 +43,7 @@ impl Default for Budget {
 }
 
 impl Budget {
-    /// Room for so many bytes, which are at most the longest body.
+    /// Reserves this many bytes, which are at most the longest body.
     pub async fn room(&self, owner: &Owner, bytes: usize) -> Result<Room, ApiError> {
         let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
         let own = self.owner(owner);
@@ -63,7 +64,7 @@ impl Budget {
     }
 
     fn owner(&self, owner: &Owner) -> Arc<Semaphore> {
-        // Nothing in here panics halfway through a change.
+        // No code panics halfway through a change while it holds this lock.
         let mut owners = self.owners.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(own) = owners.get(owner).and_then(Weak::upgrade) {
             return own;

@@ -7,7 +7,7 @@ use wire::files::Timestamp;
 /// The last second of the year 9999.
 const CALENDAR_MAX: u64 = 253_402_300_799;
 
-/// `2026-01-31T09:05:00.250Z`. A time before 1970 is written as 1970: no row of ours is that old.
+/// `2026-01-31T09:05:00.250Z`. A time before 1970 is written as 1970: none of our rows is that old.
 pub fn rfc3339(time: SystemTime) -> String {
     let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
     let (days, seconds) = (since.as_secs() / 86_400, since.as_secs() % 86_400);
@@ -17,7 +17,7 @@ pub fn rfc3339(time: SystemTime) -> String {
     format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{millis:03}Z")
 }
 
-/// A time that a guest gave a file. It can be any; what the calendar has no words for is told as 1970.
+/// The time of a guest's file. The guest can set any time; a time outside of the calendar is reported as 1970.
 pub fn guest_time(time: &Timestamp) -> String {
     let seconds = u64::try_from(time.seconds).ok().filter(|seconds| *seconds <= CALENDAR_MAX).unwrap_or(0);
     rfc3339(UNIX_EPOCH + Duration::new(seconds, time.nanoseconds))

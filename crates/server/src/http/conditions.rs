@@ -1,4 +1,4 @@
-//! Conditional requests and ranges, as RFC 9110 has them, over what a guest says of a file. Pure.
+//! Conditional requests and ranges (RFC 9110), based on the metadata that a guest reports for a file. Pure.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -7,7 +7,7 @@ use wire::files::{ByteRange, Condition, FileStat, FileVersion, Timestamp};
 
 use crate::http::error::ApiError;
 
-/// The last second of the year 9999: dates in headers go no further.
+/// The last second of the year 9999: dates in headers cannot be later.
 const DATE_MAX: i64 = 253_402_300_799;
 
 /// The entity tag of a version.
@@ -21,16 +21,16 @@ fn version(tag: &str) -> Option<FileVersion> {
     let inside = tag.strip_prefix('"')?.strip_suffix('"')?;
     let mut parts = inside.split('-');
     let inode = u64::from_str_radix(parts.next()?, 16).ok()?;
-    // Written as the bits that it is.
+    // Written as the bits of a signed number.
     let seconds = u64::from_str_radix(parts.next()?, 16).ok()? as i64;
     let nanoseconds = u32::from_str_radix(parts.next()?, 16).ok()?;
     let size = u64::from_str_radix(parts.next()?, 16).ok()?;
     let version = FileVersion { inode, modified: Timestamp { seconds, nanoseconds }, size };
-    // One spelling each, as tags are compared by their letters.
+    // Only one spelling per version, since tags are compared as text.
     (parts.next().is_none() && etag(&version) == tag).then_some(version)
 }
 
-/// A time as headers have it; none for times that they cannot have.
+/// A time in the format of headers; `None` for a time that the format cannot express.
 pub fn http_date(time: &Timestamp) -> Option<String> {
     let seconds = u64::try_from(time.seconds).ok().filter(|_| time.seconds <= DATE_MAX)?;
     Some(httpdate::fmt_http_date(UNIX_EPOCH + Duration::from_secs(seconds)))
@@ -40,7 +40,7 @@ pub fn http_date(time: &Timestamp) -> Option<String> {
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Tags {
     Any,
-    /// Weak ones without their mark, for the comparison that allows them.
+    /// Weak tags without their prefix, for the comparison that allows them.
     These {
         strong: Vec<String>,
         weak: Vec<String>,
@@ -52,7 +52,7 @@ impl Tags {
         let mut values = headers.get_all(name).iter().peekable();
         values.peek()?;
         let (mut strong, mut weak) = (Vec::new(), Vec::new());
-        // Our tags have no comma in them; a foreign one that is torn apart matches nothing, as it would whole.
+        // Our tags contain no comma; a foreign tag that is split matches nothing, as it would whole.
         for tag in values.filter_map(|value| value.to_str().ok()).flat_map(|value| value.split(',')) {
             match tag.trim() {
                 "*" => return Some(Self::Any),
@@ -80,7 +80,7 @@ impl Tags {
     }
 }
 
-/// What a request says must be true.
+/// The conditions of a request.
 #[derive(Debug)]
 pub struct Conditions {
     matches: Option<Tags>,
@@ -90,19 +90,19 @@ pub struct Conditions {
     range: Option<String>,
 }
 
-/// What follows from it.
+/// The result of checking the conditions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
-    /// Do it.
+    /// Proceed.
     GoOn,
-    /// The caller has it.
+    /// The caller has the current version.
     NotModified,
-    /// It is not what the caller thinks.
+    /// A condition does not hold.
     Failed,
 }
 
 impl Conditions {
-    /// Reads the headers. What cannot be read is as if it were not there.
+    /// Reads the headers. Headers that do not parse are ignored.
     pub fn read(headers: &HeaderMap) -> Self {
         let text = |name| headers.get(name).and_then(|value| value.to_str().ok());
         let date = |name| text(name).and_then(|value| httpdate::parse_http_date(value).ok());
@@ -115,7 +115,7 @@ impl Conditions {
         }
     }
 
-    /// Whether the answer may be that the caller has it already.
+    /// Whether the response may be that the caller has the current version.
     pub fn may_be_fresh(&self) -> bool {
         self.none_matches.is_some() || self.modified_since.is_some()
     }
@@ -136,17 +136,17 @@ impl Conditions {
         }
     }
 
-    /// Whether a range may be given: the part that the caller has is of this file.
+    /// Whether a range may be sent: the caller's part belongs to this version of the file.
     pub fn range_holds(&self, stat: &FileStat) -> bool {
         match &self.range {
             None => true,
             Some(tag) if tag.starts_with('"') => *tag == etag(&stat.version()),
-            // A date is too coarse to tell versions apart that were made within a second; a weak tag never counts.
+            // A date cannot distinguish versions from the same second; a weak tag never counts.
             Some(_) => false,
         }
     }
 
-    /// For writing: what the guest will check when the time has come.
+    /// For writing: the condition that the guest checks when it replaces the file.
     pub fn for_write(&self) -> Result<Condition, ApiError> {
         let refuse = |field, why| Err(ApiError::invalid(field, why));
         if self.unmodified_since.is_some() {
@@ -164,13 +164,13 @@ impl Conditions {
     }
 }
 
-/// As headers have it.
+/// Rounded down to seconds, as in headers.
 fn whole_seconds(time: &Timestamp) -> SystemTime {
     let since = Duration::from_secs(time.seconds.clamp(0, DATE_MAX) as u64);
     UNIX_EPOCH + since
 }
 
-/// One range of bytes. `None`: the header is not understood, or has several, and is as if it were not there.
+/// One range of bytes. `None`: the header does not parse or has several ranges, and is ignored.
 pub fn parse_range(text: &str) -> Option<ByteRange> {
     let (unit, ranges) = text.split_once('=')?;
     if !unit.trim().eq_ignore_ascii_case("bytes") || ranges.contains(',') {
@@ -186,7 +186,7 @@ pub fn parse_range(text: &str) -> Option<ByteRange> {
     }
 }
 
-/// Digits, however many: a number that is too large is as good as the largest. `Some(None)`: nothing there.
+/// A number of any length: one that is too large counts as the largest. `Some(None)`: the text is empty.
 #[allow(clippy::option_option)] // "Not a number" and "no number" are different answers.
 fn number(text: &str) -> Option<Option<u64>> {
     let text = text.trim();
@@ -269,7 +269,7 @@ mod tests {
         check(&[("if-modified-since", earlier)], Verdict::GoOn);
         check(&[("if-unmodified-since", same)], Verdict::GoOn);
         check(&[("if-unmodified-since", earlier)], Verdict::Failed);
-        // Tags go before dates.
+        // Tags take precedence over dates.
         check(&[("if-none-match", "\"x\""), ("if-modified-since", later)], Verdict::GoOn);
         check(&[("if-match", own), ("if-unmodified-since", earlier)], Verdict::GoOn);
         check(&[("if-modified-since", "yesterday")], Verdict::GoOn);

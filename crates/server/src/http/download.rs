@@ -1,6 +1,6 @@
-//! A file, or an archive, on its way out: conditions, ranges, and a body that is a stream of any size.
+//! Sends a file or an archive: conditions, ranges, and a streamed body of any size.
 //!
-//! What the caller does not take waits in the guest. When the caller goes away in the middle, the operation in the guest ends.
+//! Bytes that the caller does not read wait in the guest. If the caller disconnects, the operation in the guest ends.
 
 use axum::body::Body;
 use axum::http::{HeaderMap, StatusCode, header};
@@ -18,9 +18,9 @@ use crate::observe::log::chain_of;
 
 /// Why a file is not sent.
 pub enum Unsent {
-    /// The engine says so.
+    /// The engine failed.
     Engine(EngineError),
-    /// It is not what the request's condition says.
+    /// A condition of the request does not hold.
     ConditionFailed,
 }
 
@@ -43,7 +43,7 @@ impl From<Unsent> for ApiError {
     }
 }
 
-/// A file, or what the request's headers ask for of it. Dialects answer with it too.
+/// Sends a file, or the part of it that the request's headers ask for. Dialects use this too.
 pub async fn download(
     app: &App,
     key: &Key,
@@ -53,7 +53,7 @@ pub async fn download(
 ) -> Result<Response, Unsent> {
     let conditions = Conditions::read(headers);
     if conditions.may_be_fresh() {
-        // Looked at first: what the caller has already need not be opened.
+        // Checked first: a file that the caller has already need not be opened.
         let stat = files.stat(path, Links::Follow).await?;
         if let Some(answer) = conditional(&conditions, &stat) {
             return answer;
@@ -63,7 +63,7 @@ pub async fn download(
     let mut reading = files.read(path, range.unwrap_or(ByteRange::Whole)).await?;
     let mut partial = range.is_some();
     if partial && !conditions.range_holds(&reading.opened().stat) {
-        // It is another file than the one that the caller has a part of.
+        // The file is not the version that the caller has a part of.
         (reading, partial) = (files.read(path, ByteRange::Whole).await?, false);
     }
     let opened = reading.opened().clone();
@@ -86,7 +86,7 @@ pub async fn download(
     Ok(answer)
 }
 
-/// What [`download`] would answer, without the bytes.
+/// The response of [`download`] without the body.
 pub async fn describe_file(files: &Files, path: &[u8], headers: &HeaderMap) -> Result<Response, Unsent> {
     let stat = files.stat(path, Links::Follow).await?;
     if let Some(answer) = conditional(&Conditions::read(headers), &stat) {
@@ -109,7 +109,7 @@ pub async fn describe_file(files: &Files, path: &[u8], headers: &HeaderMap) -> R
     Ok(answer)
 }
 
-/// 304 or 412, if that is the answer.
+/// The response if it is 304 or 412.
 fn conditional(conditions: &Conditions, stat: &FileStat) -> Option<Result<Response, Unsent>> {
     match conditions.verdict(stat) {
         Verdict::GoOn => None,
@@ -123,7 +123,7 @@ fn conditional(conditions: &Conditions, stat: &FileStat) -> Option<Result<Respon
     }
 }
 
-/// Headers of a file. What a guest wrote is never shown as a page of ours.
+/// The headers of a file. A browser must never render a guest's bytes as a page of ours.
 fn describe(headers: &mut HeaderMap, stat: &FileStat) {
     headers.insert(header::CONTENT_TYPE, value("application/octet-stream"));
     headers.insert(header::ETAG, value(&etag(&stat.version())));
@@ -134,29 +134,29 @@ fn describe(headers: &mut HeaderMap, stat: &FileStat) {
     inert(headers);
 }
 
-/// Headers that keep a browser from running or keeping what a guest wrote.
+/// Headers that keep a browser from running or storing a guest's bytes.
 pub fn inert(headers: &mut HeaderMap) {
     headers.insert(header::X_CONTENT_TYPE_OPTIONS, value("nosniff"));
     headers.insert(header::CONTENT_SECURITY_POLICY, value("sandbox"));
     headers.insert(header::CACHE_CONTROL, value("no-cache"));
 }
 
-/// A header's value out of plain ASCII.
+/// A header value of plain ASCII.
 pub fn value(text: &str) -> header::HeaderValue {
     header::HeaderValue::from_str(text).expect("what we say of files in headers is plain ASCII")
 }
 
-/// Where the bytes of an answer come from.
+/// The source of a response's bytes.
 pub enum Source {
     /// One file.
     File(Box<Reading>),
     /// A directory as a tar stream.
     Archive(Box<Packing>),
-    /// With what keeps the volume at hand.
+    /// With the object that keeps the volume mounted.
     Volume(Box<Packing>, Box<VolumeFiles>),
 }
 
-/// Streams it. An error in the middle cuts the connection, since the status has been sent.
+/// Streams the bytes. An error in the middle cuts the connection, since the status has been sent.
 pub fn body_of(source: Source, app: &App, key: &Key) -> Body {
     let stopping = app.stopping(key);
     let bytes = stream::unfold(Some((source, stopping)), async |state| {
@@ -169,13 +169,13 @@ pub fn body_of(source: Source, app: &App, key: &Key) -> Body {
         };
         let next = tokio::select! {
             next = next => next,
-            // To the client both are a connection that was cut.
+            // The client sees a cut connection in both cases.
             _ = stopping.wait() => Err(EngineError::Stopping),
         };
         match next {
             Ok(Some(bytes)) => Some((Ok(bytes), Some((source, stopping)))),
             Ok(None) => {
-                // Before the stream ends, so that whoever has it all can delete the volume at once.
+                // Before the stream ends, so that a client that has received everything can delete the volume at once.
                 if let Source::Volume(_, volume) = source
                     && let Err(error) = volume.close().await
                 {

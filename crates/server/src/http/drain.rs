@@ -1,8 +1,9 @@
-//! What of a request nobody has read when it is answered.
+//! Drains the unread rest of a request body before the response.
 //!
-//! Many refusals come before the body was looked at. A connection that is closed over unread bytes is reset, so that the caller may
-//! never see the answer; and one that is closed without a word breaks the next request of a caller who keeps it. So some of the rest
-//! is read, and where it is too much, the answer says that the connection ends.
+//! Many errors occur before the body is read. Closing a connection with unread bytes resets it, so that the caller may
+//! never see the response; and closing it without notice breaks the next request of a caller that reuses the
+//! connection. So the server reads some of the rest, and if there is too much, the response announces that the
+//! connection will be closed.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -17,15 +18,15 @@ use http_body_util::BodyExt;
 use hyper::body::{Frame, SizeHint};
 use tokio::sync::oneshot;
 
-/// How much is read for nothing: enough for a caller that sends a file of the usual size before it listens.
+/// How many bytes are drained: enough for a caller that sends a file of the usual size before it reads the response.
 const REST_MAX: usize = 64 << 20;
-/// And for how long the answer waits for it.
+/// How long the response waits for the drain.
 const REST_TIME_MAX: Duration = Duration::from_secs(5);
 
 /// The layer.
 pub async fn read_rest(request: Request, next: Next) -> Response {
     let (head, body) = request.into_parts();
-    // HTTP/2 resets the one stream, and the connection goes on.
+    // HTTP/2 resets only the one stream, and the connection stays usable.
     if body.is_end_stream() || head.version == Version::HTTP_2 {
         return next.run(Request::from_parts(head, body)).await;
     }
@@ -41,12 +42,12 @@ pub async fn read_rest(request: Request, next: Next) -> Response {
     response
 }
 
-/// Whether the caller sends nothing before somebody reads: reading the rest would ask for it.
+/// Whether the caller sends no body until the server starts to read: reading the rest would request it.
 fn waits_to_be_asked(headers: &HeaderMap) -> bool {
     headers.get(header::EXPECT).is_some_and(|expect| expect.as_bytes().eq_ignore_ascii_case(b"100-continue"))
 }
 
-/// Whether it came to its end.
+/// Returns whether the body was read to its end.
 async fn read(body: &mut Body) -> bool {
     let mut left = REST_MAX;
     while left > 0 {
@@ -59,7 +60,7 @@ async fn read(body: &mut Body) -> bool {
     false
 }
 
-/// A body that comes back when whoever reads it lets it go.
+/// A body that is returned when its reader drops it.
 struct Lent {
     body: Option<Body>,
     back: Option<oneshot::Sender<Body>>,
@@ -93,7 +94,7 @@ impl Drop for Lent {
         if let (Some(body), Some(back)) = (self.body.take(), self.back.take())
             && !body.is_end_stream()
         {
-            // Nobody waits for it if the caller has left.
+            // If the caller has left, no task waits for the body.
             let _ = back.send(body);
         }
     }

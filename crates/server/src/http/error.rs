@@ -1,7 +1,7 @@
-//! Every failure as the native API tells it: a status, a stable code, a sentence, a hint.
+//! Every failure as the native API reports it: a status, a stable code, a sentence, a hint.
 //!
-//! [`ApiError::from`] an [`EngineError`] is the one place where engine errors become HTTP. The caller gets the sentence;
-//! the chain of causes travels beside the response to the log, in [`Chain`].
+//! [`ApiError::from`] an [`EngineError`] is the only place that turns engine errors into HTTP. The caller gets the
+//! sentence; the chain of causes is attached to the response for the log, in [`Chain`].
 
 use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
@@ -19,7 +19,7 @@ use wire::network::NetworkFault;
 use super::text::text_and_base64;
 use crate::observe::log::chain_of;
 
-/// What a failed request answers with.
+/// The error response of a request.
 #[derive(Debug)]
 pub struct ApiError {
     status: StatusCode,
@@ -31,7 +31,7 @@ pub struct ApiError {
 #[derive(Debug, Clone)]
 pub struct Chain(pub String);
 
-/// The code of an answer that is an error: for whoever counts.
+/// The code of an error response, for the metrics.
 #[derive(Debug, Clone)]
 pub struct Code(pub String);
 
@@ -48,46 +48,46 @@ impl ApiError {
         self
     }
 
-    /// One more thing for programs.
+    /// Adds a detail for programs.
     pub fn detail(mut self, key: &str, value: impl Into<Value>) -> Self {
         self.body.details.insert(key.into(), value.into());
         self
     }
 
-    /// The body, for places that answer otherwise than with an HTTP response.
+    /// The body, for places that do not send an HTTP response.
     pub fn into_body(self) -> ErrorBody {
         *self.body
     }
 
-    /// Status, body and causes, for places that answer in another shape.
+    /// Status, body and causes, for places that respond in another shape.
     pub fn into_parts(self) -> (StatusCode, ErrorBody, Option<Chain>) {
         (self.status, *self.body, self.chain)
     }
 
-    /// The causes, where there are any.
+    /// The causes, if there are any.
     pub fn chain(&self) -> Option<&Chain> {
         self.chain.as_ref()
     }
 
-    /// A field of a request that cannot be taken as it is.
+    /// A field of a request that is not acceptable.
     pub fn invalid(field: &str, why: impl std::fmt::Display) -> Self {
         Self::new(StatusCode::BAD_REQUEST, "invalid_request", format!("`{field}` is not valid: {why}"))
             .detail("field", field)
     }
 
-    /// A field of a request that breaks a rule. `rule` reads on after "must", and ends with what was given.
+    /// A field of a request that breaks a rule. `rule` continues "must", and ends with the given value.
     pub fn must(field: &str, rule: impl std::fmt::Display) -> Self {
         Self::new(StatusCode::BAD_REQUEST, "invalid_request", format!("`{field}` must {rule}"))
             .detail("field", field)
     }
 
-    /// Nothing there.
+    /// The path does not exist.
     pub fn no_route() -> Self {
         Self::new(StatusCode::NOT_FOUND, "route_not_found", "no route has this path")
             .hint("GET /v1/openapi.json lists all routes")
     }
 
-    /// Something there, for another method.
+    /// The path exists, for another method.
     pub fn wrong_method() -> Self {
         Self::new(
             StatusCode::METHOD_NOT_ALLOWED,
@@ -97,7 +97,7 @@ impl ApiError {
         .hint("see the `Allow` header of this response, or GET /v1/openapi.json")
     }
 
-    /// The daemon is on its way out.
+    /// The daemon is stopping.
     pub fn stopping() -> Self {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "stopping", "the daemon is stopping")
             .hint("sandboxes and commands keep running; retry when the daemon is back")
@@ -277,7 +277,7 @@ const FULL_HINT: &str = "delete sandboxes, or try again when others have ended";
 const EXHAUSTED_HINT: &str =
     "the sandbox is out of processes, descriptors or memory: end some of its commands";
 
-/// What is wrong with a file: the path is in the details, with its bytes where they are not text.
+/// An error about a file: the details have the path, and its bytes if they are not text.
 fn file(error: &FileError, message: &str) -> ApiError {
     use FileErrorKind::*;
     let (status, code) = match error.kind {
@@ -351,7 +351,7 @@ fn backend(error: &BackendError, message: &str, code: &'static str) -> ApiError 
     }
 }
 
-/// Why a sandbox has no network. The cause is told too: it is about the machine or the sandbox.
+/// Why a sandbox has no network. The response includes the cause, which is about the machine or the sandbox.
 fn network(fault: &NetworkFault, message: &str, code: &'static str) -> ApiError {
     let say = |status, code| ApiError::new(status, code, format!("{message}: {fault}"));
     match fault {
@@ -369,7 +369,8 @@ fn network(fault: &NetworkFault, message: &str, code: &'static str) -> ApiError 
     }
 }
 
-/// Why an image did not come. The causes are told too: they are about the image and its registry, and the caller can act on them.
+/// Why an image could not be added. The response includes the causes: they are about the image and its registry, and
+/// the caller can act on them.
 fn image(fault: &ImageFault, message: &str) -> ApiError {
     let told = format!("{message}: {}", chain_of(fault));
     let say = |status, code| ApiError::new(status, code, told.as_str());
@@ -443,12 +444,12 @@ fn registry(error: &RegistryError, told: &str) -> ApiError {
         },
         TooLong { .. } | Corrupt { .. } | WrongSize { .. } => say(StatusCode::BAD_REQUEST, "image_invalid")
             .hint("the registry or a mirror does not give what the image says; nothing of it was kept"),
-        // A full disk was told apart before.
+        // A full disk was handled before.
         DiskFull { .. } | Keep { .. } | Tls { .. } => say(StatusCode::INTERNAL_SERVER_ERROR, "internal"),
     }
 }
 
-/// Why a build did not begin.
+/// Why a build could not start.
 fn build(error: &BuildError) -> ApiError {
     match error {
         BuildError::Dockerfile { source } => {
@@ -483,7 +484,7 @@ fn archive(error: &ArchiveError, told: &str) -> ApiError {
     }
 }
 
-/// What is wrong with a layer. A full disk was told apart before.
+/// An error in a layer. A full disk was handled before.
 fn layer(fault: &LayerFault, told: &str) -> ApiError {
     match fault {
         LayerFault::Kernel { .. } => ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "unpack_failed", told),

@@ -1,26 +1,26 @@
-//! Whose a request is: this daemon's, or one sandbox's, and how it names that sandbox.
+//! Which daemon a request is for: any, or the one that has a certain sandbox, and how the request names that sandbox.
 //!
-//! Pure, and decided from method and path alone, so that whatever stands in front of several daemons can pass a request on without
-//! knowing what it does. The native API and each dialect have a table with every route of theirs.
+//! Pure, and decided from method and path alone, so that a router in front of several daemons can forward a request
+//! without understanding it. The native API and each dialect have a table with all their routes.
 
 use axum::http::Method;
 
-/// Whose a route is.
+/// How a route determines the daemon.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Whose {
-    /// Any daemon can answer: what it says of itself, or what all daemons of an owner share.
+    /// Any daemon can answer: the response is about the daemon itself, or the same for all daemons of an owner.
     Daemon,
-    /// The sandbox whose id stands at `{sandbox}` in the path.
+    /// The sandbox whose id is at `{sandbox}` in the path.
     ById,
-    /// The sandbox whose name or id stands at `{sandbox}` in the path.
+    /// The sandbox whose name or id is at `{sandbox}` in the path.
     ByName,
-    /// A sandbox that is made or chosen by what the body says.
+    /// A sandbox that is created or chosen according to the body.
     InBody,
     /// A sandbox that the query or a signed link names.
     InQuery,
 }
 
-/// One path of a table: its template, which methods it is about (none: all), and whose it is.
+/// One path of a table: its template, the methods that it covers (none: all), and how it determines the daemon.
 pub type Row = (&'static str, &'static [Method], Whose);
 
 /// Where a request goes.
@@ -28,23 +28,23 @@ pub type Row = (&'static str, &'static [Method], Whose);
 pub enum Place<'a> {
     /// To this daemon.
     Daemon,
-    /// To the daemon that has the sandbox of this id, as it stands in the path.
+    /// To the daemon that has the sandbox of this id, as written in the path.
     Id(&'a str),
     /// As above, by name or id.
     Name(&'a str),
-    /// To the daemon that the body tells.
+    /// To the daemon that the body determines.
     Body,
-    /// To the daemon that the query or the link tells.
+    /// To the daemon that the query or the link determines.
     Query,
 }
 
-/// Where a request goes, by a table of routes. `None` if it is none of them.
+/// Where a request goes, by a table of routes. `None` if it matches none of them.
 pub fn locate<'a>(table: &[Row], method: &Method, path: &'a str) -> Option<Place<'a>> {
     table
         .iter()
         .filter(|(_, methods, _)| methods.is_empty() || methods.contains(method))
         .filter_map(|(template, _, whose)| Some((fit(template, path)?, template, *whose)))
-        // As the router does: a path that is written out goes before one with a parameter.
+        // As in the router, a literal path takes precedence over one with a parameter.
         .min_by_key(|(_, template, _)| template.matches('{').count())
         .map(|(sandbox, _, whose)| match (whose, sandbox) {
             (Whose::ById, Some(id)) => Place::Id(id),
@@ -55,7 +55,7 @@ pub fn locate<'a>(table: &[Row], method: &Method, path: &'a str) -> Option<Place
         })
 }
 
-/// Whether a path fits a template, and what stands at `{sandbox}`.
+/// Whether a path matches a template, and the value of `{sandbox}`.
 fn fit<'a>(template: &str, path: &'a str) -> Option<Option<&'a str>> {
     let mut parts = path.split('/');
     let mut sandbox = None;

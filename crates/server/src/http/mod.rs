@@ -1,6 +1,7 @@
-//! What the native API and every dialect stand on: the layers that a request passes, how it is read, how it is refused.
+//! The base of the native API and of every dialect: the layers that a request passes, how it is read, how it is
+//! rejected.
 //!
-//! Knows no route and no dialect.
+//! This module knows no route and no dialect.
 
 pub mod app;
 pub mod auth;

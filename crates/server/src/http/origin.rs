@@ -1,8 +1,8 @@
 //! Which `Host` and `Origin` a request may carry.
 //!
-//! A browser sends requests for whatever page it has open. Two checks keep such pages out: a page that points its own
-//! name at this machine (DNS rebinding) is known by its `Host`, a page that calls across sites by its `Origin`.
-//! A request without an `Origin` does not come from a page's script. The key is asked for besides.
+//! A browser sends requests for any page that it has open. Two checks keep such pages out: a page that points its own
+//! name at this machine (DNS rebinding) is recognized by its `Host`, a cross-site page by its `Origin`. A request
+//! without an `Origin` does not come from a page's script. The key is required as well.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -17,11 +17,11 @@ impl Host {
     /// The host of `host`, `host:port` or `[v6]:port`.
     pub fn parse(text: &str) -> Option<Self> {
         let authority = text.parse::<Authority>().ok()?;
-        // User information in an authority is a disguise and nothing else.
+        // User information in an authority only serves to disguise the host.
         if text.contains('@') {
             return None;
         }
-        // The parser takes what follows an address in brackets for part of nothing.
+        // The parser ignores text after an address in brackets.
         let port = text.strip_prefix(authority.host())?;
         if !port.is_empty()
             && port.strip_prefix(':').is_none_or(|port| !port.bytes().all(|b| b.is_ascii_digit()))
@@ -36,7 +36,7 @@ impl Host {
         Some(Self(host))
     }
 
-    /// The address that it is, where it is one.
+    /// The address, if the host is one.
     fn ip(&self) -> Option<IpAddr> {
         self.0.trim_start_matches('[').trim_end_matches(']').parse().ok()
     }
@@ -59,7 +59,7 @@ impl fmt::Debug for Host {
 pub struct Origin(String);
 
 impl Origin {
-    /// An origin as browsers write it: `https://host` or `http://host:port`, nothing behind.
+    /// An origin as browsers write it: `https://host` or `http://host:port`, with nothing after it.
     pub fn parse(text: &str) -> Option<Self> {
         let text = text.to_ascii_lowercase();
         let (scheme, authority) = text.split_once("://")?;
@@ -67,7 +67,7 @@ impl Origin {
             return None;
         }
         Host::parse(authority)?;
-        // Browsers leave out the port that the scheme implies.
+        // Browsers omit the default port of the scheme.
         let implied = if scheme == "https" { ":443" } else { ":80" };
         let authority = authority.strip_suffix(implied).unwrap_or(authority);
         Some(Self(format!("{scheme}://{authority}")))
@@ -86,7 +86,7 @@ impl fmt::Debug for Origin {
     }
 }
 
-/// Why a request is refused before anything else is looked at.
+/// Why a request is rejected before anything else is checked.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Refused {
     /// No `Host`, several, or one that does not parse.
@@ -100,14 +100,14 @@ pub enum Refused {
 /// The hosts and origins that are ours.
 #[derive(Debug, Clone, Default)]
 pub struct Allowed {
-    /// Names and addresses beside loopback's.
+    /// Names and addresses besides loopback.
     pub hosts: Vec<Host>,
     /// Origins.
     pub origins: Vec<Origin>,
 }
 
 impl Allowed {
-    /// Whether a request may go on. `local` is the address that it arrived at: a page's name cannot be that.
+    /// Whether a request may proceed. `local` is the address that it arrived at: a page's name cannot be that.
     pub fn check(&self, uri: &Uri, headers: &HeaderMap, local: Option<IpAddr>) -> Result<(), Refused> {
         let mut hosts = headers.get_all(header::HOST).iter();
         let (Some(host), None) = (hosts.next(), hosts.next()) else { return Err(Refused::BadHost) };

@@ -1,4 +1,4 @@
-//! A query whose values are bytes: a name in a guest need not be UTF-8. Unknown and repeated keys are refused.
+//! A query whose values are bytes: a name in a guest need not be UTF-8. Unknown and repeated keys are rejected.
 
 use std::ops::RangeInclusive;
 
@@ -9,13 +9,13 @@ use engine::GuestPath;
 
 use crate::http::error::ApiError;
 
-/// Pairs in a query at most.
+/// The most pairs in a query.
 const PAIRS_MAX: usize = 256;
 
-/// Characters of a wrong value that a message repeats.
+/// How many characters of a wrong value a message repeats.
 const GIVEN_SHOWN_MAX: usize = 64;
 
-/// The pairs that nobody has taken yet.
+/// The pairs that no call has taken yet.
 #[derive(Debug)]
 pub struct Params {
     pairs: Vec<(String, Vec<u8>)>,
@@ -55,13 +55,13 @@ impl Params {
         taken.into_iter().map(|(_, value)| value).collect()
     }
 
-    /// The value of a name. A second one stays, and is refused by [`Self::finish`].
+    /// The value of a name. A second value stays, and [`Self::finish`] rejects it.
     pub fn bytes(&mut self, name: &str) -> Option<Vec<u8>> {
         let at = self.pairs.iter().position(|(key, _)| key == name)?;
         Some(self.pairs.remove(at).1)
     }
 
-    /// A path, which must be there.
+    /// A required path.
     pub fn path(&mut self, name: &str) -> Result<Vec<u8>, ApiError> {
         let path = self.bytes(name).ok_or_else(|| ApiError::must(name, "be given"))?;
         let Err(must) = GuestPath::check(&path) else { return Ok(path) };
@@ -114,7 +114,7 @@ impl Params {
         }
     }
 
-    /// That nothing is left.
+    /// Checks that no pair is left.
     pub fn finish(self) -> Result<(), ApiError> {
         match self.pairs.first() {
             None => Ok(()),
@@ -127,12 +127,12 @@ impl Params {
     }
 }
 
-/// As much of what was given as a message needs.
+/// The beginning of the given value, for a message.
 fn shown(text: &str) -> String {
     text.chars().take(GIVEN_SHOWN_MAX).collect()
 }
 
-/// Percent-encoding undone, and `+` for a space, as forms have it.
+/// Decodes percent-encoding, and `+` as a space, as in forms.
 fn decode(text: &str) -> Option<Vec<u8>> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.bytes();

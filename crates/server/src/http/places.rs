@@ -1,7 +1,8 @@
-//! Places for connections: how many may be open at once, and who must leave when all are taken.
+//! Places for connections: how many may be open at once, and which is dropped when all are taken.
 //!
-//! A connection is a stranger until a request on it has shown a valid key. Strangers cannot keep others out: when all places are taken
-//! the oldest stranger is dropped, and one address has only so many strangers. Whoever has shown a key keeps the place.
+//! A connection is a stranger until a request on it has shown a valid key. Strangers cannot keep others out: when all
+//! places are taken the oldest stranger is dropped, and the number of strangers per address is limited. A connection
+//! that has shown a key keeps its place.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::{IpAddr, Ipv6Addr};
@@ -10,8 +11,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 
-/// Connections of one address that have shown no key. More than a browser or a pool of clients opens before its first request; a proxy in
-/// front of the daemon shows keys on its connections.
+/// The most connections of one address that have shown no key. More than a browser or a pool of clients opens before
+/// its first request; a proxy in front of the daemon shows keys on its connections.
 pub const STRANGERS_PER_PEER_MAX: usize = 256;
 
 /// All places.
@@ -39,12 +40,12 @@ struct Stranger {
 }
 
 impl Places {
-    /// So many.
+    /// This many places.
     pub fn new(max: usize) -> Self {
         Self(Arc::new(Shared { free: Arc::new(Semaphore::new(max)), strangers: Mutex::default() }))
     }
 
-    /// A place for a connection from `peer`, as soon as there is one, and the sign to leave it.
+    /// Takes a place for a connection from `peer` as soon as there is one, and returns it with the signal to leave.
     pub async fn take(&self, peer: IpAddr) -> (Place, Leave) {
         let peer = network(peer);
         self.0.strangers().make_room_for(peer);
@@ -69,7 +70,7 @@ impl Places {
 
 impl Shared {
     fn strangers(&self) -> MutexGuard<'_, Strangers> {
-        // Nothing in here panics halfway through a change.
+        // No code panics halfway through a change while it holds this lock.
         self.strangers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -114,7 +115,7 @@ impl Strangers {
     }
 }
 
-/// One of the connections that may be open at once. Held by the connection, and by what it becomes.
+/// One of the connections that may be open at once. Held by the connection, and by the WebSocket that it becomes.
 #[derive(Debug, Clone)]
 pub struct Place(Arc<Seat>);
 
@@ -127,7 +128,7 @@ struct Seat {
 }
 
 impl Place {
-    /// A request on this connection has shown that it may be here.
+    /// A request on this connection has shown a valid key.
     pub fn keep(&self) {
         if !self.0.known.swap(true, Ordering::Relaxed) {
             self.0.shared.strangers().remove(self.0.serial);
@@ -146,7 +147,7 @@ impl Drop for Seat {
     }
 }
 
-/// The sign for a stranger to leave.
+/// The signal for a stranger to leave.
 #[derive(Debug, Clone, Default)]
 pub struct Leave(Arc<Notify>);
 
@@ -157,7 +158,7 @@ impl Leave {
     }
 }
 
-/// What counts as one address: IPv6 gives everyone a network of 64 bits.
+/// What counts as one address: with IPv6, every client has a network of 64 bits.
 fn network(peer: IpAddr) -> IpAddr {
     match peer.to_canonical() {
         IpAddr::V4(v4) => v4.into(),
@@ -205,7 +206,7 @@ mod tests {
         taken[0].1.asked().await;
         assert!(taken[1].1.asked().now_or_never().is_none());
         assert!(other_leaves.asked().now_or_never().is_none());
-        // Whoever has shown a key does not count.
+        // Connections that have shown a key do not count.
         let places = Places::new(10 * STRANGERS_PER_PEER_MAX);
         let (first, first_leaves) = places.take(peer(1)).await;
         first.keep();

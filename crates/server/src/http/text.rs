@@ -1,9 +1,9 @@
-//! Bytes of a guest as JSON can carry them: names need not be UTF-8, and neither need output.
+//! A guest's bytes in JSON: neither names nor output need be UTF-8.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 
-/// Bytes as text with replacement characters, and in base64 where that is not what they are.
+/// Bytes as text with replacement characters, and in base64 if they are not valid text.
 pub fn text_and_base64(bytes: &[u8]) -> (String, Option<String>) {
     match std::str::from_utf8(bytes) {
         Ok(text) => (text.to_owned(), None),
@@ -11,7 +11,7 @@ pub fn text_and_base64(bytes: &[u8]) -> (String, Option<String>) {
     }
 }
 
-/// Text where the bytes are text. A cut through the middle of a character takes the whole character away.
+/// Text if the bytes are valid text. If the cut splits a character, the whole character is dropped.
 pub fn text_or_base64(mut bytes: Vec<u8>, cut: bool) -> (Option<String>, Option<String>) {
     if cut
         && let Err(error) = std::str::from_utf8(&bytes)

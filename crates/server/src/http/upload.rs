@@ -1,4 +1,4 @@
-//! A body of any size on its way in: taken as it comes, with a bound on how long its sender may be silent.
+//! Receives a body of any size: streamed, with a limit on how long its sender may be silent.
 
 use std::time::Duration;
 
@@ -14,10 +14,10 @@ use tokio::io::AsyncWriteExt;
 use crate::http::app::{App, Stopping};
 use crate::http::error::ApiError;
 
-/// How long a caller may send nothing of a body that it has begun.
+/// How long a caller may pause in the middle of a body.
 const BODY_IDLE_MAX: Duration = Duration::from_secs(60);
 
-/// A body is the whole of a file as it is: nothing of the ways in which it could be something else is understood here.
+/// A body must be a whole, unencoded file: the headers that would make it anything else are not supported.
 pub fn check_whole(headers: &HeaderMap) -> Result<(), ApiError> {
     if headers.contains_key(header::CONTENT_RANGE) {
         return Err(ApiError::must("Content-Range", "be left out: files are written whole"));
@@ -32,7 +32,7 @@ pub fn check_whole(headers: &HeaderMap) -> Result<(), ApiError> {
     }
 }
 
-/// A body on its way in.
+/// A body that is being received.
 pub struct Incoming<'a> {
     body: &'a mut Body,
     stopping: &'a mut Stopping,
@@ -72,7 +72,7 @@ impl Incoming<'_> {
     }
 }
 
-/// Pours a body into `take`.
+/// Passes the chunks of a body to `take`.
 pub async fn pour<T>(
     mut body: Body,
     stopping: &mut Stopping,
@@ -81,7 +81,7 @@ pub async fn pour<T>(
     take(Incoming { body: &mut body, stopping }).await
 }
 
-/// Takes a body into a file of its own, as far as the disk has room for it.
+/// Stores a body in a new file, as far as the disk has room for it.
 pub async fn received(app: &App, key: &Key, head: &Parts, body: Body) -> Result<Upload, ApiError> {
     let (upload, room) = app.engine.upload()?;
     let full = || {

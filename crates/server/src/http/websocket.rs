@@ -1,5 +1,5 @@
-//! A command over a WebSocket, as far as every protocol does it the same way: the bounds of a connection, its goodbye, pings, and the
-//! queue between a client's stdin and the command.
+//! The common part of a command over a WebSocket, for all protocols: the limits of a connection, its close, pings, and
+//! the queue between a client's stdin and the command.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,51 +17,51 @@ use tokio::time::{Instant, Interval, MissedTickBehavior, timeout};
 use crate::http::app::Halt;
 use crate::http::error::ApiError;
 
-/// Stream bytes in one message at most.
+/// The most stream bytes in one message.
 pub const OUTPUT_MESSAGE_MAX: usize = 64 << 10;
 /// How long the first message may take.
 pub const FIRST_MESSAGE_MAX: Duration = Duration::from_secs(30);
-/// How long the queue may be full: then stdin is refused, so that a kill behind it gets through.
+/// How long the queue may be full before stdin is rejected, so that a kill behind it gets through.
 const STDIN_FULL_MAX: Duration = Duration::from_secs(5);
-/// As above, in messages, so that empty ones have a bound too.
+/// The same limit in messages, so that empty ones are bounded too.
 const STDIN_QUEUE_MESSAGES_MAX: usize = 4096;
-/// What is handed to the command at once.
+/// The most bytes that are passed to the command at once.
 pub const STDIN_WRITE_MAX: usize = 64 << 10;
-/// How long stdin of a client that has closed may take to reach the command.
+/// How long the stdin of a client that has closed may take to reach the command.
 const STDIN_DRAIN_MAX: Duration = Duration::from_secs(10);
-/// A message that cannot be written for so long: the client does not read, and is let go.
+/// A client that does not read a message for this long is dropped.
 const SEND_STALL_MAX: Duration = Duration::from_secs(30);
-/// How often a silent client is asked whether it is there.
+/// How often a silent client is pinged.
 const PING_INTERVAL: Duration = Duration::from_secs(20);
-/// A client that was silent for so long, pings included, is gone.
+/// A client that was silent for this long, pings included, is gone.
 const SILENCE_MAX: Duration = Duration::from_secs(60);
 /// How long the client may take to answer a close.
 const CLOSE_MAX: Duration = Duration::from_secs(2);
 
-/// What someone is told who does not open a WebSocket.
+/// The error for a request that does not open a WebSocket.
 pub fn needs_upgrade(rejection: WebSocketUpgradeRejection) -> ApiError {
     ApiError::new(StatusCode::UPGRADE_REQUIRED, "upgrade_required", rejection.body_text())
         .hint("open this address as a WebSocket of version 13")
 }
 
-/// The bounds of what a client may send. (Compression is not offered, so a small message cannot become a large one.)
+/// Limits what a client may send. (Compression is not offered, so a small message cannot become a large one.)
 pub fn bounded(upgrade: WebSocketUpgrade, message_max: usize) -> WebSocketUpgrade {
     upgrade
         .max_message_size(message_max)
         .max_frame_size(message_max)
-        // A message is written at once, so that what is queued here is what the client has not read.
+        // Each message is written at once, so that only messages that the client has not read are queued here.
         .write_buffer_size(0)
         .max_write_buffer_size(4 * OUTPUT_MESSAGE_MAX)
 }
 
-/// How a connection ends, as the daemon's side wishes.
+/// How the daemon closes a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Close {
-    /// All was said.
+    /// Everything was sent.
     Ended,
-    /// The first message was refused.
+    /// The first message was rejected.
     Refused,
-    /// Come again.
+    /// The client should reconnect.
     Restart,
     /// The key was deleted.
     NoKey,
@@ -77,7 +77,7 @@ impl From<Halt> for Close {
 }
 
 impl Close {
-    /// Says goodbye and waits a little for the answer: closing at once would throw away what is still on its way.
+    /// Closes and waits a little for the reply: closing the socket at once would drop bytes in flight.
     pub async fn say(self, mut socket: WebSocket) {
         let (code, reason) = match self {
             Self::Ended => (close_code::NORMAL, "that was all"),
@@ -87,7 +87,7 @@ impl Close {
         };
         let farewell = async {
             let frame = CloseFrame { code, reason: reason.into() };
-            // An error means that the client is gone already, which is what this is for.
+            // An error means that the client is gone already.
             if socket.send(Message::Close(Some(frame))).await.is_ok() {
                 while let Some(Ok(_)) = socket.recv().await {}
             }
@@ -95,7 +95,7 @@ impl Close {
         let _ = timeout(CLOSE_MAX, farewell).await;
     }
 
-    /// The last message before a goodbye, such as a refusal. If the client is gone there is nobody left to tell.
+    /// Sends a last message, such as an error, before the close. If the client is gone, the message is dropped.
     pub async fn say_after(self, message: Message, mut socket: WebSocket) {
         let _ = timeout(SEND_STALL_MAX, socket.send(message)).await;
         self.say(socket).await;
@@ -105,7 +105,7 @@ impl Close {
 /// The client is gone or does not read.
 pub struct Lost;
 
-/// The three things that go on at once, until one side has no more to say: how to say goodbye, if there is anybody left to say it to.
+/// Runs the three parts of a session until one side has finished; returns how to close, if the client is still there.
 ///
 /// `read` holds the only sender to the queue that `pump` empties.
 pub async fn converse(
@@ -120,7 +120,8 @@ pub async fn converse(
         tokio::pin!(write, read);
         loop {
             tokio::select! {
-                // Here too, and not only where output is written: whoever reads nothing could go on to act for a while.
+                // Checked here too, and not only where output is written: a client that reads nothing could otherwise
+                // continue to act for a while.
                 () = key.wait() => break Some(Close::NoKey),
                 close = &mut write => break close.ok(),
                 () = &mut read => break None,
@@ -128,7 +129,7 @@ pub async fn converse(
             }
         }
     };
-    // Reading is over, and with it the queue of stdin has got its last entry: what the client sent before it closed still goes to
+    // Reading has ended, so the stdin queue has its last entry: bytes that the client sent before it closed still go to
     // the command.
     if close != Some(Close::NoKey) && pumping && timeout(STDIN_DRAIN_MAX, pump).await.is_err() {
         tracing::debug!("stdin of a client that has gone was not read in time");
@@ -136,7 +137,7 @@ pub async fn converse(
     close
 }
 
-/// The way to the client. What is sent must be taken in time, and the client must be heard from now and then.
+/// The sending half. The client must read messages in time, and must not be silent for too long.
 pub struct Line<'a> {
     sink: &'a mut SplitSink<WebSocket, Message>,
     heard: watch::Receiver<Instant>,
@@ -144,7 +145,7 @@ pub struct Line<'a> {
 }
 
 impl<'a> Line<'a> {
-    /// To a client that is heard from now; the sender is told whenever it says something.
+    /// For a client that was just heard from; send on the sender whenever the client sends something.
     pub fn new(sink: &'a mut SplitSink<WebSocket, Message>) -> (Self, watch::Sender<Instant>) {
         let (hearing, heard) = watch::channel(Instant::now());
         let mut pings = tokio::time::interval_at(Instant::now() + PING_INTERVAL, PING_INTERVAL);
@@ -157,7 +158,7 @@ impl<'a> Line<'a> {
         self.pings.tick().await;
     }
 
-    /// Asks a client that was not silent for too long whether it is there.
+    /// Pings the client, unless it has been silent for too long.
     pub async fn ping(&mut self) -> Result<(), Lost> {
         if self.heard.borrow().elapsed() > SILENCE_MAX {
             return Err(Lost);
@@ -178,11 +179,11 @@ impl<'a> Line<'a> {
 pub enum Input {
     /// Bytes.
     Bytes(Bytes),
-    /// No more.
+    /// The end of stdin.
     End,
 }
 
-/// Between reading stdin from the client and handing it to the command. Bounded in bytes and messages.
+/// The queue between the client's stdin and the command. Bounded in bytes and messages.
 pub fn stdin_queue(bytes_max: usize) -> (StdinSender, mpsc::Receiver<Queued>) {
     let (sender, receiver) = mpsc::channel(STDIN_QUEUE_MESSAGES_MAX);
     let room = Arc::new(Semaphore::new(bytes_max));
@@ -206,7 +207,8 @@ pub struct Queued {
 }
 
 impl StdinSender {
-    /// Queues, waits a while, or refuses. Once something was refused everything is: later bytes would close over the gap.
+    /// Queues the input, waits a while for room, or fails. After the first failure every call fails: later bytes would
+    /// hide the gap.
     pub async fn push(&mut self, input: Input) -> Result<(), ApiError> {
         let length = match &input {
             Input::Bytes(bytes) => bytes.len(),
@@ -217,7 +219,7 @@ impl StdinSender {
             if let Ok(Ok(room)) = timeout(STDIN_FULL_MAX, room).await {
                 match self.sender.try_send(Queued { input, room }) {
                     Ok(()) => return Ok(()),
-                    // The pump has refused stdin for good and has said so.
+                    // The pump has rejected stdin for good and has reported that.
                     Err(mpsc::error::TrySendError::Closed(_)) => return Ok(()),
                     Err(mpsc::error::TrySendError::Full(_)) => {}
                 }

@@ -26,7 +26,7 @@ use crate::http::clock::rfc3339;
 use crate::http::error::ApiError;
 use crate::http::upload::received;
 
-/// Says what to build.
+/// The header that describes the build.
 const HEADER: &str = "shoal-build";
 
 /// A build's id in a path.
@@ -164,7 +164,7 @@ pub struct BuildWish {
 }
 
 impl BuildWish {
-    /// With its context.
+    /// Adds the context.
     pub fn with(self, context: Upload) -> BuildSpec {
         let Self { template, spec, dockerfile, target, arguments, secrets } = self;
         BuildSpec { template, spec, context, dockerfile, target, arguments, secrets }

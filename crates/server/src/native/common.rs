@@ -1,4 +1,4 @@
-//! What several nouns of the native API need: checks of single fields, and work that outlives its caller.
+//! Helpers for several parts of the native API: checks of single fields, and work that outlives its caller.
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -10,10 +10,10 @@ use tracing::Instrument;
 use crate::config::quantity::{Bytes, Cpu};
 use crate::http::error::ApiError;
 
-/// How long a page may be.
+/// The longest page.
 pub(super) const PAGE_MAX: u32 = 500;
 
-/// Carries `work` on when the caller goes away in its middle, so that nothing is left half done.
+/// Finishes `work` even if the caller disconnects in the middle, so that nothing is left half done.
 pub(super) async fn carried_on<T, E>(
     work: impl Future<Output = Result<T, E>> + Send + 'static,
 ) -> Result<T, ApiError>
@@ -24,7 +24,7 @@ where
 {
     match tokio::spawn(work.in_current_span()).await {
         Ok(result) => Ok(result?),
-        // The task panicked, which the panic hook has logged: nobody aborts it.
+        // The task panicked, which the panic hook has logged: no code aborts it.
         Err(_) => {
             Err(ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", "the daemon has a bug here"))
         }
@@ -40,14 +40,14 @@ pub(super) fn check_limit(limit: Option<u32>) -> Result<Option<u32>, ApiError> {
     }
 }
 
-/// Processors, where they were said.
+/// Processors, if given.
 pub(super) fn cpu_millis(text: Option<String>) -> Result<Option<u32>, ApiError> {
     let Some(text) = text else { return Ok(None) };
     let cpu = Cpu::parse(&text).map_err(|error| ApiError::invalid("cpu", error))?;
     u32::try_from(cpu.millis).map(Some).map_err(|_| ApiError::invalid("cpu", "it is too large"))
 }
 
-/// Memory or storage, where it was said.
+/// Memory or storage, if given.
 pub(super) fn bytes(field: &'static str, text: Option<String>) -> Result<Option<u64>, ApiError> {
     let Some(text) = text else { return Ok(None) };
     Bytes::parse(&text).map(|amount| Some(amount.bytes)).map_err(|error| ApiError::invalid(field, error))
@@ -58,17 +58,17 @@ pub(super) fn sandbox_env(env: BTreeMap<String, String>) -> Result<SandboxEnv, A
     SandboxEnv::new(env).map_err(|must| ApiError::must("env", must))
 }
 
-/// A working directory, where one was said.
+/// A working directory, if given.
 pub(super) fn guest_path(cwd: Option<String>) -> Result<Option<GuestPath>, ApiError> {
     cwd.map(GuestPath::parse).transpose().map_err(|must| ApiError::must("cwd", must))
 }
 
-/// A user of the sandbox, where one was said.
+/// A user of the sandbox, if given.
 pub(super) fn guest_user(user: Option<String>) -> Result<Option<GuestUser>, ApiError> {
     user.map(GuestUser::parse).transpose().map_err(|must| ApiError::must("user", must))
 }
 
-/// The command of a template. An empty one is the image's.
+/// The command of a template. An empty one means the image's.
 pub(super) fn template_command(words: Vec<String>) -> Result<Option<Argv>, ApiError> {
     match words.is_empty() {
         true => Ok(None),

@@ -1,4 +1,4 @@
-//! What happens to sandboxes, their commands and templates, as it happens.
+//! Live events of sandboxes, their commands and templates.
 
 use std::convert::Infallible;
 
@@ -58,7 +58,7 @@ pub async fn watch(
     };
     let header = headers.get("last-event-id").map(|value| value.to_str().unwrap_or_default());
     let after = match header.or(params.last_event_id.as_deref()) {
-        // Browsers send an empty one where none was seen.
+        // Browsers send an empty id if they have seen none.
         None | Some("") => None,
         Some(text) => {
             Some(text.parse::<EventId>().map_err(|error| ApiError::invalid("Last-Event-ID", error))?)
@@ -82,7 +82,7 @@ struct Session {
 impl Session {
     async fn next(&mut self) -> Option<Event> {
         if !std::mem::replace(&mut self.greeted, true) {
-            // With an id, so that a stream on which nothing has happened yet can be continued too.
+            // With an id, so that a client can also resume a stream without events so far.
             return Some(to_event(self.watcher.place(), &api::SandboxEvent::Ready));
         }
         let told = tokio::select! {
@@ -110,7 +110,7 @@ fn to_event(id: EventId, event: &api::SandboxEvent) -> Event {
     sse::event(name, event).id(id.to_string())
 }
 
-/// Something that happened to a sandbox or a template.
+/// Converts an event of a sandbox or a template.
 fn to_api(event: &SandboxEvent) -> api::SandboxEvent {
     let at = rfc3339(event.at);
     let (sandbox_id, what) = match &event.about {

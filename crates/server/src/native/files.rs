@@ -1,8 +1,8 @@
-//! Files: read, write, look, change, search, watch, and whole directories as tar streams.
+//! Files: read, write, inspect, change, search, watch, and whole directories as tar streams.
 //!
-//! Paths are in the query, where any byte of a name can be said by percent-encoding. Bodies of files and archives are streams of
-//! any size: what the caller does not take waits in the guest, and what the guest does not take waits with the caller. When the
-//! caller goes away in the middle, the operation in the guest ends.
+//! Paths are in the query, where percent-encoding can express any byte of a name. Bodies of files and archives are
+//! streams of any size: bytes that the caller does not read wait in the guest, and bytes that the guest does not accept
+//! wait at the caller. If the caller disconnects, the operation in the guest ends.
 
 use std::convert::Infallible;
 
@@ -34,14 +34,14 @@ use crate::http::sse::{self, HEARTBEAT};
 use crate::http::text::{join, text_and_base64};
 use crate::http::upload::{check_whole, pour};
 
-/// How long a search takes, if the caller does not say, and at most.
+/// How long a search takes by default, and at most.
 const SEARCH_SECONDS_DEFAULT: u64 = 20;
 const SEARCH_SECONDS_MAX: u64 = 300;
-/// Matches of a search, if the caller does not say.
+/// How many matches a search returns by default.
 const SEARCH_MATCHES_DEFAULT: u32 = 1000;
-/// Entries of directories that a search looks at.
+/// How many directory entries a search examines.
 const SEARCH_ENTRIES_MAX: u64 = 1_000_000;
-/// Bytes that a search reads, if the caller does not say.
+/// How many bytes a search reads by default.
 const SEARCH_BYTES_DEFAULT: u64 = 1 << 30;
 
 /// Reads a file.
@@ -469,7 +469,7 @@ pub async fn watch(
 }
 
 struct Watcher {
-    /// Until the last event.
+    /// Set until the last event.
     watching: Option<Watching>,
     stopping: Stopping,
     greeted: bool,
@@ -580,7 +580,7 @@ pub async fn unpack(
     Ok(Json(files_made(made.await?)))
 }
 
-/// The files of the sandbox, as the user that the query names. The query has been read to its end.
+/// The files of the sandbox, as the user that the query names. Fails if the query has other parameters.
 fn files(app: &App, caller: &Caller, id: wire::SandboxId, mut params: Params) -> Result<Files, ApiError> {
     let user = params.text("user")?;
     params.finish()?;
@@ -639,7 +639,7 @@ pub fn search<T>(found: &Found<T>) -> api::Search {
     api::Search { entries_looked_at: found.entries, bytes_read: found.bytes, skipped: found.skipped, cut }
 }
 
-/// A line in which something was found.
+/// A line that matches a search.
 pub fn line_match(found: GrepMatch) -> api::LineMatch {
     let (path, path_base64) = text_and_base64(&found.path);
     let (text, text_base64) = text_and_base64(&found.text);
@@ -655,7 +655,7 @@ pub fn line_match(found: GrepMatch) -> api::LineMatch {
     }
 }
 
-/// What happened to a file. Nothing for what callers are not told.
+/// A file event. `None` for events that are not sent to callers.
 pub fn file_event(event: WatchEvent) -> Option<api::FileEvent> {
     Some(match event {
         WatchEvent::Ready => return None, // Said when the stream began.

@@ -1,7 +1,7 @@
-//! Images: pull, import, list, remove, and names for names.
+//! Images: pull, import, list, remove, and aliases.
 //!
-//! A pull or an import answers with its image, or, for a caller that accepts `text/event-stream`, with events on the way there.
-//! It stops when everyone who waits for it has left.
+//! A pull or an import responds with its image, or, for a caller that accepts `text/event-stream`, with events about
+//! its progress. It stops when all callers that wait for it have left.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -116,7 +116,7 @@ async fn answer(app: App, key: &Key, pull: Pull, headers: &HeaderMap) -> Result<
     Ok(Json(image).into_response())
 }
 
-/// Waits until the images are here, unless the wait must end before.
+/// Waits until the images are stored, unless the wait must end before.
 async fn finished(pull: &Pull, stopping: &mut Stopping) -> Result<Vec<Arc<StoredImage>>, ApiError> {
     tokio::select! {
         images = pull.finished() => Ok(images?),
@@ -133,7 +133,7 @@ fn shown(engine: &Engine, owner: &Owner, digest: &str) -> Option<api::Image> {
     engine.image(owner, digest).ok().map(to_api)
 }
 
-/// Streams how far a pull is, until it is over.
+/// Streams the progress of a pull, until it has ended.
 fn progress(app: App, key: &Key, pull: Pull) -> Response {
     let (progress, stopping) = (pull.progress(), app.stopping(key));
     let owner = key.owner.clone();
@@ -164,7 +164,7 @@ impl Watch {
             biased;
             outcome = self.pull.finished() => outcome,
             _ = self.stopping.wait() => return None,
-            // Waits for news, and then a moment for more of it.
+            // Waits for progress, and then a moment for more.
             Ok(()) = self.progress.changed() => {
                 tokio::select! {
                     () = tokio::time::sleep(PROGRESS_INTERVAL) => {}
@@ -398,7 +398,7 @@ pub fn to_api(info: ImageInfo) -> api::Image {
     }
 }
 
-/// How far a pull is.
+/// The progress of a pull.
 pub fn pull_progress(progress: &PullProgress) -> api::ImageEvent {
     api::ImageEvent::Progress { layers: progress.layers.iter().map(layer_progress).collect() }
 }

@@ -1,4 +1,4 @@
-//! Api keys. All of these need a key that may manage keys.
+//! API keys. All of these calls need a key that may manage keys.
 
 use axum::Json;
 use axum::extract::State;
@@ -15,7 +15,7 @@ use crate::http::body::{self, KeyPath};
 use crate::http::clock::rfc3339;
 use crate::http::error::ApiError;
 
-/// A key with less could make no sandbox at all.
+/// A key with a lower limit could not create any sandbox.
 const KEY_MEMORY_MIN: u64 = 16 << 20;
 
 /// Creates a key. Its secret is shown in this answer and never again.

@@ -1,4 +1,4 @@
-//! Whose each native route is.
+//! How each native route determines its daemon.
 
 use axum::http::Method;
 
@@ -11,11 +11,11 @@ pub const ROUTES: &[Row] = &[
     ("/v1/ready", &[], Whose::Daemon),
     ("/v1/version", &[], Whose::Daemon),
     ("/v1/openapi.json", &[], Whose::Daemon),
-    // Of one sandbox or of all.
+    // For one sandbox or for all.
     ("/v1/events", &[], Whose::InQuery),
     ("/v1/stats", &[], Whose::Daemon),
     ("/v1/sandboxes", &[Method::GET], Whose::Daemon),
-    // Made here, claimed from a pool, or found by labels.
+    // Created here, claimed from a pool, or found by labels.
     ("/v1/sandboxes", &[Method::POST], Whose::InBody),
     ("/v1/sandboxes/{sandbox}", &[], Whose::ById),
     ("/v1/sandboxes/{sandbox}/stats", &[], Whose::ById),
@@ -65,7 +65,7 @@ pub const ROUTES: &[Row] = &[
     ("/v1/keys/{key}", &[], Whose::Daemon),
 ];
 
-/// Where a request goes; `None` if it is none of the native API.
+/// Where a request goes; `None` if it is not for the native API.
 pub fn locate<'a>(method: &Method, path: &'a str) -> Option<Place<'a>> {
     locate::locate(ROUTES, method, path)
 }

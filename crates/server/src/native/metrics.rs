@@ -1,4 +1,4 @@
-//! `/metrics`, for Prometheus and whatever reads its format.
+//! `/metrics`, for Prometheus and other tools that read its format.
 
 use axum::extract::State;
 use axum::http::{StatusCode, header};

@@ -1,4 +1,4 @@
-//! The native API under `/v1`. A handler is three thoughts: read, ask the engine once, convert.
+//! The native API under `/v1`. A handler has three steps: read the request, call the engine once, convert the result.
 
 mod common;
 

@@ -121,7 +121,7 @@ impl Modify for KeySpellings {
     }
 }
 
-/// OpenAPI 3.1, as JSON for people and programs, with a line break at its end.
+/// OpenAPI 3.1, as readable JSON that ends with a line break.
 pub fn json() -> String {
     let mut text = Description::openapi().to_pretty_json().expect("the description is made of plain data");
     text.push('\n');

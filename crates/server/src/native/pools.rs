@@ -17,7 +17,7 @@ use crate::http::body::{self, Query, text_in_path};
 use crate::http::clock::rfc3339;
 use crate::http::error::ApiError;
 
-/// How long a caller may wait for a pool to fill: longer than a proxy keeps a silent connection is no use.
+/// How long a caller may wait for a pool to fill: proxies close connections that are silent for longer.
 const WAIT_SECONDS_MAX: u32 = 300;
 
 /// A name in a path, percent-encoded.
@@ -138,7 +138,7 @@ pub fn pool_update(body: api::UpdatePool) -> Result<PoolUpdate, ApiError> {
     Ok(PoolUpdate { name: name.as_deref().map(PoolName::parse).transpose()?, replicas })
 }
 
-/// A pool as clients see it, without what waits in it.
+/// A pool as clients see it, without the sandboxes that wait in it.
 pub fn pool_listed(pool: PoolInfo) -> api::Pool {
     api::Pool { members: None, ..to_api(pool) }
 }

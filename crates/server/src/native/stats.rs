@@ -87,7 +87,7 @@ fn usage(usage: Usage) -> api::SandboxUsage {
     }
 }
 
-/// The machine. What all owners have together is for those who run it.
+/// The machine. Only admin keys see the totals of all owners.
 pub fn machine_to_api(stats: MachineStats, key: &Key) -> api::MachineStats {
     let room = |room: Capacity| api::Room {
         sandboxes: room.sandboxes,

@@ -1,4 +1,4 @@
-//! Whether the daemon lives, what it is, and what it can be asked.
+//! Health, version and API description of the daemon.
 
 use std::sync::LazyLock;
 

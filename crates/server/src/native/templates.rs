@@ -1,4 +1,4 @@
-//! Templates: create, get, list, update, delete, and how far they are.
+//! Templates: create, get, list, update, delete, and their progress.
 
 use std::convert::Infallible;
 
@@ -44,7 +44,7 @@ fn made(template: Template) -> Response {
     };
     let body = to_api(template);
     let mut response = (status, Json(&body)).into_response();
-    // A name that no header can carry is none that a client could follow by itself.
+    // Only names that fit into a header as they are; for other names there is no link that a client could follow.
     if body.name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte))
         && let Ok(location) = HeaderValue::from_str(&format!("/v1/templates/{}", body.name))
     {
@@ -187,7 +187,7 @@ struct Session {
     watcher: TemplateWatcher,
     stopping: Stopping,
     over: bool,
-    /// Nothing was told yet, so that there is nothing to wait for.
+    /// No event was sent yet, so there is no need to wait.
     eager: bool,
 }
 
@@ -197,7 +197,7 @@ impl Session {
             return None;
         }
         if !std::mem::take(&mut self.eager) {
-            // A moment for more news, so that a quick pull is not a flood of events.
+            // Waits a moment for more progress, so that a quick pull does not flood the client with events.
             tokio::select! {
                 () = tokio::time::sleep(PROGRESS_INTERVAL) => {}
                 _ = self.stopping.wait() => return None,
@@ -214,7 +214,7 @@ impl Session {
                 let template = Box::new(to_api(*template));
                 match template.state {
                     api::TemplateState::Failed => api::TemplateEvent::Failed(template),
-                    // What is still being prepared has not settled.
+                    // A template that is still being prepared has not settled.
                     api::TemplateState::Ready | api::TemplateState::Preparing => {
                         api::TemplateEvent::Ready(template)
                     }
@@ -325,7 +325,7 @@ pub fn to_api(template: Template) -> api::Template {
 
 fn template_state(preparation: &Preparation) -> (api::TemplateState, Option<String>) {
     match preparation {
-        // One that was replaced this moment has a successor that is being prepared.
+        // A version that was replaced at this moment has a successor that is being prepared.
         Preparation::Preparing | Preparation::Replaced => (api::TemplateState::Preparing, None),
         Preparation::Ready(_) => (api::TemplateState::Ready, None),
         Preparation::Failed { reason } => (api::TemplateState::Failed, Some(reason.clone())),
@@ -344,7 +344,7 @@ pub fn template_event(at: String, what: &TemplateHappened) -> api::SandboxEvent 
     }
 }
 
-/// How far a template's image is.
+/// The progress of a template's image.
 pub fn template_progress(progress: &PullProgress) -> api::TemplateEvent {
     api::TemplateEvent::Progress { layers: progress.layers.iter().map(layer_progress).collect() }
 }

@@ -47,7 +47,7 @@ pub async fn create(
     let spec = volume_spec(body)?;
     let body = to_api(app.engine.create_volume(&key, spec).await?);
     let mut response = (StatusCode::CREATED, Json(&body)).into_response();
-    // A name that no header can carry is none that a client could follow by itself.
+    // Only names that fit into a header as they are; for other names there is no link that a client could follow.
     if body.name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte))
         && let Ok(location) = HeaderValue::from_str(&format!("/v1/volumes/{}", body.name))
     {
@@ -173,7 +173,7 @@ pub async fn import(
         Ok(unpacking.finish().await?)
     });
     let made = made.await?;
-    // So that whoever hears of it can delete the volume at once.
+    // Before the response, so that the client can delete the volume at once.
     volume.close().await?;
     Ok(Json(files_made(made)))
 }
@@ -216,7 +216,7 @@ pub fn to_api(volume: Volume) -> api::Volume {
     }
 }
 
-/// A mount as it was asked for.
+/// A mount as the client requested it.
 pub fn mount_spec(mount: api::VolumeMount) -> VolumeMount {
     let access = if mount.read_only { Access::ReadOnly } else { Access::ReadWrite };
     VolumeMount { volume: mount.volume, path: mount.path, access }

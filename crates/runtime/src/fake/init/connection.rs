@@ -1,4 +1,4 @@
-//! One connection to the daemon: what comes in is checked and heeded, what is due goes out.
+//! One connection to the daemon: checks and handles incoming messages, and sends those that are due.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, MutexGuard};
@@ -17,7 +17,7 @@ use crate::fake::faults::Lifespan;
 use crate::fake::host::FakeHost;
 use crate::fake::script::{Runner, Timeouts};
 
-/// While this much waits to be written, nothing more is read: every answer is provoked by a question.
+/// While this many bytes wait to be written, nothing more is read: every answer is the result of a request.
 const OUT_MAX: usize = 1024 * 1024;
 /// Signals are 1 to this (signal(7)).
 const SIGNAL_MAX: i32 = 64;
@@ -25,7 +25,7 @@ const SIGNAL_MAX: i32 = 64;
 /// A rule of the protocol that the daemon broke. It ends the connection.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Violation {
-    /// Bytes that are no frame.
+    /// Bytes that are not a frame.
     #[error(transparent)]
     Frame(#[from] FrameError),
     /// The hello was not the first message.
@@ -37,7 +37,7 @@ pub enum Violation {
     /// An operation that is newer than the version in use.
     #[error("something that the version agreed on does not know")]
     NotAgreedOn,
-    /// The daemon may write to stdin only, and acknowledge output only.
+    /// The daemon may only write to stdin, and only acknowledge output.
     #[error("{stream:?} of command {} is not the daemon's to use so", handle.0)]
     WrongStream {
         /// Which command.
@@ -45,7 +45,7 @@ pub enum Violation {
         /// Which stream.
         stream: Stream,
     },
-    /// The daemon has stored more than was sent.
+    /// The daemon acknowledged more than was sent.
     #[error("{offset} bytes of command {} were acknowledged, and {sent} were sent", handle.0)]
     AckBeyondSent {
         /// Which command.
@@ -55,13 +55,13 @@ pub enum Violation {
         /// What was sent.
         sent: u64,
     },
-    /// The command is not over.
+    /// The command has not ended.
     #[error("the result of command {} was acknowledged before there was one", handle.0)]
     NoResultYet {
         /// Which command.
         handle: Handle,
     },
-    /// No such signal.
+    /// The signal does not exist.
     #[error("signal {0} does not exist")]
     BadSignal(i32),
     /// Bytes of stdin are missing.
@@ -69,10 +69,10 @@ pub enum Violation {
     StdinGap {
         /// Where the bytes begin.
         offset: u64,
-        /// How much had come before.
+        /// How much had arrived before.
         received: u64,
     },
-    /// More stdin than may wait.
+    /// More stdin than the window allows.
     #[error("stdin beyond its window of {STDIN_WINDOW} bytes")]
     StdinBeyondWindow,
 }
@@ -90,15 +90,15 @@ pub(in crate::fake) struct Connection {
     lifespan: Lifespan,
     host: FakeHost,
     sandbox: SandboxId,
-    /// What was agreed on, once it was.
+    /// The version, once agreed on.
     version: Option<u32>,
-    /// Nothing more is said after what is to be written.
+    /// The connection closes once the output is written.
     parting: bool,
     out: Vec<u8>,
 }
 
 impl Connection {
-    /// A new connection; the one before is not served any more.
+    /// Creates a connection; the previous one is no longer served.
     pub(in crate::fake) fn replace(
         init: Arc<Init>,
         lifespan: Lifespan,
@@ -115,7 +115,7 @@ impl Connection {
         Self { init, generation, lifespan, host, sandbox, version: None, parting: false, out: Vec::new() }
     }
 
-    /// Serves until it is replaced or breaks. Ends by dropping the stream.
+    /// Serves until it is replaced or breaks. Drops the stream at the end.
     pub(in crate::fake) async fn serve(mut self, stream: DuplexStream) {
         let (mut reader, mut writer) = tokio::io::split(stream);
         let mut decoder: Decoder<ToInit> = Decoder::new(MESSAGE_TO_INIT_MAX);
@@ -237,13 +237,13 @@ impl Connection {
         frame::put_message(message, &mut self.out);
     }
 
-    /// The state, unless another connection has replaced this one: what comes late must not be mixed in.
+    /// The state, unless another connection has replaced this one: late messages must not be mixed in.
     fn current(&self) -> Option<MutexGuard<'_, InitState>> {
         let state = self.init.state();
         (state.generation == self.generation).then_some(state)
     }
 
-    /// Changes a command, if it is known. Otherwise it was forgotten at the daemon's own wish, and there is nothing to do for it.
+    /// Changes a command, if it is known. Otherwise the daemon has asked init to forget it, and there is nothing to do.
     fn change(
         &self,
         handle: Handle,
@@ -258,7 +258,7 @@ impl Connection {
     }
 
     fn heed(&mut self, message: ToInit) -> Result<(), Violation> {
-        // Where a test has init say what it likes, the daemon's answers do not match its books.
+        // If a test makes init send arbitrary bytes, the daemon's answers do not match init's own state.
         let hostile = !self.init.state().says.is_empty();
         match message {
             ToInit::Hello { .. } => Err(Violation::SecondHello),
@@ -338,7 +338,7 @@ impl Connection {
         *state.starts.entry(handle).or_default() += 1;
         if state.commands.len() >= COMMANDS_MAX {
             drop(state);
-            // Not remembered, or there would be no bound.
+            // Not remembered, or there would be no limit.
             let error = StartError::NoRoom { reason: format!("it has {COMMANDS_MAX} commands already") };
             self.say(&FromInit::StartFailed { handle, error });
             return Ok(());
@@ -388,7 +388,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Everything that init has to say, a bounded part of it.
+    /// Encodes a bounded part of the pending messages.
     fn fill(&mut self) {
         let init = Arc::clone(&self.init);
         let mut state = init.state();

@@ -1,6 +1,6 @@
-//! The first process of a fake sandbox: it speaks the real frames, and keeps the rules that the real init keeps.
+//! The first process of a fake sandbox: it speaks the real frames, and follows the rules of the real init.
 //!
-//! `crates/guest/tests/guest/protocol.rs` runs one suite against both, so that they cannot come apart.
+//! `crates/guest/tests/guest/protocol.rs` runs one suite against both, so that they cannot diverge.
 
 mod connection;
 
@@ -22,9 +22,9 @@ pub(super) const SIGTERM: i32 = 15;
 /// The first process of a fake sandbox.
 pub(super) struct Init {
     state: Mutex<InitState>,
-    /// A connection may have something to do.
+    /// Signals that a connection may have something to do.
     wake: Notify,
-    /// A command may have something to do.
+    /// Signals that a command may have something to do.
     progress: Notify,
     pub(super) gates: Arc<Gates>,
 }
@@ -38,9 +38,9 @@ pub(super) struct InitState {
     dead: bool,
     says: Vec<u8>,
     says_now: bool,
-    /// Handles that it pretends to know.
+    /// Handles that it claims to know.
     pub(super) claims: Vec<u32>,
-    /// How much stdin it says it has, of any command.
+    /// How much stdin it claims to have, of any command.
     pub(super) stdin_claimed: Option<u64>,
     pub(super) starts: HashMap<Handle, u32>,
     pub(super) violations: Vec<Violation>,
@@ -63,7 +63,7 @@ pub(super) struct Command {
     told: Told,
 }
 
-/// What was said on this connection.
+/// What was sent on this connection.
 #[derive(Default)]
 struct Told {
     started: bool,
@@ -76,9 +76,9 @@ struct Told {
 #[derive(Default)]
 pub(super) struct OutputBuffer {
     acknowledged: u64,
-    /// From `acknowledged` on.
+    /// The bytes from `acknowledged` on.
     pub(super) bytes: VecDeque<u8>,
-    /// On this connection.
+    /// The offset up to which bytes were sent on this connection.
     sent: u64,
 }
 
@@ -111,12 +111,12 @@ impl OutputBuffer {
 }
 
 impl Command {
-    /// What it has written so far.
+    /// How much it has written so far.
     pub(super) fn written(&self) -> u64 {
         self.output.iter().map(OutputBuffer::end).sum()
     }
 
-    /// Whether it waits for the daemon to take what it has written.
+    /// Whether it waits for the daemon to acknowledge its output.
     pub(super) fn is_held_up(&self) -> bool {
         self.output.iter().any(|output| output.bytes.len() >= OUTPUT_WINDOW)
     }
@@ -129,7 +129,7 @@ impl Command {
         }
     }
 
-    /// The connection is gone: everything not acknowledged will be said again.
+    /// The connection is gone: everything that was not acknowledged will be sent again.
     fn detach(&mut self) {
         self.attached = false;
         self.told = Told { started: self.pid.is_some(), ..Told::default() };
@@ -138,12 +138,13 @@ impl Command {
         }
     }
 
-    /// The daemon wants its output from these lengths on. On a connection that has it already, they only acknowledge.
+    /// The daemon wants its output from these offsets on. If the connection has the output already, the offsets only
+    /// acknowledge.
     fn resume(&mut self, handle: Handle, offsets: [u64; 2], hostile: bool) -> Result<(), Violation> {
         let attached = self.attached;
         for (output, offset) in self.output.iter_mut().zip(offsets) {
             let sent = if attached { output.sent } else { output.end() };
-            // A hostile init has said more than is in its books.
+            // A hostile init has sent more than its own state records.
             if offset > sent && !hostile {
                 return Err(Violation::AckBeyondSent { handle, offset, sent });
             }
@@ -154,7 +155,7 @@ impl Command {
         Ok(())
     }
 
-    /// The first end stands, and what is there already stays.
+    /// The first end counts, and bytes that have arrived stay.
     fn end_stdin(&mut self, offset: u64) {
         if self.stdin_end.is_none() {
             self.stdin_end = Some(offset.max(self.stdin_received));
@@ -165,7 +166,7 @@ impl Command {
         !self.takes_stdin || self.result.is_some()
     }
 
-    /// Takes bytes of stdin; those that came before are recognised by their offset.
+    /// Takes bytes of stdin; bytes that arrived before are recognised by their offset.
     fn receive_stdin(&mut self, offset: u64, bytes: &[u8]) -> Result<(), Violation> {
         let received = self.stdin_received;
         let known = received.checked_sub(offset).ok_or(Violation::StdinGap { offset, received })?;
@@ -181,7 +182,7 @@ impl Command {
         Ok(())
     }
 
-    /// Everything that is to be said of it now, a bounded part of its output included.
+    /// Encodes the pending messages about it, with a bounded part of its output.
     fn put_news(&mut self, handle: Handle, chunk_max: usize, out: &mut Vec<u8>) {
         if !self.attached {
             return;
@@ -214,7 +215,7 @@ impl Command {
     }
 }
 
-/// Why a command does not go on.
+/// Why a command does not continue.
 pub(super) enum Interrupted {
     Dead,
     Killed,
@@ -236,7 +237,7 @@ impl Init {
         self.notify();
     }
 
-    /// Breaks the connection at a frame's border.
+    /// Breaks the connection between two frames.
     pub(super) fn disconnect(&self) {
         self.state().generation += 1;
         self.notify();
@@ -247,7 +248,7 @@ impl Init {
         self.notify();
     }
 
-    /// Says these bytes on every connection, and on this one at once.
+    /// Sends these bytes on every connection, and at once on this one.
     pub(super) fn say(&self, bytes: Vec<u8>) {
         {
             let mut state = self.state();
@@ -269,14 +270,14 @@ impl Init {
         self.progress.notify_waiters();
     }
 
-    /// Changes a command, if it is still there.
+    /// Changes a command, if it still exists.
     pub(super) fn change<T>(&self, handle: Handle, change: impl FnOnce(&mut Command) -> T) -> Option<T> {
         let result = self.state().commands.get_mut(&handle).map(change);
         self.notify();
         result
     }
 
-    /// Waits until `check` gives something, unless the command ends before.
+    /// Waits until `check` returns something, unless the command ends before.
     pub(super) async fn until<T>(
         &self,
         handle: Handle,

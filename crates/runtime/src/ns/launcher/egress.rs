@@ -1,7 +1,8 @@
-//! Starts the egress process: the daemon's own program, under an id of the installation's own, without any right.
+//! Starts the egress process: the daemon's own program, without any privilege, under the installation's own user id.
 //!
-//! It is the launcher's child only as inits are: nothing ends it when the launcher or the daemon ends, and the next daemon finds it
-//! through a socket that was among its first descriptors. It is in the machine's own mount and network namespaces.
+//! Like an init, egress is a child of the launcher but outlives it: nothing ends egress when the launcher or the daemon
+//! ends, and the next daemon finds it through a socket that was among its first descriptors. Egress runs in the
+//! machine's own mount and network namespaces.
 
 use std::ffi::CStr;
 use std::io::{self, Read, Write};
@@ -31,7 +32,7 @@ impl Launcher {
         }
         let group = self.cgroups.egress().map_err(refused("make the cgroup of egress"))?;
         let (mut errors, mut report) = io::pipe().map_err(refused("make a pipe"))?;
-        // A child of the loop, which reaps it; this walker will have ended.
+        // Makes it a child of the loop, which reaps it; this walker will have ended.
         let options = CloneOptions { flags: libc::CLONE_PARENT, cgroup: Some(group.as_fd()) };
         match sys::clone_process(&options).map_err(refused("clone egress"))? {
             Cloned::Child => {
@@ -45,7 +46,7 @@ impl Launcher {
             Cloned::Parent { pid } => {
                 drop((report, given));
                 let mut said = Vec::new();
-                // Ends when the program is executed, which closes the pipe, or when the process is gone.
+                // Returns when the program is executed, which closes the pipe, or when the process is gone.
                 errors.read_to_end(&mut said).map_err(refused("hear of the start of egress"))?;
                 match said.as_slice() {
                     [] => Ok(Answer::Launched { pid }),
@@ -58,7 +59,7 @@ impl Launcher {
         }
     }
 
-    /// In the new process. Returns only if it fails.
+    /// Runs in the new process. Returns only if it fails.
     fn become_egress(&self, id: u32, given: &[OwnedFd]) -> io::Error {
         match self.try_become_egress(id, given) {
             Ok(never) => match never {},
@@ -67,23 +68,24 @@ impl Launcher {
     }
 
     fn try_become_egress(&self, id: u32, given: &[OwnedFd]) -> io::Result<std::convert::Infallible> {
-        // The launcher's mounts lack most of the machine's: its certificates and resolvers may be among them.
+        // The launcher's namespace has only few of the machine's mounts: certificates and resolver settings may be on
+        // the others.
         move_into_link_name_space(self.host_mounts.as_fd(), Some(LinkNameSpaceType::Mount))?;
         chdir("/")?;
         setsid()?;
         rustix::process::umask(Mode::from_raw_mode(0o077));
-        // A connection takes two descriptors; a core dump would hold the key of the CA.
+        // A connection takes two descriptors; a core dump would contain the CA's key.
         let most = getrlimit(Resource::Nofile).maximum;
         setrlimit(Resource::Nofile, Rlimit { current: most, maximum: most })?;
         setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) })?;
-        // Opened before rights go; the originals may lie on the very numbers that are given away below.
+        // Opened before privileges are dropped; the originals may occupy the numbers that are assigned below.
         let above = FIRST_DESCRIPTOR + given.len() as i32;
         let keep = |fd: BorrowedFd<'_>| sys::duplicate_above(fd, above);
         let null = openat(CWD, "/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
         let (null, program) = (keep(null.as_fd())?, keep(self.program.as_fd())?);
         let kept = given.iter().map(|fd| keep(fd.as_fd())).collect::<io::Result<Vec<OwnedFd>>>()?;
 
-        // Before the ids, whose change takes the right to do so away.
+        // Before the ids, whose change removes the privilege to do so.
         enter::bound_capabilities(CapabilitySet::empty())?;
         let (uid, gid) = (Uid::from_raw(id), Gid::from_raw(id));
         set_thread_groups(&[])?;

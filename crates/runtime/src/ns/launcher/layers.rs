@@ -19,7 +19,7 @@ use crate::sys::{self, CloneOptions, Cloned};
 const PROGRESS_STEP: std::time::Duration = std::time::Duration::from_millis(100);
 
 impl Launcher {
-    /// Makes a layer, in a process that can reach nothing else. See `unpacker`.
+    /// Creates a layer, in a process that can reach nothing else. See `unpacker`.
     pub(super) fn unpack_layer(
         &self,
         serial: u64,

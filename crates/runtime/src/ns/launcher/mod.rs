@@ -62,7 +62,7 @@ pub struct LauncherConfig {
 pub struct LauncherError {
     /// As it reads after "cannot".
     pub doing: String,
-    /// What the kernel said.
+    /// The error from the kernel.
     pub source: io::Error,
 }
 
@@ -110,9 +110,9 @@ struct Launcher {
     cgroups: Cgroups,
     filters: Filters,
     init: OwnedFd,
-    /// The program that this process runs, which is also egress.
+    /// The program of this process, which also contains egress.
     program: OwnedFd,
-    /// The mount namespace that the daemon is in.
+    /// The daemon's mount namespace.
     host_mounts: OwnedFd,
     /// Prepared slots, by the base of their range.
     slots: HashMap<u32, Slot>,
@@ -122,7 +122,7 @@ struct Launcher {
     waiting: Vec<Request>,
 }
 
-/// What a request comes with, and what its answer takes along.
+/// The inputs of a request, and the descriptors of its answer.
 struct Parts<'a> {
     /// Namespaces that were made ahead of a launch.
     slot: Option<Slot>,
@@ -146,7 +146,7 @@ const UNANSWERED: i32 = 1;
 
 impl Launcher {
     fn start(config: &LauncherConfig, socket: OwnedFd) -> Result<Self, LauncherError> {
-        // So that signals to the daemon's terminal or process group do not end it.
+        // Signals to the daemon's terminal or process group must not end the launcher.
         rustix::process::setsid().map_err(fatal("leave its session"))?;
         rustix::process::umask(Mode::empty());
         let signals = [libc::SIGCHLD, libc::SIGTERM, libc::SIGINT, libc::SIGHUP, libc::SIGPIPE];

@@ -8,7 +8,7 @@ use wire::network::{Family, Listener, NetworkFault, Routes};
 use super::Launcher;
 use crate::ns::network;
 
-/// What was opened: the names go into the answer, the descriptors along with it.
+/// The sockets that were opened: the answer has their names, and carries their descriptors.
 type Handed = Result<Vec<Listener>, NetworkFault>;
 
 impl Launcher {

@@ -194,7 +194,7 @@ impl Launcher {
                 | libc::CLONE_NEWPID
                 | libc::CLONE_NEWIPC
                 | libc::CLONE_NEWUTS
-                // A child of the loop, which reaps it; this walker will have ended.
+                // Makes it a child of the loop, which reaps it; this walker will have ended.
                 | libc::CLONE_PARENT,
             cgroup: Some(groups.v2.as_fd()),
         };
@@ -221,7 +221,7 @@ impl Launcher {
             Cloned::Parent { pid } => {
                 drop(report);
                 let mut said = Vec::new();
-                // Ends when init is executed, which closes the pipe, or when the process is gone.
+                // Returns when init is executed, which closes the pipe, or when the process is gone.
                 errors.read_to_end(&mut said).map_err(refused("hear of init's start"))?;
                 match said.as_slice() {
                     [] => Ok(Answer::Launched { pid }),
@@ -238,7 +238,7 @@ impl Launcher {
     }
 
     fn teardown(&self, sandbox: SandboxId) -> Result<Answer, Failure> {
-        // Only to be told of: a teardown does not fail for it.
+        // Only for a report: a teardown does not fail because of it.
         let sockets = Sockets::of(&self.cgroups, sandbox).unwrap_or_else(|error| {
             tracing::warn!(%sandbox, %error, "cannot list the sandbox's sockets");
             Sockets::default()

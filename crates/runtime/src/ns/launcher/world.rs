@@ -50,7 +50,7 @@ pub(super) fn embedded_init() -> io::Result<OwnedFd> {
     Ok(openat(CWD, path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?)
 }
 
-/// The program of this process, by its open file: what lies under its name may be another version by now.
+/// The program of this process, by its open file: its path may refer to another version by now.
 pub(super) fn own_program() -> io::Result<OwnedFd> {
     Ok(openat(CWD, "/proc/self/exe", OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?)
 }
@@ -66,12 +66,12 @@ pub(super) fn own_mounts() -> io::Result<()> {
     Ok(mount_change("/", MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC)?)
 }
 
-/// Every new sandbox copies the launcher's mounts and throws them away; fewer are quicker. What stays: the root, `/proc`, and what holds
-/// the data directory or something that goes into the image `host`.
+/// Every new sandbox copies the launcher's mounts and discards them, so fewer mounts are quicker. These stay: the root,
+/// `/proc`, and mounts that hold the data directory or a source of the image `host`.
 pub(super) fn drop_foreign_mounts(data_dir: &Path) -> io::Result<()> {
     let mountinfo = std::fs::read_to_string("/proc/self/mountinfo")?;
     let points: Vec<&str> = mountinfo.lines().filter_map(|line| line.split(' ').nth(4)).collect();
-    // The latest mount is on top, so it goes first.
+    // The latest mount is on top, so it is removed first.
     for point in points.into_iter().rev() {
         let path = Path::new(point);
         let needed = point == "/"
@@ -82,7 +82,7 @@ pub(super) fn drop_foreign_mounts(data_dir: &Path) -> io::Result<()> {
             || point.contains('\\');
         if !needed {
             match unmount(point, UnmountFlags::DETACH) {
-                // It was below a mount that is gone.
+                // The mount was below one that is gone.
                 Ok(()) | Err(Errno::INVAL | Errno::NOENT) => {}
                 Err(e) => return Err(e.into()),
             }
@@ -117,7 +117,7 @@ pub(super) fn shared_dev() -> io::Result<OwnedFd> {
     Ok(dev)
 }
 
-/// `/sys` for all sandboxes: what programs ask about processors, and nothing else.
+/// `/sys` for all sandboxes: only what programs read about processors.
 pub(super) fn harmless_sys() -> io::Result<OwnedFd> {
     let flags = MountAttrFlags::MOUNT_ATTR_NOSUID
         | MountAttrFlags::MOUNT_ATTR_NOEXEC

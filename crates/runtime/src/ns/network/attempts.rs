@@ -1,6 +1,7 @@
-//! How often programs of a sandbox tried to reach an address that has no route. The kernel counts that by itself.
+//! How often programs of a sandbox tried to reach an address without a route. The kernel counts that by itself.
 //!
-//! Without a network every attempt is counted. Addresses that a policy makes unreachable or prohibited are not: those have a route.
+//! Without a network every attempt is counted. Attempts to reach addresses that a policy makes unreachable or
+//! prohibited are not counted, since those addresses have a route.
 
 use std::io;
 
@@ -9,15 +10,15 @@ use wire::SandboxId;
 use super::init::{Init, is_gone};
 use crate::ns::cgroup::Cgroups;
 
-/// More than either file has.
+/// Larger than either file.
 const FILE_MAX: usize = 16 * 1024;
 
-/// Attempts of a sandbox since it was made, both families together. `None` if it does not run.
+/// Attempts of a sandbox since it was created, both families together. `None` if it does not run.
 pub fn read(groups: &Cgroups, sandbox: SandboxId) -> io::Result<Option<u64>> {
     let Some(init) = Init::find(groups, sandbox)? else { return Ok(None) };
     let counted = init.read("net/snmp", FILE_MAX).and_then(|v4| {
         let v4 = in_snmp(&v4).ok_or_else(|| io::Error::other("no OutNoRoutes in snmp"))?;
-        // There is no such file where the kernel has no IPv6.
+        // The file does not exist if the kernel has no IPv6.
         let v6 = match init.read("net/snmp6", FILE_MAX) {
             Ok(text) => in_snmp6(&text).unwrap_or(0),
             Err(e) if e.kind() == io::ErrorKind::NotFound => 0,

@@ -1,7 +1,8 @@
-//! Finds sockets of a sandbox that egress still holds when the sandbox is gone. Each keeps a whole network namespace alive.
+//! Finds sockets of a sandbox that egress still holds after the sandbox was removed. Each keeps a whole network
+//! namespace alive.
 //!
-//! The kernel lists the sockets of a namespace by inode while the namespace has a process, and the descriptors of egress by inode at
-//! any time. So the one list is read before a sandbox is torn down and the other after.
+//! The kernel lists the sockets of a namespace by inode while the namespace has a process, and the descriptors of
+//! egress by inode at any time. So the first list is read before a sandbox is torn down and the second after.
 
 use std::collections::HashSet;
 use std::io;
@@ -11,9 +12,9 @@ use wire::SandboxId;
 use super::init::{Init, is_gone};
 use crate::ns::cgroup::Cgroups;
 
-/// Bytes of one list of sockets. What is beyond is not looked for.
+/// The most bytes of one list of sockets that are read. Sockets beyond that are not found.
 const LIST_MAX: usize = 4 << 20;
-/// Descriptors of egress that are looked at: as many as it may have at most on a machine with the usual limit.
+/// The most descriptors of egress that are checked: its limit on a machine with the usual settings.
 const DESCRIPTORS_MAX: usize = 1 << 20;
 
 /// The sockets of a sandbox, by inode.
@@ -21,7 +22,8 @@ const DESCRIPTORS_MAX: usize = 1 << 20;
 pub struct Sockets(HashSet<u64>);
 
 impl Sockets {
-    /// Those that there are now. None if the sandbox does not run, or no egress does, so that nothing is read for nothing.
+    /// The sockets that exist now. Empty if the sandbox does not run or there is no egress, so that nothing is read
+    /// without need.
     pub fn of(groups: &Cgroups, sandbox: SandboxId) -> io::Result<Self> {
         let mut inodes = HashSet::new();
         if groups.egress_processes()?.is_empty() {
@@ -45,7 +47,7 @@ impl Sockets {
         }
         let mut held = 0;
         for pid in groups.egress_processes()? {
-            // A process that goes while it is looked at holds nothing.
+            // A process that ends during the check holds nothing.
             let Ok(descriptors) = std::fs::read_dir(format!("/proc/{pid}/fd")) else { continue };
             for descriptor in descriptors.flatten().take(DESCRIPTORS_MAX) {
                 let Ok(target) = std::fs::read_link(descriptor.path()) else { continue };
@@ -57,7 +59,8 @@ impl Sockets {
     }
 }
 
-/// The inodes in a list of sockets. A last line that is cut off is left out, and so is 0, which a connection has that nobody holds.
+/// The inodes in a list of sockets. Skips a truncated last line, and 0, the inode of a connection that no process
+/// holds.
 fn listed(text: &str) -> impl Iterator<Item = u64> {
     let whole = &text[..text.rfind('\n').map_or(0, |end| end + 1)];
     let inode = |line: &str| line.split_ascii_whitespace().nth(9)?.parse().ok();

@@ -1,7 +1,8 @@
 //! Finds the first process of a sandbox from the host, and through it the sandbox's network namespace.
 //!
-//! Init is the only process directly in the sandbox's cgroup; which one it is comes from the kernel and not from init. A process id
-//! may be in use again by the time that it is looked at, so the process is held by its directory of `/proc` and checked once more.
+//! Init is the only process directly in the sandbox's cgroup; the kernel and not init reports which one it is. A
+//! process id may be reused by the time it is checked, so the process is held by its directory of `/proc` and checked
+//! once more.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -17,9 +18,9 @@ const NAMESPACE: &str = "ns/net";
 
 /// The first process of a sandbox.
 pub(super) struct Init {
-    /// Its directory of `/proc`. It stays that process's when the process has gone.
+    /// Its directory of `/proc`. It keeps referring to that process even after the process has ended.
     proc: OwnedFd,
-    /// Its network namespace, by the number that the kernel gives it.
+    /// The kernel's number of its network namespace.
     pub namespace: u64,
 }
 
@@ -72,7 +73,7 @@ fn number(namespace: &OwnedFd) -> io::Result<u64> {
     Ok(fstat(namespace)?.st_ino)
 }
 
-/// Whether a process has gone while it was looked at.
+/// Whether a process ended while it was being read.
 pub(super) fn is_gone(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ESRCH))
 }

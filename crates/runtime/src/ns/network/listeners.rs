@@ -1,4 +1,5 @@
-//! Sockets in a sandbox's namespace: those that egress listens on, and those that the daemon connects to what listens inside.
+//! Sockets in a sandbox's namespace: those that egress listens on, and those that the daemon connects to servers
+//! inside.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -14,7 +15,8 @@ use wire::network::{
 
 use crate::sys::sockets::{report_destination, set_transparent};
 
-/// Connections that may wait for egress: as many as the kernel takes by default, since a burst that does not fit waits a second.
+/// How many connections may wait for egress: the kernel's default maximum, since a connection that does not fit waits a
+/// second.
 const BACKLOG: i32 = 4096;
 
 /// The listeners that a namespace needs.
@@ -30,19 +32,19 @@ pub(super) fn needed(routes: &Routes, ipv6: bool) -> Vec<Listener> {
     needed
 }
 
-/// Whether sockets of IPv6 can be used in this namespace, whose loopback is up.
+/// Whether IPv6 sockets work in this namespace, whose loopback is up.
 pub(super) fn has_ipv6() -> io::Result<bool> {
     let socket = socket_with(AddressFamily::INET6, SocketType::DGRAM, SocketFlags::CLOEXEC, None);
     let bound = socket.and_then(|socket| bind(&socket, &SocketAddr::from((Ipv6Addr::LOCALHOST, 0))));
     match bound {
         Ok(()) => Ok(true),
-        // Not in this kernel, or switched off.
+        // This kernel does not have IPv6, or it is disabled.
         Err(Errno::AFNOSUPPORT | Errno::ADDRNOTAVAIL) => Ok(false),
         Err(e) => Err(e.into()),
     }
 }
 
-/// Opens a listener. The addresses and routes are there.
+/// Opens a listener. The addresses and routes must exist.
 pub(super) fn open(listener: Listener) -> Result<OwnedFd, NetworkFault> {
     let address = address(listener);
     try_open(listener, address).map_err(|e| match e.raw_os_error() {
@@ -53,7 +55,7 @@ pub(super) fn open(listener: Listener) -> Result<OwnedFd, NetworkFault> {
     })
 }
 
-/// Where a listener is.
+/// The address of a listener.
 fn address(listener: Listener) -> SocketAddr {
     match listener {
         Listener::TcpV4 => (OWN_V4, PROXY_PORT).into(),
@@ -75,7 +77,7 @@ fn try_open(listener: Listener, address: SocketAddr) -> io::Result<OwnedFd> {
     let socket = make(family, kind)?;
     if family == Family::V6 {
         set_ipv6_v6only(&socket, true)?;
-        // The address is within a route, but not on an interface.
+        // A route covers the address, but no interface has it.
         set_ipv6_freebind(&socket, true)?;
     }
     if kind == SocketType::STREAM {
@@ -84,7 +86,7 @@ fn try_open(listener: Listener, address: SocketAddr) -> io::Result<OwnedFd> {
     if any {
         report_destination(socket.as_fd(), family)?;
     }
-    // Without SO_REUSEADDR: with it, a program in the sandbox could bind the same port and take questions over.
+    // Without SO_REUSEADDR: otherwise a program in the sandbox could bind the same port and take over questions.
     bind(&socket, &address)?;
     if kind == SocketType::STREAM {
         listen(&socket, BACKLOG)?;

@@ -4,15 +4,15 @@
 pub(super) const REQUEST: u16 = 1;
 /// The kernel confirms this message.
 pub(super) const ACK: u16 = 4;
-/// Take the place of what exists.
+/// Replace an existing entry.
 pub(super) const REPLACE: u16 = 0x100;
-/// Fail if it exists.
+/// Fail if the entry exists.
 pub(super) const EXCLUSIVE: u16 = 0x200;
-/// Make it if it does not exist.
+/// Create the entry if it does not exist.
 pub(super) const CREATE: u16 = 0x400;
 /// List all.
 pub(super) const DUMP: u16 = 0x300;
-/// Add behind those that are there.
+/// Append to the existing entries.
 pub(super) const APPEND: u16 = 0x800;
 
 /// An attribute that holds attributes.
@@ -60,12 +60,12 @@ impl Messages {
 pub(super) struct Attributes(Vec<u8>);
 
 impl Attributes {
-    /// None.
+    /// No attributes.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Several lists as one.
+    /// Joins several lists.
     pub fn join(lists: &[Attributes]) -> Self {
         Self(lists.iter().flat_map(|list| &list.0).copied().collect())
     }
@@ -80,19 +80,19 @@ impl Attributes {
         self
     }
 
-    /// Adds a number in the machine's order, as rtnetlink has them.
+    /// Adds a number in native byte order, as rtnetlink uses.
     #[must_use]
     pub fn native(self, kind: u16, value: u32) -> Self {
         self.bytes(kind, &value.to_ne_bytes())
     }
 
-    /// Adds a number in the network's order, as nf_tables has them.
+    /// Adds a number in network byte order, as nf_tables uses.
     #[must_use]
     pub fn number(self, kind: u16, value: u32) -> Self {
         self.bytes(kind, &value.to_be_bytes())
     }
 
-    /// Adds a text with its end.
+    /// Adds a text with its terminating zero.
     #[must_use]
     pub fn text(self, kind: u16, value: &str) -> Self {
         let mut bytes = value.as_bytes().to_vec();
@@ -100,7 +100,7 @@ impl Attributes {
         self.bytes(kind, &bytes)
     }
 
-    /// Adds attributes as one.
+    /// Adds a list of attributes as one attribute.
     #[must_use]
     pub fn nest(self, kind: u16, inner: &Attributes) -> Self {
         self.bytes(kind | NESTED, &inner.0)
@@ -114,7 +114,7 @@ fn pad(bytes: &mut Vec<u8>) {
 /// A message that was received.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Received<'a> {
-    /// What it is.
+    /// Its type.
     pub kind: u16,
     /// The number of the message that it answers.
     pub number: u32,
@@ -122,7 +122,7 @@ pub(super) struct Received<'a> {
     pub body: &'a [u8],
 }
 
-/// The messages in what was received. Stops at one that is cut off.
+/// The messages in the received bytes. Stops at a truncated message.
 pub(super) fn received(mut bytes: &[u8]) -> impl Iterator<Item = Received<'_>> {
     std::iter::from_fn(move || {
         let length = u32::from_ne_bytes(*bytes.first_chunk()?) as usize;
@@ -134,7 +134,7 @@ pub(super) fn received(mut bytes: &[u8]) -> impl Iterator<Item = Received<'_>> {
     })
 }
 
-/// The attributes in a body, each with its kind. Stops at one that is cut off.
+/// The attributes in a body, each with its type. Stops at a truncated one.
 pub(super) fn attributes(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     std::iter::from_fn(move || {
         let (length, rest) = bytes.split_first_chunk()?;

@@ -1,14 +1,15 @@
 //! The network of a sandbox: routes, rules and listeners in its namespace, and what can be read about it from the host.
 //!
-//! A sandbox has a namespace with loopback only, made and owned by the launcher's side. Nothing here is on the way of a create: a
-//! sandbox without a policy has no route, so connect(2) fails at once, and that costs nothing. When a policy opens something, a
-//! walker enters the namespace and does the following, by hand-made netlink messages:
+//! A sandbox has a namespace with loopback only, made and owned by the launcher's side. None of this runs when a
+//! sandbox is created: a sandbox without a policy has no route, so connect(2) fails at once, and that costs nothing.
+//! When a policy opens something, a walker enters the namespace and does the following, with hand-made netlink
+//! messages:
 //!
-//! 1. `rules`: one nf_tables batch, which is also where a kernel that lacks something says so;
-//! 2. `routes`, and the addresses that they need: what has a route is delivered to this very namespace;
-//! 3. `listeners`: handed to the daemon, which hands them to egress.
+//! 1. `rules`: one nf_tables batch, which fails on a kernel that does not support all of it;
+//! 2. `routes`, and the addresses that they need: packets with a route are delivered to this same namespace;
+//! 3. `listeners`: passed to the daemon, which passes them to egress.
 //!
-//! Egress needs no right for any of this. The guest owns nothing of it and cannot change it.
+//! Egress needs no privilege for any of this. The guest owns none of it and cannot change it.
 
 pub mod attempts;
 pub mod held;
@@ -31,7 +32,7 @@ use init::Init;
 use netlink::{Netlink, Subsystem};
 use routes::ChangeError;
 
-/// Moves the calling thread into the network namespace of a sandbox that runs.
+/// Moves the calling thread into the network namespace of a running sandbox.
 pub fn enter(groups: &Cgroups, sandbox: SandboxId) -> Result<(), NetworkFault> {
     let init = Init::find(groups, sandbox).map_err(kernel("find the sandbox's init"))?;
     let init = init.ok_or(NetworkFault::NotRunning)?;
@@ -41,8 +42,8 @@ pub fn enter(groups: &Cgroups, sandbox: SandboxId) -> Result<(), NetworkFault> {
     })
 }
 
-/// Gives the namespace of the calling thread routes, rules and listeners. A failure leaves nothing behind, unless
-/// somebody holds a port: then that may be an egress which has use for the routes.
+/// Gives the namespace of the calling thread routes, rules and listeners. A failure leaves nothing behind, unless a
+/// port is taken: an egress that still uses the routes may hold it.
 pub fn open(routes: &Routes) -> Result<Vec<(Listener, OwnedFd)>, NetworkFault> {
     let ipv6 = has_ipv6()?;
     let opened = set_up(routes, ipv6).and_then(|()| {
@@ -59,7 +60,7 @@ pub fn open(routes: &Routes) -> Result<Vec<(Listener, OwnedFd)>, NetworkFault> {
     opened
 }
 
-/// Replaces the routes of the namespace of the calling thread. Returns the listeners that the old ones had no use for.
+/// Replaces the routes of the namespace of the calling thread. Returns the listeners that the old routes did not need.
 pub fn change(routes: &Routes) -> Result<Vec<(Listener, OwnedFd)>, NetworkFault> {
     let ipv6 = has_ipv6()?;
     set_up(routes, ipv6)?;
@@ -69,7 +70,8 @@ pub fn change(routes: &Routes) -> Result<Vec<(Listener, OwnedFd)>, NetworkFault>
     for listener in more {
         match listeners::open(listener) {
             Ok(socket) => opened.push((listener, socket)),
-            // Egress has it since the network was open before. If it is a guest's, the guest answers its own questions.
+            // Egress has the port since the network was open before. If a guest has it, the guest answers its own
+            // questions.
             Err(NetworkFault::PortTaken { .. }) => {}
             Err(fault) => return Err(fault),
         }
@@ -77,7 +79,7 @@ pub fn change(routes: &Routes) -> Result<Vec<(Listener, OwnedFd)>, NetworkFault>
     Ok(opened)
 }
 
-/// Takes routes, rules and addresses of the calling thread's namespace away. Harmless when there are none.
+/// Removes routes, rules and addresses from the calling thread's namespace. Harmless if there are none.
 pub fn close() -> Result<(), NetworkFault> {
     let netlink = Netlink::open(Subsystem::Route).map_err(kernel("open a socket to the kernel's routes"))?;
     let there = routes::there(&netlink).map_err(kernel("list routes"))?;
@@ -86,7 +88,7 @@ pub fn close() -> Result<(), NetworkFault> {
     // Routes first: without them nothing reaches the rules.
     let gone = routes::apply(&netlink, &changes).map_err(changed);
     gone.and(match rules::remove() {
-        // Then there are none.
+        // Without nf_tables there are no rules.
         Err(NetworkFault::NoNfTables) => Ok(()),
         other => other,
     })
@@ -97,12 +99,12 @@ pub fn sockets(family: Family, count: u8) -> Result<Vec<OwnedFd>, NetworkFault> 
     (0..count.min(SOCKETS_MAX)).map(|_| listeners::unconnected(family)).collect()
 }
 
-/// What a network needs of the kernel.
+/// The kernel features that a network needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Parts {
     /// nf_tables with tproxy.
     Rules,
-    /// IPv6, without which there is IPv4 only.
+    /// IPv6; without it, networks have only IPv4.
     Ipv6,
 }
 
@@ -118,7 +120,7 @@ pub fn probe(part: Parts) -> Result<(), NetworkFault> {
 /// Rules, addresses and routes.
 fn set_up(routes: &Routes, ipv6: bool) -> Result<(), NetworkFault> {
     let wanted = routes::wanted(routes, ipv6).map_err(|why| NetworkFault::Routes { why })?;
-    // Rules first, since a kernel that lacks something refuses them. Without routes they apply to nothing.
+    // Rules first, since they fail on a kernel without the needed features. Without routes they apply to nothing.
     rules::apply(routes, ipv6)?;
     let netlink = Netlink::open(Subsystem::Route).map_err(kernel("open a socket to the kernel's routes"))?;
     let there = routes::there(&netlink).map_err(kernel("list routes"))?;

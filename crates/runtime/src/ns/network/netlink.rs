@@ -1,7 +1,7 @@
 //! The one place that sends netlink messages.
 //!
-//! The kernel works on a message while it is being sent, so all answers wait in the socket when the call returns, and reading them
-//! never blocks.
+//! The kernel handles a message while it is being sent, so all answers are in the socket when the call returns, and
+//! reading them never blocks.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -14,14 +14,14 @@ use rustix::net::{
 
 use super::message::{Messages, received};
 
-/// The kernel's answer to one message: confirmed, or refused.
+/// The kernel's answer to one message: a confirmation or an error.
 const ERROR: u16 = 2;
 /// The end of a list.
 const DONE: u16 = 3;
 /// Larger than any packet that the kernel makes for a list.
 const BUFFER: usize = 64 * 1024;
 
-/// Which part of the kernel is spoken to.
+/// The part of the kernel that a socket talks to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Subsystem {
     /// Interfaces, addresses, routes.
@@ -30,7 +30,7 @@ pub(super) enum Subsystem {
     Netfilter,
 }
 
-/// A message that the kernel refused.
+/// A message that the kernel rejected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Refusal {
     /// The number of the message.
@@ -45,15 +45,15 @@ pub(super) struct Netlink(OwnedFd);
 impl Netlink {
     pub fn open(subsystem: Subsystem) -> io::Result<Self> {
         let protocol: Option<Protocol> = match subsystem {
-            // ROUTE is 0, which is written as nothing.
+            // ROUTE is protocol 0, for which the parameter is `None`.
             Subsystem::Route => None,
             Subsystem::Netfilter => Some(netlink::NETFILTER),
         };
         Ok(Self(socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, protocol)?))
     }
 
-    /// Sends messages in one write and returns those that were refused. At least one of the messages must ask for a confirmation,
-    /// so that silence is not taken for success.
+    /// Sends messages in one write and returns those that were rejected. At least one of the messages must ask for a
+    /// confirmation, so that silence is not mistaken for success.
     pub fn send(&self, messages: &Messages) -> io::Result<Vec<Refusal>> {
         self.write(messages)?;
         let (mut refused, mut heard) = (Vec::new(), false);
@@ -97,7 +97,7 @@ impl Netlink {
         if sent == messages.bytes().len() { Ok(()) } else { Err(io::ErrorKind::WriteZero.into()) }
     }
 
-    /// Reads until nothing is left, or `each` says that it has enough.
+    /// Reads until nothing is left, or `each` returns that it has enough.
     fn read(&self, mut each: impl FnMut(u16, u32, &[u8]) -> bool) -> io::Result<()> {
         let mut buffer = vec![0; BUFFER];
         loop {

@@ -1,7 +1,8 @@
-//! Which TCP ports programs of a sandbox listen on, read from the host. Init is not asked.
+//! Finds the TCP ports that programs of a sandbox listen on, from the host. Init is not asked.
 //!
-//! The kernel lists sockets of a network namespace by inode, and the descriptors of a process by inode too, so the process that has a
-//! port can be found among those of the sandbox's cgroup. Both looks have bounds, since a guest decides how much there is.
+//! The kernel lists sockets of a network namespace by inode, and the descriptors of a process by inode too, so the
+//! process that has a port can be found among those of the sandbox's cgroup. Both searches are bounded, since a guest
+//! decides how much there is.
 
 use std::collections::HashMap;
 use std::io;
@@ -14,25 +15,25 @@ use super::listeners;
 use crate::backend::{ListeningPort, PortProcess};
 use crate::ns::cgroup::Cgroups;
 
-/// Bytes of one list of sockets: some 25,000 connections. Listening sockets come first in it.
+/// The most bytes of one list of sockets: some 25,000 connections. Listening sockets come first in it.
 const LIST_MAX: usize = 4 << 20;
-/// Ports that are told of, at most.
+/// The most ports that are reported.
 const PORTS_MAX: usize = 1024;
-/// Processes that are looked at for their descriptors.
+/// The most processes whose descriptors are checked.
 const PROCESSES_MAX: usize = 1024;
-/// Descriptors that are looked at, of all processes together.
+/// The most descriptors that are checked, of all processes together.
 const DESCRIPTORS_MAX: usize = 16 * 1024;
-/// A process's name, which the kernel cuts at 15 bytes, and its status.
+/// The size of a process's status with its name, which the kernel truncates at 15 bytes.
 const STATUS_MAX: usize = 8 * 1024;
 
-/// The ports of a sandbox, in order. `None` if it does not run.
+/// The ports of a sandbox, sorted. `None` if it does not run.
 pub fn read(groups: &Cgroups, sandbox: SandboxId) -> io::Result<Option<Vec<ListeningPort>>> {
     let Some(init) = Init::find(groups, sandbox)? else { return Ok(None) };
     let mut sockets = Vec::new();
     for name in ["net/tcp", "net/tcp6"] {
         match init.read(name, LIST_MAX) {
             Ok(text) => sockets.extend(listening(&text)),
-            // No IPv6 in this kernel, or no process any more.
+            // This kernel has no IPv6, or the process has ended.
             Err(e) if is_gone(&e) && name == "net/tcp6" => {}
             Err(e) if is_gone(&e) => return Ok(None),
             Err(e) => return Err(e),
@@ -61,7 +62,7 @@ struct Socket {
     inode: u64,
 }
 
-/// The sockets that listen, from the text of `/proc/net/tcp` or `tcp6`. A last line that is cut off is left out.
+/// The listening sockets, from the text of `/proc/net/tcp` or `tcp6`. Skips a truncated last line.
 fn listening(text: &str) -> Vec<Socket> {
     /// TCP_LISTEN.
     const LISTENS: &str = "0A";
@@ -78,7 +79,7 @@ fn listening(text: &str) -> Vec<Socket> {
     whole.lines().skip(1).filter_map(socket).collect()
 }
 
-/// Written as numbers of 32 bits in the machine's order.
+/// Written as 32-bit numbers in native byte order.
 fn address_of(text: &str) -> Option<IpAddr> {
     let words = |text: &str| -> Option<Vec<u8>> {
         let word = |at: usize| u32::from_str_radix(text.get(at..at + 8)?, 16).ok();
@@ -101,7 +102,7 @@ fn holders(
     let mut found = HashMap::new();
     let mut left = DESCRIPTORS_MAX;
     for pid in groups.all_processes(sandbox, PROCESSES_MAX)? {
-        // A process that goes while it is looked at has no port any more.
+        // A process that ends during the check no longer has a port.
         let Ok(descriptors) = std::fs::read_dir(format!("/proc/{pid}/fd")) else { continue };
         let mut name = None;
         for descriptor in descriptors.flatten() {

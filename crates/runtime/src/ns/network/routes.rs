@@ -1,7 +1,7 @@
 //! Interfaces, addresses and routes of a sandbox, as messages. Pure, apart from [`apply`].
 //!
-//! Our routes are in the table `local` and carry a protocol number of ours, so that they can be told from the kernel's own. A
-//! change is the difference between what is there and what is wanted.
+//! Our routes are in the table `local` and carry our own protocol number, which distinguishes them from the kernel's. A
+//! change is the difference between the existing and the wanted routes.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -19,20 +19,20 @@ const NEW_ROUTE: u16 = 24;
 const DELETE_ROUTE: u16 = 25;
 const GET_ROUTE: u16 = 26;
 
-/// The table that the kernel asks first.
+/// The table that the kernel checks first.
 const TABLE_LOCAL: u8 = 255;
 /// Marks our routes. No routing program uses this number (rt_protos of iproute2).
 const OUR_PROTOCOL: u8 = 83;
-/// How far a route of kind `local` reaches.
+/// The scope of a route of kind `local`.
 const SCOPE_HOST: u8 = 254;
-/// The same for routes that lead nowhere.
+/// The scope of routes that reject packets.
 const SCOPE_UNIVERSE: u8 = 0;
 /// Loopback is the first interface of every namespace.
 const LOOPBACK: u32 = 1;
-/// Messages in one write: their errors fit into the socket, should all of them fail.
+/// Messages in one write: even if all fail, their errors fit into the socket.
 const CHUNK: usize = 128;
 
-/// A route of ours.
+/// One of our routes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Route {
     prefix: Prefix,
@@ -62,14 +62,14 @@ impl Kind {
     }
 }
 
-/// One message that is to be sent.
+/// One message to send.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Change {
     LoopbackUp,
     AddAddress(IpAddr),
     RemoveAddress(IpAddr),
     Add(Route),
-    /// In place of another route of the same prefix.
+    /// Replaces another route of the same prefix.
     Replace(Route),
     Remove(Route),
 }
@@ -86,11 +86,11 @@ impl Change {
         }
     }
 
-    /// Whether this error means that the change is made already.
+    /// Whether this error means that the change was made before.
     fn is_done(&self, errno: i32) -> bool {
         match self {
             Self::LoopbackUp | Self::Replace(_) => false,
-            // The kernel has a route of its own to each address of the sandbox, which leads to the same place.
+            // The kernel has its own route to each address of the sandbox, which leads to the same place.
             Self::AddAddress(_) | Self::Add(_) => errno == libc::EEXIST,
             Self::RemoveAddress(_) => errno == libc::EADDRNOTAVAIL,
             Self::Remove(_) => errno == libc::ESRCH,
@@ -117,7 +117,7 @@ impl Change {
 }
 
 fn address_message(messages: &mut Messages, kind: u16, flags: u16, address: IpAddr) -> u32 {
-    /// IFA_F_NODAD: usable at once; on loopback there is no one to ask whether it is taken.
+    /// IFA_F_NODAD: usable at once; loopback needs no duplicate address detection.
     const NO_DUPLICATE_CHECK: u8 = 2;
     const ADDRESS: u16 = 1;
     const LOCAL: u16 = 2;
@@ -155,7 +155,7 @@ impl Route {
         let mut list = Attributes::new().bytes(DESTINATION, &bytes);
         if self.kind == Kind::Local {
             list = list.native(INTERFACE, LOOPBACK);
-            // Otherwise a connection would come from the very address that it goes to.
+            // Otherwise a connection would come from the same address that it goes to.
             if self.prefix.address.is_ipv4() {
                 list = list.bytes(PREFERRED_SOURCE, &OWN_V4.octets());
             }
@@ -163,7 +163,7 @@ impl Route {
         messages.push(kind, flags, &body, &list)
     }
 
-    /// From the body of a message of the kernel, if the route is ours.
+    /// Parses a route from the body of a kernel message, if the route is ours.
     fn read(body: &[u8]) -> Option<Self> {
         let (header, rest) = body.split_first_chunk::<12>()?;
         let [family, bits, _, _, table, protocol, _, kind, ..] = *header;
@@ -171,7 +171,7 @@ impl Route {
             return None;
         }
         let destination = attributes(rest).find_map(|(kind, value)| (kind == DESTINATION).then_some(value));
-        // A default route has none.
+        // A default route has no destination.
         let address = match i32::from(family) {
             libc::AF_INET => {
                 let octets = destination.map_or(Some([0; 4]), |value| value.try_into().ok())?;
@@ -195,7 +195,7 @@ fn raw(address: IpAddr) -> (u8, u8, Vec<u8>) {
     }
 }
 
-/// The routes that are wanted, or what is wrong with them.
+/// The wanted routes, or an error about them.
 pub(super) fn wanted(routes: &Routes, ipv6: bool) -> Result<BTreeSet<Route>, String> {
     if routes.count() > ROUTES_MAX {
         return Err(format!("there may be {ROUTES_MAX} routes, got {}", routes.count()));
@@ -212,7 +212,7 @@ pub(super) fn wanted(routes: &Routes, ipv6: bool) -> Result<BTreeSet<Route>, Str
                     HoleAnswer::Unreachable => Kind::Unreachable,
                     HoleAnswer::Prohibited => Kind::Prohibited,
                 };
-                // What leads nowhere goes before what leads to the listeners, also to those for names.
+                // Routes that reject packets take precedence over routes to the listeners, including those for names.
                 wanted.remove(&local(hole.prefix));
                 wanted.insert(Route { prefix: hole.prefix, kind });
             }
@@ -234,7 +234,7 @@ fn is_prefix(prefix: Prefix) -> bool {
     }
 }
 
-/// What leads from the routes that are there to those that are wanted, in an order in which nothing can be reached on the way that
+/// The changes from the existing to the wanted routes, ordered so that no intermediate state allows anything that
 /// neither of them allows.
 pub(super) fn difference(there: &BTreeSet<Route>, wanted: &BTreeSet<Route>) -> Vec<Change> {
     let split = |routes: BTreeSet<Route>| -> (Vec<Route>, Vec<Route>) {
@@ -242,7 +242,7 @@ pub(super) fn difference(there: &BTreeSet<Route>, wanted: &BTreeSet<Route>) -> V
     };
     let (local_gone, holes_gone) = split(there - wanted);
     let (local_new, holes_new) = split(wanted - there);
-    // The kernel holds one route of each prefix.
+    // The kernel holds only one route per prefix.
     let among = |routes: &[Route], route: &Route| routes.iter().any(|other| other.prefix == route.prefix);
     let mut changes: Vec<Change> = local_gone.into_iter().map(Change::Remove).collect();
     changes.extend(holes_gone.iter().filter(|hole| among(&local_new, hole)).copied().map(Change::Remove));
@@ -256,14 +256,14 @@ pub(super) fn difference(there: &BTreeSet<Route>, wanted: &BTreeSet<Route>) -> V
     changes
 }
 
-/// What a namespace needs before it can have routes.
+/// The changes that a namespace needs before it can have routes.
 pub(super) fn addresses(ipv6: bool) -> Vec<Change> {
     let mut changes = vec![Change::LoopbackUp, Change::AddAddress(OWN_V4.into())];
     changes.extend(ipv6.then_some(Change::AddAddress(OWN_V6.into())));
     changes
 }
 
-/// Takes that away again.
+/// The changes that undo [`addresses`].
 pub(super) fn without_addresses(ipv6: bool) -> Vec<Change> {
     let mut changes = vec![Change::RemoveAddress(OWN_V4.into())];
     changes.extend(ipv6.then_some(Change::RemoveAddress(OWN_V6.into())));
@@ -273,7 +273,7 @@ pub(super) fn without_addresses(ipv6: bool) -> Vec<Change> {
 /// Our routes in the namespace of the socket.
 pub(super) fn there(netlink: &Netlink) -> io::Result<BTreeSet<Route>> {
     let mut request = Messages::default();
-    // rtmsg of no family: all of them.
+    // An rtmsg without a family lists all families.
     request.push(GET_ROUTE, DUMP, &[0; 12], &Attributes::new());
     let mut found = BTreeSet::new();
     netlink.list(&request, |kind, body| {
@@ -289,16 +289,16 @@ pub(super) fn there(netlink: &Netlink) -> io::Result<BTreeSet<Route>> {
 pub(super) struct ChangeError {
     /// As it reads after "cannot".
     pub doing: String,
-    /// What the kernel said.
+    /// The error from the kernel.
     pub source: io::Error,
 }
 
-/// Makes the changes. What is done already is no failure.
+/// Makes the changes. A change that was made before is no error.
 pub(super) fn apply(netlink: &Netlink, changes: &[Change]) -> Result<(), ChangeError> {
     for chunk in changes.chunks(CHUNK) {
         let mut messages = Messages::default();
         for (number, change) in chunk.iter().enumerate() {
-            // Errors are always answered; one confirmation is enough to know that the kernel has seen all of them.
+            // The kernel always reports errors; one confirmation is enough to know that it has handled all messages.
             change.push(&mut messages, if number + 1 == chunk.len() { ACK } else { 0 });
         }
         let refused = netlink
@@ -340,7 +340,7 @@ mod tests {
         wanted(&Routes::Open(holes.iter().map(|text| hole(text)).collect()), true).expect("routes")
     }
 
-    /// Where an address leads by the longest prefix, as the kernel decides it.
+    /// Where an address leads by the longest prefix, as the kernel decides.
     fn leads(routes: &BTreeSet<Route>, address: &str) -> Option<Kind> {
         let address: IpAddr = address.parse().expect("an address");
         let within = |prefix: Prefix| match (prefix.address, address) {

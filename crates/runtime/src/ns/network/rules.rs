@@ -1,8 +1,8 @@
 //! The rules of a sandbox's namespace, as one nf_tables batch. Pure, apart from [`apply`] and [`remove`].
 //!
-//! The rules are the same for every policy; routes decide what arrives. TPROXY hands a connection to any address and port to our
-//! listener, which finds the address it was meant for with getsockname(2). Nothing is tracked and nothing is rewritten, but for
-//! questions to name servers that a program chose itself.
+//! The rules are the same for every policy; routes decide what arrives. TPROXY passes a connection to any address and
+//! port to our listener, which gets the original address from getsockname(2). Nothing is tracked, and nothing is
+//! rewritten except questions to name servers that a program chose itself.
 //!
 //! ```text
 //! table inet shoal
@@ -18,8 +18,8 @@
 //!     udp from port 61053                             port 61053 becomes 53
 //! ```
 //!
-//! A table is made whole or not at all, and never changed: what is there is complete. Deleting one makes the kernel wait for all
-//! processors, some 10 ms, so none is deleted to be made again.
+//! A table is created whole or not at all, and never changed, so an existing table is complete. Deleting a table makes
+//! the kernel wait for all processors, some 10 ms, so no table is deleted to be created again.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -32,12 +32,12 @@ use wire::network::{
 use super::message::{ACK, APPEND, Attributes, CREATE, EXCLUSIVE, Messages};
 use super::netlink::{Netlink, Refusal, Subsystem};
 
-/// A table of ours.
+/// One of our tables.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Table {
-    /// What every network has.
+    /// The table of every network.
     Main,
-    /// What an open network has beside it.
+    /// The additional table of an open network.
     Dns,
 }
 
@@ -88,7 +88,7 @@ impl Chain {
     }
 }
 
-/// A condition, or what is done when all before it hold.
+/// A condition, or the action if all conditions before it hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Part {
     Family(Family),
@@ -161,7 +161,7 @@ fn rules(table: Table, ipv6: bool) -> Vec<Rule> {
     rules
 }
 
-/// What rules say of one address family.
+/// The parts of rules that depend on the address family.
 struct Side {
     family: Family,
     refused: IpAddr,
@@ -192,7 +192,7 @@ fn value(bytes: &[u8]) -> Attributes {
     Attributes::new().bytes(VALUE, bytes)
 }
 
-/// Loads what the kernel knows about a packet.
+/// Loads the kernel's metadata of a packet.
 fn meta(key: u32) -> Attributes {
     expression("meta", &Attributes::new().number(1, REGISTER).number(2, key))
 }
@@ -205,7 +205,7 @@ fn payload(base: u32, offset: u32, length: u32) -> Attributes {
     )
 }
 
-/// Goes on if the register has these bytes, or if it has not.
+/// Continues if the register has these bytes, or if it does not.
 fn compare(equal: bool, bytes: &[u8]) -> Attributes {
     let operation = if equal { 0 } else { 1 };
     expression("cmp", &Attributes::new().number(1, REGISTER).number(2, operation).nest(3, &value(bytes)))
@@ -240,7 +240,7 @@ fn verdict(code: i32) -> Attributes {
     expression("immediate", &Attributes::new().number(1, 0).nest(2, &verdict))
 }
 
-/// Writes a port into a packet and keeps its checksum right.
+/// Writes a port into a packet and updates its checksum.
 fn set_port(offset: u32, port: u16) -> Vec<Attributes> {
     const INTERNET_CHECKSUM: u32 = 1;
     /// Where the checksum of UDP is.
@@ -255,7 +255,7 @@ fn set_port(offset: u32, port: u16) -> Vec<Attributes> {
     vec![immediate(REGISTER, &port.to_be_bytes()), expression("payload", &write)]
 }
 
-/// Loads where a packet goes to.
+/// Loads a packet's destination address.
 fn destination(address: IpAddr) -> (Attributes, Vec<u8>) {
     match address {
         IpAddr::V4(address) => (payload(NETWORK_HEADER, 16, 4), address.octets().into()),
@@ -328,10 +328,10 @@ const NEW_RULE: u16 = (SUBSYSTEM << 8) | 6;
 const BATCH_BEGIN: u16 = 16;
 const BATCH_END: u16 = 17;
 
-/// A batch, which the kernel takes as a whole or not at all, and which message of it is what.
+/// A batch, which the kernel applies as a whole or not at all, and the meaning of its messages.
 struct Batch {
     messages: Messages,
-    /// The numbers of those that need TPROXY.
+    /// The numbers of the messages that need TPROXY.
     proxies: Vec<u32>,
 }
 
@@ -341,7 +341,7 @@ fn general(family: u8, subsystem: u16) -> [u8; 4] {
     [family, 0, high, low]
 }
 
-/// Makes tables.
+/// Creates tables.
 fn batch(tables: &[Table], ipv6: bool) -> Batch {
     let mut messages = Messages::default();
     let mut proxies = Vec::new();
@@ -368,7 +368,7 @@ fn batch(tables: &[Table], ipv6: bool) -> Batch {
     Batch { messages, proxies }
 }
 
-/// Puts the rules in force that these routes need.
+/// Applies the rules that these routes need.
 pub(super) fn apply(routes: &Routes, ipv6: bool) -> Result<(), NetworkFault> {
     let wanted: &[Table] = match routes {
         Routes::Listed(_) => &[Table::Main],
@@ -384,7 +384,7 @@ pub(super) fn apply(routes: &Routes, ipv6: bool) -> Result<(), NetworkFault> {
     delete(&kernel, &there.into_iter().filter(|table| !wanted.contains(table)).collect::<Vec<_>>())
 }
 
-/// Takes all of them away.
+/// Removes all our tables.
 pub(super) fn remove() -> Result<(), NetworkFault> {
     let kernel = speak()?;
     delete(&kernel, &there(&kernel)?)
@@ -415,7 +415,7 @@ fn there(kernel: &Netlink) -> Result<Vec<Table>, NetworkFault> {
         match exchange(kernel, &messages)?[..] {
             [] => there.push(table),
             [Refusal { errno: libc::ENOENT, .. }] => {}
-            // No part of the kernel answers for this subsystem.
+            // The kernel has no handler for this subsystem.
             [Refusal { errno: libc::EINVAL | libc::EOPNOTSUPP, .. }] => return Err(NetworkFault::NoNfTables),
             [Refusal { errno, .. }, ..] => {
                 return Err(NetworkFault::Kernel { doing: "look for rules".into(), errno });
@@ -440,10 +440,10 @@ fn kernel(doing: &str, error: &io::Error) -> NetworkFault {
     NetworkFault::Kernel { doing: doing.into(), errno: error.raw_os_error().unwrap_or(libc::EIO) }
 }
 
-/// What the kernel's refusals mean.
+/// Interprets the kernel's errors.
 fn judge(batch: &Batch, refused: &[Refusal]) -> Result<(), NetworkFault> {
     let Some(first) = refused.first() else { return Ok(()) };
-    // The batch itself is refused where no part of the kernel answers for its subsystem.
+    // The batch itself is rejected if the kernel has no handler for its subsystem.
     if first.number == 0 && matches!(first.errno, libc::EOPNOTSUPP | libc::EINVAL | libc::ENOENT) {
         return Err(NetworkFault::NoNfTables);
     }

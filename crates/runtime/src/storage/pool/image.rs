@@ -1,7 +1,7 @@
-//! The file that holds a btrfs: made from the seed, attached to a loop device, grown, mounted.
+//! The file that holds a btrfs: created from the seed, attached to a loop device, grown, mounted.
 //!
-//! The file is allocated in full, and no block of it is ever given back (`nodiscard`). Otherwise a full disk of the host would make
-//! writes fail, and a btrfs whose device fails becomes read-only for all sandboxes.
+//! The file is allocated in full, and none of its blocks is ever released (`nodiscard`). Otherwise a full disk of the
+//! host would make writes fail, and a btrfs whose device fails becomes read-only for all sandboxes.
 
 use std::fs::File;
 use std::io;
@@ -27,23 +27,23 @@ use crate::sys::loops;
 
 /// The file with the btrfs, in the data directory.
 pub const IMAGE: &str = "store.img";
-/// The same while it is being made.
+/// The same while it is being created.
 pub(super) const UNFINISHED_IMAGE: &str = "store.img.unfinished";
 /// By default a store takes this part of the free space on the data directory's file system,
 pub const SIZE_AUTO_PART: u64 = 4;
 /// not less than this, since a few sandboxes fill less; with less space there is no store,
 pub const SIZE_AUTO_MIN: u64 = 2 << 30;
-/// and not more than this, since nobody expects more to be taken from a large disk.
+/// and not more than this, since users do not expect more to be taken from a large disk.
 pub const SIZE_AUTO_MAX: u64 = 64 << 30;
 /// A store's size is a multiple of this.
 const SIZE_STEP: u64 = 1 << 20;
-/// What the host keeps for itself when a store is made or grows.
+/// What stays free for the host when a store is created or grows.
 const HOST_FREE_MIN: u64 = 1 << 30;
 /// How long the previous launcher may take to release the mounted file.
 const ATTACH_DEADLINE: Duration = Duration::from_secs(20);
-/// Between two tries.
+/// The time between two attempts.
 const ATTACH_STEP: Duration = Duration::from_millis(2);
-/// Devices that are looked at.
+/// The most devices that are checked.
 const LOOPS_MAX: u32 = 4096;
 /// The default size of a store on a file system with this much free space. `None` if there is too little.
 pub fn size_auto(available_bytes: u64) -> Option<u64> {

@@ -44,23 +44,25 @@ use image::{UNFINISHED_IMAGE, attach_image, grow, make_image, mount_device, remo
 const MOUNT: &str = "store";
 const SANDBOXES: &str = "sandboxes";
 const VOLUMES: &str = "volumes";
-/// What is being removed, or was not finished, begins with this.
+/// Prefix of directories that are being removed, or were not finished.
 const TRASH: &str = "trash-";
-/// Room is short where less than this part of the store is free.
+/// Space is short if less than this part of the store is free.
 const SHORT_PART: u64 = 4;
-/// `statfs` says this of btrfs (linux/magic.h).
+/// The type that `statfs` returns for btrfs (linux/magic.h).
 const BTRFS_MAGIC: i64 = 0x9123_683e;
-/// How much may wait to be written to a pool of kind `loop`. With a quarter of it, writes take 1.4 times as long; with this much, 1.1.
+/// How many bytes may wait to be written to a pool of kind `loop`. With a quarter of it, writes take 1.4 times as long;
+/// with this much, 1.1.
 const DIRTY_BYTES_MAX: u64 = 256 << 20;
-/// A new volume belongs to root, and everyone in the sandboxes that mount it may write to it, whoever commands run as.
+/// A new volume belongs to root, and every user in the sandboxes that mount it may write to it, whatever user commands
+/// run as.
 const VOLUME_MODE: u32 = 0o777;
 
-/// What a store should be.
+/// The requested store.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct StoreConfig {
     /// Which kind.
     pub wish: StoreWish,
-    /// The size, for kind `loop`. By default a part of what is free. An existing store can grow but not shrink.
+    /// The size, for kind `loop`. By default a part of the free space. An existing store can grow but not shrink.
     pub size_bytes: Option<u64>,
 }
 
@@ -70,11 +72,11 @@ pub struct StoreConfig {
 pub struct StoragePoolError {
     /// As it reads after "cannot".
     pub doing: String,
-    /// What the kernel said.
+    /// The error from the kernel.
     pub source: io::Error,
 }
 
-/// The note of a pool that became plain directories.
+/// The note about a pool that fell back to plain directories.
 fn without_limits(error: &StoragePoolError) -> String {
     let what = "writable files are kept in plain directories, without disk limits and cheap copies";
     format!("{what}: {error}: {}", error.source)
@@ -102,14 +104,14 @@ struct Subvolumes {
     root: OwnedFd,
     sandboxes: OwnedFd,
     volumes: OwnedFd,
-    /// The kernel's own count of each, in sysfs; none where there are no quotas.
+    /// The kernel's own usage counters, in sysfs; `None` without quotas.
     counts: Option<OwnedFd>,
     /// The device, which stays attached while the launcher lives, and what is mounted from it.
     mounted: Option<(OwnedFd, OwnedFd)>,
 }
 
 impl StoragePool {
-    /// Opens the pool, and creates it if needed. What it mounts is attached by [`Self::attach`].
+    /// Opens the pool, and creates it if needed. [`Self::attach`] attaches its mounts.
     pub fn open(data_dir: &Path, config: &StoreConfig) -> Result<Self, StoragePoolError> {
         let data = rustix::fs::open(data_dir, DIRECTORY, Mode::empty())
             .map_err(cannot("open the data directory"))?;
@@ -185,7 +187,7 @@ impl StoragePool {
         Ok(store)
     }
 
-    /// Attaches what was mounted, where copies of it can be cut out: in this process' own mount namespace.
+    /// Attaches the mounts where they can be cloned: in this process' own mount namespace.
     pub fn attach(&self, data_dir: &Path) -> io::Result<()> {
         let Some((_, tree)) = self.subvolumes.as_ref().and_then(|held| held.mounted.as_ref()) else {
             return Ok(());
@@ -212,7 +214,7 @@ impl StoragePool {
         Ok(())
     }
 
-    /// How much there is, and how much is free; `None` where that is the data directory's own file system.
+    /// The total and the free space; `None` if the pool is on the data directory's own file system.
     pub fn space(&self) -> io::Result<Option<(u64, u64)>> {
         let Some(held) = self.subvolumes.as_ref().filter(|_| self.facts.kind == StoreKind::Loop) else {
             return Ok(None);
@@ -224,26 +226,26 @@ impl StoragePool {
 
     // Sandboxes.
 
-    /// A directory for a new sandbox's writable files, unless that is a plain one in its own place.
+    /// Creates a directory for a new sandbox's writable files, unless the pool uses plain directories elsewhere.
     pub fn make_sandbox(&self, id: SandboxId, limit: Option<u64>) -> io::Result<Option<OwnedFd>> {
         let Some(held) = &self.subvolumes else { return Ok(None) };
         held.make(held.sandboxes.as_fd(), &id.to_string(), limit, None).map(Some)
     }
 
-    /// A sandbox's writable files, if they are here.
+    /// A sandbox's writable files, if they are in the pool.
     pub fn sandbox(&self, id: SandboxId) -> io::Result<Option<OwnedFd>> {
         let Some(held) = &self.subvolumes else { return Ok(None) };
         open_if_there(held.sandboxes.as_fd(), &id.to_string())
     }
 
-    /// Removes a sandbox's writable files, if they are here. Their space is freed behind the scenes.
+    /// Removes a sandbox's writable files, if they are in the pool. The kernel frees their space in the background.
     pub fn remove_sandbox(&self, id: SandboxId) -> io::Result<()> {
         let Some(held) = &self.subvolumes else { return Ok(()) };
         destroy(held.sandboxes.as_fd(), &id.to_string())?;
         held.free_soon()
     }
 
-    /// What files take that [`Self::sandbox`] or [`Self::volume`] gave.
+    /// The size of files that [`Self::sandbox`] or [`Self::volume`] returned.
     pub fn usage(&self, files: OwnedFd) -> io::Result<DiskUsage> {
         if let Some(counts) = self.subvolumes.as_ref().and_then(|held| held.counts.as_ref())
             && let Ok(number) = btrfs::subvolume_number(files.as_fd())
@@ -256,7 +258,7 @@ impl StoragePool {
 
     // Volumes.
 
-    /// Makes a volume, empty or as a copy. It has its name when all of it is on disk.
+    /// Creates a volume, empty or as a copy. It gets its name when all of it is on disk.
     pub fn make_volume(&self, id: VolumeId, size_bytes: u64, from: Option<VolumeId>) -> io::Result<()> {
         if self.volume(id)?.is_some() {
             return self.resize_volume(id, size_bytes);
@@ -290,7 +292,7 @@ impl StoragePool {
         Ok(syncfs(dir)?)
     }
 
-    /// Another size. Files that are there stay.
+    /// Changes the size of a volume. Existing files stay.
     pub fn resize_volume(&self, id: VolumeId, size_bytes: u64) -> io::Result<()> {
         let files = self.volume(id)?.ok_or(Errno::NOENT)?;
         match &self.subvolumes {
@@ -299,7 +301,7 @@ impl StoragePool {
         }
     }
 
-    /// A volume's files, if it is here.
+    /// A volume's files, if the volume exists.
     pub fn volume(&self, id: VolumeId) -> io::Result<Option<OwnedFd>> {
         let name = id.to_string();
         if let Some(held) = &self.subvolumes
@@ -326,7 +328,7 @@ impl StoragePool {
         }
     }
 
-    /// All volumes that are here, in their order.
+    /// All existing volumes, sorted.
     pub fn volumes(&self) -> io::Result<Vec<VolumeId>> {
         let mut found = names(self.plain_volumes.as_fd())?;
         if let Some(held) = &self.subvolumes {
@@ -339,7 +341,7 @@ impl StoragePool {
 }
 
 impl Subvolumes {
-    /// Mounts the store's file, and grows it where that is wished for.
+    /// Mounts the store's file, and grows it if requested.
     fn of_image(data_dir: &Path, config: &StoreConfig) -> Result<Self, StoragePoolError> {
         let device = attach_image(data_dir)?;
         grow(data_dir, &device, config)?;
@@ -348,12 +350,13 @@ impl Subvolumes {
         Self::open(root, Some((device.file, tree)), true)
     }
 
-    /// Bounds how much the kernel may hold back of what is written to this file system. Otherwise it gathers up to a fifth of the
-    /// machine's memory, and a snapshot waits until all of that is on the disk. Writers that are faster than the disk wait instead.
-    /// Only for a file system that is the pool's alone. The kernel forgets the bound with the last unmount. Linux 6.2.
+    /// Limits how many written bytes of this file system the kernel may keep in memory. Otherwise the kernel gathers up
+    /// to a fifth of the machine's memory, and a snapshot waits until all of that is on the disk. With the limit,
+    /// writers that are faster than the disk wait instead. Only for a file system that belongs to the pool alone. The
+    /// limit is gone after the last unmount. Linux 6.2.
     fn bound_dirty_pages(&self) -> io::Result<()> {
         let id = btrfs::file_system_id(self.root.as_fd())?;
-        // The order matters: the kernel holds to the number only once it is strict.
+        // The order matters: the kernel applies the number only once the limit is strict.
         for (file, value) in [("max_bytes", DIRTY_BYTES_MAX), ("strict_limit", 1)] {
             std::fs::write(format!("/sys/fs/btrfs/{id}/bdi/{file}"), value.to_string())?;
         }
@@ -414,7 +417,7 @@ impl Subvolumes {
     }
 }
 
-/// What the kernel has counted of a subvolume by now: what is on disk, and what is on its way there.
+/// The kernel's current count for a subvolume: bytes on disk, and bytes on their way there.
 fn counted(counts: &OwnedFd, number: u64) -> io::Result<Option<u64>> {
     let mut bytes = 0;
     for file in ["referenced", "rsv_data"] {

@@ -1,8 +1,8 @@
-//! An empty btrfs, written without any program of the host.
+//! Creates an empty btrfs, without any program of the host.
 //!
-//! `seed.txt` holds what `mkfs.btrfs` writes to an image of 64 MiB: a super block and nine tree blocks. Every pool gets these bytes
-//! with new ids, so that the kernel and its `/sys/fs/btrfs/<id>` tell two pools apart. The kernel then grows the file system to
-//! the size of the file. `cargo xtask btrfs-seed` makes `seed.txt`.
+//! `seed.txt` holds what `mkfs.btrfs` writes to an image of 64 MiB: a super block and nine tree blocks. Every pool gets
+//! these bytes with new ids, so that the kernel and its `/sys/fs/btrfs/<id>` can distinguish two pools. The kernel then
+//! grows the file system to the size of the file. `cargo xtask btrfs-seed` creates `seed.txt`.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -17,7 +17,7 @@ const SUPER_OFFSET: u64 = 64 << 10;
 const SUPER_BYTES: usize = 4096;
 /// A block of a tree.
 const NODE_BYTES: usize = 16 << 10;
-/// A checksum is over everything in its block but itself and the padding after it.
+/// A checksum covers everything in its block but itself and the padding after it.
 const SUMMED_FROM: usize = 32;
 /// The id of the file system, in every block.
 const FILE_SYSTEM_AT: usize = 0x20;
@@ -28,7 +28,7 @@ const CHUNKS_AT: usize = 0x40;
 
 type Id = [u8; 16];
 
-/// The ids that tell one file system from another.
+/// The ids that distinguish file systems.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Ids {
     file_system: Id,
@@ -49,7 +49,7 @@ impl Ids {
         Ok(Self { file_system: id()?, device: id()?, chunks: id()? })
     }
 
-    /// Those in a set of blocks.
+    /// The ids in a set of blocks.
     fn of(blocks: &BTreeMap<u64, Vec<u8>>) -> Self {
         let id = |bytes: &[u8], at: usize| Id::try_from(&bytes[at..at + 16]).expect("sixteen bytes");
         let first = &blocks[&SUPER_OFFSET];
@@ -66,7 +66,7 @@ impl Ids {
     }
 }
 
-/// Writes an empty file system with ids of its own to the beginning of a file that holds zeros.
+/// Writes an empty file system with new ids to the beginning of a file of zeros.
 pub(super) fn write(file: &File) -> io::Result<()> {
     let mut blocks = seed();
     renew(&mut blocks, &Ids::random()?);
@@ -188,7 +188,7 @@ mod tests {
             assert_eq!(Ids::of(&after), new);
             check_sums(&after);
             for (offset, block) in &after {
-                // Put back what was replaced: what is left over must be the seed.
+                // Put the old values back: the result must be the seed.
                 let mut restored = block.clone();
                 for (old, new) in old.all().iter().zip(new.all()) {
                     assert!(places(block, old).is_empty(), "an old id is left at {offset:#x}");

@@ -1,4 +1,4 @@
-//! Commands: run, list, get, and what can be done to one that runs. Their streams are in `stream` and `events`.
+//! Commands: run, list, get, and the actions on a running one. Their streams are in `stream` and `events`.
 
 pub mod events;
 pub mod stream;
@@ -26,13 +26,13 @@ use crate::http::clock::rfc3339;
 use crate::http::error::ApiError;
 use crate::http::text::text_or_base64;
 
-/// How much of each stream the answer to a waiting `POST` holds. The rest can be streamed.
+/// How much of each stream the response to a waiting `POST` holds. The rest can be streamed.
 const ANSWER_OUTPUT_MAX: usize = 1 << 20;
-/// A script of this length is the longest that may be asked for.
+/// The longest script in a request.
 pub const SCRIPT_MAX: usize = Script::BYTES_MAX;
 /// `…/commands/stream` is where a command is started and streamed, so no command can be found there.
 const RESERVED_COMMAND_ID: &str = "stream";
-/// A year: longer is a mistake in units, and is refused rather than rounded.
+/// A year: a longer timeout is probably a mistake in units, and is rejected rather than rounded.
 const TIMEOUT_SECONDS_MAX: f64 = 366.0 * 86_400.0;
 /// How much of a script or of an argument list is shown, so that a page of commands stays small.
 const REQUEST_SHOWN_MAX: usize = 4096;
@@ -216,7 +216,7 @@ pub async fn resize(
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// The command that a path names, for routes with a body, which is not read for one that does not exist.
+/// The command that a path names: for routes with a body, so that the body is not read if there is no such command.
 pub struct FoundCommand(CommandRef);
 
 impl FromRequestParts<App> for FoundCommand {
@@ -255,7 +255,7 @@ pub fn command_spec(body: api::RunCommand) -> Result<CommandSpec, ApiError> {
     let program = match (argv, script) {
         (Some(argv), None) => Program::argv(argv).map_err(|must| ApiError::must("argv", must))?,
         (None, Some(script)) => Program::script(script).map_err(|must| ApiError::must("script", must))?,
-        // The engine refuses it where neither the template nor the image has a command.
+        // The engine rejects it if neither the template nor the image has a command.
         (None, None) => Program::Default,
         (Some(_), Some(_)) => {
             return Err(ApiError::must("argv", "be left out where `script` is given"));
@@ -278,7 +278,7 @@ pub fn command_spec(body: api::RunCommand) -> Result<CommandSpec, ApiError> {
     })
 }
 
-/// A terminal without lines or columns breaks the programs in it.
+/// A terminal without rows or columns breaks the programs in it.
 pub fn terminal_size(rows: u16, columns: u16) -> Result<TerminalSize, ApiError> {
     if rows == 0 || columns == 0 {
         return Err(ApiError::must(
@@ -297,7 +297,7 @@ fn timeout(field: &'static str, seconds: Option<f64>) -> Result<Option<Duration>
             format!("be between 0 (never) and {TIMEOUT_SECONDS_MAX} seconds, got {seconds}"),
         )),
         Some(0.0) => Ok(None),
-        // Timers count milliseconds; less than one must not become "never".
+        // Timers count milliseconds; a shorter timeout must not become "never".
         Some(seconds) => Ok(Some(Duration::from_secs_f64(seconds).max(Duration::from_millis(1)))),
     }
 }
@@ -400,7 +400,7 @@ pub(super) fn result(outcome: &Outcome) -> api::CommandResult {
             of(api::Outcome::OutOfMemory, Some(*status), Some("the sandbox's memory ran out".into()))
         }
         Outcome::FailedToStart(error) => {
-            // What a shell would answer; a shell has no code for the others.
+            // The exit codes of a shell; a shell has no code for the other errors.
             let code = match error {
                 StartError::ProgramNotFound { .. } => Some(ExitStatus::Code(127)),
                 StartError::NotExecutable { .. } | StartError::ArgumentsTooLong => {
@@ -434,17 +434,17 @@ pub fn finished(ended: Command, output: Gathered) -> api::FinishedCommand {
     }
 }
 
-/// Bytes of a stream as a server-sent event carries them.
+/// Bytes of a stream in the form of a server-sent event.
 pub fn output_event(stream: Stream, offset: u64, bytes: Vec<u8>) -> api::CommandEvent {
     let (text, base64) = text_or_base64(bytes, false);
     api::CommandEvent::Output { stream: output_stream(stream), offset, text, base64 }
 }
 
-/// The name of a stream that comes out of a command.
+/// The name of an output stream of a command.
 pub fn output_stream(stream: Stream) -> api::OutputStream {
     match stream {
         Stream::Stderr => api::OutputStream::Stderr,
-        // Nothing comes out of stdin; the engine never sends it.
+        // Stdin is no output; the engine never sends it.
         Stream::Stdout | Stream::Stdin => api::OutputStream::Stdout,
     }
 }

@@ -1,13 +1,13 @@
-//! A command over a WebSocket: output, stdin and what is done to it, on one connection.
+//! A command over a WebSocket: output, stdin and actions, on one connection.
 //!
 //! ```text
 //! GET …/commands/stream             the first message says what to run (`start`)
 //! GET …/commands/{command}/stream   joins a command, from `stdout_offset`, `stderr_offset` and `stdin_offset` on
 //! ```
 //!
-//! Three things go on at once and none waits for another: reading what the client says, handing its stdin to the
-//! command, and writing output. So a kill gets through while output floods. What the client says is documented at
-//! `wire::api::CommandWish`, what it hears at `CommandEvent`.
+//! Three parts run at once and none waits for another: reading the client's messages, passing its stdin to the command,
+//! and writing output. So a kill gets through while output floods. The client's messages are documented at
+//! `wire::api::CommandWish`, the daemon's at `CommandEvent`.
 //!
 //! | close code | meaning |
 //! | --- | --- |
@@ -44,11 +44,11 @@ use crate::http::websocket::{
     bounded, converse, needs_upgrade, stdin_queue,
 };
 
-/// One message from a client that joins a command; one that starts it may send [`COMMAND_BODY_MAX`].
+/// The limit for a message from a client that joins a command; one that starts a command may send [`COMMAND_BODY_MAX`].
 const MESSAGE_MAX: usize = 1 << 20;
-/// Stdin that was sent and that the command has not yet been given. While it is full, nothing is read from the client.
+/// How much received stdin may wait for the command. While the queue is full, nothing is read from the client.
 const STDIN_QUEUE_BYTES_MAX: usize = 1 << 20;
-/// Answers to the client that wait to be written.
+/// How many responses to the client may wait to be written.
 const ANSWERS_MAX: usize = 16;
 
 /// Where to begin.
@@ -84,7 +84,7 @@ pub async fn start(
     upgrade: Result<WebSocketUpgrade, WebSocketUpgradeRejection>,
 ) -> Result<Response, ApiError> {
     let upgrade = upgrade.map_err(needs_upgrade)?;
-    // Asked now so that a sandbox that does not exist is a plain 404.
+    // Checked now, so that a sandbox that does not exist is a plain 404.
     app.engine.get(&key.owner, sandbox).await?;
     let params = StreamParams { stdin_offset: Some(params.stdin_offset.unwrap_or(0)), ..params };
     let span = tracing::Span::current();
@@ -200,7 +200,7 @@ impl Session {
     }
 }
 
-/// Output, answers and pings, to the client.
+/// Sends output, responses and pings to the client.
 struct Writer<'a> {
     command: &'a CommandRef,
     line: Line<'a>,
@@ -208,7 +208,7 @@ struct Writer<'a> {
 }
 
 impl Writer<'_> {
-    /// Until the end.
+    /// Writes until the end.
     async fn write(
         mut self,
         mut answered: mpsc::Receiver<Message>,
@@ -242,7 +242,7 @@ impl Writer<'_> {
                         self.line.send(event(&ended)).await?;
                         return Ok(Close::Ended);
                     }
-                    // Without an end: the engine has let this reader go, or is itself on its way out.
+                    // Without an end: the engine has dropped this reader, or is stopping.
                     Some(OutputEvent::Stalled) | None => return Ok(Close::Restart),
                 },
             }
@@ -275,7 +275,7 @@ fn refusal(error: impl Into<ApiError>) -> Message {
     event(&CommandEvent::Refused(error.into_body()))
 }
 
-/// What the client says.
+/// Reads the client's messages.
 struct Reader<'a> {
     command: &'a CommandRef,
     stream: &'a mut SplitStream<WebSocket>,
@@ -284,7 +284,7 @@ struct Reader<'a> {
 }
 
 impl Reader<'_> {
-    /// Until the client closes or is gone.
+    /// Reads until the client closes or is gone.
     async fn read(mut self, hearing: watch::Sender<Instant>) {
         while let Some(Ok(message)) = self.stream.next().await {
             hearing.send_replace(Instant::now());
@@ -323,7 +323,7 @@ impl Reader<'_> {
     }
 }
 
-/// Hands stdin to the command, in order, until the client has no more or the command takes no more.
+/// Passes stdin to the command, in order, until the client has ended it or the command accepts no more.
 async fn pump_stdin(
     command: CommandRef,
     mut at: Option<u64>,
@@ -336,7 +336,7 @@ async fn pump_stdin(
             Input::End => command.end_stdin().await,
         };
         if let Err(error) = done {
-            // If the session is over, there is nobody to tell.
+            // If the session is over, the message is dropped.
             let _ = answers.send(refusal(error)).await;
             return;
         }
@@ -353,8 +353,8 @@ async fn write_stdin(
         loop {
             match command.write_stdin(*at, piece.clone()).await {
                 Ok(_) => break,
-                // A command that reads slowly is no failure here: the queue is bounded, and bytes with an offset
-                // can be offered again.
+                // A command that reads slowly is no failure here: the queue is bounded, and bytes with an offset can be
+                // sent again.
                 Err(EngineError::StdinStalled { .. }) if at.is_some() => {}
                 Err(error) => return Err(error),
             }

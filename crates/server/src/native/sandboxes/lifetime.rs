@@ -1,4 +1,4 @@
-//! Labels, lifetime rules and what they come to, between `wire::api` and the engine.
+//! Labels, lifetime rules and their effect, between `wire::api` and the engine.
 
 use std::time::Duration;
 
@@ -104,7 +104,7 @@ pub fn explanation(id: SandboxId, explanation: Explanation) -> api::Explanation 
     }
 }
 
-/// To the millisecond, as times are told.
+/// In whole milliseconds, as all times in responses.
 fn seconds(length: Duration) -> f64 {
     length.as_millis() as f64 / 1000.0
 }

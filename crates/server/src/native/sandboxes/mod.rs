@@ -45,8 +45,8 @@ pub async fn create(
 ) -> Result<Response, ApiError> {
     let wait = if body.wait.unwrap_or(true) { Wait::Ready } else { Wait::No };
     let (spec, find) = sandbox_spec(body, idempotency_key(&headers)?)?;
-    // Not carried on for a caller who leaves: what the engine has begun to make it finishes by itself, and of what it has not, since an
-    // image or a template is still on its way, nobody would ever hear.
+    // Not finished for a caller that disconnects: the engine finishes by itself what it has begun to create; and a
+    // sandbox that it has not begun, because an image or a template is still being prepared, would never be used.
     let (sandbox, origin) = match find {
         Some(labels) => app.engine.get_or_create(&key, labels, spec, wait).await?,
         None => (app.engine.create(&key, spec, wait).await?, Origin::Made),
@@ -108,7 +108,7 @@ pub struct ListParams {
 }
 
 impl ListParams {
-    /// By hand, since `label` may be repeated.
+    /// Read by hand, since `label` may be repeated.
     fn read(mut params: Params) -> Result<Self, ApiError> {
         let text = |bytes| String::from_utf8(bytes).map_err(|_| ApiError::must("label", "be UTF-8"));
         let read = Self {
@@ -231,7 +231,7 @@ pub fn sandbox_spec(
     if pool.is_some() && template.is_some() {
         return Err(ApiError::must("pool", "be given without `template`: the pool has one"));
     }
-    // What cannot be a name is the name of nothing.
+    // A text that cannot be a name names no template.
     let template = match template {
         Some(name) => TemplateName::parse(&name).map_err(|_| EngineError::TemplateNotFound { name })?,
         None => TemplateName::built_in(),
