@@ -59,6 +59,16 @@ impl Person {
         listening["pid"].as_i64().and_then(|pid| i32::try_from(pid).ok()).expect("a process")
     }
 
+    /// Ends the daemon that waits for its next client. A run may end before the daemon has noticed that its lease is gone.
+    fn end_idle(&self, daemon: i32) {
+        let socket = self.private.join("data/lease.sock").display().to_string();
+        until_true("no lease is left", || {
+            let sockets = fs::read_to_string("/proc/net/unix").expect("a list");
+            sockets.lines().filter(|line| line.ends_with(&socket)).count() == 1 // The one that listens.
+        });
+        send_signal(daemon, Signal::TERM);
+    }
+
     fn scopes(&self) -> Vec<Scope> {
         let data_dir = self.private.join("data");
         vec![Scope { installation: installation(&data_dir), data_dir }]
@@ -401,7 +411,7 @@ fn the_next_run_uses_the_daemon_of_the_last_one() {
     assert_eq!(succeeded(person.run(&["run", "--", "ls", "/workspace"])), "", "each run has its own sandbox");
     assert_eq!(person.daemon(), daemon);
     // Told to stop, it leaves as little as when it ends by itself.
-    send_signal(daemon, Signal::TERM);
+    person.end_idle(daemon);
     person.expect_nothing(&seen);
 }
 
@@ -438,7 +448,7 @@ fn a_new_build_does_not_use_the_daemon_that_an_old_one_left() {
     let program = fs::read_link(format!("/proc/{new}/exe")).expect("it lives");
     assert_eq!(program, upgraded);
     seen.extend(person.scopes());
-    send_signal(new, Signal::TERM);
+    person.end_idle(new);
     person.expect_nothing(&seen);
 }
 
