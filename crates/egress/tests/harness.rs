@@ -151,7 +151,7 @@ fn pool() -> Pool {
     Pool { v4, ..Pool::default() }
 }
 
-/// Starts an egress. Whoever gets its records must take them.
+/// Starts an egress. The caller must receive its records.
 pub async fn start(world: &World) -> (Process, Egress, Records) {
     start_in(world, Arc::new(tempfile::tempdir().expect("a directory")), pool()).await
 }
@@ -257,7 +257,7 @@ impl Guest {
         self.listeners.iter().map(|(_, descriptor)| descriptor.as_fd()).collect()
     }
 
-    /// The address of a name, as the sandbox is told.
+    /// The address that the sandbox gets for a name.
     pub async fn look_up(&self, name: &str) -> Result<IpAddr, ResponseCode> {
         let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.expect("a socket");
         socket.connect(self.resolver).await.expect("connected");

@@ -2,7 +2,7 @@
 //!
 //! In raw mode the terminal hands on every key as it is typed, Ctrl-C included, and whatever runs in the sandbox decides
 //! what it means. A terminal left so would be of no use to the shell that comes after us. So the mode from before
-//! is kept where a panic finds it too; signals are caught by whoever holds [`Raw`]. Nobody can undo it after SIGKILL.
+//! is kept where the panic handler finds it too; the holder of [`Raw`] catches signals. After SIGKILL it stays changed.
 
 use std::io::{self, IsTerminal};
 use std::sync::{Mutex, Once, PoisonError};

@@ -270,7 +270,11 @@ async fn a_listener_that_egress_holds_keeps_the_namespace_of_a_sandbox_that_is_g
     let sockets = Sockets::of(&groups, sandbox).expect("a list");
     backend.end_processes(sandbox, Processes::All).await.expect("they end");
     backend.teardown(sandbox).await.expect("it goes");
-    assert_eq!(sockets.held(&groups).expect("it can be looked at"), 1, "what egress holds is told");
+    assert_eq!(
+        sockets.held(&groups).expect("sockets can be listed"),
+        1,
+        "the socket that egress holds is found"
+    );
     let (_, socket) = &listeners[0];
     let found = Command::new("/usr/bin/python3")
         .args(["-c", NAMESPACE_OF])
