@@ -17,7 +17,7 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use bytes::Bytes;
 use http_body_util::BodyExt;
@@ -38,6 +38,10 @@ const RETRY_FIRST: Duration = Duration::from_millis(200);
 const RETRY_MAX: Duration = Duration::from_secs(5);
 /// Space that must stay free besides a blob, so that rows and logs can still be written.
 pub const FREE_MIN: u64 = 64 << 20;
+/// The least that a registry has to send of a blob in a minute. A transfer holds one of few places.
+const BYTES_PER_MINUTE_MIN: u64 = 1 << 20;
+/// How long a transfer may stay below that.
+const MINUTE: Duration = Duration::from_secs(60);
 /// Size of the copy buffer.
 const BUFFER: usize = 256 * 1024;
 
@@ -394,7 +398,16 @@ async fn receive(
         Ok::<_, io::Error>(partial)
     });
     let mut broken = None;
+    let (mut minute, mut at_its_start) = (Instant::now(), length);
     loop {
+        if minute.elapsed() >= MINUTE {
+            if length - at_its_start < BYTES_PER_MINUTE_MIN {
+                let (registry, bytes) = (stream.registry.clone(), BYTES_PER_MINUTE_MIN);
+                broken = Some(RegistryError::TooSlow { registry, bytes });
+                break;
+            }
+            (minute, at_its_start) = (Instant::now(), length);
+        }
         let frame = match timeout(Duration::from_secs(SILENCE_SECONDS), stream.body.frame()).await {
             Ok(None) => break,
             Ok(Some(Ok(frame))) => frame,

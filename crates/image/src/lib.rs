@@ -12,6 +12,7 @@
 
 #![forbid(unsafe_code)]
 
+mod address;
 pub mod archive_file;
 pub mod blobs;
 pub mod credentials;

@@ -30,10 +30,13 @@ use serde::Deserialize;
 use tokio::time::timeout;
 use wire::Digest;
 
+use crate::address::{Resolver, is_public};
 use crate::credentials::{Credentials, DockerConfig};
 use crate::hash::digest_of;
 use crate::manifest::{ACCEPT, BadImage, DOCUMENT_MAX, Document, INDEX_DEPTH_MAX, Image, Platform, choose};
 use crate::reference::{ImageRef, REGISTRY_DEFAULT, is_host};
+
+pub use crate::address::Reach;
 
 /// Timeout for connecting.
 const CONNECT_MAX: Duration = Duration::from_secs(10);
@@ -65,6 +68,11 @@ pub struct RegistrySettings {
     pub mirrors: BTreeMap<String, Vec<Mirror>>,
     /// The daemon's own credentials.
     pub docker_config: DockerConfig,
+    /// Whether pulls of all callers use these credentials, and not those of operators alone.
+    pub docker_config_shared: bool,
+    /// The registries that callers who are not operators may name, as `host` or `host:port`. `None` is all that have a
+    /// public address.
+    pub allowed: Option<Vec<String>>,
 }
 
 /// Another host with a registry's images.
@@ -126,6 +134,12 @@ pub enum RegistryError {
         /// The cause.
         source: Box<dyn Error + Send + Sync>,
     },
+    /// The registry, or where it leads, is out of the caller's reach.
+    #[error("registry `{registry}` is not open to this key")]
+    Forbidden {
+        /// The registry.
+        registry: String,
+    },
     /// The registry is silent.
     #[error("registry `{registry}` did not answer within {seconds} s")]
     Late {
@@ -133,6 +147,14 @@ pub enum RegistryError {
         registry: String,
         /// The timeout.
         seconds: u64,
+    },
+    /// A blob arrives too slowly.
+    #[error("registry `{registry}` sends less than {bytes} bytes a minute")]
+    TooSlow {
+        /// The registry.
+        registry: String,
+        /// The least that it has to send.
+        bytes: u64,
     },
     /// The registry requires credentials, or rejects those it got.
     #[error("registry `{registry}` denies access to `{repository}`")]
@@ -243,6 +265,8 @@ impl RegistryError {
             Self::Unreachable { .. } | Self::Broken { .. } | Self::Late { .. } | Self::Busy { .. } => true,
             Self::Strange { status, .. } => *status >= 500,
             Self::Denied { .. }
+            | Self::Forbidden { .. }
+            | Self::TooSlow { .. }
             | Self::NotFound { .. }
             | Self::Insecure { .. }
             | Self::TooLong { .. }
@@ -256,12 +280,15 @@ impl RegistryError {
     }
 }
 
-type Client = legacy::Client<HttpsConnector<HttpConnector>, Full<Bytes>>;
+type Client = legacy::Client<HttpsConnector<HttpConnector<Resolver>>, Full<Bytes>>;
 
 /// All registries with their configuration. Shared by all pulls, so that they share connections.
 pub struct Registries {
     settings: RegistrySettings,
-    client: OnceLock<Client>,
+    /// For operators, and for hosts that the configuration names.
+    open: OnceLock<Client>,
+    /// For all else. Connections are not shared between the two, so that each is checked.
+    guarded: OnceLock<Client>,
 }
 
 impl std::fmt::Debug for Registries {
@@ -273,11 +300,24 @@ impl std::fmt::Debug for Registries {
 impl Registries {
     /// Connects to nothing yet, and reads the machine's certificates on first use.
     pub fn new(settings: RegistrySettings) -> Self {
-        Self { settings, client: OnceLock::new() }
+        Self { settings, open: OnceLock::new(), guarded: OnceLock::new() }
     }
 
-    fn client(&self) -> Result<&Client, RegistryError> {
-        if let Some(client) = self.client.get() {
+    /// Whether the configuration names a host, so that every caller may reach it.
+    fn names(&self, authority: &Authority) -> bool {
+        let name = if authority.as_str() == DEFAULT_HOST { REGISTRY_DEFAULT } else { authority.as_str() };
+        let allowed = self.settings.allowed.iter().flatten();
+        let mirrors = self.settings.mirrors.values().flatten();
+        allowed.chain(&self.settings.insecure).any(|named| named == name)
+            || mirrors.into_iter().any(|Mirror(base)| base.authority == *authority)
+    }
+
+    fn client(&self, reach: Reach) -> Result<&Client, RegistryError> {
+        let place = match reach {
+            Reach::Anywhere => &self.open,
+            Reach::Public => &self.guarded,
+        };
+        if let Some(client) = place.get() {
             return Ok(client);
         }
         let tls = |source: Box<dyn Error + Send + Sync>| RegistryError::Tls { source };
@@ -291,7 +331,7 @@ impl Registries {
                 .map_err(|error| tls(error.into()))?
                 .with_root_certificates(roots)
                 .with_no_client_auth();
-        let mut tcp = HttpConnector::new();
+        let mut tcp = HttpConnector::new_with_resolver(Resolver(reach));
         tcp.enforce_http(false);
         tcp.set_nodelay(true);
         tcp.set_connect_timeout(Some(CONNECT_MAX));
@@ -304,7 +344,7 @@ impl Registries {
             .pool_idle_timeout(IDLE_MAX)
             .pool_timer(TokioTimer::new())
             .build(connector);
-        Ok(self.client.get_or_init(|| client))
+        Ok(place.get_or_init(|| client))
     }
 }
 
@@ -324,6 +364,7 @@ pub struct Registry {
     reference: ImageRef,
     /// Mirrors, then the registry itself.
     endpoints: Vec<Endpoint>,
+    reach: Reach,
 }
 
 #[derive(Debug)]
@@ -360,9 +401,14 @@ impl Registry {
         reference: ImageRef,
         credentials: Credentials,
         transport: Transport,
+        reach: Reach,
     ) -> Self {
         let settings = &shared.settings;
         let found = |registry: &str| {
+            // The operator's credentials open what is the operator's.
+            if reach == Reach::Public && !settings.docker_config_shared {
+                return (Credentials::Anonymous, None);
+            }
             let helper = settings.docker_config.helper_for(registry).map(str::to_owned);
             (settings.docker_config.find(registry), helper)
         };
@@ -388,7 +434,25 @@ impl Registry {
             given => (given, None),
         };
         endpoints.push(endpoint(Base { scheme, authority }, registry, credentials, helper));
-        Self { shared: Arc::clone(shared), reference, endpoints }
+        Self { shared: Arc::clone(shared), reference, endpoints, reach }
+    }
+
+    /// Whether what is fetched may be seen by all owners: no credentials are used, or credentials that all share.
+    pub fn is_for_all(&self) -> bool {
+        self.is_anonymous() || self.shared.settings.docker_config_shared
+    }
+
+    /// An error if the caller may not name this registry.
+    fn check_reach(&self) -> Result<(), RegistryError> {
+        let registry = self.reference.registry();
+        let refused = self.reach == Reach::Public
+            && self
+                .shared
+                .settings
+                .allowed
+                .as_ref()
+                .is_some_and(|allowed| !allowed.iter().any(|named| named == registry));
+        if refused { Err(RegistryError::Forbidden { registry: registry.to_owned() }) } else { Ok(()) }
     }
 
     /// The image.
@@ -407,6 +471,7 @@ impl Registry {
             let source = Box::new(source);
             RegistryError::BadImage { reference: self.reference.clone(), source }
         };
+        self.check_reach()?;
         let mut wanted = self.reference.wanted();
         for _ in 0..=INDEX_DEPTH_MAX {
             let bytes = self.document(&wanted).await?;
@@ -629,8 +694,23 @@ impl Registry {
             all.insert(header::USER_AGENT, agent);
         }
         let request = request.body(Full::new(body)).map_err(|error| broken(error.into()))?;
-        let answer = timeout(Duration::from_secs(ANSWER_SECONDS), self.shared.client()?.request(request));
+        let reach = if self.shared.names(&base.authority) { Reach::Anywhere } else { self.reach };
+        // The connector does not resolve a host that is an address.
+        let address = base.authority.host().trim_start_matches('[').trim_end_matches(']').parse();
+        if reach == Reach::Public && address.is_ok_and(|address| !is_public(address)) {
+            return Err(RegistryError::Forbidden { registry: registry() });
+        }
+        let answer =
+            timeout(Duration::from_secs(ANSWER_SECONDS), self.shared.client(reach)?.request(request));
         match answer.await {
+            Ok(Err(error)) if reach == Reach::Public && is_forbidden(&error) => {
+                Err(RegistryError::Forbidden { registry: registry() })
+            }
+            // One error for all failures of a connection: the caller learns nothing about hosts and ports.
+            Err(_) | Ok(Err(_)) if reach == Reach::Public => {
+                let source = "the connection failed".into();
+                Err(RegistryError::Unreachable { registry: registry(), source })
+            }
             Err(_) => Err(RegistryError::Late { registry: registry(), seconds: ANSWER_SECONDS }),
             Ok(Ok(response)) => Ok(response),
             Ok(Err(error)) if error.is_connect() => {
@@ -726,6 +806,21 @@ impl Registry {
             serde_json::from_slice(&body).map_err(|_| strange("its token response cannot be parsed"))?;
         answer.token.or(answer.access_token).ok_or_else(|| strange("its token response has no token"))
     }
+}
+
+/// Whether a connection failed because its address is out of reach.
+fn is_forbidden(error: &legacy::Error) -> bool {
+    let mut cause: Option<&(dyn Error + 'static)> = Some(error);
+    while let Some(error) = cause {
+        if error
+            .downcast_ref::<io::Error>()
+            .is_some_and(|error| error.kind() == io::ErrorKind::PermissionDenied)
+        {
+            return true;
+        }
+        cause = error.source();
+    }
+    false
 }
 
 fn basic(username: &str, password: &str) -> String {

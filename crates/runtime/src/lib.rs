@@ -14,7 +14,7 @@ pub mod storage;
 pub mod sys;
 
 pub use backend::{
-    Backend, BackendError, DiskUsage, GuestStream, Isolation, LayerSpec, Listeners, ListeningPort, Machine,
-    Network, PortProcess, Spec, Storage, Usage,
+    Backend, BackendError, Differences, DiskUsage, EGRESS_DIRECTORY, GuestStream, Isolation, LayerSpec,
+    Listeners, ListeningPort, Machine, Network, PortProcess, Spec, Storage, Usage,
 };
 pub use storage::pool::StoreConfig;

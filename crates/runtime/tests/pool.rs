@@ -80,7 +80,8 @@ fn two_pools_are_mounted_at_once_and_hold_limits_and_snapshots() {
         assert!(free > STORE_BYTES_MIN / 2, "{free} bytes are free");
 
         let text = format!("of pool {number}");
-        let files = pool.make_sandbox(sandbox, Some(8 << 20)).expect("it is made").expect("a subvolume");
+        let files =
+            pool.make_sandbox(sandbox, Some(8 << 20), None).expect("it is made").expect("a subvolume");
         write(&files, "text", text.as_bytes()).expect("there is room");
         let full = write(&files, "large", &vec![7; 16 << 20]).expect_err("it is over the limit");
         assert_eq!(full.raw_os_error(), Some(libc::EDQUOT));
@@ -143,4 +144,57 @@ fn a_pool_bounds_what_waits_to_be_written() {
         Err(_) => assert_eq!(pool.notes.len(), 1, "{:?}", pool.notes),
     }
     close(pool, home.path());
+}
+
+/// A btrfs of the host's, as a data directory may be on.
+struct HostBtrfs(tempfile::TempDir);
+
+impl HostBtrfs {
+    fn mount() -> Self {
+        let home = tempfile::tempdir_in("/var/tmp").expect("a temporary directory");
+        let (image, data) = (home.path().join("image"), home.path().join("data"));
+        File::create(&image).and_then(|file| file.set_len(256 << 20)).expect("a file can be made");
+        fs::create_dir(&data).expect("a directory");
+        run(Command::new("/usr/sbin/mkfs.btrfs").arg("--quiet").arg(&image));
+        run(Command::new("/usr/bin/mount").args(["-o", "loop"]).arg(&image).arg(&data));
+        Self(home)
+    }
+
+    fn data(&self) -> std::path::PathBuf {
+        self.0.path().join("data")
+    }
+}
+
+impl Drop for HostBtrfs {
+    fn drop(&mut self) {
+        let ended = Command::new("/usr/bin/umount").arg(self.data()).status();
+        assert!(std::thread::panicking() || ended.is_ok_and(|ended| ended.success()), "it is unmounted");
+    }
+}
+
+fn run(command: &mut Command) {
+    let status = command.status().expect("`cargo xtask test` installs btrfs-progs and util-linux");
+    assert!(status.success(), "{command:?}: {status}");
+}
+
+#[test]
+fn files_of_a_pool_on_the_hosts_btrfs_cannot_be_compressed() {
+    let host = HostBtrfs::mount();
+    let config = StoreConfig { wish: StoreWish::Just(StoreKind::Btrfs), size_bytes: None };
+    let pool = StoragePool::open(&host.data(), &config).expect("the data directory is on btrfs");
+    let (sandbox, volume) = (SandboxId::from_random(random()), VolumeId::from_random(random()));
+    let files = pool.make_sandbox(sandbox, None, None).expect("it is made").expect("a subvolume");
+    pool.make_volume(volume, 64 << 20, None).expect("it is made");
+    let volume = pool.volume(volume).expect("it can be asked").expect("it is there");
+    for dir in [&files, &volume] {
+        rustix::fs::mkdirat(dir, "below", Mode::from_raw_mode(0o700)).expect("there is room");
+        let flags = OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let below = openat(dir, "below", flags, Mode::empty()).expect("it is there");
+        write(&below, "file", &[0; 1 << 20]).expect("there is room");
+        let file =
+            openat(&below, "file", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).expect("it is there");
+        let none = rustix::fs::XattrFlags::empty();
+        rustix::fs::fsetxattr(&file, "btrfs.compression", b"zstd", none).expect_err("the kernel refuses");
+    }
+    drop((files, volume, pool));
 }

@@ -7,7 +7,10 @@ mod builds;
 mod files;
 mod images;
 mod lifetime;
+mod network;
 mod pools;
+mod ports;
+mod snapshots;
 mod stats;
 mod templates;
 mod volumes;
@@ -23,7 +26,10 @@ pub use builds::*;
 pub use files::*;
 pub use images::*;
 pub use lifetime::*;
+pub use network::*;
 pub use pools::*;
+pub use ports::*;
+pub use snapshots::*;
 pub use stats::*;
 pub use templates::*;
 pub use volumes::*;
@@ -48,9 +54,9 @@ pub struct ErrorBody {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct CreateSandbox {
-    /// Any text of up to 255 bytes, unique among the owner's sandboxes.
+    /// Up to 255 bytes without spaces, `/` and `:`, and not `-` first. Unique among the owner's sandboxes.
     pub name: Option<String>,
-    /// The template's name. Default: `default`. If the template has a pool, the request claims a sandbox that is
+    /// The template's name, or the id or name of a snapshot. Default: `default`. If the template has a pool, the request claims a sandbox that is
     /// ready there.
     pub template: Option<String>,
     /// A pool's name, instead of a template, an image and limits. The request claims a sandbox that is ready there;
@@ -81,6 +87,14 @@ pub struct CreateSandbox {
     pub match_labels: Option<BTreeMap<String, String>>,
     /// Lifetime rules, at most 8. Without a rule the sandbox lives until it is deleted.
     pub lifetime: Vec<LifetimeRule>,
+    /// What it may reach: `"none"`, `"registries"`, `"open"` or an object with `mode`, `rules` and `audit`. Default: the
+    /// template's, otherwise the operator's default, which is `none` unless the configuration says otherwise.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub network: Option<Network>,
+    /// How many snapshots to keep of those that are taken before commands, 0 to 100; `undo` goes back to them.
+    /// Default: 0, which takes none. Needs a store with snapshots.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub history: Option<u32>,
     /// Whether to wait until the sandbox runs. Default: `true`.
     pub wait: Option<bool>,
 }
@@ -98,6 +112,12 @@ pub struct UpdateSandbox {
     /// Replaces all lifetime rules; an empty list removes them. Counts as a touch.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lifetime: Option<Vec<LifetimeRule>>,
+    /// Replaces what it may reach. In force when it is answered; open connections that lost their rule are cut.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub network: Option<Network>,
+    /// How many snapshots of its history to keep, 0 to 100.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub history: Option<u32>,
 }
 
 /// Response to `POST /v1/sandboxes`.
@@ -121,7 +141,10 @@ pub struct Sandbox {
     pub name: String,
     /// The sandbox's state.
     pub state: SandboxState,
-    /// Why it is `failed`, or which rule deletes it.
+    /// What it has kept, if it is `paused`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory: Option<PauseMemory>,
+    /// Why it is `failed`, why it is `paused` if no caller asked for that, or which rule deletes it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
     /// The template that it was made from.
@@ -150,11 +173,21 @@ pub struct Sandbox {
     /// Lifetime rules. If empty, the sandbox lives until it is deleted.
     #[serde(default)]
     pub lifetime: Vec<KeptRule>,
+    /// What it may reach.
+    #[serde(default)]
+    pub network: NetworkPolicy,
     /// The pool that it was claimed from, by the pool's name at that time; absent if it was created on request.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub claimed_from: Option<String>,
+    /// How many snapshots of its history are kept; absent if it has none.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub history: u32,
     /// When it was requested.
     pub created_at: String,
+}
+
+fn is_zero(count: &u32) -> bool {
+    *count == 0
 }
 
 /// State of a sandbox.
@@ -169,8 +202,40 @@ pub enum SandboxState {
     Paused,
     /// It is being deleted.
     Deleting,
-    /// It failed; `reason` says why. It can be deleted.
+    /// It failed; `reason` says why. It can be deleted, and resumed if its files are whole.
     Failed,
+}
+
+/// What a pause does with the memory of a sandbox.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum PauseMemory {
+    /// Processes stand still in memory, and go on where they were.
+    #[default]
+    Keep,
+    /// Processes end. Files stay, those in `/tmp` included, those in `/dev/shm` not. Processor and memory count no more.
+    Drop,
+}
+
+/// Whether a request to a sandbox's commands or files resumes a paused sandbox first.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum ResumeWish {
+    /// It does, and waits until the sandbox runs.
+    #[default]
+    Auto,
+    /// It fails with `wrong_state`.
+    Never,
+}
+
+/// `POST /v1/sandboxes/{id}/pause`
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct PauseSandbox {
+    /// What happens to its memory. Default: `keep`.
+    pub memory: PauseMemory,
+    /// With `drop`: how long processes may take to end after SIGTERM, 0 to 600 seconds. Default: 10.
+    pub grace_seconds: Option<f64>,
 }
 
 /// Limits of a sandbox.
@@ -195,6 +260,36 @@ pub struct SandboxPage {
     /// Pass it as `cursor` to get the next page; absent on the last page.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub next_cursor: Option<String>,
+}
+
+/// `GET /v1/admin/sandboxes`, one page, newest first.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct AdminSandboxPage {
+    /// The sandboxes of this page.
+    pub sandboxes: Vec<AdminSandbox>,
+    /// Pass it as `cursor` to get the next page; absent on the last page.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub next_cursor: Option<String>,
+}
+
+/// A sandbox of any owner, as an operator sees it: nothing of what is in it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct AdminSandbox {
+    /// Its id.
+    #[schema(value_type = String)]
+    pub id: SandboxId,
+    /// Whose it is.
+    pub owner: String,
+    /// Its name.
+    pub name: String,
+    /// Its state.
+    pub state: SandboxState,
+    /// `sandbox`; `pool` if it waits in a pool; `build` if a step of a build runs in it.
+    pub role: String,
+    /// How much output of its commands is kept on the host's disk.
+    pub output_bytes: u64,
+    /// When it was created, as RFC 3339.
+    pub created_at: String,
 }
 
 /// `POST /v1/sandboxes/{id}/commands`, and the first message of a command's WebSocket.
@@ -313,6 +408,9 @@ pub struct CommandResult {
     /// A sentence, if the outcome needs one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
+    /// Present if the sandbox has no network and programs tried to reach one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub network: Option<CommandNetwork>,
 }
 
 /// What happened to a command.
@@ -576,6 +674,40 @@ pub struct CreateKey {
     pub cpu_max: Option<String>,
     /// Most memory in total, as `"8Gi"`.
     pub memory_max: Option<String>,
+    /// Most disk in total: the sum of the disk limits of sandboxes, as `"100Gi"`.
+    pub disk_max: Option<String>,
+    /// Most bytes of volumes in total, as `"100Gi"`.
+    pub volumes_max: Option<String>,
+    /// Most output of commands that is kept, as `"1Gi"`. Beyond that, the oldest is dropped.
+    pub output_max: Option<String>,
+    /// Most snapshots.
+    pub snapshots_max: Option<u32>,
+    /// Most builds at once.
+    pub builds_max: Option<u32>,
+    /// Most connections at once.
+    pub connections_max: Option<u32>,
+}
+
+/// What an owner uses of what keys limit.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(default)]
+pub struct OwnerUse {
+    /// Sandboxes.
+    pub sandboxes: u64,
+    /// The sum of their cpu limits, in thousandths of a processor.
+    pub cpu_millis: u64,
+    /// The sum of their memory limits.
+    pub memory_bytes: u64,
+    /// The sum of their disk limits.
+    pub disk_bytes: u64,
+    /// The sum of the sizes of volumes.
+    pub volume_bytes: u64,
+    /// Output of commands that is kept.
+    pub output_bytes: u64,
+    /// Snapshots.
+    pub snapshots: u64,
+    /// Builds that run.
+    pub builds: u64,
 }
 
 /// A key, without its secret.
@@ -599,6 +731,27 @@ pub struct Key {
     /// Bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory_bytes_max: Option<u64>,
+    /// Bytes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub disk_bytes_max: Option<u64>,
+    /// Bytes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub volume_bytes_max: Option<u64>,
+    /// Bytes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub output_bytes_max: Option<u64>,
+    /// As in [`CreateKey`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub snapshots_max: Option<u32>,
+    /// As in [`CreateKey`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub builds_max: Option<u32>,
+    /// As in [`CreateKey`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub connections_max: Option<u32>,
+    /// What the key's owner uses, in a list of keys.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub used: Option<OwnerUse>,
     /// When the key was created.
     pub created_at: String,
 }

@@ -68,6 +68,8 @@ random_ids! {
     VolumeId: "volume";
     /// A snapshot.
     SnapshotId: "snapshot";
+    /// A link to a port of a sandbox.
+    LinkId: "link";
 }
 
 fn write_uuid(b: u128, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -213,7 +215,7 @@ macro_rules! serde_as_text {
     )*};
 }
 
-serde_as_text!(SandboxId, VolumeId, CommandId, InstallationId);
+serde_as_text!(SandboxId, LinkId, VolumeId, SnapshotId, CommandId, InstallationId);
 
 #[cfg(test)]
 mod tests {

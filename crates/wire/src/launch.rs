@@ -9,10 +9,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::guest::Handle;
 use crate::network::{Family, Listener, NetworkFault, Routes};
-use crate::{Digest, InstallationId, SandboxId, VolumeId};
+use crate::{Digest, InstallationId, SandboxId, SnapshotId, VolumeId};
 
 /// The version of these types. Daemon and launcher are one binary, so there is no range: they agree or they part.
-pub const VERSION: u32 = 5;
+pub const VERSION: u32 = 6;
 /// A packet is at most this long.
 pub const PACKET_MAX: usize = 64 * 1024;
 /// Descriptors that come with one packet, at most.
@@ -33,6 +33,12 @@ pub const MOUNTS_MAX: usize = 64;
 pub const LAYERS_MAX: usize = 128;
 /// The most layers over the image `host`: each is mounted twice, since `/usr` is a union of its own.
 pub const HOST_LAYERS_MAX: usize = 48;
+
+/// The most snapshots that one sandbox lies over. Each is a layer that every lookup of a file may search, so beyond this
+/// many the sandbox starts from a writable copy of a snapshot.
+pub const SNAPSHOT_LAYERS_MAX: usize = 8;
+/// The most snapshots in one answer to [`Ask::Snapshots`].
+pub const SNAPSHOTS_PAGE: usize = 1024;
 
 /// From the daemon.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -127,6 +133,36 @@ pub enum Ask {
         /// Only those after this one.
         after: Option<VolumeId>,
     },
+    /// Write recent changes of a sandbox's files to disk, so that a snapshot has little left to write. Does nothing if that
+    /// would slow down the whole machine.
+    SettleFiles {
+        /// Which one.
+        sandbox: SandboxId,
+    },
+    /// Take a read-only snapshot of a sandbox's writable files.
+    TakeSnapshot {
+        /// Of which one. Its processes are frozen, or have ended.
+        sandbox: SandboxId,
+        /// Id of the new snapshot.
+        snapshot: SnapshotId,
+    },
+    /// Remove a snapshot that no sandbox lies over. No effect if it does not exist.
+    RemoveSnapshot {
+        /// Which one.
+        snapshot: SnapshotId,
+    },
+    /// List the snapshots, ordered by id.
+    Snapshots {
+        /// Only those after this one.
+        after: Option<SnapshotId>,
+    },
+    /// Report how far the changes of a sandbox's files have got.
+    FilesMark {
+        /// Of which one.
+        sandbox: SandboxId,
+    },
+    /// Compare two snapshots. The differences go into the pipe that comes with the request, as [`Difference`]s.
+    Diff(Box<DiffSnapshots>),
     /// Describe the store.
     Store,
     /// Report the size of the store and its free space.
@@ -171,7 +207,8 @@ pub enum Ask {
         /// How many, [`crate::network::SOCKETS_MAX`] at most.
         count: u8,
     },
-    /// Start the egress process. The descriptors of the request become its own, from 3 up.
+    /// Start the egress process in its directory. The first descriptor of the request becomes its standard input, the others
+    /// its own from 3 up.
     StartEgress {
         /// The host id that it runs under, which is the installation's own.
         id: u32,
@@ -354,6 +391,10 @@ pub enum Answer {
     },
     /// To `Volumes`, at most [`VOLUMES_PAGE`]; a shorter list is the last one.
     Volumes(Vec<VolumeId>),
+    /// To `Snapshots`, at most [`SNAPSHOTS_PAGE`]; a shorter list is the last one.
+    Snapshots(Vec<SnapshotId>),
+    /// To `TakeSnapshot`, and to `FilesMark`; `None` if the store does not count changes.
+    FilesMark(Option<FilesMark>),
     /// To `Store`.
     Store {
         /// Where writable files are kept.
@@ -420,6 +461,133 @@ pub struct Plan {
     pub hostname: String,
     /// Volumes to mount, at most [`MOUNTS_MAX`]. A mount below another comes after it.
     pub mounts: Vec<Mount>,
+    /// The snapshots that it lies over.
+    pub over: Over,
+    /// Its writable files.
+    pub writable: Writable,
+}
+
+/// The snapshots that a sandbox begins with, over its root file system.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Over {
+    /// Snapshots as read-only layers, the uppermost first, at most [`SNAPSHOT_LAYERS_MAX`].
+    pub layers: Vec<SnapshotId>,
+    /// A snapshot over those, whose copy becomes the sandbox's writable files. Without one they are empty.
+    pub copy: Option<SnapshotId>,
+}
+
+impl Over {
+    /// Whether the sandbox begins with the root file system alone.
+    pub fn is_empty(&self) -> bool {
+        self.layers.is_empty() && self.copy.is_none()
+    }
+
+    /// What a sandbox begins with that starts from a snapshot: `taken` is the snapshot, and `self` what its source lay over.
+    pub fn with(&self, taken: SnapshotId) -> Self {
+        // A copy that the source began with is part of its files, and so of the snapshot.
+        let below = self.layers.iter().copied();
+        match self.layers.len() < SNAPSHOT_LAYERS_MAX {
+            true => Self { layers: std::iter::once(taken).chain(below).collect(), copy: None },
+            false => Self { layers: below.collect(), copy: Some(taken) },
+        }
+    }
+
+    /// All snapshots that must exist for the sandbox to be made.
+    pub fn all(&self) -> impl Iterator<Item = SnapshotId> {
+        self.copy.into_iter().chain(self.layers.iter().copied())
+    }
+}
+
+/// Two snapshots to compare.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DiffSnapshots {
+    /// The first.
+    pub before: DiffSide,
+    /// The second.
+    pub after: DiffSide,
+    /// Whether the contents of text files are wanted.
+    pub contents: bool,
+    /// The first host id of a range for the process that compares them.
+    pub base: u32,
+}
+
+/// One side of a comparison.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DiffSide {
+    /// The snapshot and those below it, the uppermost first.
+    pub layers: Vec<SnapshotId>,
+    /// What they lie over.
+    pub rootfs: Rootfs,
+}
+
+/// Something that the process that compares snapshots has found. Each follows its length, in 4 bytes.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Difference {
+    /// A file that differs.
+    Entry {
+        /// Its path, absolute.
+        path: Vec<u8>,
+        /// How it differs.
+        kind: DifferenceKind,
+        /// What it is, on the second side if it is there.
+        sort: FileSort,
+        /// Its size on the first side.
+        size_before: Option<u64>,
+        /// Its size on the second side.
+        size_after: Option<u64>,
+        /// Its contents on the first side, if they are text and wanted.
+        before: Option<String>,
+        /// Its contents on the second side, likewise.
+        after: Option<String>,
+    },
+    /// All was compared.
+    End {
+        /// Whether nothing was left out: directories too deep inside each other are.
+        complete: bool,
+    },
+}
+
+/// How a file differs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum DifferenceKind {
+    /// Only the second side has it.
+    Added,
+    /// Both have it, with other contents, owners or permissions.
+    Changed,
+    /// Only the first side has it.
+    Removed,
+}
+
+/// What a file is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum FileSort {
+    /// A regular file.
+    File,
+    /// A directory.
+    Directory,
+    /// A symbolic link.
+    Symlink,
+    /// A FIFO, a socket or a device.
+    Other,
+}
+
+/// How far the changes of files have got. Two equal marks mean that nothing changed in between.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct FilesMark {
+    /// The number of the subvolume, which is never used again.
+    pub subvolume: u64,
+    /// The number of the transaction that changed it last.
+    pub transaction: u64,
+}
+
+/// The writable files that a sandbox starts with.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Writable {
+    /// None yet.
+    #[default]
+    New,
+    /// Those that the sandbox had when its processes were ended.
+    Kept,
 }
 
 /// A volume in a sandbox.
@@ -470,6 +638,14 @@ impl StoreKind {
             Self::Btrfs => "btrfs",
             Self::Loop => "loop",
             Self::Directory => "directory",
+        }
+    }
+
+    /// Whether it has cheap snapshots. Without them the engine copies what a sandbox has written.
+    pub fn has_snapshots(self) -> bool {
+        match self {
+            Self::Btrfs | Self::Loop => true,
+            Self::Directory => false,
         }
     }
 }
@@ -542,6 +718,19 @@ pub fn from_packet<T: DeserializeOwned>(packet: &[u8]) -> Option<T> {
 mod tests {
     use super::*;
     use crate::network::{Hole, HoleAnswer, Prefix, ROUTES_MAX};
+
+    #[test]
+    fn a_chain_of_snapshots_has_a_bounded_depth() {
+        let mut over = Over::default();
+        for number in 1..=100 {
+            let taken = SnapshotId::from_random(number);
+            let next = over.with(taken);
+            assert_eq!(next.all().next(), Some(taken), "the newest is on top");
+            assert!(next.layers.len() <= SNAPSHOT_LAYERS_MAX);
+            assert!(next.layers.ends_with(&over.layers), "what was below stays below");
+            over = next;
+        }
+    }
 
     #[test]
     fn the_most_routes_fit_into_a_packet() {

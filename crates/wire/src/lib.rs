@@ -17,4 +17,6 @@ pub mod launch;
 pub mod network;
 
 pub use digest::Digest;
-pub use id::{BuildId, CommandId, InstallationId, PoolId, SandboxId, SnapshotId, TemplateId, VolumeId};
+pub use id::{
+    BuildId, CommandId, InstallationId, LinkId, PoolId, SandboxId, SnapshotId, TemplateId, VolumeId,
+};

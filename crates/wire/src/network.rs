@@ -35,8 +35,6 @@ pub const FIRST_NAME: u32 = 256;
 pub const PROXY_PORT: u16 = 61_000;
 /// Where questions about names are answered.
 pub const DNS_PORT: u16 = 53;
-/// Where questions arrive that a program sent to a name server of its own choice, if everything has a route.
-pub const ANY_DNS_PORT: u16 = 61_053;
 
 /// `/etc/resolv.conf` of every sandbox. The same for each policy, so that a change needs no file: without a route the resolver's
 /// address fails at once. `search .` because glibc would otherwise search the domain of a host name that has one.
@@ -119,10 +117,6 @@ pub enum Listener {
     DnsV4,
     /// UDP to port 53 of [`RESOLVER_V6`].
     DnsV6,
-    /// UDP to port 53 of any other IPv4 address. The answer must come from the address that was asked (IP_PKTINFO).
-    AnyDnsV4,
-    /// The same for IPv6.
-    AnyDnsV6,
 }
 
 /// An address family.

@@ -171,8 +171,12 @@ pub fn find(place: &Where) -> (Vec<Source>, Vec<(PathBuf, io::Error)>) {
         let path = place.root.join(path);
         match std::fs::read_dir(&path) {
             Ok(entries) => {
-                let mut paths: Vec<PathBuf> =
-                    entries.filter_map(|entry| Some(entry.ok()?.path())).take(FILES_MAX).collect();
+                // apt itself reads no file with another ending.
+                let is_read = |path: &PathBuf| {
+                    path.extension().is_some_and(|ending| ending == "list" || ending == "sources")
+                };
+                let paths = entries.filter_map(|entry| Some(entry.ok()?.path())).filter(is_read);
+                let mut paths: Vec<PathBuf> = paths.take(FILES_MAX).collect();
                 paths.sort();
                 files.extend(paths.into_iter().map(|path| (*tool, *reader, path)));
             }

@@ -148,6 +148,11 @@ pub fn apk(text: &str) -> Vec<String> {
 
 /// `settings.xml` of Maven: the contents of `<url>`. Credentials are in `<servers>`, which has no `<url>`.
 pub fn maven(text: &str) -> Vec<String> {
+    // The file that comes with Maven has examples in comments.
+    let mut parts = text.split("<!--");
+    let first = parts.next().unwrap_or_default();
+    let rest = parts.filter_map(|part| part.split_once("-->").map(|(_, after)| after));
+    let text: String = std::iter::once(first).chain(rest).collect();
     text.split("<url>")
         .skip(1)
         .filter_map(|rest| rest.split("</url>").next())
@@ -253,6 +258,12 @@ mod tests {
     fn maven_gem_and_conda_files_are_read() {
         let text = "<settings><servers><server><password>secret</password></server></servers><mirrors><mirror><url> https://a.example/maven </url></mirror></mirrors></settings>";
         check(maven(text), &["a.example:443"]);
+        check(
+            maven(
+                "<!-- <url>http://x.example</url> --><url>http://b.example</url><!-- <url>http://y.example",
+            ),
+            &["b.example:80"],
+        );
         check(gem("---\n:sources:\n- https://a.example\n:update_sources: true\n"), &["a.example:443"]);
         check(
             conda(

@@ -98,7 +98,8 @@ impl Fake {
         let runtime = tokio::runtime::Runtime::new().expect("a runtime");
         let (host, sandbox) = (FakeHost::new(), SandboxId::from_random(1));
         let limits = Limits { cpu_millis: 1000, memory_bytes: 1 << 30, pids: 100, disk_bytes: None };
-        let spec = Spec { sandbox, rootfs: Rootfs::Host, limits, mounts: Vec::new() };
+        let (over, writable) = Default::default();
+        let spec = Spec { sandbox, rootfs: Rootfs::Host, limits, mounts: Vec::new(), over, writable };
         runtime.block_on(host.launch(&spec)).expect("nothing was made to fail");
         Self { runtime, host, sandbox }
     }

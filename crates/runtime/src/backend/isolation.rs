@@ -5,7 +5,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use tokio::io::{AsyncRead, AsyncWrite};
 use wire::SandboxId;
-use wire::launch::{Limits, Motion, Mount, Processes, Rootfs};
+use wire::launch::{Limits, Motion, Mount, Over, Processes, Rootfs, Writable};
 
 use crate::backend::BackendError;
 
@@ -15,7 +15,8 @@ pub trait Isolation: Send + Sync + 'static {
     /// Prepares what sandboxes with this root filesystem need. Quick if it is prepared already.
     async fn prepare(&self, rootfs: &Rootfs) -> Result<(), BackendError>;
 
-    /// Creates a sandbox and starts its init. A failed launch may leave something behind, which [`Self::teardown`] removes.
+    /// Creates a sandbox and starts its init, or starts init again over the files that [`Self::end_processes`] has kept. A failed
+    /// launch may leave something behind: [`Self::teardown`] removes all of it, [`Self::end_processes`] all but the files.
     async fn launch(&self, spec: &Spec) -> Result<(), BackendError>;
 
     /// Opens the stream to a sandbox's init. A new stream replaces the one before.
@@ -66,6 +67,10 @@ pub struct Spec {
     pub limits: Limits,
     /// Volumes to mount. A mount below another one comes after it.
     pub mounts: Vec<Mount>,
+    /// The snapshots that it lies over.
+    pub over: Over,
+    /// Whether the sandbox is new, or one whose processes were ended and whose files were kept.
+    pub writable: Writable,
 }
 
 /// What a sandbox uses at one instant.

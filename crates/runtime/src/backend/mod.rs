@@ -14,8 +14,8 @@ use wire::launch::LayerFault;
 use wire::network::NetworkFault;
 
 pub use isolation::{Duplex, GuestStream, Isolation, Machine, Spec, Usage};
-pub use network::{Listeners, ListeningPort, Network, PortProcess};
-pub use storage::{DiskUsage, LayerSpec, Storage};
+pub use network::{EGRESS_DIRECTORY, Listeners, ListeningPort, Network, PortProcess};
+pub use storage::{Differences, DiskUsage, LayerSpec, Storage};
 
 /// All traits in one object, which the engine holds.
 pub trait Backend: Isolation + Storage + Network {}

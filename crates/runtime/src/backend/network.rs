@@ -4,6 +4,7 @@ use std::os::fd::OwnedFd;
 
 use async_trait::async_trait;
 use wire::SandboxId;
+use wire::launch::Rootfs;
 use wire::network::{Family, Listener, Routes};
 
 use crate::backend::BackendError;
@@ -19,9 +20,9 @@ pub trait Network: Send + Sync + 'static {
     /// torn down.
     async fn open_network(&self, sandbox: SandboxId, routes: &Routes) -> Result<Listeners, BackendError>;
 
-    /// Replaces the routes of a sandbox whose network is open, and returns the additional sockets that the new routes
-    /// need. Repeating a call is harmless. Connections that have lost their route hang, so the caller ends them before.
-    async fn change_routes(&self, sandbox: SandboxId, routes: &Routes) -> Result<Listeners, BackendError>;
+    /// Replaces the routes of a sandbox whose network is open. Repeating a call is harmless. Connections that have lost
+    /// their route hang, so the caller ends them before.
+    async fn change_routes(&self, sandbox: SandboxId, routes: &Routes) -> Result<(), BackendError>;
 
     /// Removes all routes of a sandbox. Repeating a call is harmless. The caller closes the sockets.
     async fn close_network(&self, sandbox: SandboxId) -> Result<(), BackendError>;
@@ -45,7 +46,18 @@ pub trait Network: Send + Sync + 'static {
     /// most [`wire::network::POLICY_BYTES_MAX`].
     async fn show_policy(&self, sandbox: SandboxId, policy: &[u8]) -> Result<(), BackendError>;
 
-    /// Starts the process that serves the listeners of all sandboxes. The process gets these descriptors, from 3 up,
+    /// Writes the roots that programs of a sandbox trust: those of its image with these, in PEM. The variables that name the files are
+    /// those of [`crate::storage::trust::trust_variables`].
+    async fn show_trust(
+        &self,
+        sandbox: SandboxId,
+        rootfs: &Rootfs,
+        ca: &str,
+        extra: &str,
+    ) -> Result<(), BackendError>;
+
+    /// Starts the process that serves the listeners of all sandboxes. The first of these descriptors is its standard
+    /// input, the others are its own from 3 up. The process starts in [`EGRESS_DIRECTORY`] of the data directory, which belongs to it,
     /// runs without any privilege under the installation's own user id, and keeps running when the daemon ends. At most
     /// [`wire::launch::DESCRIPTORS_MAX`].
     async fn start_egress(&self, descriptors: Vec<OwnedFd>) -> Result<(), BackendError>;
@@ -57,6 +69,9 @@ pub trait Network: Send + Sync + 'static {
     /// guest controls, so the caller limits how often.
     async fn listening(&self, sandbox: SandboxId) -> Result<Vec<ListeningPort>, BackendError>;
 }
+
+/// The directory of egress in the data directory.
+pub const EGRESS_DIRECTORY: &str = "egress";
 
 /// Sockets, each with its purpose.
 pub type Listeners = Vec<(Listener, OwnedFd)>;

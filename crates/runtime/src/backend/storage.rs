@@ -1,8 +1,8 @@
 //! What sandboxes have on disk: layers of images, writable files, volumes.
 
 use async_trait::async_trait;
-use wire::launch::{LayerFacts, LayerSource, StoreFacts};
-use wire::{Digest, SandboxId, VolumeId};
+use wire::launch::{DiffSide, Difference, FilesMark, LayerFacts, LayerSource, StoreFacts};
+use wire::{Digest, SandboxId, SnapshotId, VolumeId};
 
 use crate::backend::BackendError;
 
@@ -47,6 +47,51 @@ pub trait Storage: Send + Sync + 'static {
 
     /// Lists all volumes that have files.
     async fn volumes(&self) -> Result<Vec<VolumeId>, BackendError>;
+
+    /// Writes recent changes of a sandbox's files to disk while it runs, so that [`Self::take_snapshot`] is quick. Does
+    /// nothing if that would slow down the whole machine.
+    async fn settle_files(&self, sandbox: SandboxId) -> Result<(), BackendError>;
+
+    /// Takes a read-only snapshot of a sandbox's writable files, and returns their mark. The caller has frozen the
+    /// sandbox. Only for a store with snapshots ([`wire::launch::StoreKind::has_snapshots`]).
+    async fn take_snapshot(
+        &self,
+        sandbox: SandboxId,
+        snapshot: SnapshotId,
+    ) -> Result<FilesMark, BackendError>;
+
+    /// Removes a snapshot that no sandbox lies over. Harmless if it does not exist.
+    async fn remove_snapshot(&self, snapshot: SnapshotId) -> Result<(), BackendError>;
+
+    /// Lists all snapshots.
+    async fn snapshots(&self) -> Result<Vec<SnapshotId>, BackendError>;
+
+    /// Compares two snapshots that lie over the same image. Slow for many files.
+    async fn diff(
+        &self,
+        before: &DiffSide,
+        after: &DiffSide,
+        contents: bool,
+    ) -> Result<Differences, BackendError>;
+
+    /// How far the changes of a sandbox's files have got; `None` if the store does not count them. Quick.
+    async fn files_mark(&self, sandbox: SandboxId) -> Result<Option<FilesMark>, BackendError>;
+}
+
+/// The differences between two snapshots.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Differences {
+    /// What differs, by path. At most [`Differences::ENTRIES_MAX`], and none is [`Difference::End`].
+    pub entries: Vec<Difference>,
+    /// Whether these are all.
+    pub complete: bool,
+}
+
+impl Differences {
+    /// The most entries.
+    pub const ENTRIES_MAX: usize = 100_000;
+    /// The most bytes of all entries together.
+    pub const BYTES_MAX: usize = 64 << 20;
 }
 
 /// The specification of a layer to create.

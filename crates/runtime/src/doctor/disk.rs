@@ -110,7 +110,7 @@ impl Storage {
         if let Ok(image) = fs::metadata(data_dir.join(pool::IMAGE)) {
             return Finding::found(NAME, format!("loop, {} in {}", gib(image.len()), pool::IMAGE));
         }
-        let cost = "sandboxes and volumes are not held to disk limits, and volumes cannot be copied at once";
+        let cost = "sandboxes and volumes are not held to disk limits, and volumes cannot be copied at once; snapshots and forks copy files, and there are no rollbacks and no history";
         let plain = |why: String, remedy: &str| {
             Finding::limited(NAME, format!("plain directories: {why}"), cost, remedy)
         };

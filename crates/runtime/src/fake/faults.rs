@@ -36,6 +36,10 @@ pub enum FakeStep {
     End,
     /// Measuring disk usage. Not a step of creating a sandbox.
     DiskUsage,
+    /// Taking a snapshot. Not a step of creating a sandbox.
+    TakeSnapshot,
+    /// Removing a snapshot. Not a step of creating a sandbox.
+    RemoveSnapshot,
     /// Creating, resizing or removing a volume. Not a step of creating a sandbox.
     Volume,
     /// Freezing. Not a step of creating a sandbox. The sandbox is frozen even if this fails, as with the kernel.

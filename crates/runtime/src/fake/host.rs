@@ -1,18 +1,20 @@
 //! The machine: its sandboxes, layers and volumes, their usage, and what a test can do to them.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
 use wire::guest::Handle;
 use wire::launch::{
-    LayerFacts, LayerFault, LayerSource, Limits, Motion, Processes, Rootfs, StoreFacts, StoreKind,
+    DiffSide, Difference, DifferenceKind, FileSort, FilesMark, LayerFacts, LayerFault, LayerSource, Limits,
+    Motion, Processes, Rootfs, StoreFacts, StoreKind, Writable,
 };
-use wire::{Digest, SandboxId, VolumeId};
+use wire::{Digest, SandboxId, SnapshotId, VolumeId};
 
 use crate::backend::{
-    BackendError, DiskUsage, GuestStream, Isolation, LayerSpec, Machine, Spec, Storage, Usage,
+    BackendError, Differences, DiskUsage, GuestStream, Isolation, LayerSpec, Machine, Spec, Storage, Usage,
 };
 use crate::fake::faults::{FakeFailure, FakeStep, Faults};
 use crate::fake::files::{FakeFile, FakeFiles};
@@ -52,6 +54,11 @@ pub(super) struct HostState {
     volume_bytes: HashMap<VolumeId, u64>,
     mounted: Vec<(VolumeId, String)>,
     without_limits: bool,
+    without_snapshots: bool,
+    /// The files of snapshots, those below included.
+    snapshots: BTreeMap<SnapshotId, FakeFiles>,
+    /// Which launch made the files of a sandbox.
+    subvolumes: HashMap<SandboxId, u64>,
     things: BTreeSet<(SandboxId, FakeThing)>,
     inits: HashMap<SandboxId, Arc<Init>>,
     pub(super) oom_kills: HashMap<SandboxId, u64>,
@@ -78,6 +85,33 @@ impl HostState {
     /// Whether something of a sandbox exists.
     pub(super) fn exists(&self, sandbox: SandboxId, thing: FakeThing) -> bool {
         self.things.contains(&(sandbox, thing))
+    }
+
+    fn mark(&self, sandbox: SandboxId) -> FilesMark {
+        let mut hasher = DefaultHasher::new();
+        for (path, file) in self.files.get(&sandbox).into_iter().flatten() {
+            (path, &file.contents).hash(&mut hasher);
+        }
+        let subvolume = self.subvolumes.get(&sandbox).copied().unwrap_or(0);
+        FilesMark { subvolume, transaction: hasher.finish() }
+    }
+
+    /// Lets a frozen init say nothing.
+    fn silence(&self, sandbox: SandboxId, silent: bool) {
+        if let Some(init) = self.inits.get(&sandbox) {
+            init.silence(silent);
+        }
+    }
+
+    /// Ends all processes of a sandbox. Its files stay.
+    fn end_processes(&mut self, sandbox: SandboxId) {
+        self.things.remove(&(sandbox, FakeThing::Limits));
+        self.things.remove(&(sandbox, FakeThing::Process));
+        self.frozen.remove(&sandbox);
+        self.oom_kills.remove(&sandbox);
+        if let Some(init) = self.inits.remove(&sandbox) {
+            init.end();
+        }
     }
 }
 
@@ -138,6 +172,34 @@ impl FakeHost {
     /// From now on, there are no disk limits.
     pub fn lose_disk_limits(&self) {
         self.state().without_limits = true;
+    }
+
+    /// From now on, the store has no snapshots.
+    pub fn lose_snapshots(&self) {
+        self.state().without_snapshots = true;
+    }
+
+    /// The snapshots that exist.
+    pub fn snapshots_there(&self) -> Vec<SnapshotId> {
+        self.state().snapshots.keys().copied().collect()
+    }
+
+    /// Creates a snapshot that no engine knows.
+    pub fn plant_snapshot(&self, snapshot: SnapshotId) {
+        self.state().snapshots.insert(snapshot, FakeFiles::new());
+    }
+
+    /// Creates or replaces a file of a sandbox.
+    pub fn set_file(&self, sandbox: SandboxId, path: &str, contents: &str) {
+        let file = FakeFile { user: None, contents: Some(contents.into()) };
+        self.state().files.entry(sandbox).or_default().insert(path.to_owned(), file);
+    }
+
+    /// The contents of a file of a sandbox.
+    pub fn file(&self, sandbox: SandboxId, path: &str) -> Option<String> {
+        let state = self.state();
+        let contents = state.files.get(&sandbox)?.get(path)?.contents.clone()?;
+        Some(String::from_utf8_lossy(&contents).into_owned())
     }
 
     /// Releases commands that wait at a gate.
@@ -214,6 +276,13 @@ impl FakeHost {
         state.inits.remove(&sandbox);
     }
 
+    /// Restarts the machine: no process and no control group is left, and files stay.
+    pub fn reboot(&self) {
+        let mut state = self.state();
+        let sandboxes: Vec<SandboxId> = state.inits.keys().copied().collect();
+        sandboxes.into_iter().for_each(|sandbox| state.end_processes(sandbox));
+    }
+
     /// Breaks the connection once, between two frames.
     pub fn disconnect(&self, sandbox: SandboxId) {
         self.init(sandbox).disconnect();
@@ -282,6 +351,12 @@ impl Isolation for FakeHost {
         }
         {
             let mut state = self.state();
+            let there = state.exists(id, FakeThing::Disk);
+            if there != (spec.writable == Writable::Kept) {
+                let kind = if there { io::ErrorKind::AlreadyExists } else { io::ErrorKind::NotFound };
+                let doing = "find the sandbox's files".into();
+                return Err(BackendError::Refused { doing, source: io::Error::from(kind) });
+            }
             let mut files = FakeFiles::new();
             if let Rootfs::Host | Rootfs::OverHost(_) = &spec.rootfs {
                 files.extend(state.host_files.clone());
@@ -292,7 +367,18 @@ impl Isolation for FakeHost {
                     files.extend(state.layer_files.get(layer).cloned().unwrap_or_default());
                 }
             }
-            state.files.insert(id, files);
+            if let Some(missing) = spec.over.all().find(|snapshot| !state.snapshots.contains_key(snapshot)) {
+                let source = io::Error::from(io::ErrorKind::NotFound);
+                return Err(BackendError::Refused { doing: format!("find snapshot {missing}"), source });
+            }
+            if let Some(top) = spec.over.all().next() {
+                files = state.snapshots[&top].clone();
+            }
+            if spec.writable == Writable::New {
+                state.files.insert(id, files);
+                let launch = state.launches;
+                state.subvolumes.insert(id, launch);
+            }
             let mounts = spec.mounts.iter().map(|mount| (mount.volume, mount.path.clone()));
             state.mounted.extend(mounts);
         }
@@ -347,11 +433,7 @@ impl Isolation for FakeHost {
         let mut state = self.state();
         match which {
             Processes::All => {
-                state.things.remove(&(sandbox, FakeThing::Limits));
-                state.things.remove(&(sandbox, FakeThing::Process));
-                if let Some(init) = state.inits.remove(&sandbox) {
-                    init.end();
-                }
+                state.end_processes(sandbox);
             }
             Processes::OfCommand(command) => {
                 if let Some(init) = state.inits.get(&sandbox) {
@@ -369,12 +451,15 @@ impl Isolation for FakeHost {
                     let mut state = self.state();
                     assert!(state.frozen.insert(sandbox), "{sandbox} stands still for two at once");
                     state.frozen_max = state.frozen_max.max(state.frozen.len());
+                    state.silence(sandbox, true);
                 }
                 self.step(FakeStep::Still, "freeze a sandbox").await?;
             }
             Motion::Going => {
                 self.step(FakeStep::Going, "thaw a sandbox").await?;
-                self.state().frozen.remove(&sandbox);
+                let mut state = self.state();
+                state.frozen.remove(&sandbox);
+                state.silence(sandbox, false);
             }
         }
         Ok(())
@@ -420,7 +505,9 @@ impl Isolation for FakeHost {
 #[async_trait]
 impl Storage for FakeHost {
     fn store(&self) -> StoreFacts {
-        StoreFacts { kind: StoreKind::Loop, limits: !self.state().without_limits }
+        let state = self.state();
+        let kind = if state.without_snapshots { StoreKind::Directory } else { StoreKind::Loop };
+        StoreFacts { kind, limits: !state.without_limits }
     }
 
     async fn disk_usage(&self, sandbox: SandboxId) -> Result<DiskUsage, BackendError> {
@@ -510,5 +597,75 @@ impl Storage for FakeHost {
 
     async fn volumes(&self) -> Result<Vec<VolumeId>, BackendError> {
         Ok(self.state().volumes.keys().copied().collect())
+    }
+
+    async fn settle_files(&self, _: SandboxId) -> Result<(), BackendError> {
+        Ok(())
+    }
+
+    async fn take_snapshot(
+        &self,
+        sandbox: SandboxId,
+        snapshot: SnapshotId,
+    ) -> Result<FilesMark, BackendError> {
+        {
+            let mut state = self.state();
+            let runs = state.exists(sandbox, FakeThing::Process);
+            assert!(!runs || state.frozen.contains(&sandbox), "a snapshot is taken of a sandbox that runs");
+            let files = state.files.get(&sandbox).cloned().unwrap_or_default();
+            state.snapshots.insert(snapshot, files);
+        }
+        self.step(FakeStep::TakeSnapshot, "take a snapshot").await?;
+        Ok(self.state().mark(sandbox))
+    }
+
+    async fn remove_snapshot(&self, snapshot: SnapshotId) -> Result<(), BackendError> {
+        self.step(FakeStep::RemoveSnapshot, "remove a snapshot").await?;
+        self.state().snapshots.remove(&snapshot);
+        Ok(())
+    }
+
+    async fn snapshots(&self) -> Result<Vec<SnapshotId>, BackendError> {
+        Ok(self.snapshots_there())
+    }
+
+    async fn diff(
+        &self,
+        before: &DiffSide,
+        after: &DiffSide,
+        contents: bool,
+    ) -> Result<Differences, BackendError> {
+        let state = self.state();
+        let files = |side: &DiffSide| state.snapshots.get(&side.layers[0]).cloned().unwrap_or_default();
+        let (before, after) = (files(before), files(after));
+        let paths: BTreeSet<&String> = before.keys().chain(after.keys()).collect();
+        let text = |file: Option<&FakeFile>| {
+            let bytes = file?.contents.clone()?;
+            Some(String::from_utf8_lossy(&bytes).into_owned()).filter(|_| contents)
+        };
+        let entry = |path: &String| {
+            let (old, new) = (before.get(path), after.get(path));
+            let kind = match (old, new) {
+                (None, _) => DifferenceKind::Added,
+                (_, None) => DifferenceKind::Removed,
+                (old, new) if old == new => return None,
+                _ => DifferenceKind::Changed,
+            };
+            Some(Difference::Entry {
+                path: path.clone().into_bytes(),
+                kind,
+                sort: FileSort::File,
+                size_before: None,
+                size_after: None,
+                before: text(old),
+                after: text(new),
+            })
+        };
+        Ok(Differences { entries: paths.into_iter().filter_map(entry).collect(), complete: true })
+    }
+
+    async fn files_mark(&self, sandbox: SandboxId) -> Result<Option<FilesMark>, BackendError> {
+        let state = self.state();
+        Ok((!state.without_snapshots).then(|| state.mark(sandbox)))
     }
 }

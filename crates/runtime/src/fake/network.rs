@@ -8,6 +8,7 @@ use std::os::fd::OwnedFd;
 
 use async_trait::async_trait;
 use wire::SandboxId;
+use wire::launch::Rootfs;
 use wire::network::{Family, Listener, NetworkFault, Routes, SOCKETS_MAX};
 
 use crate::backend::{BackendError, Listeners, ListeningPort, Network};
@@ -36,6 +37,7 @@ pub(super) struct Networks {
     listening: HashMap<SandboxId, Vec<ListeningPort>>,
     fault: Option<NetworkFault>,
     policies: HashMap<SandboxId, Vec<u8>>,
+    trusted: HashMap<SandboxId, String>,
     too_old: HashSet<SandboxId>,
     /// The descriptors of the running egress processes, the latest last.
     egress: Vec<Vec<OwnedFd>>,
@@ -48,6 +50,7 @@ impl Networks {
         self.attempts.remove(&sandbox);
         self.listening.remove(&sandbox);
         self.policies.remove(&sandbox);
+        self.trusted.remove(&sandbox);
         self.too_old.remove(&sandbox);
     }
 }
@@ -81,6 +84,11 @@ impl FakeHost {
     /// The latest policy of a sandbox.
     pub fn policy(&self, sandbox: SandboxId) -> Option<Vec<u8>> {
         self.state().networks.policies.get(&sandbox).cloned()
+    }
+
+    /// The CA that a sandbox was shown.
+    pub fn trusted(&self, sandbox: SandboxId) -> Option<String> {
+        self.state().networks.trusted.get(&sandbox).cloned()
     }
 
     /// Makes a sandbox look as if it came from a version without networks.
@@ -146,18 +154,14 @@ impl Network for FakeHost {
         const DOING: &str = "open a sandbox's network";
         let call = FakeNetworkCall::Open(routes.clone());
         self.network_call(sandbox, FakeStep::OpenNetwork, DOING, call).await?;
-        let mut needed = vec![Listener::TcpV4, Listener::TcpV6, Listener::DnsV4, Listener::DnsV6];
-        needed.extend(further(routes));
-        listen(needed).map_err(|source| BackendError::Refused { doing: DOING.into(), source })
+        listen(vec![Listener::TcpV4, Listener::TcpV6, Listener::DnsV4, Listener::DnsV6])
+            .map_err(|source| BackendError::Refused { doing: DOING.into(), source })
     }
 
-    async fn change_routes(&self, sandbox: SandboxId, routes: &Routes) -> Result<Listeners, BackendError> {
-        const DOING: &str = "change a sandbox's routes";
-        let was_open = matches!(self.routes(sandbox), Some(Routes::Open(_)));
+    async fn change_routes(&self, sandbox: SandboxId, routes: &Routes) -> Result<(), BackendError> {
+        let doing = "change a sandbox's routes";
         let call = FakeNetworkCall::Change(routes.clone());
-        self.network_call(sandbox, FakeStep::ChangeRoutes, DOING, call).await?;
-        let needed = if was_open { Vec::new() } else { further(routes) };
-        listen(needed).map_err(|source| BackendError::Refused { doing: DOING.into(), source })
+        self.network_call(sandbox, FakeStep::ChangeRoutes, doing, call).await
     }
 
     async fn close_network(&self, sandbox: SandboxId) -> Result<(), BackendError> {
@@ -211,6 +215,18 @@ impl Network for FakeHost {
         Ok(())
     }
 
+    async fn show_trust(
+        &self,
+        sandbox: SandboxId,
+        _rootfs: &Rootfs,
+        ca: &str,
+        _extra: &str,
+    ) -> Result<(), BackendError> {
+        self.step(FakeStep::ShowPolicy, "show a sandbox what to trust").await?;
+        self.state().networks.trusted.insert(sandbox, ca.to_owned());
+        Ok(())
+    }
+
     async fn start_egress(&self, descriptors: Vec<OwnedFd>) -> Result<(), BackendError> {
         self.step(FakeStep::StartEgress, "start egress").await?;
         self.state().networks.egress.push(descriptors);
@@ -233,14 +249,6 @@ impl Network for FakeHost {
     }
 }
 
-/// Listeners that only an open network needs.
-fn further(routes: &Routes) -> Vec<Listener> {
-    match routes {
-        Routes::Open(_) => vec![Listener::AnyDnsV4, Listener::AnyDnsV6],
-        Routes::Listed(_) => Vec::new(),
-    }
-}
-
 fn listen(needed: Vec<Listener>) -> io::Result<Listeners> {
     let socket = |listener: Listener| -> io::Result<OwnedFd> {
         match listener {
@@ -249,7 +257,7 @@ fn listen(needed: Vec<Listener>) -> io::Result<Listeners> {
                 socket.set_nonblocking(true)?;
                 Ok(socket.into())
             }
-            Listener::DnsV4 | Listener::DnsV6 | Listener::AnyDnsV4 | Listener::AnyDnsV6 => {
+            Listener::DnsV4 | Listener::DnsV6 => {
                 let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
                 socket.set_nonblocking(true)?;
                 Ok(socket.into())

@@ -6,7 +6,8 @@
 
 use std::collections::HashMap;
 use std::ffi::CStr;
-use std::io;
+use std::fs::File;
+use std::io::{self, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, StatVfsMountFlags, fstatvfs, mkdirat, openat, openat2};
@@ -28,6 +29,8 @@ use wire::network::HOST_DIRECTORY;
 
 use crate::ns::plan::{Overlay, Shared, Step, Tree};
 use crate::ns::seccomp::Filters;
+use crate::ns::shown;
+use crate::ns::slots::IDS;
 use crate::storage::stage::{
     STAGE_EMPTY_DIRECTORY, STAGE_EMPTY_FILE, STAGE_ROOT, STAGE_WRITABLE, layer_name, lower_layers,
     set_lower_layers,
@@ -81,8 +84,20 @@ const INIT_NICE: i32 = -15;
 /// Terminals of one sandbox. All sandboxes share the machine's limit, 4096 by default.
 const TERMINALS_MAX: &str = "256";
 
+/// The size of the file system with the files that show the limits.
+const SHOWN_BYTES: &str = "1m";
+
 /// Files of `/proc` that reveal or affect the host. Covered by an empty file.
-const COVERED_FILES: [&str; 9] = [
+const COVERED_FILES: [&str; 18] = [
+    "buddyinfo",
+    "cmdline",
+    "config.gz",
+    "diskstats",
+    "interrupts",
+    "modules",
+    "partitions",
+    "softirqs",
+    "zoneinfo",
     "kcore",
     "keys",
     "key-users",
@@ -149,6 +164,7 @@ fn describe(step: &Step) -> String {
         Step::Overlay(overlay) => format!("mount the overlay at `/{}`", overlay.at),
         Step::Attach(tree, at) => format!("attach {tree:?} at `/{at}`"),
         Step::Processes => "mount `/proc`".into(),
+        Step::ShowLimits { .. } => "show the limits in `/proc`".into(),
         Step::Terminals => "mount `/dev/pts`".into(),
         Step::SharedMemory { .. } => "mount `/dev/shm`".into(),
         Step::HostDirectory => format!("mount `{HOST_DIRECTORY}`"),
@@ -197,6 +213,7 @@ impl Walker<'_> {
                 Ok(move_mount(CWD, stage_name(*shared), &place, "", MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH)?)
             }
             Step::Processes => self.processes(),
+            Step::ShowLimits { cpu_millis, memory_bytes } => self.show_limits(*cpu_millis, *memory_bytes),
             Step::Terminals => {
                 // Terminals belong to the user who opens them; their group is `tty`, 5 as on Debian.
                 let gid = (self.materials.base + 5).to_string();
@@ -292,6 +309,34 @@ impl Walker<'_> {
                 let cover = if kind.is_empty() { STAGE_EMPTY_FILE } else { STAGE_EMPTY_DIRECTORY };
                 attach_onto(&cut_out(CWD, cover, false)?, &place)?;
             }
+        }
+        Ok(())
+    }
+
+    /// Covers files of `/proc` with ones that show the limits, and keeps init and its commands on as many processors.
+    fn show_limits(&mut self, cpu_millis: u32, memory_bytes: u64) -> io::Result<()> {
+        let turn = self.materials.base / IDS;
+        let cpus = shown::processors(cpu_millis, turn);
+        if let Some(cpus) = &cpus {
+            shown::run_on(cpus)?;
+        }
+        let flags = MountAttrFlags::MOUNT_ATTR_NOSUID
+            | MountAttrFlags::MOUNT_ATTR_NODEV
+            | MountAttrFlags::MOUNT_ATTR_NOEXEC;
+        let files = mount("tmpfs", &[("mode", "0755"), ("size", SHOWN_BYTES)], flags)?;
+        let named = shown::files(memory_bytes, cpus.as_deref());
+        for (name, text) in &named {
+            let create = OFlags::WRONLY | OFlags::CREATE | OFlags::CLOEXEC;
+            let mut file = File::from(openat(&files, *name, create, Mode::from_raw_mode(0o444))?);
+            file.write_all(text.as_bytes())?;
+        }
+        sys::set_mount_attributes(files.as_fd(), libc::MOUNT_ATTR_RDONLY, None, false)?;
+        // Only what is attached can be cut out. Nothing else uses this place from here on, and it goes with the old root.
+        attach(&files, CWD, STAGE_EMPTY_DIRECTORY)?;
+        let proc = self.place("proc")?;
+        for (name, _) in &named {
+            let place = proc_place(&proc, name, OFlags::empty())?;
+            attach_onto(&cut_out(CWD, &format!("{STAGE_EMPTY_DIRECTORY}/{name}"), false)?, &place)?;
         }
         Ok(())
     }

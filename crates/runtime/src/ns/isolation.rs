@@ -8,7 +8,9 @@ use async_trait::async_trait;
 use rustix::fs::{Mode, OFlags};
 use tokio::net::UnixStream;
 use wire::SandboxId;
-use wire::launch::{Answer, Ask, Found, INVENTORY_PAGE, Limits, Motion, Plan, Processes, Rootfs, StoreKind};
+use wire::launch::{
+    Answer, Ask, Found, INVENTORY_PAGE, Limits, Motion, Plan, Processes, Rootfs, StoreKind, Writable,
+};
 
 use crate::backend::{BackendError, GuestStream, Isolation, Machine, Spec, Usage};
 use crate::ns::cgroup::{Cgroups, memory_bytes};
@@ -52,6 +54,9 @@ impl Isolation for NsBackend {
     }
 
     async fn launch(&self, spec: &Spec) -> Result<(), BackendError> {
+        if spec.writable == Writable::Kept {
+            return self.make(spec).await;
+        }
         let shape = Shape { rootfs: spec.rootfs.clone(), limits: spec.limits };
         let claim = self.spares().claim(spec.sandbox, &shape);
         let fit = match claim {
@@ -99,6 +104,11 @@ impl Isolation for NsBackend {
     }
 
     async fn end_processes(&self, sandbox: SandboxId, which: Processes) -> Result<(), BackendError> {
+        if which == Processes::All {
+            // The cgroup goes with the processes. Another launch makes a new one, which counts from zero.
+            self.greeted().remove(&sandbox);
+            self.0.oom_kills.forget(sandbox);
+        }
         let ask = Ask::EndProcesses { sandbox, which };
         self.ask("end processes of a sandbox", ask, QUICK_DEADLINE).await.map(|_| ())
     }
@@ -171,7 +181,7 @@ impl Isolation for NsBackend {
 }
 
 impl NsBackend {
-    /// Creates a sandbox without using a spare.
+    /// Launches a sandbox without using a spare.
     pub(super) async fn make(&self, spec: &Spec) -> Result<(), BackendError> {
         let plan = Plan {
             sandbox: spec.sandbox,
@@ -180,6 +190,8 @@ impl NsBackend {
             limits: spec.limits,
             hostname: hostname(spec.sandbox),
             mounts: spec.mounts.clone(),
+            over: spec.over.clone(),
+            writable: spec.writable,
         };
         let launched = self.ask("launch a sandbox", Ask::Launch(Box::new(plan)), LAUNCH_DEADLINE).await;
         self.keep_slots_ready();

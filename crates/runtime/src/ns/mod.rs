@@ -18,6 +18,7 @@ pub mod plan;
 pub mod ranges;
 mod ready;
 pub mod seccomp;
+mod shown;
 pub mod slots;
 pub mod spares;
 mod storage;
@@ -177,6 +178,10 @@ impl NsBackend {
 
     fn take_range(&self, sandbox: SandboxId) -> Result<u32, BackendError> {
         let mut ids = self.ids();
+        // A sandbox that is launched again keeps its range.
+        if let Some(base) = ids.used.get(&sandbox) {
+            return Ok(*base);
+        }
         let base = match ids.ready.pop_front() {
             Some(base) => base,
             None => ids

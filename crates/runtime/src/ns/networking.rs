@@ -1,13 +1,13 @@
 //! The network of sandboxes, the daemon's side: asks the launcher for what changes a namespace, and reads the rest itself.
 
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use async_trait::async_trait;
-use wire::SandboxId;
-use wire::launch::{Answer, Ask, DESCRIPTORS_MAX};
+use wire::launch::{Answer, Ask, DESCRIPTORS_MAX, Rootfs};
 use wire::network::{Family, Listener, NetworkFault, POLICY_BYTES_MAX, Routes, SOCKETS_MAX};
+use wire::{Digest, SandboxId};
 
 use crate::backend::{BackendError, Listeners, ListeningPort, Network};
 use crate::ns::cgroup::Cgroups;
@@ -16,6 +16,7 @@ use crate::ns::link::{refused, unexpected};
 use crate::ns::network::{attempts, ports};
 use crate::ns::{NsBackend, QUICK_DEADLINE, packets};
 use crate::storage::places::HOST_DIRECTORY;
+use crate::storage::trust::{layer_roots, machine_roots, trust_files};
 
 #[async_trait]
 impl Network for NsBackend {
@@ -28,9 +29,9 @@ impl Network for NsBackend {
         self.listeners(DOING, ask).await
     }
 
-    async fn change_routes(&self, sandbox: SandboxId, routes: &Routes) -> Result<Listeners, BackendError> {
+    async fn change_routes(&self, sandbox: SandboxId, routes: &Routes) -> Result<(), BackendError> {
         let ask = Ask::ChangeRoutes { sandbox, routes: routes.clone() };
-        self.listeners("change a sandbox's routes", ask).await
+        self.network("change a sandbox's routes", ask).await.map(|_| ())
     }
 
     async fn close_network(&self, sandbox: SandboxId) -> Result<(), BackendError> {
@@ -86,6 +87,30 @@ impl Network for NsBackend {
         beside(move || write_whole(&directory, POLICY_NAME, &policy)).await.map_err(refused(DOING))
     }
 
+    async fn show_trust(
+        &self,
+        sandbox: SandboxId,
+        rootfs: &Rootfs,
+        ca: &str,
+        extra: &str,
+    ) -> Result<(), BackendError> {
+        const DOING: &str = "show a sandbox what to trust";
+        if !self.can_have_network(sandbox).await? {
+            return Err(BackendError::Network { doing: DOING, source: Box::new(NetworkFault::TooOld) });
+        }
+        let directory = self.sandbox_directory(sandbox).join(HOST_DIRECTORY);
+        let layers = self.0.config.data_dir.join("images/layers");
+        let (rootfs, ca, extra) = (rootfs.clone(), ca.to_owned(), extra.to_owned());
+        let write = move || {
+            let roots = roots_of(&layers, &rootfs)?;
+            for file in trust_files(&roots, &ca, &extra) {
+                write_whole(&directory, file.name, file.contents.as_bytes())?;
+            }
+            Ok(())
+        };
+        beside(write).await.map_err(refused(DOING))
+    }
+
     async fn start_egress(&self, descriptors: Vec<OwnedFd>) -> Result<(), BackendError> {
         const DOING: &str = "start egress";
         if descriptors.len() > DESCRIPTORS_MAX {
@@ -116,6 +141,21 @@ impl Network for NsBackend {
 
 /// The file in the host's directory that tells the policy.
 const POLICY_NAME: &str = "network.json";
+
+/// The roots of an image: those of its uppermost layer that has some, else this machine's.
+fn roots_of(layers: &Path, rootfs: &Rootfs) -> io::Result<String> {
+    let of_image: &[Digest] = match rootfs {
+        Rootfs::Host => &[],
+        Rootfs::Layers(digests) | Rootfs::OverHost(digests) => digests,
+    };
+    for digest in of_image {
+        let layer = std::fs::File::open(layers.join(digest.hex()))?;
+        if let Some(roots) = layer_roots(layer.as_fd())? {
+            return Ok(roots);
+        }
+    }
+    machine_roots()
+}
 
 /// Writes a file under another name first, so that a reader sees all of it or none.
 fn write_whole(directory: &Path, name: &str, bytes: &[u8]) -> io::Result<()> {

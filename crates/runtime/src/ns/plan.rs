@@ -65,6 +65,13 @@ pub enum Step {
     Attach(Shared, &'static str),
     /// A process file system for the new pid namespace, with what concerns the host covered.
     Processes,
+    /// Shows the limits in place of the machine's memory and processors. After `/proc` is there.
+    ShowLimits {
+        /// Thousandths of a processor.
+        cpu_millis: u32,
+        /// Memory.
+        memory_bytes: u64,
+    },
     /// Terminals of its own.
     Terminals,
     /// Shared memory of its own. It counts to the memory limit and stays when its makers have ended, so it may take only a part
@@ -103,7 +110,7 @@ pub fn steps(plan: &Plan) -> Vec<Step> {
         Step::JoinNetwork,
         Step::Stage(Tree::Writable),
     ];
-    let overlays = overlays(&plan.rootfs);
+    let overlays = overlays(&plan.rootfs, plan.over.layers.len());
     let layers = overlays.iter().flat_map(|overlay| &overlay.layers);
     steps.extend(layers.map(|layer| Step::Stage(Tree::Layer(*layer))));
     steps.extend(overlays.into_iter().map(Step::Overlay));
@@ -111,6 +118,7 @@ pub fn steps(plan: &Plan) -> Vec<Step> {
         Step::Attach(Shared::Devices, "dev"),
         Step::Attach(Shared::System, "sys"),
         Step::Processes,
+        Step::ShowLimits { cpu_millis: plan.limits.cpu_millis, memory_bytes: plan.limits.memory_bytes },
         Step::Terminals,
         Step::SharedMemory { bytes: plan.limits.memory_bytes / 2 },
         Step::HostDirectory,
@@ -128,8 +136,20 @@ pub fn steps(plan: &Plan) -> Vec<Step> {
     steps
 }
 
-/// The overlays that make up a root filesystem, the root first.
-pub fn overlays(rootfs: &Rootfs) -> Vec<Overlay> {
+/// The overlays that make up a root filesystem, the root first. The layers of the root filesystem come first in the
+/// numbering; after them, for each overlay, the snapshots that lie over it.
+pub fn overlays(rootfs: &Rootfs, snapshots: usize) -> Vec<Overlay> {
+    let mut overlays = overlays_of_image(rootfs);
+    let mut next = overlays.iter().map(|overlay| overlay.layers.len()).sum::<usize>() as u8;
+    for overlay in &mut overlays {
+        let after = next + snapshots as u8;
+        overlay.layers.splice(..0, next..after);
+        next = after;
+    }
+    overlays
+}
+
+fn overlays_of_image(rootfs: &Rootfs) -> Vec<Overlay> {
     match rootfs {
         // Lower layers do not cross mounts and one overlay over `/` is refused, so there are two.
         Rootfs::Host => vec![
@@ -154,8 +174,8 @@ pub fn overlays(rootfs: &Rootfs) -> Vec<Overlay> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use wire::launch::{Access, Limits, Mount};
-    use wire::{SandboxId, VolumeId};
+    use wire::launch::{Access, Limits, Mount, Over, Writable};
+    use wire::{SandboxId, SnapshotId, VolumeId};
 
     fn plan() -> Plan {
         Plan {
@@ -169,6 +189,8 @@ mod tests {
                 path: "/data".into(),
                 access: Access::ReadOnly,
             }],
+            over: Over::default(),
+            writable: Writable::New,
         }
     }
 
@@ -227,6 +249,30 @@ mod tests {
     fn what_the_daemon_shows_is_covered_by_a_volume_and_not_written_into_it() {
         let steps = steps(&plan());
         assert!(position(&steps, &Step::HostDirectory) < position(&steps, &Step::Volume(0, "/data".into())));
+    }
+
+    #[test]
+    fn snapshots_lie_over_each_union_and_every_layer_is_staged_once() {
+        let snapshots = [3, 4].map(SnapshotId::from_random);
+        let over = Over { layers: snapshots.to_vec(), copy: None };
+        let steps = steps(&Plan { over, ..plan() });
+        let unions: Vec<Vec<u8>> = steps
+            .iter()
+            .filter_map(|step| match step {
+                Step::Overlay(overlay) => Some(overlay.layers.clone()),
+                _ => None,
+            })
+            .collect();
+        assert_eq!(unions, [vec![3, 4, 0], vec![5, 6, 1, 2]]);
+        let mut staged: Vec<u8> = steps
+            .iter()
+            .filter_map(|step| match step {
+                Step::Stage(Tree::Layer(number)) => Some(*number),
+                _ => None,
+            })
+            .collect();
+        staged.sort();
+        assert_eq!(staged, (0..7).collect::<Vec<u8>>());
     }
 
     #[test]

@@ -2,7 +2,8 @@
 //!
 //! Installations claim ranges in blocks. Each claim is a file that names the claimant, written under one lock for the machine, so
 //! installations never share a range, and a claim outlives the daemon as its sandboxes do. A claim is void once its data
-//! directory is gone or belongs to another installation. Claims are under `/run` and need not survive a reboot: no process does,
+//! directory is gone or belongs to another installation, and no launcher of the installation lives: a daemon in a mount
+//! namespace of its own may have a data directory that others cannot see. Claims are under `/run` and need not survive a reboot: no process does,
 //! and files on disk carry guest ids.
 
 use std::collections::{BTreeSet, HashSet};
@@ -12,6 +13,8 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
 use wire::InstallationId;
 
 use crate::ns::lock::lock_file;
@@ -40,6 +43,8 @@ pub struct Ranges {
     claimant: Claimant,
     blocks: BTreeSet<u32>,
     free: BTreeSet<u32>,
+    /// Locked for as long as this process lives.
+    _alive: File,
 }
 
 /// Who claims: the id, and where it can be checked.
@@ -73,8 +78,11 @@ impl Ranges {
         fs::DirBuilder::new().recursive(true).mode(0o700).create(claims)?;
         // Also if it existed: a process that can open the lock can hold it.
         fs::set_permissions(claims, fs::Permissions::from_mode(0o700))?;
-        let mut ranges =
-            Self { claims: claims.into(), claimant, blocks: BTreeSet::new(), free: BTreeSet::new() };
+        let alive = open_alive(claims, claimant.installation)?;
+        // Shared: a new launcher may start while a walker of the old one still ends.
+        flock(&alive, FlockOperation::NonBlockingLockShared)?;
+        let (claims, blocks, free) = (claims.into(), BTreeSet::new(), BTreeSet::new());
+        let mut ranges = Self { claims, claimant, blocks, free, _alive: alive };
         let _lock = ranges.lock()?;
         for block in 0..BLOCKS {
             if ranges.holder(block)?.as_ref() == Some(&ranges.claimant) {
@@ -114,7 +122,11 @@ impl Ranges {
         for block in 0..BLOCKS {
             let void = match self.holder(block)? {
                 None => true,
-                Some(holder) => holder != self.claimant && !holder.exists(),
+                Some(holder) => {
+                    holder != self.claimant
+                        && !holder.exists()
+                        && !is_alive(&self.claims, holder.installation)?
+                }
             };
             if void {
                 self.claim(block)?;
@@ -141,7 +153,10 @@ impl Ranges {
                 fs::remove_file(claims.join(block.to_string()))?;
             }
         }
-        Ok(())
+        match fs::remove_file(alive(claims, installation)) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
+            Ok(()) | Err(_) => Ok(()),
+        }
     }
 
     fn add(&mut self, block: u32, in_use: &HashSet<u32>) {
@@ -173,6 +188,30 @@ fn read_holder(claims: &Path, block: u32) -> io::Result<Option<Claimant>> {
         Ok(text) => Ok(Claimant::parse(&text)),
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(e) => Err(e),
+    }
+}
+
+/// The file that a launcher of an installation holds locked.
+fn alive(claims: &Path, installation: InstallationId) -> PathBuf {
+    claims.join(format!("alive-{installation}"))
+}
+
+fn open_alive(claims: &Path, installation: InstallationId) -> io::Result<File> {
+    let path = alive(claims, installation);
+    OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(path)
+}
+
+/// Whether a launcher of an installation lives, wherever its data directory is.
+fn is_alive(claims: &Path, installation: InstallationId) -> io::Result<bool> {
+    let file = match File::open(alive(claims, installation)) {
+        Ok(file) => file,
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(false),
+        Err(e) => return Err(e),
+    };
+    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(false),
+        Err(Errno::WOULDBLOCK) => Ok(true),
+        Err(e) => Err(e.into()),
     }
 }
 
@@ -256,6 +295,19 @@ mod tests {
         let base = take(&mut machine.open(&one, &[]));
         fs::remove_dir_all(&one.data_dir).expect("it can be removed");
         assert_eq!(take(&mut machine.open(&two, &[])), base);
+    }
+
+    #[test]
+    fn a_claim_of_a_living_launcher_is_not_void_although_its_directory_cannot_be_seen() {
+        let machine = Machine::new();
+        let (one, two) = (machine.installation(1), machine.installation(2));
+        let mut living = machine.open(&one, &[]);
+        let base = take(&mut living);
+        fs::remove_dir_all(&one.data_dir).expect("it can be removed");
+        assert_ne!(take(&mut machine.open(&two, &[])), base);
+        drop(living);
+        let third = machine.installation(3);
+        assert_eq!(take(&mut machine.open(&third, &[])), base, "it has ended");
     }
 
     #[test]

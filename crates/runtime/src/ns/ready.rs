@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use wire::SandboxId;
-use wire::launch::{Answer, Ask};
+use wire::launch::{Answer, Ask, Over, Writable};
 
 use crate::backend::{BackendError, Isolation, Spec};
 use crate::ns::link::{refused, unexpected};
@@ -160,7 +160,16 @@ impl NsBackend {
         self.prepare(&rootfs).await?;
         let Some(made) = self.spares().begin(sandbox) else { return Ok(None) };
         let Made { shape: Shape { rootfs, limits }, .. } = made.clone();
-        let launched = self.make(&Spec { sandbox, rootfs, limits, mounts: Vec::new() }).await;
+        let launched = self
+            .make(&Spec {
+                sandbox,
+                rootfs,
+                limits,
+                mounts: Vec::new(),
+                over: Over::default(),
+                writable: Writable::New,
+            })
+            .await;
         let wanted = self.spares().made(sandbox, &made);
         if launched.is_err() || !wanted {
             self.spares().forget(sandbox);

@@ -95,7 +95,12 @@ const MISSING: &[c_long] = &[
     libc::SYS_memfd_secret,
     // The kernel has one limit on contexts for the whole machine; databases fall back where there are none.
     libc::SYS_io_setup,
+    // As the requests in `flag_rules`.
+    FILE_SETATTR,
 ];
+
+/// file_setattr(2), Linux 6.17.
+const FILE_SETATTR: i64 = 469;
 
 /// The filters, compiled. Made once; every sandbox gets the same.
 pub struct Filters(Vec<BpfProgram>);
@@ -112,6 +117,7 @@ impl Filters {
         forbidden.insert(libc::SYS_socketpair, socket_rules()?);
         forbidden.insert(libc::SYS_ioctl, btrfs_rules()?);
         let unsupported = BTreeMap::from([(libc::SYS_socket, vec![netlink_rule()?])]);
+        let not_had = BTreeMap::from([(libc::SYS_ioctl, flag_rules()?)]);
         let kept = BTreeMap::from([
             (libc::SYS_setrlimit, vec![SeccompRule::new(vec![equals(0, RESOURCE_CORE)?])?]),
             (libc::SYS_prlimit64, vec![SeccompRule::new(vec![equals(1, RESOURCE_CORE)?, not_null(2)?])?]),
@@ -123,6 +129,7 @@ impl Filters {
             filter(missing, libc::ENOSYS)?,
             filter(forbidden, libc::EPERM)?,
             filter(unsupported, libc::EPROTONOSUPPORT)?,
+            filter(not_had, libc::ENOTTY)?,
             // Reported as success and not done: programs that hold secrets exit when they cannot lower their core
             // dump limit, and servers exit when they cannot set their buffer sizes.
             filter(kept, 0)?,
@@ -199,6 +206,16 @@ fn buffer_rules() -> Result<Vec<SeccompRule>, seccompiler::BackendError> {
     let rule =
         |option: i32| SeccompRule::new(vec![equals(1, libc::SOL_SOCKET as u64)?, equals(2, option as u64)?]);
     Ok(vec![rule(libc::SO_SNDBUF)?, rule(libc::SO_RCVBUF)?])
+}
+
+/// FS_IOC_SETFLAGS, its 32-bit form and FS_IOC_FSSETXATTR (linux/fs.h), which set the flags of a file. One of them makes
+/// btrfs compress the file, in threads of the kernel that no cgroup limits. The error is that of a file system without
+/// flags.
+fn flag_rules() -> Result<Vec<SeccompRule>, seccompiler::BackendError> {
+    [0x4008_6602, 0x4004_6602, 0x401c_5820]
+        .into_iter()
+        .map(|request| SeccompRule::new(vec![equals(1, request)?]))
+        .collect()
 }
 
 /// Every request of btrfs but those for sharing blocks between files, which other file systems have too. A volume may

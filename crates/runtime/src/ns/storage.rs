@@ -5,15 +5,24 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use tokio::sync::watch;
-use wire::launch::{Answer, Ask, LAYERS_PAGE, LayerFacts, StoreFacts, UnpackLayer, VOLUMES_PAGE};
-use wire::{Digest, SandboxId, VolumeId};
+use wire::launch::{
+    Answer, Ask, DiffSide, DiffSnapshots, Difference, FilesMark, LAYERS_PAGE, LayerFacts, SNAPSHOTS_PAGE,
+    StoreFacts, UnpackLayer, VOLUMES_PAGE, from_packet,
+};
+use wire::{Digest, SandboxId, SnapshotId, VolumeId};
 
-use crate::backend::{BackendError, DiskUsage, LayerSpec, Storage};
+use crate::backend::{BackendError, Differences, DiskUsage, LayerSpec, Storage};
 use crate::ns::link::{Call, refused, unexpected};
 use crate::ns::{NsBackend, QUICK_DEADLINE, TEARDOWN_DEADLINE};
 
 /// Copying a volume first writes its recent changes to disk.
 const VOLUME_DEADLINE: Duration = Duration::from_secs(120);
+/// A snapshot first writes recent changes to disk.
+const SNAPSHOT_DEADLINE: Duration = Duration::from_secs(120);
+/// Comparing reads every file that may differ.
+const DIFF_DEADLINE: Duration = Duration::from_secs(300);
+/// The longest difference: a path and two small files.
+const DIFFERENCE_MAX: usize = 1 << 20;
 /// Unpacking reads and writes gigabytes.
 const UNPACK_DEADLINE: Duration = Duration::from_secs(3600);
 
@@ -141,6 +150,120 @@ impl Storage for NsBackend {
                     }
                 }
                 other => return Err(unexpected("list volumes", &other)),
+            }
+        }
+    }
+
+    async fn settle_files(&self, sandbox: SandboxId) -> Result<(), BackendError> {
+        let ask = Ask::SettleFiles { sandbox };
+        self.ask("write a sandbox's files to disk", ask, SNAPSHOT_DEADLINE).await.map(|_| ())
+    }
+
+    async fn take_snapshot(
+        &self,
+        sandbox: SandboxId,
+        snapshot: SnapshotId,
+    ) -> Result<FilesMark, BackendError> {
+        const DOING: &str = "take a snapshot";
+        match self.ask(DOING, Ask::TakeSnapshot { sandbox, snapshot }, SNAPSHOT_DEADLINE).await? {
+            Answer::FilesMark(Some(mark)) => Ok(mark),
+            other => Err(unexpected(DOING, &other)),
+        }
+    }
+
+    async fn remove_snapshot(&self, snapshot: SnapshotId) -> Result<(), BackendError> {
+        self.ask("remove a snapshot", Ask::RemoveSnapshot { snapshot }, TEARDOWN_DEADLINE).await.map(|_| ())
+    }
+
+    async fn snapshots(&self) -> Result<Vec<SnapshotId>, BackendError> {
+        let mut all: Vec<SnapshotId> = Vec::new();
+        loop {
+            let after = all.last().copied();
+            match self.ask("list snapshots", Ask::Snapshots { after }, QUICK_DEADLINE).await? {
+                Answer::Snapshots(page) => {
+                    let last = page.len() < SNAPSHOTS_PAGE;
+                    all.extend(page);
+                    if last {
+                        return Ok(all);
+                    }
+                }
+                other => return Err(unexpected("list snapshots", &other)),
+            }
+        }
+    }
+
+    async fn diff(
+        &self,
+        before: &DiffSide,
+        after: &DiffSide,
+        contents: bool,
+    ) -> Result<Differences, BackendError> {
+        const DOING: &str = "compare snapshots";
+        let base = self.ids().ranges.take().map_err(refused("claim an id range"))?;
+        let base = base.ok_or(BackendError::Full { what: "id ranges" })?;
+        let wanted = DiffSnapshots { before: before.clone(), after: after.clone(), contents, base };
+        let (from, to) = io::pipe().map_err(refused("make a pipe"))?;
+        let reading = tokio::task::spawn_blocking(move || read_differences(from));
+        let backend = self.clone();
+        // In its own task: if the caller gives up, the process runs on for a while, and its ids must not be reused.
+        let asking = tokio::spawn(async move {
+            let ask = Ask::Diff(Box::new(wanted));
+            let answer = backend.exchange(DOING, ask, vec![to.into()], DIFF_DEADLINE).await;
+            // Without an answer the process may still be alive; the next start of the daemon frees the range.
+            if !matches!(&answer, Err(BackendError::LauncherGone { .. } | BackendError::Late { .. })) {
+                backend.ids().ranges.put_back(base);
+            }
+            answer.map(drop)
+        });
+        let (read, answer) = tokio::join!(reading, asking);
+        let failed = |error: tokio::task::JoinError| refused(DOING)(io::Error::other(error));
+        let read = read.map_err(failed)?;
+        let (differences, cut) = match read {
+            Ok(read) => read,
+            Err(error) => {
+                answer.map_err(failed)??;
+                return Err(refused(DOING)(error));
+            }
+        };
+        // The process fails to write once the reader has enough.
+        if !cut {
+            answer.map_err(failed)??;
+        }
+        Ok(differences)
+    }
+
+    async fn files_mark(&self, sandbox: SandboxId) -> Result<Option<FilesMark>, BackendError> {
+        const DOING: &str = "look at a sandbox's files";
+        match self.ask(DOING, Ask::FilesMark { sandbox }, QUICK_DEADLINE).await? {
+            Answer::FilesMark(mark) => Ok(mark),
+            other => Err(unexpected(DOING, &other)),
+        }
+    }
+}
+
+/// Reads what the comparing process writes, which may be anything. Also returns whether there was more than fits. Blocks.
+fn read_differences(mut from: io::PipeReader) -> io::Result<(Differences, bool)> {
+    use std::io::Read;
+    let strange =
+        || io::Error::new(io::ErrorKind::InvalidData, "the comparing process sent something strange");
+    let (mut entries, mut bytes) = (Vec::new(), 0);
+    loop {
+        let mut length = [0; 4];
+        from.read_exact(&mut length)?;
+        let length = u32::from_le_bytes(length) as usize;
+        if length > DIFFERENCE_MAX {
+            return Err(strange());
+        }
+        let mut packet = vec![0; length];
+        from.read_exact(&mut packet)?;
+        match from_packet(&packet).ok_or_else(strange)? {
+            Difference::End { complete } => return Ok((Differences { entries, complete }, false)),
+            entry @ Difference::Entry { .. } => {
+                bytes += length;
+                if entries.len() >= Differences::ENTRIES_MAX || bytes > Differences::BYTES_MAX {
+                    return Ok((Differences { entries, complete: false }, true));
+                }
+                entries.push(entry);
             }
         }
     }

@@ -16,11 +16,12 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{
-    IFlags, Mode, XattrFlags, fgetxattr, fsetxattr, fstatvfs, ioctl_getflags, ioctl_setflags, mkdirat, openat,
+    AtFlags, IFlags, Mode, XattrFlags, fgetxattr, fsetxattr, fstatvfs, ioctl_getflags, ioctl_setflags,
+    mkdirat, openat, unlinkat,
 };
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with};
-use wire::SandboxId;
+use wire::{SandboxId, SnapshotId};
 
 use crate::backend::DiskUsage;
 use crate::storage::directories::{DIRECTORY, make_and_open, names};
@@ -66,6 +67,11 @@ impl Places {
         Ok(Self { path: path.to_owned(), sandboxes, host_images, layers, pool })
     }
 
+    /// The data directory.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// The directory over which the launcher mounts its staging area.
     pub fn stage(&self) -> PathBuf {
         self.path.join("stage")
@@ -94,7 +100,7 @@ impl Places {
         self.path.join("images/layers")
     }
 
-    /// Creates the directory of a new sandbox with empty writable layers.
+    /// Creates the directory of a new sandbox. Its writable layers are empty, or those of a copy of a snapshot.
     pub fn make_sandbox(
         &self,
         id: SandboxId,
@@ -102,6 +108,7 @@ impl Places {
         generation: u64,
         writable_layers: &[&str],
         disk_bytes: Option<u64>,
+        copy: Option<SnapshotId>,
     ) -> io::Result<SandboxPlace> {
         let name = id.to_string();
         mkdirat(&self.sandboxes, &name, Mode::RWXU)?;
@@ -111,7 +118,7 @@ impl Places {
         mkdirat(&dir, HOST_DIRECTORY, Mode::from_raw_mode(0o755))?;
         let host = openat(&dir, HOST_DIRECTORY, DIRECTORY, Mode::empty())?;
         // After the directory, so that nothing in the pool is without one.
-        let fs = match self.pool.make_sandbox(id, disk_bytes)? {
+        let fs = match self.pool.make_sandbox(id, disk_bytes, copy)? {
             Some(fs) => fs,
             None => {
                 mkdirat(&dir, "fs", Mode::RWXU)?;
@@ -119,8 +126,50 @@ impl Places {
             }
         };
         for name in writable_layers {
-            mkdirat(&fs, *name, Mode::from_raw_mode(0o755))?;
-            mkdirat(&fs, format!("{name}-work"), Mode::RWXU)?;
+            let work = format!("{name}-work");
+            if copy.is_some() {
+                // The kernel rejects the working directory of another mount.
+                remove_tree(fs.as_fd(), &work)?;
+            }
+            match mkdirat(&fs, *name, Mode::from_raw_mode(0o755)) {
+                Err(Errno::EXIST) if copy.is_some() => {}
+                made => made?,
+            }
+            mkdirat(&fs, work, Mode::RWXU)?;
+        }
+        Ok(SandboxPlace { dir, fs, host })
+    }
+
+    /// Opens the directory of a sandbox whose processes were ended, for another launch.
+    ///
+    /// Its files stay. The kernel's own directories beside them are made anew, because a volatile overlay may not be mounted twice
+    /// over the same one (`incompat/volatile`). The sandbox gets the current generation of the image `host`, which hides what has
+    /// become private since.
+    pub fn reopen_sandbox(
+        &self,
+        id: SandboxId,
+        base: u32,
+        generation: u64,
+        writable_layers: &[&str],
+    ) -> io::Result<SandboxPlace> {
+        let dir = openat(&self.sandboxes, id.to_string(), DIRECTORY, Mode::empty())?;
+        let fs = self.writable(id)?;
+        for name in writable_layers {
+            // Without its files, the sandbox must not start as if it had never written any.
+            openat(&fs, *name, DIRECTORY, Mode::empty())?;
+            let work = format!("{name}-work");
+            remove_tree(fs.as_fd(), &work)?;
+            mkdirat(&fs, work, Mode::RWXU)?;
+        }
+        fsetxattr(&dir, ATTRIBUTE, format!("{base} {generation}").as_bytes(), XattrFlags::empty())?;
+        match mkdirat(&dir, HOST_DIRECTORY, Mode::from_raw_mode(0o755)) {
+            Ok(()) | Err(Errno::EXIST) => {}
+            Err(e) => return Err(e.into()),
+        }
+        let host = openat(&dir, HOST_DIRECTORY, DIRECTORY, Mode::empty())?;
+        match unlinkat(&dir, INIT_SOCKET, AtFlags::empty()) {
+            Ok(()) | Err(Errno::NOENT) => {}
+            Err(e) => return Err(e.into()),
         }
         Ok(SandboxPlace { dir, fs, host })
     }

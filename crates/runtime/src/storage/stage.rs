@@ -14,7 +14,7 @@ pub const STAGE_EMPTY_FILE: &str = "empty-file";
 /// An empty directory in the staging directory, to cover others with.
 pub const STAGE_EMPTY_DIRECTORY: &str = "empty-directory";
 /// Number of layers that the staging directory has names for.
-pub const STAGE_LAYERS: u8 = wire::launch::LAYERS_MAX as u8;
+pub const STAGE_LAYERS: u8 = (wire::launch::LAYERS_MAX + wire::launch::SNAPSHOT_LAYERS_MAX) as u8;
 
 /// The longest text that fsconfig(2) accepts.
 const OPTION_MAX: usize = 255;

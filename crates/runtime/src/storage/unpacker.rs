@@ -103,22 +103,7 @@ fn lock_in_and_unpack(materials: Materials<'_>, from: &LayerSource) -> io::Resul
     let mut stage = Stage { next: 0, unions: vec![STAGE_EMPTY_DIRECTORY.into(), STAGE_ROOT.into()] };
     let views = parts.iter().map(|part| stage.show(part)).collect::<io::Result<Vec<View>>>()?;
     drop(parts);
-    // The launcher's working directory is its staging area, and the clone inherits it: that becomes the root.
-    pivot_root(".", ".")?;
-    unmount(".", UnmountFlags::DETACH)?;
-    chdir("/")?;
-
-    move_into_link_name_space(user.as_fd(), Some(LinkNameSpaceType::User))?;
-    set_thread_groups(&[])?;
-    set_thread_res_gid(Gid::ROOT, Gid::ROOT, Gid::ROOT)?;
-    set_thread_res_uid(Uid::ROOT, Uid::ROOT, Uid::ROOT)?;
-    // After the ids, whose change would clear it. If the walker died before this call, the other end of the pipe is
-    // closed.
-    set_parent_process_death_signal(Some(Signal::KILL))?;
-    for (resource, most) in RESOURCES {
-        setrlimit(resource, Rlimit { current: Some(most), maximum: Some(most) })?;
-    }
-    give_up_privileges(KEPT)?;
+    confine(user, give_up_privileges, KEPT)?;
 
     // Close everything else that the launcher had open before reading the first untrusted byte.
     let null = openat(CWD, "dev/null", OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
@@ -163,6 +148,30 @@ fn lock_in_and_unpack(materials: Materials<'_>, from: &LayerSource) -> io::Resul
         }
     };
     tell(&mut report, &Message::Done(done))
+}
+
+/// Makes the staging area the root, becomes root of a user namespace alone, and gives up everything but these capabilities.
+pub(super) fn confine(
+    user: OwnedFd,
+    give_up_privileges: &dyn Fn(CapabilitySet) -> io::Result<()>,
+    kept: CapabilitySet,
+) -> io::Result<()> {
+    // The launcher's working directory is its staging area, and the clone inherits it: that becomes the root.
+    pivot_root(".", ".")?;
+    unmount(".", UnmountFlags::DETACH)?;
+    chdir("/")?;
+
+    move_into_link_name_space(user.as_fd(), Some(LinkNameSpaceType::User))?;
+    set_thread_groups(&[])?;
+    set_thread_res_gid(Gid::ROOT, Gid::ROOT, Gid::ROOT)?;
+    set_thread_res_uid(Uid::ROOT, Uid::ROOT, Uid::ROOT)?;
+    // After the ids, whose change would clear it. If the walker died before this call, the other end of the pipe is
+    // closed.
+    set_parent_process_death_signal(Some(Signal::KILL))?;
+    for (resource, most) in RESOURCES {
+        setrlimit(resource, Rlimit { current: Some(most), maximum: Some(most) })?;
+    }
+    give_up_privileges(kept)
 }
 
 /// Free names in the staging area.
@@ -220,7 +229,7 @@ impl Stage {
 }
 
 /// Attached layers as one tree, for reading.
-fn joined(numbers: &[u8]) -> io::Result<OwnedFd> {
+pub(super) fn joined(numbers: &[u8]) -> io::Result<OwnedFd> {
     let context = fsopen("overlay", FsOpenFlags::FSOPEN_CLOEXEC)?;
     set_lower_layers(&context, &lower_layers(numbers))?;
     fsconfig_create(&context)?;

@@ -15,6 +15,8 @@ const READ: u64 = 2;
 const FIRST_FREE_OBJECT: u64 = 256;
 /// Marks that `max_rfer` of a limit is set.
 const LIMIT_REFERENCED: u64 = 1;
+/// Makes a snapshot read-only.
+const READ_ONLY: u64 = 2;
 /// This value means no limit.
 const NO_LIMIT: u64 = u64::MAX;
 
@@ -56,6 +58,22 @@ struct Info {
     rest: [u8; 992],
 }
 
+/// `struct btrfs_ioctl_get_subvol_info_args`
+#[repr(C)]
+struct SubvolumeInfo {
+    tree: u64,
+    name: [u8; 256],
+    parent: u64,
+    directory: u64,
+    generation: u64,
+    flags: u64,
+    ids: [[u8; 16]; 3],
+    changed: u64,
+    transactions: [u64; 3],
+    times: [u64; 8],
+    reserved: [u64; 8],
+}
+
 /// `struct btrfs_ioctl_quota_ctl_args`
 #[repr(C)]
 struct QuotaControl {
@@ -76,6 +94,7 @@ struct QuotaLimit {
 
 const _: () = assert!(size_of::<Named>() == 4096 && size_of::<NamedMore>() == 4096);
 const _: () = assert!(size_of::<Lookup>() == 4096 && size_of::<Info>() == 1024);
+const _: () = assert!(size_of::<SubvolumeInfo>() == 504);
 const _: () = assert!(size_of::<QuotaControl>() == 16 && size_of::<QuotaLimit>() == 48);
 
 const RESIZE: u64 = request::<Named>(WRITE, 3);
@@ -85,6 +104,7 @@ const LOOKUP: u64 = request::<Lookup>(READ | WRITE, 18);
 const START_SYNC: u64 = request::<u64>(READ, 24);
 const SNAPSHOT_CREATE: u64 = request::<NamedMore>(WRITE, 23);
 const INFO: u64 = request::<Info>(READ, 31);
+const SUBVOLUME_INFO: u64 = request::<SubvolumeInfo>(READ, 60);
 const QUOTA_CONTROL: u64 = request::<QuotaControl>(READ | WRITE, 40);
 const QUOTA_LIMIT: u64 = request::<QuotaLimit>(READ, 43);
 
@@ -122,10 +142,28 @@ pub fn create_subvolume(parent: BorrowedFd<'_>, name: &str) -> io::Result<()> {
     unsafe { ask(parent, SUBVOLUME_CREATE, &mut argument) }
 }
 
+/// Whether files of a snapshot can change.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Snapshot {
+    /// They can.
+    Writable,
+    /// They cannot, by anyone.
+    ReadOnly,
+}
+
 /// Creates a snapshot of `of`. The kernel first writes back what is pending in `of`.
-pub fn create_snapshot(parent: BorrowedFd<'_>, name: &str, of: BorrowedFd<'_>) -> io::Result<()> {
+pub fn create_snapshot(
+    parent: BorrowedFd<'_>,
+    name: &str,
+    of: BorrowedFd<'_>,
+    kind: Snapshot,
+) -> io::Result<()> {
     let fd = i64::from(of.as_raw_fd());
-    let mut argument = NamedMore { fd, transaction: 0, flags: 0, unused: [0; 4], name: named(name)? };
+    let flags = match kind {
+        Snapshot::Writable => 0,
+        Snapshot::ReadOnly => READ_ONLY,
+    };
+    let mut argument = NamedMore { fd, transaction: 0, flags, unused: [0; 4], name: named(name)? };
     // SAFETY: `NamedMore` is btrfs_ioctl_vol_args_v2, as BTRFS_IOC_SNAP_CREATE_V2 takes it, without flags that would make the
     // kernel read a pointer from it; the name ends with a zero, and `of` is open for all of the call.
     unsafe { ask(parent, SNAPSHOT_CREATE, &mut argument) }
@@ -152,6 +190,27 @@ pub fn subvolume_number(file: BorrowedFd<'_>) -> io::Result<u64> {
     // SAFETY: `Lookup` is btrfs_ioctl_ino_lookup_args, as BTRFS_IOC_INO_LOOKUP takes and fills it.
     unsafe { ask(file, LOOKUP, &mut argument)? };
     Ok(argument.tree)
+}
+
+/// The number of the transaction that last changed the subvolume that a file or directory is in. It grows with the change
+/// itself, before the change is on disk. Fails on other file systems.
+pub fn last_change(file: BorrowedFd<'_>) -> io::Result<u64> {
+    let mut argument = SubvolumeInfo {
+        tree: 0,
+        name: [0; 256],
+        parent: 0,
+        directory: 0,
+        generation: 0,
+        flags: 0,
+        ids: [[0; 16]; 3],
+        changed: 0,
+        transactions: [0; 3],
+        times: [0; 8],
+        reserved: [0; 8],
+    };
+    // SAFETY: `SubvolumeInfo` is btrfs_ioctl_get_subvol_info_args, as BTRFS_IOC_GET_SUBVOL_INFO fills it.
+    unsafe { ask(file, SUBVOLUME_INFO, &mut argument)? };
+    Ok(argument.changed)
 }
 
 /// The id of the file system, as sysfs writes it. Fails on other file systems.

@@ -17,14 +17,6 @@ pub fn set_transparent(socket: BorrowedFd<'_>, family: Family) -> io::Result<()>
     }
 }
 
-/// Makes the kernel tell with each datagram where it was sent to.
-pub fn report_destination(socket: BorrowedFd<'_>, family: Family) -> io::Result<()> {
-    match family {
-        Family::V4 => set(socket, libc::SOL_IP, libc::IP_PKTINFO, 1),
-        Family::V6 => set(socket, libc::SOL_IPV6, libc::IPV6_RECVPKTINFO, 1),
-    }
-}
-
 fn set(socket: BorrowedFd<'_>, level: c_int, option: c_int, value: c_int) -> io::Result<()> {
     // SAFETY: the kernel reads `value`, whose size is passed, and writes nothing.
     let result = unsafe {

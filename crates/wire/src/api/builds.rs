@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::TemplateSpec;
+use super::{Network, TemplateSpec};
 
 /// The header `Shoal-Build` of `POST /v1/builds`, as JSON in ASCII.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, ToSchema)]
@@ -29,6 +29,9 @@ pub struct StartBuild {
     /// Secrets in base64, by id. A step sees only the secrets that it names, and none is stored.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub secrets: BTreeMap<String, String>,
+    /// What `RUN` steps may reach, as in `CreateSandbox`. Default: `registries`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub network: Option<Network>,
 }
 
 /// A build.

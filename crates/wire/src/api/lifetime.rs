@@ -16,8 +16,8 @@ pub struct LifetimeRule {
     pub after_seconds: f64,
     /// The action.
     pub action: RuleAction,
-    /// Accept a rule whose action this version cannot perform: it is stored and shown with `"acts": false`, and has
-    /// no effect. Without this, the request is rejected.
+    /// Has no effect: this version performs every action. Earlier versions could not pause, and kept a rule to pause only with
+    /// this.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub accept_inactive: bool,
 }
@@ -41,9 +41,9 @@ pub enum RuleSince {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum RuleAction {
-    /// Pause the sandbox and keep its memory. Not supported by this version.
+    /// Pause the sandbox and keep its memory.
     PauseKeepMemory,
-    /// Pause the sandbox, end its processes and keep its files. Not supported by this version.
+    /// Pause the sandbox, end its processes and keep its files. One that is paused with its memory gives it up.
     PauseDropMemory,
     /// Delete the sandbox and everything in it.
     Delete,
@@ -58,7 +58,7 @@ pub struct KeptRule {
     pub after_seconds: f64,
     /// The action.
     pub action: RuleAction,
-    /// Whether this version performs the action.
+    /// Whether this version performs the action: always. Earlier versions could not pause.
     pub acts: bool,
 }
 

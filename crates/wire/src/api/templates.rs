@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Deserializer, Serialize};
 use utoipa::ToSchema;
 
-use super::{ErrorBody, LayerProgress, SandboxLimits, VolumeMount};
+use super::{ErrorBody, LayerProgress, Network, NetworkPolicy, SandboxLimits, VolumeMount};
 
 /// `POST /v1/templates`
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, ToSchema)]
@@ -44,6 +44,9 @@ pub struct CreateTemplate {
     /// Volumes that every sandbox mounts, at most 64. They must exist.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub mounts: Vec<VolumeMount>,
+    /// What sandboxes may reach, as in `CreateSandbox`. Default: the operator's default.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub network: Option<Network>,
 }
 
 /// `PUT /v1/templates/{template}`: replaces all settings. Fields that are left out get their defaults.
@@ -80,6 +83,9 @@ pub struct TemplateSpec {
     /// As in `CreateTemplate`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub mounts: Vec<VolumeMount>,
+    /// As in `CreateTemplate`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub network: Option<Network>,
 }
 
 /// `PATCH /v1/templates/{template}`. Fields that are left out keep their values; lists and maps are replaced as a
@@ -123,10 +129,19 @@ pub struct UpdateTemplate {
     /// Replaces all mounts.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mounts: Option<Vec<VolumeMount>>,
+    /// As in `CreateTemplate`; `null` for the operator's default.
+    #[serde(skip_serializing_if = "Option::is_none", deserialize_with = "given_network")]
+    #[schema(value_type = Option<Network>)]
+    pub network: Option<Option<Network>>,
 }
 
 /// Distinguishes `null` from a missing field.
 fn given<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Option<String>>, D::Error> {
+    Option::deserialize(deserializer).map(Some)
+}
+
+/// The same for a policy.
+fn given_network<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Option<Network>>, D::Error> {
     Option::deserialize(deserializer).map(Some)
 }
 
@@ -173,6 +188,9 @@ pub struct Template {
     pub labels: BTreeMap<String, String>,
     /// Volumes that every sandbox mounts.
     pub mounts: Vec<VolumeMount>,
+    /// What every sandbox may reach; the operator's default if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub network: Option<NetworkPolicy>,
     /// Number of the owner's sandboxes that were made from any version of this template.
     pub sandboxes: u64,
     /// Whether the template is built in and cannot be changed.

@@ -1,15 +1,15 @@
 //! Starts the egress process: the daemon's own program, without any privilege, under the installation's own user id.
 //!
 //! Like an init, egress is a child of the launcher but outlives it: nothing ends egress when the launcher or the daemon
-//! ends, and the next daemon finds it through a socket that was among its first descriptors. Egress runs in the
-//! machine's own mount and network namespaces.
+//! ends, and the next daemon finds it through a socket in its directory. Egress runs in the machine's own mount and
+//! network namespaces.
 
 use std::ffi::CStr;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use rustix::fs::{CWD, Mode, OFlags, openat};
-use rustix::process::{Gid, Resource, Rlimit, Uid, chdir, getrlimit, setrlimit, setsid};
+use rustix::fs::{CWD, Mode, OFlags, fchmod, fchown, openat};
+use rustix::process::{Gid, Resource, Rlimit, Uid, getrlimit, setrlimit, setsid};
 use rustix::thread::{
     CapabilitySet, LinkNameSpaceType, move_into_link_name_space, set_thread_groups, set_thread_res_gid,
     set_thread_res_uid,
@@ -17,6 +17,7 @@ use rustix::thread::{
 use wire::launch::{Answer, Failure, from_packet, to_packet};
 
 use super::{Launcher, failure, refused};
+use crate::backend::EGRESS_DIRECTORY;
 use crate::ns::enter;
 use crate::ns::ranges::OWN_IDS;
 use crate::sys::{self, CloneOptions, Cloned};
@@ -71,8 +72,12 @@ impl Launcher {
         // The launcher's namespace has only few of the machine's mounts: certificates and resolver settings may be on
         // the others.
         move_into_link_name_space(self.host_mounts.as_fd(), Some(LinkNameSpaceType::Mount))?;
-        chdir("/")?;
         setsid()?;
+        let (uid, gid) = (Uid::from_raw(id), Gid::from_raw(id));
+        // Egress cannot reach its directory by path, because the data directory is closed to it; so it starts there.
+        let directory = self.egress_directory()?;
+        fchown(&directory, Some(uid), Some(gid))?;
+        rustix::process::fchdir(&directory)?;
         rustix::process::umask(Mode::from_raw_mode(0o077));
         // A connection takes two descriptors; a core dump would contain the CA's key.
         let most = getrlimit(Resource::Nofile).maximum;
@@ -87,21 +92,37 @@ impl Launcher {
 
         // Before the ids, whose change removes the privilege to do so.
         enter::bound_capabilities(CapabilitySet::empty())?;
-        let (uid, gid) = (Uid::from_raw(id), Gid::from_raw(id));
         set_thread_groups(&[])?;
         set_thread_res_gid(gid, gid, gid)?;
         set_thread_res_uid(uid, uid, uid)?;
         enter::keep_capabilities(CapabilitySet::empty())?;
 
-        for standard in 0..FIRST_DESCRIPTOR {
+        // The first one is the socket to the daemon, which egress reads as its standard input.
+        let socket = kept.first().unwrap_or(&null);
+        sys::inherit_as(socket.as_fd(), 0)?;
+        for standard in 1..FIRST_DESCRIPTOR {
             sys::inherit_as(null.as_fd(), standard)?;
         }
-        for (number, fd) in kept.iter().enumerate() {
+        for (number, fd) in kept.iter().skip(1).enumerate() {
             sys::inherit_as(fd.as_fd(), FIRST_DESCRIPTOR + number as i32)?;
         }
         sys::close_on_exec_from(above)?;
         sys::reset_signals();
         const ARGUMENTS: [&CStr; 2] = [c"shoal", c"egress"];
         Err(sys::execute(program.as_fd(), &ARGUMENTS, &[]))
+    }
+
+    /// Egress's own directory, made if it is missing.
+    fn egress_directory(&self) -> io::Result<OwnedFd> {
+        let path = self.places.path().join(EGRESS_DIRECTORY);
+        match std::fs::create_dir(&path) {
+            Ok(()) => {}
+            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
+            Err(e) => return Err(e),
+        }
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let directory = openat(CWD, &path, flags, Mode::empty())?;
+        fchmod(&directory, Mode::from_raw_mode(0o700))?;
+        Ok(directory)
     }
 }

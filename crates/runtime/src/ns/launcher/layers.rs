@@ -130,6 +130,6 @@ impl Launcher {
             let below = below.collect::<Result<_, _>>()?;
             Ok(unpacker::Part { at: overlay.at, below, upper: Some(upper) })
         };
-        plan::overlays(&rootfs).into_iter().map(part).collect()
+        plan::overlays(&rootfs, 0).into_iter().map(part).collect()
     }
 }

@@ -11,6 +11,7 @@
 //!    └────────────────Reply──────────────┘
 //! ```
 
+mod diff;
 mod egress;
 mod layers;
 mod network;
@@ -163,6 +164,7 @@ impl Launcher {
         places.host_images.sweep().map_err(fatal("remove unfinished images"))?;
         places.layers.sweep().map_err(fatal("remove unfinished layers"))?;
         let cgroups = Cgroups::open(config.installation).map_err(fatal("prepare cgroups"))?;
+        crate::ns::shown::prepare();
         let filters = Filters::compile().map_err(|e| fatal("compile filters")(io::Error::other(e)))?;
         let init = world::embedded_init().map_err(fatal("prepare init"))?;
         let system = world::harmless_sys().map_err(fatal("prepare /sys"))?;
@@ -245,6 +247,12 @@ impl Launcher {
                 })
             };
             self.reply(request.serial, result)?;
+            return Ok(true);
+        }
+        if let Ask::FilesMark { sandbox } = request.ask {
+            // Two quick questions to the file system; a history asks them before every command.
+            let mark = self.places.pool.mark(sandbox).map_err(refused("look at the sandbox's files"));
+            self.reply(request.serial, mark.map(Answer::FilesMark))?;
             return Ok(true);
         }
         self.start_walker(request, given)?;

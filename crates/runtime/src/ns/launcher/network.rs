@@ -22,14 +22,10 @@ impl Launcher {
         Ok(hand(network::open(routes)?, handed))
     }
 
-    pub(super) fn change_routes(
-        &self,
-        sandbox: SandboxId,
-        routes: &Routes,
-        handed: &mut Vec<OwnedFd>,
-    ) -> Handed {
+    pub(super) fn change_routes(&self, sandbox: SandboxId, routes: &Routes) -> Handed {
         network::enter(&self.cgroups, sandbox)?;
-        Ok(hand(network::change(routes)?, handed))
+        network::change(routes)?;
+        Ok(Vec::new())
     }
 
     pub(super) fn close_network(&self, sandbox: SandboxId) -> Handed {

@@ -8,9 +8,10 @@ use rustix::fs::CWD;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use wire::launch::{
     Access, Answer, Ask, Failure, Found, HOST_LAYERS_MAX, INVENTORY_PAGE, LAYERS_MAX, LAYERS_PAGE,
-    MOUNTS_MAX, Plan, Processes, Rootfs, VERSION, VOLUMES_PAGE, from_packet, to_packet,
+    MOUNTS_MAX, Plan, Processes, Rootfs, SNAPSHOT_LAYERS_MAX, SNAPSHOTS_PAGE, VERSION, VOLUMES_PAGE,
+    Writable, from_packet, to_packet,
 };
-use wire::{Digest, SandboxId, VolumeId};
+use wire::{Digest, SandboxId, SnapshotId, VolumeId};
 
 use super::{Launcher, Parts, failure, refused};
 use crate::backend::DiskUsage;
@@ -55,7 +56,7 @@ impl Launcher {
                 Ok(Answer::Network(self.open_network(sandbox, &routes, handed)))
             }
             Ask::ChangeRoutes { sandbox, routes } => {
-                Ok(Answer::Network(self.change_routes(sandbox, &routes, handed)))
+                Ok(Answer::Network(self.change_routes(sandbox, &routes)))
             }
             Ask::CloseNetwork { sandbox } => Ok(Answer::Network(self.close_network(sandbox))),
             Ask::StartEgress { id } => self.start_egress(id, given),
@@ -106,6 +107,29 @@ impl Launcher {
                 volumes.truncate(VOLUMES_PAGE);
                 Ok(Answer::Volumes(volumes))
             }
+            Ask::SettleFiles { sandbox: _ } => {
+                self.places.pool.settle().map_err(refused("write the store's changes to disk"))?;
+                Ok(Answer::Done)
+            }
+            Ask::TakeSnapshot { sandbox, snapshot } => {
+                let taken = self.places.pool.take_snapshot(sandbox, snapshot);
+                Ok(Answer::FilesMark(Some(taken.map_err(refused("take a snapshot"))?)))
+            }
+            Ask::RemoveSnapshot { snapshot } => {
+                self.places.pool.remove_snapshot(snapshot).map_err(refused("remove a snapshot"))?;
+                Ok(Answer::Done)
+            }
+            Ask::Snapshots { after } => {
+                let mut snapshots = self.places.pool.snapshots().map_err(refused("list snapshots"))?;
+                snapshots.retain(|snapshot| after.is_none_or(|after| *snapshot > after));
+                snapshots.truncate(SNAPSHOTS_PAGE);
+                Ok(Answer::Snapshots(snapshots))
+            }
+            Ask::FilesMark { sandbox } => {
+                let mark = self.places.pool.mark(sandbox).map_err(refused("look at the sandbox's files"))?;
+                Ok(Answer::FilesMark(mark))
+            }
+            Ask::Diff(wanted) => self.diff(&wanted, given),
             Ask::Store => {
                 let StoragePool { facts, made_bytes, notes, .. } = &self.places.pool;
                 Ok(Answer::Store { facts: *facts, made_bytes: *made_bytes, notes: notes.clone() })
@@ -149,11 +173,24 @@ impl Launcher {
             Rootfs::Layers(_) => 0,
         };
         let writable_layers: Vec<&str> =
-            plan::overlays(&plan.rootfs).iter().map(|overlay| overlay.upper).collect();
-        let place = self
-            .places
-            .make_sandbox(plan.sandbox, plan.base, generation, &writable_layers, plan.limits.disk_bytes)
-            .map_err(refused("make the sandbox's directory"))?;
+            plan::overlays(&plan.rootfs, 0).iter().map(|overlay| overlay.upper).collect();
+        let place = match plan.writable {
+            Writable::New => self
+                .places
+                .make_sandbox(
+                    plan.sandbox,
+                    plan.base,
+                    generation,
+                    &writable_layers,
+                    plan.limits.disk_bytes,
+                    plan.over.copy,
+                )
+                .map_err(refused("make the sandbox's directory"))?,
+            Writable::Kept => self
+                .places
+                .reopen_sandbox(plan.sandbox, plan.base, generation, &writable_layers)
+                .map_err(refused("find the sandbox's files"))?,
+        };
         let listener = place.listen().map_err(refused("make init's socket"))?;
         let groups =
             self.cgroups.make(plan.sandbox, plan.base, &plan.limits).map_err(refused("make the cgroups"))?;
@@ -164,6 +201,9 @@ impl Launcher {
             let tree =
                 idmapped(directory, &layer, READ_ONLY, &user).map_err(refused("map the ids of a layer"))?;
             trees.insert(Tree::Layer(number as u8), tree);
+        }
+        for tree in self.snapshot_layers(&plan.over.layers, &writable_layers, &user)? {
+            trees.insert(Tree::Layer(trees.len() as u8), tree);
         }
         let flags = libc::MOUNT_ATTR_NODEV | libc::MOUNT_ATTR_NOSUID;
         let writable = idmapped(place.fs.as_fd(), "", flags, &user)
@@ -230,6 +270,37 @@ impl Launcher {
                 }
             }
         }
+    }
+
+    /// The layers of snapshots, for each writable layer, the uppermost snapshot first.
+    pub(super) fn snapshot_layers(
+        &self,
+        snapshots: &[SnapshotId],
+        writable_layers: &[&str],
+        user: &OwnedFd,
+    ) -> Result<Vec<OwnedFd>, Failure> {
+        if snapshots.len() > SNAPSHOT_LAYERS_MAX {
+            let doing = format!("mount {} snapshots", snapshots.len());
+            return Err(Failure { doing, errno: libc::EINVAL });
+        }
+        let mut trees = Vec::new();
+        for name in writable_layers {
+            for snapshot in snapshots {
+                trees.push(self.snapshot_layer(*snapshot, name, user)?);
+            }
+        }
+        Ok(trees)
+    }
+
+    /// One writable layer of a snapshot, read-only.
+    pub(super) fn snapshot_layer(
+        &self,
+        snapshot: SnapshotId,
+        name: &str,
+        user: &OwnedFd,
+    ) -> Result<OwnedFd, Failure> {
+        let files = self.places.pool.snapshot(snapshot).map_err(refused("open a snapshot"))?;
+        idmapped(files.as_fd(), name, READ_ONLY, user).map_err(refused("map the ids of a snapshot"))
     }
 
     fn volume(&self, volume: VolumeId) -> Result<OwnedFd, Failure> {

@@ -2,34 +2,29 @@
 //! inside.
 
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::io::Errno;
 use rustix::net::sockopt::{set_ipv6_freebind, set_ipv6_v6only};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, listen, socket_with};
 use wire::network::{
-    ANY_DNS_PORT, DNS_PORT, Family, Listener, NetworkFault, OWN_V4, OWN_V6, PROXY_PORT, RESOLVER_V4,
-    RESOLVER_V6, Routes,
+    DNS_PORT, Family, Listener, NetworkFault, OWN_V4, OWN_V6, PROXY_PORT, RESOLVER_V4, RESOLVER_V6,
 };
 
-use crate::sys::sockets::{report_destination, set_transparent};
+use crate::sys::sockets::set_transparent;
 
 /// How many connections may wait for egress: the kernel's default maximum, since a connection that does not fit waits a
 /// second.
 const BACKLOG: i32 = 4096;
 
 /// The listeners that a namespace needs.
-pub(super) fn needed(routes: &Routes, ipv6: bool) -> Vec<Listener> {
+pub(super) fn needed(ipv6: bool) -> Vec<Listener> {
     use Listener::*;
-    let mut needed = vec![TcpV4, DnsV4];
-    needed.extend(ipv6.then_some([TcpV6, DnsV6]).into_iter().flatten());
-    if matches!(routes, Routes::Open(_)) {
-        needed.push(AnyDnsV4);
-        needed.extend(ipv6.then_some(AnyDnsV6));
+    match ipv6 {
+        true => vec![TcpV4, TcpV6, DnsV4, DnsV6],
+        false => vec![TcpV4, DnsV4],
     }
-    needed.sort();
-    needed
 }
 
 /// Whether IPv6 sockets work in this namespace, whose loopback is up.
@@ -62,16 +57,13 @@ fn address(listener: Listener) -> SocketAddr {
         Listener::TcpV6 => (OWN_V6, PROXY_PORT).into(),
         Listener::DnsV4 => (RESOLVER_V4, DNS_PORT).into(),
         Listener::DnsV6 => (RESOLVER_V6, DNS_PORT).into(),
-        Listener::AnyDnsV4 => (Ipv4Addr::UNSPECIFIED, ANY_DNS_PORT).into(),
-        Listener::AnyDnsV6 => (Ipv6Addr::UNSPECIFIED, ANY_DNS_PORT).into(),
     }
 }
 
 fn try_open(listener: Listener, address: SocketAddr) -> io::Result<OwnedFd> {
-    let (kind, any) = match listener {
-        Listener::TcpV4 | Listener::TcpV6 => (SocketType::STREAM, false),
-        Listener::DnsV4 | Listener::DnsV6 => (SocketType::DGRAM, false),
-        Listener::AnyDnsV4 | Listener::AnyDnsV6 => (SocketType::DGRAM, true),
+    let kind = match listener {
+        Listener::TcpV4 | Listener::TcpV6 => SocketType::STREAM,
+        Listener::DnsV4 | Listener::DnsV6 => SocketType::DGRAM,
     };
     let family = if address.is_ipv4() { Family::V4 } else { Family::V6 };
     let socket = make(family, kind)?;
@@ -82,9 +74,6 @@ fn try_open(listener: Listener, address: SocketAddr) -> io::Result<OwnedFd> {
     }
     if kind == SocketType::STREAM {
         set_transparent(socket.as_fd(), family)?;
-    }
-    if any {
-        report_destination(socket.as_fd(), family)?;
     }
     // Without SO_REUSEADDR: otherwise a program in the sandbox could bind the same port and take over questions.
     bind(&socket, &address)?;
@@ -117,16 +106,9 @@ pub(super) fn is_ours(address: IpAddr, port: u16) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use std::net::Ipv4Addr;
 
-    #[test]
-    fn resolvers_of_a_programs_own_choice_are_heard_only_where_they_have_a_route() {
-        use Listener::*;
-        assert_eq!(needed(&Routes::Listed(vec![]), true), [TcpV4, TcpV6, DnsV4, DnsV6]);
-        assert_eq!(needed(&Routes::Listed(vec![]), false), [TcpV4, DnsV4]);
-        assert_eq!(needed(&Routes::Open(vec![]), true), [TcpV4, TcpV6, DnsV4, DnsV6, AnyDnsV4, AnyDnsV6]);
-        assert_eq!(needed(&Routes::Open(vec![]), false), [TcpV4, DnsV4, AnyDnsV4]);
-    }
+    use super::*;
 
     #[test]
     fn only_our_own_listener_is_ours() {

@@ -47,10 +47,7 @@ pub fn enter(groups: &Cgroups, sandbox: SandboxId) -> Result<(), NetworkFault> {
 pub fn open(routes: &Routes) -> Result<Vec<(Listener, OwnedFd)>, NetworkFault> {
     let ipv6 = has_ipv6()?;
     let opened = set_up(routes, ipv6).and_then(|()| {
-        listeners::needed(routes, ipv6)
-            .into_iter()
-            .map(|wanted| Ok((wanted, listeners::open(wanted)?)))
-            .collect()
+        listeners::needed(ipv6).into_iter().map(|wanted| Ok((wanted, listeners::open(wanted)?))).collect()
     });
     if let Err(fault) = &opened
         && !matches!(fault, NetworkFault::PortTaken { .. })
@@ -60,23 +57,9 @@ pub fn open(routes: &Routes) -> Result<Vec<(Listener, OwnedFd)>, NetworkFault> {
     opened
 }
 
-/// Replaces the routes of the namespace of the calling thread. Returns the listeners that the old routes did not need.
-pub fn change(routes: &Routes) -> Result<Vec<(Listener, OwnedFd)>, NetworkFault> {
-    let ipv6 = has_ipv6()?;
-    set_up(routes, ipv6)?;
-    let before = listeners::needed(&Routes::Listed(Vec::new()), ipv6);
-    let more = listeners::needed(routes, ipv6).into_iter().filter(|listener| !before.contains(listener));
-    let mut opened = Vec::new();
-    for listener in more {
-        match listeners::open(listener) {
-            Ok(socket) => opened.push((listener, socket)),
-            // Egress has the port since the network was open before. If a guest has it, the guest answers its own
-            // questions.
-            Err(NetworkFault::PortTaken { .. }) => {}
-            Err(fault) => return Err(fault),
-        }
-    }
-    Ok(opened)
+/// Replaces the routes of the namespace of the calling thread. The listeners stay.
+pub fn change(routes: &Routes) -> Result<(), NetworkFault> {
+    set_up(routes, has_ipv6()?)
 }
 
 /// Removes routes, rules and addresses from the calling thread's namespace. Harmless if there are none.
@@ -111,7 +94,7 @@ pub enum Parts {
 /// Tries a part in the namespace of the calling thread, whose loopback is up.
 pub fn probe(part: Parts) -> Result<(), NetworkFault> {
     match part {
-        Parts::Rules => rules::apply(&Routes::Listed(Vec::new()), has_ipv6()?),
+        Parts::Rules => rules::apply(has_ipv6()?),
         Parts::Ipv6 if has_ipv6()? => Ok(()),
         Parts::Ipv6 => Err(NetworkFault::Kernel { doing: "use IPv6".into(), errno: libc::EAFNOSUPPORT }),
     }
@@ -121,7 +104,7 @@ pub fn probe(part: Parts) -> Result<(), NetworkFault> {
 fn set_up(routes: &Routes, ipv6: bool) -> Result<(), NetworkFault> {
     let wanted = routes::wanted(routes, ipv6).map_err(|why| NetworkFault::Routes { why })?;
     // Rules first, since they fail on a kernel without the needed features. Without routes they apply to nothing.
-    rules::apply(routes, ipv6)?;
+    rules::apply(ipv6)?;
     let netlink = Netlink::open(Subsystem::Route).map_err(kernel("open a socket to the kernel's routes"))?;
     let there = routes::there(&netlink).map_err(kernel("list routes"))?;
     let mut changes = routes::addresses(ipv6);

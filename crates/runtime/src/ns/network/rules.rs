@@ -2,7 +2,7 @@
 //!
 //! The rules are the same for every policy; routes decide what arrives. TPROXY passes a connection to any address and
 //! port to our listener, which gets the original address from getsockname(2). Nothing is tracked, and nothing is
-//! rewritten except questions to name servers that a program chose itself.
+//! rewritten.
 //!
 //! ```text
 //! table inet shoal
@@ -12,10 +12,6 @@
 //!     tcp, not to this sandbox itself or loopback     tproxy
 //!   chain out  { type filter hook output priority mangle }
 //!     echo request                                    drop             (the kernel would answer for every address that has a route)
-//! table inet shoal-dns                                                 if everything has a route
-//!   chain out  { type filter hook output priority mangle }
-//!     udp to port 53 of anyone but us                 port 53 becomes 61053
-//!     udp from port 61053                             port 61053 becomes 53
 //! ```
 //!
 //! A table is created whole or not at all, and never changed, so an existing table is complete. Deleting a table makes
@@ -25,39 +21,15 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use wire::network::{
-    ANY_DNS_PORT, DNS_PORT, Family, NetworkFault, OWN_V4, OWN_V6, POOL_V4, POOL_V6, PROXY_PORT, Prefix,
-    REFUSED_PORTS, REFUSED_V4, REFUSED_V6, Routes,
+    Family, NetworkFault, OWN_V4, OWN_V6, PROXY_PORT, Prefix, REFUSED_PORTS, REFUSED_V4, REFUSED_V6,
 };
 
 use super::message::{ACK, APPEND, Attributes, CREATE, EXCLUSIVE, Messages};
 use super::netlink::{Netlink, Refusal, Subsystem};
 
-/// One of our tables.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Table {
-    /// The table of every network.
-    Main,
-    /// The additional table of an open network.
-    Dns,
-}
-
-impl Table {
-    const ALL: [Self; 2] = [Self::Main, Self::Dns];
-
-    fn name(self) -> &'static str {
-        match self {
-            Self::Main => "shoal",
-            Self::Dns => "shoal-dns",
-        }
-    }
-
-    fn chains(self) -> &'static [Chain] {
-        match self {
-            Self::Main => &[Chain::In, Chain::Out],
-            Self::Dns => &[Chain::Out],
-        }
-    }
-}
+/// Our table.
+const TABLE: &str = "shoal";
+const CHAINS: [Chain; 2] = [Chain::In, Chain::Out];
 
 /// The priority of `mangle`: before anything is delivered.
 const PRIORITY: i32 = -150;
@@ -98,10 +70,7 @@ enum Part {
     NotTo(Prefix),
     /// The kind of an ICMP message.
     IcmpKind(u8),
-    FromPort(u16),
     ToPort(u16),
-    SetFromPort(u16),
-    SetToPort(u16),
     /// To our listener.
     Proxy(Family),
     Accept,
@@ -115,10 +84,9 @@ struct Rule {
 }
 
 const TCP: u8 = libc::IPPROTO_TCP as u8;
-const UDP: u8 = libc::IPPROTO_UDP as u8;
 
-/// The rules of a table, in their order.
-fn rules(table: Table, ipv6: bool) -> Vec<Rule> {
+/// The rules, in their order.
+fn rules(ipv6: bool) -> Vec<Rule> {
     use Part::*;
     let host = |address: IpAddr| Prefix { address, bits: if address.is_ipv4() { 32 } else { 128 } };
     let v4 = Side {
@@ -126,7 +94,6 @@ fn rules(table: Table, ipv6: bool) -> Vec<Rule> {
         refused: REFUSED_V4.into(),
         own: host(OWN_V4.into()),
         loopback: Prefix { address: Ipv4Addr::new(127, 0, 0, 0).into(), bits: 8 },
-        pool: POOL_V4,
         echo: (libc::IPPROTO_ICMP as u8, 8),
     };
     let v6 = Side {
@@ -134,29 +101,19 @@ fn rules(table: Table, ipv6: bool) -> Vec<Rule> {
         refused: REFUSED_V6.into(),
         own: host(OWN_V6.into()),
         loopback: host(Ipv6Addr::LOCALHOST.into()),
-        pool: POOL_V6,
         echo: (libc::IPPROTO_ICMPV6 as u8, 128),
     };
     let mut rules = Vec::new();
-    for Side { family, refused, own, loopback, pool, echo } in [v4].into_iter().chain(ipv6.then_some(v6)) {
+    for Side { family, refused, own, loopback, echo } in [v4].into_iter().chain(ipv6.then_some(v6)) {
         let mut add = |chain: Chain, parts: &[Part]| {
             rules.push(Rule { chain, parts: [&[Family(family)], parts].concat() });
         };
-        match table {
-            Table::Main => {
-                for port in REFUSED_PORTS {
-                    add(Chain::In, &[Protocol(TCP), To(refused), ToPort(port), Proxy(family), Accept]);
-                }
-                add(Chain::In, &[To(refused), Accept]);
-                add(Chain::In, &[Protocol(TCP), NotTo(own), NotTo(loopback), Proxy(family)]);
-                add(Chain::Out, &[Protocol(echo.0), IcmpKind(echo.1), Drop]);
-            }
-            Table::Dns => {
-                let elsewhere = [Protocol(UDP), NotTo(loopback), NotTo(pool), ToPort(DNS_PORT)];
-                add(Chain::Out, &[&elsewhere[..], &[SetToPort(ANY_DNS_PORT)]].concat());
-                add(Chain::Out, &[Protocol(UDP), FromPort(ANY_DNS_PORT), SetFromPort(DNS_PORT)]);
-            }
+        for port in REFUSED_PORTS {
+            add(Chain::In, &[Protocol(TCP), To(refused), ToPort(port), Proxy(family), Accept]);
         }
+        add(Chain::In, &[To(refused), Accept]);
+        add(Chain::In, &[Protocol(TCP), NotTo(own), NotTo(loopback), Proxy(family)]);
+        add(Chain::Out, &[Protocol(echo.0), IcmpKind(echo.1), Drop]);
     }
     rules
 }
@@ -167,7 +124,6 @@ struct Side {
     refused: IpAddr,
     own: Prefix,
     loopback: Prefix,
-    pool: Prefix,
     /// The protocol of echo requests, and their kind.
     echo: (u8, u8),
 }
@@ -240,21 +196,6 @@ fn verdict(code: i32) -> Attributes {
     expression("immediate", &Attributes::new().number(1, 0).nest(2, &verdict))
 }
 
-/// Writes a port into a packet and updates its checksum.
-fn set_port(offset: u32, port: u16) -> Vec<Attributes> {
-    const INTERNET_CHECKSUM: u32 = 1;
-    /// Where the checksum of UDP is.
-    const CHECKSUM: u32 = 6;
-    let write = Attributes::new()
-        .number(5, REGISTER)
-        .number(2, TRANSPORT_HEADER)
-        .number(3, offset)
-        .number(4, 2)
-        .number(6, INTERNET_CHECKSUM)
-        .number(7, CHECKSUM);
-    vec![immediate(REGISTER, &port.to_be_bytes()), expression("payload", &write)]
-}
-
 /// Loads a packet's destination address.
 fn destination(address: IpAddr) -> (Attributes, Vec<u8>) {
     match address {
@@ -275,7 +216,6 @@ impl Part {
     fn expressions(self) -> Vec<Attributes> {
         const META_FAMILY: u32 = 15;
         const META_PROTOCOL: u32 = 16;
-        const FROM_PORT: u32 = 0;
         const TO_PORT: u32 = 2;
         match self {
             Self::Family(family) => vec![meta(META_FAMILY), compare(true, &[number_of(family)])],
@@ -289,14 +229,9 @@ impl Part {
                 vec![load, mask(prefix.bits, bytes.len()), compare(false, &bytes)]
             }
             Self::IcmpKind(kind) => vec![payload(TRANSPORT_HEADER, 0, 1), compare(true, &[kind])],
-            Self::FromPort(port) => {
-                vec![payload(TRANSPORT_HEADER, FROM_PORT, 2), compare(true, &port.to_be_bytes())]
-            }
             Self::ToPort(port) => {
                 vec![payload(TRANSPORT_HEADER, TO_PORT, 2), compare(true, &port.to_be_bytes())]
             }
-            Self::SetFromPort(port) => set_port(FROM_PORT, port),
-            Self::SetToPort(port) => set_port(TO_PORT, port),
             Self::Proxy(family) => {
                 let own: Vec<u8> = match family {
                     Family::V4 => OWN_V4.octets().into(),
@@ -341,88 +276,65 @@ fn general(family: u8, subsystem: u16) -> [u8; 4] {
     [family, 0, high, low]
 }
 
-/// Creates tables.
-fn batch(tables: &[Table], ipv6: bool) -> Batch {
+/// Creates the table.
+fn batch(ipv6: bool) -> Batch {
     let mut messages = Messages::default();
     let mut proxies = Vec::new();
     messages.push(BATCH_BEGIN, 0, &general(0, SUBSYSTEM), &Attributes::new());
-    for table in tables {
-        let named = || Attributes::new().text(1, table.name());
-        messages.push(NEW_TABLE, CREATE | EXCLUSIVE | ACK, &general(INET, 0), &named());
-        for chain in table.chains() {
-            let hook = Attributes::new().number(1, chain.hook()).number(2, PRIORITY as u32);
-            let attributes = named().text(3, chain.name()).nest(4, &hook).text(7, "filter");
-            messages.push(NEW_CHAIN, CREATE, &general(INET, 0), &attributes);
-        }
-        for rule in rules(*table, ipv6) {
-            let expressions: Vec<Attributes> =
-                rule.parts.iter().flat_map(|part| part.expressions()).collect();
-            let attributes = named().text(2, rule.chain.name()).nest(4, &Attributes::join(&expressions));
-            let number = messages.push(NEW_RULE, CREATE | APPEND, &general(INET, 0), &attributes);
-            if rule.parts.iter().any(|part| matches!(part, Part::Proxy(_))) {
-                proxies.push(number);
-            }
+    let named = || Attributes::new().text(1, TABLE);
+    messages.push(NEW_TABLE, CREATE | EXCLUSIVE | ACK, &general(INET, 0), &named());
+    for chain in CHAINS {
+        let hook = Attributes::new().number(1, chain.hook()).number(2, PRIORITY as u32);
+        let attributes = named().text(3, chain.name()).nest(4, &hook).text(7, "filter");
+        messages.push(NEW_CHAIN, CREATE, &general(INET, 0), &attributes);
+    }
+    for rule in rules(ipv6) {
+        let expressions: Vec<Attributes> = rule.parts.iter().flat_map(|part| part.expressions()).collect();
+        let attributes = named().text(2, rule.chain.name()).nest(4, &Attributes::join(&expressions));
+        let number = messages.push(NEW_RULE, CREATE | APPEND, &general(INET, 0), &attributes);
+        if rule.parts.iter().any(|part| matches!(part, Part::Proxy(_))) {
+            proxies.push(number);
         }
     }
     messages.push(BATCH_END, 0, &general(0, SUBSYSTEM), &Attributes::new());
     Batch { messages, proxies }
 }
 
-/// Applies the rules that these routes need.
-pub(super) fn apply(routes: &Routes, ipv6: bool) -> Result<(), NetworkFault> {
-    let wanted: &[Table] = match routes {
-        Routes::Listed(_) => &[Table::Main],
-        Routes::Open(_) => &Table::ALL,
-    };
+/// Applies the rules, which are the same for all routes.
+pub(super) fn apply(ipv6: bool) -> Result<(), NetworkFault> {
     let kernel = speak()?;
-    let there = there(&kernel)?;
-    let missing: Vec<Table> = wanted.iter().copied().filter(|table| !there.contains(table)).collect();
-    if !missing.is_empty() {
-        let batch = batch(&missing, ipv6);
+    if !is_there(&kernel)? {
+        let batch = batch(ipv6);
         judge(&batch, &exchange(&kernel, &batch.messages)?)?;
     }
-    delete(&kernel, &there.into_iter().filter(|table| !wanted.contains(table)).collect::<Vec<_>>())
+    Ok(())
 }
 
-/// Removes all our tables.
+/// Removes our table.
 pub(super) fn remove() -> Result<(), NetworkFault> {
     let kernel = speak()?;
-    delete(&kernel, &there(&kernel)?)
-}
-
-fn delete(kernel: &Netlink, tables: &[Table]) -> Result<(), NetworkFault> {
-    if tables.is_empty() {
+    if !is_there(&kernel)? {
         return Ok(());
     }
     let mut messages = Messages::default();
     messages.push(BATCH_BEGIN, 0, &general(0, SUBSYSTEM), &Attributes::new());
-    for table in tables {
-        let named = Attributes::new().text(1, table.name());
-        messages.push(DELETE_TABLE, ACK, &general(INET, 0), &named);
-    }
+    messages.push(DELETE_TABLE, ACK, &general(INET, 0), &Attributes::new().text(1, TABLE));
     messages.push(BATCH_END, 0, &general(0, SUBSYSTEM), &Attributes::new());
-    let refused = exchange(kernel, &messages)?;
+    let refused = exchange(&kernel, &messages)?;
     judge(&Batch { messages, proxies: Vec::new() }, &refused)
 }
 
-/// The tables that this namespace has.
-fn there(kernel: &Netlink) -> Result<Vec<Table>, NetworkFault> {
-    let mut there = Vec::new();
-    for table in Table::ALL {
-        let mut messages = Messages::default();
-        let named = Attributes::new().text(1, table.name());
-        messages.push(GET_TABLE, ACK, &general(INET, 0), &named);
-        match exchange(kernel, &messages)?[..] {
-            [] => there.push(table),
-            [Refusal { errno: libc::ENOENT, .. }] => {}
-            // The kernel has no handler for this subsystem.
-            [Refusal { errno: libc::EINVAL | libc::EOPNOTSUPP, .. }] => return Err(NetworkFault::NoNfTables),
-            [Refusal { errno, .. }, ..] => {
-                return Err(NetworkFault::Kernel { doing: "look for rules".into(), errno });
-            }
-        }
+/// Whether this namespace has our table.
+fn is_there(kernel: &Netlink) -> Result<bool, NetworkFault> {
+    let mut messages = Messages::default();
+    messages.push(GET_TABLE, ACK, &general(INET, 0), &Attributes::new().text(1, TABLE));
+    match exchange(kernel, &messages)?[..] {
+        [] => Ok(true),
+        [Refusal { errno: libc::ENOENT, .. }] => Ok(false),
+        // The kernel has no handler for this subsystem.
+        [Refusal { errno: libc::EINVAL | libc::EOPNOTSUPP, .. }] => Err(NetworkFault::NoNfTables),
+        [Refusal { errno, .. }, ..] => Err(NetworkFault::Kernel { doing: "look for rules".into(), errno }),
     }
-    Ok(there)
 }
 
 fn speak() -> Result<Netlink, NetworkFault> {
@@ -463,18 +375,17 @@ mod tests {
 
     #[test]
     fn a_batch_begins_and_ends_and_makes_whole_tables() {
-        let batch = batch(&Table::ALL, true);
+        let batch = batch(true);
         let kinds: Vec<u16> = received(batch.messages.bytes()).map(|message| message.kind).collect();
         assert_eq!(kinds[..4], [BATCH_BEGIN, NEW_TABLE, NEW_CHAIN, NEW_CHAIN]);
         assert_eq!(kinds.last(), Some(&BATCH_END));
-        let rules: usize = Table::ALL.iter().map(|table| rules(*table, true).len()).sum();
-        assert_eq!(kinds.iter().filter(|kind| **kind == NEW_RULE).count(), rules);
+        assert_eq!(kinds.iter().filter(|kind| **kind == NEW_RULE).count(), rules(true).len());
         assert_eq!(received(batch.messages.bytes()).next().map(|m| m.body), Some(&[0, 0, 0, 10][..]));
     }
 
     #[test]
     fn the_refused_address_answers_before_the_general_rule_and_on_two_ports_only() {
-        let rules = rules(Table::Main, true);
+        let rules = rules(true);
         let position = |wanted: &dyn Fn(&Rule) -> bool| rules.iter().position(wanted).expect("a rule");
         let refused = Part::To(REFUSED_V4.into());
         let page = position(&|rule| rule.parts.contains(&refused) && rule.parts.contains(&Part::ToPort(443)));
@@ -485,23 +396,16 @@ mod tests {
     }
 
     #[test]
-    fn only_an_open_network_rewrites_ports_and_every_rule_is_for_one_family() {
-        let sets = |rule: &Rule| {
-            rule.parts.iter().any(|part| matches!(part, Part::SetToPort(_) | Part::SetFromPort(_)))
-        };
-        assert!(!rules(Table::Main, true).iter().any(sets));
-        assert!(rules(Table::Dns, true).iter().all(sets));
-        for table in Table::ALL {
-            assert!(rules(table, true).iter().all(|rule| matches!(rule.parts[0], Part::Family(_))));
-            let v4 = rules(table, false);
-            assert!(v4.iter().all(|rule| rule.parts[0] == Part::Family(Family::V4)));
-            assert_eq!(v4.len() * 2, rules(table, true).len(), "both families have the same rules");
-        }
+    fn every_rule_is_for_one_family() {
+        assert!(rules(true).iter().all(|rule| matches!(rule.parts[0], Part::Family(_))));
+        let v4 = rules(false);
+        assert!(v4.iter().all(|rule| rule.parts[0] == Part::Family(Family::V4)));
+        assert_eq!(v4.len() * 2, rules(true).len(), "both families have the same rules");
     }
 
     #[test]
     fn a_rule_is_read_back_as_its_expressions() {
-        let batch = batch(&[Table::Main], false);
+        let batch = batch(false);
         let general = *batch.proxies.last().expect("the general rule comes last");
         let message = received(batch.messages.bytes()).find(|m| m.number == general).expect("a rule");
         let parts: Vec<_> = attributes(&message.body[4..]).collect();
@@ -549,7 +453,7 @@ mod tests {
 
     #[test]
     fn a_missing_part_of_the_kernel_is_told_by_name() {
-        let batch = batch(&[Table::Main], false);
+        let batch = batch(false);
         let judged = |number, errno| judge(&batch, &[Refusal { number, errno }]).expect_err("refused");
         assert_eq!(judged(0, libc::EOPNOTSUPP), NetworkFault::NoNfTables);
         assert_eq!(judged(batch.proxies[0], libc::ENOENT), NetworkFault::NoTproxy);

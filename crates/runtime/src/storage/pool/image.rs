@@ -234,6 +234,9 @@ fn try_mount(device: &str) -> Result<OwnedFd, Errno> {
     fsconfig_set_string(&context, "source", device)?;
     fsconfig_set_flag(&context, "nodiscard")?;
     fsconfig_set_flag(&context, "skip_balance")?;
+    // A guest may ask btrfs to compress its files (the attribute `btrfs.compression`), which threads of the kernel would
+    // do, outside of every cpu limit. Files without checksums cannot be compressed; they share blocks as others do.
+    fsconfig_set_flag(&context, "nodatasum")?;
     fsconfig_create(&context)?;
     let flags = MountAttrFlags::MOUNT_ATTR_NOSUID
         | MountAttrFlags::MOUNT_ATTR_NODEV

@@ -6,6 +6,7 @@
 //!   store/                  kind `loop`: where the launcher mounts it, in its own namespace; kind `btrfs`: a plain directory
 //!     sandboxes/<id>/       a subvolume for each sandbox, with its limit
 //!     volumes/<id>/         a subvolume for each volume, with its size
+//!     snapshots/<id>/       a read-only subvolume for each snapshot of a sandbox
 //!   sandboxes/<id>/fs/      kind `directory`: the same without limits
 //!   volumes/<id>/
 //! ```
@@ -18,17 +19,19 @@
 
 mod image;
 mod seed;
+mod snapshots;
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
 use rustix::fs::{
-    AtFlags, CWD, Mode, OFlags, RenameFlags, fchmod, fstatfs, openat, renameat_with, statat, syncfs, unlinkat,
+    AtFlags, CWD, IFlags, Mode, OFlags, RenameFlags, fchmod, fstatfs, ioctl_getflags, ioctl_setflags, openat,
+    renameat_with, statat, syncfs, unlinkat,
 };
 use rustix::io::Errno;
 use wire::launch::{StoreFacts, StoreKind, StoreWish};
-use wire::{SandboxId, VolumeId};
+use wire::{SandboxId, SnapshotId, VolumeId};
 
 use crate::backend::DiskUsage;
 use crate::storage::directories::{DIRECTORY, make_and_open, names};
@@ -44,6 +47,7 @@ use image::{UNFINISHED_IMAGE, attach_image, grow, make_image, mount_device, remo
 const MOUNT: &str = "store";
 const SANDBOXES: &str = "sandboxes";
 const VOLUMES: &str = "volumes";
+const SNAPSHOTS: &str = "snapshots";
 /// Prefix of directories that are being removed, or were not finished.
 const TRASH: &str = "trash-";
 /// Space is short if less than this part of the store is free.
@@ -104,6 +108,7 @@ struct Subvolumes {
     root: OwnedFd,
     sandboxes: OwnedFd,
     volumes: OwnedFd,
+    snapshots: OwnedFd,
     /// The kernel's own usage counters, in sysfs; `None` without quotas.
     counts: Option<OwnedFd>,
     /// The device, which stays attached while the launcher lives, and what is mounted from it.
@@ -226,10 +231,17 @@ impl StoragePool {
 
     // Sandboxes.
 
-    /// Creates a directory for a new sandbox's writable files, unless the pool uses plain directories elsewhere.
-    pub fn make_sandbox(&self, id: SandboxId, limit: Option<u64>) -> io::Result<Option<OwnedFd>> {
+    /// Creates a directory for a new sandbox's writable files, empty or as a copy of a snapshot, unless the pool uses
+    /// plain directories elsewhere.
+    pub fn make_sandbox(
+        &self,
+        id: SandboxId,
+        limit: Option<u64>,
+        copy: Option<SnapshotId>,
+    ) -> io::Result<Option<OwnedFd>> {
+        let from = copy.map(|snapshot| self.snapshot(snapshot)).transpose()?;
         let Some(held) = &self.subvolumes else { return Ok(None) };
-        held.make(held.sandboxes.as_fd(), &id.to_string(), limit, None).map(Some)
+        held.make(held.sandboxes.as_fd(), &id.to_string(), limit, from.as_ref()).map(Some)
     }
 
     /// A sandbox's writable files, if they are in the pool.
@@ -340,6 +352,14 @@ impl StoragePool {
     }
 }
 
+/// Keeps btrfs from compressing files that are created below `made`, which threads of the kernel would do outside of
+/// every cpu limit. Files that are overwritten in place, without checksums, cannot be compressed, and directories pass
+/// the flag on. A pool of kind `loop` is mounted so that this holds for all of it.
+fn forbid_compression(made: &OwnedFd) -> io::Result<()> {
+    let flags = ioctl_getflags(made)?;
+    Ok(ioctl_setflags(made, flags | IFlags::NOCOW)?)
+}
+
 impl Subvolumes {
     /// Mounts the store's file, and grows it if requested.
     fn of_image(data_dir: &Path, config: &StoreConfig) -> Result<Self, StoragePoolError> {
@@ -378,8 +398,8 @@ impl Subvolumes {
             );
         }
         let make = |name| make_and_open(root.as_fd(), name).map_err(cannot("make the store's directories"));
-        let (sandboxes, volumes) = (make(SANDBOXES)?, make(VOLUMES)?);
-        Ok(Self { sandboxes, volumes, counts, root, mounted })
+        let (sandboxes, volumes, snapshots) = (make(SANDBOXES)?, make(VOLUMES)?, make(SNAPSHOTS)?);
+        Ok(Self { sandboxes, volumes, snapshots, counts, root, mounted })
     }
 
     fn make(
@@ -390,10 +410,13 @@ impl Subvolumes {
         from: Option<&OwnedFd>,
     ) -> io::Result<OwnedFd> {
         match from {
-            Some(from) => btrfs::create_snapshot(dir, name, from.as_fd())?,
+            Some(from) => btrfs::create_snapshot(dir, name, from.as_fd(), btrfs::Snapshot::Writable)?,
             None => btrfs::create_subvolume(dir, name)?,
         }
         let made = openat(dir, name, DIRECTORY, Mode::empty())?;
+        if from.is_none() && self.mounted.is_none() {
+            forbid_compression(&made)?;
+        }
         if limit.is_some() {
             self.limit(made.as_fd(), limit)?;
         }
