@@ -21,6 +21,7 @@ async fn main() {
         capacity: Capacity { sandboxes: 10_000, cpu_millis: u64::MAX, memory_bytes: u64::MAX },
         output_kept_max: 64 << 20,
         images: Default::default(),
+        network: Default::default(),
     };
     let engine = Engine::start(config.clone(), Arc::new(host.clone())).await.expect("the engine starts");
     let owner = Owner::default_owner();

@@ -4,8 +4,8 @@
 //! The public interface is [`Engine`]; its methods are in the folders of the nouns that they act on.
 //!
 //! There is one folder per noun, and each uses only those before it: `error`, [`model`] (inputs and outputs),
-//! [`observe`], [`access`], `db`, `guest` (the link to init), `command`, [`files`], [`image`], [`volume`],
-//! [`template`], [`sandbox`] (which joins the ones before), [`pool`], [`build`], [`snapshot`].
+//! [`observe`], [`access`], `disk`, `db`, [`network`], `guest` (the link to init), `command`, [`files`], [`port`],
+//! [`image`], [`volume`], [`template`], [`sandbox`] (which joins the ones before), [`pool`], [`build`], [`snapshot`].
 
 #![forbid(unsafe_code)]
 
@@ -13,13 +13,16 @@ pub mod access;
 pub mod build;
 mod command;
 mod db;
+mod disk;
 mod error;
 pub mod files;
 mod guest;
 pub mod image;
 pub mod model;
+pub mod network;
 pub mod observe;
 pub mod pool;
+pub mod port;
 pub mod sandbox;
 pub mod snapshot;
 mod task;
@@ -28,6 +31,7 @@ pub mod volume;
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use prometheus_client::registry::Registry as MetricsRegistry;
 use runtime::{Backend, BackendError};
@@ -36,18 +40,23 @@ use wire::SandboxId;
 use wire::launch::Rootfs;
 
 use crate::access::keys::Keys;
+use crate::access::revoked::Revoked;
 use crate::access::signing::Signer;
 use crate::build::Builds;
+use crate::command::budget::Budgets;
 use crate::command::log::LogWriters;
 use crate::db::Db;
+use crate::disk::HostDisk;
 use crate::image::{ImageSettings, Images};
 use crate::model::defaults::LIMITS;
 use crate::model::random::random;
-use crate::observe::clock::{Clock, SystemClock};
+use crate::network::{NetworkSettings, Networks};
+use crate::observe::clock::{Clock, SystemClock, now};
 use crate::observe::events::Events;
 use crate::observe::measured::Measured;
 use crate::observe::metrics::Metrics;
 use crate::pool::Pools;
+use crate::port::{Links, Ports};
 use crate::sandbox::live::LiveSandbox;
 use crate::sandbox::registry::Registry;
 use crate::template::Templates;
@@ -55,14 +64,17 @@ use crate::volume::Volumes;
 use std::sync::MutexGuard;
 use tokio::task::AbortHandle;
 
+pub use access::calls::Revocation;
 pub use access::keys::{KeyEnd, KeySecret};
+pub use access::signing::TAG_LENGTH;
 pub use command::text::{TextEvent, TextOutput};
 pub use command::{ANSWER_SECONDS, CommandRef, Output, STALL_SECONDS, STDIN_SECONDS};
 pub use files::Files;
 pub use files::transfer::{IDLE_SECONDS, TAKE_SECONDS, TRANSFERS_MAX, WATCHES_MAX};
+pub use model::port::{Link, LinkSpec, OpenPort, Port, PortHolder};
 pub use model::*;
 pub use observe::events::{
-    About, BadEventId, EVENTS_KEPT_MAX, Event, EventId, Happened, TemplateHappened, Told, Watcher,
+    About, BadEventId, Deletion, EVENTS_KEPT_MAX, Event, EventId, Happened, TemplateHappened, Told, Watcher,
 };
 pub use observe::stats::{DiskCount, MachineStats, Stats};
 
@@ -80,8 +92,12 @@ pub const PAGE_MAX: u32 = 1000;
 pub const COMMAND_BYTES_MAX: usize = 20 * 1024 * 1024;
 /// The maximum size of a sandbox's environment, which is added to the environment of every command.
 pub const SANDBOX_ENV_BYTES_MAX: usize = 256 * 1024;
+/// How long a successful check that rows can be written holds.
+const WRITABLE_CHECKED: Duration = Duration::from_secs(1);
 /// How many sandboxes the engine connects to at the same time after a restart.
 const ADOPTIONS_MAX: usize = 64;
+/// How many sandboxes are searched for listening ports at the same time. A search takes about a millisecond.
+const PORT_LOOKS_MAX: usize = 4;
 
 /// The configuration of an engine.
 #[derive(Debug, Clone)]
@@ -94,6 +110,8 @@ pub struct EngineConfig {
     pub output_kept_max: u64,
     /// The settings for images.
     pub images: ImageSettings,
+    /// The settings for networks.
+    pub network: NetworkSettings,
 }
 
 /// All sandboxes of one data directory. Cheap to clone. Dropping the last clone ends the engine's tasks as a crash
@@ -142,7 +160,15 @@ impl Engine {
         let path = config.data_dir.join(DATABASE);
         let metrics = Arc::new(Metrics::default());
         let (store_runtime, store_metrics) = (runtime.clone(), Arc::clone(&metrics));
-        let db = tokio::task::spawn_blocking(move || Db::open(&path, store_runtime, store_metrics))
+        let directory = config.data_dir.clone();
+        let opened = tokio::task::spawn_blocking(move || {
+            let create = |source| DbError::Create { path: directory.clone(), source };
+            let disk = Arc::new(HostDisk::open(&directory).map_err(create)?);
+            let revoked = Revoked::open(&directory).map_err(create)?;
+            let db = Db::open(&path, store_runtime, store_metrics, Arc::clone(&disk))?;
+            Ok((disk, revoked, db))
+        });
+        let (disk, revoked, db) = opened
             .await
             .map_err(|_| EngineError::Stopping)?
             .map_err(|source| EngineError::Store { doing: "open the database", source })?;
@@ -162,20 +188,30 @@ impl Engine {
         let layer_names = Signer::new(db.secret("layers", random()).await?);
         let volumes = Volumes::open(&db.load_volumes().await?);
         let (templates, versions) = Templates::open(db.load_templates().await?);
+        let links = Links::open(db.load_links(now()).await?);
         let pools = Pools::open(db.load_pools().await?, |template| templates.head(template));
+        let output = Budgets::new(config.output_kept_max, disk);
         let backend = Arc::new(Measured { backend, metrics: Arc::clone(&metrics) });
+        let networks = Networks::new(&config.network, &config.data_dir);
         let shared = Arc::new(Shared {
             config,
+            networks,
             backend,
             clock,
             metrics,
             db: Arc::new(db),
             logs: Arc::new(logs),
+            output,
+            writable: tokio::sync::Mutex::new(None),
             keys,
+            revoked,
             images,
             templates,
             volumes,
             pools,
+            ports: Arc::default(),
+            port_looks: Semaphore::new(PORT_LOOKS_MAX),
+            links,
             signer,
             layer_names,
             builds,
@@ -185,9 +221,15 @@ impl Engine {
             counts: Semaphore::new(observe::stats::COUNTS_MAX),
             tasks: Mutex::default(),
             events: Arc::new(Events::new()),
+            files_freed: tokio::sync::Notify::new(),
         });
         let engine = Self { inner: Arc::new(Inner { shared: Arc::clone(&shared) }) };
+        access::calls::finish_revocations(&shared).await;
+        for owner in shared.keys.owners() {
+            access::calls::apply_output_limit(&shared, &owner);
+        }
         sandbox::recovery::recover(&shared, loaded.uses, versions).await?;
+        let tending = shared.runtime.spawn(network::tend(Arc::clone(&shared)));
         build::recover(&engine).await?;
         template::resume_interrupted(&shared);
         pool::resume_interrupted(&shared);
@@ -197,7 +239,8 @@ impl Engine {
         let sweeping = shared.runtime.spawn(sandbox::sweep::keep_swept(Arc::clone(&shared)));
         let collecting =
             shared.runtime.spawn(image::keep_collected(Arc::clone(&shared), template::prepare_again));
-        let tasks = [sweeping.abort_handle(), collecting.abort_handle()];
+        let freeing = shared.runtime.spawn(snapshot::keep_freed(Arc::downgrade(&engine.inner)));
+        let tasks = [sweeping, collecting, tending, freeing].map(|task| task.abort_handle());
         shared.tasks.lock().unwrap_or_else(PoisonError::into_inner).extend(tasks);
         Ok(engine)
     }
@@ -215,6 +258,17 @@ impl Engine {
         self.shared().db.is_empty().await
     }
 
+    /// An error if rows cannot be written, for example because the disk is full. A success holds for a second.
+    pub async fn check_writable(&self) -> Result<(), EngineError> {
+        let mut last = self.shared().writable.lock().await;
+        if last.is_some_and(|at| at.elapsed() < WRITABLE_CHECKED) {
+            return Ok(());
+        }
+        self.shared().db.check_writable().await?;
+        *last = Some(Instant::now());
+        Ok(())
+    }
+
     /// Compares the image `host` with the machine, as creates do. For a daemon that keeps sandboxes ready without
     /// creates.
     pub async fn check_host_image(&self) -> Result<(), BackendError> {
@@ -223,6 +277,7 @@ impl Engine {
 
     /// Stops all drivers and flushes the database. Sandboxes keep running.
     pub async fn stop(&self) {
+        network::rest(self.shared()).await;
         let shared = Arc::clone(self.shared());
         if tokio::task::spawn_blocking(move || shared.halt()).await.is_err() {
             tracing::error!("stopping the engine panicked");
@@ -255,11 +310,21 @@ pub(crate) struct Shared {
     pub metrics: Arc<Metrics>,
     pub db: Arc<Db>,
     pub logs: Arc<LogWriters>,
+    /// How much output sandboxes and owners keep.
+    pub output: Arc<Budgets>,
+    /// When a check last found that rows can be written.
+    pub writable: tokio::sync::Mutex<Option<Instant>>,
     pub keys: Keys,
+    pub revoked: Revoked,
     pub images: Images,
     pub templates: Templates,
     pub volumes: Volumes,
+    pub networks: Networks,
     pub pools: Pools,
+    pub ports: Arc<Ports>,
+    /// Bounds how many sandboxes are searched for listening ports at once.
+    pub port_looks: Semaphore,
+    pub links: Links,
     pub signer: Signer,
     /// Computes the names of layers that are made on this machine.
     pub layer_names: Signer,
@@ -273,6 +338,8 @@ pub(crate) struct Shared {
     /// Tasks to end with the engine, besides the drivers.
     pub tasks: Mutex<Vec<AbortHandle>>,
     pub events: Arc<Events>,
+    /// A sandbox is gone, and perhaps the last that needed some snapshot.
+    pub files_freed: tokio::sync::Notify,
 }
 
 impl Shared {

@@ -30,9 +30,10 @@ fn context(dockerfile: &str) -> Vec<u8> {
 }
 
 async fn build(world: &World, dockerfile: &str) -> BuildId {
-    let (upload, _) = world.engine.upload().expect("a file");
+    let upload = world.engine.upload().expect("a file");
     upload.file.try_clone().expect("a file").write_all(&context(dockerfile)).expect("it takes bytes");
     let spec = BuildSpec {
+        network: None,
         template: TemplateName::parse("t").expect("a name"),
         spec: TemplateSpec::default(),
         context: upload,
@@ -93,7 +94,13 @@ async fn nobody_reaches_the_sandbox_of_a_build() {
         let name = SandboxName::parse("stolen").expect("a name");
         not_found(engine.rename(&owner, step, name).await, "rename");
         let template = TemplateSpec::default();
-        let spec = SnapshotSpec { name: "s".into(), tags: Vec::new(), template, note: String::new() };
+        let spec = SnapshotSpec {
+            name: "s".into(),
+            tags: Vec::new(),
+            template,
+            note: String::new(),
+            labels: Default::default(),
+        };
         let key = key_of(owner.as_str(), KeyLimits::default());
         not_found(engine.capture_snapshot(&key, step, spec).await.map(drop), "capture");
         let listed = engine.list(&owner, ListQuery::default()).await.expect("a list").items;

@@ -36,9 +36,10 @@ fn context(dockerfile: &str, files: &[(&str, &str)]) -> Vec<u8> {
 }
 
 fn spec(engine: &Engine, dockerfile: &str, files: &[(&str, &str)]) -> BuildSpec {
-    let (mut upload, _) = engine.upload().expect("a file for the context");
+    let mut upload = engine.upload().expect("a file for the context");
     upload.file.write_all(&context(dockerfile, files)).expect("it can be written");
     BuildSpec {
+        network: None,
         template: TemplateName::parse("t").expect("a name"),
         spec: TemplateSpec::default(),
         context: upload,

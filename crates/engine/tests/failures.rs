@@ -281,7 +281,12 @@ async fn fifty_creates_at_once_never_exceed_a_limit() {
 #[tokio::test(flavor = "multi_thread")]
 async fn limits_of_cpu_and_memory_hold_over_a_restart() {
     let world = World::new().await;
-    let limits = KeyLimits { sandboxes: None, cpu_millis: Some(1500), memory_bytes: Some(3 << 30) };
+    let limits = KeyLimits {
+        sandboxes: None,
+        cpu_millis: Some(1500),
+        memory_bytes: Some(3 << 30),
+        ..KeyLimits::default()
+    };
     let key = key_of("a", limits);
     let spec = |cpu, memory| SandboxSpec { cpu_millis: cpu, memory_bytes: memory, ..SandboxSpec::default() };
     world.engine.create(&key, spec(Some(500), None), Wait::Ready).await.expect("it fits");
@@ -314,7 +319,7 @@ async fn names_are_unique_per_owner_and_made_up_where_there_is_none() {
     let name = |text: &str| SandboxName::parse(text).expect("a name");
     let error = world.engine.rename(&owner(), second.id, name("build")).await.expect_err("taken");
     assert!(matches!(error, EngineError::NameTaken { .. }), "{error:?}");
-    world.engine.rename(&owner(), first.id, name("old build")).await.expect("renamed");
+    world.engine.rename(&owner(), first.id, name("old-build")).await.expect("renamed");
     world.engine.rename(&owner(), second.id, name("build")).await.expect("the name is free now");
     let world = world.crash().await;
     let query = ListQuery { name: Some("build".into()), ..ListQuery::default() };
@@ -338,7 +343,7 @@ async fn renames_at_once_end_with_the_name_that_the_row_has() {
     for round in 0..20 {
         for (at, id) in sandboxes.iter().copied().enumerate() {
             // To names of its own, there and back, and to one that others want too.
-            let wish = name(if round % 5 == 4 { "wanted".into() } else { format!("{at} {}", round % 3) });
+            let wish = name(if round % 5 == 4 { "wanted".into() } else { format!("{at}-{}", round % 3) });
             let engine = world.engine.clone();
             renames.push(tokio::spawn(async move { engine.rename(&owner(), id, wish).await }));
         }
@@ -365,7 +370,7 @@ async fn renames_at_once_end_with_the_name_that_the_row_has() {
     // All others are free again.
     for at in 0..sandboxes.len() {
         for round in 0..3 {
-            let free = name(format!("{at} {round}"));
+            let free = name(format!("{at}-{round}"));
             if !before.contains(&free) {
                 let spec = SandboxSpec { name: Some(free), ..SandboxSpec::default() };
                 world.engine.create(&key(), spec, Wait::Ready).await.expect("the name is free");
@@ -459,6 +464,7 @@ async fn restart(
         capacity,
         output_kept_max,
         images: Default::default(),
+        network: Default::default(),
     };
     Engine::start(config, std::sync::Arc::new(host.clone())).await.expect("the engine starts")
 }
@@ -642,7 +648,12 @@ async fn a_stopped_init_does_not_hold_up_a_restart() {
 async fn keys_open_what_they_should_and_survive_a_restart() {
     let world = World::new().await;
     let alice = Owner::parse("alice").expect("an owner");
-    let limits = KeyLimits { sandboxes: Some(3), cpu_millis: None, memory_bytes: Some(1 << 40) };
+    let limits = KeyLimits {
+        sandboxes: Some(3),
+        cpu_millis: None,
+        memory_bytes: Some(1 << 40),
+        ..KeyLimits::default()
+    };
     let (made, secret) = world
         .engine
         .create_key(KeySpec { owner: alice.clone(), admin: false, metrics_only: false, limits })

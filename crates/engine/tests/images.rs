@@ -20,10 +20,10 @@ fn archive(contents: &str) -> Vec<u8> {
 }
 
 async fn import(world: &World, name: &str, contents: &str) -> Result<Digest, EngineError> {
-    let (mut upload, _) = world.engine.upload()?;
+    let mut upload = world.engine.upload()?;
     upload.file.write_all(&archive(contents)).expect("it takes bytes");
     let name = ImageRef::parse(name).expect("a reference");
-    let images = world.engine.import(upload, Some(name), Format::Auto).finished().await?;
+    let images = world.engine.import(&key(), upload, Some(name), Format::Auto).finished().await?;
     Ok(images[0].digest)
 }
 

@@ -34,6 +34,7 @@ impl Still {
             capacity: roomy(),
             output_kept_max: KEPT,
             images: Default::default(),
+            network: Default::default(),
         };
         let started = Engine::start_at(config, Arc::new(host.clone()), Arc::new(clock.clone())).await;
         started.expect("the engine starts")
@@ -63,6 +64,10 @@ impl Still {
 
     async fn lives(&self, id: SandboxId) -> bool {
         self.engine.get(&owner(), id).await.is_ok_and(|sandbox| sandbox.state != State::Deleting)
+    }
+
+    async fn state(&self, id: SandboxId) -> State {
+        self.engine.get(&owner(), id).await.expect("it lives").state
     }
 
     async fn goes(&self, id: SandboxId) {
@@ -253,19 +258,76 @@ async fn rules_can_be_changed_and_taken_away_and_a_new_one_never_strikes_at_once
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_rule_to_pause_is_kept_and_shown_and_does_nothing() {
+async fn rules_pause_a_sandbox_and_a_use_resumes_it() {
+    for (action, kept) in [(Action::PauseKeepMemory, Kept::Frozen), (Action::PauseDropMemory, Kept::Dropped)]
+    {
+        let still = Still::new().await;
+        let id = still.create(&[(Since::LastUse, 10, action), (Since::Creation, 100, DELETE)]).await;
+        still.pass(9.0).await;
+        assert_eq!(still.state(id).await, State::Running);
+        for _ in 0..3 {
+            still.clock.advance(10.0);
+            eventually("it is paused", async || still.state(id).await == State::Paused(kept)).await;
+            let reason = still.engine.get(&owner(), id).await.expect("it lives").reason;
+            assert_eq!(reason.as_deref(), Some("nobody has used it for 10 s"));
+            let explanation = still.explain(id).await;
+            assert_eq!(explanation.end.expect("it ends").rule, 1, "{}", explanation.sentence);
+            assert!(explanation.sentence.starts_with("It is paused"), "{}", explanation.sentence);
+            assert_eq!(outcome(&still.run(id, "echo on").await.ended().await), Outcome::Exited(0));
+            assert_eq!(still.state(id).await, State::Running);
+        }
+        // The clock of creation goes on whatever happens, and deletes a paused sandbox as well.
+        still.clock.advance(10.0);
+        eventually("it is paused", async || still.state(id).await == State::Paused(kept)).await;
+        let launches = still.host.launches();
+        still.clock.settled().await;
+        still.clock.advance(60.0);
+        still.goes(id).await;
+        assert_eq!(still.host.launches(), launches, "it was not resumed to be deleted");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_frozen_sandbox_gives_its_memory_up_later_and_is_deleted_at_last() {
     let still = Still::new().await;
-    let id =
-        still.create(&[(Since::LastUse, 10, Action::PauseKeepMemory), (Since::Creation, 100, DELETE)]).await;
-    still.pass(50.0).await;
-    assert!(still.lives(id).await);
-    let still = still.crash(|_| {}).await;
-    let explanation = still.explain(id).await;
-    assert_eq!(explanation.rules[0].rule.action, Action::PauseKeepMemory);
-    assert_eq!((explanation.rules[0].left, explanation.end.expect("it ends").rule), (None, 1));
+    let rules = [
+        (Since::LastUse, 10, Action::PauseKeepMemory),
+        (Since::Paused, 20, Action::PauseDropMemory),
+        (Since::LastUse, 300, DELETE),
+    ];
+    let id = still.create(&rules).await;
+    still.clock.advance(10.0);
+    eventually("it is frozen", async || still.state(id).await == State::Paused(Kept::Frozen)).await;
     still.clock.settled().await;
-    still.clock.advance(50.0);
+    still.clock.advance(20.0);
+    eventually("it is dropped", async || still.state(id).await == State::Paused(Kept::Dropped)).await;
+    still.clock.settled().await;
+    still.clock.advance(270.0);
     still.goes(id).await;
+}
+
+/// The last version kept rules to pause without acting on them, however old the sandbox was.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_rule_that_an_older_version_kept_begins_its_clock_at_the_first_start_that_can_pause() {
+    let still = Still::new().await;
+    let rules =
+        [(Since::Creation, 100, Action::PauseDropMemory), (Since::LastUse, 100, Action::PauseDropMemory)];
+    let id = still.create(&rules).await;
+    still.pass(1.0).await;
+    still.engine.stop().await;
+    let db = rusqlite::Connection::open(still.directory.path().join("shoal.db")).expect("a database");
+    let acting = "INSERT INTO stamps (sandbox, since, wall_at, boot, since_boot) VALUES (?1, 'acting', 0, zeroblob(16), 0)";
+    db.execute(acting, [id.bits().to_be_bytes()]).expect("what the migration writes");
+    drop(db);
+    let still = still.crash(|clock| clock.advance(10_000.0)).await;
+    still.pass(60.0).await;
+    assert_eq!(still.state(id).await, State::Running);
+    // Another start does not begin it again.
+    let still = still.crash(|_| {}).await;
+    assert!(still.left(id).await <= Duration::from_secs(40), "{:?}", still.left(id).await);
+    still.clock.settled().await;
+    still.clock.advance(40.0);
+    eventually("it is paused", async || still.state(id).await == State::Paused(Kept::Dropped)).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -138,7 +138,13 @@ async fn a_delete_is_finished_whatever_the_state_was() {
 
 async fn capture(world: &World, sandbox: SandboxId) -> String {
     let template = TemplateSpec::default();
-    let spec = SnapshotSpec { name: "it".into(), tags: Vec::new(), template, note: String::new() };
+    let spec = SnapshotSpec {
+        name: "it".into(),
+        tags: Vec::new(),
+        template,
+        note: String::new(),
+        labels: Default::default(),
+    };
     world.engine.capture_snapshot(&key(), sandbox, spec).await.expect("it is begun").id
 }
 
@@ -168,7 +174,7 @@ async fn a_capture_of_a_paused_sandbox_does_not_resume_it() {
     assert!(is_frozen(&world, frozen));
 
     // Nor does a daemon that finds a capture of a paused sandbox which another daemon did not finish.
-    world.host.hold(FakeStep::Unpack);
+    world.host.hold(FakeStep::TakeSnapshot);
     let id = capture(&world, frozen).await;
     let world = world.crash().await;
     assert!(matches!(captured(&world, &id).await, SnapshotState::Failed { .. }));
@@ -180,11 +186,11 @@ async fn a_capture_of_a_paused_sandbox_does_not_resume_it() {
 async fn a_capture_fails_whose_sandbox_is_deleted_meanwhile() {
     let world = World::new().await;
     let sandbox = world.create().await.id;
-    world.host.hold(FakeStep::Unpack);
+    world.host.hold(FakeStep::TakeSnapshot);
     let id = capture(&world, sandbox).await;
     eventually("it is frozen", async || is_frozen(&world, sandbox)).await;
     world.engine.delete(&owner(), sandbox).await.expect("a frozen sandbox can be deleted");
-    world.host.release(FakeStep::Unpack);
+    world.host.release(FakeStep::TakeSnapshot);
     let SnapshotState::Failed { reason } = captured(&world, &id).await else { panic!("it was deleted") };
     assert!(reason.contains("did not stay frozen"), "{reason}");
     assert_eq!((world.host.leftovers(), world.host.frozen().0), (Vec::new(), Vec::new()));
@@ -205,13 +211,13 @@ async fn timeouts_do_not_count_while_a_capture_has_frozen_the_sandbox() {
     world.host.ignore_timeouts();
     let spec = CommandSpec { timeout: Some(Duration::from_secs(30)), ..script_of("hang") };
     let command = world.engine.run(&owner(), sandbox, spec).await.expect("it starts");
-    world.host.hold(FakeStep::Unpack);
+    world.host.hold(FakeStep::TakeSnapshot);
     let id = capture(&world, sandbox).await;
     eventually("it is frozen", async || is_frozen(&world, sandbox)).await;
-    tokio::time::sleep(Duration::from_secs(300)).await;
+    tokio::time::sleep(Duration::from_secs(100)).await;
     let now = command.now().state;
     assert!(matches!(now, CommandState::Running { .. }), "the host has ended a frozen command: {now:?}");
-    world.host.release(FakeStep::Unpack);
+    world.host.release(FakeStep::TakeSnapshot);
     assert_eq!(captured(&world, &id).await, SnapshotState::Ready);
     let thawed = tokio::time::Instant::now();
     assert!(matches!(outcome(&command.ended().await), Outcome::TimedOut(_)));

@@ -186,7 +186,7 @@ async fn a_crash_in_the_middle_of_claims_loses_and_doubles_none() {
     for round in 0..6 {
         let mut asking = JoinSet::new();
         for _ in 0..CALLERS {
-            let (engine, text) = (world.engine.clone(), format!("round {round}: {named}"));
+            let (engine, text) = (world.engine.clone(), format!("round-{round}-{named}"));
             named += 1;
             asking.spawn(async move {
                 let spec =

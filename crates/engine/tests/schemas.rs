@@ -56,6 +56,12 @@ fn planted(version: u32) -> TempDir {
     let database = open(directory.path());
     database.pragma_update(None, "foreign_keys", "OFF").expect("tables come in no order");
     database.execute_batch(&sql).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    if version >= 17 {
+        // Its daemon ran in this boot of the machine: what a restart of the machine does is another test's business.
+        let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").expect("the kernel tells it");
+        let boot = u128::from_str_radix(&boot.trim().replace('-', ""), 16).expect("a number");
+        database.execute("UPDATE machine SET boot = ?1", [boot.to_be_bytes()]).expect("a row");
+    }
     directory
 }
 
@@ -89,7 +95,8 @@ async fn host() -> FakeHost {
     let host = FakeHost::new();
     let limits = Limits { cpu_millis: 2000, memory_bytes: 2 << 30, pids: 512, disk_bytes: None };
     let sandbox = SandboxId::from_bits(LIVING);
-    let spec = Spec { sandbox, rootfs: Rootfs::Host, limits, mounts: Vec::new() };
+    let (over, writable) = Default::default();
+    let spec = Spec { sandbox, rootfs: Rootfs::Host, limits, mounts: Vec::new(), over, writable };
     host.launch(&spec).await.expect("the fake host makes it");
     host.create_volume(VolumeId::from_bits(VOLUME), 1 << 30, None).await.expect("the fake host makes it");
     host.plant_layer(LAYER.parse().expect("a digest"));
@@ -105,7 +112,13 @@ async fn every_schema_has_a_fixture() {
         // is done to them.
         fs::write(directory.path().join("images"), "in the way").expect("the directory takes files");
         let (data_dir, images) = (directory.path().into(), Default::default());
-        let config = EngineConfig { data_dir, capacity: roomy(), output_kept_max: KEPT, images };
+        let config = EngineConfig {
+            data_dir,
+            capacity: roomy(),
+            output_kept_max: KEPT,
+            images,
+            network: Default::default(),
+        };
         assert!(Engine::start(config, Arc::new(FakeHost::new())).await.is_err(), "it starts all the same");
         fs::write(fixture(newest), dump(directory.path())).expect("the fixture can be written");
     }
@@ -125,10 +138,14 @@ fn dump(directory: &Path) -> String {
     let database = open(directory);
     let texts = |sql: &str| texts(&database, sql);
     let mut sql = String::new();
-    for made in texts("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY rowid") {
+    for made in texts(
+        "SELECT sql FROM sqlite_master WHERE sql IS NOT NULL AND name NOT LIKE 'sqlite_%' ORDER BY rowid",
+    ) {
         let _ = writeln!(sql, "{made};");
     }
-    for table in texts("SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY rowid") {
+    for table in texts(
+        "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%' ORDER BY rowid",
+    ) {
         let columns = texts(&format!("SELECT name FROM pragma_table_info('{table}') ORDER BY cid"));
         let quoted: Vec<String> = columns.iter().map(|column| format!("quote({column})")).collect();
         for row in texts(&format!("SELECT {} FROM {table}", quoted.join(" || ', ' || "))) {
@@ -219,7 +236,7 @@ async fn goes_on(engine: &Engine, version: u32) {
     assert_eq!(outcome(&failed.now()), Outcome::FailedToStart(reason));
 
     let key = engine.authenticate(KEY).expect("a key is good for as long as it is not deleted");
-    assert_eq!((key.owner, key.limits.sandboxes, key.metrics_only), (owner(), Some(50), false));
+    assert_eq!((&key.owner, key.limits.sandboxes, key.metrics_only), (&owner(), Some(50), false));
     if since(3) {
         assert_eq!(living.labels.pairs().get("team").map(String::as_str), Some("blue"));
         let rules: Vec<Since> = living.lifetime.rules().iter().map(|rule| rule.since).collect();
@@ -275,6 +292,13 @@ async fn goes_on(engine: &Engine, version: u32) {
             matches!(step, Err(EngineError::SandboxNotFound { .. })),
             "a build's sandbox is its own: {step:?}"
         );
+    }
+    if since(17) {
+        assert_eq!(living.network.spec().mode, NetworkMode::Registries);
+        assert_eq!(living.history, 5);
+        let snapshot = engine.snapshot(&owner(), "before").await.expect("its row is read");
+        assert_eq!(snapshot.sandbox, Some(SandboxId::from_bits(LIVING)));
+        assert_eq!(key.limits.connections, Some(100));
     }
 }
 

@@ -3,7 +3,7 @@
 //! A key is `shoal_<id>_<secret>`; the id finds it, the whole text proves it. The operator may set one key of any
 //! form, the *bootstrap key*. `db` owns the rows; this file knows how a text becomes a [`Key`].
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::sync::{PoisonError, RwLock};
 
@@ -12,8 +12,8 @@ use subtle::ConstantTimeEq;
 use tokio::sync::watch;
 
 use crate::error::{EngineError, Field};
-use crate::model::Key;
 use crate::model::random::{random, random_u64};
+use crate::model::{Key, KeyLimits, Owner};
 
 /// The id of the key that the operator set.
 pub const BOOTSTRAP_ID: &str = "bootstrap";
@@ -148,14 +148,57 @@ impl Keys {
         self.by_id.write().unwrap_or_else(PoisonError::into_inner).insert(known.key.id.clone(), known);
     }
 
+    /// The key with this id.
+    pub fn get(&self, id: &str) -> Option<Key> {
+        self.by_id.read().unwrap_or_else(PoisonError::into_inner).get(id).map(|known| known.key.clone())
+    }
+
     /// When a key ends. A key that replaced another under its id is a different key.
     pub fn end_of(&self, key: &Key) -> KeyEnd {
         let keys = self.by_id.read().unwrap_or_else(PoisonError::into_inner);
         KeyEnd(keys.get(&key.id).filter(|known| known.key == *key).map(|known| known.lives.subscribe()))
     }
 
-    pub fn remove(&self, id: &str) {
-        self.by_id.write().unwrap_or_else(PoisonError::into_inner).remove(id);
+    /// The most that any key of an owner allows, for requests that are not bound to one key. No limit if the owner has no key.
+    pub fn limits_of(&self, owner: &Owner) -> KeyLimits {
+        let keys = self.by_id.read().unwrap_or_else(PoisonError::into_inner);
+        let owned = keys.values().filter(|known| known.key.owner == *owner && !known.key.metrics_only);
+        let most = |a: KeyLimits, b: KeyLimits| KeyLimits {
+            sandboxes: a.sandboxes.zip(b.sandboxes).map(|(a, b)| a.max(b)),
+            cpu_millis: a.cpu_millis.zip(b.cpu_millis).map(|(a, b)| a.max(b)),
+            memory_bytes: a.memory_bytes.zip(b.memory_bytes).map(|(a, b)| a.max(b)),
+            ..KeyLimits::default()
+        };
+        owned.map(|known| known.key.limits).reduce(most).unwrap_or_default()
+    }
+
+    pub fn owner_of(&self, id: &str) -> Option<Owner> {
+        let keys = self.by_id.read().unwrap_or_else(PoisonError::into_inner);
+        keys.get(id).map(|known| known.key.owner.clone())
+    }
+
+    /// `false` if there is none.
+    pub fn remove(&self, id: &str) -> bool {
+        self.by_id.write().unwrap_or_else(PoisonError::into_inner).remove(id).is_some()
+    }
+
+    /// The smallest of a limit that the keys of an owner set, for what does not depend on the key of a request.
+    pub fn smallest(&self, owner: &Owner, limit: impl Fn(&KeyLimits) -> Option<u64>) -> Option<u64> {
+        let keys = self.by_id.read().unwrap_or_else(PoisonError::into_inner);
+        let of_owner = keys.values().filter(|known| known.key.owner == *owner);
+        of_owner.filter_map(|known| limit(&known.key.limits)).min()
+    }
+
+    /// All owners that have a key.
+    pub fn owners(&self) -> HashSet<Owner> {
+        let keys = self.by_id.read().unwrap_or_else(PoisonError::into_inner);
+        keys.values().map(|known| known.key.owner.clone()).collect()
+    }
+
+    /// Whether an owner has a key with admin rights.
+    pub fn has_admin(&self, owner: &Owner) -> bool {
+        let keys = self.by_id.read().unwrap_or_else(PoisonError::into_inner);
+        keys.values().any(|known| known.key.admin && known.key.owner == *owner)
     }
 
     /// The key with the secret `presented`. The id is not secret and is looked up directly; the rest is compared by
@@ -181,7 +224,6 @@ mod tests {
     use std::time::SystemTime;
 
     use super::*;
-    use crate::model::{KeyLimits, Owner};
 
     fn key(id: &str) -> Key {
         Key {

@@ -1,5 +1,6 @@
 //! Who may do what: API keys with their owners and limits, and signatures of links.
 
-mod calls;
+pub(crate) mod calls;
 pub mod keys;
+pub(crate) mod revoked;
 pub mod signing;

@@ -37,6 +37,16 @@ impl Signer {
         mac.finalize().into_bytes().into()
     }
 
+    /// Whether `tag` is that of a list. Takes constant time.
+    pub fn is_tag_of_list<'a>(&self, parts: impl IntoIterator<Item = &'a [u8]>, tag: &[u8]) -> bool {
+        let mut mac = self.mac();
+        for part in parts {
+            mac.update(&(part.len() as u64).to_le_bytes());
+            mac.update(part);
+        }
+        mac.verify_slice(tag).is_ok()
+    }
+
     /// Whether `tag` is that of `message`. Takes constant time.
     fn is_tag(&self, message: &[u8], tag: &[u8]) -> bool {
         self.mac().chain_update(message).verify_slice(tag).is_ok()

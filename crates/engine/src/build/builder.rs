@@ -20,6 +20,7 @@ use crate::db::BuildRow;
 use crate::error::{BuildError, chain};
 use crate::image::Images;
 use crate::model::Key;
+use crate::model::NetworkPolicy;
 use crate::template::{Prepared, TemplateName, TemplateSpec};
 
 /// A build that runs. One task owns it.
@@ -31,6 +32,8 @@ pub(super) struct Builder {
     pub(super) file: Dockerfile,
     pub(super) arguments: BTreeMap<String, String>,
     pub(super) secrets: BTreeMap<String, Vec<u8>>,
+    /// What `RUN` steps may reach.
+    pub(super) network: NetworkPolicy,
     pub(super) spec: TemplateSpec,
     pub(super) template: TemplateName,
     pub(super) log: Mutex<LogFile>,

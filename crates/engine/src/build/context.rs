@@ -3,6 +3,7 @@
 //! It is read once to list its entries. Contents stay in the uploaded file and are read from there when they are needed.
 
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::io::{self, Read};
 use std::os::unix::fs::FileExt;
 
@@ -17,6 +18,11 @@ use crate::error::BuildError;
 
 /// How much of the context is read at once.
 pub(super) const PIECE: usize = 256 * 1024;
+
+/// The most entries of a context. Each takes some memory while the build runs.
+const ENTRIES_MAX: usize = 200_000;
+/// The total length of all paths and link targets of a context.
+const NAMES_BYTES_MAX: usize = 32 << 20;
 
 /// The entries of a tar stream by their paths, without a leading slash.
 pub(super) struct Context {
@@ -55,7 +61,15 @@ impl Context {
         let mut stream = Entries::new(reader);
         let mut entries = BTreeMap::new();
         let mut piece = vec![0; PIECE];
+        let (mut count, mut names_bytes) = (0, 0);
         while let Some(entry) = stream.next_entry().map_err(|error| bad(error.to_string()))? {
+            (count, names_bytes) = (count + 1, names_bytes + entry.path.len() + entry.link.len());
+            if count > ENTRIES_MAX || names_bytes > NAMES_BYTES_MAX {
+                let most = format!("{ENTRIES_MAX} entries with names of {NAMES_BYTES_MAX} bytes in all");
+                return Err(bad(format!(
+                    "it must have at most {most}; leave out what the build does not need"
+                )));
+            }
             let at = stream.get_mut().count;
             let mut hasher = Hasher::new();
             loop {
@@ -132,4 +146,25 @@ impl Context {
             None => true,
         }
     }
+}
+
+/// Writes a context that is one file.
+pub(super) fn write_file(mut to: &File, path: Vec<u8>, contents: &[u8]) -> io::Result<()> {
+    let entry = Entry {
+        path,
+        kind: EntryKind::File,
+        mode: 0o644,
+        size: contents.len() as u64,
+        modified: 0,
+        link: Vec::new(),
+        uid: 0,
+        gid: 0,
+        attributes: Vec::new(),
+    };
+    let mut bytes = archive::entry_header(&entry);
+    bytes.extend_from_slice(contents);
+    bytes.resize(bytes.len().next_multiple_of(archive::BLOCK), 0);
+    // Two empty blocks end a stream.
+    bytes.resize(bytes.len() + 2 * archive::BLOCK, 0);
+    io::Write::write_all(&mut to, &bytes)
 }

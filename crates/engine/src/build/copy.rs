@@ -22,6 +22,7 @@ use super::steps::Work;
 use crate::error::{BuildError, EngineError, Field, chain};
 use crate::files::{Files, Unpacking};
 use crate::model::GuestUser;
+use crate::model::NetworkPolicy;
 use crate::sandbox::live::LiveSandbox;
 
 /// Where `--chown` unpacks files before they are moved. It is removed before the layer is made.
@@ -137,7 +138,10 @@ impl Builder {
     async fn pack_sources(&self, wish: &Copy, number: usize, rootfs: &Rootfs) -> Built<Vec<Part>> {
         let failed = |why: String| BuildError::Step { line: wish.line, why };
         self.store_stage(number, rootfs).await.map_err(|error| failed(chain(&error)))?;
-        let sandbox = self.create_sandbox(number, Vec::new()).await.map_err(|broken| failed(broken.0))?;
+        let sandbox = self
+            .create_sandbox(number, Vec::new(), NetworkPolicy::default())
+            .await
+            .map_err(|broken| failed(broken.0))?;
         let mut parts = Vec::new();
         for source in &wish.sources {
             parts.push(self.pack(&sandbox, source).await.map_err(|broken| failed(broken.0))?);
@@ -152,7 +156,7 @@ impl Builder {
         let files = Files::new(Arc::clone(&sandbox.transfers), None);
         let stat = files.stat(path.as_bytes(), Links::Follow).await?;
         let is_directory = stat.kind == FileKind::Directory;
-        let (upload, room) = self.engine.upload()?;
+        let (upload, room) = (self.engine.upload()?, self.engine.upload_room()?);
         let mut packing = files.pack(path.as_bytes()).await?;
         let mut file = upload.file.try_clone().map_err(|error| Broken(error.to_string()))?;
         let mut length = 0;

@@ -14,6 +14,7 @@ use super::steps::Work;
 use crate::error::{BuildError, chain};
 use crate::files::Files;
 use crate::image::{ImageFault, StoredLayer};
+use crate::model::{NetworkPolicy, PauseSpec};
 use crate::sandbox::lifecycle::Kept;
 use crate::sandbox::live::LiveSandbox;
 use crate::sandbox::pause::pause;
@@ -44,7 +45,14 @@ impl Builder {
         let (facts, how) = match facts {
             Some(facts) => (facts, How::Cached),
             None => {
-                (self.make_in_sandbox(work, layer, act).await.map_err(|broken| failed(broken.0))?, How::Done)
+                // Only `RUN` runs programs of the image.
+                let network = if word == "RUN" { self.network.clone() } else { NetworkPolicy::default() };
+                (
+                    self.make_in_sandbox(work, layer, network, act)
+                        .await
+                        .map_err(|broken| failed(broken.0))?,
+                    How::Done,
+                )
             }
         };
         shared.images.keep_recent(layer);
@@ -59,12 +67,13 @@ impl Builder {
         &self,
         work: &Work,
         layer: Digest,
+        network: NetworkPolicy,
         act: impl AsyncFnOnce(&Self, &Arc<LiveSandbox>) -> Result<(), Broken>,
     ) -> Result<LayerFacts, Broken> {
         let broken = |error: ImageFault| Broken(chain(&error));
         self.store_stage(work.number, &work.rootfs).await.map_err(broken)?;
         let caches = self.open_caches(&work.caches).await?;
-        let sandbox = self.create_sandbox(work.number, caches.mounts.clone()).await?;
+        let sandbox = self.create_sandbox(work.number, caches.mounts.clone(), network).await?;
         let captured = match self.act(work, &sandbox, act).await {
             Ok(()) => self.capture(work, &sandbox, layer).await.map_err(broken),
             Err(broken) => Err(broken),
@@ -100,7 +109,8 @@ impl Builder {
             let source = BackendError::Late { doing: "end the processes of the step", seconds: END_SECONDS };
             ImageFault::Layer { number: 1, count: 1, source }
         };
-        timeout(Duration::from_secs(END_SECONDS), pause(sandbox, Kept::Dropped)).await.map_err(late)??;
+        let ended = PauseSpec { kept: Kept::Dropped, grace: Duration::ZERO };
+        timeout(Duration::from_secs(END_SECONDS), pause(sandbox, ended)).await.map_err(late)??;
         let below = work.rootfs.layers.iter().rev().map(|layer| layer.layer).collect();
         let over_host = work.rootfs.over_host;
         let from = sandbox.written();

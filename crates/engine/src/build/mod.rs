@@ -35,7 +35,6 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
 
@@ -57,17 +56,19 @@ pub(crate) use self::rootfs::host_config_text;
 use crate::Engine;
 use crate::db::BuildRow;
 pub use crate::error::BuildError;
-use crate::error::{EngineError, Field, chain};
+use crate::error::{EngineError, Field, Resource, chain};
 use crate::image::ImageFault;
 pub use crate::model::progress::BuildState;
 use crate::model::random::random_u128;
-use crate::model::{Key, Owner};
+use crate::model::{Key, NetworkPolicy, Owner};
 use crate::template::{TemplateName, TemplateSpec};
 
-/// How many builds are remembered. Beyond that, the oldest that have ended are forgotten with their rows and logs.
+/// How many builds of an owner are remembered. Beyond that, the oldest that have ended are forgotten with their rows and
+/// logs.
 const BUILDS_KEPT_MAX: usize = 200;
-/// How many builds may run at the same time.
-const BUILDS_RUNNING_MAX: usize = 8;
+/// How many builds may run at the same time, and how many of one owner.
+const BUILDS_RUNNING_MAX: usize = 16;
+const BUILDS_OWNER_MAX: usize = 8;
 /// The size of all secrets of one build together. They are held in memory while the build runs.
 const SECRETS_BYTES_MAX: usize = 1 << 20;
 
@@ -87,6 +88,8 @@ pub struct BuildSpec {
     pub arguments: BTreeMap<String, String>,
     /// Secrets by id. Only the steps that name a secret see it, and the build stores it nowhere.
     pub secrets: BTreeMap<String, Vec<u8>>,
+    /// What `RUN` steps may reach; the operator's default for builds where there is none.
+    pub network: Option<NetworkPolicy>,
 }
 
 /// A build at one moment.
@@ -110,30 +113,34 @@ pub struct BuildInfo {
 pub(crate) struct Builds {
     directory: PathBuf,
     all: Mutex<VecDeque<Arc<Build>>>,
-    /// How many builds were admitted and are not in `all` yet. Changed under the lock of `all`.
-    starting: AtomicUsize,
+    /// The owners of builds that were admitted and are not in `all` yet. Locked after `all`.
+    starting: Mutex<Vec<Owner>>,
     caches: CacheLocks,
 }
 
 /// The right to start one build. Counts as a running build until it is used or dropped.
-struct Slot<'a>(&'a Builds);
+struct Slot<'a> {
+    builds: &'a Builds,
+    owner: Owner,
+}
 
 impl Slot<'_> {
     /// Adds the build, which takes over the count of this slot.
     fn register(self, build: Arc<Build>) {
-        let builds = self.0;
-        std::mem::forget(self);
+        let builds = self.builds;
         // Both under one lock, so that the build never counts twice.
         let mut all = builds.all();
         all.push_back(build);
-        builds.starting.fetch_sub(1, Ordering::Relaxed);
+        drop(self);
     }
 }
 
 impl Drop for Slot<'_> {
     fn drop(&mut self) {
-        let _all = self.0.all();
-        self.0.starting.fetch_sub(1, Ordering::Relaxed);
+        let mut starting = self.builds.starting();
+        if let Some(at) = starting.iter().position(|owner| *owner == self.owner) {
+            starting.swap_remove(at);
+        }
     }
 }
 
@@ -200,7 +207,7 @@ impl Builds {
             _ => Ok(Self {
                 directory,
                 all: Mutex::default(),
-                starting: AtomicUsize::new(0),
+                starting: Mutex::default(),
                 caches: CacheLocks::default(),
             }),
         }
@@ -212,15 +219,36 @@ impl Builds {
 
     /// Admits one more build, unless too many run already. Reserves the slot, because reading a context takes long
     /// and a check alone would admit any number meanwhile.
-    fn admit(&self) -> Result<Slot<'_>, EngineError> {
+    fn admit(&self, key: &Key) -> Result<Slot<'_>, EngineError> {
         let all = self.all();
-        let running = all.iter().filter(|build| build.is_running()).count();
-        if running + self.starting.load(Ordering::Relaxed) >= BUILDS_RUNNING_MAX {
+        let mut starting = self.starting();
+        let running: Vec<&Owner> = {
+            let running = all.iter().filter(|build| build.is_running()).map(|build| &build.owner);
+            running.chain(starting.iter()).collect()
+        };
+        let own = running.iter().filter(|owner| ***owner == key.owner).count();
+        if let Some(limit) = key.limits.builds.map(u64::from).filter(|limit| own as u64 >= *limit) {
+            return Err(EngineError::Quota { resource: Resource::Builds, limit });
+        }
+        if own >= BUILDS_OWNER_MAX {
+            let what = format!("{BUILDS_OWNER_MAX} builds of this owner are already running");
+            return Err(EngineError::Full { what });
+        }
+        if running.len() >= BUILDS_RUNNING_MAX {
             let what = format!("{BUILDS_RUNNING_MAX} builds are already running");
             return Err(EngineError::Full { what });
         }
-        self.starting.fetch_add(1, Ordering::Relaxed);
-        Ok(Slot(self))
+        starting.push(key.owner.clone());
+        Ok(Slot { builds: self, owner: key.owner.clone() })
+    }
+
+    fn starting(&self) -> MutexGuard<'_, Vec<Owner>> {
+        self.starting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// How many builds of an owner run.
+    pub fn running(&self, owner: &Owner) -> usize {
+        self.all().iter().filter(|build| build.owner == *owner && build.is_running()).count()
     }
 
     /// Aborts all builds that run.
@@ -245,8 +273,8 @@ impl Engine {
     pub async fn build(&self, key: &Key, spec: BuildSpec) -> Result<BuildInfo, EngineError> {
         let shared = self.shared();
         check(&spec)?;
-        let slot = shared.builds.admit()?;
-        let BuildSpec { template, spec, context, dockerfile, target, arguments, secrets } = spec;
+        let slot = shared.builds.admit(key)?;
+        let BuildSpec { template, spec, context, dockerfile, target, arguments, secrets, network } = spec;
         let read = tokio::task::spawn_blocking(move || read(context, &dockerfile, target.as_deref()));
         let (context, file, last) = read.await.map_err(|_| EngineError::Stopping)??;
         let id = BuildId::from_random(random_u128());
@@ -272,6 +300,7 @@ impl Engine {
             file,
             arguments,
             secrets,
+            network: network.unwrap_or_else(|| shared.config.network.builds.clone()),
             spec,
             template,
             log: Mutex::new(LogFile { file: log, is_cut: false }),
@@ -282,21 +311,43 @@ impl Engine {
         *build.task.lock().unwrap_or_else(PoisonError::into_inner) = Some(task);
         // Registered after its task exists, so that a delete that finds the build can abort it.
         slot.register(Arc::clone(&build));
-        if let Err(error) = self.forget_oldest_builds().await {
+        if let Err(error) = self.forget_oldest_builds(&key.owner).await {
             warn!(error = chain(&error), "cannot forget old builds; the next build tries again");
         }
         Ok(build.info())
     }
 
-    async fn forget_oldest_builds(&self) -> Result<(), EngineError> {
+    /// An error if a build with this key would be refused now, so that nobody uploads a context in vain.
+    pub fn check_build(&self, key: &Key) -> Result<(), EngineError> {
+        self.shared().builds.admit(key).map(drop)
+    }
+
+    /// A context with a Dockerfile and no other file, for callers that have only its text.
+    pub async fn dockerfile_context(&self, path: &str, text: &str) -> Result<Upload, EngineError> {
+        let upload = self.upload()?;
+        let (path, text) = (path.as_bytes().to_vec(), text.as_bytes().to_vec());
+        let written = tokio::task::spawn_blocking(move || {
+            context::write_file(&upload.file, path, &text)?;
+            io::Result::Ok(upload)
+        });
+        let written = written.await.map_err(|_| EngineError::Stopping)?;
+        written.map_err(|source| EngineError::Image {
+            doing: "receive",
+            name: "a Dockerfile".into(),
+            source: Arc::new(ImageFault::Keep { doing: "write the context", source }),
+        })
+    }
+
+    async fn forget_oldest_builds(&self, owner: &Owner) -> Result<(), EngineError> {
         let shared = self.shared();
         loop {
             let oldest = {
                 let mut all = shared.builds.all();
-                if all.len() <= BUILDS_KEPT_MAX {
+                if all.iter().filter(|build| build.owner == *owner).count() <= BUILDS_KEPT_MAX {
                     return Ok(());
                 }
-                let Some(at) = all.iter().position(|build| !build.is_running()) else { return Ok(()) };
+                let oldest = |build: &Arc<Build>| build.owner == *owner && !build.is_running();
+                let Some(at) = all.iter().position(oldest) else { return Ok(()) };
                 all.remove(at)
             };
             if let Some(oldest) = oldest {

@@ -156,7 +156,7 @@ impl Builder {
         }
         let failed =
             |source| ImageFault::Layer { number: spec.below.len() + 1, count: spec.below.len() + 1, source };
-        let facts = pull::unpack(shared, spec, &|_| ()).await.map_err(failed)?;
+        let facts = pull::unpack(shared, &self.key.owner, spec, &|_| ()).await.map_err(failed)?;
         shared.db.put_layer(pull::layer_row(spec.layer, None, facts)).await?;
         Ok(facts)
     }

@@ -44,7 +44,12 @@ impl Builder {
             false => json!([argv, work.arguments, places, caches]),
         }
         .to_string();
+        // What a step could reach decides what it wrote. Steps without a network keep the names of their layers.
+        let network = self.network.words().join("\n");
         let mut parts = vec![key.as_bytes()];
+        if !self.network.is_none() {
+            parts.extend([b"network".as_slice(), network.as_bytes()]);
+        }
         parts.append(&mut self.secret_parts(secrets));
         let wrong = |must: Must, field: Field| BuildError::Step { line, why: must.of(field).to_string() };
         let program = Run::argv(argv).map_err(|must| wrong(must, Field::Argv))?;

@@ -6,7 +6,7 @@ use super::builder::Builder;
 use crate::error::{EngineError, chain};
 use crate::files::Unpacking;
 use crate::model::template::VolumeMount;
-use crate::model::{CommandSpec, CommandState, Offsets, Outcome, OutputEvent, SandboxSpec};
+use crate::model::{CommandSpec, CommandState, NetworkPolicy, Offsets, Outcome, OutputEvent, SandboxSpec};
 use crate::sandbox::live::LiveSandbox;
 
 /// How long the command of one step may run: builds of large programs take hours.
@@ -27,12 +27,14 @@ impl Builder {
         &self,
         stage: usize,
         mounts: Vec<VolumeMount>,
+        network: NetworkPolicy,
     ) -> Result<Arc<LiveSandbox>, Broken> {
         let spec = SandboxSpec {
             image: Some(self.image_name(stage)),
             cpu_millis: Some(self.spec.cpu_millis),
             memory_bytes: Some(self.spec.memory_bytes),
             mounts,
+            network: Some(network),
             ..SandboxSpec::default()
         };
         Ok(self.engine.create_for_build(&self.key, self.build.id, spec).await?)

@@ -11,6 +11,7 @@ use tracing::{info, warn};
 use super::sink::State;
 use super::{CommandRef, LiveCommand};
 use crate::error::{EngineError, chain};
+use crate::model::Resume;
 
 /// How long the caller that started a command, or that was attached when the daemon died, may take to attach.
 const ARRIVAL: Duration = Duration::from_secs(60);
@@ -37,8 +38,14 @@ impl LiveCommand {
         }
         let (command, seen) = (Arc::downgrade(self), state.sink.reader_next);
         self.guest().runtime.spawn(async move {
-            tokio::time::sleep(after).await;
-            let Some(command) = command.upgrade() else { return };
+            let command = loop {
+                tokio::time::sleep(after).await;
+                let Some(command) = command.upgrade() else { return };
+                // While the sandbox is paused no caller can be attached, and nothing works that should end.
+                if !command.guest().stood_still(after) {
+                    break command;
+                }
+            };
             {
                 let state = command.lane.lock();
                 if state.sink.reader_next != seen || !state.sink.readers.is_empty() || state.sink.ending.is_some() {
@@ -46,7 +53,7 @@ impl LiveCommand {
                 }
             }
             info!(sandbox = %command.guest().id, command = %command.id, "ends a command that nobody is attached to");
-            match (CommandRef { command: Arc::clone(&command) }).kill().await {
+            match CommandRef::new(Arc::clone(&command)).with_resume(Resume::Never).kill().await {
                 Ok(()) | Err(EngineError::CommandEnded { .. }) => {}
                 Err(error) => {
                     warn!(sandbox = %command.guest().id, command = %command.id, error = chain(&error), "cannot end it");

@@ -13,15 +13,34 @@ use super::{ANSWER_SECONDS, LiveCommand, Output, STDIN_SECONDS};
 use crate::command::log::{Next, ReadPlan};
 use crate::error::{EngineError, Field};
 use crate::guest::{Carrier, STREAMS, Unsaid, Use};
-use crate::model::{Command, Gathered, Offsets, Signal, Span};
+use crate::model::{Command, Gathered, Offsets, Resume, Signal, Span};
 
 /// A command that can be watched and acted on. Holding this keeps nothing alive but memory.
 #[derive(Clone)]
 pub struct CommandRef {
     pub(crate) command: Arc<LiveCommand>,
+    resume: Resume,
 }
 
 impl CommandRef {
+    pub(crate) fn new(command: Arc<LiveCommand>) -> Self {
+        Self { command, resume: Resume::default() }
+    }
+
+    /// Whether input and signals resume a paused sandbox first. Reading the state and the output never does.
+    pub fn with_resume(self, resume: Resume) -> Self {
+        Self { resume, ..self }
+    }
+
+    /// Begins a use to act on the command.
+    async fn enter(&self) -> Result<Use, EngineError> {
+        // A sandbox is not resumed for a command that has ended.
+        if self.command.lane.lock().sink.ending.is_some() {
+            return Err(EngineError::CommandEnded { id: self.command.id.clone() });
+        }
+        self.command.guest().enter(self.resume).await
+    }
+
     /// The command's current state.
     pub fn now(&self) -> Command {
         self.command.now()
@@ -37,6 +56,12 @@ impl CommandRef {
         let _using = Use::begin(self.command.guest());
         self.command.lane.until(over).await;
         self.command.now()
+    }
+
+    /// How often programs tried to reach a network since a result last said so, if the sandbox has none. Ask when the command has
+    /// ended: attempts of commands that run at the same time are counted with the first that ends.
+    pub async fn network_attempts(&self) -> u64 {
+        self.command.guest().new_attempts().await
     }
 
     /// Streams output from these offsets on, live, until the end. While a reader is attached and makes progress, output
@@ -92,6 +117,7 @@ impl CommandRef {
     /// The bytes are only in the daemon's memory until [`StdinAck`](crate::OutputEvent::StdinAck) covers them. A caller
     /// that must survive the daemon's death keeps the bytes that are not covered, and sends them again with `at`.
     pub async fn write_stdin(&self, at: Option<u64>, bytes: Bytes) -> Result<u64, EngineError> {
+        let _using = self.enter().await?;
         let deadline = Instant::now() + Duration::from_secs(STDIN_SECONDS);
         let late = |_| EngineError::StdinStalled { id: self.command.id.clone() };
         timeout_at(deadline, self.take_all_input(at, bytes)).await.map_err(late)?
@@ -100,11 +126,11 @@ impl CommandRef {
     /// Appends bytes to stdin, and waits for as long as the command does not read them. For a caller that has its own
     /// deadline, and that would not know the offset to retry at after a timeout.
     pub async fn append_stdin(&self, bytes: Bytes) -> Result<u64, EngineError> {
+        let _using = self.enter().await?;
         self.take_all_input(None, bytes).await
     }
 
     async fn take_all_input(&self, mut at: Option<u64>, mut rest: Bytes) -> Result<u64, EngineError> {
-        let _using = self.command.guest().begin_use()?;
         loop {
             let step = self.command.lane.until(|state| self.take_input(state, &mut at, &mut rest)).await;
             self.command.offer_stdin(&mut self.command.lane.lock());
@@ -215,7 +241,7 @@ impl CommandRef {
 
     /// Sends a message to init and waits until init has read it.
     async fn request(&self, message: Option<ToInit>, resend: Resend) -> Result<(), EngineError> {
-        let _using = self.command.guest().begin_use()?;
+        let _using = self.enter().await?;
         let deadline = Instant::now() + Duration::from_secs(ANSWER_SECONDS);
         let unresponsive = || self.command.guest().unresponsive();
         loop {

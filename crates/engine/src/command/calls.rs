@@ -29,7 +29,10 @@ impl Engine {
     ) -> Result<CommandRef, EngineError> {
         let began = Instant::now();
         let result = match self.live(owner, id) {
-            Ok(live) => self.run_in(&live.commands, spec, |spec, id| live.start_of(spec, id)).await,
+            Ok(live) => {
+                live.before_command().await;
+                self.run_in(&live.commands, spec, |spec, id| live.start_of(spec, id)).await
+            }
             Err(error) => Err(error),
         };
         self.shared().metrics.operation(Verb::Run, Verdict::of(&result), began.elapsed());
@@ -45,7 +48,7 @@ impl Engine {
         start_of: impl FnOnce(CommandSpec, &CommandId) -> Result<Start, EngineError>,
     ) -> Result<CommandRef, EngineError> {
         let id = commands.guest.id;
-        let _using = commands.guest.begin_use()?;
+        let (resume, _using) = (spec.resume, commands.guest.enter(spec.resume).await?);
         let named = spec.id.is_some();
         let command_id = spec.id.clone().unwrap_or_else(|| CommandId::from_random(random_u128()));
         let attendance = spec.attendance;
@@ -76,7 +79,7 @@ impl Engine {
             return Err(EngineError::CommandIdReused { id: found.id.clone() });
         }
         crate::observe::timing::START.watch(metrics, id, found.started_in_time(named)).await?;
-        Ok(CommandRef { command: found })
+        Ok(CommandRef::new(found).with_resume(resume))
     }
 
     /// A command by its id.
@@ -90,10 +93,10 @@ impl Engine {
         let not_found = || EngineError::CommandNotFound { id: command.to_string() };
         if let Some(found) = live.commands.by_id(command) {
             found.committed().await.map_err(|_| not_found())?;
-            return Ok(CommandRef { command: found });
+            return Ok(CommandRef::new(found));
         }
         let row = self.shared().db.command(live.id, command.clone()).await?.ok_or_else(not_found)?;
-        Ok(CommandRef { command: self.found(&live.commands, row).await? })
+        Ok(CommandRef::new(self.found(&live.commands, row).await?))
     }
 
     /// The command of a row: from memory while it has no result, else from the row.
@@ -126,6 +129,12 @@ impl Engine {
         let read = tokio::task::spawn_blocking(move || LiveCommand::recovered(&commands, row)).await;
         let read = read.unwrap_or_else(|error| Err(std::io::Error::other(error)));
         read.map_err(|source| EngineError::Log { doing: "find", id, source })
+    }
+
+    /// The commands of a sandbox that have no result yet, oldest first. Reads memory, not rows.
+    pub fn running_commands(&self, owner: &Owner, id: SandboxId) -> Result<Vec<CommandRef>, EngineError> {
+        let commands = self.live(owner, id)?.commands.live();
+        Ok(commands.into_iter().map(CommandRef::new).collect())
     }
 
     /// A sandbox's commands, oldest first.

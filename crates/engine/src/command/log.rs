@@ -202,6 +202,14 @@ impl StreamLog {
         Span { start: start.unwrap_or(self.received), end: self.received }
     }
 
+    /// How much of the stream is on disk.
+    pub fn kept_bytes(&self) -> u64 {
+        match (self.segments.front(), self.segments.back()) {
+            (Some(first), Some(last)) => last.end - first.start,
+            (None, _) | (_, None) => 0,
+        }
+    }
+
     pub fn received(&self) -> u64 {
         self.received
     }
@@ -312,6 +320,21 @@ impl StreamLog {
         retired
     }
 
+    /// Drops the oldest segment, even if a reader still needs it. Returns its file and its length. Not while the log is being written.
+    ///
+    /// An empty segment replaces the last one, so that its name keeps the offset over a restart.
+    pub fn drop_front(&mut self, directory: &Path) -> io::Result<Option<(PathBuf, u64)>> {
+        let Some(first) = self.segments.front().copied().filter(|first| first.end > first.start) else {
+            return Ok(None);
+        };
+        if self.segments.len() == 1 {
+            drop(open(directory, self.stream, self.stored)?);
+            self.segments.push_back(Segment { start: self.stored, end: self.stored });
+        }
+        self.segments.pop_front();
+        Ok(Some((path(directory, self.stream, first.start), first.end - first.start)))
+    }
+
     /// Whether a reader at `at` is why more than `kept_max` bytes are kept.
     pub fn is_held_by(&self, at: u64, kept_max: u64) -> bool {
         match (self.segments.front(), self.segments.back()) {
@@ -375,6 +398,11 @@ impl ReadPlan {
 pub(crate) struct Written(Vec<Segment>);
 
 impl Append {
+    /// How many bytes there are to write.
+    pub fn bytes(&self) -> u64 {
+        self.chunks.iter().map(|chunk| chunk.len() as u64).sum()
+    }
+
     /// Writes. Blocks. Can be retried after an error: the same bytes go to the same places.
     pub fn write(self, directory: &Path, segment_max: u64) -> io::Result<Written> {
         let mut written = Vec::new();
@@ -674,6 +702,28 @@ mod tests {
         log.trim(None);
         assert!(matches!(log.next(directory.path(), 0, u64::MAX), Next::Lost(to) if to == log.span().start));
         assert_eq!(read_all(&log, directory.path(), 60_000), pattern(60_000, 40_000));
+    }
+
+    #[test]
+    fn a_log_that_lost_everything_goes_on_where_it_was_after_a_crash() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let mut log = StreamLog::new(Stream::Stdout);
+        log.receive(0, &pattern(0, 10_000), 0).expect("in order");
+        store(&mut log, directory.path());
+        let mut freed = 0;
+        while let Some((file, bytes)) = log.drop_front(directory.path()).expect("the disk takes it") {
+            fs::remove_file(file).expect("it is there");
+            freed += bytes;
+        }
+        assert_eq!((freed, log.kept_bytes()), (10_000, 0));
+        log.trim(None);
+        assert_eq!(log.span(), Span { start: 10_000, end: 10_000 });
+        for mut log in [StreamLog::recover(directory.path(), Stream::Stdout).expect("it reads"), log] {
+            assert_eq!((log.granted(), log.received()), (10_000, 10_000));
+            log.receive(10_000, b"more", 0).expect("in order");
+            store(&mut log, directory.path());
+            assert_eq!(read_all(&log, directory.path(), 10_000), b"more");
+        }
     }
 
     #[test]

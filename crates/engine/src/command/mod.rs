@@ -10,6 +10,7 @@
 //! so that the command blocks on its full pipe; a reader that causes this and makes no progress is dropped.
 
 mod attendance;
+pub(crate) mod budget;
 mod caller;
 mod calls;
 mod digest;

@@ -3,6 +3,7 @@
 //! Recent output comes from memory; older output is read from files, a few chunks at a time. The reader's position is
 //! kept in the command, because retention depends on it.
 
+use std::io::ErrorKind;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
@@ -83,6 +84,8 @@ impl Output {
                     let read = tokio::task::spawn_blocking(move || plan.read()).await;
                     match read.unwrap_or_else(|error| Err(std::io::Error::other(error))) {
                         Ok(bytes) => self.ahead[log] = bytes,
+                        // Too much output was kept, and this part was dropped meanwhile: report it as lost.
+                        Err(error) if error.kind() == ErrorKind::NotFound && self.was_dropped(log) => {}
                         Err(error) => return Some(self.unreadable(log, &error)),
                     }
                 }
@@ -170,6 +173,13 @@ impl Output {
             reader.at[log] = at;
             reader.moved = Instant::now();
         }
+    }
+
+    /// Whether the log no longer has the reader's next byte.
+    fn was_dropped(&self, log: usize) -> bool {
+        let state = self.command.lane.lock();
+        let at = state.sink.readers.get(&self.reader).map_or(0, |reader| reader.at[log]);
+        at < state.sink.logs[log].span().start
     }
 
     /// A log that cannot be read is reported as lost, since waiting for it would never end.

@@ -12,8 +12,9 @@ use wire::CommandId;
 use wire::guest::{COMMANDS_MAX, Handle, Start};
 
 use super::LiveCommand;
+use super::budget::Account;
 use super::host_timeouts::Backstop;
-use super::log::LogWriters;
+use super::log::{LogWriters, RETRY};
 use super::start::start_size;
 use crate::db::{CommandRow, Db, Tally};
 use crate::error::{EngineError, chain};
@@ -22,8 +23,6 @@ use crate::model::attendance::Attendance;
 
 /// How many ended commands a sandbox keeps. The oldest are dropped, with rows and logs.
 const ENDED_MAX: u64 = 10_000;
-/// How many full streams the output of all ended commands of a sandbox may add up to.
-const ENDED_STREAMS_MAX: u64 = 64;
 /// The total size of the requests of running commands in one sandbox: scripts and environments stay in memory until the
 /// end.
 const STARTS_BYTES_MAX: usize = 64 * 1024 * 1024;
@@ -38,6 +37,8 @@ pub(crate) struct Commands {
     /// How many bytes of each stream are kept.
     pub(super) kept_max: u64,
     pub timeouts: Backstop,
+    /// How much output they keep.
+    pub(super) account: Account,
     table: Mutex<Table>,
 }
 
@@ -47,12 +48,13 @@ struct Table {
     closed: bool,
     /// The engine is stopping, and lookups in the table fail.
     halted: bool,
+    /// The output is being removed with the sandbox.
+    gone: bool,
     handle_next: u32,
     live: BTreeMap<Handle, Arc<LiveCommand>>,
     by_id: HashMap<CommandId, Handle>,
     starts_bytes: usize,
     ended: u64,
-    ended_bytes: u64,
     pruning: bool,
 }
 
@@ -64,6 +66,8 @@ pub(crate) struct Storage {
     pub directory: PathBuf,
     /// How many bytes of each stream are kept.
     pub kept_max: u64,
+    /// Holds what the commands that have ended keep.
+    pub account: Account,
 }
 
 /// The result of registering a command.
@@ -88,16 +92,17 @@ pub(crate) struct Wish {
 impl Commands {
     /// `open`: whether the sandbox's state allows commands.
     pub fn new(guest: Arc<Guest>, storage: Storage, tally: Tally, open: bool) -> Arc<Self> {
-        let Storage { db, logs, directory, kept_max } = storage;
+        let Storage { db, logs, directory, kept_max, account } = storage;
         let table = Table {
             closed: !open,
             handle_next: tally.handle_max + 1,
             ended: tally.ended,
-            ended_bytes: tally.ended_bytes,
             ..Table::default()
         };
         let (timeouts, table) = (Backstop::default(), Mutex::new(table));
-        Arc::new(Self { guest, db, logs, directory, kept_max, timeouts, table })
+        let commands = Arc::new(Self { guest, db, logs, directory, kept_max, timeouts, account, table });
+        commands.account.join(&commands);
+        commands
     }
 
     fn table(&self) -> MutexGuard<'_, Table> {
@@ -144,6 +149,7 @@ impl Commands {
     /// Adds a command to the table that was found in a row. Blocks.
     pub fn adopt(self: &Arc<Self>, row: CommandRow) -> std::io::Result<()> {
         let command = LiveCommand::recovered(self, row)?;
+        command.charge(&mut command.lane.lock());
         let mut table = self.table();
         table.starts_bytes += start_size(&command.lane.start);
         table.by_id.insert(command.id.clone(), command.lane.handle());
@@ -165,64 +171,120 @@ impl Commands {
     /// The command's result is stored.
     pub(super) fn ended(self: &Arc<Self>, command: &LiveCommand, output_bytes: u64) {
         self.forget(command);
+        // From now on, the row says how much is kept.
+        let mut state = command.lane.lock();
+        self.account.subtract(std::mem::take(&mut state.sink.charged));
+        drop(state);
+        self.account.add(output_bytes);
+        self.table().ended += 1;
+        self.prune_if_due();
+    }
+
+    /// Drops old commands and old output in the background, if there are too many or too much.
+    pub(super) fn prune_if_due(self: &Arc<Self>) {
         let mut table = self.table();
-        table.ended += 1;
-        table.ended_bytes += output_bytes;
-        if self.too_much(&table).is_some() && !std::mem::replace(&mut table.pruning, true) {
+        let due = table.ended > ENDED_MAX || self.account.is_over();
+        if due && !std::mem::replace(&mut table.pruning, true) {
             drop(table);
             let commands = Arc::clone(self);
             self.guest.runtime.spawn(async move { commands.prune().await });
         }
     }
 
-    /// How many ended commands, and how many bytes of their output, exceed the limits.
-    fn too_much(&self, table: &Table) -> Option<(u64, u64)> {
-        let bytes_max = ENDED_STREAMS_MAX.saturating_mul(self.kept_max);
-        let more = (table.ended.saturating_sub(ENDED_MAX), table.ended_bytes.saturating_sub(bytes_max));
-        (more != (0, 0)).then_some(more)
-    }
-
     /// Drops the commands that ended first until the limits hold; others may end in the meantime.
     async fn prune(self: Arc<Self>) {
         loop {
-            let (count, bytes) = {
+            let (count, victim) = {
                 let mut table = self.table();
-                match self.too_much(&table) {
-                    Some(more) => more,
-                    None => {
-                        table.pruning = false;
-                        return;
-                    }
+                let count = table.ended.saturating_sub(ENDED_MAX);
+                let victim = self.account.victim(&self);
+                if table.halted || table.gone || (count == 0 && victim.is_none()) {
+                    table.pruning = false;
+                    break;
                 }
+                (count, victim)
             };
-            let dropped = match self.db.drop_oldest_commands(self.guest.id, count, bytes).await {
-                Ok(dropped) => dropped,
+            let dropped = match (count, victim) {
+                (0, Some((victim, bytes))) => victim.drop_output(bytes).await,
+                (count, _) => self.drop_commands(count).await,
+            };
+            match dropped {
+                Ok(true) => {}
+                Ok(false) => tokio::time::sleep(RETRY).await,
                 Err(error) => {
                     warn!(sandbox = %self.guest.id, error = chain(&error), "cannot drop old commands");
-                    Vec::new()
+                    tokio::time::sleep(RETRY).await;
                 }
-            };
-            for (handle, bytes) in &dropped {
-                self.dropped(*handle, *bytes).await;
-            }
-            if dropped.is_empty() {
-                // Nothing can be dropped now; the next end retries.
-                self.table().pruning = false;
-                return;
             }
         }
+        // Commands that waited may go on.
+        for commands in self.account.siblings() {
+            commands.live().iter().for_each(LiveCommand::room_was_made);
+        }
+    }
+
+    /// Drops the commands that ended first. Returns whether there were any.
+    async fn drop_commands(&self, count: u64) -> Result<bool, EngineError> {
+        let dropped = self.db.drop_oldest_commands(self.guest.id, count).await?;
+        for (handle, bytes) in &dropped {
+            self.dropped(*handle, *bytes).await;
+        }
+        Ok(!dropped.is_empty())
+    }
+
+    /// Drops output until `bytes` are freed: first that of the commands that ended first, then the oldest output of
+    /// the running command that keeps the most. Returns whether anything was freed.
+    async fn drop_output(self: Arc<Self>, bytes: u64) -> Result<bool, EngineError> {
+        let dropped = self.db.drop_oldest_output(self.guest.id, bytes).await?;
+        for (handle, bytes) in &dropped {
+            self.remove_output(*handle, *bytes).await;
+        }
+        if !dropped.is_empty() {
+            return Ok(true);
+        }
+        let freed = tokio::task::spawn_blocking(move || {
+            let mut freed = 0;
+            while freed < bytes {
+                let largest =
+                    self.live().into_iter().max_by_key(|command| command.lane.lock().sink.kept_bytes());
+                match largest.map_or(0, |command| command.drop_front()) {
+                    0 => break,
+                    more => freed += more,
+                }
+            }
+            freed
+        });
+        Ok(freed.await.map_err(|_| EngineError::Stopping)? > 0)
     }
 
     /// The row of an ended command was removed: removes its output too.
     pub async fn dropped(&self, handle: Handle, bytes: u64) {
+        self.remove_output(handle, bytes).await;
+        let mut table = self.table();
+        table.ended = table.ended.saturating_sub(1);
+    }
+
+    /// Removes the output of an ended command.
+    async fn remove_output(&self, handle: Handle, bytes: u64) {
         let directory = self.directory_of(handle);
         let removed = tokio::task::spawn_blocking(move || super::log::remove_directory(&directory)).await;
         if let Ok(Err(error)) = removed {
             warn!(sandbox = %self.guest.id, %error, "cannot remove the output of an old command");
         }
-        let mut table = self.table();
-        table.ended = table.ended.saturating_sub(1);
-        table.ended_bytes = table.ended_bytes.saturating_sub(bytes);
+        self.account.subtract(bytes);
+    }
+
+    /// How much output they keep.
+    pub fn output_bytes(&self) -> u64 {
+        self.account.used()
+    }
+
+    /// Removes the output of all of them, for a delete. Blocks.
+    pub fn remove_all_output(&self) -> std::io::Result<()> {
+        self.table().gone = true;
+        super::log::remove_directory(&self.directory)?;
+        self.account.clear();
+        Ok(())
     }
 
     /// A command by its number: `None` if it has its result, an error if init was never given such a command.

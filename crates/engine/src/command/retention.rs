@@ -13,7 +13,7 @@ use tracing::{error, warn};
 
 use super::sink::{LogSink, Phase, State};
 use super::{LiveCommand, STALL_SECONDS};
-use crate::command::log::{Again, PATIENCE, Retired, StreamLog, WRITE_MIN, Writes};
+use crate::command::log::{Again, Append, PATIENCE, Retired, StreamLog, WRITE_MIN, Writes};
 use crate::guest::{Carrier, STREAMS};
 
 /// When unstored output is written.
@@ -50,6 +50,11 @@ impl LiveCommand {
         let over = state.sink.ending.is_some();
         // The row records what a finished command keeps, so that no longer changes.
         let finishing = !matches!(state.sink.phase, Phase::Committed);
+        if !finishing {
+            self.charge(state);
+        }
+        let no_room = self.commands.account.is_over();
+        state.sink.waits_for_room = no_room && !over;
         for log in 0..STREAMS.len() {
             let floor = state.sink.floor(log);
             let retired = if finishing {
@@ -59,7 +64,7 @@ impl LiveCommand {
             };
             // Once the command has ended no more output can arrive, so there is nothing to delay.
             let must_wait = retired.held && !over;
-            if !must_wait {
+            if !must_wait && (over || !no_room) {
                 state.sink.logs[log].grant();
             }
             held |= must_wait;
@@ -75,8 +80,61 @@ impl LiveCommand {
             let command = Arc::clone(self);
             self.guest().runtime.spawn(async move { command.watch_stalled().await });
         }
+        if !finishing {
+            self.charge(state);
+        }
         self.offer_acks(state);
         files
+    }
+
+    /// Brings the account of the sandbox up to date with what is on disk.
+    pub(super) fn charge(&self, state: &mut State) {
+        let kept = state.sink.kept_bytes();
+        let before = std::mem::replace(&mut state.sink.charged, kept);
+        match kept.checked_sub(before) {
+            Some(more) => self.commands.account.add(more),
+            None => self.commands.account.subtract(before - kept),
+        }
+    }
+
+    /// Drops the oldest output of the longer stream, because the sandbox or its owner keeps too much. Returns how much
+    /// was freed. Blocks.
+    pub(super) fn drop_front(&self) -> u64 {
+        let directory = self.directory();
+        let mut state = self.lane.lock();
+        // While a pass writes, it holds a segment; what a finished command keeps is in its row.
+        if state.sink.writing || !matches!(state.sink.phase, Phase::Committed) {
+            return 0;
+        }
+        let longer = usize::from(state.sink.logs[1].kept_bytes() > state.sink.logs[0].kept_bytes());
+        let dropped = match state.sink.logs[longer].drop_front(&directory) {
+            Ok(dropped) => dropped,
+            Err(error) => {
+                warn!(sandbox = %self.guest().id, command = %self.id, %error, "cannot drop old output");
+                None
+            }
+        };
+        let floor = state.sink.floor(longer);
+        state.sink.logs[longer].trim(floor);
+        self.charge(&mut state);
+        drop(state);
+        let Some((file, bytes)) = dropped else { return 0 };
+        if let Err(error) = std::fs::remove_file(&file) {
+            warn!(sandbox = %self.guest().id, command = %self.id, file = %file.display(), %error,
+                "cannot remove old output");
+        }
+        self.lane.notify();
+        bytes
+    }
+
+    /// Lets a command go on that waited because too much output was kept.
+    pub(super) fn room_was_made(self: &Arc<Self>) {
+        let mut state = self.lane.lock();
+        let waited = std::mem::take(&mut state.sink.waits_for_room);
+        if waited && !std::mem::replace(&mut state.sink.writing, true) {
+            drop(state);
+            self.commands.logs.schedule(Arc::clone(self) as Arc<dyn Writes>);
+        }
     }
 
     /// Schedules a write when there is enough output, or when output has waited long enough.
@@ -187,8 +245,14 @@ impl Writes for LiveCommand {
         };
         let segment_max = crate::command::log::segment_max(self.commands.kept_max);
         let mut refused = None;
+        let bytes = appends.iter().flatten().map(Append::bytes).sum();
+        let has_room = self.commands.account.disk_has_room_for(bytes);
         let began = Instant::now();
-        let written = appends.map(|append| match append?.write(&directory, segment_max) {
+        let write = |append: Append| match has_room {
+            true => append.write(&directory, segment_max),
+            false => Err(std::io::ErrorKind::StorageFull.into()),
+        };
+        let written = appends.map(|append| match write(append?) {
             Ok(written) => Some(written),
             Err(error) => {
                 refused = Some(error);
@@ -222,6 +286,7 @@ impl Writes for LiveCommand {
                     "cannot remove old output");
             }
         }
+        self.commands.prune_if_due();
         self.finish_if_due();
         self.lane.notify();
         match refused {

@@ -35,6 +35,10 @@ pub(crate) struct LogSink {
     pub(super) writing: bool,
     /// A small amount of output waits for more, or for the end of the command, before it is written.
     pub(super) waiting: bool,
+    /// How many bytes of it are in the account of the sandbox.
+    pub(super) charged: u64,
+    /// Init gets no acknowledgements, because the sandbox or its owner keeps too much output.
+    pub(super) waits_for_room: bool,
     /// A disk error was logged already.
     pub(super) disk_refused: bool,
 }
@@ -85,6 +89,8 @@ impl LogSink {
             struck: false,
             writing: false,
             waiting: false,
+            charged: 0,
+            waits_for_room: false,
             disk_refused: false,
         }
     }
@@ -106,6 +112,11 @@ impl LogSink {
     /// The end of a stream for readers, if it has ended.
     pub(super) fn end(&self, log: usize) -> u64 {
         self.ending.as_ref().map_or(u64::MAX, |ending| ending.ends[log])
+    }
+
+    /// How much of both streams is on disk.
+    pub(super) fn kept_bytes(&self) -> u64 {
+        self.logs.iter().map(StreamLog::kept_bytes).sum()
     }
 
     /// How many bytes of each stream have arrived.

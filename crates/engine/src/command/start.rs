@@ -21,6 +21,8 @@ pub(crate) struct Surroundings<'a> {
     pub image: Option<&'a ImageConfig>,
     /// The sandbox's own variables.
     pub env: &'a BTreeMap<String, String>,
+    /// Whether it has files with the roots that programs should trust.
+    pub trust: bool,
 }
 
 impl Surroundings<'_> {
@@ -40,13 +42,13 @@ pub(crate) fn start_of(
     spec: CommandSpec,
     id: &CommandId,
 ) -> Result<Start, EngineError> {
-    let Surroundings { template, image, env } = around;
+    let Surroundings { template, image, env, trust } = around;
     let user = spec.user.as_ref().or_else(|| template.and_then(|template| template.user.as_ref()));
     let start = Start {
         handle: Handle(0),
         id: id.to_string(),
         program: program(spec.program, template, image)?,
-        env: environment(template, image, spec.terminal.is_some(), env, spec.env),
+        env: environment(template, image, spec.terminal.is_some(), env, spec.env, trust),
         cwd: match spec.cwd {
             Some(path) => Cwd::Named(path.into_string()),
             None => Cwd::Default(around.working_directory()),
@@ -95,9 +97,14 @@ fn environment(
     has_terminal: bool,
     of_sandbox: &BTreeMap<String, String>,
     of_command: CommandEnv,
+    trust: bool,
 ) -> Vec<(String, String)> {
     let own = ENV.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
     let mut env: BTreeMap<String, String> = own.collect();
+    if trust {
+        let variables = runtime::storage::trust::trust_variables();
+        env.extend(variables.into_iter().map(|(name, value)| (name.to_owned(), value)));
+    }
     env.extend(config.into_iter().flat_map(|config| config.env.iter().cloned()));
     env.extend(template.into_iter().flat_map(|template| template.env.pairs().clone()));
     if has_terminal {

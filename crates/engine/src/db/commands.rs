@@ -97,7 +97,10 @@ impl Db {
             let existing = find_command(db, row.sandbox, row.id.as_str())?;
             Ok(existing.map_or(Inserted::NoSandbox, |row| Inserted::Exists(Box::new(row))))
         };
-        self.submit(insert, done);
+        match self.check_room() {
+            Ok(()) => self.submit(insert, done),
+            Err(error) => done(Err(error)),
+        }
     }
 
     /// Writes the result of a command, and how many OOM kills of its sandbox are attributed to commands. A command
@@ -189,11 +192,9 @@ impl Db {
         &self,
         sandbox: SandboxId,
         count: u64,
-        bytes: u64,
     ) -> Result<Vec<(Handle, u64)>, EngineError> {
-        self.change("drop the oldest commands", move |db| {
+        self.vital("drop the oldest commands", move |db| {
             let mut dropped = Vec::new();
-            let mut freed = 0;
             let mut oldest = db.prepare_cached(
                 "SELECT handle, stdout_end - stdout_start + stderr_end - stderr_start AS output_bytes
                  FROM commands
@@ -203,16 +204,52 @@ impl Db {
                  ORDER BY ended_at, handle",
             )?;
             let mut rows = oldest.query(params![id_bytes(sandbox)])?;
-            while (dropped.len() as u64) < count || freed < bytes {
+            while (dropped.len() as u64) < count {
+                let Some(row) = rows.next()? else { break };
+                dropped.push((Handle(row.get("handle")?), unsigned(row, "output_bytes")?));
+            }
+            drop(rows);
+            let mut delete = db.prepare_cached("DELETE FROM commands WHERE sandbox = ?1 AND handle = ?2")?;
+            for (handle, _) in &dropped {
+                delete.execute(params![id_bytes(sandbox), handle.0])?;
+            }
+            Ok(dropped)
+        })
+        .await
+    }
+
+    /// Records that the commands of a sandbox that ended first lost their output, as many as hold `bytes` bytes.
+    /// Returns their handles and how many bytes each had.
+    pub async fn drop_oldest_output(
+        &self,
+        sandbox: SandboxId,
+        bytes: u64,
+    ) -> Result<Vec<(Handle, u64)>, EngineError> {
+        self.vital("drop the oldest output", move |db| {
+            let mut dropped = Vec::new();
+            let mut freed = 0;
+            let mut oldest = db.prepare_cached(
+                "SELECT handle, stdout_end - stdout_start + stderr_end - stderr_start AS output_bytes
+                 FROM commands
+                 WHERE sandbox = ?1 AND ended_at IS NOT NULL
+                   AND stdout_end - stdout_start + stderr_end - stderr_start > 0
+                 ORDER BY ended_at, handle",
+            )?;
+            let mut rows = oldest.query(params![id_bytes(sandbox)])?;
+            while freed < bytes {
                 let Some(row) = rows.next()? else { break };
                 let length = unsigned(row, "output_bytes")?;
                 dropped.push((Handle(row.get("handle")?), length));
                 freed += length;
             }
             drop(rows);
-            let mut delete = db.prepare_cached("DELETE FROM commands WHERE sandbox = ?1 AND handle = ?2")?;
+            let mut empty = db.prepare_cached(
+                "UPDATE commands SET stdout_start = stdout_end, stderr_start = stderr_end, stdout_bytes = NULL,
+                     stderr_bytes = NULL
+                 WHERE sandbox = ?1 AND handle = ?2",
+            )?;
             for (handle, _) in &dropped {
-                delete.execute(params![id_bytes(sandbox), handle.0])?;
+                empty.execute(params![id_bytes(sandbox), handle.0])?;
             }
             Ok(dropped)
         })

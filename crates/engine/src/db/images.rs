@@ -215,6 +215,39 @@ impl Db {
         .await
     }
 
+    /// Whether an owner has proved access to a layer, or everyone has it. The empty owner is everyone. Runs on the
+    /// writer's thread like [`Self::has_layer`].
+    pub async fn may_use_layer(&self, layer: Digest, owner: String) -> Result<bool, EngineError> {
+        self.change("look who may use the layer", move |db| {
+            db.prepare_cached("SELECT 1 FROM layer_access WHERE layer = ?1 AND owner IN ('', ?2)")?
+                .exists(params![text(layer), owner])
+        })
+        .await
+    }
+
+    /// Records that an owner, or everyone, has proved access to a layer.
+    pub async fn allow_layer(&self, layer: Digest, owner: String) -> Result<(), EngineError> {
+        self.change("write who may use the layer", move |db| {
+            db.prepare_cached(
+                "INSERT OR IGNORE INTO layer_access (layer, owner)
+                 SELECT layer, ?2 FROM layers WHERE layer = ?1",
+            )?
+            .execute(params![text(layer), owner])?;
+            Ok(())
+        })
+        .await
+    }
+
+    /// The blob that a layer was unpacked from.
+    pub async fn layer_blob(&self, layer: Digest) -> Result<Option<Digest>, EngineError> {
+        let blob = self.question("look for the layer's row", move |db| {
+            db.prepare_cached("SELECT blob FROM layers WHERE layer = ?1")?
+                .query_row([text(layer)], |row| row.get::<_, Option<String>>("blob"))
+                .optional()
+        });
+        Ok(blob.await?.flatten().and_then(|blob| blob.parse().ok()))
+    }
+
     /// The facts about a layer's contents, if it has a row. Runs on the writer's thread like [`Self::has_layer`].
     pub async fn layer_facts(&self, layer: Digest) -> Result<Option<LayerFacts>, EngineError> {
         self.change("look for the layer's row", move |db| {

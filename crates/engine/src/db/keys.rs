@@ -13,7 +13,8 @@ impl Db {
     pub async fn keys(&self) -> Result<Vec<(Key, KeyHash)>, EngineError> {
         self.question("read the keys", |db| {
             db.prepare(
-                "SELECT id, hash, owner, admin, sandboxes_max, cpu_millis_max, memory_bytes_max, created_at, metrics_only
+                "SELECT id, hash, owner, admin, sandboxes_max, cpu_millis_max, memory_bytes_max, created_at, metrics_only,
+                     disk_bytes_max, volume_bytes_max, output_bytes_max, snapshots_max, builds_max, connections_max
                  FROM keys
                  ORDER BY created_at, id",
             )?
@@ -30,8 +31,9 @@ impl Db {
             let changed = db.execute(
                 &format!(
                     "INSERT OR {verb} INTO keys (id, hash, owner, admin, sandboxes_max, cpu_millis_max,
-                         memory_bytes_max, created_at, metrics_only)
-                     VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)",
+                         memory_bytes_max, created_at, metrics_only, disk_bytes_max, volume_bytes_max, output_bytes_max,
+                         snapshots_max, builds_max, connections_max)
+                     VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15)",
                 ),
                 params![
                     key.id,
@@ -43,6 +45,12 @@ impl Db {
                     key.limits.memory_bytes.map(signed),
                     micros(key.created_at),
                     key.metrics_only,
+                    key.limits.disk_bytes.map(signed),
+                    key.limits.volume_bytes.map(signed),
+                    key.limits.output_bytes.map(signed),
+                    key.limits.snapshots,
+                    key.limits.builds,
+                    key.limits.connections,
                 ],
             )?;
             Ok(changed == 1)
@@ -52,7 +60,7 @@ impl Db {
 
     /// Deletes a key. `false` if there was none.
     pub async fn delete_key(&self, id: String) -> Result<bool, EngineError> {
-        self.change("delete the key", move |db| {
+        self.vital("delete the key", move |db| {
             Ok(db.execute("DELETE FROM keys WHERE id = ?1", params![id])? == 1)
         })
         .await
@@ -75,6 +83,12 @@ fn key_from(row: &Row<'_>) -> rusqlite::Result<(Key, KeyHash)> {
         sandboxes: row.get("sandboxes_max")?,
         cpu_millis: optional_unsigned(row, "cpu_millis_max")?,
         memory_bytes: optional_unsigned(row, "memory_bytes_max")?,
+        disk_bytes: optional_unsigned(row, "disk_bytes_max")?,
+        volume_bytes: optional_unsigned(row, "volume_bytes_max")?,
+        output_bytes: optional_unsigned(row, "output_bytes_max")?,
+        snapshots: row.get("snapshots_max")?,
+        builds: row.get("builds_max")?,
+        connections: row.get("connections_max")?,
     };
     let key = Key {
         id: row.get("id")?,

@@ -14,7 +14,11 @@ use crate::model::SandboxName;
 use crate::model::dialect_notes::Notes;
 use crate::model::labels::Labels;
 use crate::model::lifetime::{Action, LastUse, Lifetime, Rule, Since};
+use crate::model::network::NetworkPolicy;
 use crate::observe::clock::Stamp;
+
+/// The word for [`Stamps::acting`], which is no clock of a rule.
+const ACTING: &str = "acting";
 
 /// The times that lifetime rules count from. Only sandboxes with rules have rows for them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -24,6 +28,8 @@ pub(crate) struct Stamps {
     pub used: Stamp,
     pub last_use: LastUse,
     pub paused: Option<Stamp>,
+    /// When the rules to pause began to count, if an earlier version kept them without acting on them.
+    pub acting: Option<Stamp>,
     /// The processor time that the sandbox had used when the driver last read it.
     pub cpu: Option<Duration>,
 }
@@ -31,7 +37,15 @@ pub(crate) struct Stamps {
 impl Stamps {
     /// The times of a new sandbox.
     pub fn born(created: Stamp) -> Self {
-        Self { created, started: None, used: created, last_use: LastUse::Start, paused: None, cpu: None }
+        Self {
+            created,
+            started: None,
+            used: created,
+            last_use: LastUse::Start,
+            paused: None,
+            acting: None,
+            cpu: None,
+        }
     }
 }
 
@@ -44,6 +58,7 @@ pub(crate) struct SandboxChange {
     /// A change of the rules comes with `stamps`, the times that they count from.
     pub lifetime: Option<Lifetime>,
     pub stamps: Option<Stamps>,
+    pub network: Option<NetworkPolicy>,
 }
 
 /// Inserts the labels of a sandbox, which must have none in the table.
@@ -85,31 +100,34 @@ pub(super) fn insert_rules(db: &Connection, sandbox: SandboxId, lifetime: &Lifet
 pub(super) fn put_stamps(db: &Connection, sandbox: SandboxId, stamps: &Stamps) -> rusqlite::Result<()> {
     put_stamp(db, sandbox, Since::Creation, &stamps.created)?;
     put_use(db, sandbox, stamps)?;
-    for (since, stamp) in [(Since::Start, stamps.started), (Since::Paused, stamps.paused)] {
+    Ok(())
+}
+
+fn put_stamp(db: &Connection, sandbox: SandboxId, since: Since, stamp: &Stamp) -> rusqlite::Result<()> {
+    put(db, sandbox, since.word(), stamp, None, None)
+}
+
+/// Writes all times that change during the life of a sandbox.
+pub(super) fn put_use(db: &Connection, sandbox: SandboxId, stamps: &Stamps) -> rusqlite::Result<()> {
+    let last_use = Since::LastUse.word();
+    put(db, sandbox, last_use, &stamps.used, Some(stamps.last_use), stamps.cpu)?;
+    let others = [
+        (Since::Start.word(), stamps.started),
+        (Since::Paused.word(), stamps.paused),
+        (ACTING, stamps.acting),
+    ];
+    for (since, stamp) in others {
         if let Some(stamp) = stamp {
-            put_stamp(db, sandbox, since, &stamp)?;
+            put(db, sandbox, since, &stamp, None, None)?;
         }
     }
     Ok(())
 }
 
-pub(super) fn put_stamp(
-    db: &Connection,
-    sandbox: SandboxId,
-    since: Since,
-    stamp: &Stamp,
-) -> rusqlite::Result<()> {
-    put(db, sandbox, since, stamp, None, None)
-}
-
-pub(super) fn put_use(db: &Connection, sandbox: SandboxId, stamps: &Stamps) -> rusqlite::Result<()> {
-    put(db, sandbox, Since::LastUse, &stamps.used, Some(stamps.last_use), stamps.cpu)
-}
-
 fn put(
     db: &Connection,
     sandbox: SandboxId,
-    since: Since,
+    since: &str,
     stamp: &Stamp,
     kind: Option<LastUse>,
     cpu: Option<Duration>,
@@ -122,7 +140,7 @@ fn put(
     )?
     .execute(params![
         id_bytes(sandbox),
-        since.word(),
+        since,
         stamp.wall_micros,
         stamp.boot.to_be_bytes(),
         stamp.since_boot_micros,
@@ -174,6 +192,10 @@ pub(super) fn add_life(db: &Connection, sandboxes: &mut [SandboxRow]) -> rusqlit
         let stamp =
             Stamp { wall_micros: row.get("wall_at")?, boot, since_boot_micros: row.get("since_boot")? };
         let stamps = &mut sandboxes[*at].stamps;
+        if row.get_ref("since")?.as_str()? == ACTING {
+            stamps.acting = Some(stamp);
+            continue;
+        }
         match since(row, "since")? {
             Since::Creation => stamps.created = stamp,
             Since::Start => stamps.started = Some(stamp),

@@ -15,6 +15,10 @@ mod commands;
 mod images;
 mod keys;
 mod life;
+mod lineage;
+mod links;
+mod machine;
+mod network;
 mod pools;
 mod rows;
 mod sandboxes;
@@ -42,12 +46,14 @@ pub(crate) use builds::BuildRow;
 pub(crate) use commands::{CommandRow, Inserted, ResultRow, Tally};
 pub(crate) use images::{AliasRow, ImageRow, ImageUseRow, LayerOrigin, LayerRow, LoadedImages, NameRow};
 pub(crate) use life::{SandboxChange, Stamps};
+pub(crate) use lineage::Descent;
 pub(crate) use pools::{ClaimRow, PoolChange, PoolRow};
 pub(crate) use sandboxes::{GENERATION_FIRST, Identity, LOCAL, RowKey, SandboxRow, Visibility};
-pub(crate) use snapshots::SnapshotRow;
+pub(crate) use snapshots::{Purpose, SnapshotRow, Taken};
 pub(crate) use templates::{LoadedTemplates, TemplateRow, VersionRow};
 pub(crate) use volumes::{MountRow, VolumeRow, VolumeState};
 
+use crate::disk::HostDisk;
 use crate::error::{DbError, EngineError};
 use crate::observe::metrics::Metrics;
 
@@ -75,6 +81,7 @@ const MIGRATIONS: &[&str] = &[
     include_str!("migrations/14_snapshots.sql"),
     include_str!("migrations/15_secrets.sql"),
     include_str!("migrations/16_sandboxes_owned.sql"),
+    include_str!("migrations/17_network_pause_snapshots_limits_ports.sql"),
 ];
 
 /// The queues of the two threads. Shared through an `Arc`; [`Db::close`] ends the threads.
@@ -83,6 +90,7 @@ pub(crate) struct Db {
     reader: mpsc::Sender<Job>,
     runtime: tokio::runtime::Handle,
     threads: Mutex<Vec<JoinHandle<()>>>,
+    disk: Arc<HostDisk>,
 }
 
 impl Db {
@@ -103,6 +111,7 @@ impl Db {
         path: &Path,
         runtime: tokio::runtime::Handle,
         metrics: Arc<Metrics>,
+        disk: Arc<HostDisk>,
     ) -> Result<Self, DbError> {
         let open = |source| DbError::Open { path: path.into(), source };
         // Rows hold environments, which may hold secrets. SQLite gives its other files the mode of this file.
@@ -134,7 +143,7 @@ impl Db {
             )?,
             spawn("store-read", Box::new(move || read_loop(&reading, questions)))?,
         ];
-        Ok(Self { writer, reader, runtime, threads: Mutex::new(threads) })
+        Ok(Self { writer, reader, runtime, threads: Mutex::new(threads), disk })
     }
 
     /// Finishes the queued jobs, then ends the threads. Later jobs fail with `Closed`.
@@ -192,7 +201,7 @@ impl Db {
         self.question("look whether the database is empty", |db| {
             let mut tables = db.prepare(
                 "SELECT name FROM sqlite_master
-                 WHERE type = 'table' AND substr(name, 1, 7) <> 'sqlite_' AND name NOT IN ('keys', 'secrets')",
+                 WHERE type = 'table' AND substr(name, 1, 7) <> 'sqlite_' AND name NOT IN ('keys', 'secrets', 'machine')",
             )?;
             let tables: Vec<String> = tables.query_map([], |row| row.get(0))?.collect::<Result<_, _>>()?;
             for table in tables {
@@ -214,6 +223,40 @@ impl Db {
         Self::ask(&self.writer, doing, act).await
     }
 
+    /// Makes a change that frees room or takes a right away. If the disk is full, this is written from the reserve.
+    async fn vital<T: Send + 'static>(
+        &self,
+        doing: &'static str,
+        act: impl Fn(&Connection) -> rusqlite::Result<T> + Clone + Send + 'static,
+    ) -> Result<T, EngineError> {
+        match Self::ask(&self.writer, doing, act.clone()).await {
+            Err(EngineError::Store { source, .. }) if source.is_disk_full() => {
+                let disk = Arc::clone(&self.disk);
+                if tokio::task::spawn_blocking(move || disk.release()).await.is_err() {
+                    tracing::error!("releasing the reserve of the disk panicked");
+                }
+                Self::ask(&self.writer, doing, act).await
+            }
+            result => result,
+        }
+    }
+
+    /// An error while only deletes may be written.
+    pub fn check_room(&self) -> Result<(), DbError> {
+        if self.disk.is_whole() { Ok(()) } else { Err(DbError::Reserved) }
+    }
+
+    /// Writes a row that changes nothing. An error means that no change can be made at present.
+    pub async fn check_writable(&self) -> Result<(), EngineError> {
+        let doing = "write a row";
+        self.check_room().map_err(|source| EngineError::Store { doing, source })?;
+        self.change(doing, |db| {
+            let version: u32 = db.pragma_query_value(None, "user_version", |row| row.get(0))?;
+            db.pragma_update(None, "user_version", version)
+        })
+        .await
+    }
+
     /// Makes a change to one row, whose expected contents the change names. `act` returns whether it found such a
     /// row.
     async fn fenced(
@@ -222,6 +265,18 @@ impl Db {
         act: impl FnOnce(&Connection) -> rusqlite::Result<bool> + Send + 'static,
     ) -> Result<(), EngineError> {
         match self.change(doing, act).await? {
+            true => Ok(()),
+            false => Err(EngineError::Store { doing, source: DbError::Superseded }),
+        }
+    }
+
+    /// As [`Self::fenced`], for a change that frees room.
+    async fn vital_fenced(
+        &self,
+        doing: &'static str,
+        act: impl Fn(&Connection) -> rusqlite::Result<bool> + Clone + Send + 'static,
+    ) -> Result<(), EngineError> {
+        match self.vital(doing, act).await? {
             true => Ok(()),
             false => Err(EngineError::Store { doing, source: DbError::Superseded }),
         }

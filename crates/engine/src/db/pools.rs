@@ -10,15 +10,16 @@ use std::time::SystemTime;
 use rusqlite::{Connection, params};
 use wire::{PoolId, SandboxId, TemplateId};
 
-use super::Db;
 use super::life::{Stamps, insert_labels, insert_notes, insert_rules, put_stamps};
 use super::rows::{id_bytes, json, micros, optional_unsigned, owner_from, signed, time};
 use super::sandboxes::{Identity, RowKey};
+use super::{Db, network};
 use crate::error::EngineError;
 use crate::model::dialect_notes::Notes;
 use crate::model::labels::Labels;
 use crate::model::lifetime::Lifetime;
 use crate::model::names::PoolName;
+use crate::model::network::NetworkPolicy;
 use crate::model::{KeyLimits, Owner, SandboxName};
 
 /// A pool's row.
@@ -53,6 +54,7 @@ pub(crate) struct ClaimRow {
     pub labels: Labels,
     pub notes: Notes,
     pub lifetime: Lifetime,
+    pub network: NetworkPolicy,
     pub stamps: Stamps,
     pub identity: Arc<Identity>,
     pub claimed_from: String,
@@ -75,7 +77,7 @@ impl Db {
         self.question("read the pools' rows", |db| {
             db.prepare(
                 "SELECT id, owner, name, template, replicas, sandboxes_max, cpu_millis_max, memory_bytes_max, going,
-                        created_at, updated_at
+                        created_at, updated_at, disk_bytes_max
                  FROM pools",
             )?
             .query_map([], |row| {
@@ -90,6 +92,9 @@ impl Db {
                         sandboxes: row.get("sandboxes_max")?,
                         cpu_millis: optional_unsigned(row, "cpu_millis_max")?,
                         memory_bytes: optional_unsigned(row, "memory_bytes_max")?,
+                        disk_bytes: optional_unsigned(row, "disk_bytes_max")?,
+                        // The rest does not limit sandboxes.
+                        ..KeyLimits::default()
                     },
                     going: row.get("going")?,
                     created_at: time(row, "created_at")?,
@@ -106,8 +111,8 @@ impl Db {
         self.change("write the pool's row", move |db| {
             db.prepare_cached(
                 "INSERT INTO pools (id, owner, name, template, replicas, sandboxes_max, cpu_millis_max,
-                     memory_bytes_max, going, created_at, updated_at)
-                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11)",
+                     memory_bytes_max, going, created_at, updated_at, disk_bytes_max)
+                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12)",
             )?
             .execute(params![
                 id(row.id),
@@ -121,6 +126,7 @@ impl Db {
                 row.going,
                 micros(row.created_at),
                 micros(row.updated_at),
+                row.limits.disk_bytes.map(signed),
             ])?;
             Ok(())
         })
@@ -141,7 +147,8 @@ impl Db {
             }
             if let Some((replicas, limits)) = &change.replicas {
                 db.prepare_cached(
-                    "UPDATE pools SET replicas = ?1, sandboxes_max = ?2, cpu_millis_max = ?3, memory_bytes_max = ?4
+                    "UPDATE pools SET replicas = ?1, sandboxes_max = ?2, cpu_millis_max = ?3, memory_bytes_max = ?4,
+                         disk_bytes_max = ?6
                      WHERE id = ?5",
                 )?
                 .execute(params![
@@ -149,7 +156,8 @@ impl Db {
                     limits.sandboxes,
                     limits.cpu_millis.map(signed),
                     limits.memory_bytes.map(signed),
-                    id(pool)
+                    id(pool),
+                    limits.disk_bytes.map(signed),
                 ])?;
             }
             if change.going {
@@ -198,6 +206,7 @@ impl Db {
                 .execute(params![claim.claimed_from, id_bytes(sandbox)])?;
             insert_labels(db, sandbox, &claim.labels)?;
             insert_notes(db, sandbox, &claim.notes)?;
+            network::put_policy(db, sandbox, &claim.network)?;
             if !claim.lifetime.rules().is_empty() {
                 insert_rules(db, sandbox, &claim.lifetime)?;
                 put_stamps(db, sandbox, &claim.stamps)?;

@@ -6,25 +6,26 @@ use std::collections::BTreeMap;
 use std::time::SystemTime;
 
 use rusqlite::{Connection, Row, params};
-use wire::launch::Limits;
+use wire::launch::{Limits, Over};
 use wire::{BuildId, PoolId, SandboxId, TemplateId};
 
 use super::Db;
 use super::commands::{CommandRow, Tally};
 use super::life::{
-    SandboxChange, Stamps, add_life, insert_labels, insert_notes, insert_rules, put_stamp, put_stamps,
-    put_use,
+    SandboxChange, Stamps, add_life, insert_labels, insert_notes, insert_rules, put_stamps, put_use,
 };
+use super::lineage::{self, Descent, Holder};
 use super::rows::{
     DigestBytes, from_json, id_bytes, json, micros, optional_unsigned, owner_from, sandbox_id, signed, time,
     unreadable, unsigned,
 };
 use super::volumes::MountRow;
-use super::{commands, images, pools, templates, volumes};
+use super::{commands, images, network, pools, templates, volumes};
 use crate::error::{DbError, EngineError};
 use crate::model::dialect_notes::Notes;
 use crate::model::labels::Labels;
-use crate::model::lifetime::{Lifetime, Since};
+use crate::model::lifetime::Lifetime;
+use crate::model::network::NetworkPolicy;
 use crate::model::state::{Disk, Goal, Kept, State};
 use crate::model::{Owner, SandboxName};
 use crate::observe::clock::{Moment, Stamp};
@@ -64,9 +65,16 @@ pub(crate) struct SandboxRow {
     pub labels: Labels,
     pub notes: Notes,
     pub lifetime: Lifetime,
+    pub network: NetworkPolicy,
     pub stamps: Stamps,
     /// The name of the pool that it was claimed from.
     pub claimed_from: Option<String>,
+    /// The snapshots that it lies over.
+    pub over: Over,
+    /// Where a new sandbox comes from. Not read back: `lineage` has it.
+    pub descent: Option<Descent>,
+    /// How many snapshots of its history are kept; 0 for none.
+    pub history: u32,
 }
 
 /// The owner of rows in an installation that has one daemon.
@@ -147,6 +155,11 @@ impl Db {
                 .collect::<Result<Vec<_>, _>>()?;
             add_life(db, &mut sandboxes)?;
             volumes::add_mounts(db, &mut sandboxes)?;
+            let mut policies = network::policies(db)?;
+            for sandbox in &mut sandboxes {
+                sandbox.network = policies.remove(&sandbox.id).unwrap_or_default();
+            }
+            lineage::add_layers(db, &mut sandboxes)?;
             let (commands, tallies) = (commands::unfinished(db)?, commands::tallies(db)?);
             Ok(Loaded { sandboxes, commands, tallies })
         })
@@ -157,7 +170,9 @@ impl Db {
     /// Returns the image that the sandbox uses, if the image is on this machine. From then on the image stays until
     /// the sandbox is deleted.
     pub async fn insert_sandbox(&self, row: SandboxRow) -> Result<Option<image::Digest>, EngineError> {
-        self.change("write the sandbox's row", move |db| {
+        let doing = "write the sandbox's row";
+        self.check_room().map_err(|source| EngineError::Store { doing, source })?;
+        self.change(doing, move |db| {
             let ((state, detail), (goal, kept)) = (state_words(row.state), goal_words(row.goal));
             db.prepare_cached(
                 "INSERT INTO sandboxes (id, owner, name, template, image, cpu_millis, memory_bytes, pids, env, state,
@@ -195,9 +210,22 @@ impl Db {
             volumes::insert_mounts(db, row.id, &row.mounts)?;
             insert_labels(db, row.id, &row.labels)?;
             insert_notes(db, row.id, &row.notes)?;
+            if !row.network.is_none() {
+                network::put_policy(db, row.id, &row.network)?;
+            }
             if !row.lifetime.rules().is_empty() {
                 insert_rules(db, row.id, &row.lifetime)?;
                 put_stamps(db, row.id, &row.stamps)?;
+            }
+            if !row.over.is_empty() {
+                lineage::put_layers(db, Holder::Sandbox, id_bytes(row.id), &row.over)?;
+            }
+            if let Some(descent) = row.descent {
+                lineage::insert_descent(db, &row, descent)?;
+                network::copy_names(db, descent.parent, row.id)?;
+            }
+            if row.history > 0 {
+                lineage::put_history(db, row.id, row.history)?;
             }
             if let Some((template, version)) = row.template_version {
                 templates::insert_template_use(db, row.id, template, version)?;
@@ -221,7 +249,8 @@ impl Db {
         goal: Goal,
         reason: Option<String>,
     ) -> Result<(), EngineError> {
-        self.fenced("write the sandbox's state", move |db| {
+        // A change of state is small, and a delete begins with one.
+        self.vital_fenced("write the sandbox's state", move |db| {
             let ((from, from_detail), (to, to_detail)) = (state_words(from), state_words(to));
             let (goal, kept) = goal_words(goal);
             let changed = db
@@ -291,6 +320,9 @@ impl Db {
             if let Some(stamps) = &change.stamps {
                 put_stamps(db, id, stamps)?;
             }
+            if let Some(policy) = &change.network {
+                network::put_policy(db, id, policy)?;
+            }
             Ok(true)
         })
         .await
@@ -311,20 +343,16 @@ impl Db {
             if !ours {
                 return Ok(());
             }
-            put_use(db, id, &stamps)?;
-            for (since, stamp) in [(Since::Start, stamps.started), (Since::Paused, stamps.paused)] {
-                if let Some(stamp) = stamp {
-                    put_stamp(db, id, since, &stamp)?;
-                }
-            }
-            Ok(())
+            put_use(db, id, &stamps)
         };
         self.submit(change, done);
     }
 
     /// Deletes the row of a sandbox that is gone from the host, and those of its commands. Its state must be `deleting`.
     pub async fn delete_sandbox(&self, key: RowKey) -> Result<(), EngineError> {
-        self.fenced("delete the sandbox's row", move |db| {
+        let now = crate::observe::clock::now();
+        self.vital_fenced("delete the sandbox's row", move |db| {
+            lineage::end_member(db, key.id, now)?;
             let changed = db
                 .prepare_cached(
                     "DELETE FROM sandboxes WHERE id = ?1 AND generation = ?2 AND state = 'deleting'",
@@ -378,8 +406,12 @@ fn sandbox_from(row: &Row<'_>, now: Moment) -> rusqlite::Result<SandboxRow> {
         labels: Labels::default(),
         notes: Notes::default(),
         lifetime: Lifetime::default(),
+        network: NetworkPolicy::default(),
         stamps: Stamps::born(Stamp::of_wall(created_at, now)),
         claimed_from: row.get("claimed_from")?,
+        over: Over::default(),
+        descent: None,
+        history: 0,
     })
 }
 
@@ -427,7 +459,7 @@ fn visibility_from(row: &Row<'_>) -> rusqlite::Result<Visibility> {
     }
 }
 
-fn state_words(state: State) -> (&'static str, &'static str) {
+pub(super) fn state_words(state: State) -> (&'static str, &'static str) {
     let detail = match state {
         State::Creating | State::Running | State::Deleting => "",
         State::Paused(kept) => kept_word(kept),

@@ -15,6 +15,7 @@ use wire::{SandboxId, TemplateId};
 
 use super::Db;
 use super::images::{find_image, optional_digest, text};
+use super::network::PolicyText;
 use super::rows::{from_json, id_bytes, json, micros, owner_from, sandbox_id, time, unreadable};
 use crate::error::EngineError;
 use crate::model::labels::Labels;
@@ -77,6 +78,9 @@ struct SpecText {
     /// Rows that are older than volumes do not have it.
     #[serde(default)]
     mounts: Vec<MountText>,
+    /// Rows that are older than networks do not have it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    network: Option<PolicyText>,
 }
 
 /// A mount as it is stored in a row.
@@ -88,8 +92,19 @@ struct MountText {
 }
 
 fn spec_text(spec: &TemplateSpec) -> String {
-    let TemplateSpec { image, cpu_millis, memory_bytes, disk_bytes, env, cwd, user, command, labels, mounts } =
-        spec.clone();
+    let TemplateSpec {
+        image,
+        cpu_millis,
+        memory_bytes,
+        disk_bytes,
+        env,
+        cwd,
+        user,
+        command,
+        labels,
+        mounts,
+        network,
+    } = spec.clone();
     let (env, labels) = (env.into_pairs(), labels.pairs().clone());
     let (cwd, user) = (cwd.map(GuestPath::into_string), user.map(GuestUser::into_string));
     let command = command.map(Argv::into_words).unwrap_or_default();
@@ -99,12 +114,41 @@ fn spec_text(spec: &TemplateSpec) -> String {
         read_only: access == Access::ReadOnly,
     });
     let mounts = mounts.collect();
-    json(&SpecText { image, cpu_millis, memory_bytes, disk_bytes, env, cwd, user, command, labels, mounts })
+    let network = network.as_ref().map(PolicyText::from);
+    let spec = SpecText {
+        image,
+        cpu_millis,
+        memory_bytes,
+        disk_bytes,
+        env,
+        cwd,
+        user,
+        command,
+        labels,
+        mounts,
+        network,
+    };
+    json(&spec)
 }
 
 fn spec_from(row: &Row<'_>, column: &str) -> rusqlite::Result<TemplateSpec> {
-    let SpecText { image, cpu_millis, memory_bytes, disk_bytes, env, cwd, user, command, labels, mounts } =
-        from_json(row, column)?;
+    let SpecText {
+        image,
+        cpu_millis,
+        memory_bytes,
+        disk_bytes,
+        env,
+        cwd,
+        user,
+        command,
+        labels,
+        mounts,
+        network,
+    } = from_json(row, column)?;
+    let network = match network {
+        Some(text) => Some(text.policy().ok_or_else(|| unreadable(row, column, "policy"))?),
+        None => None,
+    };
     let labels = Labels::new(labels).map_err(|_| unreadable(row, column, "template"))?;
     let (env, cwd, user) = (SandboxEnv::kept(env), cwd.map(GuestPath::kept), user.map(GuestUser::kept));
     let command = Some(command).filter(|words| !words.is_empty()).map(Argv::kept);
@@ -114,7 +158,19 @@ fn spec_from(row: &Row<'_>, column: &str) -> rusqlite::Result<TemplateSpec> {
         access: if read_only { Access::ReadOnly } else { Access::ReadWrite },
     });
     let mounts = mounts.collect();
-    Ok(TemplateSpec { image, cpu_millis, memory_bytes, disk_bytes, env, cwd, user, command, labels, mounts })
+    Ok(TemplateSpec {
+        image,
+        cpu_millis,
+        memory_bytes,
+        disk_bytes,
+        env,
+        cwd,
+        user,
+        command,
+        labels,
+        mounts,
+        network,
+    })
 }
 
 fn id(template: TemplateId) -> [u8; 16] {

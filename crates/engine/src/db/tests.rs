@@ -19,6 +19,9 @@ use crate::observe::clock::{Moment, Stamp};
 
 fn row(id: u128, name: &str) -> SandboxRow {
     SandboxRow {
+        over: Default::default(),
+        descent: None,
+        history: 0,
         id: SandboxId::from_random(id),
         incarnation: SandboxId::from_random(id),
         worker: LOCAL.into(),
@@ -48,6 +51,7 @@ fn row(id: u128, name: &str) -> SandboxRow {
             (Since::Start, 5, Action::PauseDropMemory),
         ]),
         stamps: Stamps { cpu: Some(Duration::from_micros(12)), ..Stamps::born(Stamp::of(NOW)) },
+        network: Default::default(),
         claimed_from: None,
     }
 }
@@ -93,6 +97,7 @@ async fn labels_rules_and_times_are_kept_and_changed_together() {
         notes: Some(Notes::default()),
         lifetime: Some(lifetime(&[(Since::Creation, 1, Action::Delete)])),
         stamps: Some(stamps),
+        network: None,
     };
     assert!(store.change_sandbox(one.key(), change.clone()).await.expect("written"));
     let clash =
@@ -214,9 +219,18 @@ fn command(sandbox: SandboxId, handle: u32, id: &str) -> CommandRow {
     }
 }
 
+fn disk(directory: &Path) -> Arc<HostDisk> {
+    Arc::new(HostDisk::open(directory).expect("the disk can be asked"))
+}
+
 fn open(directory: &tempfile::TempDir) -> Db {
-    Db::open(&directory.path().join("db"), tokio::runtime::Handle::current(), Arc::default())
-        .expect("it opens")
+    Db::open(
+        &directory.path().join("db"),
+        tokio::runtime::Handle::current(),
+        Arc::default(),
+        disk(directory.path()),
+    )
+    .expect("it opens")
 }
 
 async fn insert(store: &Db, row: CommandRow) -> Inserted {
@@ -301,8 +315,18 @@ async fn what_was_answered_is_there_after_a_crash() {
         let row = store.command(sandbox.id, id).await.expect("it reads").expect("it is there");
         assert_eq!(row.result, Some(result));
     }
-    let dropped = store.drop_oldest_commands(sandbox.id, 2, 11).await.expect("written");
-    assert_eq!(dropped, [(Handle(10), 5), (Handle(11), 5), (Handle(12), 5)]);
+    let dropped = store.drop_oldest_commands(sandbox.id, 2).await.expect("written");
+    assert_eq!(dropped, [(Handle(10), 5), (Handle(11), 5)]);
+    let emptied = store.drop_oldest_output(sandbox.id, 6).await.expect("written");
+    assert_eq!(emptied, [(Handle(12), 5), (Handle(13), 5)]);
+    let row =
+        store.command(sandbox.id, "c12".parse().expect("an id")).await.expect("it reads").expect("it stays");
+    let result = row.result.expect("it has ended");
+    assert_eq!(
+        (result.stdout.start, result.bytes),
+        (result.stdout.end, [None, None]),
+        "the row says that it is gone"
+    );
     superseded(store.delete_sandbox(sandbox.key()).await, "the row is not being deleted");
     let deleting = store.change_state(sandbox.key(), State::Running, State::Deleting, Goal::Gone, None);
     deleting.await.expect("written");
@@ -333,13 +357,13 @@ async fn the_commands_that_ended_first_are_dropped_first() {
         };
         end(&store, sandbox.id, handle, result).await;
     }
-    let dropped = async |count, bytes| -> Vec<u32> {
-        let dropped = store.drop_oldest_commands(sandbox.id, count, bytes).await.expect("written");
+    let dropped = async |count| -> Vec<u32> {
+        let dropped = store.drop_oldest_commands(sandbox.id, count).await.expect("written");
         dropped.into_iter().map(|(handle, _)| handle.0).collect()
     };
-    assert_eq!(dropped(1, 0).await, [2], "the highest number stays, although it ended before");
-    assert_eq!(dropped(0, 101).await, [3, 5], "as many as free so much");
-    assert_eq!(dropped(10, 0).await, [1], "what runs stays");
+    assert_eq!(dropped(1).await, [2], "the highest number stays, although it ended before");
+    assert_eq!(dropped(2).await, [3, 5]);
+    assert_eq!(dropped(10).await, [1], "what runs stays");
     let left: Vec<u32> = store
         .commands(sandbox.id, None, 10)
         .await
@@ -392,6 +416,42 @@ async fn a_database_of_a_newer_version_is_refused() {
     drop(db);
     let refused = Db::check(&path);
     assert!(matches!(refused, Err(DbError::Newer { found: 99, .. })), "{refused:?}");
-    let refused = Db::open(&path, tokio::runtime::Handle::current(), Arc::default());
+    let refused = Db::open(&path, tokio::runtime::Handle::current(), Arc::default(), disk(directory.path()));
     assert!(matches!(refused, Err(DbError::Newer { found: 99, .. })));
+}
+
+#[tokio::test]
+async fn a_policy_is_read_back_as_it_was_written_and_names_keep_their_places() {
+    use crate::model::network::{NetworkAction, NetworkMode, NetworkPolicy, NetworkRule, NetworkSpec};
+    let directory = tempfile::tempdir().expect("a directory");
+    let store = open(&directory);
+    let rule = |action, to: &str, ports: &[&str]| NetworkRule {
+        action,
+        to: to.into(),
+        ports: ports.iter().map(|port| (*port).to_owned()).collect(),
+        protocol: Some("tls".into()),
+        private: false,
+    };
+    let rules = vec![
+        rule(NetworkAction::Allow, "*.example.com", &["443", "8000-8999"]),
+        rule(NetworkAction::Deny, "192.0.2.0/24", &[]),
+    ];
+    let spec = NetworkSpec { mode: NetworkMode::Registries, rules, audit: true };
+    let written = SandboxRow { network: NetworkPolicy::new(spec).expect("a policy"), ..row(1, "one") };
+    store.insert_sandbox(written.clone()).await.expect("written");
+    store.insert_sandbox(row(2, "two")).await.expect("written");
+    let policies =
+        |loaded: Loaded| loaded.sandboxes.into_iter().map(|row| (row.id, row.network)).collect::<Vec<_>>();
+    let found = policies(store.load(NOW).await.expect("it reads"));
+    assert!(found.contains(&(written.id, written.network.clone())));
+    assert!(found.contains(&(row(2, "two").id, NetworkPolicy::default())));
+    let name = |place, name: &str| egress::control::Record::Name {
+        sandbox: written.id,
+        place,
+        name: egress::policy::Name::parse(name).expect("a name"),
+    };
+    let records = vec![name(0, "a.example"), name(2, "c.example"), name(0, "other.example")];
+    store.store_network_records(records).await.expect("stored");
+    let names = store.network_names(written.id).await.expect("it reads");
+    assert_eq!(names, ["a.example", "lost-1.invalid", "c.example"], "a place never gets another name");
 }

@@ -76,7 +76,9 @@ impl EngineError {
             | Self::KeyNotFound { .. }
             | Self::ImageNotFound { .. }
             | Self::AliasNotFound { .. }
-            | Self::BuildNotFound { .. } => NotFound,
+            | Self::BuildNotFound { .. }
+            | Self::WatchNotFound { .. }
+            | Self::LinkNotFound { .. } => NotFound,
             Self::TemplateNameTaken { .. }
             | Self::PoolNameTaken { .. }
             | Self::VolumeNameTaken { .. }
@@ -84,10 +86,16 @@ impl EngineError {
             | Self::CommandIdReused { .. }
             | Self::IdempotencyKeyReused => Exists,
             Self::TemplateInUse { .. } | Self::VolumeInUse { .. } | Self::ImageInUse { .. } => InUse,
-            Self::Invalid { .. } | Self::PoolVolumes { .. } | Self::Build { .. } => Invalid,
+            Self::Invalid { .. } | Self::PoolVolumes { .. } | Self::Build { .. } | Self::Policy { .. } => {
+                Invalid
+            }
             Self::PoolGoing { .. }
             | Self::TemplateFailed { .. }
             | Self::TemplateBuiltIn
+            | Self::NotAncestor { .. }
+            | Self::NoParent { .. }
+            | Self::OtherImage { .. }
+            | Self::SnapshotNotReady { .. }
             | Self::VolumeTooSmall { .. }
             | Self::WrongState { .. }
             | Self::SandboxFailed { .. }
@@ -98,24 +106,34 @@ impl EngineError {
             | Self::FileNotStarted { .. }
             | Self::FileOutOfMemory { .. }
             | Self::FileKilled { .. }
-            | Self::FileStrange { .. } => WrongState,
+            | Self::FileStrange { .. }
+            | Self::PortClosed { .. }
+            | Self::PortWait { .. } => WrongState,
             Self::AdminOnly { .. } => Forbidden,
-            Self::CopiesUnsupported | Self::DiskLimitsUnsupported | Self::ActionUnsupported { .. } => {
+            Self::CopiesUnsupported | Self::DiskLimitsUnsupported | Self::SnapshotsUnsupported { .. } => {
                 Unsupported
             }
-            Self::InitTooOld { .. } | Self::NoCommonVersion { .. } => Incompatible,
-            Self::Quota { .. } => Quota,
-            Self::Full { .. } => Full,
-            Self::StdinStalled { .. } | Self::FileStalled | Self::Unresponsive { .. } | Self::Stopping => {
-                Unavailable
+            Self::InitTooOld { .. } | Self::NoCommonVersion { .. } | Self::SandboxTooOld { .. } => {
+                Incompatible
             }
+            Self::Quota { .. } | Self::PortConnections { .. } => Quota,
+            Self::Full { .. } => Full,
+            Self::StdinStalled { .. }
+            | Self::FileStalled
+            | Self::Unresponsive { .. }
+            | Self::PortStuck { .. }
+            | Self::Stopping => Unavailable,
             Self::Create { source, .. }
             | Self::Delete { source, .. }
             | Self::Pause { source, .. }
+            | Self::Network { source, .. }
+            | Self::Snapshot { source, .. }
+            | Self::Resume { source, .. }
             | Self::Usage { source }
+            | Self::PortSockets { source, .. }
             | Self::Volume { source, .. } => backend(source),
             Self::Store { source, .. } if source.is_disk_full() => DiskFull,
-            Self::Store { .. } | Self::Log { .. } | Self::Clock { .. } => Internal,
+            Self::Store { .. } | Self::Log { .. } | Self::Clock { .. } | Self::PortConnect { .. } => Internal,
             Self::Image { source, .. } => image(source),
         }
     }
@@ -126,15 +144,26 @@ impl EngineError {
             Self::SandboxNotFound { .. }
             | Self::NameTaken { .. }
             | Self::WrongState { .. }
+            | Self::NoParent { .. }
             | Self::SandboxFailed { .. }
-            | Self::ActionUnsupported { .. }
             | Self::DiskLimitsUnsupported
             | Self::Unresponsive { .. }
             | Self::Create { .. }
             | Self::Delete { .. }
             | Self::Pause { .. }
+            | Self::Resume { .. }
             | Self::Usage { .. }
-            | Self::NoCommonVersion { .. } => Noun::Sandbox,
+            | Self::Network { .. }
+            | Self::SandboxTooOld { .. }
+            | Self::Policy { .. }
+            | Self::NoCommonVersion { .. }
+            | Self::PortClosed { .. }
+            | Self::PortStuck { .. }
+            | Self::PortConnect { .. }
+            | Self::PortSockets { .. }
+            | Self::PortConnections { .. }
+            | Self::PortWait { .. }
+            | Self::LinkNotFound { .. } => Noun::Sandbox,
             Self::CommandNotFound { .. }
             | Self::CommandExpired { .. }
             | Self::CommandIdReused { .. }
@@ -149,6 +178,7 @@ impl EngineError {
             | Self::FileKilled { .. }
             | Self::FileStrange { .. }
             | Self::FileStalled
+            | Self::WatchNotFound { .. }
             | Self::InitTooOld { .. } => Noun::File,
             Self::ImageNotFound { .. }
             | Self::ImageInUse { .. }
@@ -160,7 +190,12 @@ impl EngineError {
             | Self::TemplateInUse { .. }
             | Self::TemplateFailed { .. }
             | Self::TemplateBuiltIn => Noun::Template,
-            Self::SnapshotNotFound { .. } => Noun::Snapshot,
+            Self::SnapshotNotFound { .. }
+            | Self::Snapshot { .. }
+            | Self::NotAncestor { .. }
+            | Self::OtherImage { .. }
+            | Self::SnapshotNotReady { .. }
+            | Self::SnapshotsUnsupported { .. } => Noun::Snapshot,
             Self::VolumeNotFound { .. }
             | Self::VolumeNameTaken { .. }
             | Self::VolumeInUse { .. }

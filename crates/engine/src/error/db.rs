@@ -47,6 +47,9 @@ pub enum DbError {
     /// The row is not as this daemon left it: another daemon owns it, or it was removed.
     #[error("the row is not as this daemon left it: it is gone, or another daemon owns it")]
     Superseded,
+    /// The disk is so full that only deletes are written.
+    #[error("the rest of the disk is reserved for deletes")]
+    Reserved,
     /// The store was closed; the daemon is stopping.
     #[error("the database is closed")]
     Closed,
@@ -64,6 +67,7 @@ impl DbError {
         match self {
             Self::Refused { source } => source.sqlite_error_code() == Some(rusqlite::ErrorCode::DiskFull),
             Self::Shared { source } => source.is_disk_full(),
+            Self::Reserved => true,
             Self::Create { .. }
             | Self::Open { .. }
             | Self::Newer { .. }

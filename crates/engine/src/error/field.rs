@@ -63,7 +63,10 @@ words! {
         Cursor = "cursor",
         Cwd = "cwd",
         Disk = "disk",
+        Count = "count",
         Env = "env",
+        GraceSeconds = "grace_seconds",
+        History = "history",
         IdempotencyKey = "Idempotency-Key",
         Image = "image",
         Label = "label",
@@ -72,6 +75,7 @@ words! {
         Limit = "limit",
         MatchLabels = "match_labels",
         Memory = "memory",
+        Methods = "methods",
         Mounts = "mounts",
         Name = "name",
         New = "new",
@@ -82,14 +86,19 @@ words! {
         Owner = "owner",
         Path = "path",
         Pool = "pool",
+        Port = "port",
         Replicas = "replicas",
         Script = "script",
         Secrets = "secrets",
         Signal = "signal",
         Size = "size",
+        Steps = "steps",
         StdinOffset = "stdin offset",
         Tag = "tag",
+        To = "to",
+        Ttl = "ttl_seconds",
         User = "user",
+        Wait = "wait_seconds",
     }
 }
 
@@ -105,10 +114,16 @@ words! {
     Resource {
         Sandboxes = "sandboxes",
         Cpu = "thousandths of a processor",
+        Links = "links to ports",
         Memory = "bytes of memory",
         Pools = "pools",
         Templates = "templates",
         Volumes = "volumes",
+        Disk = "bytes of disk",
+        VolumeBytes = "bytes of volumes",
+        Snapshots = "snapshots",
+        Builds = "builds at the same time",
+        Connections = "connections",
     }
 }
 

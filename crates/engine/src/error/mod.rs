@@ -4,6 +4,7 @@ mod class;
 mod db;
 mod field;
 mod image;
+mod network;
 
 use std::error::Error;
 use std::fmt::Write;
@@ -20,6 +21,7 @@ pub use self::class::{ErrorClass, Noun};
 pub use self::db::DbError;
 pub use self::field::{Field, Must, Resource, shown};
 pub use self::image::{BuildError, ImageFault};
+pub use self::network::PolicyFault;
 
 /// Why the engine did not do what the caller asked for.
 #[derive(Debug, thiserror::Error)]
@@ -69,6 +71,50 @@ pub enum EngineError {
     SnapshotNotFound {
         /// As it was asked for.
         name: String,
+    },
+    /// A snapshot could not be taken.
+    #[error("cannot take a snapshot of sandbox `{id}`")]
+    Snapshot {
+        /// Of which one.
+        id: SandboxId,
+        /// Why.
+        source: BackendError,
+    },
+    /// Rolling back goes to the sandbox's own past only.
+    #[error("snapshot `{name}` is not of sandbox `{id}`, nor of a sandbox that it was forked from")]
+    NotAncestor {
+        /// The sandbox.
+        id: SandboxId,
+        /// The snapshot.
+        name: String,
+    },
+    /// Only a sandbox whose parent exists can take its place.
+    #[error("sandbox `{id}` has no parent that exists")]
+    NoParent {
+        /// The sandbox.
+        id: SandboxId,
+    },
+    /// Only snapshots over the same image can be compared.
+    #[error("`{a}` and `{b}` are over different images")]
+    OtherImage {
+        /// The first, as it was asked for.
+        a: String,
+        /// The second, as it was asked for.
+        b: String,
+    },
+    /// The snapshot is not complete, or it failed.
+    #[error("snapshot `{name}` is {state}")]
+    SnapshotNotReady {
+        /// The snapshot.
+        name: String,
+        /// What it is instead.
+        state: &'static str,
+    },
+    /// The store has no cheap snapshots.
+    #[error("{what} needs a store with snapshots; this daemon keeps files in plain directories")]
+    SnapshotsUnsupported {
+        /// What was asked for, as it begins a sentence.
+        what: &'static str,
     },
     /// No such pool, or it is another owner's.
     #[error("pool `{name}` does not exist")]
@@ -188,12 +234,6 @@ pub enum EngineError {
         /// Why it failed.
         reason: String,
     },
-    /// A lifetime rule with an action that this version does not support.
-    #[error("a lifetime rule with the action `{action}` cannot act: this version cannot pause sandboxes")]
-    ActionUnsupported {
-        /// [`crate::model::lifetime::Action::word`].
-        action: &'static str,
-    },
     /// Something the caller can change.
     #[error("`{field}` must {must}")]
     Invalid {
@@ -270,6 +310,34 @@ pub enum EngineError {
         /// Why.
         source: BackendError,
     },
+    /// The sandbox cannot be thawed, or not launched over its files. It stays as it was.
+    #[error("cannot resume sandbox `{id}`")]
+    Resume {
+        /// Which sandbox.
+        id: SandboxId,
+        /// Why.
+        source: BackendError,
+    },
+    /// The policy cannot be put in force. The sandbox has no network.
+    #[error("cannot change the network of sandbox `{id}`")]
+    Network {
+        /// Which sandbox.
+        id: SandboxId,
+        /// Why.
+        source: BackendError,
+    },
+    /// The sandbox was created by a version without networks.
+    #[error("sandbox `{id}` was made before Shoal had networks, and has none")]
+    SandboxTooOld {
+        /// Which sandbox.
+        id: SandboxId,
+    },
+    /// The policy is wrong. The one before stays in force.
+    #[error("`network` must be a valid policy: {fault}")]
+    Policy {
+        /// What is wrong.
+        fault: PolicyFault,
+    },
     /// The counters cannot be read.
     #[error("cannot tell what sandboxes use")]
     Usage {
@@ -327,6 +395,12 @@ pub enum EngineError {
     /// The caller read nothing for too long.
     #[error("the caller took nothing of the file for too long")]
     FileStalled,
+    /// No kept watch has this id: it was dropped, it expired, or the daemon was restarted.
+    #[error("watch `{id}` does not exist")]
+    WatchNotFound {
+        /// As it was asked for.
+        id: String,
+    },
     /// The sandbox was created by a daemon that did not know this file operation, or none at all.
     #[error("sandbox `{id}` is of an older version ({version}) that does not have this file operation")]
     InitTooOld {
@@ -403,6 +477,64 @@ pub enum EngineError {
         theirs: Versions,
         /// What this daemon speaks.
         ours: Versions,
+    },
+    /// No program listens on the port.
+    #[error("nothing listens on port {port} of sandbox `{id}`")]
+    PortClosed {
+        /// Which sandbox.
+        id: SandboxId,
+        /// The port.
+        port: u16,
+    },
+    /// A program listens on the port and accepts no connections.
+    #[error("the program on port {port} of sandbox `{id}` accepts no connections")]
+    PortStuck {
+        /// Which sandbox.
+        id: SandboxId,
+        /// The port.
+        port: u16,
+    },
+    /// The kernel refused the connection for another reason.
+    #[error("cannot connect to port {port} of sandbox `{id}`")]
+    PortConnect {
+        /// Which sandbox.
+        id: SandboxId,
+        /// The port.
+        port: u16,
+        /// Why.
+        source: io::Error,
+    },
+    /// The backend has no sockets, or cannot list those that listen.
+    #[error("cannot use the network of sandbox `{id}`")]
+    PortSockets {
+        /// Which sandbox.
+        id: SandboxId,
+        /// Why.
+        source: BackendError,
+    },
+    /// Too many connections are open.
+    #[error("the {whose} has {limit} connections to ports, which is the most at once")]
+    PortConnections {
+        /// `sandbox` or `owner`.
+        whose: &'static str,
+        /// The limit.
+        limit: usize,
+    },
+    /// No program listened on the port in time.
+    #[error("nothing listened on port {port} of sandbox `{id}` within {seconds} s")]
+    PortWait {
+        /// Which sandbox.
+        id: SandboxId,
+        /// The port.
+        port: u16,
+        /// How long the caller waited.
+        seconds: f64,
+    },
+    /// No such link.
+    #[error("link `{id}` does not exist")]
+    LinkNotFound {
+        /// As it was asked for.
+        id: String,
     },
     /// The daemon is stopping; sandboxes stay.
     #[error("the engine is stopping")]

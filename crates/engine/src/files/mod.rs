@@ -4,6 +4,7 @@
 //! Dropping any of the streams ends the operation in the guest.
 
 mod calls;
+mod kept;
 mod memory;
 pub(crate) mod transfer;
 
@@ -19,7 +20,7 @@ use wire::files::{
 
 use crate::error::{EngineError, Field};
 use crate::files::transfer::{Patience, Place, Running, Transfers};
-use crate::model::{GuestPath, GuestUser};
+use crate::model::{GuestPath, GuestUser, Resume};
 
 /// The most memory that the entries or matches of one response may take.
 const GATHERED_MAX: usize = 32 * 1024 * 1024;
@@ -30,6 +31,7 @@ pub const MATCHES_MAX: u32 = 10_000;
 pub struct Files {
     transfers: Arc<Transfers>,
     user: Option<GuestUser>,
+    resume: Resume,
 }
 
 /// A page of a directory.
@@ -78,12 +80,17 @@ pub struct Edited {
 
 impl Files {
     pub(crate) fn new(transfers: Arc<Transfers>, user: Option<GuestUser>) -> Self {
-        Self { transfers, user }
+        Self { transfers, user, resume: Resume::default() }
+    }
+
+    /// Whether operations resume a paused sandbox first.
+    pub fn with_resume(self, resume: Resume) -> Self {
+        Self { resume, ..self }
     }
 
     async fn start(&self, op: FileOp, patience: Patience) -> Result<Running, EngineError> {
         let place = if matches!(op, FileOp::Watch { .. }) { Place::Watch } else { Place::Short };
-        Running::start(&self.transfers, op, self.user.clone(), patience, place).await
+        Running::start(&self.transfers, op, self.user.clone(), patience, place, self.resume).await
     }
 
     async fn done(&self, op: FileOp, patience: Patience) -> Result<(FileDone, Running), EngineError> {

@@ -20,10 +20,11 @@ use tracing::{debug, warn};
 use wire::files::{FileDone, FileOp, GrepWith, RESULT_MAX, result_from_bytes};
 use wire::guest::{Cwd, End, EndCause, ExitStatus, Handle, Program, Start, StartError, Stream};
 
+use super::kept::KeptWatches;
 use super::memory::{Ending, MemorySink, State};
 use crate::error::EngineError;
 use crate::guest::{ANSWER_SECONDS, AnyLane, Carrier, Guest, Lane, Stdin, Use, Violation};
-use crate::model::GuestUser;
+use crate::model::{GuestUser, Resume};
 use crate::observe::metrics::FileMeter;
 use crate::observe::timing;
 
@@ -59,6 +60,7 @@ pub(crate) struct Transfers {
     state: Mutex<TransfersState>,
     places: Arc<Semaphore>,
     watches: Arc<Semaphore>,
+    pub(super) kept: KeptWatches,
 }
 
 #[derive(Default)]
@@ -75,6 +77,7 @@ impl Transfers {
             state: Mutex::default(),
             places: Arc::new(Semaphore::new(TRANSFERS_MAX)),
             watches: Arc::new(Semaphore::new(WATCHES_MAX)),
+            kept: KeptWatches::default(),
         })
     }
 
@@ -121,6 +124,11 @@ impl Transfers {
         for transfer in live.into_values() {
             transfer.end(Ending::SandboxGone);
         }
+    }
+
+    /// Transfers may be started again, after a pause.
+    pub fn reopen(&self) {
+        self.lock().closed = false;
     }
 
     /// Starts a transfer; `make` builds its request for a handle.
@@ -342,10 +350,11 @@ impl Running {
         user: Option<GuestUser>,
         patience: Patience,
         place: Place,
+        resume: Resume,
     ) -> Result<Self, EngineError> {
         let guest = &transfers.guest;
         let meter = FileMeter::start(&guest.metrics, &op);
-        let begun = Self::begin(transfers, op, user, patience, place);
+        let begun = Self::begin(transfers, op, user, patience, place, resume);
         let mut begun = timing::FILE_START.watch(&guest.metrics, guest.id, begun).await;
         match &mut begun {
             Ok(running) => running.meter = Some(meter),
@@ -360,12 +369,13 @@ impl Running {
         user: Option<GuestUser>,
         patience: Patience,
         place: Place,
+        resume: Resume,
     ) -> Result<Self, EngineError> {
         let guest = &transfers.guest;
+        let using = guest.enter(resume).await?;
         if !guest.takes_commands() {
             return Err(guest.wrong_state());
         }
-        let using = guest.begin_use()?;
         let (places, limit) = match place {
             Place::Short => (&transfers.places, TRANSFERS_MAX),
             Place::Watch => (&transfers.watches, WATCHES_MAX),
@@ -397,11 +407,19 @@ impl Running {
     }
 
     async fn patiently<T>(&self, wait: impl Future<Output = T>) -> Result<T, EngineError> {
-        match self.patience {
-            Patience::Endless => Ok(wait.await),
-            Patience::Idle => timeout(Duration::from_secs(IDLE_SECONDS), wait)
-                .await
-                .map_err(|_| self.transfer.guest().unresponsive()),
+        let limit = Duration::from_secs(IDLE_SECONDS);
+        let mut wait = std::pin::pin!(wait);
+        loop {
+            let waited = match self.patience {
+                Patience::Endless => return Ok(wait.await),
+                Patience::Idle => timeout(limit, &mut wait).await,
+            };
+            match waited {
+                Ok(result) => return Ok(result),
+                // The time of a frozen guest stands still.
+                Err(_) if self.transfer.guest().stood_still(limit) => {}
+                Err(_) => return Err(self.transfer.guest().unresponsive()),
+            }
         }
     }
 

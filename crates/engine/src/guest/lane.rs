@@ -346,6 +346,9 @@ impl<C: Carrier> AnyLane for C {
 
     fn missing(self: Arc<Self>) -> Result<bool, Violation> {
         let mut state = self.lane().lock();
+        if state.sink.is_over() {
+            return Ok(false); // It ended with an earlier init, and its result is being stored.
+        }
         if state.pid.is_some() || state.sink.is_abandoned() || !state.sink.is_untouched() {
             drop(state);
             return self.lost().map(|()| false);

@@ -23,6 +23,17 @@ impl MemoryKills {
     pub fn new(claimed: u64) -> Self {
         Self { claimed: Mutex::new(claimed) }
     }
+
+    /// The sandbox was launched again: the kernel's count starts from zero.
+    pub fn start_over(&self) {
+        self.read(0);
+    }
+
+    /// The kernel's count was read. If it is lower than the number of claimed kills, it has started from zero since.
+    fn read(&self, count: u64) {
+        let mut claimed = self.claimed.lock().unwrap_or_else(PoisonError::into_inner);
+        *claimed = (*claimed).min(count);
+    }
 }
 
 impl Guest {
@@ -30,7 +41,10 @@ impl Guest {
     /// it, and need not know. `None` if the count cannot be read.
     pub async fn oom_kills(&self) -> Option<u64> {
         match timeout(COUNT_WAIT, self.backend.oom_kills(self.id)).await {
-            Ok(Ok(count)) => Some(count),
+            Ok(Ok(count)) => {
+                self.memory_kills.read(count);
+                Some(count)
+            }
             Ok(Err(error)) => {
                 warn!(sandbox = %self.id, error = chain(&error), "cannot tell whether memory ran out");
                 None

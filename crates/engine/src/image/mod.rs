@@ -5,18 +5,19 @@
 //! order: this file has the images and their names, `pull` adds them, `collect` removes them.
 //!
 //! Images are visible to all owners of the machine, except those that were pulled with a caller's own credentials:
-//! these are visible to that caller's owner alone.
+//! these are visible to that caller's owner alone. The same holds for layers: an owner gets a layer that is stored
+//! only if that owner, or somebody without credentials, has downloaded it before; anybody else downloads it again.
 
 mod collect;
 pub(crate) mod made;
 pub(crate) mod pull;
+mod slots;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, SystemTime};
 
 use image::{Blobs, Digest, ImageConfig, Registries};
-use tokio::sync::Semaphore;
 use wire::SandboxId;
 use wire::launch::{LayerFacts, Rootfs};
 
@@ -31,6 +32,7 @@ pub use image::{BadImage, BadReference, Credentials, DockerConfig, ImageRef, Pla
 pub use pull::{LayerProgress, LayerState, Pull, PullProgress, PullSpec};
 
 use self::collect::BuildCache;
+use self::slots::Slots;
 use crate::Shared;
 use crate::db::{AliasRow, ImageRow, LayerRow, LoadedImages, NameRow};
 use crate::error::{DbError, EngineError, Field};
@@ -39,11 +41,16 @@ use crate::model::{Key, Owner};
 pub(crate) use collect::keep_collected;
 pub(crate) use pull::{Pulls, pull};
 
-/// Layers that are downloaded at the same time, over all pulls: enough to use the bandwidth, few enough that
-/// registries accept them.
-const DOWNLOADS_MAX: usize = 6;
-/// Layers that are unpacked at the same time.
+/// Layers that are downloaded at the same time, over all pulls, and for one owner: enough to use the bandwidth, few
+/// enough that registries accept them.
+const DOWNLOADS_MAX: usize = 24;
+const DOWNLOADS_OWNER_MAX: usize = 6;
+/// Layers that are unpacked at the same time, and for one owner.
 const UNPACKS_MAX: usize = 4;
+const UNPACKS_OWNER_MAX: usize = 2;
+/// Pulls of one owner that ask registries at the same time, and of all.
+const PULLS_MAX: usize = 64;
+const PULLS_OWNER_MAX: usize = 8;
 /// Most layers that are kept for later builds: a hundred builds with as many steps.
 const RECENT_MAX: usize = 10_000;
 /// Most aliases.
@@ -217,8 +224,9 @@ pub(crate) struct Images {
     /// Held from a change of the rows of images, names and aliases until memory shows the same: changes in another
     /// order would leave memory wrong until the next start.
     naming: tokio::sync::Mutex<()>,
-    downloads: Semaphore,
-    unpacks: Semaphore,
+    asking: Slots,
+    downloads: Slots,
+    unpacks: Slots,
 }
 
 /// The contents of the rows, in memory.
@@ -263,8 +271,9 @@ impl Images {
             recent: Arc::default(),
             locks: Mutex::default(),
             naming: tokio::sync::Mutex::default(),
-            downloads: Semaphore::new(DOWNLOADS_MAX),
-            unpacks: Semaphore::new(UNPACKS_MAX),
+            asking: Slots::new(PULLS_MAX, PULLS_OWNER_MAX),
+            downloads: Slots::new(DOWNLOADS_MAX, DOWNLOADS_OWNER_MAX),
+            unpacks: Slots::new(UNPACKS_MAX, UNPACKS_OWNER_MAX),
         })
     }
 
@@ -580,17 +589,21 @@ impl crate::Engine {
         }
     }
 
-    /// A file for an uploaded archive, and how much may be written to it.
-    pub fn upload(&self) -> Result<(Upload, u64), EngineError> {
-        let refused = |source| EngineError::Image {
-            doing: "receive",
-            name: "an archive".into(),
-            source: Arc::new(ImageFault::Keep { doing: "make a file", source }),
-        };
-        let blobs = &self.shared().images.blobs;
-        let free = blobs.free().map_err(refused)?;
-        Ok((blobs.upload().map_err(refused)?, free.saturating_sub(image::blobs::FREE_MIN)))
+    /// A file for an uploaded archive.
+    pub fn upload(&self) -> Result<Upload, EngineError> {
+        self.shared().images.blobs.upload().map_err(not_received)
     }
+
+    /// How much more may be written to uploaded archives at this moment, all of them together.
+    pub fn upload_room(&self) -> Result<u64, EngineError> {
+        let free = self.shared().images.blobs.free().map_err(not_received)?;
+        Ok(free.saturating_sub(image::blobs::FREE_MIN))
+    }
+}
+
+fn not_received(source: std::io::Error) -> EngineError {
+    let source = Arc::new(ImageFault::Keep { doing: "make a file", source });
+    EngineError::Image { doing: "receive", name: "an archive".into(), source }
 }
 
 /// How many sandboxes of any owner were made from an image.

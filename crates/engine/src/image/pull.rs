@@ -11,14 +11,16 @@ use std::time::Duration;
 use image::archive_file::{self, Imported};
 use image::blobs::{Holding, Upload};
 use image::layer::finish_digest;
+use image::registry::Reach;
 use image::{Credentials, Digest, Image, ImageRef, LayerBlob, Platform, Registry, RegistryError};
 use runtime::{BackendError, LayerSpec};
-use tokio::sync::{SemaphorePermit, watch};
+use tokio::sync::watch;
 use tokio::task::AbortHandle;
 use tracing::{Instrument, info, info_span};
 use wire::launch::{Finish, LayerFacts, LayerFault, LayerSource};
 
 use super::collect::BuildCache;
+use super::slots::Slot;
 use super::{Format, ImageFault, StoredImage, StoredLayer, Transport, collect, familiar};
 use crate::Shared;
 use crate::db::{ImageRow, LayerOrigin, LayerRow, NameRow};
@@ -141,6 +143,7 @@ struct Sameness {
     platform: Platform,
     credentials: [u8; 32],
     clear: bool,
+    reach: Reach,
 }
 
 /// The pulls in progress.
@@ -172,8 +175,9 @@ impl crate::Engine {
     }
 
     /// Imports the images of an uploaded archive. A name is required if the archive has none.
-    pub fn import(&self, upload: Upload, name: Option<ImageRef>, format: Format) -> Pull {
+    pub fn import(&self, key: &Key, upload: Upload, name: Option<ImageRef>, format: Format) -> Pull {
         let shared = Arc::clone(self.shared());
+        let by = key.owner.clone();
         let shown = name.as_ref().map_or_else(|| "from an archive".to_owned(), ImageRef::familiar);
         start(self.shared(), "import", shown, move |progress| async move {
             let blobs = Arc::clone(&shared.images.blobs);
@@ -185,7 +189,8 @@ impl crate::Engine {
             for Imported { image, names, blobs } in imported {
                 let mut source = Source::Here(blobs);
                 let names = names.iter().map(ImageRef::to_string).collect();
-                images.push(add(&shared, image, &mut source, String::new(), names, &progress).await?);
+                let who = Who { by: by.clone(), visible_to: String::new() };
+                images.push(add(&shared, image, &mut source, who, names, &progress).await?);
             }
             Ok(images)
         })
@@ -194,10 +199,16 @@ impl crate::Engine {
 
 /// See [`crate::Engine::pull`].
 pub(crate) fn pull(shared: &Arc<Shared>, owner: &Owner, spec: PullSpec) -> Pull {
-    // What a caller's own credentials gave access to is private.
-    let owner = if spec.credentials.is_anonymous() { String::new() } else { owner.to_string() };
+    let by = owner.clone();
+    let reach = if shared.keys.has_admin(owner) { Reach::Anywhere } else { Reach::Public };
+    let PullSpec { reference, credentials, transport, .. } = spec.clone();
+    let registry = Registry::new(&shared.images.registries, reference, credentials, transport, reach);
+    // What credentials gave access to is private, unless all share them.
+    let is_for_all = spec.credentials.is_anonymous() && registry.is_for_all();
+    let visible_to = if is_for_all { String::new() } else { owner.to_string() };
     let wish = Sameness {
-        owner: owner.clone(),
+        owner: visible_to.clone(),
+        reach,
         reference: spec.reference.clone(),
         platform: spec.platform.clone(),
         credentials: secret_digest(&spec.credentials),
@@ -215,12 +226,12 @@ pub(crate) fn pull(shared: &Arc<Shared>, owner: &Owner, spec: PullSpec) -> Pull 
     let task_shared = Arc::clone(shared);
     let pull = start(shared, "pull", name, move |progress| async move {
         let shared = task_shared;
-        let PullSpec { reference, platform, credentials, transport } = spec;
-        let registry = Registry::new(&shared.images.registries, reference.clone(), credentials, transport);
-        let image = registry.image(&platform).await?;
-        let names = vec![reference.to_string()];
+        let slot = shared.images.asking.take(&by).await;
+        let image = registry.image(&spec.platform).await?;
+        drop(slot);
+        let names = vec![spec.reference.to_string()];
         let mut source = Source::Registry(Arc::new(registry));
-        Ok(vec![add(&shared, image, &mut source, owner, names, &progress).await?])
+        Ok(vec![add(&shared, image, &mut source, Who { by, visible_to }, names, &progress).await?])
     });
     by_wish.insert(wish, Arc::downgrade(&pull.inner));
     pull
@@ -270,6 +281,14 @@ where
     Pull { inner: Arc::new(Inner { doing, name, progress: hear_progress, outcome, task }) }
 }
 
+/// For whom an image is added.
+struct Who {
+    /// Whose places it takes.
+    by: Owner,
+    /// Who may see it; empty for everyone.
+    visible_to: String,
+}
+
 /// Source of blobs.
 enum Source {
     Registry(Arc<Registry>),
@@ -282,7 +301,7 @@ async fn add(
     shared: &Arc<Shared>,
     image: Image,
     source: &mut Source,
-    owner: String,
+    who: Who,
     names: Vec<String>,
     progress: &Arc<watch::Sender<PullProgress>>,
 ) -> Result<Arc<StoredImage>, ImageFault> {
@@ -298,7 +317,7 @@ async fn add(
     };
     progress.send_replace(PullProgress { layers: image.layers.iter().map(waiting).collect() });
 
-    let adding = Adding { shared, count: image.layers.len(), progress };
+    let adding = Adding { shared, count: image.layers.len(), who: &who, progress };
     let mut fetches = Vec::new();
     for (number, layer) in image.layers.iter().enumerate() {
         fetches.push(adding.begin(source, number, layer).await?);
@@ -310,7 +329,7 @@ async fn add(
     }
     let below = top_first(&stored);
     stored.push(adding.finish(finish_name, finish, below).await?);
-    name(shared, image, false, stored, owner, names).await
+    name(shared, image, false, stored, who.visible_to, names).await
 }
 
 /// What the finishing layer of an image must contain.
@@ -335,6 +354,7 @@ struct Adding<'a> {
     shared: &'a Arc<Shared>,
     /// The number of layers.
     count: usize,
+    who: &'a Who,
     progress: &'a Arc<watch::Sender<PullProgress>>,
 }
 
@@ -349,11 +369,11 @@ impl Adding<'_> {
         // Pinned before the look-up: a pull that is unpacking it writes its row before it releases the blob, so that
         // a blob is never downloaded twice.
         let _held = self.shared.images.blobs.hold(layer.blob);
-        if is_fetched(self.shared, layer.layer, number, self.count).await? {
+        if self.is_ready(number, layer).await? {
             self.reached(number, LayerState::Present, layer.size);
             return Ok(None);
         }
-        Ok(Some(fetch(self.shared, source, *layer, number, self.progress)))
+        Ok(Some(fetch(self.shared, &self.who.by, source, *layer, number, self.progress)))
     }
 
     /// Waits for the download of a layer and unpacks it, unless another pull was faster.
@@ -368,12 +388,17 @@ impl Adding<'_> {
         let lock = images.lock_of(layer.layer);
         let _alone = lock.lock().await;
         match fetch {
-            Some(fetch) if !is_fetched(self.shared, layer.layer, number, self.count).await? => {
+            Some(fetch) if !self.is_ready(number, layer).await? => {
+                // The bytes that arrive have the digest that the image names: the sender had them.
                 let holding = fetch.await.map_err(|_| ImageFault::Stopping)??;
-                let written = self.unpack_blob(number, layer, below).await;
+                let written = match is_fetched(self.shared, layer.layer, number, self.count).await? {
+                    true => self.prove(number, layer, below).await,
+                    false => self.unpack_blob(number, layer, below).await,
+                };
                 // In any case: the layer is stored, or this blob will never become one.
                 remove_blob(holding).await;
                 written?;
+                self.shared.db.allow_layer(layer.layer, self.who.visible_to.clone()).await?;
                 self.reached(number, LayerState::Done, layer.size);
             }
             Some(_) | None => {
@@ -384,6 +409,30 @@ impl Adding<'_> {
         }
         let facts = LayerFacts::default();
         Ok(StoredLayer { layer: layer.layer, blob: Some(layer.blob), size: layer.size, facts })
+    }
+
+    /// Whether a layer is stored, and this caller or everyone has downloaded it before.
+    async fn is_ready(&self, number: usize, layer: &LayerBlob) -> Result<bool, ImageFault> {
+        Ok(is_fetched(self.shared, layer.layer, number, self.count).await?
+            && self.shared.db.may_use_layer(layer.layer, self.who.visible_to.clone()).await?)
+    }
+
+    /// Checks that a downloaded blob has the contents of a layer that is stored. Another blob than the stored layer's
+    /// may be the same layer, compressed otherwise; only unpacking it tells.
+    async fn prove(&self, number: usize, layer: &LayerBlob, below: Vec<Digest>) -> Result<(), ImageFault> {
+        if self.shared.db.layer_blob(layer.layer).await? == Some(layer.blob) {
+            return Ok(());
+        }
+        let from = LayerSource::Blob { blob: layer.blob, contents: layer.contents };
+        let proof = Digest::from_bytes(crate::model::random::random());
+        let spec = LayerSpec { layer: proof, below, over_host: false, from };
+        let read = |bytes: u64| self.reached(number, LayerState::Unpacking, bytes);
+        let unpacked = unpack(self.shared, &self.who.by, &spec, &read).await;
+        // No image has this layer, so the collection would remove it too.
+        if let Err(error) = self.shared.backend.remove_layer(proof).await {
+            tracing::warn!(error = chain(&error), "cannot remove a layer that was unpacked as a proof");
+        }
+        unpacked.map(drop).map_err(|source| self.broken(number, source))
     }
 
     /// Unpacks a downloaded layer and writes its row.
@@ -397,7 +446,9 @@ impl Adding<'_> {
         let spec = LayerSpec { layer: layer.layer, below, over_host: false, from };
         let read = |bytes: u64| self.reached(number, LayerState::Unpacking, bytes);
         read(0);
-        let facts = unpack(self.shared, &spec, &read).await.map_err(|source| self.broken(number, source))?;
+        let facts = unpack(self.shared, &self.who.by, &spec, &read)
+            .await
+            .map_err(|source| self.broken(number, source))?;
         Ok(self.shared.db.put_layer(layer_row(layer.layer, Some(layer), facts)).await?)
     }
 
@@ -413,8 +464,9 @@ impl Adding<'_> {
         if !self.shared.db.has_layer(layer).await? {
             let spec = LayerSpec { layer, below, over_host: false, from: LayerSource::Finish(finish) };
             let last = self.count.saturating_sub(1);
-            let facts =
-                unpack(self.shared, &spec, &|_| ()).await.map_err(|source| self.broken(last, source))?;
+            let facts = unpack(self.shared, &self.who.by, &spec, &|_| ())
+                .await
+                .map_err(|source| self.broken(last, source))?;
             self.shared.db.put_layer(layer_row(layer, None, facts)).await?;
         }
         Ok(StoredLayer { layer, blob: None, size: 0, facts: LayerFacts::default() })
@@ -512,6 +564,7 @@ pub(crate) fn layer_row(layer: Digest, from: Option<&LayerBlob>, facts: LayerFac
 /// Starts to download a blob, in parallel with others.
 fn fetch(
     shared: &Arc<Shared>,
+    by: &Owner,
     source: &mut Source,
     layer: LayerBlob,
     number: usize,
@@ -525,10 +578,9 @@ fn fetch(
             Task::spawn(async move { Ok(holding) })
         }
         Source::Registry(registry) => {
-            let registry = Arc::clone(registry);
+            let (registry, by) = (Arc::clone(registry), by.clone());
             Task::spawn(async move {
-                // The semaphore is never closed.
-                let _permit = shared.images.downloads.acquire().await;
+                let _slot = shared.images.downloads.take(&by).await;
                 let arrived = |bytes: u64| step(&progress, number, LayerState::Fetching, bytes);
                 let blobs = &shared.images.blobs;
                 let holding = blobs.fetch(&registry, layer.blob, layer.size, &arrived).await?;
@@ -542,27 +594,25 @@ fn fetch(
 /// Unpacks a layer. Retries once if the launcher died.
 pub(crate) async fn unpack(
     shared: &Arc<Shared>,
+    owner: &Owner,
     spec: &LayerSpec,
     read: &(dyn Fn(u64) + Send + Sync),
 ) -> Result<LayerFacts, BackendError> {
-    unpack_in(shared, &place(shared).await, spec, read).await
+    unpack_in(shared, &place(shared, owner).await, spec, read).await
 }
 
 /// A permit to unpack; few run at the same time.
-pub(crate) struct Place<'a> {
-    _permit: Option<SemaphorePermit<'a>>,
-}
+pub(crate) struct Place(#[expect(dead_code, reason = "it is held")] Slot);
 
 /// Waits for a permit. There are few, and some are held for long.
-pub(crate) async fn place(shared: &Shared) -> Place<'_> {
-    // The semaphore is never closed.
-    Place { _permit: shared.images.unpacks.acquire().await.ok() }
+pub(crate) async fn place(shared: &Shared, owner: &Owner) -> Place {
+    Place(shared.images.unpacks.take(owner).await)
 }
 
 /// Unpacks a layer with a permit.
 pub(crate) async fn unpack_in(
     shared: &Arc<Shared>,
-    _place: &Place<'_>,
+    _place: &Place,
     spec: &LayerSpec,
     read: &(dyn Fn(u64) + Send + Sync),
 ) -> Result<LayerFacts, BackendError> {

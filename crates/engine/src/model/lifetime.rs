@@ -40,14 +40,6 @@ pub enum Action {
 }
 
 impl Action {
-    /// Whether this version performs it. A rule that does not act is stored and shown as such.
-    pub fn acts(self) -> bool {
-        match self {
-            Self::Delete => true,
-            Self::PauseKeepMemory | Self::PauseDropMemory => false,
-        }
-    }
-
     /// Its name in rows and errors.
     pub fn word(self) -> &'static str {
         match self {
@@ -102,7 +94,7 @@ pub struct Rule {
 }
 
 impl Rule {
-    /// Why it ends a sandbox; reads after "because".
+    /// Why it ends or pauses a sandbox; reads after "because".
     pub fn reason(&self) -> String {
         let after = words(self.after);
         match self.since {
@@ -139,14 +131,14 @@ impl Lifetime {
         &self.0
     }
 
-    /// Whether any of them acts.
-    pub fn acts(&self) -> bool {
-        self.0.iter().any(|rule| rule.action.acts())
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
     }
 
     /// The shortest time without use that any of them acts upon.
     pub fn idle_min(&self) -> Option<Duration> {
-        let idle = |rule: &&Rule| rule.since == Since::LastUse && rule.action.acts();
+        let idle = |rule: &&Rule| rule.since == Since::LastUse;
         self.0.iter().filter(idle).map(|rule| rule.after).min()
     }
 }
@@ -213,7 +205,7 @@ pub struct End {
 pub struct RuleNow {
     /// The rule.
     pub rule: Rule,
-    /// The time until it acts, if nothing happens before. `None` if it does not act or its clock is not running.
+    /// The time until it acts, if nothing happens before. `None` if it does not apply now, or its clock is not running.
     pub left: Option<Duration>,
     /// When that is.
     pub at: Option<SystemTime>,

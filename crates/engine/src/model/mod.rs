@@ -10,6 +10,8 @@ mod idempotency;
 pub mod labels;
 pub mod lifetime;
 pub(crate) mod names;
+pub mod network;
+pub mod port;
 mod program;
 pub mod progress;
 pub(crate) mod random;
@@ -36,6 +38,10 @@ pub use crate::model::guest_path::{GuestPath, GuestUser};
 pub use crate::model::idempotency::IdempotencyKey;
 pub use crate::model::labels::{LabelChanges, Labels, Selector};
 pub use crate::model::lifetime::{Action, Explanation, LastUse, Lifetime, Renewal, Rule, Since};
+pub use crate::model::network::{
+    NetworkAction, NetworkChange, NetworkEvent, NetworkEventQuery, NetworkMode, NetworkPolicy, NetworkRule,
+    NetworkSpec, NetworkTotals, NetworkView, PresetHostView,
+};
 pub use crate::model::program::{Argv, Program, Script};
 pub use crate::model::state::{Disk, Kept, State};
 pub use crate::model::template::VolumeMount;
@@ -104,10 +110,14 @@ pub struct SandboxSpec {
     pub notes: Notes,
     /// Lifetime rules.
     pub lifetime: Lifetime,
+    /// What it may reach; the template's where there is none, and the operator's default where that names none.
+    pub network: Option<NetworkPolicy>,
     /// Asking twice with one key makes one sandbox, for as long as that sandbox exists.
     pub idempotency_key: Option<IdempotencyKey>,
     /// The name of one of the owner's pools, in place of a template; it is claimed there if one is ready.
     pub pool: Option<PoolName>,
+    /// How many snapshots to keep of those that are taken before commands; 0 to take none.
+    pub history: u32,
 }
 
 impl Default for SandboxSpec {
@@ -124,8 +134,10 @@ impl Default for SandboxSpec {
             labels: Labels::default(),
             notes: Notes::default(),
             lifetime: Lifetime::default(),
+            network: None,
             idempotency_key: None,
             pool: None,
+            history: 0,
         }
     }
 }
@@ -159,12 +171,18 @@ pub struct SandboxUpdate {
     pub notes: NoteChanges,
     /// Replaces all rules. Counts as a touch.
     pub lifetime: Option<Lifetime>,
+    /// Changes what it may reach. In force when the change is answered.
+    pub network: Option<NetworkChange>,
+    /// How many snapshots of its history to keep; 0 for none.
+    pub history: Option<u32>,
 }
 
 impl SandboxUpdate {
     /// Whether nothing should change.
     pub fn is_empty(&self) -> bool {
-        self.name.is_none() && self.labels.is_empty() && self.notes.is_empty() && self.lifetime.is_none()
+        let Self { name, labels, notes, lifetime, network, history } = self;
+        let unchanged = name.is_none() && labels.is_empty() && notes.is_empty() && lifetime.is_none();
+        unchanged && network.is_none() && history.is_none()
     }
 }
 
@@ -179,8 +197,10 @@ pub struct Sandbox {
     pub name: SandboxName,
     /// Its state.
     pub state: State,
-    /// Why it failed.
+    /// Why it failed, or why it is paused or deleted if no caller asked for that.
     pub reason: Option<String>,
+    /// When it was paused, if it is and that is known.
+    pub paused_at: Option<SystemTime>,
     /// The template that it was made from.
     pub template: String,
     /// Version of that template.
@@ -203,8 +223,12 @@ pub struct Sandbox {
     pub notes: Notes,
     /// Lifetime rules.
     pub lifetime: Lifetime,
+    /// What it may reach.
+    pub network: NetworkPolicy,
     /// The pool that it was claimed from, by its name at that time.
     pub claimed_from: Option<String>,
+    /// How many snapshots of its history are kept; 0 for none.
+    pub history: u32,
     /// When it was requested.
     pub created_at: SystemTime,
 }
@@ -263,6 +287,40 @@ pub struct CommandSpec {
     pub idle_timeout: Option<Duration>,
     /// What happens to it when no caller is attached.
     pub attendance: Attendance,
+    /// Whether it resumes a paused sandbox first.
+    pub resume: Resume,
+}
+
+/// Whether a request resumes a paused sandbox.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Resume {
+    /// It does, and waits until the sandbox runs.
+    #[default]
+    Auto,
+    /// It fails.
+    Never,
+}
+
+/// How to pause a sandbox.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PauseSpec {
+    /// What to keep.
+    pub kept: Kept,
+    /// How long processes may take to end, if only files are kept.
+    pub grace: Duration,
+}
+
+impl PauseSpec {
+    /// How long processes may take to end by default. Most programs need a moment to write their files.
+    pub const GRACE_DEFAULT: Duration = Duration::from_secs(10);
+    /// The longest grace. The caller waits for it.
+    pub const GRACE_MAX: Duration = Duration::from_secs(600);
+}
+
+impl Default for PauseSpec {
+    fn default() -> Self {
+        Self { kept: Kept::Frozen, grace: Self::GRACE_DEFAULT }
+    }
 }
 
 impl CommandSpec {
@@ -279,6 +337,7 @@ impl CommandSpec {
             timeout: None,
             idle_timeout: None,
             attendance: Attendance::default(),
+            resume: Resume::default(),
         }
     }
 }
@@ -511,6 +570,39 @@ pub struct KeyLimits {
     pub cpu_millis: Option<u64>,
     /// Memory, in total.
     pub memory_bytes: Option<u64>,
+    /// The disk limits of all sandboxes, in total.
+    pub disk_bytes: Option<u64>,
+    /// The sizes of all volumes, in total.
+    pub volume_bytes: Option<u64>,
+    /// The output of commands that is kept, in total. Beyond that, the oldest is dropped.
+    pub output_bytes: Option<u64>,
+    /// Snapshots.
+    pub snapshots: Option<u32>,
+    /// Builds that run at the same time.
+    pub builds: Option<u32>,
+    /// Connections that use the key at the same time.
+    pub connections: Option<u32>,
+}
+
+/// What an owner uses of what keys limit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct OwnerUse {
+    /// Sandboxes.
+    pub sandboxes: u64,
+    /// Thousandths of a processor.
+    pub cpu_millis: u64,
+    /// Memory limits.
+    pub memory_bytes: u64,
+    /// Disk limits.
+    pub disk_bytes: u64,
+    /// Sizes of volumes.
+    pub volume_bytes: u64,
+    /// Output that is kept.
+    pub output_bytes: u64,
+    /// Snapshots.
+    pub snapshots: u64,
+    /// Builds that run.
+    pub builds: u64,
 }
 
 /// What a new key should be.
@@ -553,7 +645,7 @@ mod tests {
 
     #[test]
     fn names_and_owners_are_bounded_and_plain() {
-        assert!(SandboxName::parse("My build, number 4 – ünïcode").is_ok());
+        assert!(SandboxName::parse("My-build,-number-4–ünïcode").is_ok());
         for text in ["", "a\nb", "a\0b", "\u{85}", &"x".repeat(256)] {
             SandboxName::parse(text).expect_err(text);
         }

@@ -47,6 +47,16 @@ macro_rules! names {
     )*};
 }
 
+impl SandboxName {
+    /// A name from a dialect, whose clients may choose any text. The command line can name such a sandbox by its id.
+    pub fn of_dialect(text: &str) -> Result<Self, EngineError> {
+        match check_free(text) {
+            Ok(()) => Ok(Self(text.into())),
+            Err(rule) => Err(Field::Name.must(rule)),
+        }
+    }
+}
+
 impl TemplateName {
     /// The template that every owner has.
     pub fn built_in() -> Self {
@@ -58,8 +68,8 @@ impl TemplateName {
 const LENGTH_MAX: usize = 255;
 
 names! {
-    /// The name of a sandbox.
-    SandboxName: |_| Ok(());
+    /// The name of a sandbox. People type it into shells and scripts, and `SANDBOX:/path` means a file in it.
+    SandboxName: check_typed;
     /// The name of a template.
     TemplateName: |_| Ok(());
     /// The name of a pool.
@@ -91,9 +101,32 @@ fn check_before_a_path(text: &str) -> Result<(), String> {
     }
 }
 
+fn check_typed(text: &str) -> Result<(), String> {
+    if text.starts_with('-') {
+        Err("not begin with `-`, like an option of a command".into())
+    } else if text.contains(char::is_whitespace) {
+        Err(format!("not contain spaces, got `{text}`"))
+    } else {
+        check_before_a_path(text)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_sandbox_has_a_name_that_can_be_typed() {
+        for text in ["a:b", "a/b", "-x", "bad name", "a\u{a0}b", ""] {
+            assert!(SandboxName::parse(text).is_err(), "{text:?}");
+        }
+        for text in ["work", "silver-spoon.2", "a_b", "ähre", "$(x)"] {
+            assert_eq!(SandboxName::parse(text).expect(text).as_str(), text);
+        }
+        assert_eq!(SandboxName::of_dialect("a b/c").expect("any text").as_str(), "a b/c");
+        assert!(SandboxName::of_dialect("").is_err() && SandboxName::of_dialect("a\0").is_err());
+        assert_eq!(SandboxName::kept("an old name").as_str(), "an old name", "what is stored stays");
+    }
 
     #[test]
     fn names_are_free_text_within_bounds() {

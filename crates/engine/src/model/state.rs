@@ -62,7 +62,7 @@ impl State {
     }
 
     /// Its name in rows, errors and logs.
-    pub fn word(self) -> &'static str {
+    pub const fn word(self) -> &'static str {
         match self {
             Self::Creating => "creating",
             Self::Running => "running",

@@ -5,6 +5,7 @@ use wire::launch::Access;
 
 use crate::model::defaults::LIMITS;
 use crate::model::labels::Labels;
+use crate::model::network::NetworkPolicy;
 use crate::model::{Argv, GuestPath, GuestUser, SandboxEnv};
 
 /// The contents of a template.
@@ -30,6 +31,8 @@ pub struct TemplateSpec {
     pub labels: Labels,
     /// Volumes and where they are mounted.
     pub mounts: Vec<VolumeMount>,
+    /// What its sandboxes may reach; the operator's default where there is none.
+    pub network: Option<NetworkPolicy>,
 }
 
 impl Default for TemplateSpec {
@@ -45,6 +48,7 @@ impl Default for TemplateSpec {
             command: None,
             labels: Labels::default(),
             mounts: Vec::new(),
+            network: None,
         }
     }
 }

@@ -102,6 +102,11 @@ impl Stamp {
         Self { wall_micros: wall_micros(wall), boot: !now.boot, since_boot_micros: 0 }.settled(now)
     }
 
+    /// The wall time.
+    pub fn wall(self) -> SystemTime {
+        UNIX_EPOCH + Duration::from_micros(u64::try_from(self.wall_micros).unwrap_or(0))
+    }
+
     /// The same on this boot's clock, if that is possible. A time in the future becomes now: a wrong clock must not
     /// keep anything for ever.
     pub fn settled(self, now: Moment) -> Self {

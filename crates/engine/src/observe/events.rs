@@ -1,10 +1,10 @@
 //! Events of sandboxes, their commands and templates, for watchers.
 //!
-//! The last events are kept in memory, so that a disconnected watcher can continue where it was; a watcher that comes
+//! The last events of each owner are kept in memory, apart from those of others, so that a disconnected watcher can continue where it was; a watcher that comes
 //! too late, or after a restart of the daemon, is notified that it missed events, and reads the state itself. Nothing
 //! waits for a watcher, and events are not a record: what must not be lost is in rows.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::str::FromStr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -19,12 +19,15 @@ use crate::model::state::State;
 use crate::model::template::Preparation;
 use crate::model::{Outcome, Owner, SandboxName};
 
-/// Events to keep. Each has a few hundred bytes, so all of them take a few MiB at most.
+/// Events to keep of each owner. Each has a few hundred bytes, so all of them take a few MiB at most.
 pub const EVENTS_KEPT_MAX: usize = 8192;
+/// Owners whose events are kept. Beyond that, those of the owner to whom nothing has happened for longest are dropped.
+const OWNERS_KEPT_MAX: usize = 64;
 /// How much of the reason of a failure is kept.
 const REASON_MAX: usize = 1024;
 
-/// An event's position: the start of the daemon, and the number since then.
+/// An event's position: what it is counted from, which is another at each start of the daemon and for each owner, and
+/// its number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EventId {
     start: u64,
@@ -118,6 +121,13 @@ pub enum Happened {
     },
 }
 
+/// What is remembered of a sandbox that was deleted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Deletion {
+    /// Why, if no caller asked for it.
+    pub reason: Option<String>,
+}
+
 /// What a watcher receives.
 #[derive(Debug, Clone)]
 pub enum Told {
@@ -129,20 +139,29 @@ pub enum Told {
 
 /// All events of one engine.
 pub(crate) struct Events {
-    start: u64,
-    kept: Mutex<Kept>,
+    kept: Mutex<HashMap<Owner, Kept>>,
     /// Notified after each event.
     more: Notify,
 }
 
-#[derive(Default)]
+/// The events of one owner.
 struct Kept {
+    start: u64,
     /// The serial before the first in `events`.
     before: u64,
     events: VecDeque<Arc<Event>>,
 }
 
 impl Kept {
+    fn new() -> Self {
+        Self { start: random_u64(), before: 0, events: VecDeque::new() }
+    }
+
+    /// When something last happened.
+    fn newest(&self) -> Option<SystemTime> {
+        self.events.back().map(|event| event.at)
+    }
+
     fn last(&self) -> u64 {
         self.before + self.events.len() as u64
     }
@@ -150,10 +169,10 @@ impl Kept {
 
 impl Events {
     pub fn new() -> Self {
-        Self { start: random_u64(), kept: Mutex::default(), more: Notify::new() }
+        Self { kept: Mutex::default(), more: Notify::new() }
     }
 
-    fn kept(&self) -> MutexGuard<'_, Kept> {
+    fn kept(&self) -> MutexGuard<'_, HashMap<Owner, Kept>> {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -163,6 +182,21 @@ impl Events {
             cut(reason);
         }
         self.keep(owner, About::Sandbox(sandbox, what));
+    }
+
+    /// How a sandbox was deleted, as far back as events are kept.
+    pub fn deletion(&self, owner: &Owner, sandbox: SandboxId) -> Option<Deletion> {
+        let all = self.kept();
+        let mut newest = all.get(owner)?.events.iter().rev().filter_map(|event| match &event.about {
+            About::Sandbox(id, what) if *id == sandbox => Some(what),
+            About::Sandbox(..) | About::Template(_) => None,
+        });
+        newest.find(|what| matches!(what, Happened::Deleted { .. }))?;
+        let deleting = newest.find_map(|what| match what {
+            Happened::Sandbox { state: State::Deleting, reason, .. } => Some(reason.clone()),
+            _ => None,
+        });
+        Some(Deletion { reason: deleting.flatten() })
     }
 
     /// Records an event of a template.
@@ -175,16 +209,28 @@ impl Events {
 
     fn keep(&self, owner: &Owner, about: About) {
         let (at, owner) = (crate::observe::clock::now(), owner.clone());
-        let mut kept = self.kept();
-        let id = EventId { start: self.start, serial: kept.last() + 1 };
+        let mut all = self.kept();
+        let kept = of_owner(&mut all, &owner);
+        let id = EventId { start: kept.start, serial: kept.last() + 1 };
         kept.events.push_back(Arc::new(Event { id, at, owner, about }));
         if kept.events.len() > EVENTS_KEPT_MAX {
             kept.events.pop_front();
             kept.before += 1;
         }
-        drop(kept);
+        drop(all);
         self.more.notify_waiters();
     }
+}
+
+/// The events of an owner. Makes room for them if there are none.
+fn of_owner<'a>(all: &'a mut HashMap<Owner, Kept>, owner: &Owner) -> &'a mut Kept {
+    if !all.contains_key(owner) && all.len() >= OWNERS_KEPT_MAX {
+        let quietest = all.iter().min_by_key(|(_, kept)| kept.newest()).map(|(owner, _)| owner.clone());
+        if let Some(quietest) = quietest {
+            all.remove(&quietest);
+        }
+    }
+    all.entry(owner.clone()).or_insert_with(Kept::new)
 }
 
 fn cut(reason: &mut String) {
@@ -197,6 +243,8 @@ pub struct Watcher {
     events: Arc<Events>,
     owner: Owner,
     only: Option<SandboxId>,
+    /// What the positions are counted from.
+    start: u64,
     /// The last event that was examined.
     at: u64,
     /// Something before `at` was missed, and that was not reported yet.
@@ -210,18 +258,22 @@ impl Watcher {
         only: Option<SandboxId>,
         after: Option<EventId>,
     ) -> Self {
-        let last = events.kept().last();
+        let (start, last) = {
+            let mut all = events.kept();
+            let kept = of_owner(&mut all, &owner);
+            (kept.start, kept.last())
+        };
         let (at, missed) = match after {
             None => (last, false),
-            Some(id) if id.start == events.start && id.serial <= last => (id.serial, false),
+            Some(id) if id.start == start && id.serial <= last => (id.serial, false),
             Some(_) => (last, true),
         };
-        Self { events, owner, only, at, missed }
+        Self { events, owner, only, start, at, missed }
     }
 
     /// The watcher's position: the next event comes after it.
     pub fn place(&self) -> EventId {
-        EventId { start: self.events.start, serial: self.at }
+        EventId { start: self.start, serial: self.at }
     }
 
     /// The next event. Cancel-safe.
@@ -240,7 +292,12 @@ impl Watcher {
 
     fn look(&mut self) -> Option<Told> {
         let events = Arc::clone(&self.events);
-        let kept = events.kept();
+        let mut all = events.kept();
+        let kept = of_owner(&mut all, &self.owner);
+        if self.start != kept.start {
+            // The events were dropped, because too many owners had some.
+            (self.start, self.at, self.missed) = (kept.start, kept.last(), true);
+        }
         if self.at < kept.before {
             (self.at, self.missed) = (kept.before, true);
         }
@@ -251,7 +308,7 @@ impl Watcher {
             let event = &kept.events[(self.at - kept.before) as usize];
             self.at += 1;
             let meant = |only| matches!(event.about, About::Sandbox(sandbox, _) if sandbox == only);
-            if event.owner == self.owner && self.only.is_none_or(meant) {
+            if self.only.is_none_or(meant) {
                 return Some(Told::Event(Arc::clone(event)));
             }
         }
@@ -286,6 +343,21 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn no_owner_pushes_out_the_events_of_another() {
+        let events = Arc::new(Events::new());
+        let mut watcher = Watcher::new(Arc::clone(&events), owner("me"), None, None);
+        let began = watcher.place();
+        events.publish(&owner("me"), SandboxId::from_random(1), started(1));
+        for number in 0..EVENTS_KEPT_MAX as u32 + 10 {
+            events.publish(&owner("you"), SandboxId::from_random(2), started(number));
+        }
+        assert_eq!(pid(&mut watcher).await, Some(1));
+        assert_eq!(watcher.place().serial, began.serial + 1, "the numbers tell nothing of others");
+        let mut again = Watcher::new(Arc::clone(&events), owner("me"), None, Some(began));
+        assert_eq!(pid(&mut again).await, Some(1));
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn a_watcher_sees_its_own_and_goes_on_where_it_was() {
         let events = Arc::new(Events::new());
         let (mine, other) = (SandboxId::from_random(1), SandboxId::from_random(2));
@@ -313,11 +385,11 @@ mod tests {
         }
         assert!(matches!(slow.next().await, Told::Missed(_)));
         assert_eq!(pid(&mut slow).await, Some(10), "then it continues with the oldest event that is kept");
-        let foreign = EventId { start: events.start ^ 1, serial: 3 };
+        let foreign = EventId { start: slow.place().start ^ 1, serial: 3 };
         let mut late = Watcher::new(Arc::clone(&events), owner("me"), None, Some(foreign));
         assert!(matches!(late.next().await, Told::Missed(_)));
         assert_eq!(pid(&mut late).await, None);
-        let future = EventId { start: events.start, serial: u64::MAX };
+        let future = EventId { start: slow.place().start, serial: u64::MAX };
         let mut odd = Watcher::new(Arc::clone(&events), owner("me"), None, Some(future));
         assert!(matches!(odd.next().await, Told::Missed(_)));
     }

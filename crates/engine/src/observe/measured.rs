@@ -4,12 +4,12 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use runtime::{
-    Backend, BackendError, DiskUsage, GuestStream, Isolation, LayerSpec, Listeners, ListeningPort, Machine,
-    Network, Spec, Storage, Usage,
+    Backend, BackendError, Differences, DiskUsage, GuestStream, Isolation, LayerSpec, Listeners,
+    ListeningPort, Machine, Network, Spec, Storage, Usage,
 };
-use wire::launch::{LayerFacts, Limits, Motion, Processes, Rootfs, StoreFacts};
+use wire::launch::{DiffSide, FilesMark, LayerFacts, Limits, Motion, Processes, Rootfs, StoreFacts};
 use wire::network::{Family, Routes};
-use wire::{Digest, SandboxId, VolumeId};
+use wire::{Digest, SandboxId, SnapshotId, VolumeId};
 
 use crate::observe::metrics::Metrics;
 use crate::observe::timing;
@@ -129,6 +129,41 @@ impl Storage for Measured {
     async fn volumes(&self) -> Result<Vec<VolumeId>, BackendError> {
         timing::VOLUME.request(&self.metrics, None, self.backend.volumes()).await
     }
+
+    async fn settle_files(&self, sandbox: SandboxId) -> Result<(), BackendError> {
+        timing::SNAPSHOT.request(&self.metrics, Some(sandbox), self.backend.settle_files(sandbox)).await
+    }
+
+    async fn take_snapshot(
+        &self,
+        sandbox: SandboxId,
+        snapshot: SnapshotId,
+    ) -> Result<FilesMark, BackendError> {
+        timing::SNAPSHOT
+            .request(&self.metrics, Some(sandbox), self.backend.take_snapshot(sandbox, snapshot))
+            .await
+    }
+
+    async fn remove_snapshot(&self, snapshot: SnapshotId) -> Result<(), BackendError> {
+        timing::SNAPSHOT.request(&self.metrics, None, self.backend.remove_snapshot(snapshot)).await
+    }
+
+    async fn snapshots(&self) -> Result<Vec<SnapshotId>, BackendError> {
+        timing::SNAPSHOT.request(&self.metrics, None, self.backend.snapshots()).await
+    }
+
+    async fn diff(
+        &self,
+        before: &DiffSide,
+        after: &DiffSide,
+        contents: bool,
+    ) -> Result<Differences, BackendError> {
+        timing::UNPACK_LAYER.request(&self.metrics, None, self.backend.diff(before, after, contents)).await
+    }
+
+    async fn files_mark(&self, sandbox: SandboxId) -> Result<Option<FilesMark>, BackendError> {
+        timing::DISK_USAGE.request(&self.metrics, Some(sandbox), self.backend.files_mark(sandbox)).await
+    }
 }
 
 #[async_trait::async_trait]
@@ -139,7 +174,7 @@ impl Network for Measured {
             .await
     }
 
-    async fn change_routes(&self, sandbox: SandboxId, routes: &Routes) -> Result<Listeners, BackendError> {
+    async fn change_routes(&self, sandbox: SandboxId, routes: &Routes) -> Result<(), BackendError> {
         timing::NETWORK
             .request(&self.metrics, Some(sandbox), self.backend.change_routes(sandbox, routes))
             .await
@@ -170,6 +205,17 @@ impl Network for Measured {
 
     async fn show_policy(&self, sandbox: SandboxId, policy: &[u8]) -> Result<(), BackendError> {
         timing::NETWORK.request(&self.metrics, Some(sandbox), self.backend.show_policy(sandbox, policy)).await
+    }
+
+    async fn show_trust(
+        &self,
+        sandbox: SandboxId,
+        rootfs: &Rootfs,
+        ca: &str,
+        extra: &str,
+    ) -> Result<(), BackendError> {
+        let shown = self.backend.show_trust(sandbox, rootfs, ca, extra);
+        timing::NETWORK.request(&self.metrics, Some(sandbox), shown).await
     }
 
     async fn start_egress(&self, descriptors: Vec<OwnedFd>) -> Result<(), BackendError> {

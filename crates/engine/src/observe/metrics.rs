@@ -62,6 +62,7 @@ pub(crate) enum Verb {
     Create,
     Delete,
     Run,
+    Snapshot,
     File(FileVerb),
 }
 
@@ -102,7 +103,14 @@ impl Verdict {
         let Err(error) = result else { return Self::Ok };
         let ours = matches!(
             error,
-            Create { .. } | Delete { .. } | Usage { .. } | Store { .. } | Log { .. } | Unresponsive { .. }
+            Create { .. }
+                | Delete { .. }
+                | Pause { .. }
+                | Resume { .. }
+                | Usage { .. }
+                | Store { .. }
+                | Log { .. }
+                | Unresponsive { .. }
         );
         let guests = matches!(error, FileStrange { .. } | FileOutOfMemory { .. } | FileKilled { .. });
         if ours || guests { Self::Failed } else { Self::Refused }
@@ -152,6 +160,7 @@ impl EncodeLabelValue for Verb {
             Self::Create => "create",
             Self::Delete => "delete",
             Self::Run => "run",
+            Self::Snapshot => "snapshot",
             Self::File(verb) => verb.word(),
         };
         word.encode(encoder)

@@ -58,6 +58,8 @@ pub(crate) const USAGE: Step = step("usage", 1000);
 pub(crate) const DISK_USAGE: Step = step("disk_usage", 9000);
 /// A new volume is written to disk; a copy first writes back what is pending in the other.
 pub(crate) const VOLUME: Step = step("volume", 2000);
+/// A snapshot writes recent changes to disk.
+pub(crate) const SNAPSHOT: Step = step("snapshot", 2000);
 /// Routes, rules and listeners in a namespace: 2 ms with the walker.
 pub(crate) const NETWORK: Step = step("network", 500);
 /// One process.

@@ -92,6 +92,7 @@ fn claim_row(
         labels: basis.labels.clone(),
         notes: spec.notes.clone(),
         lifetime: spec.lifetime.clone(),
+        network: basis.network.clone(),
         stamps: Stamps { started: Some(Stamp::of(now)), ..Stamps::born(Stamp::of(now)) },
         identity,
         claimed_from: pool.name().to_string(),

@@ -9,7 +9,7 @@ use crate::model::random::random_u128;
 use crate::pool::{Pool, Standing};
 use crate::sandbox::admit::{Based, Created, ImageMissing, Newborn, basis, enter, free_name};
 use crate::sandbox::live::LiveSandbox;
-use crate::{EngineError, Labels, SandboxSpec, Shared, TemplateName, Wait};
+use crate::{EngineError, Labels, NetworkPolicy, SandboxSpec, Shared, TemplateName, Wait};
 
 /// Admits a sandbox that will wait in a pool. The sandbox counts against the owner's quota and the machine's
 /// capacity.
@@ -34,6 +34,8 @@ pub(super) fn admit_member(
     // The claim sets the labels. A template with mounts has no pool.
     let row = SandboxRow {
         labels: Labels::default(),
+        // Nor has it a network before that.
+        network: NetworkPolicy::default(),
         visibility: Visibility::PoolMember(pool.id),
         ..newborn.row(&basis, shared.clock.now())
     };

@@ -24,11 +24,11 @@ use crate::sandbox::driver::{Birth, INBOX_MAX};
 use crate::sandbox::lifecycle::Goal;
 use crate::sandbox::live::LiveSandbox;
 use crate::sandbox::registry::Registry;
-use crate::template::{Preparation, Source, Version, limits_of};
+use crate::template::{Origin as SnapshotOrigin, Preparation, Source, Version, limits_of};
 use crate::volume::Mounted;
 use crate::{
-    Engine, EngineError, Field, Key, Labels, Lifetime, Notes, Origin, Owner, Sandbox, SandboxName,
-    SandboxSpec, State, TemplateName, VolumeMount, Wait,
+    Engine, EngineError, Field, Key, Labels, Lifetime, NetworkPolicy, Notes, Origin, Owner, Sandbox,
+    SandboxName, SandboxSpec, State, TemplateName, VolumeMount, Wait,
 };
 
 /// How many random names to try for a sandbox without a name.
@@ -84,7 +84,13 @@ impl Engine {
         wait: Wait,
     ) -> Result<(Sandbox, Origin), EngineError> {
         check_pool_spec(&spec)?;
+        self.check_history(spec.history)?;
+        if let Some(bytes) = spec.disk_bytes {
+            self.check_disk_exists(bytes).await?;
+        }
         let digest = request_digest(&spec, find.as_ref());
+        let template = self.template_or_snapshot(&key.owner, spec.template).await?;
+        let spec = SandboxSpec { template, ..spec };
         let request = Request { key, visibility, find, spec, digest, wait };
         // If the caller waits, the engine pulls the image here, so that a failed pull is reported before a sandbox
         // exists. If the caller does not wait, the driver pulls the image. The driver also pulls an image that was
@@ -101,6 +107,19 @@ impl Engine {
                 Turn::Raced(error) => return Err(error),
             }
         }
+    }
+
+    /// Checks that a disk limit is not larger than the store.
+    async fn check_disk_exists(&self, bytes: u64) -> Result<(), EngineError> {
+        let backend = &self.shared().backend;
+        if !backend.store().limits {
+            return Ok(()); // Another error says so.
+        }
+        let most = backend.machine().await.map_err(|source| EngineError::Usage { source })?.disk_bytes;
+        if bytes <= most {
+            return Ok(());
+        }
+        Err(Field::Disk.must(format!("be at most {most} bytes, the size of the store, got {bytes}")))
     }
 
     /// One attempt: admits the request and waits for the result.
@@ -180,9 +199,10 @@ impl Engine {
         {
             return Ok(Admitted::ImageMissing(reference.clone()));
         }
-        // A sandbox that the backend has ready brings its own id. Ready sandboxes have no volumes.
+        // A sandbox that the backend has ready brings its own id. Ready sandboxes have no volumes
+        // and no snapshots.
         let ready = rootfs
-            .filter(|_| basis.mounts.is_empty())
+            .filter(|_| basis.mounts.is_empty() && basis.origin.is_none())
             .and_then(|rootfs| shared.backend.reserve(&rootfs, &basis.limits));
         let newborn = Newborn {
             id: ready.unwrap_or_else(|| SandboxId::from_random(random_u128())),
@@ -197,6 +217,7 @@ impl Engine {
             request_digest: *digest,
             notes: spec.notes.clone(),
             lifetime: spec.lifetime.clone(),
+            history: spec.history,
             ..newborn.row(&basis, shared.clock.now())
         };
         let (live, answer) = enter(shared, registry, row, basis.version, *wait);
@@ -249,9 +270,17 @@ fn request_digest(spec: &SandboxSpec, find: Option<&Labels>) -> [u8; 32] {
         None => digest(&asked),
         Some(pool) => digest(&(asked, pool.as_str())),
     };
-    match (spec.disk_bytes, spec.mounts.as_slice()) {
+    let request = match (spec.disk_bytes, spec.mounts.as_slice()) {
         (None, []) => request,
         (disk_bytes, mounts) => digest(&(request, disk_bytes, mount_words(mounts))),
+    };
+    let request = match &spec.network {
+        None => request,
+        Some(policy) => digest(&(request, policy.words())),
+    };
+    match spec.history {
+        0 => request,
+        history => digest(&(request, "history", history)),
     }
 }
 
@@ -322,8 +351,12 @@ impl Newborn {
             labels: basis.labels.clone(),
             notes: Notes::default(),
             lifetime: Lifetime::default(),
+            network: basis.network.clone(),
             stamps: Stamps::born(Stamp::of(now)),
             claimed_from: None,
+            over: basis.origin.as_ref().map(|origin| origin.over.clone()).unwrap_or_default(),
+            descent: basis.origin.as_ref().map(|origin| origin.descent),
+            history: 0,
         }
     }
 }
@@ -374,6 +407,11 @@ pub(crate) fn basis(
         Source::BuiltIn => None,
         Source::Version(version) => Some(version),
     };
+    // An image of the request replaces the files of the template, those of its snapshot included.
+    let origin = match (&spec.image, &version) {
+        (None, Some(version)) => shared.templates.origin(version),
+        _ => None,
+    };
     let (choice, held) = match (&spec.image, &version) {
         (Some(image), _) => (shared.images.choose(image)?, None),
         (None, None) => (shared.images.choose(&template.image)?, None),
@@ -412,7 +450,9 @@ pub(crate) fn basis(
     let labels = template.labels.with(&spec.labels)?;
     let mounts = crate::volume::merged(template.mounts, spec.mounts.clone());
     let mounts = shared.volumes.resolve(owner, mounts)?;
-    Ok(Based::On(Box::new(Basis { version, choice, held, limits, labels, mounts })))
+    let network = spec.network.clone().or(template.network);
+    let network = network.unwrap_or_else(|| shared.config.network.default.clone());
+    Ok(Based::On(Box::new(Basis { version, choice, held, limits, labels, mounts, network, origin })))
 }
 
 /// What to do with a create whose image is not on this machine.
@@ -433,6 +473,9 @@ pub(crate) struct Basis {
     pub limits: Limits,
     pub labels: Labels,
     pub mounts: Vec<Mounted>,
+    pub network: NetworkPolicy,
+    /// The snapshot that it starts from.
+    pub origin: Option<SnapshotOrigin>,
 }
 
 /// Drops limits that the backend cannot enforce, so that a sandbox shows only limits that apply.
@@ -473,8 +516,8 @@ pub(crate) enum Admitted {
 pub(crate) fn check_pool_spec(spec: &SandboxSpec) -> Result<(), EngineError> {
     let limited = spec.cpu_millis.is_some() || spec.memory_bytes.is_some() || spec.disk_bytes.is_some();
     match &spec.pool {
-        Some(_) if limited || spec.image.is_some() || !spec.mounts.is_empty() => {
-            let rule = "be given without image, limits and mounts: its sandboxes are made already";
+        Some(_) if limited || spec.image.is_some() || !spec.mounts.is_empty() || spec.history > 0 => {
+            let rule = "be given without image, limits, mounts and history: its sandboxes are made already";
             Err(Field::Pool.must(rule))
         }
         Some(_) | None => Ok(()),

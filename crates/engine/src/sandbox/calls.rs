@@ -1,4 +1,4 @@
-//! Calls about sandboxes that exist: show, list, change, touch, explain, delete.
+//! Calls about sandboxes that exist: show, list, change, touch, explain, pause, resume, delete.
 
 use std::sync::Arc;
 
@@ -10,10 +10,12 @@ use crate::model::check::page_limit;
 use crate::model::labels::SELECTORS_MAX;
 use crate::sandbox::driver::Message;
 use crate::sandbox::live::LiveSandbox;
+use crate::sandbox::pause::pause;
 use crate::sandbox::registry::Place;
+use crate::sandbox::resume::resume;
 use crate::{
-    Engine, EngineError, EventId, Explanation, Field, ListQuery, Owner, Page, Sandbox, SandboxName,
-    SandboxUpdate, Watcher,
+    Deletion, Engine, EngineError, EventId, Explanation, Field, Key, ListQuery, Owner, Page, PauseSpec,
+    Sandbox, SandboxName, SandboxUpdate, Watcher,
 };
 
 /// How many sandboxes `delete_all` deletes at the same time.
@@ -34,6 +36,11 @@ impl Engine {
         let not_found =
             |_| EngineError::SandboxNotFound { id: text.chars().take(SandboxName::LENGTH_MAX).collect() };
         self.get(owner, text.parse().map_err(not_found)?).await
+    }
+
+    /// How a sandbox that is gone was deleted; `None` if it is there, was never there, or if that is too long ago.
+    pub fn deletion(&self, owner: &Owner, id: SandboxId) -> Option<Deletion> {
+        self.shared().events.deletion(owner, id)
     }
 
     /// The working directory of commands that do not set one.
@@ -79,17 +86,32 @@ impl Engine {
         if update.is_empty() {
             return Ok(live.describe());
         }
+        if update.network.is_some() {
+            live.check_network().await?;
+        }
+        if let Some(kept) = update.history {
+            self.check_history(kept)?;
+            self.shared().db.set_history(id, kept).await?;
+            live.set_history(kept);
+            self.shared().db.trim_history(id, kept).await?;
+            self.shared().files_freed.notify_one();
+        }
         if let Some(name) = &update.name {
             self.shared().registry().reserve_name(&live, name)?;
         }
         // A task of its own, so that a caller who disconnects in the middle does not leave the name reserved.
         let updating = tokio::spawn(async move {
             let name = update.name.clone();
+            let network = update.network.is_some();
             let updated = ask(&live, |done| Message::Update { update: Box::new(update), done }).await;
             if let (Err(_), Some(name)) = (&updated, name) {
                 live.shared.registry().free_name(&live, &name);
             }
-            updated.map(|()| live.describe())
+            updated?;
+            if network {
+                live.apply_network().await?;
+            }
+            Ok(live.describe())
         });
         updating.await.map_err(|_| EngineError::Stopping)?
     }
@@ -103,6 +125,22 @@ impl Engine {
     /// Explains why a sandbox lives, and when and how it ends. This does not count as a use.
     pub async fn explain(&self, owner: &Owner, id: SandboxId) -> Result<Explanation, EngineError> {
         ask(&*self.live(owner, id)?, |done| Message::Explain { done }).await
+    }
+
+    /// Pauses a sandbox: freezes its processes in memory, or ends them and keeps the files. Returns when it is paused. Has no
+    /// effect on one that is paused like that.
+    pub async fn pause(&self, owner: &Owner, id: SandboxId, spec: PauseSpec) -> Result<Sandbox, EngineError> {
+        let live = self.live(owner, id)?;
+        pause(&live, spec).await?;
+        Ok(live.describe())
+    }
+
+    /// Lets a paused sandbox run again, or one that has failed and has all its files. Returns when it runs. A sandbox that was
+    /// paused without its memory takes processor and memory again, within the limits of the caller's key.
+    pub async fn resume(&self, key: &Key, id: SandboxId) -> Result<Sandbox, EngineError> {
+        let live = self.live(&key.owner, id)?;
+        resume(&live, key.limits).await?;
+        Ok(live.describe())
     }
 
     /// Deletes a sandbox. Returns when nothing of the sandbox is left.

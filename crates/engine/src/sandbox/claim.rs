@@ -9,7 +9,7 @@ use std::time::Instant;
 use tokio::sync::{oneshot, watch};
 
 use crate::db::ClaimRow;
-use crate::error::EngineError;
+use crate::error::{EngineError, chain};
 use crate::model::labels::Labels;
 use crate::observe::clock::Moment;
 use crate::observe::metrics::{Verb, Verdict};
@@ -81,13 +81,31 @@ impl Driver {
             }
             Err(_) => self.live.shared.registry().abandon_claim(&self.live, row.name.as_ref()),
         }
-        drop(under_way);
         let failed = result.is_err();
-        let _ = done.send(result); // A caller that left owns the sandbox all the same, as after any create.
+        if !failed && !row.network.is_none() {
+            self.open_for_claimer(done, under_way);
+        } else {
+            drop(under_way);
+            let _ = done.send(result); // A caller that left owns the sandbox all the same, as after any create.
+        }
         match failed {
             false => self.judge().await,
             true => drop(self.delete(None).await), // `delete` reports why, if it cannot begin.
         }
+    }
+
+    /// Puts the claimer's policy in force and answers. A waiting sandbox has no network.
+    fn open_for_claimer(&self, done: oneshot::Sender<Result<(), Unclaimed>>, under_way: watch::Sender<()>) {
+        let live = Arc::clone(&self.live);
+        self.live.shared.runtime.spawn(async move {
+            let opened = live.apply_network().await;
+            let failed = opened.is_err();
+            drop(under_way);
+            let _ = done.send(opened.map_err(Unclaimed::Unwritten)); // As above.
+            if failed && let Err(error) = crate::sandbox::calls::delete(&live).await {
+                tracing::warn!(sandbox = %live.id, error = chain(&error), "cannot delete a sandbox without a network");
+            }
+        });
     }
 
     /// Makes the sandbox look like the caller's, and lets the caller find it.
@@ -97,6 +115,7 @@ impl Driver {
             view.visibility = Visibility::Visible;
             view.identity = Arc::clone(&row.identity);
             (view.labels, view.notes) = (row.labels.clone(), row.notes.clone());
+            view.network = row.network.clone();
             (view.lifetime, view.claimed_from) = (row.lifetime.clone(), Some(row.claimed_from.clone()));
             row.name.clone().map(|name| std::mem::replace(&mut view.name, name))
         };

@@ -59,7 +59,7 @@ impl Driver {
         }
         self.goal = Goal::Running;
         self.break_holds();
-        self.tell_pausers(Err(self.live.wrong_state()));
+        self.refuse_waiting();
         for command in commands {
             command.sandbox_gone();
         }
@@ -70,10 +70,11 @@ impl Driver {
     pub(super) fn end_processes(&mut self) {
         let live = Arc::clone(&self.live);
         let task = Task::spawn(async move {
+            live.detach_network().await;
             let end = live.shared.backend.end_processes(live.id, Processes::All);
             within(END_SECONDS, "end the sandbox's processes", end).await
         });
-        self.work = Work::Cleaning { task, then: Then::Ended };
+        self.work = Work::Cleaning { task, then: Then::Ended, hurry: None };
     }
 
     /// Begins to delete the sandbox, unless a delete is under way. Returns whether one is under way afterwards. `reason` is
@@ -82,7 +83,7 @@ impl Driver {
         match self.live.state().goal(Wish::Delete) {
             Ok(Some(_)) => {
                 self.live.guest.uses.close_if(|_| true);
-                if let Err(error) = self.record(State::Deleting, Goal::Gone, reason).await {
+                if let Err(error) = self.record_delete(reason).await {
                     // Nothing has begun, so the sandbox goes on as before.
                     self.live.guest.uses.reopen();
                     match self.deletes.is_empty() {
@@ -99,7 +100,7 @@ impl Driver {
         }
         self.began = Some(Instant::now());
         self.break_holds();
-        self.tell_pausers(Err(self.live.wrong_state()));
+        self.refuse_waiting();
         let state = State::Deleting.word();
         self.tell_creator(Err(EngineError::WrongState { id: self.live.id, state }));
         let commands = self.live.close_commands();
@@ -113,10 +114,33 @@ impl Driver {
                 drop(link); // Dropping the task ends the link.
                 None
             }
-            Work::Cleaning { task, .. } => Some(Before::Cleaning(task)),
+            Work::Cleaning { task, hurry, .. } => {
+                drop(hurry); // A delete waits for no grace.
+                Some(Before::Cleaning(task))
+            }
         };
         self.clean(before, commands, Then::Gone);
         true
+    }
+
+    /// Records that the sandbox is being deleted. If the disk is full, its output makes room first: nobody can read it
+    /// after the delete.
+    async fn record_delete(&mut self, reason: Option<String>) -> Result<(), EngineError> {
+        match self.record(State::Deleting, Goal::Gone, reason.clone()).await {
+            Err(EngineError::Store { source, .. }) if source.is_disk_full() => {
+                for command in self.live.close_commands() {
+                    command.deleted().await;
+                }
+                let commands = Arc::clone(&self.live.commands);
+                match tokio::task::spawn_blocking(move || commands.remove_all_output()).await {
+                    Ok(Ok(())) => {}
+                    Ok(Err(error)) => warn!(%error, "cannot remove output to make room for a delete"),
+                    Err(error) => warn!(%error, "removing output panicked"),
+                }
+                self.record(State::Deleting, Goal::Gone, reason).await
+            }
+            result => result,
+        }
     }
 
     pub(super) fn clean(&mut self, before: Option<Before>, commands: Vec<Arc<LiveCommand>>, then: Then) {
@@ -126,7 +150,7 @@ impl Driver {
             Then::Failed(_) | Then::Nothing | Then::Ended | Then::Paused => Logs::Keep,
         };
         let task = Task::spawn(clean(live, before, logs).instrument(self.trace.clone()));
-        self.work = Work::Cleaning { task, then };
+        self.work = Work::Cleaning { task, then, hurry: None };
     }
 
     /// A teardown for a delete has finished, or failed.
@@ -147,9 +171,13 @@ impl Driver {
             return Life::On;
         }
         self.live.shared.registry().remove(id);
+        self.live.shared.links.forget(id);
         let name = self.live.view().name.clone();
         self.live.tell(Happened::Deleted { name });
         info!("sandbox is gone");
+        if !self.live.over().is_empty() || self.live.history() > 0 {
+            self.live.shared.files_freed.notify_one();
+        }
         self.measure(Verb::Delete, Verdict::Ok);
         self.tell_deleters(Ok(()));
         // Callers that asked for a delete during the last steps have what they want.
@@ -240,9 +268,8 @@ async fn clean(live: Arc<LiveSandbox>, before: Option<Before>, logs: Logs) -> Re
         for command in commands {
             command.deleted().await;
         }
-        let directory = live.commands.directory.clone();
-        let removed =
-            tokio::task::spawn_blocking(move || crate::command::log::remove_directory(&directory)).await;
+        let owned = Arc::clone(&live.commands);
+        let removed = tokio::task::spawn_blocking(move || owned.remove_all_output()).await;
         let removed = removed.unwrap_or_else(|error| Err(std::io::Error::other(error)));
         removed.map_err(|source| BackendError::Refused {
             doing: "remove the output of its commands".into(),
@@ -253,6 +280,7 @@ async fn clean(live: Arc<LiveSandbox>, before: Option<Before>, logs: Logs) -> Re
 }
 
 pub(super) async fn teardown(live: &LiveSandbox) -> Result<(), BackendError> {
+    live.detach_network().await;
     teardown_id(live.shared.backend.as_ref(), live.id).await
 }
 

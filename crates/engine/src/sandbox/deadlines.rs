@@ -47,6 +47,7 @@ pub(crate) struct Deadlines {
     /// The last use as the row has it, and whether the row has the processor time of that moment.
     stored_use: Stamp,
     stored_cpu: bool,
+    stored_acting: Option<Stamp>,
     /// When this daemon took over the sandbox, as time since boot.
     began: Duration,
     /// The last reading of the processor time.
@@ -77,7 +78,8 @@ impl Deadlines {
         let look = stamps.cpu.zip(at).map(|(cpu, at)| Look { cpu, at: Duration::from_micros(at) });
         let mut deadlines = Self::new(lifetime, stamps, now);
         deadlines.look = look;
-        deadlines.knows_use = deadlines.lifetime.acts();
+        deadlines.knows_use = !deadlines.lifetime.is_empty();
+        deadlines.begin_acting(now);
         // The row may be behind by one check, and that check may have been late.
         deadlines.slack = 2 * deadlines.pace();
         if state == State::Running {
@@ -93,6 +95,7 @@ impl Deadlines {
             lifetime,
             stored_use: stamps.used,
             stored_cpu: stamps.cpu.is_some(),
+            stored_acting: stamps.acting,
             stamps,
             knows_use: true,
             slack: Duration::ZERO,
@@ -100,6 +103,13 @@ impl Deadlines {
             look: None,
             failed_looks: 0,
             wake: None,
+        }
+    }
+
+    /// The rules to pause act from now on, if no daemon before this one could pause. The migration has written a stamp without a time.
+    fn begin_acting(&mut self, now: Moment) {
+        if self.stamps.acting.is_some_and(|stamp| stamp.wall_micros == 0) {
+            self.stamps.acting = Some(Stamp::of(now));
         }
     }
 
@@ -137,18 +147,22 @@ impl Deadlines {
     /// Replaces the rules. This counts as a touch, so that a new rule does not strike at once.
     pub fn change(&mut self, lifetime: Lifetime, now: Moment) {
         self.lifetime = lifetime;
+        self.stamps.acting = None;
         self.touched(now);
     }
 
     /// The last use has been queued for the row.
     pub fn stored(&mut self) {
         (self.stored_use, self.stored_cpu) = (self.stamps.used, self.stamps.cpu.is_some());
+        self.stored_acting = self.stamps.acting;
     }
 
     /// Whether the last use has to be written to the row.
     pub fn is_unstored(&self) -> bool {
-        let news = self.stored_use != self.stamps.used || self.stored_cpu != self.stamps.cpu.is_some();
-        self.lifetime.acts() && news
+        let news = self.stored_use != self.stamps.used
+            || self.stored_cpu != self.stamps.cpu.is_some()
+            || self.stored_acting != self.stamps.acting;
+        !self.lifetime.is_empty() && news
     }
 
     fn renew_use(&mut self, last_use: LastUse, now: Moment) {
@@ -166,6 +180,7 @@ impl Deadlines {
         stamps.used = stamps.used.settled(now);
         stamps.started = stamps.started.map(|stamp| stamp.settled(now));
         stamps.paused = stamps.paused.map(|stamp| stamp.settled(now));
+        stamps.acting = stamps.acting.map(|stamp| stamp.settled(now));
     }
 
     /// Updates the last use from the uses that have begun or ended since the last call.
@@ -200,6 +215,7 @@ impl Deadlines {
                 .then(|| self.stamps.paused.map(|stamp| stamp.age(now)))
                 .flatten(),
             created,
+            acting: self.stamps.acting.map(|stamp| stamp.age(now)),
             watched: now.since_boot.saturating_sub(self.began),
         }
     }
@@ -234,7 +250,7 @@ impl Deadlines {
     pub fn plan(&mut self, state: State, left: Option<Duration>, now: Moment) {
         self.wake = match state {
             State::Creating | State::Deleting => None,
-            State::Running | State::Paused(_) | State::Failed { .. } if !self.lifetime.acts() => None,
+            State::Running | State::Paused(_) | State::Failed { .. } if self.lifetime.is_empty() => None,
             State::Running | State::Paused(_) | State::Failed { .. } => {
                 Some(now.since_boot + left.unwrap_or(LOOK_MAX).min(self.pace()))
             }

@@ -5,7 +5,8 @@
 //! the result to the row, notify watchers. `lifecycle` decides which changes are allowed.
 //!
 //! What the driver does is in the files beside this one: `make` launches a sandbox and links to its init, `clean` ends it and
-//! removes it, `hold` freezes and thaws its processes, `pause` pauses it, `claim` gives it to a caller, `judge` applies its lifetime
+//! removes it, `hold` freezes and thaws its processes, `pause` and `resume` do as they say, `rollback` replaces its files,
+//! `claim` gives it to a caller, `judge` applies its lifetime
 //! rules.
 
 use std::future::{Future, pending};
@@ -23,17 +24,20 @@ use crate::TRACE_TARGET;
 use crate::db::{SandboxChange, SandboxRow};
 use crate::error::{EngineError, chain};
 use crate::guest::LinkEnd;
-use crate::model::{SandboxUpdate, Wait};
+use crate::model::{NetworkChange, PauseSpec, SandboxUpdate, Wait};
 use crate::observe::metrics::{Verb, Verdict};
 use crate::observe::timing;
 use crate::sandbox::claim::Claim;
 use crate::sandbox::clean::teardown;
 use crate::sandbox::deadlines::Deadlines;
 use crate::sandbox::hold::{Hold, Holds};
-use crate::sandbox::lifecycle::{Goal, Kept, Recovery, State, recovery};
+use crate::sandbox::lifecycle::{Goal, Recovery, State, recovery};
 use crate::sandbox::lifetime::Explanation;
 use crate::sandbox::live::LiveSandbox;
 use crate::sandbox::make::Remains;
+use crate::sandbox::pause::Pausing;
+use crate::sandbox::resume::Resumer;
+use crate::sandbox::rollback::Rollback;
 use crate::task::Task;
 
 /// How many messages may wait for a driver. The queue stays short: the driver itself waits for database commits only.
@@ -59,9 +63,13 @@ pub(crate) enum Message {
     /// A caller has claimed it from its pool.
     Claim(Box<Claim>),
     /// Pause it, and answer when it is paused.
-    Pause { kept: Kept, done: oneshot::Sender<Result<(), EngineError>> },
+    Pause { spec: PauseSpec, done: oneshot::Sender<Result<(), EngineError>> },
+    /// Let it run, and answer when it does.
+    Resume(Resumer),
     /// Keep its processes frozen until the hold ends.
     Hold { done: oneshot::Sender<Result<Hold, EngineError>> },
+    /// Replace its files by those of a snapshot.
+    Rollback(Rollback),
     /// An earlier daemon died while it may have held the sandbox.
     EndOldHolds { done: oneshot::Sender<Result<(), EngineError>> },
     /// Whether the sweep found the sandbox on the host.
@@ -98,6 +106,9 @@ pub(crate) fn spawn(
         },
         holds: Holds::of(live.state()),
         pauses: Vec::new(),
+        pausing: Pausing { spec: PauseSpec::default(), reason: None },
+        next_pause: None,
+        resumes: Vec::new(),
         work: Work::None,
         failures: 0,
         relinks: 0,
@@ -125,6 +136,12 @@ pub(super) struct Driver {
     pub(super) holds: Holds,
     /// Callers that wait until the sandbox is paused.
     pub(super) pauses: Vec<oneshot::Sender<Result<(), EngineError>>>,
+    /// The pause that is under way, or was last.
+    pub(super) pausing: Pausing,
+    /// The pause that follows what is under way.
+    pub(super) next_pause: Option<Pausing>,
+    /// Callers that wait until the sandbox runs.
+    pub(super) resumes: Vec<Resumer>,
     pub(super) work: Work,
     /// Failed attempts at the current work, in a row.
     pub(super) failures: u32,
@@ -154,6 +171,8 @@ pub(super) enum Work {
     Cleaning {
         task: Task<Result<(), BackendError>>,
         then: Then,
+        /// Dropped or sent to, ends the grace that the task gives processes.
+        hurry: Option<oneshot::Sender<()>>,
     },
     /// A pause before the driver retries what failed.
     Resting {
@@ -232,6 +251,7 @@ impl Driver {
         }
         self.judge().await;
         loop {
+            self.carry_on().await;
             let nap = self.deadlines.nap(self.live.shared.clock.now());
             let life = tokio::select! {
                 message = self.inbox.recv() => match message {
@@ -312,11 +332,8 @@ impl Driver {
             (Recovery::MakeAgain, _) => self.make(Remains::Perhaps),
             (Recovery::Pause(kept), None) => {
                 info!("finishing a pause that an earlier daemon began");
-                self.holds.forget_motion();
-                if kept == Kept::Frozen {
-                    self.link();
-                }
-                self.act_on_pause(kept);
+                // A frozen init cannot answer, so the link waits until it is thawed.
+                self.finish_pause(kept);
             }
             (Recovery::GoOn, None) => {
                 info!("letting a sandbox run that an earlier daemon was pausing or resuming");
@@ -358,8 +375,10 @@ impl Driver {
                 let _ = done.send(Ok(self.explain())); // As above.
             }
             Message::Claim(claim) => self.claim(*claim).await,
-            Message::Pause { kept, done } => self.asked_to_pause(kept, done).await,
+            Message::Pause { spec, done } => self.asked_to_pause(spec, done).await,
+            Message::Resume(resumer) => self.resumes.push(resumer), // `carry_on` begins it.
             Message::Hold { done } => self.hold(done),
+            Message::Rollback(rollback) => self.rollback(rollback).await,
             Message::EndOldHolds { done } => self.end_old_holds(done),
             Message::Swept { present } => self.swept(present).await,
         }
@@ -368,11 +387,15 @@ impl Driver {
 
     async fn conclude(&mut self, finished: Finished) -> Life {
         match (std::mem::replace(&mut self.work, Work::None), finished) {
-            (_, Finished::Made(Ok(link))) => {
-                self.work = Work::Linked(link);
-                self.made().await;
-            }
-            (_, Finished::Made(Err(error))) => self.clean(None, Vec::new(), Then::Failed(error)),
+            (_, Finished::Made(made)) => match (self.live.state(), made) {
+                (State::Creating, Ok(link)) => {
+                    self.work = Work::Linked(link);
+                    self.made().await;
+                }
+                (State::Creating, Err(error)) => self.clean(None, Vec::new(), Then::Failed(error)),
+                (_, Ok(link)) => self.relaunched(link).await,
+                (_, Err(error)) => self.relaunch_failed(error).await,
+            },
             (_, Finished::Unlinked(end)) => self.lost(end).await,
             (Work::Cleaning { then, .. }, Finished::Cleaned(result)) => match then {
                 Then::Failed(error) => self.failed(error, result).await,
@@ -415,6 +438,11 @@ impl Driver {
             true => None,
             false => Some(live.view().notes.changed(&update.notes)?),
         };
+        let network = match update.network {
+            None => None,
+            Some(NetworkChange::Replace(policy)) => Some(policy),
+            Some(NetworkChange::Add(rule)) => Some(live.view().network.with(rule)?),
+        };
         let stamps = update.lifetime.is_some().then(|| self.deadlines.stamps_touched(now));
         let change = SandboxChange {
             name: update.name.clone(),
@@ -422,6 +450,7 @@ impl Driver {
             notes: notes.clone(),
             lifetime: update.lifetime.clone(),
             stamps,
+            network: network.clone(),
         };
         if !live.shared.db.change_sandbox(live.row_key, change).await? {
             return Err(live.wrong_state());
@@ -436,6 +465,10 @@ impl Driver {
         }
         if let Some(notes) = notes {
             live.change_view().notes = notes;
+        }
+        if let Some(network) = network {
+            // The caller puts it in force, beside this task.
+            live.change_view().network = network;
         }
         if let Some(lifetime) = update.lifetime {
             live.change_view().lifetime = lifetime.clone();
@@ -482,7 +515,7 @@ impl Driver {
 
     /// Like `aim`, for goals that may reach the row later: a daemon that reads the old goal comes to the same
     /// decision.
-    async fn aim_at(&mut self, goal: Goal) {
+    pub(super) async fn aim_at(&mut self, goal: Goal) {
         if let Err(error) = self.aim(goal).await {
             warn!(
                 error = chain(&error),

@@ -18,7 +18,7 @@ use wire::launch::Motion;
 
 use crate::error::{EngineError, chain};
 use crate::sandbox::calls::ask;
-use crate::sandbox::driver::{Driver, Message, RETRY_MAX, RETRY_MIN, panicked, within};
+use crate::sandbox::driver::{Driver, Message, RETRY_MAX, RETRY_MIN, Work, panicked, within};
 use crate::sandbox::lifecycle::{Goal, Kept, State, motion};
 use crate::sandbox::live::LiveSandbox;
 use crate::task::Task;
@@ -171,6 +171,21 @@ impl Holds {
         }
     }
 
+    /// Whether anyone holds the sandbox, or waits to.
+    pub fn is_held(&self) -> bool {
+        !self.holders.is_empty()
+    }
+
+    /// Whether the processes are known to do this, and nothing is about to change that.
+    pub fn rests_in(&self, motion: Motion) -> bool {
+        self.change.is_none() && self.motion == Some(motion)
+    }
+
+    /// The sandbox has new processes.
+    pub fn start_over(&mut self) {
+        (self.motion, self.failures) = (Some(Motion::Going), 0);
+    }
+
     /// Nothing is known about the processes, because an earlier daemon may have died while it froze or thawed them.
     pub fn forget_motion(&mut self) {
         self.motion = None;
@@ -270,6 +285,8 @@ impl Driver {
         let wanted = motion(self.live.state(), self.goal, !self.holds.holders.is_empty());
         match wanted {
             Some(wanted) if self.holds.motion != Some(wanted) => self.change_motion(wanted),
+            // Processes are being started over the files: the hold begins when they can be frozen.
+            None if matches!(self.work, Work::Making { .. }) => {}
             Some(_) | None => {
                 self.grant_holds();
                 self.holds.waiting.drain(..).for_each(Waiting::answer);
@@ -342,7 +359,7 @@ impl Driver {
     async fn motion_reached(&mut self, motion: Motion) {
         match (self.live.state(), self.goal, motion) {
             (State::Running, Goal::Paused(Kept::Frozen), Motion::Still) => self.paused(Kept::Frozen).await,
-            (State::Paused(Kept::Frozen), Goal::Running, Motion::Going) => self.resumed().await,
+            (State::Paused(Kept::Frozen), Goal::Running, Motion::Going) => self.thawed().await,
             _ => {}
         }
     }
@@ -351,6 +368,9 @@ impl Driver {
     async fn motion_failed(&mut self, motion: Motion, error: BackendError) {
         if motion == Motion::Going {
             self.holds.failures += 1;
+            if (self.live.state(), self.goal) == (State::Paused(Kept::Frozen), Goal::Running) {
+                self.thaw_failed(self.holds.failures, &error).await;
+            }
             return;
         }
         let id = self.live.id;

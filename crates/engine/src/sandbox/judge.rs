@@ -11,9 +11,11 @@ use tracing::{info, warn};
 
 use crate::db::SandboxChange;
 use crate::error::{DbError, EngineError, chain};
+use crate::model::PauseSpec;
 use crate::sandbox::driver::{Driver, within};
 use crate::sandbox::lifecycle::State;
 use crate::sandbox::lifetime::{Deed, Explanation, deed};
+use crate::sandbox::pause::Pausing;
 use crate::task::Task;
 
 /// How long reading the resource usage of a sandbox may take. The backend reads it from a file on the host.
@@ -76,17 +78,27 @@ impl Driver {
     /// Carries out a rule that is due, unless a use under way prevents it. Otherwise plans the next check.
     pub(super) async fn judge(&mut self) {
         let state = self.live.state();
-        if !self.deadlines.lifetime().acts() || matches!(state, State::Creating | State::Deleting) {
+        if self.deadlines.lifetime().is_empty() || matches!(state, State::Creating | State::Deleting) {
             return self.deadlines.plan(state, None, self.live.shared.clock.now());
         }
         let now = self.live.shared.clock.now();
         let deadlines = &mut self.deadlines;
         let mut strike = None;
-        // Decided under the lock of the uses, so that no use can begin between the decision and its effect.
-        let over = self.live.guest.uses.close_if(|uses| {
+        let live = Arc::clone(&self.live);
+        // Decided under the lock of the uses, so that no use can begin between the decision and its effect. A use that begins after a
+        // decision to pause resumes the sandbox; one that begins after a decision to delete is refused.
+        self.live.guest.uses.close_if(|uses| {
             strike = deadlines.strike(state, uses, now);
-            strike.is_some_and(|strike| strike.left.is_zero())
+            match strike.filter(|strike| strike.left.is_zero()).map(|strike| deed(strike.action)) {
+                Some(Deed::Delete) => true,
+                Some(Deed::Pause(_)) => {
+                    live.set_pausing(true);
+                    false
+                }
+                None => false,
+            }
         });
+        let over = strike.is_some_and(|strike| strike.left.is_zero());
         if self.deadlines.is_unstored() {
             self.note_use();
         }
@@ -107,8 +119,12 @@ impl Driver {
         match deed {
             Deed::Delete => self.delete(Some(reason)).await,
             Deed::Pause(kept) => {
-                let pausing = self.pause(kept).await;
-                self.live.guest.uses.reopen(); // Unlike a deleted sandbox, a paused one can be used again.
+                let spec = PauseSpec { kept, grace: PauseSpec::GRACE_DEFAULT };
+                let pausing = self.pause(Pausing { spec, reason: Some(reason) }).await;
+                match pausing {
+                    true => self.deadlines.pause_looking(), // The rules are checked again when it is paused.
+                    false => self.live.set_pausing(false),
+                }
                 pausing
             }
         }

@@ -17,9 +17,9 @@ pub use crate::model::state::{Disk, Goal, Kept, State};
 
 impl Kept {
     /// Whether a pause that kept `self` satisfies a request for `asked`. A frozen sandbox does not count as saved,
-    /// because it still uses memory.
+    /// because it still uses memory. One without processes has no memory left to keep.
     fn satisfies(self, asked: Kept) -> bool {
-        self == asked
+        self == asked || self == Kept::Dropped
     }
 }
 
@@ -169,7 +169,8 @@ mod tests {
             check(Failed { disk: Whole }, Pause(keep), Err(Denied::Failed));
             check(Failed { disk: Lost }, Pause(keep), Err(Denied::Failed));
             for kept in [Frozen, Saved, Dropped] {
-                let expected = if kept == keep { None } else { Some(Goal::Paused(keep)) };
+                let satisfied = kept == keep || kept == Dropped;
+                let expected = if satisfied { None } else { Some(Goal::Paused(keep)) };
                 check(Paused(kept), Pause(keep), Ok(expected));
             }
             check(Paused(keep), Resume, run);

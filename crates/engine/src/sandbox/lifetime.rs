@@ -49,6 +49,8 @@ pub struct Life {
     pub paused: Option<Age>,
     /// Time since the sandbox was requested.
     pub created: Age,
+    /// Time since the rules to pause began to act, if an earlier version kept them without acting on them.
+    pub acting: Option<Age>,
     /// How long this daemon has managed the sandbox.
     pub watched: Duration,
 }
@@ -86,6 +88,8 @@ pub fn deed(action: Action) -> Deed {
 pub fn left(rule: &Rule, life: &Life) -> Option<Duration> {
     match life.state {
         State::Creating | State::Deleting => return None,
+        // A frozen sandbox can still give its memory up.
+        State::Paused(Kept::Frozen) if rule.action == Action::PauseDropMemory => {}
         State::Paused(_) if rule.action != Action::Delete => return None,
         State::Failed { .. } if rule.action != Action::Delete => return None,
         State::Running | State::Paused(_) | State::Failed { .. } => {}
@@ -97,7 +101,17 @@ pub fn left(rule: &Rule, life: &Life) -> Option<Duration> {
         }
         Since::Start => life.started,
         Since::Paused => life.paused?,
+        // Otherwise a sandbox that such a rule has paused could never run again.
+        Since::Creation if rule.action != Action::Delete && life.started.elapsed < life.created.elapsed => {
+            life.started
+        }
         Since::Creation => life.created,
+    };
+    let age = match (rule.action, life.acting) {
+        (Action::PauseKeepMemory | Action::PauseDropMemory, Some(acting)) => {
+            Age { elapsed: age.elapsed.min(acting.elapsed), doubt: age.doubt.max(acting.doubt) }
+        }
+        (Action::PauseKeepMemory | Action::PauseDropMemory | Action::Delete, _) => age,
     };
     let mut left = rule.after.saturating_sub(age.elapsed).max(age.doubt);
     if rule.since == Since::LastUse {
@@ -106,10 +120,9 @@ pub fn left(rule: &Rule, life: &Life) -> Option<Duration> {
     Some(left)
 }
 
-/// The rule with an action that strikes first. If two strike at once, the one that comes first in the list wins.
+/// The rule that strikes first. If two strike at once, the one that comes first in the list wins.
 pub fn first_strike(lifetime: &Lifetime, life: &Life) -> Option<Strike> {
-    let acting = lifetime.rules().iter().enumerate().filter(|(_, rule)| rule.action.acts());
-    let strikes = acting.filter_map(|(at, rule)| {
+    let strikes = lifetime.rules().iter().enumerate().filter_map(|(at, rule)| {
         let (action, left) = (rule.action, left(rule, life)?);
         Some(Strike { rule: at, action, left })
     });
@@ -119,7 +132,7 @@ pub fn first_strike(lifetime: &Lifetime, life: &Life) -> Option<Strike> {
 /// Explains why a sandbox lives, and when and how it ends.
 pub fn explain(lifetime: &Lifetime, life: &Life, reason: Option<&str>, wall: SystemTime) -> Explanation {
     let rules = lifetime.rules().iter().map(|rule| {
-        let left = left(rule, life).filter(|_| rule.action.acts());
+        let left = left(rule, life);
         RuleNow { rule: *rule, left, at: left.map(|left| wall + left) }
     });
     let end = first_strike(lifetime, life).map(|strike| {
@@ -148,7 +161,16 @@ fn sentence(lifetime: &Lifetime, life: &Life, end: Option<&End>, reason: Option<
         State::Failed { .. } => {
             format!("It has failed ({})", reason.unwrap_or("the reason was not recorded"))
         }
-        State::Paused(_) => "It is paused".into(),
+        State::Paused(kept) => {
+            let with = match kept {
+                Kept::Frozen | Kept::Saved => "with its memory",
+                Kept::Dropped => "without its memory",
+            };
+            match reason {
+                Some(reason) => format!("It is paused {with} ({reason})"),
+                None => format!("It is paused {with}"),
+            }
+        }
         State::Running if life.uses == 1 => "It is in use (1 request or stream is open)".into(),
         State::Running if life.uses > 1 => {
             format!("It is in use ({} requests or streams are open)", life.uses)
@@ -201,16 +223,6 @@ fn sentence(lifetime: &Lifetime, life: &Life, end: Option<&End>, reason: Option<
             }
         }
     };
-    match lifetime.rules().iter().filter(|rule| !rule.action.acts()).count() {
-        0 => {}
-        1 => text.push_str(" Its rule to pause it is kept and does not act: this version cannot pause."),
-        count => {
-            let _ = write!(
-                text,
-                " Its {count} rules to pause it are kept and do not act: this version cannot pause."
-            );
-        }
-    }
     text
 }
 
@@ -251,6 +263,7 @@ mod tests {
             started: age(3000),
             paused: None,
             created: age(HOUR),
+            acting: None,
             watched: Duration::from_secs(HOUR),
         }
     }
@@ -331,13 +344,38 @@ mod tests {
     }
 
     #[test]
-    fn a_rule_that_cannot_act_is_passed_over() {
+    fn a_paused_sandbox_is_deleted_or_gives_its_memory_up_and_is_not_paused_again() {
         use Action::*;
         use Since::*;
+        let paused = |kept| Life { state: State::Paused(kept), paused: Some(age(10)), ..life() };
         for action in [PauseKeepMemory, PauseDropMemory] {
-            check(&[rule(LastUse, 1, action)], life(), None);
-            check(&[rule(LastUse, 1, action), delete(Creation, 2 * HOUR)], life(), Some((1, HOUR)));
+            check(&[rule(LastUse, 600, action)], life(), Some((0, 300)));
+            check(&[rule(LastUse, 1, action)], paused(Kept::Dropped), None);
+            check(
+                &[rule(LastUse, 1, action)],
+                Life { state: State::Failed { disk: Disk::Whole }, ..life() },
+                None,
+            );
         }
+        check(&[rule(LastUse, 1, PauseKeepMemory)], paused(Kept::Frozen), None);
+        check(&[rule(Paused, 60, PauseDropMemory)], paused(Kept::Frozen), Some((0, 50)));
+        check(&[delete(Creation, 60)], paused(Kept::Dropped), Some((0, 0)));
+        let both = [rule(LastUse, 60, PauseKeepMemory), rule(LastUse, 3600, PauseDropMemory)];
+        check(&both, life(), Some((0, 0)));
+        check(&both, paused(Kept::Frozen), Some((1, 3300)));
+    }
+
+    /// Rules that earlier versions kept without acting on them.
+    #[test]
+    fn a_rule_to_pause_counts_from_the_first_start_that_can_pause() {
+        use Since::*;
+        let upgraded = Life { acting: Some(age(40)), ..life() };
+        for since in [LastUse, Start, Creation] {
+            check(&[rule(since, 60, Action::PauseDropMemory)], upgraded, Some((0, 20)));
+            check(&[delete(since, 60)], upgraded, Some((0, 0)));
+        }
+        let late = Life { acting: Some(age(10 * HOUR)), ..life() };
+        check(&[rule(LastUse, 600, Action::PauseDropMemory)], late, Some((0, 300)));
     }
 
     #[test]
@@ -428,8 +466,14 @@ mod tests {
         says(
             &[rule(LastUse, 600, Action::PauseKeepMemory), delete(Creation, 86_400)],
             life(),
-            "It runs and was last used 5 min ago; it is deleted in 23 h, 1 d after it was created, whatever happens. \
-             Its rule to pause it is kept and does not act: this version cannot pause.",
+            "It runs and was last used 5 min ago; it is paused, with its memory kept, in 5 min, when nobody has used it \
+             for 10 min, unless someone uses or touches it.",
+        );
+        says(
+            &[rule(LastUse, 600, Action::PauseDropMemory), delete(Creation, 86_400)],
+            Life { state: State::Paused(Kept::Dropped), paused: Some(age(10)), ..life() },
+            "It is paused without its memory (its init ended); it is deleted in 23 h, 1 d after it was created, whatever \
+             happens.",
         );
         says(
             &[delete(Creation, 86_400)],
@@ -472,7 +516,7 @@ mod tests {
 
     #[test]
     fn what_programs_read_agrees_with_the_sentence() {
-        let rules = [rule(Since::LastUse, 60, Action::PauseDropMemory), delete(Since::LastUse, 600)];
+        let rules = [delete(Since::Paused, 60), delete(Since::LastUse, 600)];
         let explanation = explain(&lifetime(&rules), &life(), None, UNIX_EPOCH + Duration::from_secs(10_000));
         let end = explanation.end.expect("it ends");
         assert_eq!((end.rule, end.left, end.renewal), (1, Duration::from_secs(300), Renewal::UseOrTouch));

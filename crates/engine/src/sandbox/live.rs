@@ -4,13 +4,15 @@
 //! use the sandbox only through [`Host`] and [`Guest`].
 
 use std::ops::Deref;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant, SystemTime};
 
+use async_trait::async_trait;
 use tokio::sync::{Notify, mpsc};
 use tokio::task::AbortHandle;
 use wire::guest::{Handle, Start, Versions};
-use wire::launch::{LayerSource, Limits};
+use wire::launch::{LayerSource, Limits, Over};
 use wire::{BuildId, CommandId, SandboxId};
 
 use crate::Shared;
@@ -19,17 +21,20 @@ use crate::command::{Commands, LiveCommand, Storage};
 use crate::db::{Identity, RowKey, SandboxRow, Tally, Visibility as RowVisibility};
 use crate::error::EngineError;
 use crate::files::transfer::{Transfers, is_transfer};
-use crate::guest::{Activity, AnyLane, Guest, Host, MemoryKills, Outbox, Peer, Violation, versions};
+use crate::guest::{Activity, AnyLane, Gate, Guest, Host, MemoryKills, Outbox, Peer, Violation, versions};
 use crate::image::StoredImage;
 use crate::model::CommandSpec;
 use crate::model::dialect_notes::Notes;
 use crate::model::labels::Labels;
+use crate::model::network::NetworkPolicy;
 use crate::model::{Owner, Sandbox, SandboxName, Wait};
 use crate::observe::events::Happened;
 use crate::observe::stats::Disk;
 use crate::sandbox::driver::Message;
-use crate::sandbox::lifecycle::{Disk as DiskState, State};
+use crate::sandbox::history::HistoryMark;
+use crate::sandbox::lifecycle::{Disk as DiskState, Kept, State};
 use crate::sandbox::lifetime::Lifetime;
+use crate::sandbox::resume::resume;
 use crate::template::Version;
 use crate::volume::Mounted;
 
@@ -60,6 +65,11 @@ pub(crate) struct LiveSandbox {
     pub driver: Mutex<Option<AbortHandle>>,
     view: Mutex<View>,
     changed: Notify,
+    /// The snapshots that the sandbox lies over. Only the driver changes them.
+    over: Mutex<Over>,
+    /// How many snapshots of its history are kept; 0 for none.
+    history: AtomicU32,
+    pub(super) history_mark: HistoryMark,
     /// Held by a capture, so that the captures of one sandbox do not take several of the few places for unpacking.
     pub capturing: tokio::sync::Mutex<()>,
 }
@@ -91,11 +101,18 @@ pub(crate) struct View {
     pub name: SandboxName,
     pub state: State,
     pub reason: Option<String>,
+    /// Whether a pause is under way. The state still says that the sandbox runs.
+    pub pausing: bool,
+    /// When it was paused, if it is.
+    pub paused_at: Option<SystemTime>,
+    /// When it was last resumed, if this daemon did that.
+    pub resumed_at: Option<Instant>,
     /// The protocol versions of the sandbox's init, if this daemon supports none of them.
     pub unspoken: Option<Versions>,
     pub labels: Labels,
     pub notes: Notes,
     pub lifetime: Lifetime,
+    pub network: NetworkPolicy,
     /// Whether the row is written, so that everything shown here survives a crash.
     pub recorded: bool,
     pub identity: Arc<Identity>,
@@ -127,10 +144,17 @@ impl LiveSandbox {
             name: row.name.clone(),
             state: row.state,
             reason: row.reason.clone(),
+            pausing: false,
+            paused_at: match row.state {
+                State::Paused(_) => row.stamps.paused.map(|stamp| stamp.wall()),
+                State::Creating | State::Running | State::Deleting | State::Failed { .. } => None,
+            },
+            resumed_at: None,
             unspoken: None,
             labels: row.labels.clone(),
             notes: row.notes.clone(),
             lifetime: row.lifetime.clone(),
+            network: row.network.clone(),
             recorded: false,
             identity: Arc::new(Identity {
                 env: row.env.clone(),
@@ -151,6 +175,7 @@ impl LiveSandbox {
             logs: Arc::clone(&shared.logs),
             directory: shared.output_directory().join(row.id.to_string()),
             kept_max: shared.config.output_kept_max,
+            account: shared.output.account(&row.owner, tally.ended_bytes),
         };
         Arc::new_cyclic(|live: &Weak<Self>| {
             let guest = Arc::new(Guest {
@@ -158,6 +183,7 @@ impl LiveSandbox {
                 outbox: Outbox::default(),
                 uses: Activity::default(),
                 memory_kills: MemoryKills::new(row.oom_kills),
+                attempts_told: Default::default(),
                 backend: Arc::clone(&shared.backend),
                 metrics: Arc::clone(&shared.metrics),
                 clock: Arc::clone(&shared.clock),
@@ -184,6 +210,9 @@ impl LiveSandbox {
                 driver: Mutex::new(None),
                 view: Mutex::new(view),
                 changed: Notify::new(),
+                over: Mutex::new(row.over.clone()),
+                history: AtomicU32::new(row.history),
+                history_mark: HistoryMark::default(),
                 capturing: tokio::sync::Mutex::default(),
             }
         })
@@ -246,10 +275,23 @@ impl LiveSandbox {
     /// Only the driver calls this, after it has written the row.
     pub(super) fn set_state(&self, state: State, reason: Option<String>) {
         let mut view = self.change_view();
+        if let (State::Paused(_), State::Running) = (view.state, state) {
+            view.resumed_at = Some(Instant::now());
+        }
         (view.state, view.reason, view.unspoken) = (state, reason, None);
+        view.pausing = false;
+        view.paused_at = match state {
+            State::Paused(_) => Some(self.shared.clock.now().wall),
+            State::Creating | State::Running | State::Deleting | State::Failed { .. } => None,
+        };
         drop(view);
         self.tell_state();
         self.changed.notify_waiters();
+    }
+
+    /// A pause begins, or has failed. Only the driver calls this.
+    pub(super) fn set_pausing(&self, pausing: bool) {
+        self.change_view().pausing = pausing;
     }
 
     /// Only the driver calls this, after it has written the row.
@@ -286,6 +328,7 @@ impl LiveSandbox {
             name: view.name,
             state: view.state,
             reason: view.reason,
+            paused_at: view.paused_at,
             template: match &self.version {
                 Some(version) => version.head.name().to_string(),
                 None => self.template.clone(),
@@ -300,7 +343,9 @@ impl LiveSandbox {
             labels: view.labels,
             notes: view.notes,
             lifetime: view.lifetime,
+            network: view.network,
             claimed_from: view.claimed_from,
+            history: self.history(),
             created_at: view.identity.created_at,
         }
     }
@@ -313,6 +358,26 @@ impl LiveSandbox {
 
     pub fn image_alias(&self) -> Option<String> {
         self.image_use().0.clone()
+    }
+
+    /// The snapshots that the sandbox lies over.
+    pub fn over(&self) -> Over {
+        self.over.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Only the driver calls this, after it has written the row.
+    pub(super) fn set_over(&self, over: Over) {
+        *self.over.lock().unwrap_or_else(PoisonError::into_inner) = over;
+    }
+
+    /// How many snapshots of its history are kept; 0 for none.
+    pub fn history(&self) -> u32 {
+        self.history.load(Ordering::Relaxed)
+    }
+
+    /// Sets how many snapshots of its history are kept, which the row has already.
+    pub fn set_history(&self, kept: u32) {
+        self.history.store(kept, Ordering::Relaxed);
     }
 
     /// The files that the sandbox has written, as the source of a layer, with their size limit.
@@ -390,7 +455,9 @@ impl LiveSandbox {
                 EngineError::SandboxFailed { id: self.id, reason }
             }
             State::Creating | State::Running | State::Paused(_) | State::Deleting => {
-                EngineError::WrongState { id: self.id, state: view.state.word() }
+                // A request that a pause turns away should read why, although the pause is not complete.
+                let state = if view.pausing { PAUSED } else { view.state.word() };
+                EngineError::WrongState { id: self.id, state }
             }
         }
     }
@@ -404,6 +471,7 @@ impl LiveSandbox {
             template: self.version.as_ref().map(|version| &version.spec),
             image: image.as_ref().map(|image| &image.config),
             env: &identity.env,
+            trust: !crate::network::closes(&self.shared, &self.view().network.clone()),
         })
     }
 
@@ -412,9 +480,10 @@ impl LiveSandbox {
         self.with_surroundings(|around| start_of(around, spec, id))
     }
 
-    /// Commands may be started again, after a pause.
+    /// Commands and file operations may be started again, after a pause or a rollback.
     pub fn reopen_commands(&self) {
         self.commands.reopen();
+        self.transfers.reopen();
     }
 
     /// Stops new commands and file operations. Returns the commands that have no result yet.
@@ -433,13 +502,45 @@ impl LiveSandbox {
 /// How long a message may wait for room in a driver's inbox before the engine reports that the driver is stuck.
 pub(crate) const INBOX_WAIT: Duration = Duration::from_secs(10);
 
+/// The word for a sandbox that is paused, whatever it has kept.
+const PAUSED: &str = State::Paused(Kept::Dropped).word();
+
+#[async_trait]
 impl Host for LiveSandbox {
     fn takes_commands(&self) -> bool {
         self.state().takes_commands()
     }
 
+    fn gate(&self) -> Gate {
+        let view = self.view();
+        match view.state {
+            State::Paused(_) => Gate::Asleep,
+            State::Running if view.pausing => Gate::Asleep,
+            State::Running => Gate::Open,
+            State::Creating | State::Deleting | State::Failed { .. } => Gate::Shut,
+        }
+    }
+
+    fn stood_still(&self, within: Duration) -> bool {
+        let view = self.view();
+        match view.state {
+            State::Paused(Kept::Frozen) => true,
+            State::Running => view.pausing || view.resumed_at.is_some_and(|at| at.elapsed() < within),
+            State::Creating | State::Paused(_) | State::Deleting | State::Failed { .. } => false,
+        }
+    }
+
+    async fn wake(&self) -> Result<(), EngineError> {
+        resume(self, self.shared.keys.limits_of(&self.owner)).await
+    }
+
     fn wrong_state(&self) -> EngineError {
         LiveSandbox::wrong_state(self)
+    }
+
+    fn has_no_network(&self) -> bool {
+        let policy = self.view().network.clone();
+        crate::network::closes(&self.shared, &policy)
     }
 
     fn tell(&self, what: Happened) {

@@ -11,14 +11,14 @@ use runtime::{BackendError, Spec};
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinError;
 use tracing::{Instrument, error, info, warn};
-use wire::launch::Rootfs;
+use wire::launch::{Processes, Rootfs, Writable};
 
 use crate::error::{EngineError, chain};
 use crate::guest::{LinkEnd, Peer, keep_connected};
 use crate::image::{self, ImageName, PullSpec};
 use crate::observe::metrics::{Verb, Verdict};
 use crate::observe::timing;
-use crate::sandbox::clean::teardown;
+use crate::sandbox::clean::{END_SECONDS, teardown};
 use crate::sandbox::driver::{Driver, Then, Work, panicked, within};
 use crate::sandbox::lifecycle::{Disk, Goal, State};
 use crate::sandbox::live::LiveSandbox;
@@ -47,7 +47,21 @@ impl Driver {
         self.work = Work::Making { task, cancel };
     }
 
+    /// Launches the sandbox over the files that it has kept.
+    pub(super) fn make_again(&mut self) {
+        let (cancel, cancelled) = watch::channel(false);
+        let task = Task::spawn(make_again(Arc::clone(&self.live), cancelled));
+        self.work = Work::Making { task, cancel };
+    }
+
     pub(super) fn link(&mut self) {
+        let live = Arc::clone(&self.live);
+        // Beside the link: an egress that is slow must not keep callers from the sandbox, which has no more than its policy meanwhile.
+        self.live.shared.runtime.spawn(async move {
+            if let Err(error) = live.attach_network().await {
+                warn!(error = chain(&error), sandbox = %live.id, "a sandbox has lost its network");
+            }
+        });
         let live = Arc::clone(&self.live);
         self.work = Work::Linked(Task::spawn(async move {
             // After a restart all sandboxes are adopted at once; this bounds how many at a time. An init that is stuck
@@ -74,6 +88,7 @@ impl Driver {
         }
         match self.record(State::Running, Goal::Running, None).await {
             Ok(()) => {
+                self.live.reopen_commands(); // A rollback has closed them.
                 info!("sandbox runs");
                 self.measure(Verb::Create, Verdict::Ok);
                 self.tell_creator(Ok(()));
@@ -133,11 +148,32 @@ async fn make(
     if remains == Remains::Perhaps {
         teardown(&live).await?;
     }
-    match attempt(&live, &mut cancelled).await {
+    match attempt(&live, Writable::New, &mut cancelled).await {
         Err(error @ BackendError::LauncherGone { .. }) => {
             warn!(error = chain(&error), "trying once more");
             teardown(&live).await?;
-            attempt(&live, &mut cancelled).await
+            attempt(&live, Writable::New, &mut cancelled).await
+        }
+        result => result,
+    }
+}
+
+/// Like [`make`], over the files that the sandbox has kept. Ends what may be left of its processes first.
+async fn make_again(
+    live: Arc<LiveSandbox>,
+    mut cancelled: watch::Receiver<bool>,
+) -> Result<Task<LinkEnd>, BackendError> {
+    let end = async || {
+        live.detach_network().await;
+        let end = live.shared.backend.end_processes(live.id, Processes::All);
+        within(END_SECONDS, "end the sandbox's processes", end).await
+    };
+    end().await?;
+    match attempt(&live, Writable::Kept, &mut cancelled).await {
+        Err(error @ BackendError::LauncherGone { .. }) => {
+            warn!(error = chain(&error), "trying once more");
+            end().await?;
+            attempt(&live, Writable::Kept, &mut cancelled).await
         }
         result => result,
     }
@@ -145,6 +181,7 @@ async fn make(
 
 async fn attempt(
     live: &Arc<LiveSandbox>,
+    writable: Writable,
     cancelled: &mut watch::Receiver<bool>,
 ) -> Result<Task<LinkEnd>, BackendError> {
     let backend = &live.shared.backend;
@@ -158,7 +195,7 @@ async fn attempt(
         prepared = within(PREPARE_SECONDS, "prepare the image", backend.prepare(&rootfs)) => prepared?,
     }
     let mounts = live.mounts.iter().map(Mounted::plan).collect();
-    let spec = Spec { sandbox: live.id, rootfs, limits: live.limits, mounts };
+    let spec = Spec { sandbox: live.id, rootfs, limits: live.limits, mounts, over: live.over(), writable };
     // A launch is never cancelled: the teardown that follows a cancelled create must be sure that nothing is added
     // after it.
     within(LAUNCH_SECONDS, "launch the sandbox", backend.launch(&spec)).await?;
@@ -177,7 +214,14 @@ async fn attempt(
             () = tokio::time::sleep(Duration::from_secs(READY_SECONDS)) => Err(late),
         }
     };
-    timing::GREET.watch(&live.shared.metrics, live.id, greeted).await
+    let greeted = timing::GREET.watch(&live.shared.metrics, live.id, greeted);
+    // No command starts before both are done.
+    let opened = async {
+        live.attach_network().await?;
+        live.show_trust(&spec.rootfs).await
+    };
+    let (link, ()) = tokio::try_join!(greeted, opened)?;
+    Ok(link)
 }
 
 /// The root filesystem for a sandbox. Pulls the image if it is missing, and takes it for the sandbox.

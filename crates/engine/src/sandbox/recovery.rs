@@ -29,6 +29,13 @@ pub(crate) async fn recover(
 ) -> Result<(), EngineError> {
     let mut uses: HashMap<SandboxId, ImageUseRow> = uses.into_iter().map(|row| (row.sandbox, row)).collect();
     let now = shared.clock.now();
+    let rebooted = shared.db.note_boot(now.boot).await?;
+    if rebooted > 0 {
+        info!(
+            sandboxes = rebooted,
+            "the machine was restarted; sandboxes that ran are paused and keep their files"
+        );
+    }
     let loaded = shared.db.load(now).await?;
     let tallies: HashMap<SandboxId, Tally> = loaded.tallies.into_iter().collect();
     let mut commands: HashMap<SandboxId, Vec<CommandRow>> = HashMap::new();
@@ -64,9 +71,9 @@ pub(crate) async fn recover(
     for (live, messages, unreadable, (deadlines, goal)) in ready.await.map_err(|_| EngineError::Stopping)? {
         let unreadable = unreadable.map(|error| chain(&error));
         shared.registry().insert(&live);
-        // A crash may have come after the sandbox's processes ended and before the results of its commands were
-        // written.
-        if matches!(live.state(), State::Failed { .. } | State::Paused(Kept::Dropped)) {
+        // A crash may have come after the sandbox's processes ended, for a rollback too, and before the results of
+        // its commands were written.
+        if matches!(live.state(), State::Creating | State::Failed { .. } | State::Paused(Kept::Dropped)) {
             live.commands.live().iter().for_each(LiveCommand::sandbox_gone);
         }
         driver::spawn(&live, messages, deadlines, Birth::Recovered { goal, unreadable });

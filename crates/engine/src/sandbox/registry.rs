@@ -3,7 +3,7 @@
 //! One lock, held only briefly. A create checks for room and reserves it in one step under this lock, so that
 //! concurrent creates never exceed a limit. The reservation is released when the sandbox's row is gone.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::ops::Bound;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -11,12 +11,12 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use wire::SandboxId;
 use wire::launch::Limits;
 
-use crate::error::{EngineError, Resource};
+use crate::error::{EngineError, Field, Resource};
 use crate::model::check::bad_cursor;
 use crate::model::labels::{Labels, Selector};
-use crate::model::{Capacity, KeyLimits, Owner, SandboxName};
+use crate::model::{Capacity, KeyLimits, Owner, OwnerUse, SandboxName};
 use crate::sandbox::claim::Claiming;
-use crate::sandbox::lifecycle::State;
+use crate::sandbox::lifecycle::{Kept, State};
 use crate::sandbox::live::LiveSandbox;
 use crate::volume::Holder;
 use wire::VolumeId;
@@ -27,6 +27,8 @@ pub(crate) struct Registry {
     by_id: HashMap<SandboxId, Arc<LiveSandbox>>,
     owners: HashMap<Owner, Owned>,
     used: Usage,
+    /// Sandboxes whose processor and memory limits do not count, because they are paused without processes.
+    dormant: HashSet<SandboxId>,
     closed: bool,
 }
 
@@ -119,14 +121,30 @@ struct Usage {
     sandboxes: u64,
     cpu_millis: u64,
     memory_bytes: u64,
+    disk_bytes: u64,
 }
 
 impl Usage {
+    /// Without the processor and memory limits of one of its sandboxes, which has no processes.
+    fn with_dormant(self, limits: &Limits) -> Self {
+        Self {
+            cpu_millis: self.cpu_millis.saturating_sub(u64::from(limits.cpu_millis)),
+            memory_bytes: self.memory_bytes.saturating_sub(limits.memory_bytes),
+            ..self
+        }
+    }
+
+    /// Undoes [`Self::with_dormant`].
+    fn with_awake(self, limits: &Limits) -> Self {
+        Self { sandboxes: self.sandboxes, ..self.with(limits) }
+    }
+
     fn with(self, limits: &Limits) -> Self {
         Self {
             sandboxes: self.sandboxes.saturating_add(1),
             cpu_millis: self.cpu_millis.saturating_add(u64::from(limits.cpu_millis)),
             memory_bytes: self.memory_bytes.saturating_add(limits.memory_bytes),
+            disk_bytes: self.disk_bytes.saturating_add(limits.disk_bytes.unwrap_or(0)),
         }
     }
 
@@ -135,6 +153,7 @@ impl Usage {
             sandboxes: self.sandboxes.saturating_sub(1),
             cpu_millis: self.cpu_millis.saturating_sub(u64::from(limits.cpu_millis)),
             memory_bytes: self.memory_bytes.saturating_sub(limits.memory_bytes),
+            disk_bytes: self.disk_bytes.saturating_sub(limits.disk_bytes.unwrap_or(0)),
         }
     }
 
@@ -143,11 +162,20 @@ impl Usage {
         if let Some(limit) = over(self.sandboxes, limits.sandboxes.map(u64::from)) {
             return Err(EngineError::Quota { resource: Resource::Sandboxes, limit });
         }
+        self.check_compute_quota(limits)
+    }
+
+    /// Checks what a sandbox takes that runs again. It counts as a sandbox already.
+    fn check_compute_quota(self, limits: &KeyLimits) -> Result<(), EngineError> {
+        let over = |used: u64, limit: Option<u64>| limit.filter(|limit| used > *limit);
         if let Some(limit) = over(self.cpu_millis, limits.cpu_millis) {
             return Err(EngineError::Quota { resource: Resource::Cpu, limit });
         }
         if let Some(limit) = over(self.memory_bytes, limits.memory_bytes) {
             return Err(EngineError::Quota { resource: Resource::Memory, limit });
+        }
+        if let Some(limit) = over(self.disk_bytes, limits.disk_bytes) {
+            return Err(EngineError::Quota { resource: Resource::Disk, limit });
         }
         Ok(())
     }
@@ -156,13 +184,48 @@ impl Usage {
         let what = if self.sandboxes > u64::from(capacity.sandboxes) {
             format!("it has {} sandboxes already", capacity.sandboxes)
         } else if self.cpu_millis > capacity.cpu_millis {
-            format!("{} thousandths of a processor are promised at most", capacity.cpu_millis)
+            format!("the limits of all sandboxes add up to at most {}", processors(capacity.cpu_millis))
         } else if self.memory_bytes > capacity.memory_bytes {
-            format!("{} bytes of memory are promised at most", capacity.memory_bytes)
+            format!(
+                "the limits of all sandboxes add up to at most {} of memory",
+                mebibytes(capacity.memory_bytes)
+            )
         } else {
             return Ok(());
         };
         Err(EngineError::Full { what })
+    }
+}
+
+/// Refuses limits that this machine could not promise even if it were empty: no delete and no wait would help.
+fn check_possible(limits: &Limits, capacity: &Capacity) -> Result<(), EngineError> {
+    let most = "be at most what all sandboxes of this machine may have together,";
+    if u64::from(limits.cpu_millis) > capacity.cpu_millis {
+        let (all, got) = (processors(capacity.cpu_millis), processors(limits.cpu_millis.into()));
+        return Err(Field::Cpu.must(format!("{most} {all}, got {got}")));
+    }
+    if limits.memory_bytes > capacity.memory_bytes {
+        let (all, got) = (mebibytes(capacity.memory_bytes), mebibytes(limits.memory_bytes));
+        return Err(Field::Memory.must(format!("{most} {all}, got {got}")));
+    }
+    Ok(())
+}
+
+/// `2 processors`, for people.
+fn processors(millis: u64) -> String {
+    match (millis / 1000, millis % 1000) {
+        (1, 0) => "1 processor".into(),
+        (whole, 0) => format!("{whole} processors"),
+        (whole, rest) => format!("{} processors", format!("{whole}.{rest:03}").trim_end_matches('0')),
+    }
+}
+
+/// `1.5 GiB`, for people. Smaller units are not worth a word here.
+fn mebibytes(bytes: u64) -> String {
+    const UNITS: [(u64, &str); 2] = [(1 << 40, "TiB"), (1 << 30, "GiB")];
+    match UNITS.iter().find(|(size, _)| bytes >= *size) {
+        Some((size, unit)) => format!("{:.1} {unit}", bytes as f64 / *size as f64).replace(".0 ", " "),
+        None => format!("{} MiB", bytes >> 20),
     }
 }
 
@@ -193,6 +256,13 @@ impl Registry {
             cpu_millis: self.used.cpu_millis,
             memory_bytes: self.used.memory_bytes,
         }
+    }
+
+    /// What the sandboxes of an owner use of what keys limit.
+    pub fn use_of(&self, owner: &Owner) -> OwnerUse {
+        let used = self.owners.get(owner).map_or_else(Usage::default, |owned| owned.used);
+        let Usage { sandboxes, cpu_millis, memory_bytes, disk_bytes } = used;
+        OwnerUse { sandboxes, cpu_millis, memory_bytes, disk_bytes, ..OwnerUse::default() }
     }
 
     pub fn all(&self) -> Vec<Arc<LiveSandbox>> {
@@ -233,6 +303,7 @@ impl Registry {
         if self.closed {
             return Err(EngineError::Stopping);
         }
+        check_possible(limits, capacity)?;
         let owned = self.owners.get(owner).map_or_else(Usage::default, |owned| owned.used);
         owned.with(limits).check_quota(key)?;
         self.used.with(limits).check_capacity(capacity)
@@ -266,9 +337,45 @@ impl Registry {
         let owned = self.owners.entry(live.owner.clone()).or_default();
         owned.used = owned.used.with(&live.limits);
         owned.names.insert(live.view().name.clone(), Named { id: live.id, holds: 1 });
+        self.release_compute(live);
         if !live.is_hidden() {
             self.show(live);
         }
+    }
+
+    /// Gives back the processor and memory that a sandbox has reserved, if it is paused without processes.
+    pub fn release_compute(&mut self, live: &LiveSandbox) {
+        let rests = matches!(live.state(), State::Paused(Kept::Saved | Kept::Dropped));
+        if !rests || !self.by_id.contains_key(&live.id) || !self.dormant.insert(live.id) {
+            return;
+        }
+        self.used = self.used.with_dormant(&live.limits);
+        if let Some(owned) = self.owners.get_mut(&live.owner) {
+            owned.used = owned.used.with_dormant(&live.limits);
+        }
+    }
+
+    /// Reserves processor and memory for a sandbox that is to run again. Has no effect if the sandbox has reserved them.
+    pub fn take_compute(
+        &mut self,
+        live: &LiveSandbox,
+        key: &KeyLimits,
+        capacity: &Capacity,
+    ) -> Result<(), EngineError> {
+        if self.closed {
+            return Err(EngineError::Stopping);
+        }
+        if !self.dormant.contains(&live.id) {
+            return Ok(());
+        }
+        let owned = self.owners.entry(live.owner.clone()).or_default();
+        let (owned_then, all_then) =
+            (owned.used.with_awake(&live.limits), self.used.with_awake(&live.limits));
+        owned_then.check_compute_quota(key)?;
+        all_then.check_capacity(capacity)?;
+        (owned.used, self.used) = (owned_then, all_then);
+        self.dormant.remove(&live.id);
+        Ok(())
     }
 
     /// Records that a sandbox was taken from its pool for a caller; the driver writes the claim to the row. Until
@@ -336,10 +443,15 @@ impl Registry {
     /// Removes a sandbox and releases what it reserved. Has no effect if the sandbox is not in the registry.
     pub fn remove(&mut self, id: SandboxId) {
         let Some(live) = self.by_id.remove(&id) else { return };
-        self.used = self.used.without(&live.limits);
+        let dormant = self.dormant.remove(&id);
+        let without = |used: Usage| match dormant {
+            true => used.with_awake(&live.limits).without(&live.limits),
+            false => used.without(&live.limits),
+        };
+        self.used = without(self.used);
         self.hide(&live);
         let Some(owned) = self.owners.get_mut(&live.owner) else { return };
-        owned.used = owned.used.without(&live.limits);
+        owned.used = without(owned.used);
         owned.names.retain(|_, named| named.id != id);
         owned.claims.remove(&id);
         if owned.used.sandboxes == 0 {

@@ -47,7 +47,7 @@ pub(crate) async fn capture(
     };
     let alone = live.capturing.lock().await;
     // The capture waits for its turn before it freezes the sandbox: other unpacking work may take a long time.
-    let place = pull::place(shared).await;
+    let place = pull::place(shared, &live.owner).await;
     let held = hold(live).await?;
     let made: Result<LayerFacts, _> = pull::unpack_in(shared, &place, &spec, &|_| ()).await;
     let lasted = held.release().await;

@@ -8,22 +8,39 @@
 //! A template that was not published as a snapshot can be named as one too.
 
 mod capture;
+mod diff;
+mod family;
+mod fork;
+mod freed;
+mod history;
+mod native;
+mod rollback;
 
-use std::time::SystemTime;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
 
 use tracing::{Instrument, info, info_span, warn};
 use wire::{SandboxId, SnapshotId, TemplateId};
 
 use crate::Engine;
-use crate::db::SnapshotRow;
-use crate::error::{EngineError, Field, chain, shown};
+use crate::db::{Descent, Purpose, SnapshotRow};
+use crate::error::{EngineError, Field, Resource, chain, shown};
 use crate::image;
+use crate::model::labels::Labels;
 pub use crate::model::progress::SnapshotState;
 use crate::model::random::random_u128;
 use crate::model::{Key, Owner};
 use crate::sandbox::hold::end_old_holds;
 use crate::sandbox::lifecycle::State;
-use crate::template::{Preparation, Prepared, Template, TemplateName, TemplateSpec, TemplateTold};
+use crate::sandbox::live::LiveSandbox;
+use crate::sandbox::take::take;
+use crate::template::{Origin, Preparation, Prepared, Template, TemplateName, TemplateSpec, TemplateTold};
+pub use diff::{Change, Compared};
+pub use family::{Member, PromoteParent};
+pub use fork::{FORK_MAX, ForkSpec};
+pub(crate) use freed::keep_freed;
+pub use history::HistoryEntry;
+pub use native::TakeSpec;
 
 /// The tag that a name without a tag refers to.
 pub const LATEST: &str = "latest";
@@ -47,6 +64,8 @@ pub struct SnapshotSpec {
     pub template: TemplateSpec,
     /// A note that a dialect stores with the snapshot.
     pub note: String,
+    /// How it can be found.
+    pub labels: Labels,
 }
 
 /// A snapshot at one moment.
@@ -68,6 +87,14 @@ pub struct Snapshot {
     pub image: Option<String>,
     /// The note that a dialect stored with the snapshot.
     pub note: String,
+    /// How it can be found.
+    pub labels: Labels,
+    /// The snapshot that its source began with, or was rolled back to.
+    pub parent: Option<SnapshotId>,
+    /// What its source had written, if the store has its files.
+    pub size_bytes: Option<u64>,
+    /// How long its source stood still, if the store has its files.
+    pub stopped: Option<Duration>,
     /// When the caller asked for the snapshot.
     pub created_at: SystemTime,
     /// When the state last changed.
@@ -111,6 +138,11 @@ impl SnapshotSpec {
             created_at: now,
             updated_at: now,
             tags: Vec::new(),
+            purpose: Purpose::Named,
+            labels: self.labels.clone(),
+            parent: None,
+            taken: None,
+            over: Default::default(),
         }
     }
 }
@@ -126,6 +158,7 @@ impl Engine {
     pub async fn create_snapshot(&self, key: &Key, spec: SnapshotSpec) -> Result<Snapshot, EngineError> {
         spec.check()?;
         self.finish_snapshot_deletes().await;
+        self.check_snapshots(key).await?;
         let row = spec.row(&key.owner, None);
         self.shared().db.insert_snapshot(row.clone()).await?;
         let made = self.create_template(&key.owner, template_name(&row)?, spec.template).await;
@@ -159,6 +192,7 @@ impl Engine {
     ) -> Result<Snapshot, EngineError> {
         spec.check()?;
         self.finish_snapshot_deletes().await;
+        self.check_snapshots(key).await?;
         let live = self.live(&key.owner, sandbox)?;
         match live.state() {
             State::Running | State::Paused(_) => {}
@@ -184,14 +218,26 @@ impl Engine {
         self.snapshot_of(id).await
     }
 
+    /// Checks that the key allows one more snapshot.
+    async fn check_snapshots(&self, key: &Key) -> Result<(), EngineError> {
+        let Some(limit) = key.limits.snapshots.map(u64::from) else { return Ok(()) };
+        match self.snapshots(&key.owner).await?.len() as u64 >= limit {
+            true => Err(EngineError::Quota { resource: Resource::Snapshots, limit }),
+            false => Ok(()),
+        }
+    }
+
     async fn captured(
         &self,
         row: &SnapshotRow,
-        live: &std::sync::Arc<crate::sandbox::live::LiveSandbox>,
+        live: &Arc<LiveSandbox>,
         spec: TemplateSpec,
     ) -> Result<(), EngineError> {
         // A capture counts as a use, so that the sandbox does not end for being idle meanwhile.
         let _using = live.guest.begin_use()?;
+        if self.shared().backend.store().kind.has_snapshots() {
+            return self.taken(row, live, spec).await;
+        }
         let resolved = format!("{NAMES}{}", row.id);
         let failed = |source: image::ImageFault| EngineError::Image {
             doing: "capture",
@@ -206,6 +252,32 @@ impl Engine {
             self.shared().db.set_snapshot_template(row.id, template).await?;
         }
         image::unname(self.shared(), &resolved).await
+    }
+
+    /// Takes a snapshot in the store, and makes the template that sandboxes start from.
+    async fn taken(
+        &self,
+        row: &SnapshotRow,
+        live: &Arc<LiveSandbox>,
+        spec: TemplateSpec,
+    ) -> Result<(), EngineError> {
+        let shared = self.shared();
+        let (taken, over) = take(live, row.id).await?;
+        shared.db.put_snapshot_files(row.id, taken, over.clone()).await?;
+        let image = live.stored_image().map(|image| image.digest);
+        let prepared = Prepared { resolved: live.image.clone(), image };
+        let spec = TemplateSpec { image: live.image.clone(), ..spec };
+        let name = template_name(row)?;
+        let origin = Origin { over, descent: Descent { parent: live.id, snapshot: row.id } };
+        shared.templates.announce_origin(&row.owner, &name, origin);
+        let made = self.apply_template(&row.owner, name.clone(), spec, Some(prepared)).await;
+        let template = made.as_ref().ok().and_then(|template| template.id);
+        shared.templates.settle_origin(&row.owner, &name, template);
+        made?;
+        match template {
+            Some(template) => shared.db.set_snapshot_template(row.id, template).await,
+            None => Ok(()),
+        }
     }
 
     /// Records the result of a capture. If a caller has deleted the snapshot meanwhile, its row is removed only now:
@@ -273,7 +345,7 @@ impl Engine {
         let find = |id: TemplateId| templates.iter().find(|template| template.id == Some(id)).cloned();
         let mut list: Vec<Snapshot> = rows
             .into_iter()
-            .filter(|row| row.state != SnapshotState::Deleting)
+            .filter(|row| row.state != SnapshotState::Deleting && row.purpose == Purpose::Named)
             .map(|row| described(row, &find))
             .collect();
         let others = templates.iter().filter(|template| template.id.is_some_and(|id| !known.contains(&id)));
@@ -346,7 +418,7 @@ impl Engine {
         };
         store.settle_snapshot(id, SnapshotState::Deleting, crate::observe::clock::now()).await?;
         match store.snapshot(id).await? {
-            Some(now) if !(before.state == SnapshotState::Building && is_captured(&now)) => {
+            Some(now) if !(before.state == SnapshotState::Building && is_being_made(&now)) => {
                 self.finish_delete(&now).await
             }
             // The capture under way finishes the delete.
@@ -360,14 +432,31 @@ impl Engine {
             None => Ok(()),
         };
         match removed {
-            Ok(()) | Err(EngineError::TemplateNotFound { .. }) => {
-                self.shared().db.delete_snapshot(row.id).await
-            }
+            Ok(()) | Err(EngineError::TemplateNotFound { .. }) => self.remove_files(row).await,
             // Sandboxes made from the snapshot still exist. The next snapshot that is made retries the delete, and so
             // does the next start.
             Err(EngineError::TemplateInUse { .. }) => Ok(()),
             Err(error) => Err(error),
         }
+    }
+
+    /// Deletes a snapshot's row, and then its files, unless a sandbox or another snapshot lies over them.
+    async fn remove_files(&self, row: &SnapshotRow) -> Result<(), EngineError> {
+        let shared = self.shared();
+        if shared.db.snapshot_is_held(row.id).await? {
+            return Ok(()); // The end of the last one that needs it finishes the delete.
+        }
+        if let Some(template) = row.template {
+            shared.templates.forget_origin(template);
+        }
+        shared.db.delete_snapshot(row.id).await?;
+        if let Err(error) = shared.backend.remove_snapshot(row.id).await {
+            warn!(snapshot = %row.id, error = chain(&error), "cannot remove a snapshot's files; the sweep tries again");
+        }
+        if row.over.all().any(|layer| layer != row.id) {
+            shared.files_freed.notify_one(); // What it lay over may be free now.
+        }
+        Ok(())
     }
 
     /// Finishes the deletes of snapshots whose last sandbox is gone.
@@ -379,7 +468,7 @@ impl Engine {
                 return;
             }
         };
-        for row in rows.iter().filter(|row| row.state == SnapshotState::Deleting && !is_captured(row)) {
+        for row in rows.iter().filter(|row| row.state == SnapshotState::Deleting && !is_being_made(row)) {
             if let Err(error) = self.finish_delete(row).await {
                 warn!(snapshot = %row.id, error = chain(&error), "cannot delete a snapshot; the next one tries again");
             }
@@ -387,9 +476,9 @@ impl Engine {
     }
 }
 
-/// Whether the snapshot comes from a capture that has made no template yet.
-fn is_captured(row: &SnapshotRow) -> bool {
-    row.sandbox.is_some() && row.template.is_none()
+/// Whether a capture may still be under way that will make a template.
+fn is_being_made(row: &SnapshotRow) -> bool {
+    row.purpose == Purpose::Named && row.sandbox.is_some() && row.template.is_none()
 }
 
 fn described(row: SnapshotRow, find: &dyn Fn(TemplateId) -> Option<Template>) -> Snapshot {
@@ -402,6 +491,10 @@ fn described(row: SnapshotRow, find: &dyn Fn(TemplateId) -> Option<Template>) ->
         sandbox: row.sandbox,
         image: row.image.as_deref().map(image::familiar),
         note: row.note,
+        labels: row.labels,
+        parent: row.parent,
+        size_bytes: row.taken.map(|taken| taken.size_bytes),
+        stopped: row.taken.map(|taken| taken.stopped),
         created_at: row.created_at,
         updated_at: row.updated_at,
     }
@@ -421,6 +514,10 @@ fn of_template(template: &Template) -> Snapshot {
         sandbox: None,
         image: Some(template.spec.image.clone()),
         note: String::new(),
+        labels: template.spec.labels.clone(),
+        parent: None,
+        size_bytes: None,
+        stopped: None,
         created_at: template.created_at,
         updated_at: template.updated_at,
     }
@@ -430,6 +527,19 @@ fn of_template(template: &Template) -> Snapshot {
 pub(crate) async fn resume_interrupted(engine: &Engine) -> Result<(), EngineError> {
     let shared = engine.shared();
     for row in shared.db.snapshots(None).await? {
+        if let (Some(template), Some(parent), false) = (row.template, row.sandbox, row.over.is_empty()) {
+            let descent = Descent { parent, snapshot: row.id };
+            shared.templates.add_origin(template, Origin { over: row.over.clone(), descent });
+        }
+        // A fork ends with the daemon that made it; its children hold the files that they need.
+        let unfinished = match row.purpose {
+            Purpose::Named => false,
+            Purpose::Fork => true,
+            Purpose::History => row.state != SnapshotState::Ready,
+        };
+        if unfinished && row.state != SnapshotState::Deleting {
+            shared.db.settle_snapshot(row.id, SnapshotState::Deleting, crate::observe::clock::now()).await?;
+        }
         if !matches!(row.state, SnapshotState::Building | SnapshotState::Deleting) {
             continue;
         }
@@ -448,6 +558,9 @@ pub(crate) async fn resume_interrupted(engine: &Engine) -> Result<(), EngineErro
                 warn!(snapshot = %row.id, error = chain(&error), "cannot delete a snapshot; the next start tries again");
             }
             continue;
+        }
+        if row.purpose != Purpose::Named {
+            continue; // `keep_freed` removes it.
         }
         match engine.template_of(&row) {
             Some(template) => {

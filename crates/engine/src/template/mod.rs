@@ -22,7 +22,7 @@ use std::time::SystemTime;
 use wire::TemplateId;
 
 use crate::model::labels::Labels;
-use crate::model::{Argv, GuestPath, GuestUser, SandboxEnv};
+use crate::model::{Argv, GuestPath, GuestUser, NetworkPolicy, SandboxEnv};
 use crate::volume::VolumeMount;
 
 pub use crate::model::defaults::{self, DEFAULT, LIMITS};
@@ -33,7 +33,7 @@ pub use watch::{TemplateTold, TemplateWatcher};
 pub(crate) use check::{check_disk, check_limits, limits_of};
 pub(crate) use live::{Source, TemplateHead, Version};
 pub(crate) use prepare::{prepare_again, resume_interrupted};
-pub(crate) use registry::Templates;
+pub(crate) use registry::{Origin, Templates};
 
 /// A change to a template, applied as a whole or not at all. Fields that are `None` stay as they are.
 #[derive(Debug, Clone, Default)]
@@ -60,6 +60,8 @@ pub struct TemplateUpdate {
     pub labels: Option<Labels>,
     /// Replaces all mounts.
     pub mounts: Option<Vec<VolumeMount>>,
+    /// The new policy; `Some(None)` for the operator's default.
+    pub network: Option<Option<NetworkPolicy>>,
 }
 
 impl TemplateUpdate {
@@ -76,6 +78,7 @@ impl TemplateUpdate {
             command: self.command.unwrap_or(spec.command),
             labels: self.labels.unwrap_or(spec.labels),
             mounts: self.mounts.unwrap_or(spec.mounts),
+            network: self.network.unwrap_or(spec.network),
         }
     }
 }

@@ -4,19 +4,36 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ::image::Digest;
+use wire::launch::Over;
 use wire::{SandboxId, TemplateId};
 
-use crate::db::{LoadedTemplates, TemplateRow, VersionRow};
+use crate::db::{Descent, LoadedTemplates, TemplateRow, VersionRow};
 use crate::error::EngineError;
 use crate::model::Owner;
 use crate::template::{DEFAULT, Preparation, Source, TemplateHead, TemplateName, Version};
+
+/// The files that sandboxes of a template start with, if the template comes from a snapshot.
+#[derive(Debug, Clone)]
+pub(crate) struct Origin {
+    pub over: Over,
+    pub descent: Descent,
+}
 
 /// All templates of one data directory.
 #[derive(Default)]
 pub(crate) struct Templates {
     index: Mutex<TemplateIndex>,
+    origins: Mutex<Origins>,
     /// Held from a change of the rows until the index matches them, as with images.
     pub(super) changing: tokio::sync::Mutex<()>,
+}
+
+/// The snapshots that templates come from.
+#[derive(Default)]
+struct Origins {
+    /// Of templates that are being made.
+    announced: BTreeMap<(Owner, TemplateName), Origin>,
+    made: BTreeMap<TemplateId, Origin>,
 }
 
 /// The newest version of every template.
@@ -57,11 +74,45 @@ impl Templates {
                 uses.insert(held.sandbox, Arc::clone(version));
             }
         }
-        (Self { index: Mutex::new(index), changing: tokio::sync::Mutex::default() }, uses)
+        (Self { index: Mutex::new(index), ..Self::default() }, uses)
     }
 
     pub(super) fn index(&self) -> MutexGuard<'_, TemplateIndex> {
         self.index.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A template is about to be made from a snapshot. Before the template, so that no sandbox starts without the files.
+    pub fn announce_origin(&self, owner: &Owner, name: &TemplateName, origin: Origin) {
+        self.origins().announced.insert((owner.clone(), name.clone()), origin);
+    }
+
+    /// The announced template was made, or not.
+    pub fn settle_origin(&self, owner: &Owner, name: &TemplateName, made: Option<TemplateId>) {
+        let mut origins = self.origins();
+        if let (Some(origin), Some(id)) = (origins.announced.remove(&(owner.clone(), name.clone())), made) {
+            origins.made.insert(id, origin);
+        }
+    }
+
+    /// Adds what the rows say.
+    pub fn add_origin(&self, template: TemplateId, origin: Origin) {
+        self.origins().made.insert(template, origin);
+    }
+
+    /// The template is gone.
+    pub fn forget_origin(&self, template: TemplateId) {
+        self.origins().made.remove(&template);
+    }
+
+    /// The snapshot that a template comes from.
+    pub fn origin(&self, version: &Version) -> Option<Origin> {
+        let origins = self.origins();
+        let announced = || origins.announced.get(&(version.head.owner.clone(), version.head.name()));
+        origins.made.get(&version.head.id).or_else(announced).cloned()
+    }
+
+    fn origins(&self) -> MutexGuard<'_, Origins> {
+        self.origins.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Ends all preparations.

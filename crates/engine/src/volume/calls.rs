@@ -7,7 +7,7 @@ use tracing::{info, warn};
 use wire::VolumeId;
 
 use crate::db::{VolumeRow, VolumeState};
-use crate::error::{EngineError, Field, chain};
+use crate::error::{EngineError, Field, Resource, chain};
 use crate::model::random::random_u128;
 use crate::model::{Key, Owner};
 use crate::volume::live::VolumeView;
@@ -19,12 +19,18 @@ impl crate::Engine {
     pub async fn create_volume(&self, key: &Key, spec: VolumeSpec) -> Result<Volume, EngineError> {
         let engine = self.clone();
         let owner = key.owner.clone();
+        let limit = key.limits.volume_bytes;
         // A task of its own: it finishes even if the caller disconnects, so nothing stays half-made.
-        let making = tokio::spawn(async move { engine.make_volume(owner, spec).await });
+        let making = tokio::spawn(async move { engine.make_volume(owner, limit, spec).await });
         making.await.map_err(|_| EngineError::Stopping)?
     }
 
-    async fn make_volume(&self, owner: Owner, spec: VolumeSpec) -> Result<Volume, EngineError> {
+    async fn make_volume(
+        &self,
+        owner: Owner,
+        limit: Option<u64>,
+        spec: VolumeSpec,
+    ) -> Result<Volume, EngineError> {
         let shared = self.shared();
         let VolumeSpec { name, size_bytes, from } = spec;
         self.check_volume_size(size_bytes).await?;
@@ -43,7 +49,7 @@ impl crate::Engine {
             updated_at: now,
         };
         let volume = LiveVolume::new(&row);
-        shared.volumes.index().admit(&volume)?;
+        shared.volumes.index().admit(&volume, limit)?;
         if let Err(error) = shared.db.insert_volume(row).await {
             shared.volumes.index().remove(&volume);
             return Err(error);
@@ -114,6 +120,13 @@ impl crate::Engine {
         let size = update.size_bytes.filter(|size| *size != before.size_bytes);
         if let Some(size) = size {
             self.check_volume_size(size).await?;
+            let limit = shared.keys.smallest(owner, |limits| limits.volume_bytes);
+            let others = shared.volumes.bytes_of(owner).saturating_sub(before.size_bytes);
+            if let Some(limit) =
+                limit.filter(|limit| size > before.size_bytes && others.saturating_add(size) > *limit)
+            {
+                return Err(EngineError::Quota { resource: Resource::VolumeBytes, limit });
+            }
             if size < before.size_bytes {
                 self.check_fits(&volume, size).await?;
             }

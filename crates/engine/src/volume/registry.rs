@@ -34,14 +34,25 @@ impl VolumeIndex {
     }
 
     /// Adds a new volume, if its name is free and its owner may have another.
-    pub(super) fn admit(&mut self, volume: &Arc<LiveVolume>) -> Result<(), EngineError> {
+    /// `limit` is how many bytes the key allows for all volumes of the owner.
+    pub(super) fn admit(&mut self, volume: &Arc<LiveVolume>, limit: Option<u64>) -> Result<(), EngineError> {
         let owner = &volume.owner;
         self.check_name(owner, &volume.name())?;
         if self.by_name.keys().filter(|(other, _)| other == owner).count() >= VOLUMES_MAX {
             return Err(EngineError::Quota { resource: Resource::Volumes, limit: VOLUMES_MAX as u64 });
         }
+        let all = self.bytes_of(owner).saturating_add(volume.view().size_bytes);
+        if let Some(limit) = limit.filter(|limit| all > *limit) {
+            return Err(EngineError::Quota { resource: Resource::VolumeBytes, limit });
+        }
         self.insert(volume);
         Ok(())
+    }
+
+    /// The sizes of all volumes of an owner.
+    fn bytes_of(&self, owner: &Owner) -> u64 {
+        let of_owner = self.by_id.values().filter(|volume| volume.owner == *owner);
+        of_owner.map(|volume| volume.view().size_bytes).sum()
     }
 
     pub(super) fn remove(&mut self, volume: &LiveVolume) {
@@ -58,6 +69,11 @@ impl VolumeIndex {
 }
 
 impl Volumes {
+    /// The sizes of all volumes of an owner.
+    pub fn bytes_of(&self, owner: &Owner) -> u64 {
+        self.index().bytes_of(owner)
+    }
+
     /// Opens the volumes from their rows.
     pub fn open(rows: &[VolumeRow]) -> Self {
         let mut index = VolumeIndex::default();

@@ -35,6 +35,13 @@ impl World {
         Self::on(FakeHost::new()).await
     }
 
+    /// On a host whose store has no snapshots.
+    pub async fn without_snapshots() -> Self {
+        let host = FakeHost::new();
+        host.lose_snapshots();
+        Self::on(host).await
+    }
+
     pub async fn on(host: FakeHost) -> Self {
         Self::with(host, KEPT, roomy()).await
     }
@@ -80,8 +87,13 @@ impl World {
 }
 
 async fn start(directory: &Path, host: &FakeHost, output_kept_max: u64, capacity: Capacity) -> Engine {
-    let config =
-        EngineConfig { data_dir: directory.into(), capacity, output_kept_max, images: Default::default() };
+    let config = EngineConfig {
+        data_dir: directory.into(),
+        capacity,
+        output_kept_max,
+        images: Default::default(),
+        network: Default::default(),
+    };
     Engine::start(config, Arc::new(host.clone())).await.expect("the engine starts")
 }
 
