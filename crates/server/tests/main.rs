@@ -4,6 +4,7 @@ mod page;
 
 mod metrics;
 mod openapi;
+mod ports;
 mod reference;
 mod router;
 mod socket;

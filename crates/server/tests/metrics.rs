@@ -36,6 +36,7 @@ impl World {
             capacity: config.capacity,
             output_kept_max: config.output_kept_max,
             images: config.images.clone(),
+            network: Default::default(),
         };
         let engine =
             Engine::start(engine_config, Arc::new(FakeHost::new())).await.expect("the engine starts");

@@ -23,5 +23,22 @@ fn it_is_openapi_3_1_and_every_route_says_who_may() {
         serde_json::from_str(&shoal_server::native::openapi::json()).expect("it is JSON");
     assert!(description["openapi"].as_str().expect("a version").starts_with("3.1"));
     assert!(description["security"].as_array().is_some_and(|schemes| schemes.len() == 2));
-    assert_eq!(description["paths"].as_object().expect("paths").len(), 54);
+    let paths = description["paths"].as_object().expect("paths");
+    assert_eq!(paths.len(), 79);
+    let mut ids = std::collections::BTreeSet::new();
+    for (path, operation) in paths.iter().flat_map(|(path, item)| {
+        item.as_object().expect("a path has methods").values().map(move |operation| (path, operation))
+    }) {
+        let id = operation["operationId"].as_str().expect("an id");
+        assert!(ids.insert(id), "{id} is there twice");
+        let open = operation["security"] == serde_json::json!([{}]);
+        assert_eq!(open, ["/v1/health", "/v1/ready"].contains(&path.as_str()), "{path}");
+        let responses = operation["responses"].as_object().expect("responses");
+        assert!(open || responses.contains_key("401"), "{path}");
+        for (status, response) in responses {
+            let told = response["$ref"].is_string()
+                || response["description"].as_str().is_some_and(|text| !text.is_empty());
+            assert!(told, "{path}: {status} has no description");
+        }
+    }
 }

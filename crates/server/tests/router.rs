@@ -59,6 +59,7 @@ impl World {
                 capacity: config.capacity,
                 output_kept_max: config.output_kept_max,
                 images: Default::default(),
+                network: Default::default(),
             },
             Arc::new(host.clone()),
         )
@@ -125,7 +126,9 @@ async fn every_described_route_exists_and_needs_a_key() {
     for (method, path) in all {
         let request = plain(method.clone(), &path).body(Body::empty()).expect("a request");
         let refused = world.send(request).await;
-        if method == Method::HEAD {
+        if ["/v1/health", "/v1/ready"].contains(&path.as_str()) {
+            assert_eq!(refused.status, StatusCode::OK, "probes have no key: {path}");
+        } else if method == Method::HEAD {
             assert_eq!(refused.status, StatusCode::UNAUTHORIZED); // Such an answer has no body to say more in.
         } else {
             refused.refused(401, "unauthorized");
@@ -143,9 +146,8 @@ async fn every_described_route_exists_and_needs_a_key() {
 async fn without_a_key_unknown_paths_and_methods_look_like_any_other() {
     let world = World::new().await;
     for (method, path) in [
-        (Method::GET, "/"),
         (Method::GET, "/v1/nothing"),
-        (Method::DELETE, "/v1/health"),
+        (Method::DELETE, "/v1/images"),
         (Method::OPTIONS, "/v1/sandboxes"),
         (Method::GET, "/v1/sandboxes/%ff"),
     ] {
@@ -293,7 +295,27 @@ async fn a_machine_that_fails_is_told_apart_from_one_that_is_full() {
     use runtime::fake::{FakeFailure, FakeStep};
     let world = World::new().await;
     let answer = world.ask(Method::POST, "/v1/sandboxes", Some(json!({"memory": "100000Gi"}))).await;
+    // No wait and no delete would help.
+    answer.refused(400, "invalid_request");
+    let message = answer.body["message"].as_str().expect("a text").to_owned();
+    assert!(
+        message.starts_with("`memory` must be at most") && message.ends_with("got 97.7 TiB"),
+        "{message}"
+    );
+    let answer = world.ask(Method::POST, "/v1/sandboxes", Some(json!({"cpu": "9999"}))).await;
+    answer.refused(400, "invalid_request");
+    let message = answer.body["message"].as_str().expect("a text").to_owned();
+    assert!(
+        message.starts_with("`cpu` must be at most") && message.contains(" processors, got 9999"),
+        "{message}"
+    );
+    // The machine may promise 800 GiB.
+    let much = || Some(json!({"memory": "500Gi"}));
+    assert_eq!(world.ask(Method::POST, "/v1/sandboxes", much()).await.status, StatusCode::CREATED);
+    let answer = world.ask(Method::POST, "/v1/sandboxes", much()).await;
     answer.refused(503, "no_capacity");
+    let message = answer.body["message"].as_str().expect("a text");
+    assert!(message.ends_with("at most 800 GiB of memory"), "{message}");
     world.host.fail(FakeStep::Process, FakeFailure::Refused, 1);
     world.ask(Method::POST, "/v1/sandboxes", Some(json!({}))).await.refused(500, "create_failed");
     // More often than the engine tries again.

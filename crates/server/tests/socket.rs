@@ -45,6 +45,7 @@ impl World {
             capacity: config.capacity,
             output_kept_max: config.output_kept_max,
             images: Default::default(),
+            network: Default::default(),
         };
         let engine =
             Engine::start(engine_config, Arc::new(FakeHost::new())).await.expect("the engine starts");
@@ -289,7 +290,7 @@ async fn http2_is_served_with_prior_knowledge() {
         (world.address.to_string(), "another-key-than-the-one-it-has", 401),
         ("evil.example".into(), KEY, 421),
     ] {
-        let request = axum::http::Request::get(format!("http://{host}/v1/health"))
+        let request = axum::http::Request::get(format!("http://{host}/v1/sandboxes"))
             .header("x-api-key", key)
             .body(axum::body::Body::empty())
             .expect("a request");

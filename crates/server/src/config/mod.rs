@@ -4,6 +4,7 @@
 //! default. Whoever holds a [`Config`] need not check again. What each setting is called, and how the file and the
 //! environment are read, is in [`crate::config::settings`].
 
+pub mod network;
 pub mod quantity;
 pub mod settings;
 
@@ -17,9 +18,11 @@ use engine::image::{BadDockerConfig, DockerConfig, ImageSettings, Mirror, Regist
 use serde::Deserialize;
 use wire::launch::{STORE_BYTES_MAX, STORE_BYTES_MIN, StoreWish};
 
+use crate::config::network::NetworkConfig;
 use crate::config::quantity::{BadQuantity, Bytes, Cpu};
 use crate::config::settings::File;
 use crate::http::origin::{Host, Origin};
+use crate::http::port_names::PortDomain;
 use crate::observe::traces::Endpoint;
 
 /// Loopback only, on a port that nothing well known uses.
@@ -52,6 +55,10 @@ pub struct Settings {
     pub data_dir: Option<PathBuf>,
     /// How clients reach this daemon, if not at the address it listens on.
     pub public_url: Option<String>,
+    /// Where ports of sandboxes are reached by host name, as `https://ports.example.com`.
+    pub ports_url: Option<String>,
+    /// Ports may be opened to everybody.
+    pub public_ports: Option<bool>,
     /// Names beside the public URL's that a `Host` header may carry.
     pub allowed_hosts: Option<Vec<String>>,
     /// Origins beside the public URL's from which browsers may call.
@@ -88,6 +95,24 @@ pub struct Settings {
     pub registry_mirrors: Option<Vec<String>>,
     /// A Docker `config.json` with credentials for registries.
     pub docker_config: Option<PathBuf>,
+    /// Whether the pulls of all owners use those credentials.
+    pub docker_config_shared: Option<bool>,
+    /// The registries that keys without admin rights may name.
+    pub image_registries_allowed: Option<Vec<String>>,
+    /// What sandboxes may reach whose request and template say nothing: `none`, `registries` or `open`.
+    pub network_default: Option<String>,
+    /// Hosts that `registries` opens beside those that are found on the machine.
+    pub network_hosts: Option<Vec<String>>,
+    /// Resolvers in place of the machine's.
+    pub network_resolvers: Option<Vec<String>>,
+    /// The proxy that connections of sandboxes go through.
+    pub network_proxy: Option<String>,
+    /// Blocks of addresses that count as public.
+    pub network_open: Option<Vec<String>>,
+    /// Blocks of addresses that stay closed.
+    pub network_closed: Option<Vec<String>>,
+    /// PEM files with roots beside the system's.
+    pub network_roots: Option<Vec<String>>,
 }
 
 /// Where a setting came from, the strongest first.
@@ -146,6 +171,10 @@ pub struct Config {
     pub data_dir: PathBuf,
     /// How clients reach this daemon, without a slash at its end.
     pub public_url: Option<PublicUrl>,
+    /// Where ports of sandboxes are reached by host name, beside `localhost`.
+    pub ports_url: Option<PortDomain>,
+    /// Ports may be opened to everybody.
+    pub public_ports: bool,
     /// Names that a `Host` header may carry, beside loopback's and the listener's own.
     pub allowed_hosts: Vec<Host>,
     /// Origins from which browsers may call.
@@ -172,6 +201,8 @@ pub struct Config {
     pub images: ImageSettings,
     /// A file of Docker's with credentials for registries.
     pub docker_config: Option<PathBuf>,
+    /// What sandboxes may reach, and how.
+    pub network: NetworkConfig,
 }
 
 /// PEM files.
@@ -249,6 +280,11 @@ impl Config {
             Some(text) => Some(PublicUrl::parse(&text).ok_or(ConfigError::PublicUrl { text })?),
             None => None,
         };
+        let ports_url = match layers.value(|s| s.ports_url.clone()) {
+            Some(text) => Some(PortDomain::parse(&text).ok_or(ConfigError::PortsUrl { text })?),
+            None => None,
+        };
+        let public_ports = layers.value(|s| s.public_ports).unwrap_or(false);
         let allowed_hosts = layers
             .value(|s| s.allowed_hosts.clone())
             .unwrap_or_default()
@@ -306,6 +342,8 @@ impl Config {
             listen,
             data_dir,
             public_url,
+            ports_url,
+            public_ports,
             allowed_hosts,
             allowed_origins,
             tls,
@@ -319,6 +357,7 @@ impl Config {
             log_json,
             images,
             docker_config,
+            network: NetworkConfig::check(layers)?,
         })
     }
 
@@ -347,7 +386,13 @@ fn registries(layers: &Layers) -> Result<RegistrySettings, ConfigError> {
         let (registry, mirror) = parsed.ok_or(ConfigError::Mirror { text })?;
         mirrors.entry(registry).or_default().push(mirror);
     }
-    Ok(RegistrySettings { insecure, mirrors, docker_config: DockerConfig::default() })
+    let allowed = layers.value(|s| s.image_registries_allowed.clone());
+    if let Some(text) = allowed.iter().flatten().find(|text| !is_registry(text)) {
+        return Err(ConfigError::AllowedRegistry { text: text.clone() });
+    }
+    let docker_config_shared = layers.value(|s| s.docker_config_shared).unwrap_or(false);
+    let docker_config = DockerConfig::default();
+    Ok(RegistrySettings { insecure, mirrors, docker_config, docker_config_shared, allowed })
 }
 
 fn quantity<T>(key: &'static str, parsed: Result<T, BadQuantity>) -> Result<T, ConfigError> {
@@ -410,6 +455,14 @@ pub enum ConfigError {
         /// As it was given.
         path: PathBuf,
     },
+    /// Not a URL with a name.
+    #[error(
+        "`ports_url` must be a URL with a name and no path, such as https://ports.example.com, got `{text}`"
+    )]
+    PortsUrl {
+        /// As it was given.
+        text: String,
+    },
     /// Only one of the two files.
     #[error("TLS needs both `tls_cert` and `tls_key`")]
     HalfTls,
@@ -419,11 +472,27 @@ pub enum ConfigError {
         /// As it was given.
         text: String,
     },
+    /// Not a registry.
+    #[error("`image_registries_allowed` holds hosts such as registry.local:5000, not `{text}`")]
+    AllowedRegistry {
+        /// As it was given.
+        text: String,
+    },
     /// Not a registry and the URL of another.
     #[error(
         "`registry_mirrors` holds a registry and a URL each, such as docker.io=https://mirror.local, not `{text}`"
     )]
     Mirror {
+        /// As it was given.
+        text: String,
+    },
+    /// A setting of networks.
+    #[error("`{key}` must be {expected}, got `{text}`")]
+    Network {
+        /// Which one.
+        key: &'static str,
+        /// What it must be.
+        expected: &'static str,
         /// As it was given.
         text: String,
     },
@@ -529,15 +598,17 @@ impl ConfigError {
             Self::Listen { .. } | Self::Insecure { .. } => Some("listen"),
             Self::RelativeDataDir { .. } => Some("data_dir"),
             Self::PublicUrl { .. } => Some("public_url"),
+            Self::PortsUrl { .. } => Some("ports_url"),
             Self::AllowedHost { .. } => Some("allowed_hosts"),
             Self::AllowedOrigin { .. } => Some("allowed_origins"),
-            Self::Quantity { key, .. } => Some(key),
+            Self::Quantity { key, .. } | Self::Network { key, .. } => Some(key),
             Self::NoConnections => Some("connections_max"),
             Self::Spares { .. } => Some("spares"),
             Self::Store { .. } => Some("store"),
             Self::StoreSize { .. } => Some("store_size"),
             Self::OtlpEndpoint { .. } => Some("otlp_endpoint"),
             Self::Registry { .. } => Some("insecure_registries"),
+            Self::AllowedRegistry { .. } => Some("image_registries_allowed"),
             Self::Mirror { .. } => Some("registry_mirrors"),
             Self::DockerConfigUnread { .. } | Self::DockerConfig { .. } => Some("docker_config"),
             Self::Read { .. }

@@ -6,7 +6,8 @@ use engine::Engine;
 use crate::config::Config;
 use crate::http::app::{App, Manners, Reach, Surface};
 use crate::http::origin::Allowed;
-use crate::{dialects, native};
+use crate::http::port_names::PortNames;
+use crate::{dialects, native, ports};
 
 /// The state that every handler shares.
 pub fn app(engine: Engine, config: &Config) -> App {
@@ -18,12 +19,18 @@ pub fn app(engine: Engine, config: &Config) -> App {
     }
     let public_origin = config.public_url.as_ref().map(|url| url.origin.to_string());
     let scheme = if config.tls.is_some() { "https" } else { "http" };
-    App::new(engine, Reach { allowed, public_origin, scheme })
+    let ports = PortNames { set: config.ports_url.clone(), public: config.public_ports };
+    App::new(engine, Reach { allowed, public_origin, scheme, ports })
 }
 
 /// All routes with all layers.
 pub fn router(app: &App) -> Router {
-    let manners =
-        Manners { refuse: dialects::refuse, needs_no_key: dialects::needs_no_key, metrics: native::METRICS };
+    let needs_no_key = |path: &str| native::needs_no_key(path) || dialects::needs_no_key(path);
+    let manners = Manners {
+        refuse: dialects::refuse,
+        needs_no_key,
+        metrics: native::METRICS,
+        serve_port: ports::by_host,
+    };
     app.router(Surface { routes: dialects::mount(native::all()), manners })
 }

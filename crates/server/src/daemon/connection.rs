@@ -67,6 +67,7 @@ pub(super) struct Connection {
     pub finish: watch::Receiver<bool>,
     pub place: Place,
     pub leave: Leave,
+    pub peer: SocketAddr,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -94,7 +95,7 @@ impl Connection {
         mut stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
         local: SocketAddr,
     ) {
-        let Self { router, mut finish, place, leave: _ } = self;
+        let Self { router, mut finish, place, leave: _, peer } = self;
         let finish = async move {
             // If the sender were gone, the daemon would be stopping too.
             let _ = finish.wait_for(|finish| *finish).await;
@@ -110,7 +111,7 @@ impl Connection {
             Err(_) => return tracing::debug!("a connection said nothing for too long"),
         };
         let stream = TokioIo::new(Begun { head, stream });
-        let arrival = Arrival { local, place };
+        let arrival = Arrival { local, peer, place };
         let done = match protocol {
             Protocol::Http1 => {
                 let connection = http1::Builder::new()
@@ -354,7 +355,8 @@ mod tests {
         // Leaked, so that it never finishes by itself.
         let finish = Box::leak(Box::new(watch::Sender::new(false))).subscribe();
         let router = Router::new().fallback(|| async { "here" });
-        let connection = Connection { router, finish, place, leave };
+        let peer = SocketAddr::from(([127, 0, 0, 1], 2));
+        let connection = Connection { router, finish, place, leave, peer };
         tokio::spawn(connection.serve(ours, SocketAddr::from(([127, 0, 0, 1], 1))));
         (client, places)
     }

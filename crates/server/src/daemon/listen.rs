@@ -78,7 +78,8 @@ impl Listener {
                 }
             };
             let (place, leave) = self.places.take(peer.ip()).await;
-            let connection = Connection { router: router.clone(), finish: open.0.subscribe(), place, leave };
+            let connection =
+                Connection { router: router.clone(), finish: open.0.subscribe(), place, leave, peer };
             let tls = self.tls.clone();
             tokio::spawn(async move {
                 let Some(local) = prepare(&tcp) else { return };

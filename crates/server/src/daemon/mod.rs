@@ -6,5 +6,6 @@ pub mod compose;
 mod connection;
 pub mod data_dir;
 pub mod listen;
+mod memory;
 pub mod private;
 pub mod serve;

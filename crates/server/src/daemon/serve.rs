@@ -8,16 +8,19 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use engine::network::presets::Where;
 use engine::{DbError, Engine, EngineConfig, EngineError, KeySecret};
 use runtime::Backend;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-use crate::config::Config;
+use crate::config::{Config, ConfigError};
 use crate::daemon::compose;
 use crate::daemon::data_dir::{DataDir, DataDirError, Listening};
 use crate::daemon::listen::{Connections, ListenError, Listener};
+use crate::daemon::memory;
 use crate::daemon::private::{Idle, LastOut, LeaseError, Leases, PrivateDir};
 use crate::http::app::App;
+use crate::observe::metrics::resident_bytes;
 
 /// How long requests and streams may take to finish when the daemon is asked to stop.
 const FINISH_MAX: Duration = Duration::from_secs(5);
@@ -37,6 +40,8 @@ pub struct Start {
     pub private: Option<PrivateDir>,
     /// How much longer such a daemon lives if its clients left nothing behind.
     pub linger: Duration,
+    /// Where the configuration of package managers is looked for.
+    pub machine: Where,
 }
 
 /// Checks for problems that would keep a daemon from starting, before another daemon is asked to end.
@@ -69,7 +74,7 @@ pub enum Ended {
 impl Daemon {
     /// Starts. When this returns, requests are accepted.
     pub async fn start(config: &Config, start: Start) -> Result<Self, ServeError> {
-        let Start { data_dir, backend, api_key, listener, private, linger } = start;
+        let Start { data_dir, backend, api_key, listener, private, linger, machine } = start;
         // First, so that a signal during a long start ends the daemon cleanly after it.
         let signals = Signals::new()?;
         let engine_config = EngineConfig {
@@ -77,6 +82,7 @@ impl Daemon {
             capacity: config.capacity,
             output_kept_max: config.output_kept_max,
             images: config.images.clone(),
+            network: config.network.settings(data_dir.installation(), &machine)?,
         };
         let engine = Engine::start(engine_config, backend).await.map_err(ServeError::Engine)?;
         set_key(&engine, &data_dir, &api_key).await?;
@@ -119,6 +125,7 @@ impl Daemon {
         };
         let ended = tokio::select! {
             () = listener.serve(compose::router(&app), &open) => unreachable!("the listener never returns"),
+            () = memory::give_back(resident_bytes) => unreachable!("memory is returned for as long as requests come"),
             name = told_to_stop => {
                 tracing::info!(signal = name, "stopping");
                 Ok(Ended::Stopped)
@@ -185,6 +192,9 @@ impl Signals {
 /// Why a daemon could not start, or did not end cleanly.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
+    /// A file that is a part of the configuration.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
     /// See the cause.
     #[error(transparent)]
     DataDir(#[from] DataDirError),
@@ -229,6 +239,7 @@ impl ServeError {
                 "start the newer program again, or put back the copy of `shoal.db` that was made before it ran",
             ),
             Self::Listen(_)
+            | Self::Config(_)
             | Self::Lease(_)
             | Self::Engine(_)
             | Self::Key(_)

@@ -8,7 +8,12 @@
 //! and nowhere else.
 
 pub mod common;
+pub mod daytona;
+pub mod e2b;
 pub mod langsmith;
+pub mod modal;
+pub mod runloop;
+pub mod systems;
 
 use axum::Router;
 use axum::response::{IntoResponse, Response};
@@ -21,10 +26,23 @@ use crate::http::error::ApiError;
 pub enum Dialect {
     /// LangSmith's sandboxes.
     Langsmith,
+    /// E2B's sandboxes.
+    E2b,
+    /// Daytona's sandboxes.
+    Daytona,
+    /// Runloop's devboxes.
+    Runloop,
+    /// Modal's sandboxes.
+    Modal,
 }
 
 /// What lives under a prefix of its own.
-const PREFIXES: &[(&str, Dialect)] = &[(langsmith::PREFIX, Dialect::Langsmith)];
+const PREFIXES: &[(&str, Dialect)] = &[
+    (langsmith::PREFIX, Dialect::Langsmith),
+    (daytona::PREFIX, Dialect::Daytona),
+    (e2b::PREFIX, Dialect::E2b),
+    (runloop::PREFIX, Dialect::Runloop),
+];
 
 /// Paths at the root, without a prefix, that foreign clients force on us.
 pub const ROOT_PATHS: &[(&str, Dialect)] = &[
@@ -32,16 +50,28 @@ pub const ROOT_PATHS: &[(&str, Dialect)] = &[
     // second.
     ("/v2/sandboxes", Dialect::Langsmith),
     ("/api/v2/sandboxes", Dialect::Langsmith),
+    // Calls of gRPC are named by their service, and its client keeps no path of the address that it is given.
+    (modal::CONTROL, Dialect::Modal),
+    (modal::COMMANDS, Dialect::Modal),
 ];
 
 /// The native routes with all dialects beside them.
 pub fn mount(native: Router<App>) -> Router<App> {
-    let mut router = native.nest(langsmith::PREFIX, langsmith::under_prefix());
+    let mut router = native
+        .nest(langsmith::PREFIX, langsmith::under_prefix())
+        .nest(daytona::PREFIX, daytona::under_prefix())
+        .nest(e2b::PREFIX, e2b::under_prefix())
+        .nest(runloop::PREFIX, runloop::under_prefix());
     for (path, dialect) in ROOT_PATHS {
         router = router.nest(
             path,
             match dialect {
                 Dialect::Langsmith => langsmith::control_plane(),
+                Dialect::E2b => e2b::under_prefix(),
+                Dialect::Daytona => daytona::under_prefix(),
+                Dialect::Runloop => runloop::under_prefix(),
+                Dialect::Modal if *path == modal::COMMANDS => modal::command_router(),
+                Dialect::Modal => modal::control_plane(),
             },
         );
     }
@@ -60,12 +90,18 @@ pub fn refuse(path: &str, error: ApiError) -> Response {
     match of(path) {
         None => error.into_response(),
         Some(Dialect::Langsmith) => langsmith::Refusal::from(error).into_response(),
+        Some(Dialect::E2b) => e2b::refuse(path, error),
+        Some(Dialect::Daytona) => daytona::Refusal::from(error).into_response(),
+        Some(Dialect::Runloop) => runloop::Refusal::from(error).into_response(),
+        Some(Dialect::Modal) => modal::refuse(error),
     }
 }
 
 /// Whether a path proves by itself that it may be read: a link that was signed here.
 pub fn needs_no_key(path: &str) -> bool {
-    path.starts_with(langsmith::LINKS)
+    [langsmith::LINKS, langsmith::SERVICES].iter().any(|prefix| path.starts_with(prefix))
+        || e2b::locate::is_agent(path)
+        || modal::locate::is_call(path)
 }
 
 #[cfg(test)]

@@ -15,8 +15,9 @@ use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
-use engine::{Engine, Key, KeyEnd};
+use engine::{Engine, EngineError, Key, KeyEnd, Resource};
 use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
 use tokio::sync::watch;
 use tracing::Instrument;
 
@@ -26,6 +27,7 @@ use crate::http::drain;
 use crate::http::error::{ApiError, Chain, Code};
 use crate::http::origin::{Allowed, Refused};
 use crate::http::places::Place;
+use crate::http::port_names::PortNames;
 use crate::observe::metrics::Metrics;
 use crate::observe::traces;
 
@@ -55,6 +57,8 @@ pub struct Reach {
     pub public_origin: Option<String>,
     /// `http` or `https`.
     pub scheme: &'static str,
+    /// How ports of sandboxes are reached by host name.
+    pub ports: PortNames,
 }
 
 /// The routes behind the layers, and what the layers must know about them.
@@ -70,10 +74,12 @@ pub struct Surface {
 pub struct Manners {
     /// An error response in the shape that belongs to a path.
     pub refuse: fn(&str, ApiError) -> Response,
-    /// Whether a path carries its own proof of access and so needs no key.
+    /// Whether a path needs no key: it carries its own proof of access, or tells everybody the same.
     pub needs_no_key: fn(&str) -> bool,
     /// The only path that a metrics key may access.
     pub metrics: &'static str,
+    /// Answers a request whose host name is that of a sandbox's port. Such a request reaches no route.
+    pub serve_port: fn(App, Request) -> BoxFuture<'static, Response>,
 }
 
 impl App {
@@ -100,7 +106,8 @@ impl App {
         let state = (self.clone(), manners);
         routes
             .layer(middleware::from_fn_with_state(state.clone(), authenticate))
-            .layer(middleware::from_fn_with_state(state, check_origin))
+            .layer(middleware::from_fn_with_state(state.clone(), check_origin))
+            .layer(middleware::from_fn_with_state(state, divert))
             .layer(middleware::from_fn(drain::read_rest))
             .layer(middleware::from_fn_with_state(self.clone(), log))
             .with_state(self.clone())
@@ -117,6 +124,16 @@ impl App {
                 format!("{}://{host}", self.shared.reach.scheme)
             }
         }
+    }
+
+    /// How ports of sandboxes are reached by host name.
+    pub fn ports(&self) -> &PortNames {
+        &self.shared.reach.ports
+    }
+
+    /// `http` or `https`, as the daemon itself speaks it.
+    pub fn scheme(&self) -> &'static str {
+        self.shared.reach.scheme
     }
 
     /// Notifies long requests and streams that the daemon is stopping.
@@ -152,6 +169,13 @@ impl App {
     /// Held by a long request or stream of a key: signals when it must end, and lets the daemon wait for the holder.
     pub fn stopping(&self, key: &Key) -> Stopping {
         Stopping { daemon: self.shared.stopping.subscribe(), key: self.engine.key_end(key) }
+    }
+}
+
+impl App {
+    /// As [`Self::stopping`], for what no key limits: only the end of the daemon is signalled.
+    pub fn daemon_stopping(&self) -> watch::Receiver<bool> {
+        self.shared.stopping.subscribe()
     }
 }
 
@@ -200,6 +224,8 @@ impl From<Halt> for ApiError {
 pub struct Arrival {
     /// The address that its connection arrived at.
     pub local: SocketAddr,
+    /// The address that its connection came from.
+    pub peer: SocketAddr,
     /// Its connection's place among those that may be open at once. A WebSocket keeps it.
     pub place: Place,
 }
@@ -222,13 +248,20 @@ pub const HEAD_BYTES_MAX: usize = 64 << 10;
 /// The longest path and query of a request: room for two paths of 4,095 bytes, each byte escaped, and some more.
 const TARGET_MAX: usize = 32 << 10;
 
+/// What requests to ports by host name are called in logs and metrics.
+const PORT_ROUTE: &str = "(port)";
+
 const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
 async fn log(State(app): State<App>, request: Request, next: Next) -> Response {
     let serial = app.shared.request_serial.fetch_add(1, Ordering::Relaxed);
     let id = format!("{:08x}-{serial:x}", app.shared.request_prefix);
     let method = request.method().clone();
-    let route = request.extensions().get::<MatchedPath>().map(|path| path.as_str().to_owned());
+    let route = match app.ports().concerns(&request) {
+        // The path belongs to a server in a sandbox, whatever route it looks like.
+        true => Some(PORT_ROUTE.to_owned()),
+        false => request.extensions().get::<MatchedPath>().map(|path| path.as_str().to_owned()),
+    };
     // The route and not the path: a path may contain a stranger's text.
     let span = tracing::info_span!(
         "request",
@@ -272,6 +305,17 @@ async fn log(State(app): State<App>, request: Request, next: Next) -> Response {
     let id = HeaderValue::from_str(&id).expect("a request id is made of digits and dashes");
     response.headers_mut().insert(X_REQUEST_ID, id);
     response
+}
+
+/// Keeps requests to ports by host name away from all routes.
+async fn divert(State((app, manners)): State<(App, Manners)>, request: Request, next: Next) -> Response {
+    if !app.ports().concerns(&request) {
+        return next.run(request).await;
+    }
+    match check_head(&request) {
+        Ok(()) => (manners.serve_port)(app, request).await,
+        Err(error) => error.into_response(),
+    }
 }
 
 async fn check_origin(
@@ -335,18 +379,22 @@ async fn authenticate(
     next: Next,
 ) -> Response {
     let key = auth::presented(request.headers()).and_then(|secret| app.engine.authenticate(secret));
+    let open = (manners.needs_no_key)(request.uri().path());
     match key {
-        Some(key) if key.metrics_only && request.uri().path() != manners.metrics => {
+        Some(key) if key.metrics_only && !open && request.uri().path() != manners.metrics => {
             (manners.refuse)(request.uri().path(), auth::metrics_only())
         }
         Some(key) => {
-            if let Some(arrival) = request.extensions().get::<Arrival>() {
-                arrival.place.keep();
+            let max = key.limits.connections;
+            let place = request.extensions().get::<Arrival>().map(|arrival| arrival.place.clone());
+            if place.is_some_and(|place| !place.keep_for(&key.id, max)) {
+                let (resource, limit) = (Resource::Connections, u64::from(max.unwrap_or(0)));
+                return (manners.refuse)(request.uri().path(), EngineError::Quota { resource, limit }.into());
             }
             request.extensions_mut().insert(key);
             next.run(request).await
         }
-        None if (manners.needs_no_key)(request.uri().path()) => next.run(request).await,
+        None if open => next.run(request).await,
         None => (manners.refuse)(request.uri().path(), auth::refused()),
     }
 }

@@ -1,4 +1,4 @@
-//! Authentication. Every route needs a key, including those that only report that the daemon is alive.
+//! Authentication. Every route needs a key, except a few that tell everybody the same (`native::needs_no_key`).
 //!
 //! A key is sent in a header, never in a URL: URLs end up in logs, histories and `Referer`s.
 

@@ -139,7 +139,20 @@ impl From<EngineError> for ApiError {
                 .hint("GET /v1/sandboxes lists the sandboxes of this key's owner"),
             CommandNotFound { .. } => say(StatusCode::NOT_FOUND, "command_not_found")
                 .hint("GET /v1/sandboxes/{sandbox}/commands lists the commands of a sandbox"),
-            SnapshotNotFound { .. } => say(StatusCode::NOT_FOUND, "snapshot_not_found"),
+            SnapshotNotFound { .. } => say(StatusCode::NOT_FOUND, "snapshot_not_found")
+                .hint("GET /v1/snapshots lists the snapshots of this key's owner"),
+            Snapshot { source, .. } => backend(&source, &message, "snapshot_failed"),
+            NotAncestor { .. } => say(StatusCode::CONFLICT, "not_an_ancestor")
+                .hint("create a sandbox from the snapshot: name it as `template`"),
+            OtherImage { .. } => say(StatusCode::CONFLICT, "other_image")
+                .hint("compare sandboxes and snapshots of one family"),
+            NoParent { .. } => say(StatusCode::CONFLICT, "no_parent")
+                .hint("GET /v1/sandboxes/{sandbox}/tree shows where a sandbox comes from"),
+            SnapshotNotReady { state, .. } => {
+                say(StatusCode::CONFLICT, "snapshot_not_ready").detail("state", state)
+            }
+            SnapshotsUnsupported { .. } => say(StatusCode::CONFLICT, "snapshots_not_supported")
+                .hint("set up a store on btrfs: see `shoal doctor`"),
             CommandExpired { .. } => say(StatusCode::GONE, "command_expired"),
             TemplateNotFound { .. } => {
                 say(StatusCode::NOT_FOUND, "template_not_found")
@@ -197,14 +210,14 @@ impl From<EngineError> for ApiError {
             }
             IdempotencyKeyReused => say(StatusCode::CONFLICT, "idempotency_key_reused")
                 .hint("use a new Idempotency-Key for a new request"),
+            WrongState { state: "paused", .. } => say(StatusCode::CONFLICT, "wrong_state")
+                .detail("state", "paused")
+                .hint("resume it with POST /v1/sandboxes/{sandbox}/resume, or leave out `resume=never`"),
             WrongState { state, .. } => say(StatusCode::CONFLICT, "wrong_state").detail("state", state),
             SandboxFailed { reason, .. } => say(StatusCode::CONFLICT, "sandbox_failed")
                 .detail("state", "failed")
                 .detail("reason", reason)
-                .hint("delete it and create another"),
-            ActionUnsupported { action } => say(StatusCode::BAD_REQUEST, "action_not_supported")
-                .detail("action", action)
-                .hint("use `delete`, or give the rule `\"accept_inactive\": true` to have it kept without effect"),
+                .hint("resume it to start again over its files, or delete it"),
             Invalid { field, .. } => {
                 say(StatusCode::BAD_REQUEST, "invalid_request").detail("field", field.word())
             }
@@ -225,6 +238,12 @@ impl From<EngineError> for ApiError {
             Create { source, .. } => backend(&source, &message, "create_failed"),
             Delete { source, .. } => backend(&source, &message, "delete_failed"),
             Pause { source, .. } => backend(&source, &message, "pause_failed"),
+            Resume { source, .. } => backend(&source, &message, "resume_failed"),
+            Network { source, .. } => backend(&source, &message, "network_failed"),
+            SandboxTooOld { .. } => say(StatusCode::CONFLICT, "sandbox_too_old").hint("create another sandbox"),
+            Policy { .. } => say(StatusCode::BAD_REQUEST, "invalid_network_policy")
+                .detail("field", "network")
+                .hint("the policy before stays in force; the order of rules is in docs/guides/network.md"),
             Store { ref source, .. } if source.is_disk_full() => disk_full(&message),
             Usage { .. } | Store { .. } | Log { .. } | Clock { .. } => say(StatusCode::INTERNAL_SERVER_ERROR, "internal")
                 .hint("see the daemon's log for the cause, under this response's x-request-id"),
@@ -243,6 +262,7 @@ impl From<EngineError> for ApiError {
             FileStrange { .. } => say(StatusCode::BAD_GATEWAY, "sandbox_strange")
                 .hint("the first process of the sandbox may be damaged: create another sandbox"),
             FileStalled => say(StatusCode::REQUEST_TIMEOUT, "download_stalled"),
+            WatchNotFound { .. } => say(StatusCode::NOT_FOUND, "watch_not_found"),
             InitTooOld { .. } => say(StatusCode::CONFLICT, "sandbox_too_old").hint("create another sandbox"),
             ImageNotFound { .. } => say(StatusCode::NOT_FOUND, "image_not_found")
                 .hint("GET /v1/images lists the images that are here; POST /v1/images/pull gets others"),
@@ -265,6 +285,22 @@ impl From<EngineError> for ApiError {
                 say(StatusCode::CONFLICT, code)
                     .hint("a daemon of its version can use it; under this one it can be deleted")
             }
+            PortClosed { port, .. } => say(StatusCode::BAD_GATEWAY, "port_closed")
+                .detail("port", port)
+                .hint("start a server on that port in the sandbox; it may listen on 127.0.0.1 only"),
+            PortStuck { port, .. } => say(StatusCode::GATEWAY_TIMEOUT, "port_stuck")
+                .detail("port", port)
+                .hint("the server may be busy or stopped; see what it does in the sandbox"),
+            PortConnect { port, .. } => say(StatusCode::BAD_GATEWAY, "port_failed").detail("port", port),
+            PortSockets { source, .. } => backend(&source, &message, "port_failed"),
+            PortConnections { limit, .. } => say(StatusCode::TOO_MANY_REQUESTS, "port_connections_max")
+                .detail("limit", limit as u64)
+                .hint("close some connections first"),
+            PortWait { port, .. } => say(StatusCode::GATEWAY_TIMEOUT, "port_closed")
+                .detail("port", port)
+                .hint("start a server on that port in the sandbox, or wait longer"),
+            LinkNotFound { .. } => say(StatusCode::NOT_FOUND, "link_not_found")
+                .hint("GET /v1/sandboxes/{sandbox}/links lists the links of a sandbox"),
             Stopping => Self::stopping(),
         };
         api.chain = Some(chain);
@@ -404,7 +440,10 @@ fn registry(error: &RegistryError, told: &str) -> ApiError {
                 "check the name and the network; a registry that speaks plain HTTP must be named in \
                 `insecure_registries` of the daemon's configuration, or with --insecure",
             ),
-        Broken { registry, .. } | Late { registry, .. } => {
+        Forbidden { registry } => say(StatusCode::FORBIDDEN, "registry_not_allowed")
+            .detail("registry", registry.as_str())
+            .hint("use a registry with a public address, or ask the operator to add it to `image_registries_allowed`"),
+        Broken { registry, .. } | Late { registry, .. } | TooSlow { registry, .. } => {
             say(StatusCode::SERVICE_UNAVAILABLE, "registry_unreachable")
                 .detail("registry", registry.as_str())
                 .hint("try again; what has arrived is kept for an hour")

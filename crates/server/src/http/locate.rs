@@ -18,6 +18,8 @@ pub enum Whose {
     InBody,
     /// A sandbox that the query or a signed link names.
     InQuery,
+    /// A sandbox that a header names.
+    InHeader,
 }
 
 /// One path of a table: its template, the methods that it covers (none: all), and how it determines the daemon.
@@ -36,6 +38,8 @@ pub enum Place<'a> {
     Body,
     /// To the daemon that the query or the link determines.
     Query,
+    /// To the daemon that a header determines.
+    Header,
 }
 
 /// Where a request goes, by a table of routes. `None` if it matches none of them.
@@ -51,18 +55,26 @@ pub fn locate<'a>(table: &[Row], method: &Method, path: &'a str) -> Option<Place
             (Whose::ByName, Some(name)) => Place::Name(name),
             (Whose::InBody, _) => Place::Body,
             (Whose::InQuery, _) => Place::Query,
+            (Whose::InHeader, _) => Place::Header,
             (Whose::Daemon | Whose::ById | Whose::ByName, _) => Place::Daemon,
         })
 }
+
+/// The last part of a template that matches any path, also none.
+const ANY_PATH: &str = "{path}";
 
 /// Whether a path matches a template, and the value of `{sandbox}`.
 fn fit<'a>(template: &str, path: &'a str) -> Option<Option<&'a str>> {
     let mut parts = path.split('/');
     let mut sandbox = None;
     for wanted in template.split('/') {
+        if wanted == ANY_PATH {
+            return Some(sandbox);
+        }
         let part = parts.next()?;
         match wanted {
             "{sandbox}" if !part.is_empty() => sandbox = Some(part),
+            wanted if wanted.starts_with("{*") && !part.is_empty() => return Some(sandbox),
             wanted if wanted.starts_with('{') && !part.is_empty() => {}
             wanted if wanted == part => {}
             _ => return None,

@@ -16,6 +16,7 @@ pub mod locate;
 pub mod origin;
 pub mod params;
 pub mod places;
+pub mod port_names;
 pub mod sse;
 pub mod text;
 pub mod upload;

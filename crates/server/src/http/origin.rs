@@ -36,6 +36,16 @@ impl Host {
         Some(Self(host))
     }
 
+    /// The name.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// Whether it is `localhost` or an address of loopback.
+    pub fn is_loopback(&self) -> bool {
+        self.0 == "localhost" || self.ip().is_some_and(|ip| ip.to_canonical().is_loopback())
+    }
+
     /// The address, if the host is one.
     fn ip(&self) -> Option<IpAddr> {
         self.0.trim_start_matches('[').trim_end_matches(']').parse().ok()

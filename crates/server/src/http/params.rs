@@ -133,7 +133,7 @@ fn shown(text: &str) -> String {
 }
 
 /// Decodes percent-encoding, and `+` as a space, as in forms.
-fn decode(text: &str) -> Option<Vec<u8>> {
+pub fn decode(text: &str) -> Option<Vec<u8>> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.bytes();
     while let Some(byte) = rest.next() {

@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 
@@ -23,6 +23,8 @@ pub struct Places(Arc<Shared>);
 struct Shared {
     free: Arc<Semaphore>,
     strangers: Mutex<Strangers>,
+    /// How many connections have shown which key first, by its id.
+    of_keys: Mutex<HashMap<String, u32>>,
 }
 
 #[derive(Debug, Default)]
@@ -42,7 +44,11 @@ struct Stranger {
 impl Places {
     /// This many places.
     pub fn new(max: usize) -> Self {
-        Self(Arc::new(Shared { free: Arc::new(Semaphore::new(max)), strangers: Mutex::default() }))
+        Self(Arc::new(Shared {
+            free: Arc::new(Semaphore::new(max)),
+            strangers: Mutex::default(),
+            of_keys: Mutex::default(),
+        }))
     }
 
     /// Takes a place for a connection from `peer` as soon as there is one, and returns it with the signal to leave.
@@ -58,7 +64,13 @@ impl Places {
         };
         let leave = Leave::default();
         let serial = self.0.strangers().add(Stranger { peer, leave: leave.clone() });
-        let seat = Seat { shared: self.0.clone(), serial, known: AtomicBool::new(false), _permit: permit };
+        let seat = Seat {
+            shared: self.0.clone(),
+            serial,
+            known: AtomicBool::new(false),
+            key: OnceLock::new(),
+            _permit: permit,
+        };
         (Place(Arc::new(seat)), leave)
     }
 
@@ -69,6 +81,14 @@ impl Places {
 }
 
 impl Shared {
+    fn of_keys(&self) -> MutexGuard<'_, HashMap<String, u32>> {
+        self.of_keys.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn open_of(&self, key: &str) -> u32 {
+        self.of_keys().get(key).copied().unwrap_or(0)
+    }
+
     fn strangers(&self) -> MutexGuard<'_, Strangers> {
         // No code panics halfway through a change while it holds this lock.
         self.strangers.lock().unwrap_or_else(PoisonError::into_inner)
@@ -124,6 +144,8 @@ struct Seat {
     shared: Arc<Shared>,
     serial: u64,
     known: AtomicBool,
+    /// The key that the connection counts for.
+    key: OnceLock<String>,
     _permit: OwnedSemaphorePermit,
 }
 
@@ -135,6 +157,27 @@ impl Place {
         }
     }
 
+    /// As [`Self::keep`], for a key of which at most `max` connections may be open. `false` if there are more; then the
+    /// connection stays a stranger.
+    pub fn keep_for(&self, key: &str, max: Option<u32>) -> bool {
+        let counts_already = self.0.key.get().is_some_and(|counted| counted == key);
+        if self.0.key.get().is_none() {
+            let mut of_keys = self.0.shared.of_keys();
+            let open = of_keys.get(key).copied().unwrap_or(0);
+            if max.is_some_and(|max| open >= max) {
+                return false;
+            }
+            // Set under the lock, so that two requests on one connection count it once.
+            if self.0.key.set(key.to_owned()).is_ok() {
+                of_keys.insert(key.to_owned(), open + 1);
+            }
+        } else if !counts_already && max.is_some_and(|max| self.0.shared.open_of(key) >= max) {
+            return false;
+        }
+        self.keep();
+        true
+    }
+
     /// Whether [`Self::keep`] was called.
     pub fn is_known(&self) -> bool {
         self.0.known.load(Ordering::Relaxed)
@@ -143,6 +186,13 @@ impl Place {
 
 impl Drop for Seat {
     fn drop(&mut self) {
+        if let Some(key) = self.key.get() {
+            let mut of_keys = self.shared.of_keys();
+            match of_keys.get_mut(key) {
+                Some(open) if *open > 1 => *open -= 1,
+                Some(_) | None => drop(of_keys.remove(key)),
+            }
+        }
         self.shared.strangers().remove(self.serial);
     }
 }
@@ -191,6 +241,22 @@ mod tests {
         drop(old);
         let (next, _) = next.await;
         assert!(!next.is_known() && known.is_known());
+    }
+
+    #[tokio::test]
+    async fn a_key_has_so_many_connections() {
+        let places = Places::new(10);
+        let (first, _) = places.take(peer(1)).await;
+        let (second, _) = places.take(peer(1)).await;
+        assert!(
+            first.keep_for("bob", Some(1)) && first.keep_for("bob", Some(1)),
+            "many requests, one connection"
+        );
+        assert!(!second.keep_for("bob", Some(1)) && !second.is_known());
+        assert!(second.keep_for("alice", Some(1)), "another key");
+        drop(first);
+        let (third, _) = places.take(peer(1)).await;
+        assert!(third.keep_for("bob", Some(1)), "the other has left");
     }
 
     #[tokio::test]

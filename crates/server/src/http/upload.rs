@@ -81,9 +81,13 @@ pub async fn pour<T>(
     take(Incoming { body: &mut body, stopping }).await
 }
 
-/// Stores a body in a new file, as far as the disk has room for it.
-pub async fn received(app: &App, key: &Key, head: &Parts, body: Body) -> Result<Upload, ApiError> {
-    let (upload, room) = app.engine.upload()?;
+/// After how many bytes the free space is read again. Other uploads and pulls use the same disk.
+const ROOM_CHECK_BYTES: u64 = 1 << 20;
+
+/// Stores a body of at most `most` bytes in a new file, as far as the disk has room for it.
+pub async fn received(app: &App, key: &Key, head: &Parts, body: Body, most: u64) -> Result<Upload, ApiError> {
+    let upload = app.engine.upload()?;
+    let room = app.engine.upload_room()?;
     let full = || {
         ApiError::new(StatusCode::INSUFFICIENT_STORAGE, "disk_full", "the archive does not fit on the disk")
             .detail("free_bytes", room)
@@ -92,6 +96,13 @@ pub async fn received(app: &App, key: &Key, head: &Parts, body: Body) -> Result<
     if announced.is_some_and(|length: u64| length > room) {
         return Err(full());
     }
+    let too_large = || {
+        let message = format!("the archive must have at most {most} bytes");
+        ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "body_too_large", message)
+    };
+    if announced.is_some_and(|length: u64| length > most) {
+        return Err(too_large());
+    }
     let failed = |error: std::io::Error| match error.kind() {
         std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded => full(),
         _ => ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", "the archive cannot be kept"),
@@ -99,11 +110,17 @@ pub async fn received(app: &App, key: &Key, head: &Parts, body: Body) -> Result<
     let mut file = tokio::fs::File::from_std(upload.file.try_clone().map_err(failed)?);
     let mut stopping = app.stopping(key);
     let poured = pour(body, &mut stopping, async |mut incoming| {
-        let mut length = 0u64;
+        let (mut length, mut checked) = (0u64, 0u64);
         while let Some(bytes) = incoming.next().await? {
             length += bytes.len() as u64;
-            if length > room {
-                return Err(full());
+            if length > most {
+                return Err(too_large());
+            }
+            if length - checked >= ROOM_CHECK_BYTES {
+                checked = length;
+                if app.engine.upload_room()? == 0 {
+                    return Err(full());
+                }
             }
             file.write_all(&bytes).await.map_err(failed)?;
         }

@@ -10,6 +10,7 @@ use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
+use engine::NetworkPolicy;
 use engine::build::{BuildInfo, BuildLog, BuildSpec, BuildState};
 use engine::image::Upload;
 use engine::template::{TemplateName, TemplateSpec};
@@ -19,6 +20,7 @@ use utoipa::IntoParams;
 use wire::{BuildId, api};
 
 use super::common::carried_on;
+use super::network::policy_of;
 use super::templates::template_spec;
 use crate::http::app::{App, Caller, Stopping};
 use crate::http::body::{Query, text_in_path};
@@ -28,6 +30,8 @@ use crate::http::upload::received;
 
 /// The header that describes the build.
 const HEADER: &str = "shoal-build";
+/// The largest context.
+const CONTEXT_BYTES_MAX: u64 = 8 << 30;
 
 /// A build's id in a path.
 pub struct BuildPath(pub BuildId);
@@ -68,7 +72,8 @@ pub async fn create(
     let (head, body) = request.into_parts();
     let wish = wish(&head.headers)?;
     let checked = build_wish(wish)?;
-    let context = received(&app, &key, &head, body).await?;
+    app.engine.check_build(&key)?;
+    let context = received(&app, &key, &head, body, CONTEXT_BYTES_MAX).await?;
     let build = carried_on(async move { app.engine.build(&key, checked.with(context)).await }).await?;
     Ok((StatusCode::ACCEPTED, Json(to_api(build))).into_response())
 }
@@ -161,19 +166,20 @@ pub struct BuildWish {
     target: Option<String>,
     arguments: BTreeMap<String, String>,
     secrets: BTreeMap<String, Vec<u8>>,
+    network: Option<NetworkPolicy>,
 }
 
 impl BuildWish {
     /// Adds the context.
     pub fn with(self, context: Upload) -> BuildSpec {
-        let Self { template, spec, dockerfile, target, arguments, secrets } = self;
-        BuildSpec { template, spec, context, dockerfile, target, arguments, secrets }
+        let Self { template, spec, dockerfile, target, arguments, secrets, network } = self;
+        BuildSpec { template, spec, context, dockerfile, target, arguments, secrets, network }
     }
 }
 
 /// `POST /v1/builds`
 pub fn build_wish(body: api::StartBuild) -> Result<BuildWish, ApiError> {
-    let api::StartBuild { template, spec, dockerfile, target, args, secrets } = body;
+    let api::StartBuild { template, spec, dockerfile, target, args, secrets, network } = body;
     if spec.image.is_some() {
         return Err(ApiError::invalid(
             "spec.image",
@@ -191,6 +197,7 @@ pub fn build_wish(body: api::StartBuild) -> Result<BuildWish, ApiError> {
         target,
         arguments: args,
         secrets: secrets.into_iter().map(secret).collect::<Result<_, _>>()?,
+        network: network.map(policy_of).transpose()?,
     })
 }
 

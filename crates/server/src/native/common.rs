@@ -4,11 +4,15 @@ use std::collections::BTreeMap;
 use std::future::Future;
 
 use axum::http::StatusCode;
-use engine::{Argv, GuestPath, GuestUser, SandboxEnv};
+use engine::{Argv, GuestPath, GuestUser, Resume, SandboxEnv};
+use serde::Deserialize;
 use tracing::Instrument;
+use utoipa::IntoParams;
+use wire::api;
 
 use crate::config::quantity::{Bytes, Cpu};
 use crate::http::error::ApiError;
+use crate::http::params::Params;
 
 /// The longest page.
 pub(super) const PAGE_MAX: u32 = 500;
@@ -66,6 +70,41 @@ pub(super) fn guest_path(cwd: Option<String>) -> Result<Option<GuestPath>, ApiEr
 /// A user of the sandbox, if given.
 pub(super) fn guest_user(user: Option<String>) -> Result<Option<GuestUser>, ApiError> {
     user.map(GuestUser::parse).transpose().map_err(|must| ApiError::must("user", must))
+}
+
+/// Whether a request resumes a paused sandbox.
+#[derive(Debug, Clone, Copy, Default, Deserialize, IntoParams)]
+#[serde(default)]
+#[into_params(parameter_in = Query)]
+pub struct ResumeParams {
+    /// `never`: fail if the sandbox is paused, instead of resuming it first.
+    #[param(inline)]
+    resume: api::ResumeWish,
+}
+
+impl ResumeParams {
+    pub(super) fn resume(self) -> Resume {
+        resume_of(self.resume)
+    }
+}
+
+pub(super) fn resume_of(wish: api::ResumeWish) -> Resume {
+    match wish {
+        api::ResumeWish::Auto => Resume::Auto,
+        api::ResumeWish::Never => Resume::Never,
+    }
+}
+
+/// The parameter `resume` of a query that is read by hand.
+pub(super) fn resume_param(params: &mut Params) -> Result<Resume, ApiError> {
+    match params.text("resume")?.as_deref() {
+        None | Some("auto") => Ok(Resume::Auto),
+        Some("never") => Ok(Resume::Never),
+        Some(other) => {
+            let given: String = other.chars().take(64).collect();
+            Err(ApiError::must("resume", format!("be `auto` or `never`, got `{given}`")))
+        }
+    }
 }
 
 /// The command of a template. An empty one means the image's.

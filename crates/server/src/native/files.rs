@@ -22,7 +22,7 @@ use wire::files::{
     Relocate, SearchLimits, WatchEvent, WriteOptions,
 };
 
-use super::common::guest_user;
+use super::common::{ResumeParams, guest_user, resume_param};
 use crate::http::app::{App, Caller, Stopping};
 use crate::http::body::{CommandJson, FoundSandbox, SandboxPath};
 use crate::http::clock::guest_time;
@@ -51,7 +51,7 @@ const SEARCH_BYTES_DEFAULT: u64 = 1 << 30;
 #[utoipa::path(get, path = "/v1/sandboxes/{sandbox}/files", tag = "files", params(
     ("sandbox" = String, Path, description = "The sandbox's id."),
     ("path" = String, Query, description = "Absolute. Bytes that are not UTF-8 are percent-encoded."),
-    ("user" = Option<String>, Query, description = "As which user of the sandbox; root if left out.")), responses(
+    ("user" = Option<String>, Query, description = "As which user of the sandbox; root if left out."), ResumeParams), responses(
     (status = 200, content_type = "application/octet-stream", body = Vec<u8>),
     (status = 206, description = "The range that was asked for.", content_type = "application/octet-stream", body = Vec<u8>),
     (status = 304, description = "It is what `If-None-Match` or `If-Modified-Since` says."),
@@ -77,7 +77,7 @@ pub async fn read(
 #[utoipa::path(head, path = "/v1/sandboxes/{sandbox}/files", tag = "files", params(
     ("sandbox" = String, Path, description = "The sandbox's id."),
     ("path" = String, Query, description = "Absolute."),
-    ("user" = Option<String>, Query, description = "As which user of the sandbox; root if left out.")), responses(
+    ("user" = Option<String>, Query, description = "As which user of the sandbox; root if left out."), ResumeParams), responses(
     (status = 200, description = "`Content-Length`, `ETag` and `Last-Modified` tell of it."),
     (status = 304, description = "As with `GET`."),
     (status = 404, description = "As with `GET`."),
@@ -103,7 +103,7 @@ pub async fn head(
     ("path" = String, Query, description = "Absolute. A link at its end is followed."),
     ("mode" = Option<String>, Query, description = "Permissions in octal; those of the file that was there if left out, else 0644."),
     ("parents" = Option<bool>, Query, description = "Whether missing directories are made; `true` if left out."),
-    ("user" = Option<String>, Query, description = "As which user of the sandbox; root if left out.")),
+    ("user" = Option<String>, Query, description = "As which user of the sandbox; root if left out."), ResumeParams),
     request_body(content = Vec<u8>, content_type = "application/octet-stream"), responses(
     (status = 200, description = "It took the place of another.", body = api::FileInfo),
     (status = 201, description = "It is new.", body = api::FileInfo),
@@ -149,7 +149,7 @@ pub async fn write(
     ("sandbox" = String, Path, description = "The sandbox's id."),
     ("path" = String, Query, description = "Absolute. A link is removed, not what it leads to."),
     ("recursive" = Option<bool>, Query, description = "A directory with everything in it; `false` if left out."),
-    ("user" = Option<String>, Query, description = "As which user of the sandbox; root if left out.")), responses(
+    ("user" = Option<String>, Query, description = "As which user of the sandbox; root if left out."), ResumeParams), responses(
     (status = 204, description = "It is gone."),
     (status = 403, body = api::ErrorBody),
     (status = 404, body = api::ErrorBody),
@@ -178,7 +178,7 @@ pub async fn remove(
     ("sandbox" = String, Path, description = "The sandbox's id."),
     ("path" = String, Query, description = "Absolute."),
     ("follow" = Option<bool>, Query, description = "Whether a link at the end is followed; `true` if left out."),
-    ("user" = Option<String>, Query, description = "As which user of the sandbox; root if left out.")), responses(
+    ("user" = Option<String>, Query, description = "As which user of the sandbox; root if left out."), ResumeParams), responses(
     (status = 200, body = api::FileInfo),
     (status = 403, body = api::ErrorBody),
     (status = 404, body = api::ErrorBody),
@@ -201,7 +201,7 @@ pub async fn stat(
     ("path" = String, Query, description = "Absolute."),
     ("limit" = Option<u32>, Query, description = "At most so many, 1 to 1000; 1000 if left out."),
     ("cursor" = Option<String>, Query, description = "`next_cursor` of the page before."),
-    ("user" = Option<String>, Query, description = "As which user of the sandbox; root if left out.")), responses(
+    ("user" = Option<String>, Query, description = "As which user of the sandbox; root if left out."), ResumeParams), responses(
     (status = 200, body = api::FileList),
     (status = 403, body = api::ErrorBody),
     (status = 404, body = api::ErrorBody),
@@ -235,7 +235,7 @@ pub async fn list(
     ("path" = String, Query, description = "Absolute."),
     ("parents" = Option<bool>, Query, description = "Makes what leads to it too, and does not mind if it exists; `true` if left out."),
     ("mode" = Option<String>, Query, description = "Permissions in octal; 0755 if left out."),
-    ("user" = Option<String>, Query, description = "As which user of the sandbox; root if left out.")), responses(
+    ("user" = Option<String>, Query, description = "As which user of the sandbox; root if left out."), ResumeParams), responses(
     (status = 204, description = "It is there."),
     (status = 403, body = api::ErrorBody),
     (status = 404, body = api::ErrorBody),
@@ -260,7 +260,7 @@ pub async fn make_directory(
     ("to" = String, Query, description = "Absolute: the new name itself."),
     ("overwrite" = Option<bool>, Query, description = "Whether a file that is there gives way; `false` if left out."),
     ("parents" = Option<bool>, Query, description = "Whether missing directories are made; `true` if left out."),
-    ("user" = Option<String>, Query, description = "As which user of the sandbox; root if left out.")), responses(
+    ("user" = Option<String>, Query, description = "As which user of the sandbox; root if left out."), ResumeParams), responses(
     (status = 204, description = "Done."),
     (status = 403, body = api::ErrorBody),
     (status = 404, body = api::ErrorBody),
@@ -285,7 +285,7 @@ pub async fn rename(
     ("recursive" = Option<bool>, Query, description = "A directory with everything in it; `false` if left out."),
     ("overwrite" = Option<bool>, Query, description = "Whether files that are there give way; `false` if left out."),
     ("parents" = Option<bool>, Query, description = "Whether missing directories are made; `true` if left out."),
-    ("user" = Option<String>, Query, description = "As which user of the sandbox; root if left out.")), responses(
+    ("user" = Option<String>, Query, description = "As which user of the sandbox; root if left out."), ResumeParams), responses(
     (status = 200, body = api::FilesMade),
     (status = 403, body = api::ErrorBody),
     (status = 404, body = api::ErrorBody),
@@ -322,7 +322,7 @@ fn relocate(params: &mut Params, recursive: bool) -> Result<Relocate, ApiError> 
 #[utoipa::path(post, path = "/v1/sandboxes/{sandbox}/files/edit", tag = "files", params(
     ("sandbox" = String, Path, description = "The sandbox's id."),
     ("path" = String, Query, description = "Absolute. A link at its end is followed."),
-    ("user" = Option<String>, Query, description = "As which user of the sandbox; root if left out.")),
+    ("user" = Option<String>, Query, description = "As which user of the sandbox; root if left out."), ResumeParams),
     request_body = api::EditFile, responses(
     (status = 200, body = api::EditedFile),
     (status = 403, body = api::ErrorBody),
@@ -362,7 +362,7 @@ pub async fn edit(
     ("hidden" = Option<bool>, Query, description = "Whether names that begin with a dot are found too; `false` if left out."),
     ("limit" = Option<u32>, Query, description = "At most so many matches, 1 to 10000; 1000 if left out."),
     ("timeout_seconds" = Option<u64>, Query, description = "At most so long, 1 to 300; 20 if left out."),
-    ("user" = Option<String>, Query, description = "As which user of the sandbox; root if left out.")), responses(
+    ("user" = Option<String>, Query, description = "As which user of the sandbox; root if left out."), ResumeParams), responses(
     (status = 200, description = "`cut` says whether a limit ended the search.", body = api::FoundFiles),
     (status = 400, description = "The pattern is none.", body = api::ErrorBody),
     (status = 404, body = api::ErrorBody),
@@ -398,7 +398,7 @@ pub async fn glob(
     ("limit" = Option<u32>, Query, description = "At most so many lines, 1 to 10000; 1000 if left out."),
     ("bytes_max" = Option<u64>, Query, description = "At most so many bytes are read; 1 GiB if left out."),
     ("timeout_seconds" = Option<u64>, Query, description = "At most so long, 1 to 300; 20 if left out."),
-    ("user" = Option<String>, Query, description = "As which user of the sandbox; root if left out.")), responses(
+    ("user" = Option<String>, Query, description = "As which user of the sandbox; root if left out."), ResumeParams), responses(
     (status = 200, description = "`cut` says whether a limit ended the search.", body = api::FoundLines),
     (status = 400, description = "The pattern is none.", body = api::ErrorBody),
     (status = 404, body = api::ErrorBody),
@@ -447,7 +447,7 @@ fn limits(params: &mut Params) -> Result<SearchLimits, ApiError> {
     ("sandbox" = String, Path, description = "The sandbox's id."),
     ("path" = String, Query, description = "Absolute."),
     ("recursive" = Option<bool>, Query, description = "Directories below it too; `false` if left out."),
-    ("user" = Option<String>, Query, description = "As which user of the sandbox; root if left out.")), responses(
+    ("user" = Option<String>, Query, description = "As which user of the sandbox; root if left out."), ResumeParams), responses(
     (status = 200, body = api::FileEvent, content_type = "text/event-stream"),
     (status = 404, body = api::ErrorBody),
 ))]
@@ -523,7 +523,7 @@ fn to_event(event: &api::FileEvent) -> Event {
 #[utoipa::path(get, path = "/v1/sandboxes/{sandbox}/files/tar", tag = "files", params(
     ("sandbox" = String, Path, description = "The sandbox's id."),
     ("path" = String, Query, description = "Absolute."),
-    ("user" = Option<String>, Query, description = "As which user of the sandbox; root if left out.")), responses(
+    ("user" = Option<String>, Query, description = "As which user of the sandbox; root if left out."), ResumeParams), responses(
     (status = 200, content_type = "application/x-tar", body = Vec<u8>),
     (status = 403, body = api::ErrorBody),
     (status = 404, body = api::ErrorBody),
@@ -550,7 +550,7 @@ pub async fn pack(
 #[utoipa::path(put, path = "/v1/sandboxes/{sandbox}/files/tar", tag = "files", params(
     ("sandbox" = String, Path, description = "The sandbox's id."),
     ("path" = String, Query, description = "Absolute."),
-    ("user" = Option<String>, Query, description = "As which user of the sandbox; root if left out.")),
+    ("user" = Option<String>, Query, description = "As which user of the sandbox; root if left out."), ResumeParams),
     request_body(content = Vec<u8>, content_type = "application/x-tar"), responses(
     (status = 200, body = api::FilesMade),
     (status = 400, description = "It is no archive, or has something in it that is refused.", body = api::ErrorBody),
@@ -582,9 +582,9 @@ pub async fn unpack(
 
 /// The files of the sandbox, as the user that the query names. Fails if the query has other parameters.
 fn files(app: &App, caller: &Caller, id: wire::SandboxId, mut params: Params) -> Result<Files, ApiError> {
-    let user = params.text("user")?;
+    let (user, resume) = (params.text("user")?, resume_param(&mut params)?);
     params.finish()?;
-    Ok(app.engine.files(&caller.0.owner, id, guest_user(user)?)?)
+    Ok(app.engine.files(&caller.0.owner, id, guest_user(user)?)?.with_resume(resume))
 }
 
 /// A file at a path.

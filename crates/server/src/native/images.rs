@@ -94,9 +94,9 @@ pub async fn import(
         Some(_) => return Err(ApiError::must("format", "be `oci`, `docker` or `rootfs`")),
     };
     let (head, body) = request.into_parts();
-    let upload = received(&app, &key, &head, body).await?;
+    let upload = received(&app, &key, &head, body, u64::MAX).await?;
     let mut stopping = app.stopping(&key);
-    let pull = app.engine.import(upload, name, format);
+    let pull = app.engine.import(&key, upload, name, format);
     if wants_events(&head.headers) {
         return Ok(progress(app, &key, pull));
     }

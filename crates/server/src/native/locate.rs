@@ -21,6 +21,19 @@ pub const ROUTES: &[Row] = &[
     ("/v1/sandboxes/{sandbox}/stats", &[], Whose::ById),
     ("/v1/sandboxes/{sandbox}/touch", &[], Whose::ById),
     ("/v1/sandboxes/{sandbox}/explain", &[], Whose::ById),
+    ("/v1/sandboxes/{sandbox}/pause", &[], Whose::ById),
+    ("/v1/sandboxes/{sandbox}/resume", &[], Whose::ById),
+    ("/v1/sandboxes/{sandbox}/network", &[], Whose::ById),
+    ("/v1/sandboxes/{sandbox}/network/rules", &[], Whose::ById),
+    ("/v1/sandboxes/{sandbox}/network/explain", &[], Whose::ById),
+    ("/v1/sandboxes/{sandbox}/network/events", &[], Whose::ById),
+    ("/v1/sandboxes/{sandbox}/snapshots", &[], Whose::ById),
+    ("/v1/sandboxes/{sandbox}/rollback", &[], Whose::ById),
+    ("/v1/sandboxes/{sandbox}/fork", &[], Whose::ById),
+    ("/v1/sandboxes/{sandbox}/tree", &[], Whose::ById),
+    ("/v1/sandboxes/{sandbox}/promote", &[], Whose::ById),
+    ("/v1/sandboxes/{sandbox}/history", &[], Whose::ById),
+    ("/v1/sandboxes/{sandbox}/undo", &[], Whose::ById),
     ("/v1/sandboxes/{sandbox}/commands", &[], Whose::ById),
     ("/v1/sandboxes/{sandbox}/commands/stream", &[], Whose::ById),
     ("/v1/sandboxes/{sandbox}/commands/{command}", &[], Whose::ById),
@@ -42,6 +55,11 @@ pub const ROUTES: &[Row] = &[
     ("/v1/sandboxes/{sandbox}/files/grep", &[], Whose::ById),
     ("/v1/sandboxes/{sandbox}/files/watch", &[], Whose::ById),
     ("/v1/sandboxes/{sandbox}/files/tar", &[], Whose::ById),
+    ("/v1/sandboxes/{sandbox}/ports", &[], Whose::ById),
+    ("/v1/sandboxes/{sandbox}/ports/{port}/{path}", &[], Whose::ById),
+    ("/v1/sandboxes/{sandbox}/tunnels/{port}", &[], Whose::ById),
+    ("/v1/sandboxes/{sandbox}/links", &[], Whose::ById),
+    ("/v1/sandboxes/{sandbox}/links/{link}", &[], Whose::ById),
     ("/v1/images", &[], Whose::Daemon),
     ("/v1/images/pull", &[], Whose::Daemon),
     ("/v1/images/import", &[], Whose::Daemon),
@@ -61,6 +79,13 @@ pub const ROUTES: &[Row] = &[
     ("/v1/builds", &[], Whose::Daemon),
     ("/v1/builds/{build}", &[], Whose::Daemon),
     ("/v1/builds/{build}/log", &[], Whose::Daemon),
+    ("/v1/network/presets", &[], Whose::Daemon),
+    ("/v1/snapshots", &[], Whose::Daemon),
+    ("/v1/snapshots/{snapshot}", &[], Whose::Daemon),
+    ("/v1/tree", &[], Whose::Daemon),
+    ("/v1/diff", &[], Whose::Daemon),
+    ("/v1/admin/sandboxes", &[], Whose::Daemon),
+    ("/v1/admin/sandboxes/{sandbox}", &[], Whose::ById),
     ("/v1/keys", &[], Whose::Daemon),
     ("/v1/keys/{key}", &[], Whose::Daemon),
 ];
@@ -94,6 +119,10 @@ mod tests {
                     false => assert!(!matches!(place, None | Some(Place::Id(_))), "{method} {path}"),
                 }
             }
+        }
+        for path in ["", "/", "/a", "/a/b/", "//a"] {
+            let path = format!("/v1/sandboxes/an-id/ports/80{path}");
+            assert_eq!(locate(&Method::PUT, &path), Some(Place::Id("an-id")), "{path}");
         }
         assert_eq!(locate(&Method::POST, "/v1/sandboxes"), Some(Place::Body));
         assert_eq!(locate(&Method::GET, "/v1/sandboxes"), Some(Place::Daemon));

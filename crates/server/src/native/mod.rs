@@ -2,6 +2,7 @@
 
 mod common;
 
+pub mod admin;
 pub mod builds;
 pub mod commands;
 pub mod events;
@@ -10,22 +11,34 @@ pub mod images;
 pub mod keys;
 pub mod locate;
 pub mod metrics;
+pub mod network;
 pub mod openapi;
 pub mod pools;
+pub mod ports;
 pub mod sandboxes;
+pub mod snapshots;
 pub mod stats;
 pub mod system;
 pub mod templates;
 pub mod volumes;
 
 use axum::Router;
-use axum::routing::{delete, get, post, put};
+use axum::routing::{any, delete, get, post, put};
 
 use crate::http::app::App;
 use crate::http::error::ApiError;
 
 /// Where the metrics are: the path that every scraper tries first.
 pub const METRICS: &str = "/metrics";
+
+/// Paths that need no key. They tell everybody the same, and nothing about owners, sandboxes or the machine; load balancers
+/// and browsers have no key.
+const OPEN: [&str; 3] = ["/", "/v1/health", "/v1/ready"];
+
+/// Whether a path needs no key.
+pub fn needs_no_key(path: &str) -> bool {
+    OPEN.contains(&path)
+}
 
 /// All routes, without the layers around them.
 pub fn all() -> Router<App> {
@@ -34,6 +47,7 @@ pub fn all() -> Router<App> {
     let under = |path: &str| format!("{COMMANDS}/{{command}}{path}");
     let file = |path: &str| format!("{FILES}/{path}");
     Router::new()
+        .route("/", get(system::welcome))
         .route("/v1/health", get(system::health))
         .route("/v1/ready", get(system::ready))
         .route("/v1/version", get(system::version))
@@ -48,6 +62,24 @@ pub fn all() -> Router<App> {
         .route("/v1/stats", get(stats::all))
         .route("/v1/sandboxes/{sandbox}/touch", post(sandboxes::touch))
         .route("/v1/sandboxes/{sandbox}/explain", get(sandboxes::explain))
+        .route("/v1/sandboxes/{sandbox}/pause", post(sandboxes::pause::pause))
+        .route("/v1/sandboxes/{sandbox}/resume", post(sandboxes::pause::resume))
+        .route("/v1/sandboxes/{sandbox}/network", get(network::get))
+        .route("/v1/sandboxes/{sandbox}/network/rules", post(network::allow))
+        .route("/v1/sandboxes/{sandbox}/network/explain", get(network::explain))
+        .route("/v1/sandboxes/{sandbox}/network/events", get(network::events))
+        .route("/v1/network/presets", get(network::presets))
+        .route("/v1/sandboxes/{sandbox}/snapshots", post(snapshots::take))
+        .route("/v1/sandboxes/{sandbox}/rollback", post(snapshots::rollback))
+        .route("/v1/sandboxes/{sandbox}/fork", post(snapshots::fork))
+        .route("/v1/sandboxes/{sandbox}/tree", get(snapshots::tree))
+        .route("/v1/sandboxes/{sandbox}/promote", post(snapshots::promote))
+        .route("/v1/sandboxes/{sandbox}/history", get(snapshots::history))
+        .route("/v1/sandboxes/{sandbox}/undo", post(snapshots::undo))
+        .route("/v1/snapshots", get(snapshots::list))
+        .route("/v1/snapshots/{snapshot}", get(snapshots::get).delete(snapshots::delete))
+        .route("/v1/tree", get(snapshots::trees))
+        .route("/v1/diff", get(snapshots::diff))
         .route(COMMANDS, get(commands::list).post(commands::run))
         .route(&format!("{COMMANDS}/stream"), get(commands::stream::start))
         .route(&under(""), get(commands::get))
@@ -69,6 +101,13 @@ pub fn all() -> Router<App> {
         .route(&file("grep"), get(files::grep))
         .route(&file("watch"), get(files::watch))
         .route(&file("tar"), get(files::pack).put(files::unpack))
+        .route("/v1/sandboxes/{sandbox}/ports", get(ports::list))
+        .route("/v1/sandboxes/{sandbox}/ports/{port}", any(ports::forward))
+        .route("/v1/sandboxes/{sandbox}/ports/{port}/", any(ports::forward))
+        .route("/v1/sandboxes/{sandbox}/ports/{port}/{*path}", any(ports::forward))
+        .route("/v1/sandboxes/{sandbox}/tunnels/{port}", get(ports::tunnel))
+        .route("/v1/sandboxes/{sandbox}/links", get(ports::links).post(ports::create_link))
+        .route("/v1/sandboxes/{sandbox}/links/{link}", delete(ports::revoke_link))
         .route("/v1/images", get(images::list))
         .route("/v1/images/pull", post(images::pull))
         .route("/v1/images/import", post(images::import))
@@ -92,6 +131,8 @@ pub fn all() -> Router<App> {
         .route("/v1/builds/{build}", get(builds::get).delete(builds::delete))
         .route("/v1/builds/{build}/log", get(builds::log))
         .route(METRICS, get(metrics::metrics))
+        .route("/v1/admin/sandboxes", get(admin::list))
+        .route("/v1/admin/sandboxes/{sandbox}", delete(admin::delete))
         .route("/v1/keys", get(keys::list).post(keys::create))
         .route("/v1/keys/{key}", delete(keys::delete))
         .fallback(async || ApiError::no_route())

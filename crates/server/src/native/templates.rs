@@ -18,6 +18,7 @@ use wire::api;
 
 use super::common::{bytes, carried_on, cpu_millis, guest_path, guest_user, sandbox_env, template_command};
 use super::images::layer_progress;
+use super::network::{policy, policy_of};
 use super::volumes::{mount, mount_spec};
 use crate::http::app::{App, Caller, Stopping};
 use crate::http::body::{self, text_in_path};
@@ -241,16 +242,30 @@ fn to_event(event: &api::TemplateEvent) -> Event {
 
 /// `POST /v1/templates`
 pub fn template_create(body: api::CreateTemplate) -> Result<(TemplateName, TemplateSpec), ApiError> {
-    let api::CreateTemplate { name, image, cpu, memory, disk, env, cwd, user, command, labels, mounts } =
-        body;
+    let api::CreateTemplate {
+        name,
+        image,
+        cpu,
+        memory,
+        disk,
+        env,
+        cwd,
+        user,
+        command,
+        labels,
+        mounts,
+        network,
+    } = body;
     let name = TemplateName::parse(&name)?;
-    let spec = api::TemplateSpec { image, cpu, memory, disk, env, cwd, user, command, labels, mounts };
+    let spec =
+        api::TemplateSpec { image, cpu, memory, disk, env, cwd, user, command, labels, mounts, network };
     Ok((name, template_spec(spec)?))
 }
 
 /// `PUT /v1/templates/{template}`
 pub fn template_spec(body: api::TemplateSpec) -> Result<TemplateSpec, ApiError> {
-    let api::TemplateSpec { image, cpu, memory, disk, env, cwd, user, command, labels, mounts } = body;
+    let api::TemplateSpec { image, cpu, memory, disk, env, cwd, user, command, labels, mounts, network } =
+        body;
     let usual = TemplateSpec::default();
     Ok(TemplateSpec {
         image: image.unwrap_or(usual.image),
@@ -263,13 +278,26 @@ pub fn template_spec(body: api::TemplateSpec) -> Result<TemplateSpec, ApiError> 
         command: template_command(command)?,
         labels: Labels::new(labels)?,
         mounts: mounts.into_iter().map(mount_spec).collect(),
+        network: network.map(policy_of).transpose()?,
     })
 }
 
 /// `PATCH /v1/templates/{template}`
 pub fn template_update(body: api::UpdateTemplate) -> Result<TemplateUpdate, ApiError> {
-    let api::UpdateTemplate { name, image, cpu, memory, disk, env, cwd, user, command, labels, mounts } =
-        body;
+    let api::UpdateTemplate {
+        name,
+        image,
+        cpu,
+        memory,
+        disk,
+        env,
+        cwd,
+        user,
+        command,
+        labels,
+        mounts,
+        network,
+    } = body;
     Ok(TemplateUpdate {
         name: name.as_deref().map(TemplateName::parse).transpose()?,
         image,
@@ -282,6 +310,7 @@ pub fn template_update(body: api::UpdateTemplate) -> Result<TemplateUpdate, ApiE
         command: command.map(template_command).transpose()?,
         labels: labels.map(Labels::new).transpose()?,
         mounts: mounts.map(|mounts| mounts.into_iter().map(mount_spec).collect()),
+        network: network.map(|network| network.map(policy_of).transpose()).transpose()?,
     })
 }
 
@@ -316,6 +345,7 @@ pub fn to_api(template: Template) -> api::Template {
         command: spec.command.map(Argv::into_words).unwrap_or_default(),
         labels: spec.labels.pairs().clone(),
         mounts: spec.mounts.into_iter().map(mount).collect(),
+        network: spec.network.as_ref().map(policy),
         sandboxes: template.sandboxes as u64,
         built_in: built,
         created_at: (!built).then(|| rfc3339(template.created_at)),

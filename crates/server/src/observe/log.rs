@@ -12,6 +12,8 @@ use crate::observe::traces::Traces;
 
 /// What is logged when nobody says otherwise.
 pub const FILTER_DEFAULT: &str = "info";
+/// What is logged to a person by default: trouble, and how much disk the daemon has taken.
+pub const FILTER_QUIET: &str = "warn,shoal_runtime::ns::link=info";
 
 /// How logs are written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -249,6 +249,13 @@ impl Collector for ProcessFigures {
     }
 }
 
+/// Resident memory of this process, from proc_pid_statm(5).
+pub fn resident_bytes() -> Option<u64> {
+    let statm = std::fs::read_to_string("/proc/self/statm").ok()?;
+    let pages: u64 = statm.split_whitespace().nth(1)?.parse().ok()?;
+    Some(pages * rustix::param::page_size() as u64)
+}
+
 /// What the kernel says of this process.
 struct Own {
     cpu_seconds: f64,

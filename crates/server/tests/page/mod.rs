@@ -8,11 +8,12 @@ use std::fmt::Write;
 use serde_json::{Map, Value};
 
 /// The subjects, in the order in which people need them.
-const SUBJECTS: [(&str, &str); 7] = [
+const SUBJECTS: [(&str, &str); 8] = [
     ("sandboxes", "Sandboxes"),
     ("commands", "Commands"),
     ("files", "Files"),
     ("images", "Images"),
+    ("ports", "Ports"),
     ("stats", "Stats and metrics"),
     ("keys", "Keys"),
     ("system", "The daemon"),
@@ -58,8 +59,9 @@ const HEAD: &str = "\
 Every route and every type of the native API.
 This page is written from the description that the daemon serves at `/v1/openapi.json` ([openapi.json](openapi.json)).
 
-Every route needs an api key, as `Authorization: Bearer …` or `X-Api-Key: …`.
+Every route needs an api key, as `Authorization: Bearer …` or `X-Api-Key: …`, except `/v1/health` and `/v1/ready`.
 Every failure answers with an [ErrorBody](#errorbody), whose codes are in [errors.md](errors.md).
+Failures that many routes share are in openapi.json and not repeated here: 400, 401, 403, 404, 408, 413, 414, 415, 421, 431, 500 and 503.
 Times are RFC 3339 in UTC, and numbers carry their unit in their name.
 Unknown fields and parameters are refused.
 ";
@@ -121,6 +123,10 @@ impl Route<'_> {
     fn write_answers(&self, page: &mut String) {
         page.push_str("\n| status | answer | when |\n| --- | --- | --- |\n");
         for (status, answer) in self.operation["responses"].as_object().expect("there are answers") {
+            if answer["$ref"].is_string() {
+                // Shared by many routes, and told at the top.
+                continue;
+            }
             let when = cell(answer["description"].as_str().unwrap_or(""));
             let _ = writeln!(page, "| {status} | {} | {when} |", content(&answer["content"]));
         }
@@ -143,7 +149,14 @@ fn write_type(page: &mut String, name: &str, schema: &Value) {
     if let Some(text) = schema["description"].as_str() {
         let _ = writeln!(page, "{}", prose(text));
     }
-    if let Some(variants) = schema["oneOf"].as_array() {
+    let variants = schema["oneOf"].as_array();
+    if let Some(types) = variants.filter(|variants| variants.iter().all(|one| one["$ref"].is_string())) {
+        // A choice between types of their own.
+        page.push('\n');
+        for choice in types {
+            let _ = writeln!(page, "- {}: {}", kind(choice), choice["description"].as_str().unwrap_or(""));
+        }
+    } else if let Some(variants) = variants {
         page.push_str("\n| `type` | means | fields |\n| --- | --- | --- |\n");
         for variant in variants {
             write_variant(page, variant);

@@ -9,8 +9,8 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use engine::snapshot::SnapshotState;
 use engine::{
-    EngineError, Field, Key, LabelChanges, Labels, ListQuery, NoteChanges, Sandbox, SandboxEnv, SandboxName,
-    SandboxSpec, SandboxUpdate, Selector, TemplateName, Wait,
+    EngineError, Field, Kept, Key, LabelChanges, Labels, ListQuery, NoteChanges, PauseSpec, Sandbox,
+    SandboxEnv, SandboxName, SandboxSpec, SandboxUpdate, Selector, TemplateName, Wait,
 };
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -31,6 +31,10 @@ use crate::http::params::Params;
 const WAIT_SECONDS_DEFAULT: f64 = 30.0;
 /// And at most: longer than any image should take to arrive.
 const WAIT_SECONDS_MAX: f64 = 3600.0;
+/// How long processes may take to end at a stop.
+const STOP_GRACE: Duration = Duration::from_secs(5);
+/// How long a stop or a start may take before it is answered: less than the ten seconds that clients wait.
+const ANSWER_MAX: Duration = Duration::from_secs(8);
 /// What the vendor calls what sandboxes are made from when nobody says.
 const DEFAULT_SNAPSHOT: &str = "system/default";
 /// Thousandths in a processor.
@@ -204,7 +208,7 @@ async fn spec(app: &App, key: &Key, body: Create) -> Result<SandboxSpec, Refusal
     let mut env = notes.run_config.env_vars.clone().unwrap_or_default();
     env.extend(env_vars.unwrap_or_default());
     Ok(SandboxSpec {
-        name: name.as_deref().map(SandboxName::parse).transpose()?,
+        name: name.as_deref().map(SandboxName::of_dialect).transpose()?,
         template,
         env: SandboxEnv::new(env).map_err(|must| must.of(Field::Env))?,
         cpu_millis: cpu(vcpus, cpu_millicores)?,
@@ -395,15 +399,17 @@ pub async fn update(
     notes.access_delegation = body.access_delegation.or(notes.access_delegation);
     notes.fs_capacity_bytes = body.fs_capacity_bytes.or(notes.fs_capacity_bytes);
     let update = SandboxUpdate {
+        history: None,
         name: body
             .name
             .as_deref()
             .filter(|name| *name != sandbox.name.as_str())
-            .map(SandboxName::parse)
+            .map(SandboxName::of_dialect)
             .transpose()?,
         labels: LabelChanges::new(body.labels.unwrap_or_default())?,
         notes: if notes == before { NoteChanges::default() } else { NoteChanges::set(NOTES, notes.text()) },
         lifetime,
+        network: None,
     };
     let sandbox = app.engine.update(&key.owner, sandbox.id, update).await?;
     Ok(Json(show(&app, &key, &sandbox, &headers)))
@@ -415,21 +421,50 @@ pub async fn delete(State(app): State<App>, Meant { key, sandbox }: Meant) -> Re
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// Has a stopped sandbox run again. One that runs stays as it is.
+/// Has a stopped sandbox run again, or one that has failed. One that runs stays as it is. Clients wait ten seconds for the answer, and
+/// then ask for its status.
 pub async fn start(
     State(app): State<App>,
     headers: HeaderMap,
     Meant { key, sandbox }: Meant,
 ) -> Result<Response, Refusal> {
-    if sandbox.state != engine::State::Running && sandbox.state != engine::State::Creating {
-        return Err(Refusal::unsupported(
-            "this server cannot start a sandbox that does not run: create another",
-        ));
-    }
+    let sandbox = match sandbox.state {
+        engine::State::Creating => sandbox,
+        _ => {
+            let (app, key) = (app.clone(), key.clone());
+            promptly(async move { app.engine.resume(&key, sandbox.id).await }, sandbox).await?
+        }
+    };
     Ok((StatusCode::ACCEPTED, Json(show(&app, &key, &sandbox, &headers))).into_response())
 }
 
-/// Stops a sandbox and keeps its files, once sandboxes can be stopped.
-pub async fn stop(_: Meant) -> Refusal {
-    Refusal::unsupported("this server cannot stop a sandbox yet; delete it when it is not needed any more")
+/// Stops a sandbox and keeps its files; its memory too where that was asked for when it was made.
+pub async fn stop(
+    State(app): State<App>,
+    headers: HeaderMap,
+    Meant { key, sandbox }: Meant,
+) -> Result<Json<Value>, Refusal> {
+    let kept = match Notes::of(&sandbox).preserve_memory_on_stop {
+        Some(true) => Kept::Frozen,
+        Some(false) | None => Kept::Dropped,
+    };
+    let spec = PauseSpec { kept, grace: STOP_GRACE };
+    let sandbox = {
+        let (app, owner) = (app.clone(), key.owner.clone());
+        promptly(async move { app.engine.pause(&owner, sandbox.id, spec).await }, sandbox).await?
+    };
+    Ok(Json(show(&app, &key, &sandbox, &headers)))
+}
+
+/// Waits for `work` for as long as clients wait for an answer, and lets it go on after that. `sandbox` is the answer then.
+async fn promptly(
+    work: impl Future<Output = Result<Sandbox, EngineError>> + Send + 'static,
+    sandbox: Sandbox,
+) -> Result<Sandbox, Refusal> {
+    let working = tokio::spawn(work.in_current_span());
+    match tokio::time::timeout(ANSWER_MAX, working).await {
+        Ok(Ok(done)) => Ok(done?),
+        Ok(Err(_)) => Err(Refusal::bug()),
+        Err(_) => Ok(sandbox),
+    }
 }

@@ -192,7 +192,6 @@ impl Refusal {
             E::DiskLimitsUnsupported => {
                 say(StatusCode::UNPROCESSABLE_ENTITY, "ValidationError").field("fs_capacity_bytes")
             }
-            E::ActionUnsupported { .. } => say(StatusCode::UNPROCESSABLE_ENTITY, "ValidationError"),
             E::Invalid { field, .. } => {
                 say(StatusCode::UNPROCESSABLE_ENTITY, "ValidationError").field(field.word())
             }
@@ -207,7 +206,7 @@ impl Refusal {
             E::Create { source, .. } if error.class() != ErrorClass::Full => {
                 Self::new(StatusCode::UNPROCESSABLE_ENTITY, "CrashLoop", format!("{message}: {source}"))
             }
-            E::Delete { .. } | E::Pause { .. } | E::Usage { .. } => {
+            E::Delete { .. } | E::Pause { .. } | E::Resume { .. } | E::Usage { .. } => {
                 say(StatusCode::INTERNAL_SERVER_ERROR, "InternalError")
             }
             E::Unresponsive { .. } => say(StatusCode::BAD_GATEWAY, "ConnectionError"),

@@ -12,9 +12,9 @@ use serde_json::{Value, json};
 use wire::files::{Condition, FileStat, Grep, SearchLimits, WriteOptions};
 
 use super::error::{Doing, Refusal};
-use super::form::{Form, FormError};
 use super::json::Notes;
 use super::read::{DataBody, Target};
+use crate::dialects::common::form::{Form, FormError};
 use crate::http::app::{App, Stopping};
 use crate::http::clock::guest_time;
 use crate::http::download::{self, Unsent};

@@ -227,7 +227,7 @@ pub fn sandbox(sandbox: &Sandbox, snapshot: Option<String>, origin: &str) -> Val
         "snapshot_id": snapshot,
         "idle_ttl_seconds": lengths.idle,
         "delete_after_stop_seconds": lengths.delete_after_stop,
-        "stopped_at": null,
+        "stopped_at": sandbox.paused_at.map(rfc3339),
         "ttl_seconds": ttl,
         "expires_at": expires_at,
         "vcpus": sandbox.limits.cpu_millis.div_ceil(1000),

@@ -20,6 +20,9 @@ const PREFIXED: &[Row] = &[
     ("/dp/{sandbox}/execute/stream/resume", &[], Whose::ById),
 ];
 
+/// Requests to services, which match any path.
+const SERVICES: &[Row] = &[("/svc/{sandbox}/{port}/{path}", &[], Whose::ById)];
+
 /// Every route of the control plane, below a base.
 const CONTROL: &[Row] = &[
     ("/boxes", &[Method::GET], Whose::Daemon),
@@ -51,6 +54,7 @@ pub fn locate<'a>(method: &Method, path: &'a str) -> Option<Place<'a>> {
     let control = |base: &str, path: &'a str| locate::locate(CONTROL, method, path.strip_prefix(base)?);
     if let Some(path) = path.strip_prefix(PREFIX) {
         let prefixed = locate::locate(PREFIXED, method, path);
+        let prefixed = prefixed.or_else(|| locate::locate(SERVICES, method, path));
         return prefixed.or_else(|| BASES.iter().find_map(|base| control(base, path)));
     }
     ROOT_PATHS.iter().find_map(|(base, _)| control(base, path))
@@ -93,6 +97,7 @@ mod tests {
             assert_eq!(locate(&Method::GET, &format!("{base}/pools/a")), Some(Place::Daemon));
         }
         assert_eq!(locate(&Method::POST, "/langsmith/dp/an-id/execute"), Some(Place::Id("an-id")));
+        assert_eq!(locate(&Method::GET, "/langsmith/svc/an-id/80/a/b"), Some(Place::Id("an-id")));
         assert_eq!(locate(&Method::GET, "/langsmith/dl/token"), Some(Place::Query));
         assert_eq!(locate(&Method::GET, "/v1/sandboxes"), None);
     }

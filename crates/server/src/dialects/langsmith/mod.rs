@@ -4,6 +4,7 @@
 //! {base}/boxes, /templates, /snapshots, ...      the control plane; `base` is one of BASES
 //! /langsmith/dp/{sandbox}/...                     the data plane: the `dataplane_url` of a sandbox
 //! /langsmith/dl/{token}                           a signed link to one file
+//! /langsmith/svc/{sandbox}/{port}/...             a service: requests to a port, with a token
 //! ```
 //!
 //! Older clients (0.6.5 to 0.7.33) have templates, volumes and pools, newer ones (from 0.7.32 on) snapshots; both are served side by
@@ -14,15 +15,16 @@ mod boxes;
 mod error;
 mod exec;
 mod files;
-mod form;
 mod json;
 mod links;
 pub mod locate;
 mod pools;
 mod read;
+mod services;
 mod snapshots;
 mod sse;
 mod templates;
+mod tunnel;
 mod unsupported;
 mod volumes;
 
@@ -41,6 +43,8 @@ use crate::http::app::App;
 pub const PREFIX: &str = "/langsmith";
 /// Links that carry their own proof.
 pub const LINKS: &str = "/langsmith/dl/";
+/// Services below the API, which carry a token.
+pub const SERVICES: &str = "/langsmith/svc/";
 /// Below the prefix: what clients of various versions make of an endpoint.
 const BASES: &[&str] = &["/v2/sandboxes", "/api/v2/sandboxes", "/api/v1/v2/sandboxes"];
 /// The key of this dialect's notes.
@@ -50,6 +54,8 @@ const NOTES: &str = "langsmith";
 pub fn under_prefix() -> Router<App> {
     let mut router = Router::new()
         .nest("/dp/{sandbox}", data_plane())
+        // Any path and any method: what is there is for a server in the sandbox to say.
+        .nest("/svc/{sandbox}/{port}", Router::new().fallback(services::forward))
         .route("/dl/{name}", get(links::follow).head(links::follow));
     for base in BASES {
         router = router.nest(base, control_plane());
@@ -67,8 +73,8 @@ pub fn control_plane() -> Router<App> {
         .route("/boxes/{sandbox}/stop", post(boxes::stop))
         .route("/boxes/{sandbox}/snapshot", post(snapshots::capture))
         .route("/boxes/{sandbox}/download-url", post(links::create))
-        .route("/boxes/{sandbox}/service-url", post(unsupported::service))
-        .route("/boxes/{sandbox}/service-urls", get(unsupported::services).delete(unsupported::service))
+        .route("/boxes/{sandbox}/service-url", post(services::create))
+        .route("/boxes/{sandbox}/service-urls", get(services::list).delete(services::delete))
         .route("/snapshots", get(snapshots::list).post(snapshots::create))
         .route("/snapshots/{name}", get(snapshots::get).delete(snapshots::delete))
         .route("/snapshots-by-name/{name}", get(snapshots::tags))
@@ -107,7 +113,7 @@ fn data_plane() -> Router<App> {
         .route("/glob", post(files::glob))
         .route("/grep", post(files::grep))
         .route("/execute", post(exec::execute))
-        .route("/tunnel", get(unsupported::tunnel))
+        .route("/tunnel", get(tunnel::tunnel))
         .route("/execute/ws", get(exec::socket))
         .route("/execute/stream/start", post(sse::begin))
         .route("/execute/stream/resume", post(sse::resume))

@@ -7,7 +7,7 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use engine::snapshot::{LATEST, Snapshot, SnapshotSpec, SnapshotState};
 use engine::template::{Preparation, TemplateSpec};
-use engine::{EngineError, Field, Sandbox, SandboxEnv};
+use engine::{EngineError, Field, Labels, Sandbox, SandboxEnv};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -93,7 +93,10 @@ pub async fn create(
         None => own_tag(&image).into_iter().chain([LATEST.to_owned()]).collect(),
     };
     let template = with_run_config(TemplateSpec { image, ..TemplateSpec::default() }, run)?;
-    let made = app.engine.create_snapshot(&key, SnapshotSpec { name, tags, template, note }).await;
+    let made = app
+        .engine
+        .create_snapshot(&key, SnapshotSpec { name, tags, template, note, labels: Labels::default() })
+        .await;
     let snapshot = made.map_err(|error| Refusal::from(error).renamed("image", "docker_image"))?;
     Ok((StatusCode::CREATED, Json(show(&snapshot))))
 }
@@ -136,7 +139,7 @@ pub async fn capture(
     let note = body.note(&run)?;
     let tags = vec![body.tag.clone().unwrap_or_else(|| LATEST.to_owned())];
     let template = with_run_config(spec_of(&app, &key.owner, &sandbox), run)?;
-    let spec = SnapshotSpec { name, tags, template, note };
+    let spec = SnapshotSpec { name, tags, template, note, labels: Labels::default() };
     let snapshot = app.engine.capture_snapshot(&key, sandbox.id, spec).await?;
     Ok((StatusCode::CREATED, Json(show(&snapshot))))
 }

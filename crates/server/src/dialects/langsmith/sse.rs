@@ -25,6 +25,7 @@ use wire::guest::Stream;
 use super::error::{Doing, Refusal};
 use super::exec::{Execute, Verdict, start};
 use super::read::{DataBody, Target};
+use crate::dialects::common::ascii::ascii;
 use crate::http::app::{App, Halt, Stopping};
 use crate::http::sse::HEARTBEAT;
 
@@ -189,32 +190,4 @@ fn told(halt: Halt) -> Value {
 
 fn event(name: &str, data: &Value) -> Event {
     Event::default().event(name).data(ascii(&data.to_string()))
-}
-
-/// JSON in ASCII: clients split lines at whatever Unicode calls the end of one.
-fn ascii(json: &str) -> String {
-    let mut text = String::with_capacity(json.len());
-    for character in json.chars() {
-        if character.is_ascii() {
-            text.push(character);
-        } else {
-            for unit in character.encode_utf16(&mut [0; 2]) {
-                text.push_str(&format!("\\u{unit:04x}"));
-            }
-        }
-    }
-    text
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn events_hold_nothing_that_ends_a_line() {
-        let data = json!({"error": "a\u{2028}b\u{85}🐟\n"});
-        let text = ascii(&data.to_string());
-        assert!(text.is_ascii() && !text.contains('\n'), "{text}");
-        assert_eq!(serde_json::from_str::<Value>(&text).expect("it is JSON"), data);
-    }
 }

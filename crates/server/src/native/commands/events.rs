@@ -11,7 +11,7 @@ use serde::Deserialize;
 use utoipa::IntoParams;
 use wire::api;
 
-use super::{output_event, output_stream, to_api};
+use super::{add_attempts, output_event, output_stream, to_api};
 use crate::http::app::{App, Caller, Stopping};
 use crate::http::body::{CommandPath, Query};
 use crate::http::error::ApiError;
@@ -47,7 +47,7 @@ pub async fn events(
     let command = app.engine.command(&key.owner, sandbox, &command).await?;
     let from = Offsets { stdout: params.stdout_offset, stderr: params.stderr_offset };
     let output = command.attach(from);
-    let watcher = Watcher { command, output, stopping: app.stopping(&key), greeted: false };
+    let watcher = Watcher { command, output, stopping: app.stopping(&key), greeted: None };
     let events = stream::unfold(watcher, async |mut watcher| {
         let event = watcher.next().await?;
         Some((Ok(to_event(&event)), watcher))
@@ -59,14 +59,16 @@ struct Watcher {
     command: CommandRef,
     output: Output,
     stopping: Stopping,
-    greeted: bool,
+    /// What the first event said. The output reports the start even if that was long ago.
+    greeted: Option<api::CommandState>,
 }
 
 impl Watcher {
     async fn next(&mut self) -> Option<api::CommandEvent> {
-        if !self.greeted {
-            self.greeted = true;
-            return Some(self.now());
+        if self.greeted.is_none() {
+            let command = to_api(self.command.now());
+            self.greeted = Some(command.state);
+            return Some(api::CommandEvent::Command(Box::new(command)));
         }
         loop {
             let event = tokio::select! {
@@ -74,20 +76,23 @@ impl Watcher {
                 _ = self.stopping.wait() => return None,
             };
             return Some(match event {
-                OutputEvent::Started { .. } => self.now(),
+                OutputEvent::Started { .. } if self.greeted != Some(api::CommandState::Starting) => continue,
+                OutputEvent::Started { .. } => {
+                    api::CommandEvent::Command(Box::new(to_api(self.command.now())))
+                }
                 OutputEvent::Bytes { stream, offset, bytes } => output_event(stream, offset, bytes.into()),
                 OutputEvent::Lost { stream, from, to } => {
                     api::CommandEvent::Lost { stream: output_stream(stream), from, to }
                 }
                 OutputEvent::StdinAck { .. } => continue,
                 OutputEvent::Stalled => return None,
-                OutputEvent::Ended(command) => api::CommandEvent::Ended(Box::new(to_api(*command))),
+                OutputEvent::Ended(command) => {
+                    let mut ended = to_api(*command);
+                    add_attempts(&mut ended, &self.command).await;
+                    api::CommandEvent::Ended(Box::new(ended))
+                }
             });
         }
-    }
-
-    fn now(&self) -> api::CommandEvent {
-        api::CommandEvent::Command(Box::new(to_api(self.command.now())))
     }
 }
 

@@ -11,7 +11,8 @@ use axum::http::StatusCode;
 use axum::http::request::Parts;
 use axum::response::{IntoResponse, Response};
 use engine::{
-    Attendance, Command, CommandEnv, CommandSpec, CommandState, Gathered, Outcome, Program, Script, Span,
+    Attendance, Command, CommandEnv, CommandSpec, CommandState, Gathered, Outcome, Program, Resume, Script,
+    Span,
 };
 use engine::{CommandQuery, CommandRef, Signal};
 use serde::Deserialize;
@@ -19,7 +20,7 @@ use utoipa::IntoParams;
 use wire::api;
 use wire::guest::{self, ExitStatus, StartError, Stream, TerminalSize};
 
-use super::common::{carried_on, check_limit, guest_path, guest_user};
+use super::common::{ResumeParams, carried_on, check_limit, guest_path, guest_user};
 use crate::http::app::{App, Caller};
 use crate::http::body::{self, CommandJson, CommandPath, FoundSandbox, Query, Raw, SandboxPath};
 use crate::http::clock::rfc3339;
@@ -39,7 +40,7 @@ const REQUEST_SHOWN_MAX: usize = 4096;
 
 /// Runs a command. If the caller goes away, the command goes on and can be found by its id.
 #[utoipa::path(post, path = "/v1/sandboxes/{sandbox}/commands", tag = "commands", request_body = api::RunCommand,
-    params(("sandbox" = String, Path, description = "The sandbox's id.")), responses(
+    params(("sandbox" = String, Path, description = "The sandbox's id."), ResumeParams), responses(
     (status = 200, description = "It is over. At most 1 MiB of each stream is in the answer.", body = api::FinishedCommand),
     (status = 202, description = "With `wait: false`: it was started.", body = api::Command),
     (status = 400, body = api::ErrorBody),
@@ -52,11 +53,12 @@ pub async fn run(
     State(app): State<App>,
     Caller(key): Caller,
     FoundSandbox(id): FoundSandbox,
+    Query(resuming): Query<ResumeParams>,
     CommandJson(body): CommandJson<api::RunCommand>,
 ) -> Result<Response, ApiError> {
     let mut stopping = app.stopping(&key);
     let wait = body.wait.unwrap_or(true);
-    let spec = command_spec(body)?;
+    let spec = CommandSpec { resume: resuming.resume(), ..command_spec(body)? };
     let command = carried_on(async move { app.engine.run(&key.owner, id, spec).await }).await?;
     if !wait {
         return Ok((StatusCode::ACCEPTED, Json(to_api(command.now()))).into_response());
@@ -64,7 +66,9 @@ pub async fn run(
     tokio::select! {
         ended = command.ended() => {
             let output = command.output(ANSWER_OUTPUT_MAX).await?;
-            Ok(Json(finished(ended, output)).into_response())
+            let mut finished = finished(ended, output);
+            add_attempts(&mut finished.command, &command).await;
+            Ok(Json(finished).into_response())
         }
         halt = stopping.wait() => Err(ApiError::from(halt).detail("command_id", command.now().id.as_str())),
     }
@@ -121,6 +125,11 @@ pub async fn get(
 pub struct StdinParams {
     /// The offset in stdin at which the bytes begin, so that a repeated request writes once. Left out: at the end.
     offset: Option<u64>,
+    /// `never`: fail if the sandbox is paused, instead of resuming it first.
+    #[serde(default)]
+    #[param(inline)]
+    #[allow(dead_code)] // `FoundCommand` reads it.
+    resume: api::ResumeWish,
 }
 
 /// Writes to a command's stdin: the body as it is, at most 1 MiB. Answers when the command's window has taken it.
@@ -149,17 +158,12 @@ pub async fn write_stdin(
 /// Ends a command's stdin, after what was written before.
 #[utoipa::path(post, path = "/v1/sandboxes/{sandbox}/commands/{command}/stdin/end", tag = "commands", params(
     ("sandbox" = String, Path, description = "The sandbox's id."),
-    ("command" = String, Path, description = "The command's id.")), responses(
+    ("command" = String, Path, description = "The command's id."), ResumeParams), responses(
     (status = 204, description = "Done."),
     (status = 404, body = api::ErrorBody),
     (status = 409, body = api::ErrorBody),
 ))]
-pub async fn end_stdin(
-    State(app): State<App>,
-    caller: Caller,
-    path: CommandPath,
-) -> Result<StatusCode, ApiError> {
-    let command = find(&app, &caller, &path).await?;
+pub async fn end_stdin(FoundCommand(command): FoundCommand) -> Result<StatusCode, ApiError> {
     carried_on(async move { command.end_stdin().await }).await?;
     Ok(StatusCode::NO_CONTENT)
 }
@@ -168,7 +172,7 @@ pub async fn end_stdin(
 #[utoipa::path(post, path = "/v1/sandboxes/{sandbox}/commands/{command}/signal", tag = "commands",
     request_body = api::SignalCommand, params(
     ("sandbox" = String, Path, description = "The sandbox's id."),
-    ("command" = String, Path, description = "The command's id.")), responses(
+    ("command" = String, Path, description = "The command's id."), ResumeParams), responses(
     (status = 204, description = "Sent."),
     (status = 400, body = api::ErrorBody),
     (status = 404, body = api::ErrorBody),
@@ -186,13 +190,12 @@ pub async fn signal(
 /// Ends a command's whole tree of processes at once.
 #[utoipa::path(post, path = "/v1/sandboxes/{sandbox}/commands/{command}/kill", tag = "commands", params(
     ("sandbox" = String, Path, description = "The sandbox's id."),
-    ("command" = String, Path, description = "The command's id.")), responses(
+    ("command" = String, Path, description = "The command's id."), ResumeParams), responses(
     (status = 204, description = "Asked for; the command's result says when it is over."),
     (status = 404, body = api::ErrorBody),
     (status = 409, description = "The command is over.", body = api::ErrorBody),
 ))]
-pub async fn kill(State(app): State<App>, caller: Caller, path: CommandPath) -> Result<StatusCode, ApiError> {
-    let command = find(&app, &caller, &path).await?;
+pub async fn kill(FoundCommand(command): FoundCommand) -> Result<StatusCode, ApiError> {
     carried_on(async move { command.kill().await }).await?;
     Ok(StatusCode::NO_CONTENT)
 }
@@ -201,7 +204,7 @@ pub async fn kill(State(app): State<App>, caller: Caller, path: CommandPath) -> 
 #[utoipa::path(post, path = "/v1/sandboxes/{sandbox}/commands/{command}/resize", tag = "commands",
     request_body = api::TerminalSize, params(
     ("sandbox" = String, Path, description = "The sandbox's id."),
-    ("command" = String, Path, description = "The command's id.")), responses(
+    ("command" = String, Path, description = "The command's id."), ResumeParams), responses(
     (status = 204, description = "Done."),
     (status = 400, body = api::ErrorBody),
     (status = 404, body = api::ErrorBody),
@@ -216,7 +219,7 @@ pub async fn resize(
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// The command that a path names: for routes with a body, so that the body is not read if there is no such command.
+/// The command that a path names, for routes that act on it. Found before a body is read.
 pub struct FoundCommand(CommandRef);
 
 impl FromRequestParts<App> for FoundCommand {
@@ -225,7 +228,8 @@ impl FromRequestParts<App> for FoundCommand {
     async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, ApiError> {
         let caller = Caller::from_request_parts(parts, app).await?;
         let path = CommandPath::from_request_parts(parts, app).await?;
-        find(app, &caller, &path).await.map(Self)
+        let Query(resuming) = Query::<ResumeParams>::from_request_parts(parts, app).await?;
+        Ok(Self(find(app, &caller, &path).await?.with_resume(resuming.resume())))
     }
 }
 
@@ -275,6 +279,7 @@ pub fn command_spec(body: api::RunCommand) -> Result<CommandSpec, ApiError> {
         timeout: timeout("timeout_seconds", timeout_seconds)?,
         idle_timeout: timeout("idle_timeout_seconds", idle_timeout_seconds)?,
         attendance: Attendance::default(),
+        resume: Resume::default(),
     })
 }
 
@@ -378,7 +383,7 @@ pub(super) fn result(outcome: &Outcome) -> api::CommandResult {
             Some(ExitStatus::Signal(signal)) => (Some(128 + signal), Some(signal)),
             None => (None, None),
         };
-        api::CommandResult { outcome, exit_code, signal, message }
+        api::CommandResult { outcome, exit_code, signal, message, network: None }
     };
     match outcome {
         Outcome::Exited(code) => of(api::Outcome::Exited, Some(ExitStatus::Code(*code)), None),
@@ -416,6 +421,15 @@ pub(super) fn result(outcome: &Outcome) -> api::CommandResult {
         Outcome::SandboxGone => {
             of(api::Outcome::SandboxGone, None, Some("the sandbox ended under it".into()))
         }
+    }
+}
+
+/// Adds to the result of a command how often programs tried to reach a network in a sandbox that has none.
+pub async fn add_attempts(ended: &mut api::Command, command: &CommandRef) {
+    let Some(result) = &mut ended.result else { return };
+    match command.network_attempts().await {
+        0 => {}
+        attempts => result.network = Some(api::CommandNetwork { attempts }),
     }
 }
 

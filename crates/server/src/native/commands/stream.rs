@@ -24,7 +24,7 @@ use axum::extract::ws::{Message, WebSocket, WebSocketUpgrade};
 use axum::http::StatusCode;
 use axum::response::Response;
 use bytes::{BufMut, Bytes, BytesMut};
-use engine::{CommandRef, EngineError, Key, Offsets, Output, OutputEvent, Signal};
+use engine::{CommandRef, CommandSpec, EngineError, Key, Offsets, Output, OutputEvent, Resume, Signal};
 use futures_util::StreamExt;
 use futures_util::stream::SplitStream;
 use serde::Deserialize;
@@ -33,9 +33,9 @@ use tokio::time::{Instant, timeout};
 use tracing::Instrument;
 use utoipa::IntoParams;
 use wire::SandboxId;
-use wire::api::{CommandEvent, CommandWish};
+use wire::api::{CommandEvent, CommandState, CommandWish};
 
-use super::{command_spec, output_stream, terminal_size, to_api};
+use super::{add_attempts, command_spec, output_stream, terminal_size, to_api};
 use crate::http::app::{App, Arrival, Caller, Stopping};
 use crate::http::body::{COMMAND_BODY_MAX, CommandPath, Query, SandboxPath, parse_json};
 use crate::http::error::ApiError;
@@ -43,6 +43,7 @@ use crate::http::websocket::{
     Close, FIRST_MESSAGE_MAX, Input, Line, Lost, OUTPUT_MESSAGE_MAX, Queued, STDIN_WRITE_MAX, StdinSender,
     bounded, converse, needs_upgrade, stdin_queue,
 };
+use crate::native::common::resume_of;
 
 /// The limit for a message from a client that joins a command; one that starts a command may send [`COMMAND_BODY_MAX`].
 const MESSAGE_MAX: usize = 1 << 20;
@@ -63,6 +64,9 @@ pub struct StreamParams {
     /// Where the client's first stdin message begins, so that bytes sent again are written once. Left out: at the end
     /// of what was written, or at 0 where the connection starts the command.
     stdin_offset: Option<u64>,
+    /// `never`: fail if the sandbox is paused, instead of resuming it first.
+    #[param(inline)]
+    resume: wire::api::ResumeWish,
 }
 
 /// Starts a command and streams it. The first message is a `CommandWish` of type `start`.
@@ -92,7 +96,7 @@ pub async fn start(
         let _place = arrival;
         let mut stopping = app.stopping(&key);
         let first = tokio::select! {
-            first = read_start(&app, &key, sandbox, &mut socket) => first,
+            first = read_start(&app, &key, (sandbox, resume_of(params.resume)), &mut socket) => first,
             halt = stopping.wait() => Err(Opening::Closed(Some(halt.into()))),
         };
         match first {
@@ -125,6 +129,7 @@ pub async fn attach(
 ) -> Result<Response, ApiError> {
     let upgrade = upgrade.map_err(needs_upgrade)?;
     let command = app.engine.command(&key.owner, sandbox, &command).await?;
+    let command = command.with_resume(resume_of(params.resume));
     let session = Session { command, params, stopping: app.stopping(&key) };
     let session = move |socket: WebSocket| async move {
         let _place = arrival;
@@ -143,7 +148,7 @@ enum Opening {
 async fn read_start(
     app: &App,
     key: &Key,
-    sandbox: SandboxId,
+    (sandbox, resume): (SandboxId, Resume),
     socket: &mut WebSocket,
 ) -> Result<CommandRef, Opening> {
     let refused = |why: &str| {
@@ -168,7 +173,7 @@ async fn read_start(
     };
     let wish = parse_json(text.as_bytes()).map_err(Opening::Refused)?;
     let CommandWish::Start(body) = wish else { return Err(refused("the first message must be `start`")) };
-    let spec = command_spec(*body).map_err(Opening::Refused)?;
+    let spec = CommandSpec { resume, ..command_spec(*body).map_err(Opening::Refused)? };
     app.engine.run(&key.owner, sandbox, spec).await.map_err(|error| Opening::Refused(error.into()))
 }
 
@@ -214,7 +219,10 @@ impl Writer<'_> {
         mut answered: mpsc::Receiver<Message>,
         mut stopping: Stopping,
     ) -> Result<Close, Lost> {
-        self.line.send(event(&self.now())).await?;
+        let first = to_api(self.command.now());
+        // The output reports the start even if that was long ago; then the first event has said it already.
+        let started = first.state != CommandState::Starting;
+        self.line.send(event(&CommandEvent::Command(Box::new(first)))).await?;
         loop {
             tokio::select! {
                 biased;
@@ -222,7 +230,11 @@ impl Writer<'_> {
                 Some(answer) = answered.recv() => self.line.send(answer).await?,
                 () = self.line.ping_due() => self.line.ping().await?,
                 output = self.output.next() => match output {
-                    Some(OutputEvent::Started { .. }) => self.line.send(event(&self.now())).await?,
+                    Some(OutputEvent::Started { .. }) if started => {}
+                    Some(OutputEvent::Started { .. }) => {
+                        let now = CommandEvent::Command(Box::new(to_api(self.command.now())));
+                        self.line.send(event(&now)).await?;
+                    }
                     Some(OutputEvent::Bytes { stream, offset, bytes }) => {
                         let mut offset = offset;
                         for piece in bytes.chunks(OUTPUT_MESSAGE_MAX) {
@@ -238,7 +250,9 @@ impl Writer<'_> {
                         self.line.send(event(&CommandEvent::StdinAck { offset })).await?;
                     }
                     Some(OutputEvent::Ended(command)) => {
-                        let ended = CommandEvent::Ended(Box::new(to_api(*command)));
+                        let mut ended = to_api(*command);
+                        add_attempts(&mut ended, self.command).await;
+                        let ended = CommandEvent::Ended(Box::new(ended));
                         self.line.send(event(&ended)).await?;
                         return Ok(Close::Ended);
                     }
@@ -247,10 +261,6 @@ impl Writer<'_> {
                 },
             }
         }
-    }
-
-    fn now(&self) -> CommandEvent {
-        CommandEvent::Command(Box::new(to_api(self.command.now())))
     }
 }
 

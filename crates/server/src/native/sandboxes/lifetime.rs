@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use engine::{
-    Action, EngineError, Explanation, LabelChanges, LastUse, Lifetime, NoteChanges, Renewal, Rule,
+    Action, Explanation, LabelChanges, LastUse, Lifetime, NetworkChange, NoteChanges, Renewal, Rule,
     SandboxName, SandboxUpdate, Since,
 };
 use wire::{SandboxId, api};
@@ -11,29 +11,29 @@ use wire::{SandboxId, api};
 use super::sandbox_state;
 use crate::http::clock::rfc3339;
 use crate::http::error::ApiError;
+use crate::native::network::policy_of;
 
 /// `PATCH /v1/sandboxes/{sandbox}`
 pub fn sandbox_update(body: api::UpdateSandbox) -> Result<SandboxUpdate, ApiError> {
-    let api::UpdateSandbox { name, labels, lifetime } = body;
+    let api::UpdateSandbox { name, labels, lifetime, network, history } = body;
     Ok(SandboxUpdate {
+        history,
         name: name.as_deref().map(SandboxName::parse).transpose()?,
         labels: LabelChanges::new(labels)?,
         notes: NoteChanges::default(),
         lifetime: lifetime.map(lifetime_of).transpose()?,
+        network: network.map(policy_of).transpose()?.map(NetworkChange::Replace),
     })
 }
 
 pub(super) fn lifetime_of(rules: Vec<api::LifetimeRule>) -> Result<Lifetime, ApiError> {
     let rules = rules.into_iter().map(|rule| {
-        let api::LifetimeRule { since, after_seconds, action, accept_inactive } = rule;
+        let api::LifetimeRule { since, after_seconds, action, accept_inactive: _ } = rule;
         let action = match action {
             api::RuleAction::PauseKeepMemory => Action::PauseKeepMemory,
             api::RuleAction::PauseDropMemory => Action::PauseDropMemory,
             api::RuleAction::Delete => Action::Delete,
         };
-        if !action.acts() && !accept_inactive {
-            return Err(ApiError::from(EngineError::ActionUnsupported { action: action.word() }));
-        }
         let since = match since {
             api::RuleSince::LastUse => Since::LastUse,
             api::RuleSince::Start => Since::Start,
@@ -44,7 +44,7 @@ pub(super) fn lifetime_of(rules: Vec<api::LifetimeRule>) -> Result<Lifetime, Api
             .map_err(|_| ApiError::must("lifetime", "give the length of each rule as a number of seconds"))?;
         Ok(Rule { since, after, action })
     });
-    Ok(Lifetime::new(rules.collect::<Result<_, _>>()?)?)
+    Ok(Lifetime::new(rules.collect::<Result<_, ApiError>>()?)?)
 }
 
 pub(super) fn kept_rule(rule: &Rule) -> api::KeptRule {
@@ -54,8 +54,8 @@ pub(super) fn kept_rule(rule: &Rule) -> api::KeptRule {
         Since::Paused => api::RuleSince::Paused,
         Since::Creation => api::RuleSince::Creation,
     };
-    let acts = rule.action.acts();
-    api::KeptRule { since, after_seconds: rule.after.as_secs_f64(), action: rule_action(rule.action), acts }
+    let after_seconds = rule.after.as_secs_f64();
+    api::KeptRule { since, after_seconds, action: rule_action(rule.action), acts: true }
 }
 
 fn rule_action(action: Action) -> api::RuleAction {

@@ -1,6 +1,7 @@
 //! Sandboxes: create, get, list, update, delete.
 
 mod lifetime;
+pub mod pause;
 
 use self::lifetime::{explanation, kept_rule, lifetime_of, sandbox_update};
 use axum::Json;
@@ -16,6 +17,7 @@ use wire::api;
 use wire::launch::Limits;
 
 use super::common::{PAGE_MAX, bytes, carried_on, cpu_millis, sandbox_env};
+use super::network::{policy, policy_of};
 use super::volumes::{mount, mount_spec};
 use crate::http::app::{App, Caller};
 use crate::http::body::{self, FoundSandbox, OptionalJson, SandboxPath};
@@ -220,6 +222,8 @@ pub fn sandbox_spec(
         labels,
         match_labels,
         lifetime,
+        network,
+        history,
         wait: _,
     } = body;
     let name = name.as_deref().map(SandboxName::parse).transpose()?;
@@ -255,8 +259,10 @@ pub fn sandbox_spec(
         labels,
         notes: Notes::default(),
         lifetime,
+        network: network.map(policy_of).transpose()?,
         idempotency_key,
         pool,
+        history: history.unwrap_or(0),
     };
     Ok((spec, find))
 }
@@ -267,6 +273,7 @@ pub fn to_api(sandbox: Sandbox) -> api::Sandbox {
         id: sandbox.id,
         name: sandbox.name.as_str().to_owned(),
         state: sandbox_state(sandbox.state),
+        memory: pause::memory(sandbox.state),
         reason: sandbox.reason,
         template: sandbox.template,
         template_version: sandbox.template_version,
@@ -278,7 +285,9 @@ pub fn to_api(sandbox: Sandbox) -> api::Sandbox {
         env: sandbox.env,
         labels: sandbox.labels.pairs().clone(),
         lifetime: sandbox.lifetime.rules().iter().map(kept_rule).collect(),
+        network: policy(&sandbox.network),
         claimed_from: sandbox.claimed_from,
+        history: sandbox.history,
         created_at: rfc3339(sandbox.created_at),
     }
 }

@@ -69,6 +69,11 @@ impl Part<'_> {
         self.field.name()
     }
 
+    /// What its sender calls the file.
+    pub fn file_name(&self) -> Option<&str> {
+        self.field.file_name()
+    }
+
     /// The next piece of its contents, `None` after the last.
     pub async fn chunk(&mut self) -> Result<Option<Bytes>, FormError> {
         self.pace.step(self.field.chunk()).await
