@@ -6,17 +6,23 @@ mod command;
 mod completions;
 mod config;
 mod copy;
+mod dialects;
 mod doctor;
+mod forward;
 mod image;
 mod key;
 mod launcher;
 mod lifetime;
 mod logs;
+mod net;
+mod pause;
 mod pool;
+mod ports;
 mod run;
 mod sandbox;
 mod serve;
 mod shell;
+mod snapshot;
 mod stats;
 mod template;
 mod top;
@@ -35,17 +41,26 @@ pub use command::{Kill, Ps};
 pub use completions::{CompleteNames, Completions, NameKind};
 pub use config::{Config, ConfigAction, ShowConfig};
 pub use copy::Copy;
+pub use dialects::Dialects;
 pub use doctor::Doctor;
+pub use forward::{Forward, Mapping};
 pub use image::{AliasAction, Image, ImageAction, ImportImage, ListImages, PullImage};
 pub use key::{CreateKey, Key, KeyAction, ListKeys, RemoveKey};
 pub use launcher::Launcher;
 pub use lifetime::{Explain, Label, Lifetime, Touch};
 pub use logs::Logs;
+pub use net::{Net, NetAction, NetAllow, NetLog, NetSet, NetWatch};
+pub use pause::{Pause, Resume};
 pub use pool::{Pool, PoolAction};
+pub use ports::{Ports, Url};
 pub use run::{Exec, Manner, Run};
 pub use sandbox::{Create, Inspect, List, Remove, Rename};
 pub use serve::{DaemonFlags, Serve};
 pub use shell::{Attach, Shell};
+pub use snapshot::{
+    CreateSnapshot, Diff, Fork, History, ListSnapshots, Promote, Rollback, Snapshot, SnapshotAction, Tree,
+    Undo,
+};
 pub use stats::Stats;
 pub use template::{
     ApplyTemplates, CreateTemplate, PrepareTemplate, Template, TemplateAction, UpdateTemplate,
@@ -108,13 +123,26 @@ pub enum Subcommand {
     Lifetime(Lifetime),
     Touch(Touch),
     Explain(Explain),
+    Pause(Pause),
+    Resume(Resume),
     #[command(visible_alias = "delete", alias = "remove")]
     Rm(Remove),
+    Snapshot(Snapshot),
+    Rollback(Rollback),
+    Fork(Fork),
+    Tree(Tree),
+    Diff(Diff),
+    Promote(Promote),
+    History(History),
+    Undo(Undo),
     Ps(Ps),
     Kill(Kill),
     Cp(Copy),
     Logs(Logs),
     Watch(Watch),
+    Ports(Ports),
+    Url(Url),
+    Forward(Forward),
     Stats(Stats),
     Top(Top),
     Image(Image),
@@ -124,9 +152,11 @@ pub enum Subcommand {
     Template(Template),
     Volume(Volume),
     Pool(Pool),
+    Net(Box<Net>),
     Build(Box<Build>),
     Key(Key),
     Config(Config),
+    Dialects(Dialects),
     Doctor(Doctor),
     Bench(Bench),
     Completions(Completions),
@@ -137,6 +167,9 @@ pub enum Subcommand {
     BenchFloor(BenchFloor),
     #[command(hide = true)]
     Launcher(Launcher),
+    /// The process that carries what leaves sandboxes; the launcher starts it
+    #[command(hide = true)]
+    Egress,
 }
 
 #[cfg(test)]
@@ -219,6 +252,8 @@ mod tests {
             &["rename", "work", "done"],
             &["create", "-n", "work"],
             &["logs", "--tail", "5", "work"],
+            &["logs", "--since", "10m", "work"],
+            &["serve", "-d"],
             &["images"],
             &["pull", "python:3.12"],
             &["version"],
@@ -237,6 +272,8 @@ mod tests {
             &["run", "-d", "-t", "--", "true"],
             &["run", "-d", "--rm", "--", "true"],
             &["exec", "work"],
+            &["logs", "--since", "10m", "work", "cmd"],
+            &["serve", "-d", "--detached"],
             &["rm", "--all", "work"],
             &["rm", "-l", "a=b", "work"],
             &["kill", "--all", "work", "x"],

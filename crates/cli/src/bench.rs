@@ -10,6 +10,7 @@ mod floor;
 mod images;
 mod langsmith;
 mod one_shot;
+mod pause;
 mod pools;
 mod report;
 mod store;
@@ -110,6 +111,10 @@ pub async fn bench(arguments: &Bench) -> anyhow::Result<()> {
     if wanted(BenchPart::Freeze) {
         progress("freeze and thaw");
         report.add_all(survival::freeze(&scratch.0, rounds).await?);
+    }
+    if wanted(BenchPart::Pause) {
+        progress("pauses and resumes");
+        report.add_all(pause::rows(client, rounds).await?);
     }
     if wanted(BenchPart::Store) {
         progress("the store");

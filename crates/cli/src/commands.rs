@@ -2,22 +2,29 @@
 //!
 //! May use every other folder; none of them uses this one.
 
+pub mod admin;
 pub mod build;
 pub mod command;
 pub mod completions;
 pub mod config;
 pub mod copy;
+pub mod dialects;
 pub mod doctor;
+pub mod forward;
 pub mod image;
 pub mod key;
 pub mod launcher;
 pub mod lifetime;
 pub mod logs;
+pub mod net;
+pub mod pause;
 pub mod pool;
+pub mod ports;
 pub mod run;
 pub mod sandbox;
 pub mod serve;
 pub mod shell;
+pub mod snapshot;
 pub mod stats;
 pub mod template;
 pub mod top;

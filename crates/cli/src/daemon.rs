@@ -1,5 +1,6 @@
-//! Which daemon a subcommand talks to, how a private one is started, and what configures one.
+//! Which daemon a subcommand talks to, how a private or a detached one is started, and what configures one.
 
+pub mod detached;
 pub mod find;
 pub mod notify;
 pub mod private;

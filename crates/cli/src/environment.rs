@@ -5,6 +5,8 @@ use std::ffi::OsString;
 use std::io::IsTerminal;
 use std::path::PathBuf;
 
+use server::Where;
+
 /// Where a private daemon lives if nothing else is said; the user's id follows. Not `/tmp`, which may be memory.
 const PRIVATE_DIR_PREFIX: &str = "/var/tmp/shoal-private-";
 
@@ -37,6 +39,8 @@ pub struct Environment {
     pub registry_password: Option<String>,
     /// Docker's credentials: in `DOCKER_CONFIG`, or in `.docker` in `HOME`.
     pub docker_config: Option<PathBuf>,
+    /// Where a daemon looks for the configuration of package managers: in `HOME`, `CARGO_HOME` and their variables.
+    pub package_managers: Where,
     /// Whether stderr may be coloured.
     pub colour: bool,
     /// Whether stdout may be coloured.
@@ -117,6 +121,14 @@ impl Environment {
             registry_username: given("SHOAL_REGISTRY_USERNAME"),
             registry_password: given("SHOAL_REGISTRY_PASSWORD"),
             docker_config: docker_config(path("DOCKER_CONFIG"), path("HOME")),
+            package_managers: Where {
+                root: "/".into(),
+                homes: path("HOME").into_iter().collect(),
+                cargo_homes: path("CARGO_HOME").into_iter().collect(),
+                variables: std::env::vars_os()
+                    .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
+                    .collect(),
+            },
             colour: colours.resolve(color, std::io::stderr().is_terminal()),
             colour_stdout: colours.resolve(color, std::io::stdout().is_terminal()),
         }

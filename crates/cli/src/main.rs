@@ -1,4 +1,4 @@
-//! `shoal`: the command line, the daemon and, hidden, the launcher, in one program.
+//! `shoal`: the command line, the daemon and, hidden, the launcher and egress, in one program.
 //!
 //! Reads the arguments and the environment once, hands them down, and ends the process with the right code. What the
 //! subcommands do is in their modules; all but `serve`, `launcher` and `doctor` are clients and know nothing of the engine.
@@ -19,8 +19,9 @@ use clap::{ArgMatches, CommandFactory, FromArgMatches};
 
 use crate::args::{Arguments, ConfigAction, Image, ImageAction, KeyAction, Subcommand};
 use crate::commands::{
-    build, command, completions, config, copy, doctor, image, key, launcher, lifetime, logs, pool, run,
-    sandbox, serve, shell, stats, template, top, version, volume, watch,
+    admin, build, command, completions, config, copy, dialects, doctor, forward, image, key, launcher,
+    lifetime, logs, net, pause, pool, ports, run, sandbox, serve, shell, snapshot, stats, template, top,
+    version, volume, watch,
 };
 use crate::daemon::settings;
 use crate::environment::Environment;
@@ -46,6 +47,10 @@ fn main() {
             doctor.findings = runtime::doctor::examine(&data_dir);
         }
         Subcommand::Launcher(config) => exit(end(&environment, FAILED, launcher::run(config).map(|()| 0))),
+        // Egress gives up its rights before it has threads.
+        Subcommand::Egress => {
+            exit(end(&environment, FAILED, egress::process::main().map(|()| 0).map_err(Into::into)))
+        }
         Subcommand::BenchFloor(floor) => exit(end(&environment, FAILED, bench::run_floor(floor).map(|()| 0))),
         _ => {}
     }
@@ -90,6 +95,9 @@ async fn dispatch(subcommand: Subcommand, environment: &Environment) -> anyhow::
         Subcommand::Shell(arguments) => shell::shell(*arguments, environment).await,
         Subcommand::Attach(arguments) => shell::attach(arguments, environment).await,
         Subcommand::Create(arguments) => sandbox::create(*arguments, environment).await,
+        Subcommand::Ls(arguments) if arguments.all_owners => {
+            admin::list(arguments.quiet, arguments.json, environment).await
+        }
         Subcommand::Ls(arguments) => sandbox::list(arguments, environment).await,
         Subcommand::Inspect(arguments) => sandbox::inspect(arguments, environment).await,
         Subcommand::Rename(arguments) => sandbox::rename(arguments, environment).await,
@@ -99,10 +107,18 @@ async fn dispatch(subcommand: Subcommand, environment: &Environment) -> anyhow::
         Subcommand::Lifetime(arguments) => lifetime::lifetime(arguments, environment).await,
         Subcommand::Touch(arguments) => lifetime::touch(arguments, environment).await,
         Subcommand::Explain(arguments) => lifetime::explain(arguments, environment).await,
+        Subcommand::Pause(arguments) => pause::pause(arguments, environment).await,
+        Subcommand::Resume(arguments) => pause::resume(arguments, environment).await,
+        Subcommand::Rm(arguments) if arguments.all_owners => {
+            admin::remove(&arguments.sandboxes, environment).await
+        }
         Subcommand::Rm(arguments) => sandbox::remove(arguments, environment).await,
         Subcommand::Cp(arguments) => copy::copy(arguments, environment).await,
         Subcommand::Logs(arguments) => logs::logs(arguments, environment).await,
         Subcommand::Watch(arguments) => watch::watch(arguments, environment).await,
+        Subcommand::Ports(arguments) => ports::ports(arguments, environment).await,
+        Subcommand::Url(arguments) => ports::url(arguments, environment).await,
+        Subcommand::Forward(arguments) => forward::forward(arguments, environment).await,
         Subcommand::Stats(arguments) => stats::stats(arguments, environment).await,
         Subcommand::Top(arguments) => top::top(arguments, environment).await,
         Subcommand::Image(arguments) => image::image(arguments, environment).await,
@@ -113,9 +129,18 @@ async fn dispatch(subcommand: Subcommand, environment: &Environment) -> anyhow::
             image::image(Image { action: ImageAction::Pull(arguments) }, environment).await
         }
         Subcommand::Build(arguments) => build::build(*arguments, environment).await,
+        Subcommand::Net(arguments) => net::net(*arguments, environment).await,
         Subcommand::Pool(arguments) => pool::pool(arguments, environment).await,
         Subcommand::Template(arguments) => template::template(arguments, environment).await,
         Subcommand::Volume(arguments) => volume::volume(arguments, environment).await,
+        Subcommand::Snapshot(arguments) => snapshot::snapshot(arguments, environment).await,
+        Subcommand::Rollback(arguments) => snapshot::rollback(arguments, environment).await,
+        Subcommand::Fork(arguments) => snapshot::fork(arguments, environment).await,
+        Subcommand::Tree(arguments) => snapshot::tree(arguments, environment).await,
+        Subcommand::Diff(arguments) => snapshot::diff(arguments, environment).await,
+        Subcommand::Promote(arguments) => snapshot::promote(arguments, environment).await,
+        Subcommand::History(arguments) => snapshot::history(arguments, environment).await,
+        Subcommand::Undo(arguments) => snapshot::undo(arguments, environment).await,
         Subcommand::Key(arguments) => match arguments.action {
             KeyAction::Create(arguments) => key::create(arguments, environment).await,
             KeyAction::Ls(arguments) => key::list(arguments, environment).await,
@@ -124,12 +149,13 @@ async fn dispatch(subcommand: Subcommand, environment: &Environment) -> anyhow::
         Subcommand::Config(arguments) => match arguments.action {
             ConfigAction::Show(arguments) => config::show(*arguments, environment),
         },
+        Subcommand::Dialects(arguments) => dialects::dialects(arguments, environment).await,
         Subcommand::Doctor(arguments) => doctor::doctor(arguments, environment).await,
         Subcommand::Completions(arguments) => completions::completions(&arguments),
         Subcommand::CompleteNames(arguments) => completions::names(arguments, environment).await,
         Subcommand::Version(arguments) => version::version(arguments, environment).await,
         Subcommand::Bench(arguments) => bench::bench(&arguments).await.map(|()| 0),
-        Subcommand::Launcher(_) | Subcommand::BenchFloor(_) => {
+        Subcommand::Launcher(_) | Subcommand::Egress | Subcommand::BenchFloor(_) => {
             unreachable!("what has one thread is started before the runtime")
         }
     }

@@ -4,6 +4,8 @@
 
 #[path = "launcher/network.rs"]
 mod network;
+#[path = "launcher/snapshots.rs"]
+mod snapshots;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -12,7 +14,7 @@ use std::time::Duration;
 use runtime::StoreConfig;
 use runtime::ns::{NsBackend, NsConfig, forget_installation};
 use runtime::{BackendError, Isolation, Spec};
-use wire::launch::{Limits, Processes, Rootfs, StoreKind, StoreWish};
+use wire::launch::{Limits, Processes, Rootfs, StoreKind, StoreWish, Writable};
 use wire::{InstallationId, SandboxId};
 
 /// A backend with a directory and an installation of its own. What it has on the machine goes with it.
@@ -30,12 +32,16 @@ impl Host {
     }
 
     async fn start(&self) -> NsBackend {
+        self.start_on(StoreConfig { wish: StoreWish::Just(StoreKind::Directory), size_bytes: None }).await
+    }
+
+    async fn start_on(&self, store: StoreConfig) -> NsBackend {
         let config = NsConfig {
             data_dir: self.directory.path().into(),
             installation: self.installation,
             launcher: Path::new(env!("CARGO_BIN_EXE_shoal")).into(),
             spares: 0,
-            store: StoreConfig { wish: StoreWish::Just(StoreKind::Directory), size_bytes: None },
+            store,
         };
         let backend = NsBackend::start(config).await.expect("the launcher starts");
         backend.prepare(&Rootfs::Host).await.expect("the image is built");
@@ -61,6 +67,8 @@ fn spec() -> Spec {
         rootfs: Rootfs::Host,
         limits: Limits { cpu_millis: 1000, memory_bytes: 256 << 20, pids: 64, disk_bytes: None },
         mounts: Vec::new(),
+        over: Default::default(),
+        writable: Writable::New,
     }
 }
 

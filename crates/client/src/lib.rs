@@ -23,7 +23,10 @@ mod builds;
 mod error;
 mod files;
 mod images;
+mod network;
 mod pools;
+mod ports;
+mod snapshots;
 mod sse;
 mod stream;
 mod templates;
@@ -44,12 +47,13 @@ pub use builds::{BuildLog, one_file};
 pub use error::{Cause, ClientError};
 pub use files::{Download, FileWatch, Files, GrepFiles, Upload, WriteFile};
 pub use images::{ImageEvents, InUse};
+pub use ports::Tunnel;
 pub use stream::{CommandStream, Input, InputClosed, Offsets, StreamEvent};
 pub use templates::TemplateEvents;
 use transport::{Call, Transport, Wait};
 pub use watch::SandboxWatch;
 pub use wire::api;
-pub use wire::{CommandId, SandboxId};
+pub use wire::{CommandId, LinkId, SandboxId};
 
 /// How long the daemon may take to answer a call that does not wait for a command.
 const ANSWER_TIME_MAX: Duration = Duration::from_secs(120);
@@ -182,6 +186,26 @@ impl Client {
         }
     }
 
+    /// Lists the sandboxes of all owners, newest first. Needs an admin key.
+    pub async fn sandboxes_of_all_owners(&self) -> Result<Vec<api::AdminSandbox>, ClientError> {
+        let mut all = Vec::new();
+        let mut cursor: Option<String> = None;
+        loop {
+            let page: api::AdminSandboxPage =
+                self.read(paged("/v1/admin/sandboxes", cursor.as_deref())).await?;
+            all.extend(page.sandboxes);
+            cursor = page.next_cursor;
+            if cursor.is_none() {
+                return Ok(all);
+            }
+        }
+    }
+
+    /// Deletes a sandbox of any owner. Needs an admin key.
+    pub async fn delete_sandbox_of_any_owner(&self, id: SandboxId) -> Result<(), ClientError> {
+        self.act(Method::DELETE, format!("/v1/admin/sandboxes/{id}"), Repeat::Harmless).await
+    }
+
     /// Returns the sandbox with this name, if there is one.
     pub async fn sandbox_named(&self, name: &str) -> Result<Option<api::Sandbox>, ClientError> {
         let page: api::SandboxPage = self.read(format!("/v1/sandboxes?name={}", in_query(name))).await?;
@@ -210,6 +234,22 @@ impl Client {
     /// Explains why a sandbox lives, and when and how it ends.
     pub async fn explain_sandbox(&self, id: SandboxId) -> Result<api::Explanation, ClientError> {
         self.read(format!("/v1/sandboxes/{id}/explain")).await
+    }
+
+    /// Pauses a sandbox. Returns when it is paused.
+    pub async fn pause_sandbox(
+        &self,
+        id: SandboxId,
+        wish: &api::PauseSandbox,
+    ) -> Result<api::Sandbox, ClientError> {
+        let mut call = json(Method::POST, format!("/v1/sandboxes/{id}/pause"), wish);
+        call.wait = Wait::Forever; // The grace may be long.
+        self.call(call, Repeat::Harmless).await
+    }
+
+    /// Lets a paused sandbox run again, or one that has failed and has all its files. Returns when it runs.
+    pub async fn resume_sandbox(&self, id: SandboxId) -> Result<api::Sandbox, ClientError> {
+        self.call(plain(Method::POST, format!("/v1/sandboxes/{id}/resume")), Repeat::Harmless).await
     }
 
     /// Deletes a sandbox and everything in it. Returns when nothing of it is left.

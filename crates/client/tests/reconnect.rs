@@ -34,6 +34,7 @@ async fn daemon() -> (SocketAddr, tempfile::TempDir) {
         capacity: config.capacity,
         output_kept_max: config.output_kept_max,
         images: Default::default(),
+        network: Default::default(),
     };
     let engine = Engine::start(engine_config, Arc::new(FakeHost::new())).await.expect("the engine starts");
     let secret = KeySecret::parse(KEY).expect("it is long enough");

@@ -59,6 +59,8 @@ pub enum BenchPart {
     Bytes,
     /// Freezing and thawing
     Freeze,
+    /// Pauses and resumes over HTTP, with and without memory
+    Pause,
     /// Storage: sandboxes and volumes with and without btrfs
     Store,
     /// Images: pull, unpack, and the first create from one

@@ -16,7 +16,7 @@ Examples:
   shoal run --template app
 
 Supported instructions: FROM, RUN, COPY, ADD of local files, ENV, ARG, WORKDIR, USER, CMD, ENTRYPOINT, SHELL and LABEL. Files \
-that .dockerignore excludes are not sent. Steps run in sandboxes with the template's limits and without a network. A step \
+that .dockerignore excludes are not sent. Steps run in sandboxes with the template's limits; RUN may reach package registries and code hosts. A step \
 whose result is cached is not run again.
 
 A secret is visible to steps with RUN --mount=type=secret,id=token, and is stored in no layer. Ctrl-C leaves the build \
@@ -37,6 +37,9 @@ pub struct Build {
     /// Pass a secret: id=NAME,src=FILE or id=NAME,env=VARIABLE; repeatable
     #[arg(long = "secret", value_name = "SECRET")]
     pub secrets: Vec<String>,
+    /// Give RUN steps a network: registries, open, none, or a file with a policy [default: registries]
+    #[arg(long, value_name = "MODE|FILE")]
+    pub net: Option<String>,
     /// Limit the processors of the build and the template, for example 2, 1.5 or 500m
     #[arg(long, visible_alias = "cpus")]
     pub cpu: Option<String>,

@@ -22,7 +22,7 @@ pub enum KeyAction {
 /// Create a key and print its secret, which is shown only once.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  shoal key create --owner alice\n  shoal key create --owner ci --sandboxes 20 --memory 16Gi\n  shoal key create --owner prometheus --metrics-only"
+    after_help = "Examples:\n  shoal key create --owner alice\n  shoal key create --owner ci --sandboxes 20 --memory 16Gi --disk 100Gi\n  shoal key create --owner prometheus --metrics-only"
 )]
 pub struct CreateKey {
     /// The owner whose sandboxes the key gives access to
@@ -40,6 +40,24 @@ pub struct CreateKey {
     /// Limit the memory of all its sandboxes together, for example 8Gi
     #[arg(long)]
     pub memory: Option<String>,
+    /// Limit the disk of all its sandboxes together, for example 100Gi
+    #[arg(long)]
+    pub disk: Option<String>,
+    /// Limit the sizes of all its volumes together, for example 100Gi
+    #[arg(long, value_name = "SIZE")]
+    pub volumes: Option<String>,
+    /// Limit the output of commands that is kept, for example 1Gi
+    #[arg(long, value_name = "SIZE")]
+    pub output: Option<String>,
+    /// Limit the number of snapshots
+    #[arg(long, value_name = "COUNT")]
+    pub snapshots: Option<u32>,
+    /// Limit the number of builds at the same time
+    #[arg(long, value_name = "COUNT")]
+    pub builds: Option<u32>,
+    /// Limit the number of connections at the same time
+    #[arg(long, value_name = "COUNT")]
+    pub connections: Option<u32>,
     /// Print the key as JSON
     #[arg(long)]
     pub json: bool,

@@ -37,20 +37,20 @@ pub struct LabelChange {
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
-  shoal lifetime work --idle 30m
-  shoal lifetime work --idle 30m --hard-ttl 7d
+  shoal lifetime work --idle 30m                delete it if unused
+  shoal lifetime work --ttl 30m --hard-ttl 7d   pause if unused, then delete
   shoal lifetime work --rule start:5m:delete    after start or `shoal touch`
   shoal lifetime work --none                    until someone deletes it
 
 `shoal explain work` shows when and how the sandbox ends.")]
-#[group(id = "wish", required = true, multiple = true, args = ["idle", "hard_ttl", "rule", "none"])]
+#[group(id = "wish", required = true, multiple = true, args = ["ttl", "idle", "hard_ttl", "rule", "none"])]
 pub struct Lifetime {
     /// The sandbox's id or name
     pub sandbox: String,
     #[command(flatten)]
     pub rules: Rules,
     /// Remove all rules: the sandbox lives until someone deletes it
-    #[arg(long, conflicts_with_all = ["idle", "hard_ttl", "rule"])]
+    #[arg(long, conflicts_with_all = ["ttl", "idle", "hard_ttl", "rule"])]
     pub none: bool,
     /// Print the sandbox as JSON
     #[arg(long)]
@@ -60,34 +60,38 @@ pub struct Lifetime {
 /// Lifetime rules.
 #[derive(Debug, Default, Args)]
 pub struct Rules {
+    /// Pause the sandbox when it is unused for this long: end its processes, keep its files
+    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    pub ttl: Option<Duration>,
     /// Delete the sandbox when it is unused for this long, for example 30m, 12h or 7d
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub idle: Option<Duration>,
-    /// Delete the sandbox this long after its creation, used or not
+    /// Delete the sandbox this long after its creation, used or not, paused or not
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub hard_ttl: Option<Duration>,
     /// Add a rule: since last-use, start, paused or creation, how long, and the action; repeatable
     #[arg(long, value_name = "SINCE:DURATION:ACTION", value_parser = rule)]
     pub rule: Vec<api::LifetimeRule>,
-    /// Accept rules whose action this version does not support; they have no effect
-    #[arg(long, requires = "rule")]
+    /// Has no effect: this version performs every action
+    #[arg(long, requires = "rule", hide = true)]
     pub accept_inactive: bool,
 }
 
 impl Rules {
     /// In the order of the help.
     pub fn list(self) -> Vec<api::LifetimeRule> {
-        let accept_inactive = self.accept_inactive;
-        let delete = |since, after: Duration| api::LifetimeRule {
-            since,
-            after_seconds: after.as_secs_f64(),
-            action: api::RuleAction::Delete,
-            accept_inactive: false,
+        let rule = |since, action| {
+            move |after: Duration| api::LifetimeRule {
+                since,
+                after_seconds: after.as_secs_f64(),
+                action,
+                accept_inactive: false,
+            }
         };
-        let idle = self.idle.map(|after| delete(api::RuleSince::LastUse, after));
-        let hard_ttl = self.hard_ttl.map(|after| delete(api::RuleSince::Creation, after));
-        let others = self.rule.into_iter().map(|rule| api::LifetimeRule { accept_inactive, ..rule });
-        idle.into_iter().chain(hard_ttl).chain(others).collect()
+        let ttl = self.ttl.map(rule(api::RuleSince::LastUse, api::RuleAction::PauseDropMemory));
+        let idle = self.idle.map(rule(api::RuleSince::LastUse, api::RuleAction::Delete));
+        let hard_ttl = self.hard_ttl.map(rule(api::RuleSince::Creation, api::RuleAction::Delete));
+        ttl.into_iter().chain(idle).chain(hard_ttl).chain(self.rule).collect()
     }
 }
 

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use clap::Args;
 
+use super::forward::{Mapping, mapping};
 use super::sandbox::Spec;
 use super::shell::Detach;
 use super::value::{duration, variable};
@@ -18,8 +19,10 @@ Examples:
   shoal run -e WORD=hi --timeout 10s -- sh -c 'echo $WORD'
   shoal run --sandbox work -- ls -l
   shoal run -it -- python3
+  shoal run -p 8080:80 -- python3 -m http.server 80
   shoal run -d --name web -- python3 -m http.server    in the background
   shoal run --image python:3.12 -- python3 -V
+  shoal run --net registries -- pip install requests
 
 If no daemon is running, `shoal run` starts a private one. It stays for ten minutes after the last command, so that the next starts at once; SHOAL_PRIVATE_LINGER=0 ends it with the command. Stdin goes to the command \
 unless it is a terminal. Ctrl-C kills the command; a second Ctrl-C exits at once. With -t every key goes to the command, \
@@ -29,7 +32,7 @@ The exit code is the command's own, 128 + n if signal n ended it, 124 after a ti
 executed, 127 if it was not found, and 125 if Shoal failed.")]
 pub struct Run {
     /// Run in this existing sandbox (id or name)
-    #[arg(long, value_name = "SANDBOX", conflicts_with_all = ["template", "pool", "image", "cpu", "memory", "disk", "mounts"])]
+    #[arg(long, value_name = "SANDBOX", conflicts_with_all = ["template", "pool", "image", "cpu", "memory", "disk", "mounts", "net"])]
     pub sandbox: Option<String>,
     #[command(flatten)]
     pub process: Process,
@@ -43,6 +46,9 @@ pub struct Run {
     pub name: Option<String>,
     #[command(flatten)]
     pub spec: Spec,
+    /// Forward a local port to the sandbox while the command runs; repeatable
+    #[arg(short = 'p', long = "publish", value_name = "[[ADDRESS:]LOCAL:]PORT", value_parser = mapping, conflicts_with = "background")]
+    pub ports: Vec<Mapping>,
     /// Print the sandbox and the detach keys first; for `shoal shell`
     #[arg(skip)]
     pub greeting: bool,
@@ -120,6 +126,7 @@ impl From<Exec> for Run {
             rm: false,
             name: None,
             spec: Spec::default(),
+            ports: Vec::new(),
             greeting: false,
             command,
         }

@@ -32,6 +32,9 @@ pub struct Spec {
     /// Mount a volume, read-only with `:ro`; repeatable
     #[arg(long = "mount", value_name = "VOLUME:/PATH", value_parser = volume::mount)]
     pub mounts: Vec<client::api::VolumeMount>,
+    /// Open a network: registries (for package installs), open, none, or a file with a policy [default: the template's]
+    #[arg(long, value_name = "MODE|FILE")]
+    pub net: Option<String>,
 }
 
 /// Create a sandbox and print its id.
@@ -41,8 +44,9 @@ Examples:
   shoal create
   shoal create --name work --cpu 500m --memory 512Mi -e LANG=C
   shoal create --image python:3.12
+  shoal create --net registries             for package installs
   shoal create --pool warm                  claim a ready sandbox, if any
-  shoal create --idle 30m --hard-ttl 1d     delete it if idle, or after a day
+  shoal create --ttl 30m --hard-ttl 7d      pause it if unused, delete it later
   shoal create --get-or-create -l thread=42    the one sandbox of this thread")]
 pub struct Create {
     /// Name the sandbox
@@ -64,6 +68,9 @@ pub struct Create {
     pub get_or_create: bool,
     #[command(flatten)]
     pub rules: Rules,
+    /// Keep this many snapshots of those that are taken before commands, for `shoal undo`
+    #[arg(long, value_name = "STEPS")]
+    pub history: Option<u32>,
     /// Do not wait until it is running
     #[arg(long)]
     pub no_wait: bool,
@@ -80,6 +87,9 @@ Examples:
   shoal ls -l app=chat -l thread      with label app=chat and any label `thread`
   shoal ls -q                         only the ids")]
 pub struct List {
+    /// List the sandboxes of all owners, with those in pools and builds; needs an admin key
+    #[arg(long, conflicts_with = "labels")]
+    pub all_owners: bool,
     /// List only sandboxes that match KEY=VALUE, KEY!=VALUE, KEY or !KEY; repeatable, all must match
     #[arg(short, long = "label", value_name = "SELECTOR")]
     pub labels: Vec<String>,
@@ -127,6 +137,9 @@ pub struct Remove {
     /// Ids or names of the sandboxes
     #[arg(required_unless_present_any = ["all", "labels"], value_name = "SANDBOX")]
     pub sandboxes: Vec<String>,
+    /// Delete sandboxes of any owner, given by their whole ids; needs an admin key
+    #[arg(long, requires = "sandboxes", conflicts_with_all = ["all", "labels"])]
+    pub all_owners: bool,
     /// Delete all sandboxes of this API key's owner
     #[arg(short, long, conflicts_with_all = ["sandboxes", "labels"])]
     pub all: bool,

@@ -12,16 +12,24 @@ use crate::args::value::duration;
 #[command(after_help = "\
 Examples:
   shoal serve
+  shoal serve -d                          in the background
   shoal serve --listen 127.0.0.1:9000 --data-dir /srv/shoal
   shoal serve --listen 0.0.0.0:7878 --tls-cert cert.pem --tls-key key.pem
 
 The first start creates an API key and keeps it in `api.key` in the data directory; SHOAL_API_KEY sets another one.
 
 Flags override environment variables (SHOAL_LISTEN and so on), and these override the configuration file; \
-`shoal config show` prints the result. SHOAL_LOG sets the log filter, for example `info,shoal_engine=debug`.")]
+`shoal config show` prints the result. SHOAL_LOG sets the log filter, for example `info,shoal_engine=debug`. At a terminal and with -d the log has only warnings \
+and errors by default; SHOAL_LOG=info adds a line for each request.")]
 pub struct Serve {
     #[command(flatten)]
     pub flags: DaemonFlags,
+    /// Run in the background, and return once the daemon accepts requests; the log goes to `serve.log` in the data directory
+    #[arg(short, long, conflicts_with = "private")]
+    pub detach: bool,
+    /// Run as the daemon that --detach has started
+    #[arg(long, hide = true, conflicts_with_all = ["detach", "private"])]
+    pub detached: bool,
     /// Upgrade: ask the daemon that holds the data directory to stop, and start in its place. Sandboxes keep running
     #[arg(long, conflicts_with = "private")]
     pub take_over: bool,

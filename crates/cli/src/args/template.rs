@@ -70,6 +70,9 @@ pub struct CreateTemplate {
     /// Mount a volume in every sandbox, read-only with `:ro`; repeatable
     #[arg(long = "mount", value_name = "VOLUME:/PATH", value_parser = mount)]
     pub mounts: Vec<client::api::VolumeMount>,
+    /// Give sandboxes a network: registries, open, none, or a file with a policy [default: the daemon's]
+    #[arg(long, value_name = "MODE|FILE")]
+    pub net: Option<String>,
     /// Set a label on every sandbox made from the template; repeatable
     #[arg(short, long = "label", value_name = "KEY=VALUE", value_parser = pair)]
     pub labels: Vec<(String, String)>,
@@ -153,6 +156,9 @@ pub struct UpdateTemplate {
     /// Remove all mounts first
     #[arg(long)]
     pub no_mounts: bool,
+    /// Give sandboxes a network: registries, open, none, or a file with a policy
+    #[arg(long, value_name = "MODE|FILE")]
+    pub net: Option<String>,
     /// Set a label; repeatable
     #[arg(short, long = "label", value_name = "KEY=VALUE", value_parser = pair)]
     pub labels: Vec<(String, String)>,

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use runtime::ns::{NsBackend, NsConfig, forget_installation};
 use runtime::{Isolation, Spec, Storage, StoreConfig};
-use wire::launch::{Access, Limits, Mount, Rootfs, StoreKind, StoreWish};
-use wire::{InstallationId, SandboxId, VolumeId};
+use wire::launch::{Access, Limits, Motion, Mount, Over, Rootfs, StoreKind, StoreWish};
+use wire::{InstallationId, SandboxId, SnapshotId, VolumeId};
 
 use super::report::{Figure, Row, median};
 
@@ -37,7 +37,14 @@ pub async fn rows(scratch: &Path, rounds: usize) -> anyhow::Result<Vec<Row>> {
             Row::new("volume: resize", Figure::Time(ours.resize)),
             Row::new("volume: copy, by snapshot", Figure::Time(ours.copy)),
             Row::new("volume: delete", Figure::Time(ours.remove)),
+            Row::new("snapshot, settled", Figure::Time(ours.snapshot)),
         ]);
+        let mut row = Row::new("rollback: teardown, and launch over a snapshot", Figure::Time(ours.rollback));
+        row.compare("launch and teardown", Some(ours.launch));
+        rows.push(row);
+        let mut row = Row::new("fork of 16, over one snapshot", Figure::Time(ours.fork));
+        row.compare("16 launches", Some(ours.sixteen));
+        rows.push(row);
     }
     Ok(rows)
 }
@@ -50,6 +57,10 @@ struct Costs {
     resize: Duration,
     copy: Duration,
     remove: Duration,
+    snapshot: Duration,
+    rollback: Duration,
+    fork: Duration,
+    sixteen: Duration,
 }
 
 fn random() -> anyhow::Result<u128> {
@@ -86,7 +97,7 @@ async fn measure(backend: &NsBackend, rounds: usize) -> anyhow::Result<Costs> {
     let limits = Limits { cpu_millis: 1000, memory_bytes: 1 << 30, pids: 64, disk_bytes: Some(1 << 30) };
     let mut costs =
         Costs { launch: launches(backend, limits, Vec::new(), rounds).await?, ..Costs::default() };
-    if backend.store().kind == StoreKind::Directory {
+    if !backend.store().kind.has_snapshots() {
         return Ok(costs);
     }
     let volume = VolumeId::from_random(random()?);
@@ -118,7 +129,79 @@ async fn measure(backend: &NsBackend, rounds: usize) -> anyhow::Result<Costs> {
         remove: median(remove),
         ..costs
     };
-    Ok(costs)
+    snapshots(backend, limits, rounds, costs).await
+}
+
+/// How many children a fork has here.
+const CHILDREN: usize = 16;
+
+async fn snapshots(
+    backend: &NsBackend,
+    limits: Limits,
+    rounds: usize,
+    costs: Costs,
+) -> anyhow::Result<Costs> {
+    let (mut snapshot, mut rollback, mut fork, mut sixteen) =
+        (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    for _ in 0..rounds {
+        let source = spec(limits, Vec::new(), Over::default())?;
+        backend.launch(&source).await?;
+        let id = SnapshotId::from_random(random()?);
+        backend.settle_files(source.sandbox).await?;
+        let began = Instant::now();
+        backend.freeze(source.sandbox, Motion::Still).await?;
+        backend.take_snapshot(source.sandbox, id).await?;
+        backend.freeze(source.sandbox, Motion::Going).await?;
+        snapshot.push(began.elapsed());
+        let over = source.over.with(id);
+        let began = Instant::now();
+        backend.teardown(source.sandbox).await?;
+        let again = Spec { over: over.clone(), ..source };
+        backend.launch(&again).await?;
+        backend.connect(again.sandbox).await?;
+        rollback.push(began.elapsed());
+        backend.teardown(again.sandbox).await?;
+        sixteen.push(together(backend, limits, Over::default()).await?);
+        fork.push(together(backend, limits, over).await?);
+        backend.remove_snapshot(id).await?;
+    }
+    Ok(Costs {
+        snapshot: median(snapshot),
+        rollback: median(rollback),
+        fork: median(fork),
+        sixteen: median(sixteen),
+        ..costs
+    })
+}
+
+/// How long it takes until [`CHILDREN`] sandboxes listen that are launched at the same time.
+async fn together(backend: &NsBackend, limits: Limits, over: Over) -> anyhow::Result<Duration> {
+    let specs = (0..CHILDREN).map(|_| spec(limits, Vec::new(), over.clone()));
+    let specs = specs.collect::<anyhow::Result<Vec<Spec>>>()?;
+    let began = Instant::now();
+    let mut launching = tokio::task::JoinSet::new();
+    for spec in specs.clone() {
+        let backend = backend.clone();
+        launching.spawn(async move {
+            backend.launch(&spec).await?;
+            backend.connect(spec.sandbox).await.map(drop)
+        });
+    }
+    let mut launched = Ok(());
+    while let Some(done) = launching.join_next().await {
+        launched = launched.and(done?);
+    }
+    let took = began.elapsed();
+    for spec in specs {
+        backend.teardown(spec.sandbox).await?;
+    }
+    launched?;
+    Ok(took)
+}
+
+fn spec(limits: Limits, mounts: Vec<Mount>, over: Over) -> anyhow::Result<Spec> {
+    let sandbox = SandboxId::from_random(random()?);
+    Ok(Spec { sandbox, rootfs: Rootfs::Host, limits, mounts, over, writable: Default::default() })
 }
 
 async fn launches(
@@ -129,8 +212,8 @@ async fn launches(
 ) -> anyhow::Result<Duration> {
     let mut times = Vec::new();
     for _ in 0..rounds {
-        let sandbox = SandboxId::from_random(random()?);
-        let spec = Spec { sandbox, rootfs: Rootfs::Host, limits, mounts: mounts.clone() };
+        let spec = spec(limits, mounts.clone(), Over::default())?;
+        let sandbox = spec.sandbox;
         let began = Instant::now();
         let up = async {
             backend.launch(&spec).await?;

@@ -171,7 +171,9 @@ async fn freeze_rounds(
 ) -> anyhow::Result<(Duration, Duration)> {
     let limits = Limits { cpu_millis: 1000, memory_bytes: 1 << 30, pids: 64, disk_bytes: None };
     backend.prepare(&Rootfs::Host).await?;
-    backend.launch(&Spec { sandbox, rootfs: Rootfs::Host, limits, mounts: Vec::new() }).await?;
+    let (over, writable) = Default::default();
+    let spec = Spec { sandbox, rootfs: Rootfs::Host, limits, mounts: Vec::new(), over, writable };
+    backend.launch(&spec).await?;
     let (mut frozen, mut thawed) = (Vec::new(), Vec::new());
     for _ in 0..rounds {
         let began = Instant::now();

@@ -12,6 +12,7 @@ use client::{Client, Upload, api};
 use image::ignore::Ignore;
 
 use crate::args::Build;
+use crate::commands::net;
 use crate::daemon::find;
 use crate::environment::Environment;
 use crate::output::print;
@@ -48,6 +49,7 @@ pub async fn build(arguments: Build, environment: &Environment) -> anyhow::Resul
         target: arguments.target,
         args: arguments.build_args.into_iter().collect(),
         secrets: secrets(&arguments.secrets, environment)?,
+        network: net::network(arguments.net.as_deref())?,
     };
     let build = built(&client, &wish, context(&arguments.context, &dockerfile)?).await?;
     if arguments.json {

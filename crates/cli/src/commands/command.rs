@@ -12,7 +12,8 @@ use crate::output::{age, print};
 /// `shoal ps`
 pub async fn list(arguments: Ps, environment: &Environment) -> anyhow::Result<i32> {
     let Some(text) = &arguments.sandbox else {
-        let list = List { labels: Vec::new(), quiet: arguments.quiet, json: arguments.json };
+        let list =
+            List { all_owners: false, labels: Vec::new(), quiet: arguments.quiet, json: arguments.json };
         return sandbox::list(list, environment).await;
     };
     let client = find::daemon(environment)?;
@@ -37,16 +38,19 @@ pub fn table(commands: &[api::Command]) -> anyhow::Result<()> {
     print::table(&["command", "state", "exit", "created", "program"], &rows)
 }
 
-fn row(command: &api::Command) -> Vec<String> {
+/// What a command runs, on one line: a script has several.
+pub fn program(command: &api::Command) -> String {
     let program = command.argv.as_ref().map(|argv| argv.join(" ")).or_else(|| command.script.clone());
-    // A script has lines, and a table has one for it.
-    let program = program.map(|program| program.split_whitespace().collect::<Vec<_>>().join(" "));
+    program.unwrap_or_default().split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+fn row(command: &api::Command) -> Vec<String> {
     vec![
         command.id.to_string(),
         print::word(&command.state),
         command.result.as_ref().map(ending).unwrap_or_default(),
         age::ago(&command.created_at),
-        program.unwrap_or_default(),
+        program(command),
     ]
 }
 

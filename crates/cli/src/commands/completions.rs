@@ -12,7 +12,7 @@ use crate::environment::Environment;
 use crate::output::print;
 
 /// Subcommands that name one of these after them.
-const SANDBOX_VERBS: &str = "shell attach exec inspect show get rename label lifetime touch explain rm delete remove logs watch stats ps kill";
+const SANDBOX_VERBS: &str = "shell attach exec inspect show get rename label lifetime touch explain rm delete remove logs watch stats ps kill ports url forward";
 const TEMPLATE_VERBS: &str = "get inspect show update prepare rm delete remove";
 const VOLUME_VERBS: &str = "get inspect show resize rename rm delete remove import export";
 const POOL_VERBS: &str = "get inspect show scale rename rm delete remove";

@@ -121,7 +121,7 @@ fn word(verdict: Verdict) -> &'static str {
     match verdict {
         Verdict::Found => "ok",
         Verdict::Unknown => "unknown",
-        Verdict::Limited => "lacking",
+        Verdict::Limited => "limited",
         Verdict::Missing => "missing",
     }
 }
@@ -202,7 +202,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_lacking_comes_with_its_cost_and_its_remedy() {
+    fn a_limitation_comes_with_its_cost_and_its_remedy() {
         let findings = [
             Finding::found("kernel", "Linux 6.1"),
             Finding::limited("process_ids", "pid_max is 32768", "few", "raise it"),
@@ -210,7 +210,7 @@ mod tests {
         assert_eq!(
             shown(&findings, 80),
             "ok       kernel       Linux 6.1\n\
-             lacking  process_ids  pid_max is 32768\n\
+             limited  process_ids  pid_max is 32768\n\
              \u{20}        cost: few\n\
              \u{20}        do:   raise it\n\
              \n\

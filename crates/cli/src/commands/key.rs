@@ -15,6 +15,12 @@ pub async fn create(arguments: CreateKey, environment: &Environment) -> anyhow::
         sandboxes_max: arguments.sandboxes,
         cpu_max: arguments.cpu,
         memory_max: arguments.memory,
+        disk_max: arguments.disk,
+        volumes_max: arguments.volumes,
+        output_max: arguments.output,
+        snapshots_max: arguments.snapshots,
+        builds_max: arguments.builds,
+        connections_max: arguments.connections,
     };
     let created = find::daemon(environment)?.create_key(&wish).await?;
     if arguments.json {
@@ -32,25 +38,115 @@ pub async fn list(arguments: ListKeys, environment: &Environment) -> anyhow::Res
         print::json(&keys)?;
         return Ok(0);
     }
-    let limit = |limit: Option<String>| limit.unwrap_or_else(|| "-".into());
-    let rows: Vec<Vec<String>> = keys
-        .into_iter()
-        .map(|key| {
-            let access = access(&key).to_owned();
-            vec![
-                key.id,
-                key.owner,
-                access,
-                limit(key.sandboxes_max.map(|count| count.to_string())),
-                limit(key.cpu_millis_max.map(amount::cpu)),
-                limit(key.memory_bytes_max.map(amount::memory)),
-                age::ago(&key.created_at),
-            ]
-        })
+    // Sandboxes, processors and memory always; the rest if a key limits it.
+    let shown: Vec<&Column> = COLUMNS
+        .iter()
+        .enumerate()
+        .filter(|(at, column)| *at < COLUMNS_ALWAYS || keys.iter().any(|key| (column.limit)(key).is_some()))
+        .map(|(_, column)| column)
         .collect();
-    print::table(&["id", "owner", "access", "sandboxes", "cpu", "memory", "created"], &rows)?;
+    let mut rows = Vec::new();
+    for key in &keys {
+        let mut row = vec![key.id.clone(), key.owner.clone(), access(key).to_owned()];
+        row.extend(shown.iter().map(|column| column.cell(key)));
+        row.push(age::ago(&key.created_at));
+        rows.push(row);
+    }
+    let mut header = vec!["id", "owner", "access"];
+    header.extend(shown.iter().map(|column| column.name));
+    header.push("created");
+    print::table(&header, &rows)?;
     Ok(0)
 }
+
+/// How many of [`COLUMNS`] are shown even if no key limits them.
+const COLUMNS_ALWAYS: usize = 3;
+
+/// What a key limits, and what its owner uses of it.
+struct Column {
+    name: &'static str,
+    limit: fn(&api::Key) -> Option<u64>,
+    used: fn(&api::OwnerUse) -> u64,
+    text: fn(u64) -> String,
+    /// What is in use, which need not be a round number.
+    rounded: fn(u64) -> String,
+}
+
+impl Column {
+    /// The use beside the limit, or a dash where there is none.
+    fn cell(&self, key: &api::Key) -> String {
+        match ((self.limit)(key), &key.used) {
+            (None, _) => "-".into(),
+            (Some(limit), None) => (self.text)(limit),
+            (Some(limit), Some(used)) => {
+                format!("{}/{}", (self.rounded)((self.used)(used)), (self.text)(limit))
+            }
+        }
+    }
+}
+
+fn count(number: u64) -> String {
+    number.to_string()
+}
+
+const COLUMNS: [Column; 8] = [
+    Column {
+        name: "sandboxes",
+        limit: |key| key.sandboxes_max.map(u64::from),
+        used: |used| used.sandboxes,
+        text: count,
+        rounded: count,
+    },
+    Column {
+        name: "cpu",
+        limit: |key| key.cpu_millis_max,
+        used: |used| used.cpu_millis,
+        text: amount::cpu,
+        rounded: amount::cpu,
+    },
+    Column {
+        name: "memory",
+        limit: |key| key.memory_bytes_max,
+        used: |used| used.memory_bytes,
+        text: amount::memory,
+        rounded: amount::rounded,
+    },
+    Column {
+        name: "disk",
+        limit: |key| key.disk_bytes_max,
+        used: |used| used.disk_bytes,
+        text: amount::memory,
+        rounded: amount::rounded,
+    },
+    Column {
+        name: "volumes",
+        limit: |key| key.volume_bytes_max,
+        used: |used| used.volume_bytes,
+        text: amount::memory,
+        rounded: amount::rounded,
+    },
+    Column {
+        name: "output",
+        limit: |key| key.output_bytes_max,
+        used: |used| used.output_bytes,
+        text: amount::memory,
+        rounded: amount::rounded,
+    },
+    Column {
+        name: "snapshots",
+        limit: |key| key.snapshots_max.map(u64::from),
+        used: |used| used.snapshots,
+        text: count,
+        rounded: count,
+    },
+    Column {
+        name: "builds",
+        limit: |key| key.builds_max.map(u64::from),
+        used: |used| used.builds,
+        text: count,
+        rounded: count,
+    },
+];
 
 /// What a key gives access to.
 fn access(key: &api::Key) -> &'static str {

@@ -5,12 +5,14 @@ use std::io;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use bytes::Bytes;
-use client::{Offsets, StreamEvent, api};
+use client::{Client, Offsets, SandboxId, StreamEvent, api};
 
 use crate::args::Logs;
+use crate::commands::command;
 use crate::daemon::find;
 use crate::environment::Environment;
 use crate::output::report::{self, hinted};
+use crate::output::{age, print};
 use crate::terminal::pipes::Pipe;
 
 /// How far back the last lines of a stream are looked for.
@@ -20,6 +22,22 @@ const TAIL_MAX: u64 = 1 << 20;
 pub async fn logs(arguments: Logs, environment: &Environment) -> anyhow::Result<i32> {
     let client = find::daemon(environment)?;
     let sandbox = find::sandbox(&client, &arguments.sandbox).await?.id;
+    if let Some(since) = arguments.since {
+        let mut commands = client.commands(sandbox).await?;
+        commands.retain(|command| age::is_within(&command.created_at, since));
+        for command in commands {
+            let program = command::program(&command);
+            print::line(&format!(
+                "==> {} {} <==",
+                print::short_id(&command.id.to_string()),
+                print::plain(&program)
+            ))?;
+            if !show(&client, sandbox, command, &arguments, environment).await? {
+                break;
+            }
+        }
+        return Ok(0);
+    }
     let command = match &arguments.command {
         Some(text) => find::command(&client, sandbox, text).await?,
         None => match client.commands(sandbox).await?.pop() {
@@ -27,6 +45,18 @@ pub async fn logs(arguments: Logs, environment: &Environment) -> anyhow::Result<
             None => return Err(hinted("the sandbox has no commands", "run one with `shoal run --sandbox`")),
         },
     };
+    show(&client, sandbox, command, &arguments, environment).await?;
+    Ok(0)
+}
+
+/// Shows the output of one command, and returns whether someone still reads.
+async fn show(
+    client: &Client,
+    sandbox: SandboxId,
+    command: api::Command,
+    arguments: &Logs,
+    environment: &Environment,
+) -> anyhow::Result<bool> {
     let until =
         (!arguments.follow).then_some(Offsets { stdout: command.stdout.end, stderr: command.stderr.end });
     let before = Offsets { stdout: command.stdout.end, stderr: command.stderr.end };
@@ -65,7 +95,7 @@ pub async fn logs(arguments: Logs, environment: &Environment) -> anyhow::Result<
                     }
                 };
                 if !pipes.write(pieces).await? {
-                    return Ok(0);
+                    return Ok(false);
                 }
             }
             Some(StreamEvent::Lost { stream, from, to }) => {
@@ -80,9 +110,8 @@ pub async fn logs(arguments: Logs, environment: &Environment) -> anyhow::Result<
         }
     }
     pipes.write(tail.map(Tail::last).unwrap_or_default()).await?;
-    still_read(pipes.stdout.finish().await)?;
-    still_read(pipes.stderr.finish().await)?;
-    Ok(0)
+    let read = still_read(pipes.stdout.finish().await)?;
+    Ok(still_read(pipes.stderr.finish().await)? && read)
 }
 
 /// Output of a command.

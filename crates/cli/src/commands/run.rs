@@ -9,7 +9,7 @@ use base64::engine::general_purpose::STANDARD as BASE64;
 use client::{Client, CommandId, CommandStream, SandboxId, StreamEvent, api};
 
 use crate::args::{Run, value};
-use crate::commands::{image, sandbox, shell, variables};
+use crate::commands::{forward, image, net, sandbox, shell, variables};
 use crate::daemon::find;
 use crate::daemon::private::{self, Private};
 use crate::environment::Environment;
@@ -96,6 +96,8 @@ pub async fn run(mut arguments: Run, environment: &Environment) -> anyhow::Resul
     if arguments.manner.terminal && !terminal::is_typed_on() {
         return Err(hinted("-t needs a terminal, and stdin is not one", "leave out -t"));
     }
+    // Before anything is made, so that a port that is taken here leaves nothing behind.
+    let bound = forward::Bound::bind(&arguments.ports).await?;
     let mut interrupts = Interrupts::catch()?;
     let daemon = tokio::select! {
         daemon = Daemon::find(environment) => daemon?,
@@ -107,6 +109,7 @@ pub async fn run(mut arguments: Run, environment: &Environment) -> anyhow::Resul
             sandbox = find::sandbox(client, text) => sandbox?,
             code = interrupts.next() => return Ok(code),
         };
+        let _forwards = bound.serve(client, sandbox.id, environment);
         if arguments.manner.terminal {
             let keys = arguments.manner.detach.detach_keys.clone();
             let (command, left) =
@@ -120,6 +123,7 @@ pub async fn run(mut arguments: Run, environment: &Environment) -> anyhow::Resul
         Ok(sandbox) => sandbox,
         Err(code) => return Ok(code),
     };
+    let forwards = bound.serve(client, sandbox.id, environment);
     let result = if arguments.manner.terminal {
         let keys = match &daemon {
             Daemon::Shared(_) => arguments.manner.detach.detach_keys.clone(),
@@ -141,6 +145,7 @@ pub async fn run(mut arguments: Run, environment: &Environment) -> anyhow::Resul
     } else {
         in_own_sandbox(client, sandbox.id, &arguments, &mut interrupts, environment).await
     };
+    drop(forwards);
     let _waiting = Waiting::new("deleting the sandbox");
     // A second signal leaves at once; the daemon carries the deletion on.
     tokio::select! {
@@ -167,7 +172,7 @@ async fn background(client: &Client, arguments: &Run, environment: &Environment)
         image::have(client, image, environment).await?;
     }
     let waiting = Waiting::new("creating a sandbox");
-    let sandbox = client.create_sandbox(&new_sandbox(arguments)).await?;
+    let sandbox = client.create_sandbox(&new_sandbox(arguments)?).await?;
     drop(waiting);
     if let Err(error) = client.start(sandbox.id, wish(arguments)).await {
         // Nobody knows of the sandbox yet. If it cannot be deleted, that is less than what there is to say already.
@@ -183,8 +188,8 @@ async fn background(client: &Client, arguments: &Run, environment: &Environment)
 }
 
 /// The sandbox that a command wants for itself.
-fn new_sandbox(arguments: &Run) -> api::CreateSandbox {
-    api::CreateSandbox {
+fn new_sandbox(arguments: &Run) -> anyhow::Result<api::CreateSandbox> {
+    Ok(api::CreateSandbox {
         name: arguments.name.clone(),
         template: arguments.spec.template.clone(),
         pool: arguments.spec.pool.clone(),
@@ -193,8 +198,9 @@ fn new_sandbox(arguments: &Run) -> api::CreateSandbox {
         memory: arguments.spec.memory.clone(),
         disk: arguments.spec.disk.clone(),
         mounts: arguments.spec.mounts.clone(),
+        network: net::network(arguments.spec.net.as_deref())?,
         ..Default::default()
-    }
+    })
 }
 
 /// Creates a sandbox. After a signal it is waited for all the same, so that it can be deleted.
@@ -210,7 +216,7 @@ async fn create(
             code = interrupts.next() => return Ok(Err(code)),
         }
     }
-    let wish = new_sandbox(arguments);
+    let wish = new_sandbox(arguments)?;
     let _waiting = Waiting::new("creating a sandbox");
     let creating = client.create_sandbox(&wish);
     tokio::pin!(creating);
@@ -299,6 +305,7 @@ pub fn concluded(
     if let Some(error) = complaint(result, timeout) {
         report::failure(&error, environment.colour);
     }
+    say_attempts(result, environment);
     Ok(exit_code(result))
 }
 
@@ -448,10 +455,25 @@ impl Streaming {
                 stdout_cut,
                 stderr_cut,
             })?;
-        } else if let Some(error) = complaint(&result, arguments.manner.timeout) {
-            report::failure(&error, environment.colour);
+        } else {
+            if let Some(error) = complaint(&result, arguments.manner.timeout) {
+                report::failure(&error, environment.colour);
+            }
+            say_attempts(&result, environment);
         }
         Ok(exit_code(&result))
+    }
+}
+
+/// Says so if the command tried to reach a network in a sandbox that has none.
+fn say_attempts(result: &api::CommandResult, environment: &Environment) {
+    if let Some(api::CommandNetwork { attempts }) = result.network {
+        let times = if attempts == 1 { "once".into() } else { format!("{attempts} times") };
+        let what = format!(
+            "the command tried to reach a network ({times}) and this sandbox has none; add --net registries for package \
+             installs or --net open for the internet"
+        );
+        report::warning(&what, environment.colour);
     }
 }
 
@@ -492,7 +514,7 @@ mod tests {
     use super::*;
 
     fn result(outcome: api::Outcome, exit_code: Option<i32>) -> api::CommandResult {
-        api::CommandResult { outcome, exit_code, signal: None, message: None }
+        api::CommandResult { outcome, exit_code, signal: None, message: None, network: None }
     }
 
     #[test]

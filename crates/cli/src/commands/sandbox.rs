@@ -4,7 +4,7 @@ use client::{ClientError, api};
 use serde::Serialize;
 
 use crate::args::{Create, Inspect, List, Remove, Rename};
-use crate::commands::{command, image, variables};
+use crate::commands::{command, image, net, variables};
 use crate::daemon::find::{self, Sure};
 use crate::environment::Environment;
 use crate::output::progress::Waiting;
@@ -26,9 +26,11 @@ pub async fn create(arguments: Create, environment: &Environment) -> anyhow::Res
         memory: arguments.spec.memory,
         disk: arguments.spec.disk,
         mounts: arguments.spec.mounts,
+        network: net::network(arguments.spec.net.as_deref())?,
         match_labels: arguments.get_or_create.then(|| arguments.labels.iter().cloned().collect()),
         labels: arguments.labels.into_iter().collect(),
         lifetime: arguments.rules.list(),
+        history: arguments.history,
         wait: Some(!arguments.no_wait),
     };
     let waiting = Waiting::new("creating a sandbox");
@@ -104,7 +106,7 @@ pub async fn inspect(arguments: Inspect, environment: &Environment) -> anyhow::R
         return Ok(0);
     }
     let commands = client.commands(sandbox.id).await?;
-    let image = image_text(&sandbox);
+    let (image, state) = (image_text(&sandbox), state_text(&sandbox));
     let template = match sandbox.template.as_str() {
         // What is built in has no versions.
         "default" => sandbox.template,
@@ -113,7 +115,7 @@ pub async fn inspect(arguments: Inspect, environment: &Environment) -> anyhow::R
     let mut facts = vec![
         ("id", sandbox.id.to_string()),
         ("name", sandbox.name),
-        ("state", print::word(&sandbox.state)),
+        ("state", state),
         ("template", template),
         ("image", image),
         ("cpu", amount::cpu(sandbox.limits.cpu_millis.into())),
@@ -139,9 +141,19 @@ pub async fn inspect(arguments: Inspect, environment: &Environment) -> anyhow::R
     Ok(0)
 }
 
+/// The state of a sandbox, with what it has kept if it is paused.
+fn state_text(sandbox: &api::Sandbox) -> String {
+    let state = print::word(&sandbox.state);
+    match sandbox.memory {
+        None => state,
+        Some(api::PauseMemory::Keep) => format!("{state}, with its memory"),
+        Some(api::PauseMemory::Drop) => format!("{state}, without its memory"),
+    }
+}
+
 /// A rule of a lifetime as `--rule` takes it.
 fn rule_text(rule: &api::KeptRule) -> String {
-    let idle = if rule.acts { "" } else { " (inactive in this version)" };
+    let idle = if rule.acts { "" } else { " (inactive in the daemon's version)" };
     let typed = |word: String| word.replace('_', "-");
     let after = amount::length(rule.after_seconds);
     format!("{}:{after}:{}{idle}", typed(print::word(&rule.since)), typed(print::word(&rule.action)))

@@ -1,5 +1,6 @@
 //! `shoal serve`: the daemon. The only subcommand, beside the launcher, that is more than a client.
 
+use std::io::IsTerminal;
 use std::sync::Arc;
 
 use anyhow::Context;
@@ -12,7 +13,7 @@ use server::{Daemon, DataDir, Ended, Layers, Listener, PrivateDir, ServeError, S
 use wire::launch::StoreKind;
 
 use crate::args::{DaemonFlags, Serve};
-use crate::daemon::{FIRST_OWN_DESCRIPTOR, notify, settings};
+use crate::daemon::{FIRST_OWN_DESCRIPTOR, detached, notify, settings};
 use crate::environment::Environment;
 use crate::output::print;
 
@@ -27,14 +28,23 @@ pub async fn serve(arguments: Serve, environment: &Environment) -> anyhow::Resul
     // The launcher must not inherit other descriptors of the process that started the daemon.
     runtime::sys::close_on_exec_from(FIRST_OWN_DESCRIPTOR).context("cannot mark descriptors")?;
     let private = arguments.private.as_deref().map(PrivateDir::new);
-    if private.is_some() {
+    if private.is_some() || arguments.detached {
         // A session of its own, so that Ctrl-C and the end of the terminal that started it do not reach it.
         rustix::process::setsid().context("cannot leave the session")?;
     }
     let (take_over, linger) = (arguments.take_over, arguments.linger);
+    // A person who reads along wants to know of trouble, not of every request.
+    let quiet = arguments.detached || std::io::stderr().is_terminal();
     let config = settings::whole(&layers(arguments.flags, environment, private.as_ref())?)?;
+    if arguments.detach {
+        return detached::start(&config.data_dir).await;
+    }
     let format = if config.log_json { Format::Json } else { Format::Human { colour: environment.colour } };
-    let filter = environment.log.as_deref().unwrap_or(log::FILTER_DEFAULT);
+    let filter = match environment.log.as_deref() {
+        Some(filter) => filter,
+        None if quiet && !config.log_json => log::FILTER_QUIET,
+        None => log::FILTER_DEFAULT,
+    };
     let traces = config.otlp_endpoint.as_ref().map(Traces::start).transpose()?;
     log::start(format, filter, traces.as_ref())
         .with_context(|| format!("SHOAL_LOG is not a valid filter: `{filter}`"))?;
@@ -63,9 +73,11 @@ pub async fn serve(arguments: Serve, environment: &Environment) -> anyhow::Resul
     })
     .await
     .context("cannot start the launcher")?;
-    let start = Start { data_dir, backend: Arc::new(backend.clone()), api_key, listener, private, linger };
+    let machine = environment.package_managers.clone();
+    let start =
+        Start { data_dir, backend: Arc::new(backend.clone()), api_key, listener, private, linger, machine };
     let daemon = Daemon::start(&config, start).await?;
-    print::line(&format!("shoal is ready at {}", daemon.url()))?;
+    print::line(&format!("{}{}", detached::READY, daemon.url()))?;
     if let Some(socket) = &environment.notify_socket {
         let state = format!("READY=1\nSTATUS=listening at {}", daemon.url());
         notify::notify(socket, &state).context("cannot tell the service manager that the daemon is ready")?;

@@ -37,6 +37,7 @@ pub async fn shell(arguments: Shell, environment: &Environment) -> anyhow::Resul
         rm: false,
         name: None,
         spec: arguments.spec,
+        ports: Vec::new(),
         greeting: true,
         command: LOGIN_SHELL.map(str::to_owned).to_vec(),
     };
@@ -100,9 +101,13 @@ pub async fn run(
     interrupts: &mut Interrupts,
     environment: &Environment,
 ) -> (CommandId, anyhow::Result<Left>) {
+    let prompt = prompt(&sandbox::handle(sandbox));
     let wish = api::RunCommand {
         // What was asked for by name goes before what our terminal is.
-        env: environment.terminal.iter().chain(&arguments.process.env).cloned().collect(),
+        env: prompt
+            .into_iter()
+            .chain(environment.terminal.iter().chain(&arguments.process.env).cloned())
+            .collect(),
         stdin: true,
         terminal: Some(terminal::size()),
         ..run::wish(arguments)
@@ -115,6 +120,15 @@ pub async fn run(
     let stream = client.stream(sandbox.id, wish);
     let command = stream.id().clone();
     (command, Session::started(stream, keys).run(interrupts).await)
+}
+
+/// Variables that make shells show the sandbox's name in their prompt.
+///
+/// Other shells take `PS1` as it is. Bash reads its own files after that, so it replaces the host name in whatever prompt they
+/// have set, once, before it first shows it. The handle is made of characters that mean nothing to a shell.
+fn prompt(handle: &str) -> [(String, String); 2] {
+    let replace = format!("PS1=${{PS1//\\\\h/{handle}}}; unset PROMPT_COMMAND");
+    [("PS1".into(), format!("{handle}:${{PWD}}\\$ ")), ("PROMPT_COMMAND".into(), replace)]
 }
 
 /// A command in a sandbox that stays.

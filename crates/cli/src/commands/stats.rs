@@ -151,7 +151,8 @@ fn machine(machine: &api::MachineStats) -> String {
             all.states.iter().map(|(state, count)| format!("{count} {state}")).collect();
         let states = if states.is_empty() { "none".to_owned() } else { states.join(", ") };
         text.push_str(&format!(
-            "sandboxes of all owners: {states}; they use {} with {} processes, and may use {} of {} processors and {} of {}\n",
+            "sandboxes of all owners: {states}; they use {} of memory with {} processes\n\
+             limits of all sandboxes add up to {} of at most {} processors and {} of at most {} of memory\n",
             size(all.usage.memory_bytes),
             all.usage.pids,
             processors(all.promised.cpu_millis),

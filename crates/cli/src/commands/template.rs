@@ -10,7 +10,7 @@ use serde::Deserialize;
 use crate::args::{
     ApplyTemplates, CreateTemplate, PrepareTemplate, Template, TemplateAction, UpdateTemplate,
 };
-use crate::commands::{build, delete_each};
+use crate::commands::{build, delete_each, net};
 use crate::daemon::find::{self, Sure};
 use crate::environment::Environment;
 use crate::output::layers::Layers;
@@ -69,6 +69,7 @@ async fn create(
         command: arguments.command,
         labels: arguments.labels.into_iter().collect(),
         mounts: arguments.mounts,
+        network: net::network(arguments.net.as_deref())?,
     };
     let template = client.create_template(&wish).await?;
     finish(client, template, arguments.wait, arguments.json, environment).await
@@ -115,6 +116,7 @@ async fn update(
         command: Some(arguments.command).filter(|command| !command.is_empty()),
         labels: pairs(labels, arguments.no_labels, arguments.labels),
         mounts,
+        network: net::network(arguments.net.as_deref())?.map(Some),
     };
     let template = client.update_template(&name, &update).await?;
     finish(client, template, arguments.wait, arguments.json, environment).await
@@ -293,6 +295,7 @@ struct Entry {
     command: Vec<String>,
     labels: BTreeMap<String, String>,
     mounts: Vec<api::VolumeMount>,
+    network: Option<api::Network>,
     build: Option<Steps>,
 }
 
@@ -306,13 +309,16 @@ struct Steps {
     dockerfile: Option<String>,
     target: Option<String>,
     args: BTreeMap<String, String>,
+    network: Option<api::Network>,
     script: Option<String>,
 }
 
 impl Entry {
     fn spec(self) -> (api::TemplateSpec, Option<Steps>) {
-        let Self { image, cpu, memory, disk, env, cwd, user, command, labels, mounts, build } = self;
-        (api::TemplateSpec { image, cpu, memory, disk, env, cwd, user, command, labels, mounts }, build)
+        let Self { image, cpu, memory, disk, env, cwd, user, command, labels, mounts, network, build } = self;
+        let spec =
+            api::TemplateSpec { image, cpu, memory, disk, env, cwd, user, command, labels, mounts, network };
+        (spec, build)
     }
 }
 
@@ -333,6 +339,7 @@ async fn apply_one(
         target: steps.target,
         args: steps.args,
         secrets: BTreeMap::new(),
+        network: steps.network,
     };
     let context = match (steps.script, image) {
         (Some(_), None) => {

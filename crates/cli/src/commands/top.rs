@@ -30,6 +30,8 @@ const FIRST_LOOK: Duration = Duration::from_millis(500);
 const KEYS_MAX: usize = 64;
 /// What is read from the keyboard at once; a key is a few bytes.
 const KEY_BYTES_MAX: usize = 64;
+/// What the keys do, in one line of a common terminal.
+const KEYS_SHOWN: &str = "q quit  c/m/d/n sort by cpu, memory, disk or name  space pause  up/down scroll";
 /// Of the screen, at least so many rows are for sandboxes.
 const SANDBOX_ROWS_MIN: usize = 3;
 
@@ -282,6 +284,10 @@ fn shown(before: &Look, now: &Look, view: &View, room: Option<(usize, usize)>) -
     sort(&mut busy, view.sort);
     let all: f64 = busy.iter().map(|(rate, _)| rate).sum();
     let mut text = head(now, all, view);
+    if let Some((_, columns)) = room {
+        text.push_str(&print::painted(&print::cut(KEYS_SHOWN, columns), print::Paint::Dim));
+        text.push('\n');
+    }
     if !now.seen.pools.is_empty() {
         // Pools have at most a third of the screen.
         let most = room.map_or(usize::MAX, |(rows, _)| (rows / 3).max(2));
@@ -338,10 +344,13 @@ fn head(now: &Look, busy: f64, view: &View) -> String {
     let ready: u32 = pools.iter().map(|pool| pool.ready).sum();
     let wanted: u32 = pools.iter().map(|pool| pool.replicas).sum();
     let free = |available: u64, all: u64| format!("{} free of {}", size(available), size(all));
+    let pools = match pools.len() {
+        0 => String::new(),
+        count => format!(", {} with {ready} of {wanted} ready", counted(count, "pool", "pools")),
+    };
     let mut text = format!(
-        "{}, {} with {ready} of {wanted} ready, by {sorted}{}\n",
+        "{}{pools}, sorted by {sorted}{}\n",
         counted(sandboxes.len(), "sandbox", "sandboxes"),
-        counted(pools.len(), "pool", "pools"),
         if view.still { ", paused" } else { "" },
     );
     text.push_str(&format!(
@@ -352,12 +361,11 @@ fn head(now: &Look, busy: f64, view: &View) -> String {
     ));
     if let Some(all) = &machine.all_sandboxes {
         text.push_str(&format!(
-            "all owners: {} sandboxes of {}, memory used {}, promised {} of {}\n",
+            "all owners: {} of at most {} sandboxes use {} of memory; their limits add up to {}\n",
             all.promised.sandboxes,
             all.capacity.sandboxes,
             size(all.usage.memory_bytes),
             size(all.promised.memory_bytes),
-            size(all.capacity.memory_bytes),
         ));
     }
     text
@@ -422,6 +430,7 @@ mod tests {
         for rows in [1, 5, 24, 80] {
             let text = shown(&before, &now, &View::default(), Some((rows, 80)));
             assert!(text.lines().count() <= rows, "{rows}");
+            assert!(rows < 5 || text.contains("q quit"), "{rows}: the keys are on the screen");
             let text = screenful(&before, &now, &View::default(), Some("it is\naway"), (rows, 80));
             assert!(text.lines().count() <= rows && text.contains("it is\u{fffd}away"), "{rows}: {text}");
         }

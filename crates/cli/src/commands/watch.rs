@@ -151,6 +151,7 @@ mod tests {
             exit_code,
             signal,
             message: message.map(str::to_owned),
+            network: None,
         };
         for (result, text) in [
             (result(api::Outcome::Exited, Some(3), None, None), "exited with 3"),

@@ -22,6 +22,11 @@ pub fn ago_and_when(timestamp: &str) -> String {
     }
 }
 
+/// Whether a timestamp of the API is at most so long ago. One that cannot be read is.
+pub fn is_within(timestamp: &str, length: Duration) -> bool {
+    seconds_since(timestamp).is_none_or(|seconds| Duration::from_secs(seconds) <= length)
+}
+
 fn seconds_since(timestamp: &str) -> Option<u64> {
     let then = UNIX_EPOCH + Duration::from_secs(epoch_seconds(timestamp)?);
     // A clock that was set back makes it zero.
