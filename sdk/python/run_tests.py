@@ -34,7 +34,7 @@ PYTEST = ("{python}", "-m", "pytest", "-q", "-p", "no:cacheprovider")
 MYPY = ("{python}", "-m", "mypy", "--cache-dir", "{scratch}")
 RUFF = ("{python}", "-m", "ruff")
 #: What is not in this folder and is held to its rules.
-ELSEWHERE = ("../../examples/python", "../../tests/clients")
+ELSEWHERE = ("../../examples/python", "../../tests/clients", "../../tests/openapi")
 #: LangChain's standard tests have a count and a time of their own.
 STANDARD = (*PYTEST, "tests/deepagents/test_standard.py")
 #: Deep Agents Code pins an exact version of deepagents, so its tests run beside that one alone.

@@ -195,11 +195,11 @@ def test_a_sandbox_that_is_kept_is_found_renamed_and_deleted(client: SandboxClie
     assert (sb.template_name, sb.status, sb.status_message) == (template, "ready", None)
     assert sb.id and sb.dataplane_url.startswith(client.api_endpoint)
     assert sb.name in [entry.name for entry in client.list_sandboxes()]
-    renamed = client.update_sandbox(sb.name, new_name="another name")
-    assert (renamed.id, renamed.name) == (sb.id, "another name")
-    client.delete_sandbox("another name")
+    renamed = client.update_sandbox(sb.name, new_name="another-name")
+    assert (renamed.id, renamed.name) == (sb.id, "another-name")
+    client.delete_sandbox("another-name")
     with pytest.raises(ResourceNotFoundError):
-        client.delete_sandbox("another name")
+        client.delete_sandbox("another-name")
 
 
 def test_a_sandbox_that_is_not_waited_for(client: SandboxClient, template: str) -> None:
@@ -263,9 +263,9 @@ async def test_the_same_for_asyncio(async_client: AsyncSandboxClient, template: 
     kept = await client.create_sandbox(template_name=template, wait_for_ready=False)
     kept = await client.wait_for_sandbox(kept.name, timeout=120, poll_interval=1.0)
     assert (await client.get_sandbox_status(kept.name)).status == kept.status == "ready"
-    assert (await client.update_sandbox(kept.name, new_name="async kept")).name == "async kept"
-    assert "async kept" in [entry.name for entry in await client.list_sandboxes()]
-    assert (await client.get_sandbox("async kept")).id == kept.id
-    await client.delete_sandbox("async kept")
+    assert (await client.update_sandbox(kept.name, new_name="async-kept")).name == "async-kept"
+    assert "async-kept" in [entry.name for entry in await client.list_sandboxes()]
+    assert (await client.get_sandbox("async-kept")).id == kept.id
+    await client.delete_sandbox("async-kept")
     with pytest.raises(ResourceNotFoundError):
-        await client.get_sandbox("async kept")
+        await client.get_sandbox("async-kept")

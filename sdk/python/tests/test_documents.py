@@ -12,7 +12,7 @@ from harness import Daemon, tiny
 
 EXAMPLES = [
     pytest.param(program, printed, id=f"{page}-{number}")
-    for page in ("README.md", "sdk/python/README.md", "docs/python.md")
+    for page in ("README.md", "sdk/python/README.md", "docs/python.md", "docs/guides/ports.md")
     for number, (program, printed) in enumerate(programs(page), 1)
 ]
 

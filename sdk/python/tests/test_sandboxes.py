@@ -14,7 +14,7 @@ import tarfile
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -67,11 +67,11 @@ def test_a_created_sandbox_stays_and_is_found_by_name_and_id(client: SandboxClie
     assert found.read("/workspace/x") == b"1"
     with pytest.raises(ResourceNameConflictError):
         client.create_sandbox(name="kept")
-    renamed = client.update_sandbox("kept", new_name="still kept")
-    assert renamed.name == "still kept"
-    client.delete_sandbox("still kept")
+    renamed = client.update_sandbox("kept", new_name="still-kept")
+    assert renamed.name == "still-kept"
+    client.delete_sandbox("still-kept")
     with pytest.raises(ResourceNotFoundError):
-        client.delete_sandbox("still kept")
+        client.delete_sandbox("still-kept")
 
 
 def test_a_name_may_look_like_an_id(client: SandboxClient) -> None:
@@ -126,16 +126,39 @@ def test_lifetimes_are_kept_explained_and_renewed(client: SandboxClient) -> None
         assert sb.touch().last_use is not None
         assert sb.update(lifetime=[]).lifetime == []
         assert sb.explain().end is None
-        with pytest.raises(ValidationError) as caught:
-            sb.update(lifetime=[LifetimeRule.idle(60, "pause_keep_memory")])
-        assert caught.value.code == "action_not_supported"
-        kept = LifetimeRule("last_use", 60, "pause_keep_memory", accept_inactive=True)
-        assert [rule.acts for rule in sb.update(lifetime=[kept]).lifetime] == [False]
+        pausing = LifetimeRule.idle(60, "pause_keep_memory")
+        assert [rule.acts for rule in sb.update(lifetime=[pausing]).lifetime] == [True]
+
+
+def test_a_sandbox_is_paused_and_resumed(client: SandboxClient) -> None:
+    with client.sandbox() as sb:
+        handle = sb.run("echo one; read line; echo $line", wait=False)
+        for drop in (False, True):
+            sb.write("/tmp/kept", "kept")
+            assert sb.pause(drop=drop).state == "paused" and sb.status == "stopped"
+            assert sb.info.memory == ("drop" if drop else "keep")
+            assert client.get_sandbox(sb.name).state == "paused", "looking does not resume it"
+            assert sb.read("/tmp/kept") == b"kept"
+            assert sb.refresh().state == "running"
+            if not drop:
+                handle.send_input("two\n")
+                assert handle.result.stdout == "one\ntwo\n"
+        assert sb.pause(drop=True, grace=0).resume().state == "running"
+        with pytest.raises(ValueError, match="grace"):
+            sb.pause(grace=1)
+
+
+def test_a_ttl_pauses_and_a_use_resumes(client: SandboxClient) -> None:
+    with client.sandbox(ttl=0.3) as sb:
+        sb.write("/workspace/kept", "kept")
+        wait_until(lambda: sb.refresh().state == "paused")
+        assert sb.status_message == "nobody has used it for 300 ms"
+        assert sb.run("cat /workspace/kept").stdout == "kept"
 
 
 def test_idle_and_ttl_are_short_for_rules(client: SandboxClient) -> None:
-    with client.sandbox(idle=1800, ttl=86400) as sb:
-        assert sb.lifetime == [LifetimeRule.idle(1800), LifetimeRule.hard_ttl(86400)]
+    with client.sandbox(ttl=600, idle=1800, hard_ttl=86400) as sb:
+        assert sb.lifetime == [LifetimeRule.ttl(600), LifetimeRule.idle(1800), LifetimeRule.hard_ttl(86400)]
     with client.sandbox(lifetime=[LifetimeRule.hard_ttl(60)], idle=30) as sb:
         assert sb.lifetime == [LifetimeRule.hard_ttl(60), LifetimeRule.idle(30)]
 
@@ -251,6 +274,24 @@ def test_a_wrong_key_is_an_authentication_error(daemon: Daemon) -> None:
     assert caught.value.code == "unauthorized"
     with pytest.raises(SandboxClientError, match="characters"):
         SandboxClient(daemon.url, "new\nline")
+
+
+def test_hints_are_in_the_words_of_python(client: SandboxClient) -> None:
+    calls: list[tuple[Callable[[], object], str]] = [
+        (lambda: client.get_sandbox("nobody"), "list_sandboxes"),
+        (lambda: client.get_template("nobody"), "list_templates"),
+        (lambda: client.get_volume("nobody"), "list_volumes"),
+        (lambda: client.get_pool("nobody"), "list_pools"),
+        (lambda: client.get_image("nobody"), "pull_image"),
+        (lambda: client.get_build("00000000-0000-4000-8000-000000000000"), "list_builds"),
+        (lambda: client.create_sandbox("nobody"), "list_templates"),
+        (lambda: SandboxClient(client.api_endpoint, "a-key-that-nobody-has").list_sandboxes(), "api_key"),
+    ]
+    for call, word in calls:
+        with pytest.raises(SandboxClientError) as error:
+            call()
+        hint = str(error.value.hint)
+        assert word in hint and "GET " not in hint and "Bearer" not in hint, error.value
 
 
 def test_no_daemon_is_told_at_once_with_a_hint(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -556,3 +597,13 @@ def test_a_program_that_is_none_is_told(tmp_path: Path, place: Path, monkeypatch
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(SandboxClientError, match="SHOAL_BINARY"):
         SandboxClient.local()
+
+
+def test_a_network_is_given_at_creation_and_changed_later(client: SandboxClient) -> None:
+    with client.sandbox(network={"rules": [{"to": "example.com"}]}) as sb:
+        assert [rule["to"] for rule in sb.network["rules"]] == ["example.com"]
+        assert sb.update(network="none").network["mode"] == "none"
+        with pytest.raises(ValidationError):
+            sb.update(network={"rules": [{"to": "*.com"}]})
+    with client.sandbox() as sb:
+        assert sb.network == {"mode": "none"}

@@ -44,7 +44,7 @@ def base(daemon: Daemon) -> Iterator[str]:
 
 
 def test_a_template_is_made_found_changed_and_deleted(client: SandboxClient) -> None:
-    made = client.create_template("plain", "host", cpu="250m", memory="128Mi", storage="1Gi", labels={"team": "a"})
+    made = client.create_template("plain", "host", cpu="250m", memory="128Mi", disk="1Gi", labels={"team": "a"})
     assert (made.name, made.image, made.version, made.state) == ("plain", "host", 1, "ready")
     assert made.resources == ResourceSpec("250m", "128Mi", "1Gi")
     assert (made.volume_mounts, made.sandboxes, made.built_in) == ([], 0, False)
@@ -54,6 +54,10 @@ def test_a_template_is_made_found_changed_and_deleted(client: SandboxClient) -> 
     with pytest.raises(ResourceNameConflictError) as taken:
         client.create_template("plain")
     assert taken.value.resource_type == "template"
+    assert taken.value.hint == "choose another name, or delete the other one first"
+    with pytest.raises(ValueError, match="`disk` and `storage` are the same"):
+        client.create_template("both", disk="1Gi", storage="1Gi")
+    assert made.resources.disk == "1Gi"
     client.create_template("other")
     with pytest.raises(ResourceNameConflictError) as taken:
         client.update_template("plain", new_name="other")
@@ -61,7 +65,7 @@ def test_a_template_is_made_found_changed_and_deleted(client: SandboxClient) -> 
     client.delete_template("other")
     renamed = client.update_template("plain", new_name="plain v2/é")
     assert (renamed.id, renamed.name, renamed.version) == (made.id, "plain v2/é", 1)
-    changed = client.update_template("plain v2/é", cpu="1", storage="", env={"A": "1"}, command=["true"], cwd="/tmp")
+    changed = client.update_template("plain v2/é", cpu="1", disk="", env={"A": "1"}, command=["true"], cwd="/tmp")
     assert (changed.version, changed.resources) == (2, ResourceSpec("1", "128Mi", None))
     assert (changed.env, changed.command, changed.cwd, changed.labels) == ({"A": "1"}, ["true"], "/tmp", {"team": "a"})
     assert client.update_template("plain v2/é", cwd="", labels={}).cwd is None
@@ -171,6 +175,7 @@ def test_aliases_stand_for_other_images(client: SandboxClient) -> None:
 
 
 def test_what_nobody_uses_is_collected(client: SandboxClient) -> None:
+    client.collect_images()  # What other tests have left.
     (image,) = client.import_image(tiny("one"), name="short:1")
     with client.sandbox(image="short:1") as sb:
         assert client.delete_image("short:1", force=True).images == 0

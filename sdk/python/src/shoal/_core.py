@@ -130,6 +130,22 @@ def selectors(labels: Mapping[str, str] | Sequence[str] | None) -> list[tuple[st
     return [("label", text) for text in texts]
 
 
+def one_disk(disk: str | None, storage: str | None) -> str | None:
+    """The disk limit. ``storage`` is what the LangSmith SDK calls ``disk``.
+
+    >>> one_disk(None, "1Gi"), one_disk("2Gi", None)
+    ('1Gi', '2Gi')
+    """
+    if disk is not None and storage is not None:
+        raise ValueError("`disk` and `storage` are the same: give one of them")
+    return storage if disk is None else disk
+
+
+def network_wish(network: str | Mapping[str, Any] | None) -> str | dict[str, Any] | None:
+    """What is said of a network: a word, or a policy."""
+    return dict(network) if isinstance(network, Mapping) else network
+
+
 def create_wish(
     *,
     template_name: str | None,
@@ -138,19 +154,22 @@ def create_wish(
     labels: Mapping[str, str] | None,
     match_labels: Mapping[str, str] | None,
     lifetime: Sequence[LifetimeRule] | None,
+    network: str | Mapping[str, Any] | None,
     idle: float | None,
     ttl: float | None,
+    hard_ttl: float | None,
     env: Mapping[str, str] | None,
     cpu: str | None,
     memory: str | None,
-    storage: str | None,
+    disk: str | None,
     volume_mounts: Sequence[VolumeMountSpec] | None,
     pool_name: str | None,
     wait: bool,
 ) -> dict[str, Any]:
-    """The body of a create. ``idle`` and ``ttl`` are short for lifetime rules."""
-    short = [LifetimeRule.idle(idle)] if idle is not None else []
-    short += [LifetimeRule.hard_ttl(ttl)] if ttl is not None else []
+    """The body of a create. ``idle``, ``ttl`` and ``hard_ttl`` are short for lifetime rules."""
+    short = [LifetimeRule.ttl(ttl)] if ttl is not None else []
+    short += [LifetimeRule.idle(idle)] if idle is not None else []
+    short += [LifetimeRule.hard_ttl(hard_ttl)] if hard_ttl is not None else []
     if short:
         lifetime = [*(lifetime or []), *short]
     wish = {
@@ -160,10 +179,11 @@ def create_wish(
         "labels": dict(labels) if labels else None,
         "match_labels": dict(match_labels) if match_labels is not None else None,
         "lifetime": [rule.to_json() for rule in lifetime] if lifetime is not None else None,
+        "network": network_wish(network),
         "env": dict(env) if env else None,
         "cpu": cpu,
         "memory": memory,
-        "disk": storage,
+        "disk": disk,
         "mounts": [mount.to_json() for mount in volume_mounts] if volume_mounts else None,
         "pool": pool_name,
         "wait": wait,
@@ -176,7 +196,7 @@ def template_wish(
     image: str | None,
     cpu: str | None,
     memory: str | None,
-    storage: str | None,
+    disk: str | None,
     volume_mounts: Sequence[VolumeMountSpec] | None,
     env: Mapping[str, str] | None,
     cwd: str | None,
@@ -189,7 +209,7 @@ def template_wish(
         "image": image,
         "cpu": cpu,
         "memory": memory,
-        "disk": storage,
+        "disk": disk,
         "mounts": [mount.to_json() for mount in volume_mounts] if volume_mounts is not None else None,
         "env": dict(env) if env is not None else None,
         "cwd": cwd,
@@ -229,7 +249,7 @@ def run_wish(
 
 
 #: What a path is about, where the whole of it names a thing and not something in it.
-_RESOURCE = re.compile(r"/(sandbox|template|build|image|volume|pool|key)e?s(?:/[^/?]*)?(?:\?.*)?")
+_RESOURCE = re.compile(r"/(sandbox|template|build|image|volume|pool|key|snapshot)e?s(?:/[^/?]*)?(?:\?.*)?")
 
 
 def resource_of(path: str) -> str | None:
@@ -277,8 +297,48 @@ _IMAGE = {
     "wrong_platform",
 }
 #: What the daemon's store of files cannot do.
-_UNSUPPORTED = {"copies_not_supported", "disk_limits_not_supported"}
+_UNSUPPORTED = {"copies_not_supported", "disk_limits_not_supported", "snapshots_not_supported"}
 _OWN_FAULT = {"internal", "route_not_found", "method_not_allowed", "idempotency_key_reused", "delete_failed"}
+
+
+#: What to do about an error, in the words of this package. The daemon's own hints are for those who write HTTP requests.
+_HINTS = {
+    "sandbox_not_found": "`list_sandboxes` lists the sandboxes of this key's owner",
+    "command_not_found": "`list_commands` of the sandbox lists its commands",
+    "template_not_found": "`list_templates` lists the templates of this key's owner; `default` is always there",
+    "template_failed": "fix the cause, then retry with `prepare_template`",
+    "pool_not_found": "`list_pools` lists the pools of this key's owner",
+    "pool_deleting": "its sandboxes are still being deleted; `list_pools` shows when it is gone",
+    "pool_has_volumes": "create a template without `volume_mounts` for the pool",
+    "volume_not_found": "`list_volumes` lists the volumes of this key's owner",
+    "key_not_found": "`list_keys` lists all keys",
+    "image_not_found": "`list_images` lists the images that are here, and `pull_image` gets others",
+    "image_in_use": "delete what uses it, or remove the name with `force=True`",
+    "alias_not_found": "`list_image_aliases` lists all aliases",
+    "build_not_found": "`list_builds` lists the builds that are remembered",
+    "name_taken": "choose another name, or delete the other one first",
+    "unauthorized": "pass a valid `api_key`, or set SHOAL_API_KEY; the first key is in `api.key` in the daemon's data directory",
+    "admin_required": "use the key in `api.key` in the daemon's data directory",
+    "action_not_supported": "use `delete`, or give the rule `accept_inactive=True` to have it kept without effect",
+    "disk_limits_not_supported": "leave `disk` out, or give the daemon storage that has limits; `shoal doctor` says how",
+    "no_terminal": "start the command with `terminal=TerminalSize()` to give it a terminal",
+    "stdin_closed": "start the command with `stdin=True` to write to it",
+}
+#: Words of other clients.
+_FOREIGN = re.compile(r"\b(?:GET|POST|PUT|PATCH|DELETE) |/v1/|Bearer|--[a-z]")
+
+
+def hint_for(code: str, hint: str | None) -> str | None:
+    """What a caller of this package should do about an error.
+
+    >>> hint_for("volume_not_found", "GET /v1/volumes lists the volumes of this key's owner")
+    "`list_volumes` lists the volumes of this key's owner"
+    >>> hint_for("disk_full", "free some of it"), hint_for("x", "or use --force")
+    ('free some of it', None)
+    """
+    if code in _HINTS:
+        return _HINTS[code]
+    return None if hint is None or _FOREIGN.search(hint) else hint
 
 
 def refused(
@@ -291,7 +351,7 @@ def refused(
 ) -> SandboxClientError:
     """The exception for one of the daemon's codes. ``resource`` is what the request was about."""
     details = details or {}
-    more: dict[str, Any] = {"hint": hint, "code": code, "status_code": status, "details": details}
+    more: dict[str, Any] = {"hint": hint_for(code, hint), "code": code, "status_code": status, "details": details}
     if code.endswith("_not_found") and code not in _OWN_FAULT:
         return ResourceNotFoundError(message, resource_type=code.removesuffix("_not_found"), **more)
     if code.endswith("_in_use"):

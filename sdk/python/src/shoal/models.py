@@ -22,6 +22,7 @@ __all__ = [
     "Command",
     "CommandResult",
     "CreatedKey",
+    "CreatedLink",
     "DiskUsage",
     "EditedFile",
     "ExecutionResult",
@@ -45,6 +46,9 @@ __all__ = [
     "OutputChunk",
     "Pool",
     "PoolMember",
+    "Port",
+    "PortLink",
+    "PortProcess",
     "ResourceSpec",
     "ResourceStatus",
     "SandboxEnd",
@@ -65,6 +69,7 @@ State = Literal["creating", "running", "paused", "deleting", "failed"]
 Action = Literal["pause_keep_memory", "pause_drop_memory", "delete"]
 Since = Literal["last_use", "start", "paused", "creation"]
 Stream = Literal["stdout", "stderr"]
+PauseMemory = Literal["keep", "drop"]
 TemplateState = Literal["preparing", "ready", "failed"]
 BuildState = Literal["running", "done", "failed"]
 PoolState = Literal["ready", "filling", "failing", "deleting"]
@@ -91,7 +96,7 @@ class LifetimeRule:
     since: Since
     after_seconds: float
     action: Action = "delete"
-    #: Take a rule with an action that the daemon cannot do yet: it is kept and shown, and does nothing.
+    #: For daemons of versions that could not pause: they keep a rule to pause, show it, and do nothing. Others ignore this.
     accept_inactive: bool = field(default=False, repr=False)
     #: Whether the daemon does it; said by the daemon.
     acts: bool = field(default=True, repr=False)
@@ -102,8 +107,13 @@ class LifetimeRule:
         return cls("last_use", seconds, action)
 
     @classmethod
+    def ttl(cls, seconds: float) -> LifetimeRule:
+        """Pauses the sandbox after this time without use: ends its processes and keeps its files. A use resumes it."""
+        return cls("last_use", seconds, "pause_drop_memory")
+
+    @classmethod
     def hard_ttl(cls, seconds: float) -> LifetimeRule:
-        """Deletes the sandbox this long after its creation, used or not. Nothing renews it."""
+        """Deletes the sandbox this long after its creation, used or not, paused or not. Nothing renews it."""
         return cls("creation", seconds)
 
     def to_json(self) -> dict[str, Any]:
@@ -137,15 +147,86 @@ class SandboxInfo:
     env: dict[str, str] = field(default_factory=dict)
     labels: dict[str, str] = field(default_factory=dict)
     lifetime: list[LifetimeRule] = field(default_factory=list)
+    #: What it may reach: ``mode``, ``rules`` and ``audit``.
+    network: dict[str, Any] = field(default_factory=dict)
     #: The version of the template that it was made from, and keeps.
     template_version: int | None = None
-    #: Why it is ``failed``, or ``deleting`` by a rule of its lifetime.
+    #: Why it is ``failed``, or ``paused`` or ``deleting`` by a rule of its lifetime.
     reason: str | None = None
+    #: What it has kept, if it is ``paused``: ``keep`` is everything, ``drop`` is its files.
+    memory: PauseMemory | None = None
     #: The pool where it stood ready, if it came from one.
     claimed_from: str | None = None
+    #: How many steps of its history are kept for ``undo``; 0 for none.
+    history: int = 0
     mounts: list[dict[str, Any]] = field(default_factory=list, repr=False)
     #: Whether the request made it, or found it by its labels.
     created: bool | None = None
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A snapshot of a sandbox's files, from which sandboxes can be made: name it as ``template_name``."""
+
+    id: str
+    name: str
+    state: Literal["building", "ready", "failed"]
+    created_at: datetime
+    #: Why it failed.
+    reason: str | None = None
+    #: The sandbox that it was taken of, which may be gone.
+    sandbox_id: str | None = None
+    #: The snapshot that its sandbox began with, or was rolled back to.
+    parent: str | None = None
+    #: The template that sandboxes are made from.
+    template: str | None = None
+    image: str | None = None
+    labels: dict[str, str] = field(default_factory=dict)
+    #: What its sandbox had written.
+    size_bytes: int | None = None
+    #: How long its sandbox stood still, in milliseconds.
+    stopped_ms: float | None = None
+
+
+@dataclass(frozen=True)
+class FamilyMember:
+    """A sandbox in a family of forks. It may be gone."""
+
+    sandbox_id: str
+    name: str
+    created_at: datetime
+    #: The sandbox that it was made from.
+    parent: str | None = None
+    #: The snapshot that it was made from.
+    snapshot: str | None = None
+    #: ``None`` if it is gone.
+    state: State | None = None
+    deleted_at: datetime | None = None
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A file that differs between two sandboxes or snapshots."""
+
+    path: str
+    change: Literal["added", "changed", "removed"]
+    kind: Literal["file", "directory", "symlink", "other"]
+    size_before: int | None = None
+    size_after: int | None = None
+    #: The contents of a small text file, if they were asked for.
+    before: str | None = None
+    after: str | None = None
+
+
+@dataclass(frozen=True)
+class HistoryStep:
+    """The files of a sandbox before a command."""
+
+    #: How many steps back; the newest is 1.
+    step: int
+    snapshot: str
+    taken_at: datetime
+    size_bytes: int
 
 
 @dataclass(frozen=True)
@@ -566,6 +647,11 @@ class ResourceSpec:
     memory: str = "512Mi"
     storage: str | None = None
 
+    @property
+    def disk(self) -> str | None:
+        """The same as ``storage``, under the name that it has everywhere else."""
+        return self.storage
+
 
 @dataclass(frozen=True)
 class VolumeMountSpec:
@@ -753,6 +839,20 @@ class Build:
 
 
 @dataclass(frozen=True)
+class OwnerUse:
+    """What an owner uses of what keys limit."""
+
+    sandboxes: int = 0
+    cpu_millis: int = 0
+    memory_bytes: int = 0
+    disk_bytes: int = 0
+    volume_bytes: int = 0
+    output_bytes: int = 0
+    snapshots: int = 0
+    builds: int = 0
+
+
+@dataclass(frozen=True)
 class Key:
     """An API key, without its secret."""
 
@@ -764,6 +864,14 @@ class Key:
     sandboxes_max: int | None = None
     cpu_millis_max: int | None = None
     memory_bytes_max: int | None = None
+    disk_bytes_max: int | None = None
+    volume_bytes_max: int | None = None
+    output_bytes_max: int | None = None
+    snapshots_max: int | None = None
+    builds_max: int | None = None
+    connections_max: int | None = None
+    #: What the key's owner uses, in a list of keys.
+    used: OwnerUse | None = None
 
 
 @dataclass(frozen=True)
@@ -771,6 +879,47 @@ class CreatedKey(Key):
     """A new API key. Its secret is shown only once."""
 
     secret: str = field(default="", repr=False)
+
+
+@dataclass(frozen=True)
+class PortProcess:
+    """A process that listens on a port."""
+
+    pid: int
+    name: str
+
+
+@dataclass(frozen=True)
+class Port:
+    """A port that a program in a sandbox listens on. ``url`` is its address in a browser, which needs a link."""
+
+    port: int
+    addresses: list[str]
+    reachable: bool
+    process: PortProcess | None = None
+    url: str | None = None
+
+
+@dataclass(frozen=True)
+class PortLink:
+    """A link that opens one port of one sandbox without a key."""
+
+    id: str
+    sandbox_id: str
+    port: int
+    public: bool
+    created_at: datetime
+    expires_at: datetime
+    methods: list[str] = field(default_factory=list)
+    label: str | None = None
+
+
+@dataclass(frozen=True)
+class CreatedLink(PortLink):
+    """A new link. ``url`` is for a browser; programs send ``token``, which is shown only here, in ``X-Shoal-Token``."""
+
+    url: str = field(default="", repr=False)
+    token: str | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)

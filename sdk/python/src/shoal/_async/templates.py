@@ -23,6 +23,7 @@ from .._core import (
     decoded,
     in_path,
     late,
+    one_disk,
     query,
     template_wish,
 )
@@ -52,6 +53,7 @@ class TemplateCalls:
         *,
         cpu: str = "500m",
         memory: str = "512Mi",
+        disk: str | None = None,
         storage: str | None = None,
         volume_mounts: Sequence[VolumeMountSpec] | None = None,
         env: Mapping[str, str] | None = None,
@@ -75,9 +77,12 @@ class TemplateCalls:
         Args:
             name: Free text up to 255 bytes, unique among the owner's templates.
             image: ``host``, a reference such as ``python:3.12-slim``, or an alias.
-            cpu: Processors, such as ``"500m"`` or ``"2"``.
-            memory: Memory, such as ``"512Mi"`` or ``"2Gi"``.
-            storage: The disk limit of a sandbox, such as ``"10Gi"``.
+            cpu: Processors, such as ``"500m"`` or ``"2"``. The default is that of the LangSmith SDK; the command line and the
+                HTTP API have 1.
+            memory: Memory, such as ``"512Mi"`` or ``"2Gi"``. The default is that of the LangSmith SDK; the command line and
+                the HTTP API have 1Gi.
+            disk: The disk limit of a sandbox, such as ``"10Gi"``.
+            storage: The same, in the terms of the LangSmith SDK.
             volume_mounts: Volumes that its sandboxes mount.
             env: Variables that are added to the image's environment, for every command.
             cwd: The working directory of commands: an absolute path; the image's by default.
@@ -96,7 +101,7 @@ class TemplateCalls:
             image=image,
             cpu=cpu,
             memory=memory,
-            storage=storage,
+            disk=one_disk(disk, storage),
             volume_mounts=volume_mounts,
             env=env,
             cwd=cwd,
@@ -116,6 +121,7 @@ class TemplateCalls:
         *,
         cpu: str = "500m",
         memory: str = "512Mi",
+        disk: str | None = None,
         storage: str | None = None,
         volume_mounts: Sequence[VolumeMountSpec] | None = None,
         env: Mapping[str, str] | None = None,
@@ -138,7 +144,7 @@ class TemplateCalls:
             image=image,
             cpu=cpu,
             memory=memory,
-            storage=storage,
+            disk=one_disk(disk, storage),
             volume_mounts=volume_mounts,
             env=env,
             cwd=cwd,
@@ -173,6 +179,7 @@ class TemplateCalls:
         image: str | None = None,
         cpu: str | None = None,
         memory: str | None = None,
+        disk: str | None = None,
         storage: str | None = None,
         volume_mounts: Sequence[VolumeMountSpec] | None = None,
         env: Mapping[str, str] | None = None,
@@ -184,7 +191,7 @@ class TemplateCalls:
         """Changes a template. Existing sandboxes keep the version that they were made from.
 
         Arguments that you leave out do not change. Mappings and lists are replaced as a whole; an empty string for
-        ``storage``, ``cwd`` or ``user`` resets it to the default.
+        ``disk``, ``cwd`` or ``user`` resets it to the default.
 
         >>> template = await client.create_template("python-env")
         >>> template = await client.update_template("python-env", new_name="python-env-v2", memory="1Gi")
@@ -200,7 +207,7 @@ class TemplateCalls:
             image=image,
             cpu=cpu,
             memory=memory,
-            storage=storage,
+            disk=one_disk(disk, storage),
             volume_mounts=volume_mounts,
             env=env,
             cwd=cwd,
@@ -374,7 +381,7 @@ class TemplateCalls:
             image=None,
             cpu=cpu,
             memory=memory,
-            storage=None,
+            disk=None,
             volume_mounts=None,
             env=env,
             cwd=None,

@@ -92,6 +92,26 @@ class AsyncTransport:
             if not repeat or not await self._may_try_again(patience):
                 raise failure from cause
 
+    async def forward(
+        self,
+        method: str,
+        path: str,
+        *,
+        headers: Mapping[str, str] | None = None,
+        content: bytes | None = None,
+        read_seconds: float | None = None,
+    ) -> httpx.Response:
+        """Sends a request to a server in a sandbox, once. Only an answer of the daemon itself is an error."""
+        request = self._request(method, path, content=content, headers=headers, times=self._times(read_seconds))
+        try:
+            response = await self._http.send(request)
+        except httpx.TransportError as error:
+            raise self._failure(error) from error
+        self._reached = True
+        if "x-shoal-port" in response.headers:
+            return response
+        raise refusal(response.status_code, response.content, self.endpoint.url, path)
+
     async def _may_try_again(self, patience: Patience) -> bool:
         if not self._reached:
             return False

@@ -9,6 +9,8 @@ from collections.abc import Iterator, Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Literal, overload
 
+import httpx
+
 from .. import _seam
 from .._core import (
     ANSWER_GRACE_SECONDS,
@@ -21,21 +23,29 @@ from .._core import (
     failed,
     finished,
     in_path,
+    network_wish,
     new_id,
     query,
+    refused,
     run_wish,
 )
 from ..errors import AnswerTimeoutError, ResourceNotFoundError, SandboxClientError
 from ..models import (
     STATUS_OF_STATE,
     Command,
+    CreatedLink,
     ExecutionResult,
     Explanation,
+    FamilyMember,
+    HistoryStep,
     LifetimeRule,
+    Port,
+    PortLink,
     SandboxEvent,
     SandboxInfo,
     SandboxLimits,
     SandboxStats,
+    Snapshot,
     State,
     TerminalSize,
     VolumeMountSpec,
@@ -45,6 +55,9 @@ from .files import Files
 from .transport import Events, Transport
 
 Callback = Callable[[str], Any]
+
+#: How long a snapshot, a rollback or a fork may take. Recent changes are written to disk first.
+TAKE_SECONDS_MAX = 180.0
 
 
 class Sandbox:
@@ -80,7 +93,7 @@ class Sandbox:
 
     @property
     def name(self) -> str:
-        """Free text, unique among the owner's sandboxes."""
+        """Unique among the owner's sandboxes."""
         return self._info.name
 
     @property
@@ -100,7 +113,7 @@ class Sandbox:
 
     @property
     def status_message(self) -> str | None:
-        """Why it is ``failed``, or which lifetime rule is deleting it."""
+        """Why it is ``failed``, or which lifetime rule has paused it or is deleting it."""
         return self._info.reason
 
     @property
@@ -117,6 +130,11 @@ class Sandbox:
     def lifetime(self) -> list[LifetimeRule]:
         """The lifetime rules. If empty, it lives until it is deleted."""
         return list(self._info.lifetime)
+
+    @property
+    def network(self) -> dict[str, Any]:
+        """What it may reach: ``mode``, ``rules`` and ``audit``."""
+        return dict(self._info.network)
 
     @property
     def limits(self) -> SandboxLimits:
@@ -409,8 +427,13 @@ class Sandbox:
         new_name: str | None = None,
         labels: Mapping[str, str | None] | None = None,
         lifetime: Sequence[LifetimeRule] | None = None,
+        network: str | Mapping[str, Any] | None = None,
+        history: int | None = None,
     ) -> Sandbox:
-        """Changes the sandbox. A label with ``None`` is removed; an empty ``lifetime`` removes all rules.
+        """Changes the sandbox. A label with ``None`` is removed; an empty ``lifetime`` removes all rules; ``history`` is
+        how many steps ``undo`` can go back, from now on.
+
+        A ``network`` is in force when this returns, and cuts connections that it no longer allows.
 
         >>> (sb.update(labels={"thread": "42"})).labels
         {'thread': '42'}
@@ -422,6 +445,10 @@ class Sandbox:
             body["labels"] = dict(labels)
         if lifetime is not None:
             body["lifetime"] = [rule.to_json() for rule in lifetime]
+        if network is not None:
+            body["network"] = network_wish(network)
+        if history is not None:
+            body["history"] = history
         answer = self._transport.call("PATCH", self._path(""), json=body)
         self._info = decoded(SandboxInfo, answer.json())
         return self
@@ -442,11 +469,109 @@ class Sandbox:
         explanation: Explanation = decoded(Explanation, answer.json())
         return explanation
 
+    def pause(self, *, drop: bool = False, grace: float | None = None) -> Sandbox:
+        """Pauses it: freezes its processes in memory, or ends them and keeps the files. Running a command or using a
+        file resumes it.
+
+        >>> (sb.pause()).state
+        'paused'
+        >>> (sb.run("echo on")).stdout
+        'on\\n'
+
+        Args:
+            drop: End the processes and give processor and memory back. Files are kept, also those in ``/tmp``; those in
+                ``/dev/shm`` are not.
+            grace: With ``drop``: how many seconds processes may take to end after SIGTERM; 10 by default.
+        """
+        if grace is not None and not drop:
+            raise ValueError("`grace` is for `drop=True`: a frozen process does not end")
+        body: dict[str, Any] = {"memory": "drop" if drop else "keep"}
+        if grace is not None:
+            body["grace_seconds"] = grace
+        answer = self._transport.call(
+            "POST", self._path("/pause"), json=body, read_seconds=(grace or 0) + self._transport.timeout
+        )
+        self._info = decoded(SandboxInfo, answer.json())
+        return self
+
+    def resume(self) -> Sandbox:
+        """Lets it run again after a pause, or after a failure if its files are whole. A frozen one goes on where it was.
+
+        >>> ((sb.pause(drop=True)).resume()).state
+        'running'
+        """
+        answer = self._transport.call("POST", self._path("/resume"))
+        self._info = decoded(SandboxInfo, answer.json())
+        return self
+
     def stats(self) -> SandboxStats:
         """Returns its resource use and limits."""
         answer = self._transport.call("GET", self._path("/stats"))
         stats: SandboxStats = decoded(SandboxStats, answer.json())
         return stats
+
+    def ports(self) -> list[Port]:
+        """Returns the ports that its programs listen on."""
+        answer = self._transport.call("GET", self._path("/ports"))
+        return [decoded(Port, port) for port in answer.json()["ports"]]
+
+    def wait_for_port(self, port: int, timeout: float = 30.0) -> Port:
+        """Waits until a program in it listens on a port. It may listen on 127.0.0.1 only.
+
+        Raises:
+            SandboxClientError: Nothing listened in time; its ``code`` is ``port_closed``.
+        """
+        path = query(self._path("/ports"), {"wait": port, "wait_seconds": timeout})
+        answer = self._transport.call("GET", path, read_seconds=timeout + ANSWER_GRACE_SECONDS)
+        found: Port = decoded(Port, answer.json()["ports"][0])
+        return found
+
+    def request(
+        self,
+        port: int,
+        path: str = "/",
+        *,
+        method: str = "GET",
+        headers: Mapping[str, str] | None = None,
+        content: bytes | None = None,
+        timeout: float | None = 60.0,
+    ) -> httpx.Response:
+        """Sends a request to a server in it and returns the answer, whatever its status.
+
+        Raises:
+            SandboxClientError: No answer of the server came; its ``code`` says why, such as ``port_closed``.
+
+        >>> (sb.request(8080, "/")).status_code  # doctest: +SKIP
+        200
+        """
+        target = self._path(f"/ports/{port}/{path.removeprefix('/')}")
+        return self._transport.forward(method, target, headers=headers, content=content, read_seconds=timeout)
+
+    def create_link(
+        self,
+        port: int,
+        *,
+        ttl_seconds: float = 3600,
+        methods: Sequence[str] = (),
+        label: str | None = None,
+        public: bool = False,
+    ) -> CreatedLink:
+        """Makes a link that opens a port in a browser, or to whoever has its token."""
+        body: dict[str, Any] = {"port": port, "ttl_seconds": ttl_seconds, "methods": list(methods), "public": public}
+        if label is not None:
+            body["label"] = label
+        answer = self._transport.call("POST", self._path("/links"), json=body, repeat=False)
+        link: CreatedLink = decoded(CreatedLink, answer.json())
+        return link
+
+    def links(self) -> list[PortLink]:
+        """Returns the links to its ports that still work."""
+        answer = self._transport.call("GET", self._path("/links"))
+        return [decoded(PortLink, link) for link in answer.json()["links"]]
+
+    def revoke_link(self, link_id: str) -> None:
+        """Ends a link, and the connections that it has opened."""
+        self._transport.call("DELETE", self._path(f"/links/{in_path(link_id)}"))
 
     def events(self) -> SandboxEvents:
         """Yields its events and those of its commands, from now on, until it is deleted."""
@@ -456,8 +581,120 @@ class Sandbox:
         """Deletes it and everything in it. Returns when nothing of it is left."""
         self._transport.call("DELETE", self._path(""))
 
+    # --- Snapshots
+
+    def snapshot(self, name: str | None = None, *, labels: Mapping[str, str] | None = None) -> Snapshot:
+        """Takes a snapshot of its files. The sandbox stands still for milliseconds and runs on.
+
+        If nothing has changed since a snapshot with the same name and labels, returns that one.
+
+        >>> sb.write("/workspace/plan.txt", "first")
+        >>> clean = sb.snapshot("clean")
+        >>> with client.sandbox(template_name="clean") as other:
+        ...     other.read("/workspace/plan.txt")
+        b'first'
+        >>> client.delete_snapshot(clean.id)
+
+        Args:
+            name: 1 to 200 bytes without spaces and colons; the sandbox's name by default.
+            labels: Labels to find it by.
+        """
+        body: dict[str, Any] = {}
+        if name is not None:
+            body["name"] = name
+        if labels:
+            body["labels"] = dict(labels)
+        answer = self._post("snapshots", body)
+        taken: Snapshot = decoded(Snapshot, answer)
+        return taken
+
+    def rollback(self, snapshot: str) -> Sandbox:
+        """Replaces its files by those of a snapshot of it, or of a sandbox that it was forked from.
+
+        Its id, name, labels, variables, limits and volumes stay. Its commands end.
+
+        Args:
+            snapshot: The id or name of the snapshot.
+        """
+        self._info = decoded(SandboxInfo, self._post("rollback", {"snapshot": snapshot}))
+        return self
+
+    def fork(
+        self,
+        count: int = 1,
+        *,
+        env: Mapping[str, str] | None = None,
+        labels: Mapping[str, str] | None = None,
+    ) -> list[Sandbox | SandboxClientError]:
+        """Creates sandboxes that begin with its files as they are now. Returns a sandbox or an error for each.
+
+        >>> sb.write("/workspace/state.txt", "shared")
+        >>> children = sb.fork(2)
+        >>> [child.read("/workspace/state.txt") for child in children]
+        [b'shared', b'shared']
+        >>> for child in children:
+        ...     child.delete()
+
+        Args:
+            count: How many, 1 to 100.
+            env: Variables that the children have in addition.
+            labels: Labels that the children have in addition.
+        """
+        body: dict[str, Any] = {"count": count}
+        if env:
+            body["env"] = dict(env)
+        if labels:
+            body["labels"] = dict(labels)
+        made = (self._post("fork", body))["children"]
+        children: list[Sandbox | SandboxClientError] = []
+        for child in made:
+            if child.get("sandbox") is None:
+                children.append(_refusal_of(child["error"]))
+            else:
+                children.append(Sandbox(self._transport, decoded(SandboxInfo, child["sandbox"])))
+        return children
+
+    def tree(self) -> list[FamilyMember]:
+        """Lists its family, oldest member first: what it was forked from, and what was forked from that."""
+        answer = self._transport.call("GET", self._path("/tree"))
+        return [decoded(FamilyMember, entry) for entry in answer.json()["members"]]
+
+    def promote(self, *, parent: Literal["keep", "pause", "delete"] = "keep") -> Sandbox:
+        """Takes the name and the labels of its parent, which gets another name.
+
+        Args:
+            parent: What becomes of the parent.
+        """
+        self._info = decoded(SandboxInfo, self._post("promote", {"parent": parent}))
+        return self
+
+    def history(self) -> list[HistoryStep]:
+        """Lists the steps that ``undo`` can go back to, newest first."""
+        answer = self._transport.call("GET", self._path("/history"))
+        return [decoded(HistoryStep, entry) for entry in answer.json()["steps"]]
+
+    def undo(self, steps: int = 1) -> Sandbox:
+        """Goes back to its files before the last command that changed something, or further.
+
+        Args:
+            steps: How many steps of the history to go back.
+        """
+        self._info = decoded(SandboxInfo, self._post("undo", {"steps": steps}))
+        return self
+
+    def _post(self, verb: str, body: dict[str, Any]) -> Any:
+        path = self._path(f"/{verb}")
+        # Sent once: a second try would do it twice.
+        answer = self._transport.call("POST", path, json=body, repeat=False, read_seconds=TAKE_SECONDS_MAX)
+        return answer.json()
+
     def _path(self, rest: str) -> str:
         return f"/sandboxes/{self.id}{rest}"
+
+
+def _refusal_of(error: dict[str, Any]) -> SandboxClientError:
+    """The exception for a child that could not be made."""
+    return refused(error["code"], error["message"], error.get("hint"), error.get("details"), None, "sandbox")
 
 
 class SandboxEvents(Events):

@@ -82,8 +82,8 @@ class ShoalProvider(SandboxProvider):
         Args:
             sandbox_id: The sandbox to attach to; a new one by default.
             template: The template of a new sandbox.
-            sandbox_ttl_sec: Pause the sandbox after this time without use; 0 means never. A daemon that cannot pause yet
-                stores and shows the rule.
+            sandbox_ttl_sec: Pause the sandbox after this time without use and keep its files; 0 means never. The next use
+                resumes it.
             sandbox_hard_ttl_sec: Delete the sandbox after this time; 0 means never.
             labels: Labels to find the sandbox by.
             env: Variables that are added to the environment of every command.

@@ -1,0 +1,119 @@
+"""Snapshots, rollbacks, forks, families and history."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from daemon import a_daemon
+from harness import Daemon
+
+from shoal import (
+    AsyncSandbox,
+    AsyncSandboxClient,
+    ResourceNotFoundError,
+    Sandbox,
+    SandboxClient,
+    SandboxClientError,
+    ValidationError,
+)
+
+
+class StoreDaemon(Daemon):
+    """One whose store has snapshots."""
+
+    arguments = ("--store", "loop", "--store-size", "512Mi")
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[Daemon]:
+    """Plain directories have neither rollbacks nor history."""
+    with a_daemon(StoreDaemon) as daemon:
+        yield daemon
+
+
+def test_a_snapshot_is_taken_found_used_and_deleted(client: SandboxClient, sb: Sandbox) -> None:
+    sb.write("/workspace/f", "one")
+    taken = sb.snapshot("clean", labels={"k": "v"})
+    assert (taken.name, taken.state, taken.sandbox_id, taken.labels) == ("clean", "ready", sb.id, {"k": "v"})
+    assert sb.snapshot("clean", labels={"k": "v"}).id == taken.id, "nothing has changed"
+    assert client.get_snapshot(taken.id) == client.get_snapshot("clean")
+    assert taken.id in [snapshot.id for snapshot in client.list_snapshots()]
+    sb.write("/workspace/f", "two")
+    assert sb.rollback("clean") is sb and sb.state == "running"
+    assert sb.read("/workspace/f") == b"one"
+    with client.sandbox(template_name="clean") as other:
+        assert other.read("/workspace/f") == b"one"
+        with pytest.raises(SandboxClientError):
+            other.rollback(other.id)
+    client.delete_snapshot(taken.id)
+    with pytest.raises(ResourceNotFoundError) as gone:
+        client.get_snapshot(taken.id)
+    assert gone.value.resource_type == "snapshot"
+
+
+def test_children_go_on_from_the_same_files(client: SandboxClient, sb: Sandbox) -> None:
+    sb.write("/workspace/f", "shared")
+    children = [child for child in sb.fork(2, env={"N": "1"}, labels={"try": "x"}) if isinstance(child, Sandbox)]
+    assert len(children) == 2
+    try:
+        for child in children:
+            assert child.run("cat /workspace/f; echo $N").stdout == "shared1\n"
+            assert child.labels["try"] == "x"
+        children[0].write("/workspace/f", "mine")
+        assert children[1].read("/workspace/f") == b"shared"
+        family = {member.sandbox_id: member for member in sb.tree()}
+        assert family[children[0].id].parent == sb.id and family[sb.id].parent is None
+        assert sb.id in [member.sandbox_id for member in client.tree()]
+        name = sb.name
+        assert children[0].promote().name == name
+        assert sb.refresh().name != name
+    finally:
+        for child in children:
+            child.delete()
+    with pytest.raises(ValidationError):
+        sb.fork(0)
+
+
+def test_two_sandboxes_are_compared(client: SandboxClient, sb: Sandbox) -> None:
+    sb.run("mkdir /workspace/d; echo a > /workspace/d/kept; echo b > /workspace/d/gone")
+    taken = sb.snapshot("before")
+    sb.run("rm /workspace/d/gone; echo c > /workspace/d/kept; echo n > /workspace/d/new")
+    found = {entry.path: entry for entry in client.diff(taken.id, sb.id, content=True)}
+    assert {path: entry.change for path, entry in found.items()} == {
+        "/workspace/d/gone": "removed",
+        "/workspace/d/kept": "changed",
+        "/workspace/d/new": "added",
+    }
+    assert (found["/workspace/d/kept"].before, found["/workspace/d/kept"].after) == ("a\n", "c\n")
+    client.delete_snapshot(taken.id)
+
+
+def test_history_is_undone(client: SandboxClient) -> None:
+    sb = client.create_sandbox(history=5)
+    try:
+        assert sb.info.history == 5
+        sb.run("echo good > /workspace/f")
+        sb.run("rm /workspace/f")
+        steps = len(sb.history())
+        assert steps >= 1
+        sb.undo()
+        assert sb.read("/workspace/f") == b"good\n"
+        with pytest.raises(ValidationError):
+            sb.undo(50)
+        assert sb.update(history=0).info.history == 0
+    finally:
+        sb.delete()
+
+
+async def test_the_same_with_asyncio(async_client: AsyncSandboxClient, asb: AsyncSandbox) -> None:
+    await asb.write("/workspace/f", "one")
+    taken = await asb.snapshot()
+    await asb.write("/workspace/f", "two")
+    await asb.rollback(taken.id)
+    assert await asb.read("/workspace/f") == b"one"
+    for child in await asb.fork():
+        assert isinstance(child, AsyncSandbox)
+        assert await child.read("/workspace/f") == b"one"
+        await child.delete()
+    await async_client.delete_snapshot(taken.id)
