@@ -21,7 +21,11 @@ struct Suite {
 
 const SUITES: &[Suite] = &[
     Suite { word: "python", name: "the Python SDK", program: "sdk/python/run_tests.py" },
+    Suite { word: "openapi", name: "the description of the API", program: "tests/openapi/run_tests.py" },
     Suite { word: "langsmith", name: "LangSmith's clients", program: "tests/langsmith/run_tests.py" },
+    Suite { word: "e2b", name: "E2B's clients", program: "tests/e2b/run_tests.py" },
+    Suite { word: "daytona", name: "Daytona's client", program: "tests/daytona/run_tests.py" },
+    Suite { word: "runloop", name: "Runloop's client", program: "tests/runloop/run_tests.py" },
 ];
 
 /// Checks that the first argument, if there is one, names a suite.

@@ -7,6 +7,7 @@
 
 mod btrfs_seed;
 mod clients;
+mod dist;
 mod fuzz;
 mod licences;
 mod nextest;
@@ -31,10 +32,14 @@ Chores:
                    Needs root. Passes ARGS to the test runner, and then skips the suites of `clients`.
   check            Same as `test`: what CI runs.
   clients [SUITE [ARGS...]]
-                   Run only the suites in other languages, on the debug program: `python`, `langsmith`.
+                   Run only the suites in other languages, on the debug program: `python`, `openapi`,
+                   `langsmith`.
                    Pass ARGS to the suite: `clients python --only sdk` runs one environment of it.
   lint             Run the checks of `test` without the tests and without root.
   lint rooms       Check only that no two folders of a crate depend on each other, and print the graph.
+  dist [--out DIR] [--program FILE] [--no-wheel] [--quick]
+                   Make what people install, in target/dist: a .deb, a tarball with install.sh, a Python wheel and
+                   SHA256SUMS. Builds a release first, or packs FILE. --quick compresses little.
   fuzz [TARGET] [SECONDS]
                    Run the fuzz targets with the stable compiler, each for 60 seconds unless SECONDS says otherwise.
   licences         Check only the licences, and print the list.
@@ -52,6 +57,7 @@ fn main() -> ExitCode {
         Some("clients") => only_clients(&rest),
         Some("lint") if rest.is_empty() => lint(),
         Some("lint") if rest == ["rooms"] => rooms::check(rooms::Report::All),
+        Some("dist") => dist::make(&rest),
         Some("fuzz") => fuzz::run(&rest),
         Some("btrfs-seed") if rest.is_empty() => btrfs_seed::make(),
         Some("licences") if rest.is_empty() => licences::check(licences::Report::All),
