@@ -55,13 +55,13 @@ fn without_a_key_nothing_is_told() {
     let mut all = routes(&sandbox.id, &command);
     for target in [
         "/v1/sandboxes",
-        "/v1/health",
-        "/v1/ready",
         "/v1/version",
         "/v1/openapi.json",
         "/v1/keys",
-        "/",
         "/nothing",
+        "/v1/healthy",
+        "/v1/health/",
+        "//",
         "/v1/sandboxes/nonsense",
     ] {
         all.push(("GET", target.into(), None));
@@ -83,12 +83,35 @@ fn without_a_key_nothing_is_told() {
 fn a_key_in_the_url_or_twice_is_nobodys() {
     let daemon = Daemon::start();
     for query in ["key", "api_key", "token", "access_token"] {
-        let answer = Request::new("GET", &format!("/v1/health?{query}={}", daemon.key)).send(daemon.address);
+        let answer = Request::new("GET", &format!("/v1/version?{query}={}", daemon.key)).send(daemon.address);
         answer.expect_refusal(401, "unauthorized");
     }
-    let twice = Request::new("GET", "/v1/health").key(&daemon.key).key("other").send(daemon.address);
+    let twice = Request::new("GET", "/v1/version").key(&daemon.key).key("other").send(daemon.address);
     twice.expect_refusal(401, "unauthorized");
-    Request::new("GET", "/v1/health").header("x-api-key", &daemon.key).send(daemon.address).expect(200);
+    Request::new("GET", "/v1/version").header("x-api-key", &daemon.key).send(daemon.address).expect(200);
+}
+
+#[test]
+fn probes_and_browsers_need_no_key_and_learn_nothing() {
+    let daemon = Daemon::start();
+    daemon.sandbox_with(json!({"name": "secret-name"}));
+    for path in ["/v1/health", "/v1/ready"] {
+        let answer = Request::new("GET", path).send(daemon.address);
+        assert_eq!(answer.expect(200), json!({"status": "ok"}), "{path}");
+        // A probe with a wrong key is still a probe.
+        Request::new("GET", path).key("wrong").send(daemon.address).expect(200);
+        Request::new("POST", path).send(daemon.address).expect_refusal(405, "method_not_allowed");
+    }
+    for (accept, kind) in [("text/html,*/*", "text/html"), ("*/*", "text/plain")] {
+        let answer = Request::new("GET", "/").header("accept", accept).send(daemon.address);
+        assert_eq!(answer.status, 200);
+        assert!(answer.header("content-type").is_some_and(|value| value.starts_with(kind)), "{answer:?}");
+        let text = String::from_utf8_lossy(&answer.body).into_owned();
+        assert!(text.contains("This is a Shoal daemon") && text.contains("/v1"), "{text}");
+        for hidden in ["secret-name", env!("CARGO_PKG_VERSION"), daemon.key.as_str()] {
+            assert!(!text.contains(hidden), "{hidden}: {text}");
+        }
+    }
 }
 
 #[test]

@@ -126,6 +126,39 @@ fn both_streams_are_exact_bytes_over_server_sent_events() {
     assert_eq!(rest.stdout.len(), 1);
 }
 
+#[test]
+fn a_command_is_told_once_and_again_only_when_it_has_changed() {
+    let daemon = Daemon::start();
+    let sandbox = daemon.sandbox();
+    let id = sandbox.spawn(json!({"argv": ["cat"], "stdin": true}));
+    sandbox.running(&id);
+    let told = || {
+        let answer = sandbox.events(&id, "").open(sandbox.address).expect("the events open");
+        let mut states = Vec::new();
+        shoal_tests::http::server_events(answer, |event| {
+            if event.data["type"] == "command" {
+                states.push(event.data["state"].clone());
+                sandbox.end_stdin(&id);
+            }
+        })
+        .expect("the events end");
+        states
+    };
+    assert_eq!(told(), ["running"], "while it runs");
+    assert_eq!(told(), ["ended"], "after its end");
+    // The same over a WebSocket.
+    let mut socket = sandbox.attach(&id, &Collected::default());
+    let mut commands = 0;
+    loop {
+        match socket.hear() {
+            Said::Event(event) if event["type"] == "command" => commands += 1,
+            Said::Closed(_) => break,
+            _ => {}
+        }
+    }
+    assert_eq!(commands, 1);
+}
+
 fn output_bytes(event: &Value) -> Vec<u8> {
     match (event["text"].as_str(), event["base64"].as_str()) {
         (Some(text), None) => text.as_bytes().to_vec(),

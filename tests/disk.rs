@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use serde_json::{Value, json};
 use shoal_tests::daemon::kill_hard;
 use shoal_tests::wait::{until, until_true};
-use shoal_tests::{Daemon, Spawn};
+use shoal_tests::{Daemon, Request, Spawn};
 
 const SIZE: &str = "512Mi";
 
@@ -321,4 +321,164 @@ print(os.stat('/data/b').st_size, sorted(os.listdir('/data')))
 ",
     );
     assert_eq!(said.ok().text(), "1\n1\n1\n1\n65536 ['a', 'b']");
+}
+
+fn limited_key(daemon: &Daemon, limits: Value) -> (String, String) {
+    let mut body = json!({"owner": "bob"});
+    body.as_object_mut().expect("an object").extend(limits.as_object().expect("an object").clone());
+    let made = daemon.post("/v1/keys", &body).expect(201);
+    (made["id"].as_str().expect("an id").to_owned(), made["secret"].as_str().expect("a secret").to_owned())
+}
+
+/// The total length of the files in a directory and the directories in it.
+fn disk_use(directory: &std::path::Path) -> u64 {
+    let Ok(entries) = fs::read_dir(directory) else { return 0 };
+    let sizes = entries.map(|entry| {
+        let entry = entry.expect("an entry");
+        match entry.metadata() {
+            Ok(found) if found.is_dir() => disk_use(&entry.path()),
+            Ok(found) => found.len(),
+            Err(_) => 0, // It was removed meanwhile.
+        }
+    });
+    sizes.sum()
+}
+
+/// Writes until the disk is full.
+fn fill(path: &std::path::Path) -> fs::File {
+    let mut file = fs::File::create(path).expect("there is room yet");
+    for block in [1 << 16, 1 << 9] {
+        let full = loop {
+            if let Err(error) = file.write_all(&vec![1; block]) {
+                break error;
+            }
+        };
+        assert_eq!(full.kind(), ErrorKind::StorageFull);
+    }
+    file
+}
+
+#[test]
+fn output_of_running_commands_has_a_budget_and_what_is_dropped_is_reported() {
+    let daemon = Spawn { tmpfs_bytes: Some(640 << 20), ..Spawn::default() }.start();
+    let (_, secret) =
+        limited_key(&daemon, json!({"sandboxes_max": 1, "cpu_max": "1", "memory_max": "128Mi"}));
+    let request = Request::new("POST", "/v1/sandboxes").key(&secret).json(&json!({"memory": "128Mi"}));
+    let id = request.send(daemon.address).expect(201)["id"].as_str().expect("an id").to_owned();
+    let sandbox = shoal_tests::Sandbox { key: secret, ..daemon.sandbox_of(&id) };
+    let flood = "head -c 67108864 /dev/zero; head -c 67108864 /dev/zero >&2; read -r end";
+    let commands: Vec<String> =
+        (0..7).map(|_| sandbox.spawn(json!({"script": flood, "stdin": true}))).collect();
+    for command in &commands {
+        until_true("all of it was taken", || {
+            let now = sandbox.command(command);
+            now["stdout"]["end"] == 67108864 && now["stderr"]["end"] == 67108864
+        });
+    }
+    let kept = |command: &String| {
+        let now = sandbox.command(command);
+        let of = |stream: &str| {
+            now[stream]["end"].as_u64().unwrap_or(0) - now[stream]["start"].as_u64().unwrap_or(0)
+        };
+        of("stdout") + of("stderr")
+    };
+    // An eighth of the disk is the sandbox's. Both what is reported and what is on disk are within that.
+    let most = (640 << 20) / 8 + (2 << 20);
+    until_true("what is reported is within the budget", || commands.iter().map(kept).sum::<u64>() <= most);
+    let files = disk_use(&daemon.data_dir.join("output").join(&id));
+    assert!(files <= most, "{files} bytes on disk");
+    assert!(files > 16 << 20, "most of the budget is used: {files}");
+    daemon.sandbox().sh("echo works").ok();
+    // The budget holds over a restart, and the commands go on where they were.
+    let mut daemon = daemon;
+    daemon.crash();
+    let sandbox = shoal_tests::Sandbox { key: sandbox.key.clone(), ..daemon.sandbox_of(&id) };
+    for command in &commands {
+        sandbox.write(command, b"end\n").expect(200);
+        let ended = sandbox.ended(command);
+        assert_eq!((&ended["result"]["exit_code"], &ended["stdout"]["end"]), (&json!(0), &json!(67108864)));
+    }
+    let files = disk_use(&daemon.data_dir.join("output").join(&id));
+    assert!(files <= most, "{files} bytes on disk");
+}
+
+#[test]
+fn a_full_disk_is_emptied_through_the_api() {
+    let mut daemon = Spawn { tmpfs_bytes: Some(400 << 20), ..Spawn::default() }.start();
+    let (key, secret) = limited_key(&daemon, json!({}));
+    let bobs =
+        Request::new("POST", "/v1/sandboxes").key(&secret).json(&json!({})).send(daemon.address).expect(201);
+    let mine = daemon.sandbox();
+    daemon.get("/v1/ready").expect(200);
+    let file = fill(&daemon.data_dir.join("filler"));
+    // Rows for new things are refused at some point, and the daemon is not ready.
+    until_true("the database has no room", || daemon.post("/v1/sandboxes", &json!({})).status == 507);
+    until_true("the daemon says that it is not ready", || daemon.get("/v1/ready").status == 507);
+    // Keys are revoked and sandboxes deleted, also those of other owners.
+    assert_eq!(daemon.delete(&format!("/v1/keys/{key}")).status, 204);
+    Request::new("GET", "/v1/sandboxes").key(&secret).send(daemon.address).expect(401);
+    let all = daemon.get("/v1/admin/sandboxes").expect(200);
+    let owners: Vec<&str> = all["sandboxes"]
+        .as_array()
+        .expect("a list")
+        .iter()
+        .filter_map(|found| found["owner"].as_str())
+        .collect();
+    assert_eq!(owners.len(), 2, "{all}");
+    assert!(owners.contains(&"bob") && owners.contains(&"default"), "{owners:?}");
+    let of_bob = bobs["id"].as_str().expect("an id");
+    assert_eq!(daemon.delete(&format!("/v1/sandboxes/{of_bob}")).status, 404, "only on purpose");
+    assert_eq!(daemon.delete(&format!("/v1/admin/sandboxes/{of_bob}")).status, 204);
+    mine.delete();
+    // Nothing new is accepted while deletes need the rest.
+    daemon.post("/v1/sandboxes", &json!({})).expect_refusal(507, "disk_full");
+    // The revocation and the deletes hold over a restart.
+    drop(file);
+    fs::remove_file(daemon.data_dir.join("filler")).expect("it is the test's own");
+    daemon.crash();
+    Request::new("GET", "/v1/sandboxes").key(&secret).send(daemon.address).expect(401);
+    assert_eq!(daemon.get("/v1/admin/sandboxes").expect(200)["sandboxes"], json!([]));
+    daemon.get("/v1/ready").expect(200);
+    daemon.sandbox().sh("echo works").ok();
+}
+
+#[test]
+fn only_an_admin_sees_and_deletes_the_sandboxes_of_all_owners() {
+    let daemon = Daemon::start();
+    let (_, secret) = limited_key(&daemon, json!({}));
+    let mine = daemon.sandbox();
+    for (method, target) in
+        [("GET", "/v1/admin/sandboxes"), ("DELETE", &format!("/v1/admin/sandboxes/{}", mine.id))]
+    {
+        Request::new(method, target).key(&secret).send(daemon.address).expect_refusal(403, "admin_required");
+    }
+    assert_eq!(mine.sh("echo alive").ok().text(), "alive");
+}
+
+#[test]
+fn a_revocation_that_the_disk_refuses_holds_over_a_restart() {
+    let mut daemon = Spawn { tmpfs_bytes: Some(400 << 20), ..Spawn::default() }.start();
+    let (key, secret) = limited_key(&daemon, json!({}));
+    let get = |daemon: &Daemon| Request::new("GET", "/v1/sandboxes").key(&secret).send(daemon.address);
+    get(&daemon).expect(200);
+    // A disk so full that not even the reserve is left.
+    fs::remove_file(daemon.data_dir.join("reserve")).expect("it is there");
+    let file = fill(&daemon.data_dir.join("filler"));
+    until_true("the database has no room", || daemon.post("/v1/sandboxes", &json!({})).status == 507);
+    assert_eq!(
+        daemon.delete(&format!("/v1/keys/{key}")).status,
+        202,
+        "it is revoked, and its row is still there"
+    );
+    get(&daemon).expect(401);
+    let listed = |daemon: &Daemon| daemon.get("/v1/keys").expect(200).to_string().contains(&key);
+    assert!(!listed(&daemon));
+    daemon.kill();
+    drop(file);
+    fs::remove_file(daemon.data_dir.join("filler")).expect("it is the test's own");
+    daemon.start_again();
+    get(&daemon).expect(401);
+    assert!(!listed(&daemon));
+    daemon.crash();
+    get(&daemon).expect(401);
 }

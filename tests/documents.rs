@@ -30,9 +30,14 @@ pages! {
     the_readme: "README.md", 4 not run;
     the_page_on_contributing: "CONTRIBUTING.md", 0 not run;
     the_page_on_deploying: "docs/deploy.md", 3 not run;
+    the_cookbook: "docs/cookbook.md", 0 not run;
     the_page_on_trouble: "docs/troubleshooting.md", 1 not run;
     the_page_on_lifecycle: "docs/concepts/lifecycle.md", 0 not run;
+    the_page_on_daytona: "docs/dialects/daytona.md", 2 not run;
+    the_page_on_e2b: "docs/dialects/e2b.md", 2 not run;
     the_page_on_langsmith: "docs/dialects/langsmith.md", 2 not run;
+    the_page_on_modal: "docs/dialects/modal.md", 2 not run;
+    the_page_on_runloop: "docs/dialects/runloop.md", 2 not run;
     the_start: "docs/start.md", 0 not run;
     the_guide_to_commands: "docs/guides/commands.md", 0 not run;
     the_guide_to_files: "docs/guides/files.md", 0 not run;
@@ -40,16 +45,21 @@ pages! {
     the_guide_to_images: "docs/guides/images.md", 1 not run;
     the_guide_to_http: "docs/guides/http.md", 0 not run;
     the_guide_to_lifetimes: "docs/guides/lifetimes.md", 0 not run;
+    the_guide_to_pauses: "docs/guides/pause.md", 0 not run;
     the_guide_to_limits: "docs/guides/limits.md", 0 not run;
+    the_guide_to_networks: "docs/guides/network.md", 1 not run;
     the_guide_to_observing: "docs/guides/observe.md", 2 not run;
     the_guide_to_pools: "docs/guides/pools.md", 0 not run;
-    the_guide_to_python: "docs/python.md", 11 not run;
+    the_guide_to_forks: "docs/guides/fork.md", 0 not run;
+    the_guide_to_undoing: "docs/guides/undo.md", 0 not run;
+    the_guide_to_ports: "docs/guides/ports.md", 1 not run;
+    the_guide_to_python: "docs/python.md", 12 not run;
     the_guide_to_templates: "docs/guides/templates.md", 0 not run;
     the_guide_to_terminals: "docs/guides/terminals.md", 3 not run;
     the_guide_to_threads: "docs/guides/threads.md", 0 not run;
     the_guide_to_upgrading: "docs/guides/upgrade.md", 1 not run;
     the_guide_to_volumes: "docs/guides/volumes.md", 0 not run;
-    the_page_on_operating: "docs/operate.md", 5 not run;
+    the_page_on_operating: "docs/operate.md", 7 not run;
     the_page_on_configuration: "docs/reference/config.md", 0 not run;
     the_page_on_errors: "docs/reference/errors.md", 0 not run;
 }

@@ -637,15 +637,32 @@ fn a_real_registry_that_wants_a_password_gets_it_from_the_request_the_environmen
     assert!(String::from_utf8_lossy(&half.stderr).contains("only one of"), "{half:?}");
     assert!(!daemon.logs().contains("secret"), "a secret was logged");
 
-    // From the daemon's own configuration, for everyone.
+    // From the daemon's own configuration: for keys with admin rights, or for everyone.
     let file = registry.path("docker.json");
     let auths = json!({"auths": {registry.name.clone(): {"auth": ADA}}});
     fs::write(&file, auths.to_string()).expect("it can be written");
     let config = format!("{}docker_config = \"{}\"\n", registry.config(), file.display());
-    let second = daemon_with(config);
-    let sandbox = sandbox_of(&second, &name);
-    assert_eq!(sandbox.sh("cat /x").ok().text(), "x");
-    assert_eq!(image(&second, &name).expect(200)["private"], false, "the operator's credentials are for all");
+    for shared in [false, true] {
+        let second = daemon_with(format!("{config}docker_config_shared = {shared}\n"));
+        let bob = second.post("/v1/keys", &json!({"owner": "bob"})).expect(201);
+        let bob = bob["secret"].as_str().expect("a secret");
+        let as_bob =
+            shoal_tests::Request::new("POST", "/v1/images/pull").key(bob).json(&json!({"reference": name}));
+        if !shared {
+            as_bob.send(second.address).expect_refusal(400, "registry_denied");
+        }
+        let sandbox = sandbox_of(&second, &name);
+        assert_eq!(sandbox.sh("cat /x").ok().text(), "x");
+        assert_eq!(
+            image(&second, &name).expect(200)["private"],
+            !shared,
+            "what they open is for those who have them"
+        );
+        match shared {
+            true => drop(as_bob.send(second.address).expect(200)),
+            false => drop(as_bob.send(second.address).expect_refusal(400, "registry_denied")),
+        }
+    }
 }
 
 #[test]

@@ -181,24 +181,14 @@ fn a_name_is_unique_among_the_living() {
 fn a_name_is_free_text_and_never_a_path() {
     let daemon = Daemon::start();
     let long = "x".repeat(255);
-    let names = [
-        "../../etc/passwd",
-        "/",
-        "...",
-        "a/b",
-        " ",
-        "名前",
-        "%2e%2e%2f",
-        "'; drop table sandboxes; --",
-        &long,
-    ];
+    let names = ["...", "名前", "%2e%2e%2f", "';drop-table-sandboxes;--", &long];
     for name in names {
         let made = daemon.post("/v1/sandboxes", &json!({"name": name})).expect(201);
         assert_eq!(made["name"], name);
     }
     assert_eq!(daemon.list().len(), names.len());
-    // In the path of a URL these lead elsewhere, so they could not be requested.
-    for name in [".", ".."] {
+    // In the path of a URL these lead elsewhere, and in a shell or in `SANDBOX:/path` they mean something else.
+    for name in [".", "..", "../../etc/passwd", "/", "a/b", "a:b", " ", "a b", "-x"] {
         daemon.post("/v1/sandboxes", &json!({"name": name})).expect_refusal(400, "invalid_request");
     }
 }
@@ -367,7 +357,6 @@ fn a_body_that_is_not_called_json_is_refused() {
 fn unknown_routes_and_wrong_methods_are_told_apart() {
     let daemon = Daemon::start();
     for target in [
-        "/",
         "/v1",
         "/v3/sandboxes",
         "/v1/sandboxes/",

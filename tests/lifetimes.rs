@@ -242,7 +242,7 @@ fn a_failed_sandbox_stays_until_its_time_is_over() {
 }
 
 #[test]
-fn rules_that_make_no_sense_are_refused_and_one_to_pause_says_that_it_cannot() {
+fn rules_that_make_no_sense_are_refused() {
     let daemon = Daemon::start();
     let rule = |since: &str, after: Value, action: &str| json!([{"since": since, "after_seconds": after, "action": action}]);
     for rules in [
@@ -259,28 +259,45 @@ fn rules_that_make_no_sense_are_refused_and_one_to_pause_says_that_it_cannot() {
     ] {
         daemon.post("/v1/sandboxes", &json!({"lifetime": rules})).expect_refusal(400, "invalid_request");
     }
-    let pause = rule("last_use", json!(0.2), "pause_keep_memory");
-    let refused =
-        daemon.post("/v1/sandboxes", &json!({"lifetime": pause})).expect_refusal(400, "action_not_supported");
-    assert_eq!(refused["details"]["action"], "pause_keep_memory");
-    assert!(refused["hint"].as_str().is_some_and(|hint| hint.contains("accept_inactive")), "{refused}");
     assert_eq!(daemon.list(), [] as [Value; 0]);
+}
 
-    // Stored if requested so, and shown as having no effect.
-    let kept = json!([{"since": "last_use", "after_seconds": 0.2, "action": "pause_keep_memory", "accept_inactive": true}]);
-    let mut daemon = daemon;
-    let sandbox = daemon.sandbox_with(json!({"lifetime": kept}));
-    let control = daemon.sandbox_with(json!({"lifetime": delete_after("last_use", 0.2)}));
-    goes(&control);
-    let shown =
-        json!([{"since": "last_use", "after_seconds": 0.2, "action": "pause_keep_memory", "acts": false}]);
-    assert_eq!((&sandbox.get()["lifetime"], &sandbox.get()["state"]), (&shown, &json!("running")));
-    daemon.crash();
-    let sandbox = daemon.sandbox_of(&sandbox.id);
-    assert_eq!(sandbox.get()["lifetime"], shown);
-    let explained = explain(&sandbox);
-    assert!(explained["end"].is_null(), "{explained}");
-    assert!(explained["sentence"].as_str().is_some_and(|text| text.contains("does not act")), "{explained}");
+#[test]
+fn rules_pause_a_sandbox_and_a_request_resumes_it() {
+    let mut daemon = Daemon::start();
+    for (action, memory) in [("pause_keep_memory", "keep"), ("pause_drop_memory", "drop")] {
+        // What older clients had to say has no effect.
+        let rules = json!([
+            {"since": "last_use", "after_seconds": 0.5, "action": action, "accept_inactive": true},
+            {"since": "paused", "after_seconds": 3600, "action": "delete"},
+        ]);
+        let sandbox = daemon.sandbox_with(json!({"lifetime": rules}));
+        assert_eq!(sandbox.get()["lifetime"][0]["acts"], true);
+        for round in 0..2 {
+            until_true("it is paused", || sandbox.get()["state"] == "paused");
+            let shown = sandbox.get();
+            assert_eq!(
+                (&shown["memory"], &shown["reason"]),
+                (&json!(memory), &json!("nobody has used it for 500 ms"))
+            );
+            let explained = explain(&sandbox);
+            assert_eq!(
+                (&explained["end"]["action"], &explained["end"]["rule"]),
+                (&json!("delete"), &json!(1))
+            );
+            let text = sandbox
+                .sh(&format!("echo {round} >>/workspace/rounds; wc -l </workspace/rounds"))
+                .ok()
+                .text();
+            assert_eq!(text, (round + 1).to_string());
+        }
+        // Rules act after a crash as well.
+        daemon.crash();
+        let sandbox = daemon.sandbox_of(&sandbox.id);
+        until_true("it is paused", || sandbox.get()["state"] == "paused");
+        set_lifetime(&sandbox, delete_after("paused", 0.2));
+        goes(&sandbox);
+    }
 }
 
 #[test]
@@ -339,9 +356,8 @@ fn a_person_labels_finds_renews_and_asks() {
         serde_json::from_str(&says(&daemon, &["explain", "--json", "work"])).expect("JSON");
     assert_eq!(explained["end"]["rule"], 0);
     assert!(says(&daemon, &["lifetime", "work", "--none"]).contains("no lifetime rules"));
-    let refused = shoal(&daemon, &["lifetime", "work", "--rule", "last-use:1h:pause-drop-memory"]);
-    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
-    assert!(refused.status.code() == Some(1) && said.contains("cannot pause"), "{said}");
+    let sentence = says(&daemon, &["lifetime", "work", "--ttl", "1h", "--hard-ttl", "30d"]);
+    assert!(sentence.contains("it is paused, with only its files kept, in"), "{sentence}");
     says(&daemon, &["lifetime", "work", "--idle", "300ms"]);
     until("it goes", || Some(()).filter(|()| !shoal(&daemon, &["explain", "work"]).status.success()));
 }

@@ -4,7 +4,7 @@
 //! none of it depends on the daemon or the launcher staying alive. A run is a list of steps drawn from a seed. A
 //! failure prints the seed and all steps so far; `SHOAL_TEST_SEED=<seed>` runs the same steps again.
 //!
-//! To add a verb (pause, snapshot, fork): add a variant to [`Step`] and a line to [`STEPS`], its precondition to
+//! To add a verb (snapshot, fork): add a variant to [`Step`] and a line to [`STEPS`], its precondition to
 //! `draw`, the request and the model's new state to `act`, and the comparison to `compare`.
 
 use std::collections::BTreeMap;
@@ -30,6 +30,8 @@ const STEPS: &[(Verb, u64)] = &[
     (Verb::Touch, 3),
     (Verb::Label, 5),
     (Verb::Rename, 3),
+    (Verb::Pause, 5),
+    (Verb::Resume, 3),
     (Verb::Expire, 2),
     (Verb::Delete, 2),
     (Verb::CrashDaemon, 3),
@@ -46,6 +48,8 @@ enum Verb {
     Touch,
     Label,
     Rename,
+    Pause,
+    Resume,
     Expire,
     Delete,
     CrashDaemon,
@@ -88,6 +92,14 @@ enum Step {
         name: String,
         new: String,
     },
+    /// `keep` or `drop`. Whatever works in the sandbox resumes it.
+    Pause {
+        name: String,
+        memory: &'static str,
+    },
+    Resume {
+        name: String,
+    },
     /// A rule that acts at once.
     Expire {
         name: String,
@@ -115,6 +127,7 @@ struct Expected {
     id: String,
     labels: BTreeMap<String, String>,
     files: BTreeMap<String, String>,
+    state: &'static str,
 }
 
 /// SplitMix64: the same steps for the same seed on every machine.
@@ -174,6 +187,10 @@ impl Model {
                     Step::Label { name, key, value: (random.below(3) > 0).then_some(text) }
                 }
                 (Verb::Rename, Some(name)) => Step::Rename { name, new: self.new_name() },
+                (Verb::Pause, Some(name)) => {
+                    Step::Pause { name, memory: ["keep", "drop"][random.below(2) as usize] }
+                }
+                (Verb::Resume, Some(name)) => Step::Resume { name },
                 (Verb::Expire, Some(name)) => Step::Expire { name },
                 (Verb::Delete, Some(name)) => Step::Delete { name },
                 (Verb::CrashDaemon, _) => Step::CrashDaemon,
@@ -193,6 +210,13 @@ impl Model {
         self.sandboxes.get_mut(name).expect("steps are drawn for what there is")
     }
 
+    /// A sandbox in which something has worked, so that it runs.
+    fn used(&mut self, name: &str) -> &mut Expected {
+        let expected = self.expected(name);
+        expected.state = "running";
+        expected
+    }
+
     /// Performs a step, and updates what must hold afterwards.
     #[track_caller]
     fn act(&mut self, daemon: &mut Daemon, step: Step) {
@@ -201,7 +225,7 @@ impl Model {
                 let labels: BTreeMap<String, String> =
                     label.map(|value| ("k0".to_owned(), value)).into_iter().collect();
                 let made = daemon.sandbox_with(json!({"name": name, "labels": labels}));
-                let expected = Expected { id: made.id, labels, files: BTreeMap::new() };
+                let expected = Expected { id: made.id, labels, files: BTreeMap::new(), state: "running" };
                 self.sandboxes.insert(name, expected);
             }
             Step::Run { name, file, text } => {
@@ -209,19 +233,19 @@ impl Model {
                     "printf %s {text} > {file}; (setsid sleep 1000 > /dev/null 2>&1 &); cat {file}"
                 ));
                 assert_eq!(done.ok().text(), text);
-                self.expected(&name).files.insert(file, text);
+                self.used(&name).files.insert(file, text);
             }
             Step::WriteFile { name, file, text } => {
                 let sandbox = self.sandbox(daemon, &name);
                 let answer = sandbox.request("PUT", &format!("/files?path={file}")).body(text.clone());
                 let status = answer.send(sandbox.address).status;
                 assert!([200, 201].contains(&status), "{status}");
-                self.expected(&name).files.insert(file, text);
+                self.used(&name).files.insert(file, text);
             }
             Step::RemoveFile { name, file } => {
                 let sandbox = self.sandbox(daemon, &name);
                 sandbox.request("DELETE", &format!("/files?path={file}")).send(sandbox.address).expect(204);
-                self.expected(&name).files.remove(&file);
+                self.used(&name).files.remove(&file);
             }
             Step::Touch { name } => {
                 let sandbox = self.sandbox(daemon, &name);
@@ -239,6 +263,17 @@ impl Model {
                 patch(&self.sandbox(daemon, &name), &json!({"name": new}));
                 let expected = self.sandboxes.remove(&name).expect("steps are drawn for what there is");
                 self.sandboxes.insert(new, expected);
+            }
+            Step::Pause { name, memory } => {
+                let sandbox = self.sandbox(daemon, &name);
+                let body = json!({"memory": memory, "grace_seconds": 0});
+                sandbox.request("POST", "/pause").json(&body).send(sandbox.address).expect(200);
+                self.expected(&name).state = "paused";
+            }
+            Step::Resume { name } => {
+                let sandbox = self.sandbox(daemon, &name);
+                sandbox.request("POST", "/resume").send(sandbox.address).expect(200);
+                self.expected(&name).state = "running";
             }
             Step::Expire { name } => {
                 let sandbox = self.sandbox(daemon, &name);
@@ -281,11 +316,12 @@ impl Model {
             .sandboxes
             .iter()
             .map(|(name, one)| {
-                (name.clone(), json!({"id": one.id, "state": "running", "labels": one.labels}))
+                (name.clone(), json!({"id": one.id, "state": one.state, "labels": one.labels}))
             })
             .collect();
         assert_eq!(seen, expected, "left: what the daemon lists; right: the model");
-        for (name, one) in &self.sandboxes {
+        // Looking at the files of a paused sandbox would resume it.
+        for (name, one) in self.sandboxes.iter().filter(|(_, one)| one.state == "running") {
             let listed = self
                 .sandbox(daemon, name)
                 .sh("cd /workspace && for f in *; do [ -e \"$f\" ] && echo \"$f $(cat \"$f\")\"; done; true");

@@ -510,15 +510,15 @@ fn json_on(daemon: &Daemon, arguments: &[&str]) -> Value {
 #[test]
 fn create_ls_inspect_run_logs_and_rm_do_what_they_say() {
     let daemon = Daemon::start();
-    let made = json_on(&daemon, &["create", "--name", "by hand", "--json"]);
+    let made = json_on(&daemon, &["create", "--name", "by-hand", "--json"]);
     let id = made["id"].as_str().expect("an id").to_owned();
     let list = json_on(&daemon, &["ls", "--json"]);
     assert_eq!(list.as_array().map(Vec::len), Some(1), "{list}");
     assert_eq!(
         (&list[0]["id"], &list[0]["name"], &list[0]["state"]),
-        (&made["id"], &"by hand".into(), &"running".into())
+        (&made["id"], &"by-hand".into(), &"running".into())
     );
-    assert!(succeeded(shoal_on(&daemon, &["ls"])).contains("by hand"));
+    assert!(succeeded(shoal_on(&daemon, &["ls"])).contains("by-hand"));
     assert_eq!(json_on(&daemon, &["inspect", &id, "--json"])["id"], made["id"]);
     assert_eq!(
         succeeded(shoal_on(

@@ -421,9 +421,9 @@ fn the_command_line_makes_scales_shows_and_removes_pools() {
 #[test]
 fn top_shows_sandboxes_pools_and_the_machine() {
     let daemon = with_pool(1);
-    let sandbox = daemon.sandbox_with(json!({"name": "busy one"}));
+    let sandbox = daemon.sandbox_with(json!({"name": "busy-one"}));
     let shown = said(&daemon, &["top", "--once"]);
-    for part in ["busy one", "POOL", "small", "1 / 1", "memory", "processors"] {
+    for part in ["busy-one", "POOL", "small", "1 / 1", "memory", "processors"] {
         assert!(shown.contains(part), "{part:?} is not in:\n{shown}");
     }
     assert!(!shown.contains('\x1b'), "no terminal, no escapes: {shown:?}");

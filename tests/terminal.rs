@@ -128,7 +128,8 @@ fn a_shell_has_a_prompt_a_size_signals_and_an_exit_code() {
     let desk = Desk::at(&daemon);
     desk.type_line("shoal shell work");
     desk.sees("leaves the shell running");
-    desk.sees(":/workspace#");
+    // The name of the sandbox, and not the host name that comes from its id.
+    desk.sees("\nroot@work:/workspace#");
     desk.type_line("tty -s && echo size $(stty size) term $TERM login $(shopt login_shell | cut -f2)");
     desk.sees("\nsize 33 101 term tmux-256color login on");
 
@@ -155,6 +156,32 @@ fn a_shell_has_a_prompt_a_size_signals_and_an_exit_code() {
     desk.type_line("exit 7");
     desk.is_back_with(7, "one");
     until_true("the shell has ended", || !lives(&sandbox, "bash -l"));
+}
+
+#[test]
+fn a_daemon_at_a_terminal_tells_of_trouble_and_not_of_requests() {
+    let home = Home::new();
+    let desk = Desk::new(vec![
+        ("SHOAL_DATA_DIR", home.join("data").display().to_string()),
+        ("SHOAL_CONFIG", String::new()),
+    ]);
+    desk.type_line("shoal serve --listen 127.0.0.1:0 --store loop --store-size 256Mi --spares 0 &");
+    desk.sees("shoal is ready at http");
+    desk.sees("created a store of 0.2 GiB");
+    desk.type_line("shoal create -n quiet; shoal run --sandbox quiet -- echo o''k; shoal rm quiet");
+    desk.sees("\nok");
+    desk.sees("deleted sandbox `quiet`");
+    let screen = desk.screen();
+    assert!(!screen.contains("answered") && !screen.contains("sandbox runs"), "{screen}");
+    desk.type_line("kill %1; wait %1; clear; echo o''ver");
+    desk.sees("\nover");
+    // Whoever wants every request says so.
+    desk.type_line("SHOAL_LOG=info shoal serve --listen 127.0.0.1:0 --spares 0 &");
+    desk.sees("shoal is ready at http");
+    desk.type_line("shoal create -n loud");
+    desk.sees("INFO request{");
+    desk.type_line("shoal rm loud; kill %1; wait %1; echo all ov''er");
+    desk.sees("all over");
 }
 
 #[test]

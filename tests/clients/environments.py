@@ -17,6 +17,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,6 +29,10 @@ LANES = 2
 STEP_SECONDS_MAX = 900
 #: What says which daemon to use. A suite starts its own, whatever its caller has set.
 FOREIGN_VARIABLES = ("SHOAL_URL", "SHOAL_API_KEY", "SHOAL_DATA_DIR", "SHOAL_PRIVATE_DIR", "PYTHONPATH", "VIRTUAL_ENV")
+
+#: Held by whoever makes the environment with this key; the map itself is guarded by the lock below.
+MAKING: dict[str, threading.Lock] = {}
+MAKING_LOCK = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -86,8 +91,7 @@ def work(entry: Environment, place: Path, scratch: Path, directory: Path, progra
     version = subprocess.run((entry.interpreter, "-VV"), capture_output=True, text=True, check=True).stdout
     key = hashlib.sha256("\n".join((entry.interpreter, version, *entry.packages)).encode()).hexdigest()[:16]
     home = place / key
-    own_scratch = scratch / f"{key}-scratch"
-    own_scratch.mkdir()
+    own_scratch = Path(tempfile.mkdtemp(prefix=f"{key}-", dir=scratch))
     words = {"python": str(home / "bin" / "python"), "shoal": str(program), "scratch": str(own_scratch)}
     variables = {name: value for name, value in os.environ.items() if name not in FOREIGN_VARIABLES}
     variables.update(SHOAL_BINARY=str(program), PYTHONDONTWRITEBYTECODE="1", PIP_DISABLE_PIP_VERSION_CHECK="1")
@@ -117,12 +121,16 @@ def work(entry: Environment, place: Path, scratch: Path, directory: Path, progra
         if how:
             raise StepFailed("".join(said))
 
+    # Two entries may share an environment and differ in their variables.
+    with MAKING_LOCK:
+        making = MAKING.setdefault(key, threading.Lock())
     ready = home / "ready"
-    if not ready.exists():
-        step(entry.interpreter, "-m", "venv", "--clear", str(home))
-        if entry.packages:
-            step(words["python"], "-m", "pip", "install", "-q", *entry.packages)
-        ready.touch()
+    with making:
+        if not ready.exists():
+            step(entry.interpreter, "-m", "venv", "--clear", str(home))
+            if entry.packages:
+                step(words["python"], "-m", "pip", "install", "-q", *entry.packages)
+            ready.touch()
     for command in entry.commands:
         step(*(part.format(**words) for part in command))
     return "".join(said)

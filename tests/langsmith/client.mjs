@@ -11,7 +11,7 @@ const wrong = new sandbox.SandboxClient({
 });
 await assert.rejects(wrong.listSandboxes(), sandbox.LangSmithSandboxAuthenticationError);
 
-const sb = await client.createSandbox({ name: "from javascript/1" });
+const sb = await client.createSandbox({ name: "from-javascript%1é" });
 try {
   assert.equal(sb.status, "ready");
   const result = await sb.run("echo out; echo err >&2; exit 3");
@@ -45,15 +45,15 @@ try {
   assert.equal(large.stdout.length, 3_000_000);
 
   const names = (await client.listSandboxes()).map((box) => box.name);
-  assert.ok(names.includes("from javascript/1"));
+  assert.ok(names.includes("from-javascript%1é"));
   const snapshot = await client.captureSnapshot(sb.name, "from-javascript");
   const copy = await client.createSandbox(snapshot.id);
   assert.equal(new TextDecoder().decode(await copy.read("/app/text ü.txt")), "ünïcode");
   await copy.delete();
   await client.deleteSnapshot(snapshot.id);
 } finally {
-  await client.deleteSandbox("from javascript/1");
+  await client.deleteSandbox("from-javascript%1é");
 }
-await assert.rejects(client.getSandbox("from javascript/1"), sandbox.LangSmithResourceNotFoundError);
+await assert.rejects(client.getSandbox("from-javascript%1é"), sandbox.LangSmithResourceNotFoundError);
 console.log("all is well");
 process.exit(0);

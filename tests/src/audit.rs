@@ -32,10 +32,14 @@ impl Audit {
     /// Runs an audit.
     pub fn of(scope: &Scope) -> Self {
         let mut found = BTreeSet::new();
-        for directory in scope.cgroups() {
+        // Like the launcher, egress belongs to the installation and not to a sandbox: it stays until the daemon ends.
+        let (egress, groups): (Vec<PathBuf>, Vec<PathBuf>) =
+            scope.cgroups().into_iter().partition(|directory| directory.ends_with("egress"));
+        let of_egress: BTreeSet<i32> = egress.iter().flat_map(|group| members(group)).collect();
+        for directory in groups {
             found.insert(format!("cgroup {}", directory.display()));
         }
-        for process in scope.processes() {
+        for process in scope.processes().into_iter().filter(|process| !of_egress.contains(process)) {
             let name = fs::read_to_string(format!("/proc/{process}/comm")).unwrap_or_default();
             found.insert(format!("process {process} {}", name.trim()));
         }

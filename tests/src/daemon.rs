@@ -212,6 +212,11 @@ impl Daemon {
             .success()
     }
 
+    /// From now on, it listens at the same address again.
+    pub fn keep_address(&mut self) {
+        self.listen = self.address.to_string();
+    }
+
     /// `kill -9`, then a new start.
     #[track_caller]
     pub fn crash(&mut self) {

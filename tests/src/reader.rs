@@ -63,7 +63,11 @@ impl Reader {
         fs::set_permissions(&cargo, fs::Permissions::from_mode(0o755)).expect("it is ours");
         let program = binary();
         std::os::unix::fs::symlink(&program, home.join("bin/shoal")).expect("the directory takes links");
-        let mut child = world(&home, &script, &program).spawn().expect("unshare is there: util-linux has it");
+        let mut world = world(&home, &script, &program);
+        if page.lines.iter().any(|line| line.contains(NEEDS_SNAPSHOTS)) {
+            world.env("SHOAL_STORE", "loop").env("SHOAL_STORE_SIZE", "512Mi");
+        }
+        let mut child = world.spawn().expect("unshare is there: util-linux has it");
         let shell = child.stdin.take().expect("stdin is a pipe");
         let stdout = BufReader::new(child.stdout.take().expect("stdout is a pipe"));
         let (send, answers) = mpsc::channel();
@@ -210,6 +214,9 @@ impl Drop for Reader {
         while self.answers.recv_timeout(DEADLINE).is_ok() {}
     }
 }
+
+/// A page with these words needs a store of its own.
+const NEEDS_SNAPSHOTS: &str = "need a daemon (`shoal serve`) whose store has snapshots";
 
 /// The command that makes a world with a shell in it.
 fn world(home: &Home, script: &Path, program: &Path) -> Command {
