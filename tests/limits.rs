@@ -122,15 +122,21 @@ fn commands_are_oom_victims_before_init_whatever_the_score_of_the_daemon() {
 fn a_shortage_that_init_meets_takes_a_command_and_init_lives() {
     let daemon = Daemon::start();
     let sandbox = daemon.sandbox_with(json!({"memory": "64Mi"}));
-    // Small itself, while most of the memory is in a file that survives it.
-    let hold = "import time\nkeep = bytearray(b'x' * (8 << 20))\nopen('/dev/shm/big', 'wb').write(bytes(14 << 20))\nprint('held', flush=True)\ntime.sleep(1000)";
+    // Small itself, while most of the memory is in a file that survives it. With the script, which init receives and
+    // passes on, it is more than the limit.
+    let hold = "import time\nkeep = bytearray(b'x' * (8 << 20))\nwith open('/dev/shm/big', 'wb') as file:\n    for _ in range(22): file.write(bytes(1 << 20))\nprint('held', flush=True)\ntime.sleep(1000)";
     let hold = sandbox.spawn(json!({"argv": ["python3", "-c", hold]}));
     sandbox.wrote(&hold, 5);
     let script = format!("true {}", "x".repeat(15 << 20));
     let big = sandbox.post_command(&json!({"script": script}));
     assert!(big.status == 200 || big.status >= 400, "{}", big.describe());
     assert_eq!(sandbox.get()["state"], "running", "init was killed");
-    assert_eq!(sandbox.ended(&hold)["result"]["outcome"], "out_of_memory");
+    // The kernel kills the larger of the two commands: the one that holds, unless the shell with the script has
+    // started by then.
+    let refused = big.status >= 400 || big.json()["result"]["outcome"] == "out_of_memory";
+    if !refused {
+        assert_eq!(sandbox.ended(&hold)["result"]["outcome"], "out_of_memory");
+    }
     sandbox.sh("rm /dev/shm/big").ok();
     is_well(&sandbox);
 }
@@ -441,7 +447,8 @@ fn memory_that_a_burst_of_requests_needed_goes_back_to_the_machine() {
         line.split_whitespace().nth(1).and_then(|number| number.parse().ok()).expect("a number")
     };
     let before = figure("VmRSS:");
-    let body = json!({"argv": vec!["x"; 1 << 20]});
+    // More than enough for the assertion below even if the daemon reads one body after the other.
+    let body = json!({"argv": vec!["x"; 2 << 20]});
     std::thread::scope(|scope| {
         for _ in 0..4 {
             scope.spawn(|| sandbox.post_command(&body).expect(400));
