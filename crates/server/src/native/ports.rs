@@ -6,7 +6,6 @@ use axum::Json as Answer;
 use axum::extract::ws::rejection::WebSocketUpgradeRejection;
 use axum::extract::ws::{CloseFrame, Message, WebSocket, WebSocketUpgrade, close_code};
 use axum::extract::{RawPathParams, Request, State};
-use axum::http::uri::PathAndQuery;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::Response;
 use axum::{Extension, body::Bytes};
@@ -126,12 +125,9 @@ pub async fn forward(
 ) -> Result<Response, ApiError> {
     let named = named(&params)?;
     let prefix = format!("/v1/sandboxes/{}/ports/{}", named.sandbox, named.port);
-    // As it was written: a guest may tell `%2F` from a slash.
-    let target = request.uri().path_and_query().map_or("", |target| target.as_str());
-    let rest = target.strip_prefix(&prefix).ok_or_else(ApiError::no_route)?;
-    let rest = if rest.starts_with('/') { rest.to_owned() } else { format!("/{rest}") };
-    let path: PathAndQuery = rest.parse().map_err(|_| ApiError::no_route())?;
-    *request.uri_mut() = path.into();
+    if !ports::strip_prefix(&mut request, &prefix) {
+        return Err(ApiError::no_route());
+    }
     ports::by_path(&app, named, Grant::of_key(&app, &key), ByPath { prefix }, request).await
 }
 

@@ -58,6 +58,17 @@ pub fn host_of(request: &Request) -> Option<Host> {
     Host::parse(request.headers().get(header::HOST)?.to_str().ok()?)
 }
 
+/// Removes `prefix`, which names the port, from the path of a request by path. The rest stays as it was written: a
+/// guest may tell `%2F` from a slash. Returns false if the path does not begin with the prefix as written here.
+pub fn strip_prefix(request: &mut Request, prefix: &str) -> bool {
+    let target = request.uri().path_and_query().map_or("", |target| target.as_str());
+    let Some(rest) = target.strip_prefix(prefix) else { return false };
+    let rest = if rest.starts_with('/') { rest.to_owned() } else { format!("/{rest}") };
+    let Ok(path) = rest.parse::<PathAndQuery>() else { return false };
+    *request.uri_mut() = path.into();
+    true
+}
+
 /// Passes on a request by path. `request` has the path that the guest is to see.
 pub async fn by_path(
     app: &App,

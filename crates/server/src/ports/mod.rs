@@ -18,7 +18,7 @@ use axum::response::{IntoResponse, Response};
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 
-pub use forward::{ByPath, by_path};
+pub use forward::{ByPath, by_path, strip_prefix};
 pub use grant::{End, Grant, SERVICE_TOKEN, TOKEN_PARAMETER, Token};
 pub use relay::{CHUNK, copy};
 

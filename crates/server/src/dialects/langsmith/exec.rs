@@ -319,7 +319,8 @@ pub async fn socket(
         Err(refusal) => return Err(refusal),
     };
     match target.sandbox.state {
-        engine::State::Running => {}
+        // A command resumes a paused sandbox.
+        engine::State::Running | engine::State::Paused(_) => {}
         // Answered before anything is begun, so that clients try again by themselves.
         engine::State::Creating => return Err(Refusal::not_yet("the sandbox is not ready yet")),
         state => {

@@ -34,7 +34,7 @@ use axum::Router;
 use axum::extract::{DefaultBodyLimit, Request};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{get, post};
+use axum::routing::{any, get, post};
 use tracing::Instrument;
 
 use crate::http::app::App;
@@ -55,7 +55,9 @@ pub fn under_prefix() -> Router<App> {
     let mut router = Router::new()
         .nest("/dp/{sandbox}", data_plane())
         // Any path and any method: what is there is for a server in the sandbox to say.
-        .nest("/svc/{sandbox}/{port}", Router::new().fallback(services::forward))
+        .route("/svc/{sandbox}/{port}", any(services::forward))
+        .route("/svc/{sandbox}/{port}/", any(services::forward))
+        .route("/svc/{sandbox}/{port}/{*path}", any(services::forward))
         .route("/dl/{name}", get(links::follow).head(links::follow));
     for base in BASES {
         router = router.nest(base, control_plane());

@@ -13,7 +13,7 @@ use engine::{LinkSpec, Port};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::SERVICES;
+use super::{PREFIX, SERVICES};
 use super::error::Refusal;
 use super::read::{Body, Meant};
 use crate::http::app::{App, Arrival};
@@ -129,7 +129,7 @@ pub async fn delete(
 pub async fn forward(
     State(app): State<App>,
     params: RawPathParams,
-    request: Request,
+    mut request: Request,
 ) -> Result<Response, Refusal> {
     let refused =
         || Refusal::new(StatusCode::UNAUTHORIZED, "Unauthorized", "the token of this service is not valid");
@@ -145,6 +145,10 @@ pub async fn forward(
     }
     let prefix = format!("{SERVICES}{sandbox}/{port}");
     let named = Named { sandbox, port };
-    // The router has removed the prefix from the path.
+    // The router has removed the prefix of the dialect from the path.
+    let below = prefix.strip_prefix(PREFIX).unwrap_or(&prefix);
+    if !ports::strip_prefix(&mut request, below) {
+        return Err(refused());
+    }
     Ok(ports::by_path(&app, named, Grant::of_link(grant), ByPath { prefix }, request).await?)
 }
