@@ -6,6 +6,7 @@ is installed there, and what is run, is the suite's business. Nothing here needs
 
 Environments are made in a temporary directory and thrown away; ``--environments DIR`` keeps them there for the next run. A
 few are worked on at once; what each says is printed when it is done, and the last line is the count of environments.
+``--results FILE`` writes the names of those that passed, when all were run.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import concurrent.futures
 import hashlib
+import json
 import os
 import subprocess
 import sys
@@ -61,6 +63,7 @@ def main(description: str | None, environments: Sequence[Environment], directory
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shoal", required=True, type=Path, help="the program to test against")
     parser.add_argument("--environments", type=Path, help="where environments are kept [default: thrown away]")
+    parser.add_argument("--results", type=Path, help="where to write the names of the environments that passed")
     names = [entry.name for entry in environments]
     parser.add_argument("--only", action="append", choices=names, help="an environment; may be given several times")
     arguments = parser.parse_args()
@@ -82,6 +85,10 @@ def main(description: str | None, environments: Sequence[Environment], directory
                     said, how = str(error), "FAILED"
                     failed.append(entry.name)
                 print(f"=== {entry.name}: {how}\n{said}", flush=True)
+    if arguments.results and not arguments.only:
+        passed = [entry.name for entry in chosen if entry.name not in failed]
+        arguments.results.parent.mkdir(parents=True, exist_ok=True)
+        arguments.results.write_text(json.dumps(passed))
     print(f"{len(chosen) - len(failed)} of {len(chosen)} environments passed" + (f"; not {failed}" if failed else ""))
     return 1 if failed else 0
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.metadata
+import json
 import threading
 import time
 from collections.abc import Callable
@@ -69,6 +70,25 @@ def test_a_sandbox_is_started_when_create_returns(sb: Any) -> None:
     assert str(getattr(sb.state, "value", sb.state)) == "started"
     assert len(sb.id) == 36 and sb.cpu >= 1 and sb.memory >= 1
     assert sb.process.exec("echo hello").result == printed("hello\n")
+
+
+def policy_in(sb: Any) -> Any:
+    return json.loads(sb.fs.download_file("/run/shoal/network.json"))
+
+
+def test_the_network_is_open_unless_the_caller_says_otherwise(sb: Any, client: Any) -> None:
+    assert policy_in(sb)["mode"] == "open", "as the vendor has it"
+    closed = client.create(CreateSandboxFromSnapshotParams(network_block_all=True))
+    try:
+        assert closed.network_block_all
+        done = closed.process.exec("bash -c 'exec 3<>/dev/tcp/192.0.2.1/80' 2>&1")
+        assert done.exit_code != 0 and "unreachable" in done.result
+        if hasattr(closed, "update_network_settings"):
+            closed.update_network_settings(network_allow_list="192.0.2.0/24")
+            policy = policy_in(closed)
+            assert (policy["mode"], [rule["to"] for rule in policy["rules"]]) == ("none", ["192.0.2.0/24"])
+    finally:
+        client.delete(closed)
 
 
 def test_what_was_asked_for_is_echoed(client: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import inspect
+import json
 import os
 import subprocess
 import sys
@@ -184,10 +185,36 @@ def test_a_token_ends_with_its_key(daemon: Daemon) -> None:
         sbx.commands.run("echo no")
 
 
+def policy_in(sbx: Any) -> Any:
+    return json.loads(sbx.files.read("/run/shoal/network.json"))
+
+
+def test_the_network_is_open_unless_the_caller_says_otherwise(sbx: Any) -> None:
+    assert policy_in(sbx)["mode"] == "open", "as the vendor has it"
+    closed = Sandbox.create(allow_internet_access=False)
+    try:
+        done = closed.commands.run("bash -c 'exec 3<>/dev/tcp/192.0.2.1/80' 2>&1 || true")
+        assert "unreachable" in done.stdout, done.stdout
+    finally:
+        closed.kill()
+    try:
+        some = Sandbox.create(network={"allow_out": ["192.0.2.7"], "deny_out": ["0.0.0.0/0"]})
+    except TypeError:
+        return  # This version does not say it.
+    try:
+        policy = policy_in(some)
+        assert (policy["mode"], [rule["to"] for rule in policy["rules"]]) == ("none", ["192.0.2.7"])
+        if hasattr(some, "update_network"):
+            some.update_network({"deny_out": ["192.0.2.0/24"]})
+            assert policy_in(some)["mode"] == "open"
+    finally:
+        some.kill()
+
+
 def test_what_is_refused_says_why(sbx: Any) -> None:
     refused: list[Any] = [
         lambda: sbx.create_snapshot(),
-        lambda: Sandbox.create(network={"allow_out": ["1.1.1.1"]}),
+        lambda: Sandbox.create(network={"mask_request_host": "x"}),
     ]
     for ask in refused:
         try:

@@ -57,6 +57,13 @@ def test_what_a_sandbox_can_be_made_with(client: Any) -> None:
         assert (sb.idle_ttl_seconds, sb.delete_after_stop_seconds) == (600, 14 * 86_400), "as the vendor has it"
 
 
+def test_names_are_open_and_literal_addresses_closed(client: Any) -> None:
+    with a_sandbox(client) as sb:
+        assert json.loads(sb.read("/run/shoal/network.json"))["mode"] == "names", "as the vendor has it"
+        refused = sb.run("exec 3<>/dev/tcp/192.0.2.1/80")
+        assert not refused.success and "unreachable" in refused.stderr
+
+
 def test_lengths_are_whole_minutes(daemon: Daemon) -> None:
     for field in ["idle_ttl_seconds", "delete_after_stop_seconds"]:
         for value in [61, -60]:

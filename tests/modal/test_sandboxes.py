@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -139,10 +140,26 @@ def test_variables_secrets_and_the_working_directory(app: Any) -> None:
         done = sb.exec("bash", "-c", "echo $A $B; pwd", secrets=[modal.Secret.from_dict({"B": "exec"})])
         assert done.stdout.read() == "secret exec\n/workspace/new\n"
         assert sb.exec("pwd", workdir="/tmp").stdout.read() == "/tmp\n"
-        refused = sb.exec("bash", "-c", "exec 3<>/dev/tcp/1.1.1.1/80")
+        refused = sb.exec("bash", "-c", "exec 3<>/dev/tcp/192.0.2.1/80")
         assert refused.wait() != 0
     finally:
         sb.terminate()
+
+
+def policy_in(sb: Any) -> Any:
+    return json.loads(sb.exec("cat", "/run/shoal/network.json").stdout.read())
+
+
+def test_the_network_is_open_unless_the_caller_says_otherwise(app: Any) -> None:
+    sb = modal.Sandbox.create(app=app)
+    some = modal.Sandbox.create(app=app, cidr_allowlist=["192.0.2.0/24"])
+    try:
+        assert policy_in(sb)["mode"] == "open", "as the vendor has it"
+        policy = policy_in(some)
+        assert (policy["mode"], [rule["to"] for rule in policy["rules"]]) == ("none", ["192.0.2.0/24"])
+    finally:
+        sb.terminate()
+        some.terminate()
 
 
 def test_images_that_need_no_building(daemon: Daemon, app: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.metadata
+import json
 import time
 from typing import Any
 
@@ -27,6 +28,10 @@ def test_a_devbox_runs_when_create_returns(sdk: Any) -> None:
     finally:
         box.shutdown()
         second.shutdown()
+
+
+def test_the_network_is_open_as_the_vendor_has_it(box: Any) -> None:
+    assert json.loads(box.file.read(file_path="/run/shoal/network.json"))["mode"] == "open"
 
 
 def test_a_wrong_key_is_refused_at_once(daemon: Daemon) -> None:

@@ -17,15 +17,70 @@ struct Suite {
     /// Its full name.
     name: &'static str,
     program: &'static str,
+    /// The system that it shows to work, if it is someone else's.
+    system: Option<System>,
 }
 
+/// A row of the table in `docs/dialects/README.md`.
+#[derive(Clone, Copy)]
+pub struct System {
+    pub title: &'static str,
+    /// Its page, seen from the table.
+    pub page: &'static str,
+    /// How the names of its environments begin, if the suite has others too.
+    pub of: &'static [&'static str],
+}
+
+const fn other(title: &'static str, page: &'static str) -> Option<System> {
+    Some(System { title, page, of: &[] })
+}
+
+const DEEP_AGENTS: Option<System> =
+    Some(System { title: "Deep Agents", page: "../deepagents.md", of: &["deepagents", "dcode"] });
+
 const SUITES: &[Suite] = &[
-    Suite { word: "python", name: "the Python SDK", program: "sdk/python/run_tests.py" },
-    Suite { word: "openapi", name: "the description of the API", program: "tests/openapi/run_tests.py" },
-    Suite { word: "langsmith", name: "LangSmith's clients", program: "tests/langsmith/run_tests.py" },
-    Suite { word: "e2b", name: "E2B's clients", program: "tests/e2b/run_tests.py" },
-    Suite { word: "daytona", name: "Daytona's client", program: "tests/daytona/run_tests.py" },
-    Suite { word: "runloop", name: "Runloop's client", program: "tests/runloop/run_tests.py" },
+    Suite {
+        word: "python",
+        name: "the Python SDK",
+        program: "sdk/python/run_tests.py",
+        system: DEEP_AGENTS,
+    },
+    Suite {
+        word: "openapi",
+        name: "the description of the API",
+        program: "tests/openapi/run_tests.py",
+        system: None,
+    },
+    Suite {
+        word: "langsmith",
+        name: "LangSmith's clients",
+        program: "tests/langsmith/run_tests.py",
+        system: other("LangSmith", "langsmith.md"),
+    },
+    Suite {
+        word: "e2b",
+        name: "E2B's clients",
+        program: "tests/e2b/run_tests.py",
+        system: other("E2B", "e2b.md"),
+    },
+    Suite {
+        word: "daytona",
+        name: "Daytona's client",
+        program: "tests/daytona/run_tests.py",
+        system: other("Daytona", "daytona.md"),
+    },
+    Suite {
+        word: "runloop",
+        name: "Runloop's client",
+        program: "tests/runloop/run_tests.py",
+        system: other("Runloop", "runloop.md"),
+    },
+    Suite {
+        word: "modal",
+        name: "Modal's client",
+        program: "tests/modal/run_tests.py",
+        system: other("Modal", "modal.md"),
+    },
 ];
 
 /// Checks that the first argument, if there is one, names a suite.
@@ -47,6 +102,19 @@ pub fn run(arguments: &[String]) -> Result<()> {
         outcome = outcome.and(super::step(&suite.what(), suite.command(arguments)?));
     }
     outcome
+}
+
+/// The systems that have a suite, with its program and the environments that passed when all of them ran last.
+pub fn systems() -> Result<Vec<(System, &'static str, Vec<String>)>> {
+    let of_systems = SUITES.iter().filter_map(|suite| suite.system.map(|system| (system, suite)));
+    of_systems
+        .map(|(system, suite)| {
+            let path = suite.results();
+            let what = || format!("cannot read {}: run `cargo xtask clients {}`", path.display(), suite.word);
+            let passed = serde_json::from_slice(&fs::read(&path).with_context(what)?).with_context(what)?;
+            Ok((system, suite.program, passed))
+        })
+        .collect()
 }
 
 /// Free memory from which on suites run in parallel with compilers: two compilers of the largest crates need less
@@ -85,7 +153,7 @@ impl Suites {
     /// Waits for them, or runs them now. Reports how each ended, with its whole output if it failed.
     pub fn finish(self) -> Result<()> {
         let all = match self {
-            Self::Later => return run(&[]),
+            Self::Later => return run(&[]).and_then(|()| super::dialects::check()),
             Self::Beside(thread) => {
                 thread.join().map_err(|_| anyhow!("the thread of the client suites panicked"))?
             }
@@ -94,7 +162,7 @@ impl Suites {
         for ran in all {
             outcome = outcome.and(ran.and_then(|ran| ran.report()));
         }
-        outcome
+        outcome.and_then(|()| super::dialects::check())
     }
 }
 
@@ -135,11 +203,17 @@ impl Suite {
         format!("run the tests of {}", self.name)
     }
 
+    /// Where it leaves the names of the environments that passed.
+    fn results(&self) -> PathBuf {
+        super::root().join(format!("target/clients/{}.json", self.word))
+    }
+
     fn command(&self, arguments: &[String]) -> Result<Command> {
         let shoal = std::env::current_exe()?.with_file_name("shoal");
         let mut command = Command::new("/usr/bin/python3");
         // Environments are created once and kept below `target`. A change of versions creates new ones.
         command.arg(self.program).arg("--shoal").arg(&shoal).args(["--environments", "target/python"]);
+        command.arg("--results").arg(self.results());
         command.args(arguments.iter().skip(1)).current_dir(super::root()).stdin(Stdio::null());
         Ok(command)
     }

@@ -7,6 +7,7 @@
 
 mod btrfs_seed;
 mod clients;
+mod dialects;
 mod dist;
 mod fuzz;
 mod licences;
@@ -33,8 +34,9 @@ Chores:
   check            Same as `test`: what CI runs.
   clients [SUITE [ARGS...]]
                    Run only the suites in other languages, on the debug program: `python`, `openapi`,
-                   `langsmith`.
+                   `langsmith`, `e2b`, `daytona`, `runloop`, `modal`.
                    Pass ARGS to the suite: `clients python --only sdk` runs one environment of it.
+  dialects         Write the table of docs/dialects/README.md from the results of `clients`.
   lint             Run the checks of `test` without the tests and without root.
   lint rooms       Check only that no two folders of a crate depend on each other, and print the graph.
   dist [--out DIR] [--program FILE] [--no-wheel] [--quick]
@@ -57,6 +59,7 @@ fn main() -> ExitCode {
         Some("clients") => only_clients(&rest),
         Some("lint") if rest.is_empty() => lint(),
         Some("lint") if rest == ["rooms"] => rooms::check(rooms::Report::All),
+        Some("dialects") if rest.is_empty() => dialects::write(),
         Some("dist") => dist::make(&rest),
         Some("fuzz") => fuzz::run(&rest),
         Some("btrfs-seed") if rest.is_empty() => btrfs_seed::make(),

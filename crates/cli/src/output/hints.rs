@@ -34,7 +34,6 @@ pub fn of_code(code: &str) -> Option<&'static str> {
         "admin_required" => "use the key in `api.key` in the daemon's data directory",
         "stdin_closed" => "the command was started without stdin",
         "no_terminal" => "start the command with `shoal run -t` to give it a terminal",
-        "action_not_supported" => "use `delete`, or keep the rule without effect with --accept-inactive",
         "disk_limits_not_supported" => {
             "leave out --disk, or give the daemon storage that has limits; `shoal doctor` says how"
         }

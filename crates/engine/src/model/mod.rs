@@ -112,6 +112,8 @@ pub struct SandboxSpec {
     pub lifetime: Lifetime,
     /// What it may reach; the template's where there is none, and the operator's default where that names none.
     pub network: Option<NetworkPolicy>,
+    /// What it may reach where request, template and operator say nothing: the default of a dialect's vendor.
+    pub network_default: NetworkPolicy,
     /// Asking twice with one key makes one sandbox, for as long as that sandbox exists.
     pub idempotency_key: Option<IdempotencyKey>,
     /// The name of one of the owner's pools, in place of a template; it is claimed there if one is ready.
@@ -135,6 +137,7 @@ impl Default for SandboxSpec {
             notes: Notes::default(),
             lifetime: Lifetime::default(),
             network: None,
+            network_default: NetworkPolicy::default(),
             idempotency_key: None,
             pool: None,
             history: 0,

@@ -54,8 +54,9 @@ pub mod presets {
 pub struct NetworkSettings {
     /// The installation, which is part of the authority's name.
     pub installation: InstallationId,
-    /// The policy of sandboxes whose request and template name none.
-    pub default: NetworkPolicy,
+    /// The policy of sandboxes whose request and template name none. Where there is none, native sandboxes have no
+    /// network, and those of a dialect its vendor's default.
+    pub default: Option<NetworkPolicy>,
     /// The policy of steps of builds whose request names none.
     pub builds: NetworkPolicy,
     /// Resolvers, proxy, addresses and roots for egress.
@@ -75,7 +76,7 @@ impl Default for NetworkSettings {
             Limits { connections_max: 0, connections_per_second: 0, bytes_per_second: 0, bytes_max: 0 };
         Self {
             installation: InstallationId::from_random(0),
-            default: NetworkPolicy::default(),
+            default: None,
             builds: NetworkPolicy::default(),
             egress: Settings::default(),
             registries: Vec::new(),

@@ -450,8 +450,8 @@ pub(crate) fn basis(
     let labels = template.labels.with(&spec.labels)?;
     let mounts = crate::volume::merged(template.mounts, spec.mounts.clone());
     let mounts = shared.volumes.resolve(owner, mounts)?;
-    let network = spec.network.clone().or(template.network);
-    let network = network.unwrap_or_else(|| shared.config.network.default.clone());
+    let network = spec.network.clone().or(template.network).or_else(|| shared.config.network.default.clone());
+    let network = network.unwrap_or_else(|| spec.network_default.clone());
     Ok(Based::On(Box::new(Basis { version, choice, held, limits, labels, mounts, network, origin })))
 }
 

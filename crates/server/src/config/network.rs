@@ -16,8 +16,8 @@ const RESOLV_CONF: &str = "/etc/resolv.conf";
 /// The checked settings of networks.
 #[derive(Debug, Clone, Default)]
 pub struct NetworkConfig {
-    /// What sandboxes may reach whose request and template say nothing.
-    pub default: NetworkMode,
+    /// What sandboxes may reach whose request and template say nothing, if the operator says it.
+    pub default: Option<NetworkMode>,
     /// Hosts that `registries` opens beside those that were found.
     pub hosts: Vec<presets::Name>,
     /// Resolvers in place of the machine's.
@@ -41,11 +41,10 @@ impl NetworkConfig {
             expected,
             text: text.into(),
         };
-        let default = match layers.value(|s| s.network_default.clone()) {
-            None => NetworkMode::None,
-            Some(text) => NetworkMode::parse(&text)
-                .ok_or_else(|| bad("network_default", "`none`, `registries` or `open`", &text))?,
-        };
+        let default = layers.value(|s| s.network_default.clone()).map(|text| {
+            let words = "`none`, `registries`, `names` or `open`";
+            NetworkMode::parse(&text).ok_or_else(|| bad("network_default", words, &text))
+        });
         let blocks = |key, texts: Option<Vec<String>>| -> Result<Vec<presets::Cidr>, ConfigError> {
             let parse =
                 |text: String| text.parse().map_err(|_| bad(key, "blocks such as 10.9.0.0/16", &text));
@@ -82,7 +81,7 @@ impl NetworkConfig {
             presets::Name::parse(&text).map_err(|_| bad("network_hosts", "hosts such as pypi.corp", &text))
         });
         Ok(Self {
-            default,
+            default: default.transpose()?,
             hosts: hosts.collect::<Result<_, _>>()?,
             resolvers,
             tls_resolver,
@@ -108,7 +107,7 @@ impl NetworkConfig {
             std::fs::read_to_string(path).map_err(|source| ConfigError::Read { path: path.into(), source })
         };
         let mut settings = NetworkSettings { installation, ..NetworkSettings::default() };
-        settings.default = NetworkPolicy::of_mode(self.default);
+        settings.default = self.default.map(NetworkPolicy::of_mode);
         settings.builds = NetworkPolicy::of_mode(NetworkMode::Registries);
         settings.egress.upstream = match self.resolvers.is_empty() && self.tls_resolver.is_none() {
             true => match read(Path::new(RESOLV_CONF)) {
@@ -176,7 +175,7 @@ mod tests {
             ..Settings::default()
         };
         let config = checked(good).expect("it is valid");
-        assert_eq!(config.default, NetworkMode::Registries);
+        assert_eq!(config.default, Some(NetworkMode::Registries));
         assert_eq!(config.resolvers[0].port(), 53);
         assert_eq!(config.tls_resolver.map(|(address, _)| address.port()), Some(853));
         assert_eq!(config.proxy.and_then(|proxy| proxy.login), Some(("ada".into(), "word".into())));

@@ -299,12 +299,12 @@ pub const KEYS: &[Key] = &[
     },
     Key {
         name: "network_default",
-        about: "What sandboxes may reach whose request and template say nothing: `none`, `registries` or `open`.",
-        default: "none",
+        about: "What sandboxes may reach whose request and template say nothing: `none`, `registries`, `names` or `open`. Without this setting it is `none` for our own API, and the default of its vendor for a dialect: `names` for LangSmith, `open` for the others.",
+        default: "none, or the vendor's",
         example: "network_default = \"registries\"",
         flag: None,
         said: |s| s.network_default.clone().map(Value::from),
-        unsaid: |c| json!(c.network.default.word()),
+        unsaid: |_| Value::Null,
         set: |s, text| set(&mut s.network_default, text.to_owned()),
     },
     Key {

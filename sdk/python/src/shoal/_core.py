@@ -319,7 +319,6 @@ _HINTS = {
     "name_taken": "choose another name, or delete the other one first",
     "unauthorized": "pass a valid `api_key`, or set SHOAL_API_KEY; the first key is in `api.key` in the daemon's data directory",
     "admin_required": "use the key in `api.key` in the daemon's data directory",
-    "action_not_supported": "use `delete`, or give the rule `accept_inactive=True` to have it kept without effect",
     "disk_limits_not_supported": "leave `disk` out, or give the daemon storage that has limits; `shoal doctor` says how",
     "no_terminal": "start the command with `terminal=TerminalSize()` to give it a terminal",
     "stdin_closed": "start the command with `stdin=True` to write to it",

@@ -1,10 +1,11 @@
 //! What every dialect needs and none would do otherwise: usual statuses, what an answer tells the log, forms, images from
-//! Dockerfiles, home directories, stopping and starting.
+//! Dockerfiles, home directories, networks, stopping and starting.
 
 pub mod ascii;
 pub mod dockerfile;
 pub mod error;
 pub mod form;
 pub mod home;
+pub mod network;
 pub mod pause;
 pub mod spelling;

@@ -191,7 +191,7 @@ pub fn sandbox(sandbox: &Sandbox, origin: &str) -> Value {
         "env": sandbox.env,
         "labels": sandbox.labels.pairs(),
         "public": notes.public,
-        "networkBlockAll": true,
+        "networkBlockAll": sandbox.network.is_none(),
         "kvm": false,
         "target": notes.target.as_deref().unwrap_or(TARGET),
         "cpu": sandbox.limits.cpu_millis.div_ceil(1000),

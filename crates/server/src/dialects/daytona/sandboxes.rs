@@ -8,8 +8,9 @@ use axum::http::request::Parts;
 use axum::http::{HeaderMap, StatusCode};
 use engine::snapshot::SnapshotState;
 use engine::{
-    EngineError, Field, GuestUser, Key, LabelChanges, Labels, ListQuery, NoteChanges, Sandbox, SandboxEnv,
-    SandboxName, SandboxSpec, SandboxUpdate, Selector, TemplateName, Wait,
+    EngineError, Field, GuestUser, Key, LabelChanges, Labels, ListQuery, NetworkChange, NetworkMode,
+    NetworkPolicy, NoteChanges, Sandbox, SandboxEnv, SandboxName, SandboxSpec, SandboxUpdate, Selector,
+    TemplateName, Wait,
 };
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -18,7 +19,7 @@ use super::error::Refusal;
 use super::json::{self, AUTO_STOP_DEFAULT, Intervals, Notes, minutes};
 use super::read::{Body, Meant, in_path};
 use super::{NOTES, PREFIX};
-use crate::dialects::common::{dockerfile, pause};
+use crate::dialects::common::{self, dockerfile, pause};
 use crate::http::app::{App, Caller};
 use crate::http::params::Params;
 
@@ -51,6 +52,7 @@ pub struct Create {
     ttl_minutes: Option<i64>,
     volumes: Option<Vec<Value>>,
     secrets: Option<Vec<Value>>,
+    network_block_all: Option<bool>,
     network_allow_list: Option<String>,
     domain_allow_list: Option<String>,
     outbound_proxy_url: Option<String>,
@@ -104,6 +106,7 @@ async fn spec(app: &App, key: &Key, body: Create) -> Result<SandboxSpec, Refusal
         ttl_minutes,
         volumes,
         secrets,
+        network_block_all,
         network_allow_list,
         domain_allow_list,
         outbound_proxy_url,
@@ -115,8 +118,6 @@ async fn spec(app: &App, key: &Key, body: Create) -> Result<SandboxSpec, Refusal
     for (field, given) in [
         ("volumes", volumes.is_some_and(|volumes| !volumes.is_empty())),
         ("secrets", secrets.is_some_and(|secrets| !secrets.is_empty())),
-        ("networkAllowList", some(network_allow_list)),
-        ("domainAllowList", some(domain_allow_list)),
         ("outboundProxyUrl", some(outbound_proxy_url)),
         ("kvm", kvm == Some(true)),
         ("gpu", gpu.is_some_and(|gpu| gpu > 0.0)),
@@ -177,9 +178,52 @@ async fn spec(app: &App, key: &Key, body: Create) -> Result<SandboxSpec, Refusal
         disk_bytes: amount("disk", disk, GIB)?,
         labels: Labels::new(labels.unwrap_or_default())?,
         lifetime: intervals.rules()?,
+        network: policy(network_block_all, network_allow_list, domain_allow_list)?,
+        network_default: common::network::open(),
         notes: engine::Notes::one(NOTES, notes.text())?,
         ..SandboxSpec::default()
     })
+}
+
+/// What a caller says about the network; `None` if that is nothing.
+fn policy(
+    block_all: Option<bool>,
+    blocks: Option<String>,
+    domains: Option<String>,
+) -> Result<Option<NetworkPolicy>, Refusal> {
+    if block_all == Some(true) {
+        return Ok(Some(common::network::closed()));
+    }
+    let lists = [blocks, domains].map(Option::unwrap_or_default);
+    let entries = lists.iter().flat_map(|list| list.split(',')).map(str::trim);
+    let allowed: Vec<String> = entries.filter(|entry| !entry.is_empty()).map(str::to_owned).collect();
+    match allowed.is_empty() {
+        true => Ok(None),
+        false => Ok(Some(common::network::with(NetworkMode::None, &allowed, &[])?)),
+    }
+}
+
+/// `POST /sandbox/{sandbox}/network-settings`
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct NetworkSettings {
+    network_block_all: Option<bool>,
+    network_allow_list: Option<String>,
+    domain_allow_list: Option<String>,
+}
+
+/// Replaces what a sandbox may reach.
+pub async fn change_network(
+    State(app): State<App>,
+    Meant { key, sandbox }: Meant,
+    headers: HeaderMap,
+    Body(body): Body<NetworkSettings>,
+) -> Result<Json<Value>, Refusal> {
+    let policy = policy(body.network_block_all, body.network_allow_list, body.domain_allow_list)?;
+    let policy = policy.unwrap_or_else(common::network::open);
+    let update = SandboxUpdate { network: Some(NetworkChange::Replace(policy)), ..SandboxUpdate::default() };
+    let sandbox = app.engine.update(&key.owner, sandbox.id, update).await?;
+    Ok(show(&app, &sandbox, &headers))
 }
 
 fn dockerfile_of(build: Option<BuildInfo>) -> Result<Option<String>, Refusal> {

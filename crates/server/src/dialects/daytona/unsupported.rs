@@ -13,9 +13,11 @@ pub async fn sandbox(_: Meant) -> Refusal {
     Refusal::unsupported("this server does not offer this operation on a sandbox yet")
 }
 
-/// Ports and network settings.
-pub async fn network(_: Meant) -> Refusal {
-    Refusal::unsupported("this server does not offer the network of a sandbox to Daytona's client yet")
+/// Ports.
+pub async fn ports(_: Meant) -> Refusal {
+    Refusal::unsupported(
+        "this server does not offer the ports of a sandbox to Daytona's client yet; use `shoal url` or `shoal forward`",
+    )
 }
 
 /// Snapshots and volumes.

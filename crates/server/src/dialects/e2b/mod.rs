@@ -30,7 +30,7 @@ use axum::extract::{DefaultBodyLimit, Request};
 use axum::http::StatusCode;
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{any, get, post};
+use axum::routing::{any, get, post, put};
 use tracing::Instrument;
 
 use crate::http::app::App;
@@ -50,7 +50,7 @@ pub fn under_prefix() -> Router<App> {
         .route("/sandboxes/{sandbox}/pause", post(sandboxes::pause))
         .route("/sandboxes/{sandbox}/timeout", post(sandboxes::set_timeout))
         .route("/sandboxes/{sandbox}/metrics", get(sandboxes::metrics))
-        .route("/sandboxes/{sandbox}/network", any(unsupported::network))
+        .route("/sandboxes/{sandbox}/network", put(sandboxes::change_network))
         .route("/sandboxes/{sandbox}/snapshots", any(unsupported::snapshot))
         .route("/sandboxes/{sandbox}/fork", any(unsupported::snapshot))
         .route("/snapshots", any(unsupported::templates))

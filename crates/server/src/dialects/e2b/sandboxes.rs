@@ -12,8 +12,9 @@ use axum::extract::State;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use engine::{
-    Action, EngineError, Field, IdempotencyKey, Kept, Key, Labels, Lifetime, ListQuery, PauseSpec, Rule,
-    Sandbox, SandboxEnv, SandboxSpec, SandboxUpdate, Selector, TemplateName, Wait,
+    Action, EngineError, Field, IdempotencyKey, Kept, Key, Labels, Lifetime, ListQuery, NetworkChange,
+    NetworkMode, NetworkPolicy, PauseSpec, Rule, Sandbox, SandboxEnv, SandboxSpec, SandboxUpdate, Selector,
+    TemplateName, Wait,
 };
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -23,6 +24,7 @@ use super::error::Refusal;
 use super::notes::{Notes, OnTimeout};
 use super::read::{Body, DONE, Meant, shown};
 use super::{home, names};
+use crate::dialects::common;
 use crate::http::app::{App, Caller};
 use crate::http::clock::rfc3339;
 use crate::http::params::{Params, decode};
@@ -159,7 +161,7 @@ fn spec(
     if auto_resume && on_timeout != OnTimeout::Pause {
         return Err(Refusal::invalid("`autoResume` needs `autoPause` with memory"));
     }
-    check_network(network.as_ref())?;
+    let network = policy(internet, network.as_ref())?;
     let asked = template.filter(|name| !name.is_empty());
     let engine = |error: EngineError| Refusal::control(error);
     let idempotency_key = headers.get("idempotency-key").and_then(|key| key.to_str().ok());
@@ -171,6 +173,8 @@ fn spec(
         env: SandboxEnv::new(env_vars.unwrap_or_default()).map_err(|must| engine(must.of(Field::Env)))?,
         labels: Labels::new(metadata.unwrap_or_default()).map_err(engine)?,
         lifetime: on_timeout.after(timeout).map_err(engine)?,
+        network,
+        network_default: common::network::open(),
         notes: notes.stored().map_err(engine)?,
         idempotency_key: idempotency_key.map_err(|must| engine(must.of(Field::IdempotencyKey)))?,
         ..SandboxSpec::default()
@@ -194,22 +198,62 @@ fn named_template(app: &App, key: &Key, asked: Option<&str>) -> Result<TemplateN
     Err(Refusal::new(StatusCode::NOT_FOUND, format!("template '{name}' not found")))
 }
 
-/// Rules of a network that this server would not keep are refused, since a caller may rely on them.
-fn check_network(network: Option<&Value>) -> Result<(), Refusal> {
-    let Some(Value::Object(network)) = network else { return Ok(()) };
-    const HARMLESS: &[&str] = &["denyOut", "allowPublicTraffic"];
+/// Every IPv4 address, which stands for everything.
+const EVERYTHING: &[&str] = &["0.0.0.0/0", "::/0"];
+
+/// What a caller says about the network; `None` if that is nothing. Rules that this server would not keep are refused,
+/// since a caller may rely on them.
+fn policy(internet: Option<bool>, network: Option<&Value>) -> Result<Option<NetworkPolicy>, Refusal> {
+    let empty = serde_json::Map::new();
+    let network = network.and_then(Value::as_object).unwrap_or(&empty);
+    let list = |field: &str| -> Result<Vec<String>, Refusal> {
+        match network.get(field) {
+            None | Some(Value::Null) => Ok(Vec::new()),
+            Some(given) => serde_json::from_value(given.clone())
+                .map_err(|_| Refusal::invalid(format!("`network.{field}` must be a list of texts"))),
+        }
+    };
+    let (allow, mut deny) = (list("allowOut")?, list("denyOut")?);
+    // Ports need a key or a link here in any case, so nothing has to be done for `allowPublicTraffic`.
+    const KNOWN: &[&str] = &["allowOut", "denyOut", "allowPublicTraffic"];
     let empty = |value: &Value| match value {
         Value::Null => true,
         Value::Array(list) => list.is_empty(),
         Value::Object(map) => map.is_empty(),
         _ => false,
     };
-    match network.iter().find(|(field, value)| !HARMLESS.contains(&field.as_str()) && !empty(value)) {
-        Some((field, _)) => Err(Refusal::invalid(format!(
+    if let Some((field, _)) =
+        network.iter().find(|(field, value)| !KNOWN.contains(&field.as_str()) && !empty(value))
+    {
+        return Err(Refusal::invalid(format!(
             "this server cannot do `network.{field}`; set what the sandbox may reach with `shoal net set`"
-        ))),
-        None => Ok(()),
+        )));
     }
+    if internet != Some(false) && allow.is_empty() && deny.is_empty() {
+        return Ok(None);
+    }
+    let all = deny.len();
+    deny.retain(|target| !EVERYTHING.contains(&target.trim()));
+    let mode = match internet == Some(false) || deny.len() < all {
+        true => NetworkMode::None,
+        false => NetworkMode::Open,
+    };
+    common::network::with(mode, &allow, &deny).map(Some).map_err(Refusal::control)
+}
+
+/// `PUT /sandboxes/{sandbox}/network`: replaces everything that was said about the network.
+pub async fn change_network(
+    State(app): State<App>,
+    Meant { key, sandbox }: Meant,
+    Body(body): Body<Value>,
+) -> Result<StatusCode, Refusal> {
+    let mut network = body;
+    let internet = network.as_object_mut().and_then(|network| network.remove("allow_internet_access"));
+    let policy = policy(internet.and_then(|given| given.as_bool()), Some(&network))?;
+    let policy = policy.unwrap_or_else(common::network::open);
+    let update = SandboxUpdate { network: Some(NetworkChange::Replace(policy)), ..SandboxUpdate::default() };
+    app.engine.update(&key.owner, sandbox.id, update).await.map_err(Refusal::control)?;
+    Ok(StatusCode::NO_CONTENT)
 }
 
 fn seconds(timeout: Option<i64>) -> Result<Option<Duration>, Refusal> {
@@ -556,12 +600,25 @@ mod tests {
     }
 
     #[test]
-    fn rules_of_a_network_are_refused_unless_they_hold_anyway() {
-        for network in [json!({}), json!({"denyOut": ["0.0.0.0/0"], "allowOut": [], "rules": null})] {
-            check_network(Some(&network)).expect("it holds");
-        }
-        for network in [json!({"allowOut": ["1.1.1.1"]}), json!({"egressProxy": {"address": "x"}})] {
-            check_network(Some(&network)).expect_err("it cannot be kept");
+    fn what_a_caller_says_about_the_network_is_a_policy_or_refused() {
+        assert_eq!(policy(None, None).expect("nothing said"), None);
+        assert_eq!(policy(Some(true), Some(&json!({"rules": null}))).expect("nothing said"), None);
+        let check = |internet, network: Value, expected: (&str, usize)| {
+            let policy =
+                policy(internet, Some(&network)).expect("it can be kept").expect("something was said");
+            assert_eq!((policy.spec().mode.word(), policy.spec().rules.len()), expected, "{network}");
+        };
+        check(Some(false), json!({}), ("none", 0));
+        check(
+            None,
+            json!({"denyOut": ["0.0.0.0/0"], "allowOut": ["192.0.2.1", "*.example.com"]}),
+            ("none", 2),
+        );
+        check(None, json!({"denyOut": ["192.0.2.0/24"]}), ("open", 1));
+        for network in
+            [json!({"allowOut": ["a..b"]}), json!({"denyOut": 1}), json!({"egressProxy": {"address": "x"}})]
+        {
+            policy(None, Some(&network)).expect_err("it cannot be kept");
         }
     }
 }

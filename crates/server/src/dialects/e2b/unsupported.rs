@@ -3,11 +3,6 @@
 use super::error::Refusal;
 use super::read::{Meant, Target};
 
-/// Rules of the network are set when a sandbox is made, and sandboxes have no network yet.
-pub async fn network(_: Meant) -> Refusal {
-    Refusal::unsupported("this server cannot change the network of a sandbox: its sandboxes have none")
-}
-
 /// Captures and copies of sandboxes.
 pub async fn snapshot(_: Meant) -> Refusal {
     Refusal::unsupported(

@@ -24,6 +24,7 @@ use super::json::{
     without_secrets,
 };
 use super::read::{Body, Meant};
+use crate::dialects::common;
 use crate::http::app::{App, Caller};
 use crate::http::params::Params;
 
@@ -215,6 +216,7 @@ async fn spec(app: &App, key: &Key, body: Create) -> Result<SandboxSpec, Refusal
         memory_bytes: mem_bytes,
         labels: Labels::new(labels.unwrap_or_default())?,
         lifetime: lengths.rules(&engine::Lifetime::default())?,
+        network_default: common::network::names(),
         notes: engine::Notes::one(NOTES, notes.text())?,
         ..SandboxSpec::default()
     })

@@ -13,9 +13,9 @@ use engine::{LinkSpec, Port};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::{PREFIX, SERVICES};
 use super::error::Refusal;
 use super::read::{Body, Meant};
+use super::{PREFIX, SERVICES};
 use crate::http::app::{App, Arrival};
 use crate::http::body::Query;
 use crate::http::clock::rfc3339;

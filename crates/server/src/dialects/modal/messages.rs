@@ -165,6 +165,10 @@ pub struct Resources {
 pub struct NetworkAccess {
     #[prost(int32, tag = "1")]
     pub network_access_type: i32,
+    #[prost(string, repeated, tag = "2")]
+    pub allowed_cidrs: Vec<String>,
+    #[prost(string, repeated, tag = "3")]
+    pub allowed_domains: Vec<String>,
 }
 
 #[derive(Clone, PartialEq, Message)]

@@ -10,8 +10,9 @@ use axum::response::Response;
 use bytes::Bytes;
 use engine::{
     Action, CommandEnv, CommandRef, CommandSpec, CommandState, EngineError, Field, GuestPath, IdempotencyKey,
-    Key, LabelChanges, Labels, Lifetime, ListQuery, Offsets, Outcome, Output, OutputEvent, Program, Rule,
-    Sandbox, SandboxEnv, SandboxName, SandboxSpec, SandboxUpdate, Selector, Since, State, Wait,
+    Key, LabelChanges, Labels, Lifetime, ListQuery, NetworkMode, NetworkPolicy, Offsets, Outcome, Output,
+    OutputEvent, Program, Rule, Sandbox, SandboxEnv, SandboxName, SandboxSpec, SandboxUpdate, Selector,
+    Since, State, Wait,
 };
 use futures_util::stream;
 use serde::{Deserialize, Serialize};
@@ -23,6 +24,7 @@ use super::grpc::{self, Code, Status};
 use super::messages::*;
 use super::names::{self, AppId, Family, ImageId, SecretId};
 use super::{Call, NOTES};
+use crate::dialects::common;
 use crate::http::app::{App, Stopping};
 use crate::http::error::ApiError;
 
@@ -36,7 +38,8 @@ const TIMEOUT_SECONDS_DEFAULT: u32 = 300;
 const WAIT_SECONDS_MAX: f32 = 60.0;
 /// The most sandboxes of one page of a list.
 const PAGE: u32 = 500;
-/// Of a client's words for networks: those that need no network, or the vendor's default.
+/// What a client says about networks, in the vendor's numbers.
+const NETWORK_BLOCKED: i32 = 2;
 const NETWORK_ALLOWLIST: i32 = 3;
 /// How a sandbox or its program ended, in the vendor's numbers.
 const SUCCESS: i32 = 1;
@@ -156,10 +159,6 @@ fn check(definition: &Definition) -> Result<(), Status> {
     let resources = definition.resources.clone().unwrap_or_default();
     let gpu =
         resources.gpu_config.is_some_and(|gpu| gpu.count > 0 || gpu.kind > 0 || !gpu.gpu_type.is_empty());
-    let network = definition
-        .network_access
-        .as_ref()
-        .is_some_and(|access| access.network_access_type == NETWORK_ALLOWLIST);
     let ports = definition.open_ports.as_ref().is_some_and(|ports| !ports.ports.is_empty());
     let refused = [
         (gpu, "`gpu`: this server has no GPUs"),
@@ -167,8 +166,7 @@ fn check(definition: &Definition) -> Result<(), Status> {
         (!definition.cloud_bucket_mounts.is_empty(), "buckets: this server does not mount them"),
         (!definition.nfs_mounts.is_empty(), "network file systems: this server does not mount them"),
         (!definition.mount_ids.is_empty(), "local files: write them into the sandbox"),
-        (network, "lists of addresses: sandboxes of this server have no network"),
-        (ports, "ports: this server does not give access to the ports of a sandbox"),
+        (ports, "`encrypted_ports`: reach the ports of a sandbox with `shoal url` or `shoal forward`"),
         (definition.proxy_id.as_ref().is_some_and(|id| !id.is_empty()), "`proxy`: this server has none"),
     ];
     match refused.iter().find(|(given, _)| *given) {
@@ -219,10 +217,25 @@ fn spec(
         memory_bytes: given(resources.memory_mb).map(|mib| u64::from(mib) << 20),
         labels: Labels::new(labels)?,
         lifetime: Lifetime::new(rules)?,
+        network: policy(definition.network_access.as_ref())?,
+        network_default: common::network::open(),
         notes: engine::Notes::one(NOTES, notes)?,
         idempotency_key: idempotency_key.map_err(|must| must.of(Field::IdempotencyKey))?,
         ..SandboxSpec::default()
     })
+}
+
+/// What a caller says about the network; `None` if that is nothing.
+fn policy(access: Option<&NetworkAccess>) -> Result<Option<NetworkPolicy>, Status> {
+    let Some(access) = access else { return Ok(None) };
+    match access.network_access_type {
+        NETWORK_BLOCKED => Ok(Some(common::network::closed())),
+        NETWORK_ALLOWLIST => {
+            let allowed = [access.allowed_cidrs.as_slice(), &access.allowed_domains].concat();
+            Ok(Some(common::network::with(NetworkMode::None, &allowed, &[])?))
+        }
+        _ => Ok(None),
+    }
 }
 
 /// Makes the working directory, and starts the program. Both may be repeated.

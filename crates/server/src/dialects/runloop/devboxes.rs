@@ -22,7 +22,7 @@ use super::files::Place;
 use super::json::{self, AfterIdle, KEEP_ALIVE_SECONDS_DEFAULT, Notes, SHUTDOWN};
 use super::read::{Body, Found, Target, request_id};
 use super::{NOTES, blueprints, ids};
-use crate::dialects::common::pause;
+use crate::dialects::common::{self, pause};
 use crate::http::app::{App, Caller};
 use crate::http::params::Params;
 
@@ -277,6 +277,7 @@ async fn spec(
         disk_bytes: size.and_then(|(.., disk)| launch.custom_disk_size.map(|_| disk * GIB)),
         labels: Labels::new(body.metadata.unwrap_or_default())?,
         lifetime: json::rules(keep_alive, idle)?,
+        network_default: common::network::open(),
         notes: engine::Notes::one(NOTES, notes.text())?,
         idempotency_key: request_id(headers).and_then(|id| IdempotencyKey::parse(id).ok()),
         ..SandboxSpec::default()

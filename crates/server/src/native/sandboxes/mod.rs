@@ -9,8 +9,8 @@ use axum::extract::State;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use engine::{
-    EngineError, IdempotencyKey, Labels, ListQuery, Notes, Origin, PoolName, Sandbox, SandboxName,
-    SandboxSpec, Selector, State as Life, TemplateName, Wait,
+    EngineError, IdempotencyKey, Labels, ListQuery, NetworkPolicy, Notes, Origin, PoolName, Sandbox,
+    SandboxName, SandboxSpec, Selector, State as Life, TemplateName, Wait,
 };
 use utoipa::IntoParams;
 use wire::api;
@@ -260,6 +260,7 @@ pub fn sandbox_spec(
         notes: Notes::default(),
         lifetime,
         network: network.map(policy_of).transpose()?,
+        network_default: NetworkPolicy::default(),
         idempotency_key,
         pool,
         history: history.unwrap_or(0),
