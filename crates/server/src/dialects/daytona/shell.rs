@@ -11,7 +11,10 @@
 //! read < ID.end                                ◀──     an empty line: the shell has the FIFO open, so its end is heard from now on
 //! "queued" on stdout; a line on stream 6       ──▶     read < stream 6 of PID
 //! read CODE < ID.end                           ◀──     . ID with the streams 3, 4 and 5 of PID; its code
+//! read to the end of ID.end                    ◀──     closes it, or ends after `exit`
 //! ```
+//!
+//! A command whose text was `exit` is over only when the shell is, so that whoever sees its code finds the session ended.
 //!
 //! The daemon waits for the word [`QUEUED`] before it answers, so that commands run in the order in which they were sent, and hides it
 //! from whoever reads the output.
@@ -73,6 +76,7 @@ echo >&6
 read -r begun <&7
 exec 8>&-
 read -r code <&7 || code=255
+read -r rest <&7
 exit "$code"
 "#
     )
