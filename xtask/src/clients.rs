@@ -26,6 +26,7 @@ const SUITES: &[Suite] = &[
     Suite { word: "e2b", name: "E2B's clients", program: "tests/e2b/run_tests.py" },
     Suite { word: "daytona", name: "Daytona's client", program: "tests/daytona/run_tests.py" },
     Suite { word: "runloop", name: "Runloop's client", program: "tests/runloop/run_tests.py" },
+    Suite { word: "sandbox0", name: "Sandbox0's client", program: "tests/sandbox0/run_tests.py" },
 ];
 
 /// Checks that the first argument, if there is one, names a suite.
