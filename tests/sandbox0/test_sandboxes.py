@@ -54,7 +54,7 @@ def test_lengths_are_kept(client: Any) -> None:
 
 
 def test_a_ttl_pauses_and_a_hard_ttl_deletes(client: Any) -> None:
-    sandbox = client.sandboxes.claim("default", config=SandboxConfig(ttl=1))
+    sandbox = client.sandboxes.claim("default", config=SandboxConfig(ttl=3))
     sandbox.write_file("kept", b"here")
     wait_until(lambda: client.sandboxes.get(sandbox.id).status == "paused")
     before = client.sandboxes.get(sandbox.id)
