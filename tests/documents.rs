@@ -38,6 +38,7 @@ pages! {
     the_page_on_langsmith: "docs/dialects/langsmith.md", 2 not run;
     the_page_on_modal: "docs/dialects/modal.md", 2 not run;
     the_page_on_runloop: "docs/dialects/runloop.md", 2 not run;
+    the_page_on_sandbox0: "docs/dialects/sandbox0.md", 3 not run;
     the_start: "docs/start.md", 0 not run;
     the_guide_to_commands: "docs/guides/commands.md", 0 not run;
     the_guide_to_files: "docs/guides/files.md", 0 not run;

@@ -81,6 +81,12 @@ const SUITES: &[Suite] = &[
         program: "tests/modal/run_tests.py",
         system: other("Modal", "modal.md"),
     },
+    Suite {
+        word: "sandbox0",
+        name: "Sandbox0's client",
+        program: "tests/sandbox0/run_tests.py",
+        system: other("Sandbox0", "sandbox0.md"),
+    },
 ];
 
 /// Checks that the first argument, if there is one, names a suite.

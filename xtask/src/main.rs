@@ -34,7 +34,8 @@ Chores:
   check            Same as `test`: what CI runs.
   clients [SUITE [ARGS...]]
                    Run only the suites in other languages, on the debug program: `python`, `openapi`,
-                   `langsmith`, `e2b`, `daytona`, `runloop`, `modal`.
+                   `langsmith`, `e2b`, `daytona`, `runloop`, `modal`,
+                   `sandbox0`.
                    Pass ARGS to the suite: `clients python --only sdk` runs one environment of it.
   dialects         Write the table of docs/dialects/README.md from the results of `clients`.
   lint             Run the checks of `test` without the tests and without root.

@@ -12,7 +12,9 @@ mod langsmith;
 mod one_shot;
 mod pause;
 mod pools;
+mod python;
 mod report;
+mod sandbox0;
 mod store;
 mod streams;
 mod survival;
@@ -90,6 +92,15 @@ pub async fn bench(arguments: &Bench) -> anyhow::Result<()> {
             }
             None => eprintln!(
                 "left out: a command with LangSmith's client, since --langsmith-python names no Python that has it"
+            ),
+        }
+        match &arguments.sandbox0_python {
+            Some(python) => {
+                progress("a command with Sandbox0's client");
+                report.add(sandbox0::row(python, &client.url(), data_dir, rounds, shell).await?);
+            }
+            None => eprintln!(
+                "left out: a command with Sandbox0's client, since --sandbox0-python names no Python that has it"
             ),
         }
     }

@@ -34,6 +34,9 @@ pub struct Bench {
     /// A Python interpreter with `langsmith[sandbox]`, to measure a command with that client
     #[arg(long, value_name = "PROGRAM")]
     pub langsmith_python: Option<PathBuf>,
+    /// A Python interpreter with `sandbox0`, to measure a command with that client
+    #[arg(long, value_name = "PROGRAM")]
+    pub sandbox0_python: Option<PathBuf>,
     /// Measure only Shoal and the bare kernel
     #[arg(long)]
     pub without_comparators: bool,

@@ -14,6 +14,7 @@ use tungstenite::Message;
 use tungstenite::client::IntoClientRequest;
 use wire::SandboxId;
 
+use super::python::{Client, times};
 use super::report::{Figure, Row, median};
 use crate::daemon::find::read_key;
 
@@ -40,21 +41,14 @@ pub async fn row(
     rounds: usize,
     native: Duration,
 ) -> anyhow::Result<Row> {
-    let output = tokio::process::Command::new(python)
-        .args(["-c", PROGRAM, &rounds.to_string()])
-        .env("LANGSMITH_ENDPOINT", url)
-        .env("LANGSMITH_API_KEY", read_key(data_dir)?)
-        .env("LANGSMITH_TRACING", "false")
-        .env("NO_PROXY", "127.0.0.1")
-        .output()
-        .await
-        .with_context(|| format!("cannot run {}", python.display()))?;
-    let said = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success(), "the client of LangSmith failed: {}", said.trim());
-    let text = String::from_utf8_lossy(&output.stdout);
-    let times: Option<Vec<Duration>> =
-        text.lines().map(|line| line.trim().parse().ok().map(Duration::from_secs_f64)).collect();
-    let times = times.filter(|times| !times.is_empty()).context("the client of LangSmith said no times")?;
+    let variables = [
+        ("LANGSMITH_ENDPOINT", url.to_owned()),
+        ("LANGSMITH_API_KEY", read_key(data_dir)?),
+        ("LANGSMITH_TRACING", "false".into()),
+        ("NO_PROXY", "127.0.0.1".into()),
+    ];
+    let client = Client { name: "LangSmith", python, program: PROGRAM, variables: &variables };
+    let times = times(client, rounds).await?;
     let mut row = Row::new("`sb.run(\"true\")`, LangSmith's Python client", Figure::Time(median(times)));
     row.compare("through bash, native", Some(native));
     Ok(row)

@@ -26,6 +26,8 @@ pub struct TakeSpec {
     pub name: Option<String>,
     /// How it can be found.
     pub labels: Labels,
+    /// A note that a dialect stores with the snapshot.
+    pub note: String,
 }
 
 impl Engine {
@@ -92,7 +94,7 @@ impl Engine {
             name,
             tags: Vec::new(),
             template: settings_of(&live),
-            note: String::new(),
+            note: spec.note,
             labels: spec.labels,
         };
         spec.check()?;
@@ -103,6 +105,7 @@ impl Engine {
             && let Some(found) = db.snapshot_at(sandbox, Purpose::Named, mark).await?
             && found.name == spec.name
             && found.labels == spec.labels
+            && found.note == spec.note
         {
             return self.snapshot_of(found.id).await;
         }

@@ -13,6 +13,7 @@ pub mod e2b;
 pub mod langsmith;
 pub mod modal;
 pub mod runloop;
+pub mod sandbox0;
 pub mod systems;
 
 use axum::Router;
@@ -34,6 +35,8 @@ pub enum Dialect {
     Runloop,
     /// Modal's sandboxes.
     Modal,
+    /// Sandbox0's sandboxes.
+    Sandbox0,
 }
 
 /// What lives under a prefix of its own.
@@ -42,6 +45,7 @@ const PREFIXES: &[(&str, Dialect)] = &[
     (daytona::PREFIX, Dialect::Daytona),
     (e2b::PREFIX, Dialect::E2b),
     (runloop::PREFIX, Dialect::Runloop),
+    (sandbox0::PREFIX, Dialect::Sandbox0),
 ];
 
 /// Paths at the root, without a prefix, that foreign clients force on us.
@@ -61,7 +65,8 @@ pub fn mount(native: Router<App>) -> Router<App> {
         .nest(langsmith::PREFIX, langsmith::under_prefix())
         .nest(daytona::PREFIX, daytona::under_prefix())
         .nest(e2b::PREFIX, e2b::under_prefix())
-        .nest(runloop::PREFIX, runloop::under_prefix());
+        .nest(runloop::PREFIX, runloop::under_prefix())
+        .nest(sandbox0::PREFIX, sandbox0::under_prefix());
     for (path, dialect) in ROOT_PATHS {
         router = router.nest(
             path,
@@ -70,6 +75,7 @@ pub fn mount(native: Router<App>) -> Router<App> {
                 Dialect::E2b => e2b::under_prefix(),
                 Dialect::Daytona => daytona::under_prefix(),
                 Dialect::Runloop => runloop::under_prefix(),
+                Dialect::Sandbox0 => sandbox0::under_prefix(),
                 Dialect::Modal if *path == modal::COMMANDS => modal::command_router(),
                 Dialect::Modal => modal::control_plane(),
             },
@@ -94,6 +100,7 @@ pub fn refuse(path: &str, error: ApiError) -> Response {
         Some(Dialect::Daytona) => daytona::Refusal::from(error).into_response(),
         Some(Dialect::Runloop) => runloop::Refusal::from(error).into_response(),
         Some(Dialect::Modal) => modal::refuse(error),
+        Some(Dialect::Sandbox0) => sandbox0::Refusal::from(error).into_response(),
     }
 }
 

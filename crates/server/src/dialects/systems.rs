@@ -59,6 +59,12 @@ pub const SYSTEMS: &[System] = &[
         page: "dialects/runloop.md",
         variables: &[("RUNLOOP_BASE_URL", "{url}/runloop"), ("RUNLOOP_API_KEY", "{key}")],
     },
+    System {
+        name: "sandbox0",
+        title: "Sandbox0",
+        page: "dialects/sandbox0.md",
+        variables: &[("SANDBOX0_BASE_URL", "{url}/sandbox0"), ("SANDBOX0_TOKEN", "{key}")],
+    },
 ];
 
 impl System {

@@ -46,7 +46,7 @@ pub async fn take(
     OptionalJson(body): OptionalJson<api::TakeSnapshot>,
 ) -> Result<(StatusCode, Json<api::Snapshot>), ApiError> {
     let api::TakeSnapshot { name, labels } = body;
-    let spec = TakeSpec { name, labels: Labels::new(labels)? };
+    let spec = TakeSpec { name, labels: Labels::new(labels)?, note: String::new() };
     let taken = app.engine.take_snapshot(&key, id, spec).await?;
     Ok((StatusCode::CREATED, Json(to_api(taken))))
 }

@@ -14,6 +14,7 @@ use super::error::Refusal;
 use super::json::times;
 use super::read::{Body, Named};
 use crate::config::quantity::{Bytes, Cpu};
+use crate::dialects::common::amount::bytes_text;
 use crate::http::app::{App, Caller};
 
 /// What a template has where the caller does not say, as the vendor's clients do.
@@ -150,25 +151,12 @@ fn cpu_text(millis: u32) -> String {
     if millis.is_multiple_of(1000) { (millis / 1000).to_string() } else { format!("{millis}m") }
 }
 
-/// In the largest binary unit that divides it: what people wrote, most of the time.
-pub fn bytes_text(bytes: u64) -> String {
-    let units = [("Ti", 40), ("Gi", 30), ("Mi", 20), ("Ki", 10)];
-    match units.iter().find(|(_, shift)| bytes > 0 && bytes.is_multiple_of(1 << shift)) {
-        Some((unit, shift)) => format!("{}{unit}", bytes >> shift),
-        None => bytes.to_string(),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn quantities_are_written_as_people_write_them() {
-        for (bytes, text) in [(512 << 20, "512Mi"), (1 << 30, "1Gi"), (1536 << 20, "1536Mi"), (1000, "1000")]
-        {
-            assert_eq!(bytes_text(bytes), text);
-        }
         assert_eq!((cpu_text(500), cpu_text(2000)), ("500m".into(), "2".into()));
     }
 }

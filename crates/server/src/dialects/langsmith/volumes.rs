@@ -10,8 +10,8 @@ use serde_json::{Value, json};
 use super::error::Refusal;
 use super::json::times;
 use super::read::{Body, Named};
-use super::templates::bytes_text;
 use crate::config::quantity::Bytes;
+use crate::dialects::common::amount::bytes_text;
 use crate::http::app::{App, Caller};
 
 /// `POST /volumes`. It is answered when the volume can be mounted, whether the caller asks for that or not.
