@@ -43,7 +43,7 @@ impl<S: Send + Sync> FromRequestParts<S> for WebhookPath {
 #[utoipa::path(post, path = "/v1/webhooks", tag = "webhooks", request_body = api::CreateWebhook, responses(
     (status = 201, body = api::Webhook),
     (status = 400, body = api::ErrorBody),
-    (status = 403, description = "The owner has as many webhooks as are allowed.", body = api::ErrorBody),
+    (status = 429, description = "The owner has as many webhooks as are allowed.", body = api::ErrorBody),
 ))]
 pub async fn create(
     State(app): State<App>,

@@ -195,6 +195,7 @@ pub async fn explain(
     params(("sandbox" = String, Path, description = "The sandbox's id.")), responses(
     (status = 204, description = "It is gone."),
     (status = 404, body = api::ErrorBody),
+    (status = 409, description = "`hook_failed`: its required hook failed.", body = api::ErrorBody),
 ))]
 pub async fn delete(
     State(app): State<App>,
