@@ -192,6 +192,9 @@ fn watch_shows_how_things_are_and_then_what_happens() {
     assert_eq!((json_type(), json_type()), ("command_started".into(), "command_ended".into()));
     // Both go on after a restart, and miss nothing.
     daemon.crash();
+    daemon.sandbox_of(&sandbox.id).run(json!({"id": "c2", "argv": ["true"]}));
+    assert!(all_lines.any(|line| line.ends_with("  work  command c2 exited with 0")));
+    assert_eq!((json_type(), json_type()), ("command_started".into(), "command_ended".into()));
     daemon.sandbox_of(&sandbox.id).delete();
     assert!(all_lines.any(|line| line.ends_with("  work  deleted")));
     assert_eq!((json_type(), json_type()), ("sandbox".into(), "deleted".into()));
