@@ -52,6 +52,8 @@ pages! {
     the_guide_to_observing: "docs/guides/observe.md", 2 not run;
     the_guide_to_pools: "docs/guides/pools.md", 0 not run;
     the_guide_to_forks: "docs/guides/fork.md", 0 not run;
+    the_guide_to_hooks: "docs/guides/hooks.md", 0 not run;
+    the_guide_to_events: "docs/guides/events.md", 0 not run;
     the_guide_to_undoing: "docs/guides/undo.md", 0 not run;
     the_guide_to_ports: "docs/guides/ports.md", 1 not run;
     the_guide_to_python: "docs/python.md", 12 not run;

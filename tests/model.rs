@@ -4,7 +4,7 @@
 //! none of it depends on the daemon or the launcher staying alive. A run is a list of steps drawn from a seed. A
 //! failure prints the seed and all steps so far; `SHOAL_TEST_SEED=<seed>` runs the same steps again.
 //!
-//! To add a verb (snapshot, fork): add a variant to [`Step`] and a line to [`STEPS`], its precondition to
+//! To add a verb: add a variant to [`Step`] and a line to [`STEPS`], its precondition to
 //! `draw`, the request and the model's new state to `act`, and the comparison to `compare`.
 
 use std::collections::BTreeMap;
@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use serde_json::{Value, json};
 use shoal_tests::daemon::kill_hard;
 use shoal_tests::wait::until_true;
-use shoal_tests::{Daemon, Sandbox};
+use shoal_tests::{Daemon, Sandbox, Spawn};
 
 /// Steps of one run, and runs.
 const STEPS_MAX: usize = 60;
@@ -32,6 +32,10 @@ const STEPS: &[(Verb, u64)] = &[
     (Verb::Rename, 3),
     (Verb::Pause, 5),
     (Verb::Resume, 3),
+    (Verb::Snapshot, 4),
+    (Verb::RollBack, 3),
+    (Verb::Fork, 3),
+    (Verb::Promote, 3),
     (Verb::Expire, 2),
     (Verb::Delete, 2),
     (Verb::CrashDaemon, 3),
@@ -50,6 +54,10 @@ enum Verb {
     Rename,
     Pause,
     Resume,
+    Snapshot,
+    RollBack,
+    Fork,
+    Promote,
     Expire,
     Delete,
     CrashDaemon,
@@ -100,6 +108,22 @@ enum Step {
     Resume {
         name: String,
     },
+    Snapshot {
+        name: String,
+    },
+    /// To a snapshot of the sandbox, or one that its parent had before the fork.
+    RollBack {
+        name: String,
+        snapshot: String,
+    },
+    Fork {
+        name: String,
+    },
+    /// With what becomes of the parent.
+    Promote {
+        name: String,
+        parent: &'static str,
+    },
     /// A rule that acts at once.
     Expire {
         name: String,
@@ -128,6 +152,10 @@ struct Expected {
     labels: BTreeMap<String, String>,
     files: BTreeMap<String, String>,
     state: &'static str,
+    /// The id of the sandbox that it was forked from.
+    parent: Option<String>,
+    /// The files of each snapshot that it can be rolled back to, by the snapshot's id.
+    snapshots: BTreeMap<String, BTreeMap<String, String>>,
 }
 
 /// SplitMix64: the same steps for the same seed on every machine.
@@ -191,6 +219,22 @@ impl Model {
                     Step::Pause { name, memory: ["keep", "drop"][random.below(2) as usize] }
                 }
                 (Verb::Resume, Some(name)) => Step::Resume { name },
+                (Verb::Snapshot, Some(name)) => Step::Snapshot { name },
+                (Verb::RollBack, Some(name)) => {
+                    let snapshots = &self.sandboxes[&name].snapshots;
+                    let Some(chosen) = snapshots.len().checked_sub(1) else { continue };
+                    let chosen = random.below(chosen as u64 + 1) as usize;
+                    let snapshot = snapshots.keys().nth(chosen).cloned().expect("there are as many");
+                    Step::RollBack { name, snapshot }
+                }
+                (Verb::Fork, Some(name)) if self.sandboxes.len() < SANDBOXES_MAX => Step::Fork { name },
+                (Verb::Promote, Some(name)) => match self.parent_of(&name) {
+                    Some(_) => {
+                        let parent = ["keep", "pause", "delete"][random.below(3) as usize];
+                        Step::Promote { name, parent }
+                    }
+                    None => continue,
+                },
                 (Verb::Expire, Some(name)) => Step::Expire { name },
                 (Verb::Delete, Some(name)) => Step::Delete { name },
                 (Verb::CrashDaemon, _) => Step::CrashDaemon,
@@ -210,6 +254,12 @@ impl Model {
         self.sandboxes.get_mut(name).expect("steps are drawn for what there is")
     }
 
+    /// The name of the sandbox that this one was forked from, if that one is there.
+    fn parent_of(&self, name: &str) -> Option<String> {
+        let parent = self.sandboxes[name].parent.as_ref()?;
+        self.sandboxes.iter().find(|(_, one)| one.id == *parent).map(|(name, _)| name.clone())
+    }
+
     /// A sandbox in which something has worked, so that it runs.
     fn used(&mut self, name: &str) -> &mut Expected {
         let expected = self.expected(name);
@@ -225,7 +275,9 @@ impl Model {
                 let labels: BTreeMap<String, String> =
                     label.map(|value| ("k0".to_owned(), value)).into_iter().collect();
                 let made = daemon.sandbox_with(json!({"name": name, "labels": labels}));
-                let expected = Expected { id: made.id, labels, files: BTreeMap::new(), state: "running" };
+                let (files, snapshots) = (BTreeMap::new(), BTreeMap::new());
+                let expected =
+                    Expected { id: made.id, labels, files, state: "running", parent: None, snapshots };
                 self.sandboxes.insert(name, expected);
             }
             Step::Run { name, file, text } => {
@@ -274,6 +326,56 @@ impl Model {
                 let sandbox = self.sandbox(daemon, &name);
                 sandbox.request("POST", "/resume").send(sandbox.address).expect(200);
                 self.expected(&name).state = "running";
+            }
+            Step::Snapshot { name } => {
+                let sandbox = self.sandbox(daemon, &name);
+                let taken = sandbox.request("POST", "/snapshots").json(&json!({})).send(sandbox.address);
+                let id = taken.expect(201)["id"].as_str().expect("a snapshot has an id").to_owned();
+                let expected = self.expected(&name);
+                expected.snapshots.insert(id, expected.files.clone());
+            }
+            Step::RollBack { name, snapshot } => {
+                let sandbox = self.sandbox(daemon, &name);
+                let body = json!({"snapshot": snapshot});
+                sandbox.request("POST", "/rollback").json(&body).send(sandbox.address).expect(200);
+                let expected = self.used(&name);
+                expected.files = expected.snapshots[&snapshot].clone();
+            }
+            Step::Fork { name } => {
+                let sandbox = self.sandbox(daemon, &name);
+                let forked =
+                    sandbox.request("POST", "/fork").json(&json!({})).send(sandbox.address).expect(201);
+                let child = &forked["children"][0]["sandbox"];
+                let text =
+                    |field: &str| child[field].as_str().unwrap_or_else(|| panic!("{forked}")).to_owned();
+                let parent = &self.sandboxes[&name];
+                let expected = Expected {
+                    id: text("id"),
+                    labels: parent.labels.clone(),
+                    files: parent.files.clone(),
+                    state: "running",
+                    parent: Some(parent.id.clone()),
+                    snapshots: parent.snapshots.clone(),
+                };
+                self.sandboxes.insert(text("name"), expected);
+            }
+            Step::Promote { name, parent: becomes } => {
+                let parent = self.parent_of(&name).expect("steps are drawn for what there is");
+                let sandbox = self.sandbox(daemon, &name);
+                let body = json!({"parent": becomes});
+                sandbox.request("POST", "/promote").json(&body).send(sandbox.address).expect(200);
+                let mut child = self.sandboxes.remove(&name).expect("steps are drawn for what there is");
+                let mut old = self.sandboxes.remove(&parent).expect("it was found above");
+                child.labels.extend(old.labels.clone());
+                self.sandboxes.insert(parent, child);
+                if becomes != "delete" {
+                    let seen = daemon.sandbox_of(&old.id);
+                    let seen = seen.request("GET", "").send(seen.address).expect(200);
+                    if becomes == "pause" {
+                        old.state = "paused";
+                    }
+                    self.sandboxes.insert(seen["name"].as_str().expect("a name").to_owned(), old);
+                }
             }
             Step::Expire { name } => {
                 let sandbox = self.sandbox(daemon, &name);
@@ -345,7 +447,9 @@ fn patch(sandbox: &Sandbox, body: &Value) {
 fn live(seed: u64) {
     println!("SHOAL_TEST_SEED={seed}");
     let mut random = Random(seed);
-    let mut daemon = Daemon::start();
+    let environment = [("SHOAL_STORE", "loop"), ("SHOAL_STORE_SIZE", "2Gi")];
+    let environment = environment.map(|(name, value)| (name.into(), value.into())).into();
+    let mut daemon = Spawn { environment, ..Spawn::default() }.start();
     // The first life fills caches that are kept on purpose.
     daemon.sandbox().delete();
     let before = daemon.audit();
@@ -360,6 +464,10 @@ fn live(seed: u64) {
         model.sandbox(&daemon, name).delete();
     }
     assert_eq!(daemon.list(), [] as [Value; 0]);
+    for snapshot in daemon.get("/v1/snapshots").expect(200)["snapshots"].as_array().expect("a list") {
+        let path = format!("/v1/snapshots/{}", snapshot["id"].as_str().expect("an id"));
+        daemon.request("DELETE", &path).send(daemon.address).expect(204);
+    }
     // The daemon and its launcher have other process ids by now; no other process may be left, and nothing else at
     // all.
     until_true("no process of a sandbox is left", || daemon.scope().inside().is_empty());

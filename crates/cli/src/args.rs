@@ -30,6 +30,7 @@ pub mod value;
 mod version;
 mod volume;
 mod watch;
+mod webhook;
 
 use clap::Parser;
 
@@ -69,6 +70,7 @@ pub use top::{Top, TopSort};
 pub use version::Version;
 pub use volume::{CopyVolume, CreateVolume, ExportVolume, ImportVolume, Volume, VolumeAction};
 pub use watch::Watch;
+pub use webhook::{Webhook, WebhookAction};
 
 /// Run sandboxes for AI agents on this machine.
 #[derive(Debug, Parser)]
@@ -140,6 +142,7 @@ pub enum Subcommand {
     Cp(Copy),
     Logs(Logs),
     Watch(Watch),
+    Webhook(Webhook),
     Ports(Ports),
     Url(Url),
     Forward(Forward),

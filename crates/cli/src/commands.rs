@@ -32,6 +32,7 @@ pub mod variables;
 pub mod version;
 pub mod volume;
 pub mod watch;
+pub mod webhook;
 
 use crate::environment::Environment;
 use crate::output::report;

@@ -21,7 +21,7 @@ use crate::args::{Arguments, ConfigAction, Image, ImageAction, KeyAction, Subcom
 use crate::commands::{
     admin, build, command, completions, config, copy, dialects, doctor, forward, image, key, launcher,
     lifetime, logs, net, pause, pool, ports, run, sandbox, serve, shell, snapshot, stats, template, top,
-    version, volume, watch,
+    version, volume, watch, webhook,
 };
 use crate::daemon::settings;
 use crate::environment::Environment;
@@ -116,6 +116,7 @@ async fn dispatch(subcommand: Subcommand, environment: &Environment) -> anyhow::
         Subcommand::Cp(arguments) => copy::copy(arguments, environment).await,
         Subcommand::Logs(arguments) => logs::logs(arguments, environment).await,
         Subcommand::Watch(arguments) => watch::watch(arguments, environment).await,
+        Subcommand::Webhook(arguments) => webhook::webhook(arguments, environment).await,
         Subcommand::Ports(arguments) => ports::ports(arguments, environment).await,
         Subcommand::Url(arguments) => ports::url(arguments, environment).await,
         Subcommand::Forward(arguments) => forward::forward(arguments, environment).await,

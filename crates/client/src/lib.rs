@@ -33,6 +33,7 @@ mod templates;
 mod transport;
 mod volumes;
 mod watch;
+mod webhooks;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -4,7 +4,7 @@ use http::Method;
 use wire::{SandboxId, api};
 
 use crate::error::ClientError;
-use crate::{Client, Repeat, in_query, json};
+use crate::{Client, Repeat, in_query, json, plain};
 
 fn path(snapshot: &str) -> String {
     format!("/v1/snapshots/{}", in_query(snapshot))
@@ -55,6 +55,13 @@ impl Client {
         let forked: api::Forked =
             self.call(json(Method::POST, of(sandbox, "fork"), wish), Repeat::Never).await?;
         Ok(forked.children)
+    }
+
+    /// Deletes a sandbox and all that descend from it. Returns which were deleted.
+    pub async fn delete_tree(&self, sandbox: SandboxId) -> Result<Vec<SandboxId>, ClientError> {
+        let request = plain(Method::DELETE, of(sandbox, "tree"));
+        let gone: api::DeletedTree = self.call(request, Repeat::Never).await?;
+        Ok(gone.deleted)
     }
 
     /// Returns the family of a sandbox, or all families.

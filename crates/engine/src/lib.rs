@@ -28,6 +28,7 @@ pub mod snapshot;
 mod task;
 pub mod template;
 pub mod volume;
+pub mod webhook;
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -52,7 +53,7 @@ use crate::model::defaults::LIMITS;
 use crate::model::random::random;
 use crate::network::{NetworkSettings, Networks};
 use crate::observe::clock::{Clock, SystemClock, now};
-use crate::observe::events::Events;
+use crate::observe::events::{Events, Keeper};
 use crate::observe::measured::Measured;
 use crate::observe::metrics::Metrics;
 use crate::pool::Pools;
@@ -61,6 +62,7 @@ use crate::sandbox::live::LiveSandbox;
 use crate::sandbox::registry::Registry;
 use crate::template::Templates;
 use crate::volume::Volumes;
+use crate::webhook::Webhooks;
 use std::sync::MutexGuard;
 use tokio::task::AbortHandle;
 
@@ -74,7 +76,8 @@ pub use files::transfer::{IDLE_SECONDS, TAKE_SECONDS, TRANSFERS_MAX, WATCHES_MAX
 pub use model::port::{Link, LinkSpec, OpenPort, Port, PortHolder};
 pub use model::*;
 pub use observe::events::{
-    About, BadEventId, Deletion, EVENTS_KEPT_MAX, Event, EventId, Happened, TemplateHappened, Told, Watcher,
+    About, BadEventId, Deletion, EVENTS_KEPT_MAX, Event, EventId, Happened, PoolHappened, SnapshotHappened,
+    TemplateHappened, Told, VolumeHappened, Watcher,
 };
 pub use observe::stats::{DiskCount, MachineStats, Stats};
 
@@ -193,13 +196,17 @@ impl Engine {
         let output = Budgets::new(config.output_kept_max, disk);
         let backend = Arc::new(Measured { backend, metrics: Arc::clone(&metrics) });
         let networks = Networks::new(&config.network, &config.data_dir);
+        let db = Arc::new(db);
+        let keeper: Arc<dyn Keeper> = Arc::clone(&db) as _;
+        let events = Events::new(db.load_events().await?, Some(keeper));
+        let webhooks = Webhooks::open(db.load_webhooks().await?);
         let shared = Arc::new(Shared {
             config,
             networks,
             backend,
             clock,
             metrics,
-            db: Arc::new(db),
+            db,
             logs: Arc::new(logs),
             output,
             writable: tokio::sync::Mutex::new(None),
@@ -220,7 +227,8 @@ impl Engine {
             adoptions: Semaphore::new(ADOPTIONS_MAX),
             counts: Semaphore::new(observe::stats::COUNTS_MAX),
             tasks: Mutex::default(),
-            events: Arc::new(Events::new()),
+            events,
+            webhooks,
             files_freed: tokio::sync::Notify::new(),
         });
         let engine = Self { inner: Arc::new(Inner { shared: Arc::clone(&shared) }) };
@@ -229,6 +237,7 @@ impl Engine {
             access::calls::apply_output_limit(&shared, &owner);
         }
         sandbox::recovery::recover(&shared, loaded.uses, versions).await?;
+        sandbox::recovery::tell_untold(&shared);
         let tending = shared.runtime.spawn(network::tend(Arc::clone(&shared)));
         build::recover(&engine).await?;
         template::resume_interrupted(&shared);
@@ -338,6 +347,7 @@ pub(crate) struct Shared {
     /// Tasks to end with the engine, besides the drivers.
     pub tasks: Mutex<Vec<AbortHandle>>,
     pub events: Arc<Events>,
+    pub webhooks: Webhooks,
     /// A sandbox is gone, and perhaps the last that needed some snapshot.
     pub files_freed: tokio::sync::Notify,
 }

@@ -313,7 +313,7 @@ async fn a_child_takes_the_place_of_its_parent() {
 #[tokio::test(flavor = "multi_thread")]
 async fn history_has_a_step_for_each_command_that_found_a_change() {
     let world = World::new().await;
-    let spec = SandboxSpec { history: 3, ..SandboxSpec::default() };
+    let spec = SandboxSpec { history: Some(3), ..SandboxSpec::default() };
     let sandbox = world.engine.create(&key(), spec, Wait::Ready).await.expect("it is made").id;
     let steps = async || world.engine.history(&owner(), sandbox).await.expect("a history").len();
     for text in ["1", "2", "3", "4", "5"] {
@@ -342,7 +342,7 @@ async fn history_has_a_step_for_each_command_that_found_a_change() {
     assert_eq!(steps().await, 0);
     world.engine.delete(&owner(), sandbox).await.expect("it is deleted");
     eventually("nothing is left", async || world.host.snapshots_there().is_empty()).await;
-    let spec = SandboxSpec { history: 101, ..SandboxSpec::default() };
+    let spec = SandboxSpec { history: Some(101), ..SandboxSpec::default() };
     let refused = world.engine.create(&key(), spec, Wait::Ready).await;
     assert!(matches!(refused, Err(EngineError::Invalid { .. })), "{refused:?}");
 }
@@ -360,7 +360,7 @@ async fn without_snapshots_in_the_store_files_are_copied_and_there_is_no_history
     }
     let refused = world.engine.rollback(&owner(), source, &taken.id).await;
     assert!(matches!(refused, Err(EngineError::SnapshotsUnsupported { .. })), "{refused:?}");
-    let spec = SandboxSpec { history: 1, ..SandboxSpec::default() };
+    let spec = SandboxSpec { history: Some(1), ..SandboxSpec::default() };
     let refused = world.engine.create(&key(), spec, Wait::Ready).await;
     assert!(matches!(refused, Err(EngineError::SnapshotsUnsupported { .. })), "{refused:?}");
 }

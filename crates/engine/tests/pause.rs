@@ -311,9 +311,9 @@ async fn a_daemon_that_dies_at_any_step_of_a_resume_leaves_it_paused_and_whole()
         write(&world, sandbox, "/workspace/kept").await;
         pause(&world, sandbox, DROP).await;
         world.host.hold(step);
+        let begun = world.host.launches() + u64::from(step != FakeStep::Prepare);
         let engine = world.engine.clone();
         let resuming = tokio::spawn(async move { engine.resume(&key(), sandbox).await });
-        let begun = world.host.launches() + u64::from(step != FakeStep::Prepare);
         if step != FakeStep::Prepare {
             eventually("it is being launched", async || world.host.launches() == begun).await;
         }

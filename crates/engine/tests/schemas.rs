@@ -300,6 +300,18 @@ async fn goes_on(engine: &Engine, version: u32) {
         assert_eq!(snapshot.sandbox, Some(SandboxId::from_bits(LIVING)));
         assert_eq!(key.limits.connections, Some(100));
     }
+    if since(18) {
+        let hook = living.hooks.at(HookPoint::BeforePause).expect("its row is read");
+        assert!(hook.required && hook.user.as_ref().is_some_and(|user| user.as_str() == "nobody"));
+        let failure = living.hook_runs[&HookPoint::BeforePause].failure.as_deref();
+        assert_eq!(failure, Some("it exited with 3"));
+        let webhook = engine.webhooks(&owner()).pop().expect("its row is read");
+        assert_eq!((webhook.url.as_str(), webhook.attempts), ("https://hooks.example/", 2));
+        assert_eq!(engine.dead_letters(&owner(), webhook.id).await.expect("rows").len(), 1);
+        let mut watcher = engine.watch(&owner(), None, Some(webhook.position)).expect("a watcher");
+        let Told::Event(event) = watcher.next().await else { panic!("the event is kept") };
+        assert!(matches!(&event.about, About::Volume(volume) if volume.name == "data"), "{event:?}");
+    }
 }
 
 /// Builds used to find their sandboxes by a label and an idempotency key, which callers could use too.

@@ -23,7 +23,7 @@ pub enum Reach {
 }
 
 /// Whether an address is on the public internet.
-pub(crate) fn is_public(address: IpAddr) -> bool {
+pub fn is_public(address: IpAddr) -> bool {
     match address {
         IpAddr::V4(address) => is_public_v4(address),
         IpAddr::V6(address) => is_public_v6(address),

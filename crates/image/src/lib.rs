@@ -24,6 +24,7 @@ pub mod manifest;
 pub mod reference;
 pub mod registry;
 
+pub use address::is_public;
 pub use blobs::Blobs;
 pub use credentials::{Credentials, DockerConfig};
 pub use manifest::{BadImage, Image, ImageConfig, LayerBlob, Platform};

@@ -13,6 +13,7 @@ pub mod http;
 pub mod native;
 pub mod observe;
 pub mod ports;
+pub mod webhook;
 
 pub use config::{Config, ConfigError, Layers, Machine, Settings};
 pub use daemon::data_dir::{DataDir, DataDirError, Listening};

@@ -5,6 +5,7 @@
 
 mod builds;
 mod files;
+mod hooks;
 mod images;
 mod lifetime;
 mod network;
@@ -14,6 +15,7 @@ mod snapshots;
 mod stats;
 mod templates;
 mod volumes;
+mod webhooks;
 
 use std::collections::BTreeMap;
 
@@ -24,6 +26,7 @@ use crate::{CommandId, SandboxId};
 
 pub use builds::*;
 pub use files::*;
+pub use hooks::*;
 pub use images::*;
 pub use lifetime::*;
 pub use network::*;
@@ -33,6 +36,7 @@ pub use snapshots::*;
 pub use stats::*;
 pub use templates::*;
 pub use volumes::*;
+pub use webhooks::*;
 
 /// The body of every error response.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
@@ -92,9 +96,12 @@ pub struct CreateSandbox {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub network: Option<Network>,
     /// How many snapshots to keep of those that are taken before commands, 0 to 100; `undo` goes back to them.
-    /// Default: 0, which takes none. Needs a store with snapshots.
+    /// Default: the template's, otherwise 0, which takes none. Needs a store with snapshots.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub history: Option<u32>,
+    /// Commands that run in it when something is done to it. At points where there is none, the template's run.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub hooks: BTreeMap<String, Hook>,
     /// Whether to wait until the sandbox runs. Default: `true`.
     pub wait: Option<bool>,
 }
@@ -118,6 +125,9 @@ pub struct UpdateSandbox {
     /// How many snapshots of its history to keep, 0 to 100.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub history: Option<u32>,
+    /// Replaces all hooks; an empty object removes them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub hooks: Option<BTreeMap<String, Hook>>,
 }
 
 /// Response to `POST /v1/sandboxes`.
@@ -182,6 +192,12 @@ pub struct Sandbox {
     /// How many snapshots of its history are kept; absent if it has none.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub history: u32,
+    /// Commands that run in it when something is done to it.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub hooks: BTreeMap<String, Hook>,
+    /// How the last run of each hook went.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub hook_runs: BTreeMap<String, HookRun>,
     /// When it was requested.
     pub created_at: String,
 }
@@ -562,13 +578,13 @@ pub enum CommandWish {
     },
 }
 
-/// Events of sandboxes, their commands and templates: `GET /v1/events`.
+/// Events of sandboxes, their commands, snapshots, templates, volumes and pools: `GET /v1/events`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum SandboxEvent {
     /// First on every connection: later events happened from now on, or after the event that the request named.
     Ready,
-    /// Events were missed: there were too many, or the daemon was restarted. Later events happened from now on.
+    /// Events were missed: there were too many, or the daemon could not keep them. Later events happened from now on.
     Missed,
     /// A sandbox has a new state or a new name.
     Sandbox {
@@ -620,6 +636,85 @@ pub enum SandboxEvent {
         command_id: CommandId,
         /// How it ended.
         result: CommandResult,
+    },
+    /// A hook failed.
+    HookFailed {
+        /// When.
+        at: String,
+        /// In which sandbox.
+        #[schema(value_type = String)]
+        sandbox_id: SandboxId,
+        /// Which: `before_pause`, for example.
+        hook: String,
+        /// How. Long reasons are shortened here.
+        reason: String,
+    },
+    /// A snapshot can be used, or could not be made.
+    Snapshot {
+        /// When.
+        at: String,
+        /// Its id.
+        snapshot_id: String,
+        /// Its name.
+        name: String,
+        /// The sandbox that it was taken of.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        #[schema(value_type = Option<String>)]
+        sandbox_id: Option<SandboxId>,
+        /// Its state.
+        state: SnapshotState,
+        /// Why it is `failed`. Long reasons are shortened here.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        reason: Option<String>,
+    },
+    /// A snapshot was deleted. Its files stay as long as something needs them.
+    SnapshotDeleted {
+        /// When.
+        at: String,
+        /// Its id.
+        snapshot_id: String,
+        /// Its name.
+        name: String,
+    },
+    /// A volume was created, or has a new name or a new size.
+    Volume {
+        /// When.
+        at: String,
+        /// Its name.
+        name: String,
+        /// Its size.
+        size_bytes: u64,
+    },
+    /// A volume was deleted.
+    VolumeDeleted {
+        /// When.
+        at: String,
+        /// Its last name.
+        name: String,
+    },
+    /// A pool was created or changed, or cannot be filled, or can be filled again.
+    Pool {
+        /// When.
+        at: String,
+        /// Its name.
+        name: String,
+        /// How many sandboxes it keeps ready.
+        replicas: u32,
+        /// Why it cannot be filled. Long reasons are shortened here.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        reason: Option<String>,
+    },
+    /// A pool was deleted.
+    PoolDeleted {
+        /// When.
+        at: String,
+        /// Its last name.
+        name: String,
+    },
+    /// A test of a webhook. It comes to webhooks only.
+    Test {
+        /// When.
+        at: String,
     },
     /// A template has a new version, a new state or a new name.
     Template {

@@ -70,6 +70,8 @@ random_ids! {
     SnapshotId: "snapshot";
     /// A link to a port of a sandbox.
     LinkId: "link";
+    /// An address that is told of events.
+    WebhookId: "webhook";
 }
 
 fn write_uuid(b: u128, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -215,7 +217,7 @@ macro_rules! serde_as_text {
     )*};
 }
 
-serde_as_text!(SandboxId, LinkId, VolumeId, SnapshotId, CommandId, InstallationId);
+serde_as_text!(SandboxId, LinkId, WebhookId, VolumeId, SnapshotId, CommandId, InstallationId);
 
 #[cfg(test)]
 mod tests {

@@ -19,4 +19,5 @@ pub mod network;
 pub use digest::Digest;
 pub use id::{
     BuildId, CommandId, InstallationId, LinkId, PoolId, SandboxId, SnapshotId, TemplateId, VolumeId,
+    WebhookId,
 };

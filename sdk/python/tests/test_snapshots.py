@@ -117,3 +117,49 @@ async def test_the_same_with_asyncio(async_client: AsyncSandboxClient, asb: Asyn
         assert await child.read("/workspace/f") == b"one"
         await child.delete()
     await async_client.delete_snapshot(taken.id)
+
+
+def test_hooks_run_and_are_shown(client: SandboxClient) -> None:
+    hooks = {
+        "after_create": "echo made > /tmp/made",
+        "before_pause": {"script": "echo no >&2; exit 3", "required": True},
+    }
+    with client.sandbox(hooks=hooks) as sb:
+        assert sb.run("cat /tmp/made").stdout == "made\n"
+        assert sb.refresh().hook_runs["after_create"].failure is None
+        with pytest.raises(SandboxClientError, match="before_pause"):
+            sb.pause(drop=True)
+        failure = sb.refresh().hook_runs["before_pause"].failure
+        assert failure is not None and failure.endswith("no")
+        assert sb.update(hooks={}).hooks == {}
+        sb.pause(drop=True)
+
+
+def test_a_template_has_hooks_and_a_history(client: SandboxClient) -> None:
+    made = client.create_template("hooked", history=3, hooks={"after_create": "true"})
+    assert (made.history, list(made.hooks)) == (3, ["after_create"])
+    with client.sandbox(template_name="hooked") as sb:
+        assert list(sb.refresh().hook_runs) == ["after_create"]
+    client.delete_template("hooked")
+
+
+def test_a_tree_is_deleted(client: SandboxClient) -> None:
+    root = client.create_sandbox()
+    (child,) = root.fork(1)
+    assert isinstance(child, Sandbox)
+    assert set(root.delete_tree()) == {root.id, child.id}
+    with pytest.raises(ResourceNotFoundError):
+        client.get_sandbox(child.id)
+
+
+def test_a_webhook_is_made_tested_and_deleted(client: SandboxClient) -> None:
+    hook = client.create_webhook("http://127.0.0.1:9/nothing", events=["sandbox"])
+    assert hook.secret is not None and hook.secret.startswith("whsec_")
+    assert [(one.id, one.events) for one in client.list_webhooks()] == [(hook.id, ["sandbox"])]
+    test = client.test_webhook(hook.id)
+    assert not test.delivered and test.error is not None
+    assert client.dead_letters(hook.id) == []
+    with pytest.raises(ValidationError):
+        client.create_webhook("ftp://example.com")
+    client.delete_webhook(hook.id)
+    assert client.list_webhooks() == []

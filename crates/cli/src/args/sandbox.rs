@@ -47,6 +47,7 @@ Examples:
   shoal create --net registries             for package installs
   shoal create --pool warm                  claim a ready sandbox, if any
   shoal create --ttl 30m --hard-ttl 7d      pause it if unused, delete it later
+  shoal create --hook before_pause=/srv/save   run a script before each pause
   shoal create --get-or-create -l thread=42    the one sandbox of this thread")]
 pub struct Create {
     /// Name the sandbox
@@ -71,6 +72,12 @@ pub struct Create {
     /// Keep this many snapshots of those that are taken before commands, for `shoal undo`
     #[arg(long, value_name = "STEPS")]
     pub history: Option<u32>,
+    /// Run a script in it at a point of its life: after_create, before_pause, after_resume, before_delete, after_fork, after_claim or after_rollback; repeatable
+    #[arg(long = "hook", value_name = "POINT=SCRIPT", value_parser = pair)]
+    pub hooks: Vec<(String, String)>,
+    /// If a hook fails, let what it belongs to fail
+    #[arg(long, requires = "hooks")]
+    pub require_hooks: bool,
     /// Do not wait until it is running
     #[arg(long)]
     pub no_wait: bool,
@@ -146,6 +153,9 @@ pub struct Remove {
     /// Delete the sandboxes that match KEY=VALUE, KEY!=VALUE, KEY or !KEY; repeatable, all must match
     #[arg(short, long = "label", value_name = "SELECTOR", conflicts_with = "sandboxes")]
     pub labels: Vec<String>,
+    /// Delete the sandboxes that were forked from it too, and theirs
+    #[arg(long, conflicts_with_all = ["all", "labels", "all_owners"])]
+    pub tree: bool,
     /// Do not fail if a sandbox does not exist
     #[arg(short, long)]
     pub force: bool,

@@ -73,6 +73,15 @@ pub struct CreateTemplate {
     /// Give sandboxes a network: registries, open, none, or a file with a policy [default: the daemon's]
     #[arg(long, value_name = "MODE|FILE")]
     pub net: Option<String>,
+    /// Keep this many snapshots of those that are taken before commands in its sandboxes
+    #[arg(long, value_name = "STEPS")]
+    pub history: Option<u32>,
+    /// Run a script in its sandboxes at a point of their life, as in `shoal create`; repeatable
+    #[arg(long = "hook", value_name = "POINT=SCRIPT", value_parser = pair)]
+    pub hooks: Vec<(String, String)>,
+    /// If a hook fails, let what it belongs to fail
+    #[arg(long, requires = "hooks")]
+    pub require_hooks: bool,
     /// Set a label on every sandbox made from the template; repeatable
     #[arg(short, long = "label", value_name = "KEY=VALUE", value_parser = pair)]
     pub labels: Vec<(String, String)>,

@@ -1,5 +1,7 @@
 //! `shoal create`, `ls`, `inspect`, `rename` and `rm`.
 
+use std::collections::BTreeMap;
+
 use client::{ClientError, api};
 use serde::Serialize;
 
@@ -31,6 +33,7 @@ pub async fn create(arguments: Create, environment: &Environment) -> anyhow::Res
         labels: arguments.labels.into_iter().collect(),
         lifetime: arguments.rules.list(),
         history: arguments.history,
+        hooks: hooks(arguments.hooks, arguments.require_hooks),
         wait: Some(!arguments.no_wait),
     };
     let waiting = Waiting::new("creating a sandbox");
@@ -43,6 +46,12 @@ pub async fn create(arguments: Create, environment: &Environment) -> anyhow::Res
         print::line(&created.sandbox.id.to_string())?
     }
     Ok(0)
+}
+
+/// Hooks of scripts, by when they run.
+pub fn hooks(scripts: Vec<(String, String)>, required: bool) -> BTreeMap<String, api::Hook> {
+    let hook = |script| api::Hook { script: Some(script), required, ..Default::default() };
+    scripts.into_iter().map(|(point, script)| (point, hook(script))).collect()
 }
 
 /// `shoal ls`
@@ -209,7 +218,11 @@ pub async fn remove(arguments: Remove, environment: &Environment) -> anyhow::Res
                 Ok(id) => id,
                 Err(_) => find::sandbox_surely(&client, text, Sure::Whole).await?.id,
             };
-            anyhow::Ok(client.delete_sandbox(sandbox).await?)
+            match arguments.tree {
+                true => drop(client.delete_tree(sandbox).await?),
+                false => client.delete_sandbox(sandbox).await?,
+            }
+            anyhow::Ok(())
         };
         let waiting = Waiting::new("deleting sandboxes");
         let error = removed.await.err().filter(|error| !(arguments.force && is_missing(error)));

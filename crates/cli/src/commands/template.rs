@@ -10,7 +10,7 @@ use serde::Deserialize;
 use crate::args::{
     ApplyTemplates, CreateTemplate, PrepareTemplate, Template, TemplateAction, UpdateTemplate,
 };
-use crate::commands::{build, delete_each, net};
+use crate::commands::{build, delete_each, net, sandbox};
 use crate::daemon::find::{self, Sure};
 use crate::environment::Environment;
 use crate::output::layers::Layers;
@@ -70,6 +70,8 @@ async fn create(
         labels: arguments.labels.into_iter().collect(),
         mounts: arguments.mounts,
         network: net::network(arguments.net.as_deref())?,
+        history: arguments.history,
+        hooks: sandbox::hooks(arguments.hooks, arguments.require_hooks),
     };
     let template = client.create_template(&wish).await?;
     finish(client, template, arguments.wait, arguments.json, environment).await
@@ -117,6 +119,8 @@ async fn update(
         labels: pairs(labels, arguments.no_labels, arguments.labels),
         mounts,
         network: net::network(arguments.net.as_deref())?.map(Some),
+        history: None, // A file with templates changes these.
+        hooks: None,
     };
     let template = client.update_template(&name, &update).await?;
     finish(client, template, arguments.wait, arguments.json, environment).await
@@ -296,6 +300,8 @@ struct Entry {
     labels: BTreeMap<String, String>,
     mounts: Vec<api::VolumeMount>,
     network: Option<api::Network>,
+    history: Option<u32>,
+    hooks: BTreeMap<String, api::Hook>,
     build: Option<Steps>,
 }
 
@@ -315,9 +321,23 @@ struct Steps {
 
 impl Entry {
     fn spec(self) -> (api::TemplateSpec, Option<Steps>) {
-        let Self { image, cpu, memory, disk, env, cwd, user, command, labels, mounts, network, build } = self;
-        let spec =
-            api::TemplateSpec { image, cpu, memory, disk, env, cwd, user, command, labels, mounts, network };
+        let Self { image, cpu, memory, disk, env, cwd, user, command, labels, mounts, network, .. } = self;
+        let Self { history, hooks, build, .. } = self;
+        let spec = api::TemplateSpec {
+            image,
+            cpu,
+            memory,
+            disk,
+            env,
+            cwd,
+            user,
+            command,
+            labels,
+            mounts,
+            network,
+            history,
+            hooks,
+        };
         (spec, build)
     }
 }

@@ -8,7 +8,7 @@ use crate::args::Watch;
 use crate::daemon::find;
 use crate::environment::Environment;
 use crate::output::print::{self, Paint, word};
-use crate::output::report;
+use crate::output::{amount, report};
 use crate::terminal::interrupts::Interrupts;
 
 /// `shoal watch`
@@ -81,10 +81,28 @@ impl View {
                 self.line(&at, sandbox_id, &name, &format!("command {command_id} {}", ending(&result)))
             }
             api::SandboxEvent::Template { at, name, version, state, reason } => {
-                let reason = reason.map(|reason| format!(": {reason}")).unwrap_or_default();
-                template_line(&at, &name, &format!("version {version} {}{reason}", word(&state)))
+                let reason = because(reason);
+                line_of("template", &at, &name, &format!("version {version} {}{reason}", word(&state)))
             }
-            api::SandboxEvent::TemplateDeleted { at, name } => template_line(&at, &name, "deleted"),
+            api::SandboxEvent::TemplateDeleted { at, name } => line_of("template", &at, &name, "deleted"),
+            api::SandboxEvent::HookFailed { at, sandbox_id, hook, reason } => {
+                let name = self.names.get(&sandbox_id).cloned().unwrap_or_default();
+                let what = format!("hook {hook} failed: {}", print::harmless(&reason));
+                self.line(&at, sandbox_id, &name, &print::painted(&what, Paint::Red))
+            }
+            api::SandboxEvent::Snapshot { at, name, state, reason, .. } => {
+                line_of("snapshot", &at, &name, &format!("{}{}", word(&state), because(reason)))
+            }
+            api::SandboxEvent::SnapshotDeleted { at, name, .. } => line_of("snapshot", &at, &name, "deleted"),
+            api::SandboxEvent::Volume { at, name, size_bytes } => {
+                line_of("volume", &at, &name, &amount::memory(size_bytes))
+            }
+            api::SandboxEvent::VolumeDeleted { at, name } => line_of("volume", &at, &name, "deleted"),
+            api::SandboxEvent::Pool { at, name, replicas, reason } => {
+                line_of("pool", &at, &name, &format!("{replicas} replicas{}", because(reason)))
+            }
+            api::SandboxEvent::PoolDeleted { at, name } => line_of("pool", &at, &name, "deleted"),
+            api::SandboxEvent::Test { .. } => String::new(), // It comes to webhooks only.
         })
     }
 
@@ -111,9 +129,14 @@ impl View {
     }
 }
 
-fn template_line(at: &str, name: &str, what: &str) -> String {
+fn because(reason: Option<String>) -> String {
+    reason.map(|reason| format!(": {reason}")).unwrap_or_default()
+}
+
+/// A line about something that is no sandbox.
+fn line_of(noun: &str, at: &str, name: &str, what: &str) -> String {
     let time = at.get(11..19).unwrap_or("now");
-    format!("{time:8}  template  {}  {}\n", print::harmless(name), print::harmless(what))
+    format!("{time:8}  {noun}  {}  {}\n", print::harmless(name), print::harmless(what))
 }
 
 fn painted(what: &str, state: api::SandboxState) -> String {

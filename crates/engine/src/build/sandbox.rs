@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::builder::Builder;
+use crate::command::calls::run_in;
 use crate::error::{EngineError, chain};
 use crate::files::Unpacking;
 use crate::model::template::VolumeMount;
@@ -35,6 +36,7 @@ impl Builder {
             memory_bytes: Some(self.spec.memory_bytes),
             mounts,
             network: Some(network),
+            history: Some(0),
             ..SandboxSpec::default()
         };
         Ok(self.engine.create_for_build(&self.key, self.build.id, spec).await?)
@@ -51,7 +53,8 @@ impl Builder {
         spec: CommandSpec,
     ) -> Result<Outcome, Broken> {
         let command =
-            self.engine.run_in(&sandbox.commands, spec, |spec, id| sandbox.start_of(spec, id)).await?;
+            run_in(self.engine.shared(), &sandbox.commands, spec, |spec, id| sandbox.start_of(spec, id))
+                .await?;
         let mut output = command.attach(Offsets::default());
         while let Some(event) = output.next().await {
             match event {

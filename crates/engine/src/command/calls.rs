@@ -16,6 +16,7 @@ use crate::observe::clock::now;
 use crate::observe::metrics::{Verb, Verdict};
 use crate::{
     Command, CommandQuery, CommandRef, CommandSpec, CommandState, DbError, Engine, EngineError, Owner, Page,
+    Shared,
 };
 
 impl Engine {
@@ -31,55 +32,12 @@ impl Engine {
         let result = match self.live(owner, id) {
             Ok(live) => {
                 live.before_command().await;
-                self.run_in(&live.commands, spec, |spec, id| live.start_of(spec, id)).await
+                run_in(self.shared(), &live.commands, spec, |spec, id| live.start_of(spec, id)).await
             }
             Err(error) => Err(error),
         };
         self.shared().metrics.operation(Verb::Run, Verdict::of(&result), began.elapsed());
         result
-    }
-
-    /// As [`Self::run`], in a sandbox that may be hidden. `start_of` completes the spec with the sandbox's own
-    /// settings.
-    pub(crate) async fn run_in(
-        &self,
-        commands: &Arc<Commands>,
-        spec: CommandSpec,
-        start_of: impl FnOnce(CommandSpec, &CommandId) -> Result<Start, EngineError>,
-    ) -> Result<CommandRef, EngineError> {
-        let id = commands.guest.id;
-        let (resume, _using) = (spec.resume, commands.guest.enter(spec.resume).await?);
-        let named = spec.id.is_some();
-        let command_id = spec.id.clone().unwrap_or_else(|| CommandId::from_random(random_u128()));
-        let attendance = spec.attendance;
-        let start = start_of(spec, &command_id)?;
-        let request_digest = request_digest(&start);
-        // Counted before init gets the command, so that the count includes none of the command's own kills.
-        let oom_kills_before = commands.guest.oom_kills().await;
-        let wish = Wish { id: command_id, start, request_digest, oom_kills_before, attendance };
-        let intent = commands.intend(wish)?;
-        let found = match intent {
-            Intent::New(found) => {
-                found.commit_intent();
-                found
-            }
-            Intent::Known(found) => found,
-        };
-        let metrics = &self.shared().metrics;
-        let found = match crate::observe::timing::ROW.watch(metrics, id, found.committed()).await {
-            Ok(()) => found,
-            Err(Refusal::Exists(row)) => self.found(commands, CommandRow::clone(&row)).await?,
-            Err(Refusal::NoSandbox) => return Err(commands.guest.wrong_state()),
-            Err(Refusal::Store(source)) => {
-                let source = DbError::Shared { source };
-                return Err(EngineError::Store { doing: "write the command's row", source });
-            }
-        };
-        if found.request_digest != request_digest {
-            return Err(EngineError::CommandIdReused { id: found.id.clone() });
-        }
-        crate::observe::timing::START.watch(metrics, id, found.started_in_time(named)).await?;
-        Ok(CommandRef::new(found).with_resume(resume))
     }
 
     /// A command by its id.
@@ -96,39 +54,7 @@ impl Engine {
             return Ok(CommandRef::new(found));
         }
         let row = self.shared().db.command(live.id, command.clone()).await?.ok_or_else(not_found)?;
-        Ok(CommandRef::new(self.found(&live.commands, row).await?))
-    }
-
-    /// The command of a row: from memory while it has no result, else from the row.
-    async fn found(
-        &self,
-        commands: &Arc<Commands>,
-        row: CommandRow,
-    ) -> Result<Arc<LiveCommand>, EngineError> {
-        if row.result.is_none()
-            && let Some(found) = commands.by_id(&row.id)
-        {
-            return Ok(found);
-        }
-        // The command may have ended since the row was read.
-        let row = match row.result {
-            Some(_) => row,
-            None => {
-                let id = row.id.to_string();
-                let again = self.shared().db.command(commands.guest.id, row.id).await?;
-                again.ok_or(EngineError::CommandNotFound { id })?
-            }
-        };
-        if let (Some(result), Some(kept)) = (&row.result, row.attendance.kept)
-            && result.ended_at + kept < now()
-        {
-            return Err(EngineError::CommandExpired { id: row.id });
-        }
-        let id = row.id.clone();
-        let commands = Arc::clone(commands);
-        let read = tokio::task::spawn_blocking(move || LiveCommand::recovered(&commands, row)).await;
-        let read = read.unwrap_or_else(|error| Err(std::io::Error::other(error)));
-        read.map_err(|source| EngineError::Log { doing: "find", id, source })
+        Ok(CommandRef::new(found_command(self.shared(), &live.commands, row).await?))
     }
 
     /// The commands of a sandbox that have no result yet, oldest first. Reads memory, not rows.
@@ -156,11 +82,85 @@ impl Engine {
         for row in rows {
             items.push(match row.result {
                 Some(_) => described(row),
-                None => self.found(&live.commands, row).await?.now(),
+                None => found_command(self.shared(), &live.commands, row).await?.now(),
             });
         }
         Ok(Page { items, next_cursor })
     }
+}
+
+/// As [`Engine::run`], in a sandbox that may be hidden. `start_of` completes the spec with the sandbox's own settings.
+pub(crate) async fn run_in(
+    shared: &Shared,
+    commands: &Arc<Commands>,
+    spec: CommandSpec,
+    start_of: impl FnOnce(CommandSpec, &CommandId) -> Result<Start, EngineError>,
+) -> Result<CommandRef, EngineError> {
+    let id = commands.guest.id;
+    let (resume, _using) = (spec.resume, commands.guest.enter(spec.resume).await?);
+    let named = spec.id.is_some();
+    let command_id = spec.id.clone().unwrap_or_else(|| CommandId::from_random(random_u128()));
+    let attendance = spec.attendance;
+    let start = start_of(spec, &command_id)?;
+    let request_digest = request_digest(&start);
+    // Counted before init gets the command, so that the count includes none of the command's own kills.
+    let oom_kills_before = commands.guest.oom_kills().await;
+    let wish = Wish { id: command_id, start, request_digest, oom_kills_before, attendance };
+    let intent = commands.intend(wish)?;
+    let found = match intent {
+        Intent::New(found) => {
+            found.commit_intent();
+            found
+        }
+        Intent::Known(found) => found,
+    };
+    let metrics = &shared.metrics;
+    let found = match crate::observe::timing::ROW.watch(metrics, id, found.committed()).await {
+        Ok(()) => found,
+        Err(Refusal::Exists(row)) => found_command(shared, commands, CommandRow::clone(&row)).await?,
+        Err(Refusal::NoSandbox) => return Err(commands.guest.wrong_state()),
+        Err(Refusal::Store(source)) => {
+            let source = DbError::Shared { source };
+            return Err(EngineError::Store { doing: "write the command's row", source });
+        }
+    };
+    if found.request_digest != request_digest {
+        return Err(EngineError::CommandIdReused { id: found.id.clone() });
+    }
+    crate::observe::timing::START.watch(metrics, id, found.started_in_time(named)).await?;
+    Ok(CommandRef::new(found).with_resume(resume))
+}
+
+/// The command of a row: from memory while it has no result, else from the row.
+async fn found_command(
+    shared: &Shared,
+    commands: &Arc<Commands>,
+    row: CommandRow,
+) -> Result<Arc<LiveCommand>, EngineError> {
+    if row.result.is_none()
+        && let Some(found) = commands.by_id(&row.id)
+    {
+        return Ok(found);
+    }
+    // The command may have ended since the row was read.
+    let row = match row.result {
+        Some(_) => row,
+        None => {
+            let id = row.id.to_string();
+            let again = shared.db.command(commands.guest.id, row.id).await?;
+            again.ok_or(EngineError::CommandNotFound { id })?
+        }
+    };
+    if let (Some(result), Some(kept)) = (&row.result, row.attendance.kept)
+        && result.ended_at + kept < now()
+    {
+        return Err(EngineError::CommandExpired { id: row.id });
+    }
+    let id = row.id.clone();
+    let commands = Arc::clone(commands);
+    let read = tokio::task::spawn_blocking(move || LiveCommand::recovered(&commands, row)).await;
+    let read = read.unwrap_or_else(|error| Err(std::io::Error::other(error)));
+    read.map_err(|source| EngineError::Log { doing: "find", id, source })
 }
 
 /// A command that has ended, from its row alone.

@@ -12,7 +12,7 @@
 mod attendance;
 pub(crate) mod budget;
 mod caller;
-mod calls;
+pub(crate) mod calls;
 mod digest;
 mod finish;
 pub(crate) mod host_timeouts;

@@ -5,6 +5,7 @@ use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 use rusqlite::{Connection, OptionalExtension, Row, params};
+use serde::{Deserialize, Serialize};
 use wire::guest::{ExitStatus, Handle, Start};
 use wire::{CommandId, SandboxId};
 
@@ -358,6 +359,48 @@ struct OutcomeWords {
     pub start_error: Option<String>,
 }
 
+/// An outcome as it is stored in the row of an event.
+#[derive(Serialize, Deserialize)]
+pub(super) struct OutcomeText {
+    outcome: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    code: Option<i32>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    signal: Option<i32>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    start_error: Option<StartErrorRecord>,
+}
+
+pub(super) fn outcome_text(outcome: &Outcome) -> OutcomeText {
+    let OutcomeWords { outcome: word, code, signal, .. } = outcome_words(outcome);
+    let start_error = match outcome {
+        Outcome::FailedToStart(error) => Some(StartErrorRecord::from(error.clone())),
+        _ => None,
+    };
+    OutcomeText { outcome: word.into(), code, signal, start_error }
+}
+
+/// `None` for an outcome that this version does not know.
+pub(super) fn outcome_of(text: OutcomeText) -> Option<Outcome> {
+    let status = match (text.code, text.signal) {
+        (Some(code), _) => Some(ExitStatus::Code(code)),
+        (None, Some(signal)) => Some(ExitStatus::Signal(signal)),
+        (None, None) => None,
+    };
+    Some(match (text.outcome.as_str(), status, text.start_error) {
+        ("exited", Some(ExitStatus::Code(code)), _) => Outcome::Exited(code),
+        ("signaled", Some(ExitStatus::Signal(signal)), _) => Outcome::Signaled(signal),
+        ("timed_out", Some(status), _) => Outcome::TimedOut(status),
+        ("idle_timed_out", Some(status), _) => Outcome::IdleTimedOut(status),
+        ("killed", Some(status), _) => Outcome::Killed(status),
+        ("out_of_memory", Some(status), _) => Outcome::OutOfMemory(status),
+        ("failed_to_start", None, Some(error)) => Outcome::FailedToStart(error.into()),
+        ("timed_out", None, _) => Outcome::TimedOutUnheard,
+        ("sandbox_gone", None, _) => Outcome::SandboxGone,
+        _ => return None,
+    })
+}
+
 fn outcome_words(outcome: &Outcome) -> OutcomeWords {
     let (word, status) = match outcome {
         Outcome::Exited(code) => ("exited", Some(ExitStatus::Code(*code))),
@@ -382,23 +425,11 @@ fn outcome_words(outcome: &Outcome) -> OutcomeWords {
 }
 
 fn outcome_from(row: &Row<'_>) -> rusqlite::Result<Outcome> {
-    let status = match (row.get("code")?, row.get("signal")?) {
-        (Some(code), _) => Some(ExitStatus::Code(code)),
-        (None, Some(signal)) => Some(ExitStatus::Signal(signal)),
-        (None, None) => None,
+    let outcome: String = row.get("outcome")?;
+    let start_error = match outcome.as_str() {
+        "failed_to_start" => Some(from_json::<StartErrorRecord>(row, "start_error")?),
+        _ => None,
     };
-    Ok(match (row.get_ref("outcome")?.as_str()?, status) {
-        ("exited", Some(ExitStatus::Code(code))) => Outcome::Exited(code),
-        ("signaled", Some(ExitStatus::Signal(signal))) => Outcome::Signaled(signal),
-        ("timed_out", Some(status)) => Outcome::TimedOut(status),
-        ("idle_timed_out", Some(status)) => Outcome::IdleTimedOut(status),
-        ("killed", Some(status)) => Outcome::Killed(status),
-        ("out_of_memory", Some(status)) => Outcome::OutOfMemory(status),
-        ("failed_to_start", None) => {
-            Outcome::FailedToStart(from_json::<StartErrorRecord>(row, "start_error")?.into())
-        }
-        ("timed_out", None) => Outcome::TimedOutUnheard,
-        ("sandbox_gone", None) => Outcome::SandboxGone,
-        _ => return Err(unreadable(row, "outcome", "outcome")),
-    })
+    let text = OutcomeText { outcome, code: row.get("code")?, signal: row.get("signal")?, start_error };
+    outcome_of(text).ok_or_else(|| unreadable(row, "outcome", "outcome"))
 }

@@ -12,6 +12,8 @@
 
 mod builds;
 mod commands;
+mod events;
+mod hooks;
 mod images;
 mod keys;
 mod life;
@@ -29,6 +31,7 @@ mod templates;
 mod tests;
 mod threads;
 mod volumes;
+mod webhooks;
 
 use std::fs;
 use std::os::unix::fs::OpenOptionsExt;
@@ -44,6 +47,7 @@ use threads::{Job, job, read_loop, write_loop};
 
 pub(crate) use builds::BuildRow;
 pub(crate) use commands::{CommandRow, Inserted, ResultRow, Tally};
+pub(crate) use hooks::HookRows;
 pub(crate) use images::{AliasRow, ImageRow, ImageUseRow, LayerOrigin, LayerRow, LoadedImages, NameRow};
 pub(crate) use life::{SandboxChange, Stamps};
 pub(crate) use lineage::Descent;
@@ -82,6 +86,7 @@ const MIGRATIONS: &[&str] = &[
     include_str!("migrations/15_secrets.sql"),
     include_str!("migrations/16_sandboxes_owned.sql"),
     include_str!("migrations/17_network_pause_snapshots_limits_ports.sql"),
+    include_str!("migrations/18_events_webhooks_hooks.sql"),
 ];
 
 /// The queues of the two threads. Shared through an `Arc`; [`Db::close`] ends the threads.
@@ -195,13 +200,13 @@ impl Db {
         told.await.map_err(|_| closed())?.map_err(|source| EngineError::Store { doing, source })
     }
 
-    /// Whether no table has a row except the key and the secrets of a daemon that has just started. Tables that are
-    /// added later are checked too, without a change here.
+    /// Whether no table has a row except the key and the secrets of a daemon that has just started, and events of what is
+    /// gone. Tables that are added later are checked too, without a change here.
     pub async fn is_empty(&self) -> Result<bool, EngineError> {
         self.question("look whether the database is empty", |db| {
             let mut tables = db.prepare(
                 "SELECT name FROM sqlite_master
-                 WHERE type = 'table' AND substr(name, 1, 7) <> 'sqlite_' AND name NOT IN ('keys', 'secrets', 'machine')",
+                 WHERE type = 'table' AND substr(name, 1, 7) <> 'sqlite_' AND name NOT IN ('keys', 'secrets', 'machine', 'events', 'event_logs')",
             )?;
             let tables: Vec<String> = tables.query_map([], |row| row.get(0))?.collect::<Result<_, _>>()?;
             for table in tables {

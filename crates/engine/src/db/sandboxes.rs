@@ -20,7 +20,7 @@ use super::rows::{
     unreadable, unsigned,
 };
 use super::volumes::MountRow;
-use super::{commands, images, network, pools, templates, volumes};
+use super::{HookRows, commands, hooks, images, network, pools, templates, volumes};
 use crate::error::{DbError, EngineError};
 use crate::model::dialect_notes::Notes;
 use crate::model::labels::Labels;
@@ -75,6 +75,7 @@ pub(crate) struct SandboxRow {
     pub descent: Option<Descent>,
     /// How many snapshots of its history are kept; 0 for none.
     pub history: u32,
+    pub hooks: HookRows,
 }
 
 /// The owner of rows in an installation that has one daemon.
@@ -160,6 +161,7 @@ impl Db {
                 sandbox.network = policies.remove(&sandbox.id).unwrap_or_default();
             }
             lineage::add_layers(db, &mut sandboxes)?;
+            hooks::add_hooks(db, &mut sandboxes)?;
             let (commands, tallies) = (commands::unfinished(db)?, commands::tallies(db)?);
             Ok(Loaded { sandboxes, commands, tallies })
         })
@@ -226,6 +228,9 @@ impl Db {
             }
             if row.history > 0 {
                 lineage::put_history(db, row.id, row.history)?;
+            }
+            if !row.hooks.hooks.is_empty() {
+                hooks::put_hooks(db, row.id, &row.hooks.hooks, row.hooks.due)?;
             }
             if let Some((template, version)) = row.template_version {
                 templates::insert_template_use(db, row.id, template, version)?;
@@ -411,21 +416,29 @@ fn sandbox_from(row: &Row<'_>, now: Moment) -> rusqlite::Result<SandboxRow> {
         claimed_from: row.get("claimed_from")?,
         over: Over::default(),
         descent: None,
+        hooks: HookRows::default(),
         history: 0,
     })
 }
 
 fn state_from(row: &Row<'_>) -> rusqlite::Result<State> {
     let (state, detail) = (row.get_ref("state")?.as_str()?, row.get_ref("detail")?.as_str()?);
-    match (state, detail) {
-        ("creating", _) => Ok(State::Creating),
-        ("running", _) => Ok(State::Running),
-        ("paused", _) => Ok(State::Paused(kept_from(row, "detail")?)),
-        ("deleting", _) => Ok(State::Deleting),
-        ("failed", "whole") => Ok(State::Failed { disk: Disk::Whole }),
-        ("failed", _) => Ok(State::Failed { disk: Disk::Lost }),
-        _ => Err(unreadable(row, "state", "state")),
-    }
+    state_from_words(state, detail).ok_or_else(|| unreadable(row, "state", "state"))
+}
+
+/// `None` for a state that this version does not know.
+pub(super) fn state_from_words(state: &str, detail: &str) -> Option<State> {
+    Some(match (state, detail) {
+        ("creating", _) => State::Creating,
+        ("running", _) => State::Running,
+        ("paused", "frozen") => State::Paused(Kept::Frozen),
+        ("paused", "saved") => State::Paused(Kept::Saved),
+        ("paused", "dropped") => State::Paused(Kept::Dropped),
+        ("deleting", _) => State::Deleting,
+        ("failed", "whole") => State::Failed { disk: Disk::Whole },
+        ("failed", _) => State::Failed { disk: Disk::Lost },
+        _ => return None,
+    })
 }
 
 fn goal_from(row: &Row<'_>) -> rusqlite::Result<Goal> {

@@ -14,6 +14,7 @@ use wire::launch::Access;
 use wire::{SandboxId, TemplateId};
 
 use super::Db;
+use super::hooks::HooksText;
 use super::images::{find_image, optional_digest, text};
 use super::network::PolicyText;
 use super::rows::{from_json, id_bytes, json, micros, owner_from, sandbox_id, time, unreadable};
@@ -81,6 +82,14 @@ struct SpecText {
     /// Rows that are older than networks do not have it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     network: Option<PolicyText>,
+    #[serde(default, skip_serializing_if = "is_zero")]
+    history: u32,
+    #[serde(default, skip_serializing_if = "HooksText::is_empty")]
+    hooks: HooksText,
+}
+
+fn is_zero(count: &u32) -> bool {
+    *count == 0
 }
 
 /// A mount as it is stored in a row.
@@ -104,6 +113,8 @@ fn spec_text(spec: &TemplateSpec) -> String {
         labels,
         mounts,
         network,
+        history,
+        hooks,
     } = spec.clone();
     let (env, labels) = (env.into_pairs(), labels.pairs().clone());
     let (cwd, user) = (cwd.map(GuestPath::into_string), user.map(GuestUser::into_string));
@@ -127,6 +138,8 @@ fn spec_text(spec: &TemplateSpec) -> String {
         labels,
         mounts,
         network,
+        history,
+        hooks: HooksText::from(&hooks),
     };
     json(&spec)
 }
@@ -144,7 +157,10 @@ fn spec_from(row: &Row<'_>, column: &str) -> rusqlite::Result<TemplateSpec> {
         labels,
         mounts,
         network,
+        history,
+        hooks,
     } = from_json(row, column)?;
+    let hooks = hooks.hooks().ok_or_else(|| unreadable(row, column, "hook"))?;
     let network = match network {
         Some(text) => Some(text.policy().ok_or_else(|| unreadable(row, column, "policy"))?),
         None => None,
@@ -170,6 +186,8 @@ fn spec_from(row: &Row<'_>, column: &str) -> rusqlite::Result<TemplateSpec> {
         labels,
         mounts,
         network,
+        history,
+        hooks,
     })
 }
 

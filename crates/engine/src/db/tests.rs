@@ -21,6 +21,7 @@ fn row(id: u128, name: &str) -> SandboxRow {
     SandboxRow {
         over: Default::default(),
         descent: None,
+        hooks: HookRows::default(),
         history: 0,
         id: SandboxId::from_random(id),
         incarnation: SandboxId::from_random(id),

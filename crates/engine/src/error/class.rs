@@ -78,7 +78,8 @@ impl EngineError {
             | Self::AliasNotFound { .. }
             | Self::BuildNotFound { .. }
             | Self::WatchNotFound { .. }
-            | Self::LinkNotFound { .. } => NotFound,
+            | Self::LinkNotFound { .. }
+            | Self::WebhookNotFound { .. } => NotFound,
             Self::TemplateNameTaken { .. }
             | Self::PoolNameTaken { .. }
             | Self::VolumeNameTaken { .. }
@@ -99,6 +100,7 @@ impl EngineError {
             | Self::VolumeTooSmall { .. }
             | Self::WrongState { .. }
             | Self::SandboxFailed { .. }
+            | Self::HookFailed { .. }
             | Self::StdinClosed { .. }
             | Self::CommandEnded { .. }
             | Self::NoTerminal { .. }
@@ -163,6 +165,7 @@ impl EngineError {
             | Self::PortSockets { .. }
             | Self::PortConnections { .. }
             | Self::PortWait { .. }
+            | Self::HookFailed { .. }
             | Self::LinkNotFound { .. } => Noun::Sandbox,
             Self::CommandNotFound { .. }
             | Self::CommandExpired { .. }
@@ -213,6 +216,7 @@ impl EngineError {
             | Self::Full { .. }
             | Self::Store { .. }
             | Self::Clock { .. }
+            | Self::WebhookNotFound { .. }
             | Self::Stopping => Noun::Daemon,
         }
     }

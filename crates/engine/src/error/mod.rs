@@ -530,6 +530,22 @@ pub enum EngineError {
         /// How long the caller waited.
         seconds: f64,
     },
+    /// A required hook failed, so what was asked for did not happen, or the sandbox is `failed`.
+    #[error("the hook `{hook}` of sandbox `{id}` failed: {reason}")]
+    HookFailed {
+        /// Which sandbox.
+        id: SandboxId,
+        /// Which hook.
+        hook: &'static str,
+        /// How.
+        reason: String,
+    },
+    /// There is no such webhook.
+    #[error("webhook `{id}` does not exist")]
+    WebhookNotFound {
+        /// As requested.
+        id: String,
+    },
     /// No such link.
     #[error("link `{id}` does not exist")]
     LinkNotFound {

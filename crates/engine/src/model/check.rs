@@ -20,3 +20,14 @@ pub(crate) fn page_limit(limit: Option<u32>) -> Result<usize, EngineError> {
 pub(crate) fn bad_cursor() -> EngineError {
     Field::Cursor.must("be the `next_cursor` of a page")
 }
+
+/// The most snapshots that a history keeps.
+pub const HISTORY_MAX: u32 = 100;
+
+/// Checks how much history a caller asks for.
+pub(crate) fn check_history(kept: u32) -> Result<u32, EngineError> {
+    match kept {
+        0..=HISTORY_MAX => Ok(kept),
+        kept => Err(Field::History.must(format!("be at most {HISTORY_MAX}, got {kept}"))),
+    }
+}

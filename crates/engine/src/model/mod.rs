@@ -5,7 +5,9 @@ pub(crate) mod check;
 pub mod defaults;
 pub mod dialect_notes;
 mod env;
+pub(crate) mod event;
 mod guest_path;
+pub mod hook;
 mod idempotency;
 pub mod labels;
 pub mod lifetime;
@@ -17,6 +19,7 @@ pub mod progress;
 pub(crate) mod random;
 pub mod state;
 pub mod template;
+pub mod webhook;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -35,6 +38,7 @@ pub use crate::model::attendance::Attendance;
 pub use crate::model::dialect_notes::{NoteChanges, Notes};
 pub use crate::model::env::{CommandEnv, Env, SandboxEnv};
 pub use crate::model::guest_path::{GuestPath, GuestUser};
+pub use crate::model::hook::{Hook, HookPoint, HookRun, Hooks};
 pub use crate::model::idempotency::IdempotencyKey;
 pub use crate::model::labels::{LabelChanges, Labels, Selector};
 pub use crate::model::lifetime::{Action, Explanation, LastUse, Lifetime, Renewal, Rule, Since};
@@ -118,8 +122,10 @@ pub struct SandboxSpec {
     pub idempotency_key: Option<IdempotencyKey>,
     /// The name of one of the owner's pools, in place of a template; it is claimed there if one is ready.
     pub pool: Option<PoolName>,
-    /// How many snapshots to keep of those that are taken before commands; 0 to take none.
-    pub history: u32,
+    /// How many snapshots to keep of those that are taken before commands; 0 to take none, the template's where there is none.
+    pub history: Option<u32>,
+    /// What runs in it when something is done to it. At points where there is none, the template's.
+    pub hooks: Hooks,
 }
 
 impl Default for SandboxSpec {
@@ -140,7 +146,8 @@ impl Default for SandboxSpec {
             network_default: NetworkPolicy::default(),
             idempotency_key: None,
             pool: None,
-            history: 0,
+            history: None,
+            hooks: Hooks::default(),
         }
     }
 }
@@ -178,14 +185,16 @@ pub struct SandboxUpdate {
     pub network: Option<NetworkChange>,
     /// How many snapshots of its history to keep; 0 for none.
     pub history: Option<u32>,
+    /// Replaces all hooks.
+    pub hooks: Option<Hooks>,
 }
 
 impl SandboxUpdate {
     /// Whether nothing should change.
     pub fn is_empty(&self) -> bool {
-        let Self { name, labels, notes, lifetime, network, history } = self;
+        let Self { name, labels, notes, lifetime, network, history, hooks } = self;
         let unchanged = name.is_none() && labels.is_empty() && notes.is_empty() && lifetime.is_none();
-        unchanged && network.is_none() && history.is_none()
+        unchanged && network.is_none() && history.is_none() && hooks.is_none()
     }
 }
 
@@ -232,6 +241,10 @@ pub struct Sandbox {
     pub claimed_from: Option<String>,
     /// How many snapshots of its history are kept; 0 for none.
     pub history: u32,
+    /// What runs in it when something is done to it.
+    pub hooks: Hooks,
+    /// How the last run of each hook went.
+    pub hook_runs: BTreeMap<HookPoint, HookRun>,
     /// When it was requested.
     pub created_at: SystemTime,
 }

@@ -4,6 +4,7 @@ use ::image::Digest;
 use wire::launch::Access;
 
 use crate::model::defaults::LIMITS;
+use crate::model::hook::Hooks;
 use crate::model::labels::Labels;
 use crate::model::network::NetworkPolicy;
 use crate::model::{Argv, GuestPath, GuestUser, SandboxEnv};
@@ -33,6 +34,10 @@ pub struct TemplateSpec {
     pub mounts: Vec<VolumeMount>,
     /// What its sandboxes may reach; the operator's default where there is none.
     pub network: Option<NetworkPolicy>,
+    /// How many snapshots of the history of its sandboxes are kept; 0 for none.
+    pub history: u32,
+    /// What runs in its sandboxes when something is done to them.
+    pub hooks: Hooks,
 }
 
 impl Default for TemplateSpec {
@@ -49,6 +54,8 @@ impl Default for TemplateSpec {
             labels: Labels::default(),
             mounts: Vec::new(),
             network: None,
+            history: 0,
+            hooks: Hooks::default(),
         }
     }
 }

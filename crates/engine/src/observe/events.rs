@@ -1,59 +1,37 @@
-//! Events of sandboxes, their commands and templates, for watchers.
+//! Events of sandboxes, their commands, snapshots, templates, volumes and pools, for watchers.
 //!
-//! The last events of each owner are kept in memory, apart from those of others, so that a disconnected watcher can continue where it was; a watcher that comes
-//! too late, or after a restart of the daemon, is notified that it missed events, and reads the state itself. Nothing
-//! waits for a watcher, and events are not a record: what must not be lost is in rows.
+//! The last events of each owner are kept in memory and in rows, apart from those of others, so that a disconnected watcher
+//! can continue where it was, also after a restart of the daemon. A watcher that comes too late is notified that it missed
+//! events, and reads the state itself. Nothing waits for a watcher, nor for the row of an event: a daemon that is killed may
+//! not have written the last ones, and the next one tells again what became of sandboxes ([`Events::untold`]). If a row
+//! cannot be written, positions are counted anew, so that every watcher learns that something may be missing.
 
-use std::collections::{HashMap, VecDeque};
-use std::fmt;
-use std::str::FromStr;
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
 
 use tokio::sync::Notify;
 use wire::{CommandId, SandboxId};
 
+use crate::error::DbError;
+pub use crate::model::event::{BadEventId, EventId};
+use crate::model::hook::HookPoint;
 use crate::model::names::TemplateName;
+use crate::model::progress::SnapshotState;
 use crate::model::random::random_u64;
 use crate::model::state::State;
 use crate::model::template::Preparation;
 use crate::model::{Outcome, Owner, SandboxName};
 
-/// Events to keep of each owner. Each has a few hundred bytes, so all of them take a few MiB at most.
+/// Events to keep of each owner, in memory and in rows. Each has a few hundred bytes, so all of them take a few MiB at most.
 pub const EVENTS_KEPT_MAX: usize = 8192;
 /// Owners whose events are kept. Beyond that, those of the owner to whom nothing has happened for longest are dropped.
 const OWNERS_KEPT_MAX: usize = 64;
 /// How much of the reason of a failure is kept.
 const REASON_MAX: usize = 1024;
-
-/// An event's position: what it is counted from, which is another at each start of the daemon and for each owner, and
-/// its number.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct EventId {
-    start: u64,
-    serial: u64,
-}
-
-impl fmt::Display for EventId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:016x}-{}", self.start, self.serial)
-    }
-}
-
-/// The text is not an event's id.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("it must be the id of an event")]
-pub struct BadEventId;
-
-impl FromStr for EventId {
-    type Err = BadEventId;
-
-    fn from_str(text: &str) -> Result<Self, BadEventId> {
-        let (start, serial) = text.split_once('-').ok_or(BadEventId)?;
-        let start = u64::from_str_radix(start, 16).map_err(|_| BadEventId)?;
-        Ok(Self { start, serial: serial.parse().map_err(|_| BadEventId)? })
-    }
-}
+/// Numbers that a starting daemon leaves out: more than its predecessor can have given to events whose rows it did not
+/// write before it died. So no number ever stands for two events.
+const SERIALS_SKIPPED: u64 = 1 << 20;
 
 /// Something that happened.
 #[derive(Debug, Clone)]
@@ -62,7 +40,7 @@ pub struct Event {
     pub id: EventId,
     /// When.
     pub at: SystemTime,
-    /// Whose sandbox or template it is.
+    /// Whose it is.
     pub owner: Owner,
     /// What happened, and to what.
     pub about: About,
@@ -75,6 +53,45 @@ pub enum About {
     Sandbox(SandboxId, Happened),
     /// A template.
     Template(TemplateHappened),
+    /// A snapshot.
+    Snapshot(SnapshotHappened),
+    /// A volume.
+    Volume(VolumeHappened),
+    /// A pool.
+    Pool(PoolHappened),
+}
+
+/// What happened to a snapshot.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SnapshotHappened {
+    /// Its id.
+    pub id: String,
+    /// Its name.
+    pub name: String,
+    /// The sandbox that it was taken of.
+    pub sandbox: Option<SandboxId>,
+    /// Its state; `None` if it was deleted.
+    pub state: Option<SnapshotState>,
+}
+
+/// What happened to a volume.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct VolumeHappened {
+    /// Its name.
+    pub name: String,
+    /// Its size; `None` if it was deleted.
+    pub size_bytes: Option<u64>,
+}
+
+/// What happened to a pool.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PoolHappened {
+    /// Its name.
+    pub name: String,
+    /// How many sandboxes it keeps ready; `None` if it was deleted.
+    pub replicas: Option<u32>,
+    /// Why it cannot be filled, if it cannot.
+    pub trouble: Option<String>,
 }
 
 /// What happened to a template.
@@ -119,6 +136,13 @@ pub enum Happened {
         /// How it ended.
         outcome: Outcome,
     },
+    /// A hook failed.
+    HookFailed {
+        /// Which.
+        hook: HookPoint,
+        /// How.
+        reason: String,
+    },
 }
 
 /// What is remembered of a sandbox that was deleted.
@@ -137,24 +161,48 @@ pub enum Told {
     Missed(EventId),
 }
 
+/// Writes events to rows. Calls return at once.
+pub(crate) trait Keeper: Send + Sync {
+    /// Writes an event, after which an owner keeps [`EVENTS_KEPT_MAX`]. `counted_anew`: earlier rows have another start.
+    fn keep(&self, event: Arc<Event>, counted_anew: bool, done: Box<dyn FnOnce(Result<(), DbError>) + Send>);
+
+    /// Deletes the rows of an owner's events.
+    fn forget(&self, owner: &Owner);
+}
+
+/// The events of one owner that a daemon finds in rows.
+#[derive(Debug)]
+pub(crate) struct KeptEvents {
+    pub owner: Owner,
+    pub start: u64,
+    /// Oldest first.
+    pub events: Vec<Event>,
+}
+
 /// All events of one engine.
 pub(crate) struct Events {
     kept: Mutex<HashMap<Owner, Kept>>,
     /// Notified after each event.
     more: Notify,
+    /// `None` in tests of this file alone.
+    keeper: Option<Arc<dyn Keeper>>,
 }
 
 /// The events of one owner.
 struct Kept {
     start: u64,
-    /// The serial before the first in `events`.
+    /// Whether rows have the start.
+    start_written: bool,
+    /// No event up to this number is kept any more.
     before: u64,
+    /// The number of the newest event, or one that no event has.
+    last: u64,
     events: VecDeque<Arc<Event>>,
 }
 
 impl Kept {
     fn new() -> Self {
-        Self { start: random_u64(), before: 0, events: VecDeque::new() }
+        Self { start: random_u64(), start_written: false, before: 0, last: 0, events: VecDeque::new() }
     }
 
     /// When something last happened.
@@ -162,14 +210,29 @@ impl Kept {
         self.events.back().map(|event| event.at)
     }
 
-    fn last(&self) -> u64 {
-        self.before + self.events.len() as u64
+    /// The first event after a number.
+    fn after(&self, serial: u64) -> Option<&Arc<Event>> {
+        self.events.get(self.events.partition_point(|event| event.id.serial <= serial))
     }
 }
 
+/// What events say of a sandbox that has another state by now, or is gone.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct LastTold {
+    pub owner: Owner,
+    pub name: SandboxName,
+    pub state: State,
+}
+
 impl Events {
-    pub fn new() -> Self {
-        Self { kept: Mutex::default(), more: Notify::new() }
+    pub fn new(found: Vec<KeptEvents>, keeper: Option<Arc<dyn Keeper>>) -> Arc<Self> {
+        let kept = found.into_iter().map(|found| {
+            let events: VecDeque<_> = found.events.into_iter().map(Arc::new).collect();
+            let before = events.front().map_or(0, |event| event.id.serial - 1);
+            let last = events.back().map_or(0, |event| event.id.serial) + SERIALS_SKIPPED;
+            (found.owner, Kept { start: found.start, start_written: true, before, last, events })
+        });
+        Arc::new(Self { kept: Mutex::new(kept.collect()), more: Notify::new(), keeper })
     }
 
     fn kept(&self) -> MutexGuard<'_, HashMap<Owner, Kept>> {
@@ -177,9 +240,12 @@ impl Events {
     }
 
     /// Records an event of a sandbox.
-    pub fn publish(&self, owner: &Owner, sandbox: SandboxId, mut what: Happened) {
-        if let Happened::Sandbox { reason: Some(reason), .. } = &mut what {
-            cut(reason);
+    pub fn publish(self: &Arc<Self>, owner: &Owner, sandbox: SandboxId, mut what: Happened) {
+        match &mut what {
+            Happened::Sandbox { reason: Some(reason), .. } | Happened::HookFailed { reason, .. } => {
+                cut(reason)
+            }
+            _ => {}
         }
         self.keep(owner, About::Sandbox(sandbox, what));
     }
@@ -189,7 +255,7 @@ impl Events {
         let all = self.kept();
         let mut newest = all.get(owner)?.events.iter().rev().filter_map(|event| match &event.about {
             About::Sandbox(id, what) if *id == sandbox => Some(what),
-            About::Sandbox(..) | About::Template(_) => None,
+            _ => None,
         });
         newest.find(|what| matches!(what, Happened::Deleted { .. }))?;
         let deleting = newest.find_map(|what| match what {
@@ -199,38 +265,111 @@ impl Events {
         Some(Deletion { reason: deleting.flatten() })
     }
 
+    /// The last that events say of each sandbox that they do not call deleted. A daemon that was killed may not have told
+    /// what came after it.
+    pub fn last_told(&self) -> BTreeMap<SandboxId, LastTold> {
+        let mut last = BTreeMap::new();
+        for (owner, kept) in self.kept().iter() {
+            for event in &kept.events {
+                match &event.about {
+                    About::Sandbox(id, Happened::Sandbox { name, state, .. }) => {
+                        let told = LastTold { owner: owner.clone(), name: name.clone(), state: *state };
+                        last.insert(*id, told);
+                    }
+                    About::Sandbox(id, Happened::Deleted { .. }) => drop(last.remove(id)),
+                    _ => {}
+                }
+            }
+        }
+        last
+    }
+
     /// Records an event of a template.
-    pub fn publish_template(&self, owner: &Owner, mut what: TemplateHappened) {
+    pub fn publish_template(self: &Arc<Self>, owner: &Owner, mut what: TemplateHappened) {
         if let Some(Preparation::Failed { reason }) = &mut what.preparation {
             cut(reason);
         }
         self.keep(owner, About::Template(what));
     }
 
-    fn keep(&self, owner: &Owner, about: About) {
+    /// Records an event of a snapshot.
+    pub fn publish_snapshot(self: &Arc<Self>, owner: &Owner, mut what: SnapshotHappened) {
+        if let Some(SnapshotState::Failed { reason }) = &mut what.state {
+            cut(reason);
+        }
+        self.keep(owner, About::Snapshot(what));
+    }
+
+    /// Records an event of a volume.
+    pub fn publish_volume(self: &Arc<Self>, owner: &Owner, what: VolumeHappened) {
+        self.keep(owner, About::Volume(what));
+    }
+
+    /// Records an event of a pool.
+    pub fn publish_pool(self: &Arc<Self>, owner: &Owner, mut what: PoolHappened) {
+        if let Some(trouble) = &mut what.trouble {
+            cut(trouble);
+        }
+        self.keep(owner, About::Pool(what));
+    }
+
+    fn keep(self: &Arc<Self>, owner: &Owner, about: About) {
         let (at, owner) = (crate::observe::clock::now(), owner.clone());
         let mut all = self.kept();
-        let kept = of_owner(&mut all, &owner);
-        let id = EventId { start: kept.start, serial: kept.last() + 1 };
-        kept.events.push_back(Arc::new(Event { id, at, owner, about }));
-        if kept.events.len() > EVENTS_KEPT_MAX {
-            kept.events.pop_front();
-            kept.before += 1;
+        let kept = self.of_owner(&mut all, &owner);
+        kept.last += 1;
+        let id = EventId { start: kept.start, serial: kept.last };
+        let event = Arc::new(Event { id, at, owner, about });
+        kept.events.push_back(Arc::clone(&event));
+        if kept.events.len() > EVENTS_KEPT_MAX
+            && let Some(dropped) = kept.events.pop_front()
+        {
+            kept.before = dropped.id.serial;
+        }
+        if let Some(keeper) = &self.keeper {
+            let counted_anew = !std::mem::replace(&mut kept.start_written, true);
+            let (events, owner) = (Arc::downgrade(self), event.owner.clone());
+            // Under the lock, so that rows are written in the order of their numbers.
+            keeper.keep(
+                event,
+                counted_anew,
+                Box::new(move |written| match (written, events.upgrade()) {
+                    (Ok(()) | Err(DbError::Closed), _) | (_, None) => {}
+                    (Err(error), Some(events)) => {
+                        tracing::warn!(
+                            error = crate::error::chain(&error),
+                            "cannot write the row of an event"
+                        );
+                        events.count_anew(&owner);
+                    }
+                }),
+            );
         }
         drop(all);
         self.more.notify_waiters();
     }
-}
 
-/// The events of an owner. Makes room for them if there are none.
-fn of_owner<'a>(all: &'a mut HashMap<Owner, Kept>, owner: &Owner) -> &'a mut Kept {
-    if !all.contains_key(owner) && all.len() >= OWNERS_KEPT_MAX {
-        let quietest = all.iter().min_by_key(|(_, kept)| kept.newest()).map(|(owner, _)| owner.clone());
-        if let Some(quietest) = quietest {
-            all.remove(&quietest);
+    /// The row of an event could not be written, so positions are counted from something else from now on.
+    fn count_anew(&self, owner: &Owner) {
+        if let Some(kept) = self.kept().get_mut(owner) {
+            (kept.start, kept.start_written) = (random_u64(), false);
         }
+        self.more.notify_waiters();
     }
-    all.entry(owner.clone()).or_insert_with(Kept::new)
+
+    /// The events of an owner. Makes room for them if there are none.
+    fn of_owner<'a>(&self, all: &'a mut HashMap<Owner, Kept>, owner: &Owner) -> &'a mut Kept {
+        if !all.contains_key(owner) && all.len() >= OWNERS_KEPT_MAX {
+            let quietest = all.iter().min_by_key(|(_, kept)| kept.newest()).map(|(owner, _)| owner.clone());
+            if let Some(quietest) = quietest {
+                all.remove(&quietest);
+                if let Some(keeper) = &self.keeper {
+                    keeper.forget(&quietest);
+                }
+            }
+        }
+        all.entry(owner.clone()).or_insert_with(Kept::new)
+    }
 }
 
 fn cut(reason: &mut String) {
@@ -260,8 +399,8 @@ impl Watcher {
     ) -> Self {
         let (start, last) = {
             let mut all = events.kept();
-            let kept = of_owner(&mut all, &owner);
-            (kept.start, kept.last())
+            let kept = events.of_owner(&mut all, &owner);
+            (kept.start, kept.last)
         };
         let (at, missed) = match after {
             None => (last, false),
@@ -293,10 +432,10 @@ impl Watcher {
     fn look(&mut self) -> Option<Told> {
         let events = Arc::clone(&self.events);
         let mut all = events.kept();
-        let kept = of_owner(&mut all, &self.owner);
+        let kept = events.of_owner(&mut all, &self.owner);
         if self.start != kept.start {
-            // The events were dropped, because too many owners had some.
-            (self.start, self.at, self.missed) = (kept.start, kept.last(), true);
+            // The events were dropped, because too many owners had some, or a row could not be written.
+            (self.start, self.at, self.missed) = (kept.start, kept.last, true);
         }
         if self.at < kept.before {
             (self.at, self.missed) = (kept.before, true);
@@ -304,9 +443,8 @@ impl Watcher {
         if std::mem::take(&mut self.missed) {
             return Some(Told::Missed(self.place()));
         }
-        while self.at < kept.last() {
-            let event = &kept.events[(self.at - kept.before) as usize];
-            self.at += 1;
+        while let Some(event) = kept.after(self.at) {
+            self.at = event.id.serial;
             let meant = |only| matches!(event.about, About::Sandbox(sandbox, _) if sandbox == only);
             if self.only.is_none_or(meant) {
                 return Some(Told::Event(Arc::clone(event)));
@@ -344,7 +482,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn no_owner_pushes_out_the_events_of_another() {
-        let events = Arc::new(Events::new());
+        let events = Events::new(Vec::new(), None);
         let mut watcher = Watcher::new(Arc::clone(&events), owner("me"), None, None);
         let began = watcher.place();
         events.publish(&owner("me"), SandboxId::from_random(1), started(1));
@@ -359,7 +497,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_watcher_sees_its_own_and_goes_on_where_it_was() {
-        let events = Arc::new(Events::new());
+        let events = Events::new(Vec::new(), None);
         let (mine, other) = (SandboxId::from_random(1), SandboxId::from_random(2));
         let watch = |after| Watcher::new(Arc::clone(&events), owner("me"), None, after);
         let mut watcher = watch(None);
@@ -377,7 +515,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn what_was_missed_is_told() {
-        let events = Arc::new(Events::new());
+        let events = Events::new(Vec::new(), None);
         let sandbox = SandboxId::from_random(1);
         let mut slow = Watcher::new(Arc::clone(&events), owner("me"), None, None);
         for number in 0..EVENTS_KEPT_MAX as u32 + 10 {

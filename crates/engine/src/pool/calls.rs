@@ -73,6 +73,7 @@ impl Engine {
         info!(pool = %name, template, replicas, "pool made");
         let pool = Pool::new(row, head);
         shared.pools.index().insert(&pool);
+        pool.tell(shared);
         start_tending(shared, &pool);
         Ok(pool.describe(shared))
     }
@@ -123,6 +124,7 @@ impl Engine {
             drop(view);
             index.insert(&pool);
         }
+        pool.tell(shared);
         pool.wake();
         Ok(pool.describe(shared))
     }

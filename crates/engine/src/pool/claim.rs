@@ -27,8 +27,9 @@ impl Shared {
         basis: &Basis,
         request_digest: [u8; 32],
     ) -> Result<Option<Admitted>, EngineError> {
-        // Sandboxes in pools have the template's image, and no volumes.
-        if spec.image.is_some() || !basis.mounts.is_empty() {
+        // Sandboxes in pools have the template's image, history and hooks, and no volumes.
+        let own = spec.image.is_some() || spec.history.is_some() || !spec.hooks.is_empty();
+        if own || !basis.mounts.is_empty() {
             return Ok(None);
         }
         let version = basis.version.as_ref();

@@ -16,6 +16,7 @@ use crate::db::PoolRow;
 use crate::error::EngineError;
 use crate::model::defaults::DEFAULT;
 use crate::model::{KeyLimits, Owner};
+use crate::observe::events::PoolHappened;
 use crate::pool::rules::retry_pause;
 use crate::pool::{PoolInfo, PoolMember, PoolName, PoolState, Standing};
 use crate::sandbox::lifecycle::State;
@@ -56,7 +57,7 @@ pub(super) struct PoolView {
 pub(super) struct Trouble {
     /// Failures in a row.
     failures: u32,
-    reason: String,
+    pub(super) reason: String,
     /// When the pool tries again; `None` if it waits for a change of the template or the pool.
     pub(super) retry: Option<(Instant, SystemTime)>,
 }
@@ -238,6 +239,17 @@ impl Pool {
             (Instant::now() + pause, crate::observe::clock::now() + pause)
         });
         view.trouble = Some(Trouble { failures, reason, retry });
+    }
+
+    /// Tells watchers of events what the pool is to be, and what prevents that.
+    pub(super) fn tell(&self, shared: &Shared) {
+        let view = self.view().clone();
+        let what = PoolHappened {
+            name: view.name.to_string(),
+            replicas: Some(view.replicas),
+            trouble: view.trouble.map(|trouble| trouble.reason),
+        };
+        shared.events.publish_pool(&self.owner, what);
     }
 
     /// Clears a trouble that only a change could end, now that the change has happened.

@@ -16,6 +16,7 @@ use wire::SandboxId;
 
 use crate::Shared;
 use crate::error::{EngineError, chain};
+use crate::observe::events::PoolHappened;
 use crate::pool::live::{Member, Retry, Trouble, is_made_from};
 use crate::pool::rules::{Seen, Steps, Wanted, decide};
 use crate::pool::work::{WorkDone, check_found, check_ready, make, remove, shortened};
@@ -85,6 +86,7 @@ async fn tend(shared: Arc<Shared>, pool: Arc<Pool>) {
             return;
         }
         pool.notify_watchers();
+        tending.tell_trouble();
         let wake_at = tending.wake_at(make_at);
         tokio::select! {
             () = pool.wake.notified() => {}
@@ -107,12 +109,31 @@ struct Tending {
     checking: bool,
     /// When the next check is due.
     check_at: Instant,
+    /// The trouble that watchers of events know of.
+    trouble_told: Option<String>,
 }
 
 impl Tending {
     fn new(shared: Arc<Shared>, pool: Arc<Pool>) -> Self {
         let check_at = Instant::now() + CHECK_INTERVAL;
-        Self { shared, pool, work: JoinSet::new(), removing: 0, checking: false, check_at }
+        Self {
+            shared,
+            pool,
+            work: JoinSet::new(),
+            removing: 0,
+            checking: false,
+            check_at,
+            trouble_told: None,
+        }
+    }
+
+    /// Tells watchers of events that the pool cannot be filled, or can be filled again.
+    fn tell_trouble(&mut self) {
+        let trouble = self.pool.view().trouble.as_ref().map(|trouble| trouble.reason.clone());
+        if trouble != self.trouble_told && !self.pool.view().deleting {
+            self.trouble_told = trouble;
+            self.pool.tell(&self.shared);
+        }
     }
 
     /// Asks the sandboxes that an earlier daemon left whether they still answer.
@@ -164,6 +185,8 @@ impl Tending {
             return false;
         }
         self.shared.pools.index().remove(&self.pool);
+        let gone = PoolHappened { name: self.pool.name().to_string(), replicas: None, trouble: None };
+        self.shared.events.publish_pool(&self.pool.owner, gone);
         self.pool.changed.send_replace(true);
         info!("pool is gone");
         true

@@ -11,7 +11,7 @@ use wire::launch::{Access, Limits};
 use wire::{BuildId, SandboxId};
 
 use crate::Shared;
-use crate::db::{GENERATION_FIRST, LOCAL, SandboxRow, Stamps, Tally, Visibility};
+use crate::db::{GENERATION_FIRST, HookRows, LOCAL, SandboxRow, Stamps, Tally, Visibility};
 use crate::guest::Use;
 use crate::image::{Choice, ImageName, ImageRef, PullSpec};
 use crate::model::check::digest;
@@ -27,8 +27,8 @@ use crate::sandbox::registry::Registry;
 use crate::template::{Origin as SnapshotOrigin, Preparation, Source, Version, limits_of};
 use crate::volume::Mounted;
 use crate::{
-    Engine, EngineError, Field, Key, Labels, Lifetime, NetworkPolicy, Notes, Origin, Owner, Sandbox,
-    SandboxName, SandboxSpec, State, TemplateName, VolumeMount, Wait,
+    Engine, EngineError, Field, GuestUser, HookPoint, Hooks, Key, Labels, Lifetime, NetworkPolicy, Notes,
+    Origin, Owner, Program, Sandbox, SandboxName, SandboxSpec, State, TemplateName, VolumeMount, Wait,
 };
 
 /// How many random names to try for a sandbox without a name.
@@ -84,7 +84,7 @@ impl Engine {
         wait: Wait,
     ) -> Result<(Sandbox, Origin), EngineError> {
         check_pool_spec(&spec)?;
-        self.check_history(spec.history)?;
+        self.check_history(spec.history.unwrap_or(0))?;
         if let Some(bytes) = spec.disk_bytes {
             self.check_disk_exists(bytes).await?;
         }
@@ -217,7 +217,6 @@ impl Engine {
             request_digest: *digest,
             notes: spec.notes.clone(),
             lifetime: spec.lifetime.clone(),
-            history: spec.history,
             ..newborn.row(&basis, shared.clock.now())
         };
         let (live, answer) = enter(shared, registry, row, basis.version, *wait);
@@ -278,9 +277,13 @@ fn request_digest(spec: &SandboxSpec, find: Option<&Labels>) -> [u8; 32] {
         None => request,
         Some(policy) => digest(&(request, policy.words())),
     };
-    match spec.history {
-        0 => request,
-        history => digest(&(request, "history", history)),
+    let request = match spec.history {
+        None | Some(0) => request,
+        Some(history) => digest(&(request, "history", history)),
+    };
+    match spec.hooks.is_empty() {
+        true => request,
+        false => digest(&(request, "hooks", hook_words(&spec.hooks))),
     }
 }
 
@@ -356,9 +359,33 @@ impl Newborn {
             claimed_from: None,
             over: basis.origin.as_ref().map(|origin| origin.over.clone()).unwrap_or_default(),
             descent: basis.origin.as_ref().map(|origin| origin.descent),
-            history: 0,
+            history: basis.history,
+            hooks: HookRows {
+                due: first_hook(&basis.hooks),
+                hooks: basis.hooks.clone(),
+                ..HookRows::default()
+            },
         }
     }
+}
+
+/// The hook that is due in a new sandbox.
+fn first_hook(hooks: &Hooks) -> Option<HookPoint> {
+    hooks.at(HookPoint::AfterCreate).map(|_| HookPoint::AfterCreate)
+}
+
+/// Hooks in the form that goes into a digest.
+fn hook_words(hooks: &Hooks) -> impl serde::Serialize + '_ {
+    let all = hooks.all().iter().map(|(point, hook)| {
+        let (script, argv) = match &hook.program {
+            Program::Script(script) => (Some(script.as_str()), &[][..]),
+            Program::Argv(argv) => (None, argv.words()),
+            Program::Default => (None, &[][..]),
+        };
+        let (user, timeout) = (hook.user.as_ref().map(GuestUser::as_str), hook.timeout.as_millis());
+        (point.word(), script, argv, user, timeout, hook.required)
+    });
+    all.collect::<Vec<_>>()
 }
 
 /// Adds a new sandbox to the registry and starts its driver. The caller has checked that capacity and name are free.
@@ -452,7 +479,13 @@ pub(crate) fn basis(
     let mounts = shared.volumes.resolve(owner, mounts)?;
     let network = spec.network.clone().or(template.network).or_else(|| shared.config.network.default.clone());
     let network = network.unwrap_or_else(|| spec.network_default.clone());
-    Ok(Based::On(Box::new(Basis { version, choice, held, limits, labels, mounts, network, origin })))
+    let history = spec.history.unwrap_or(template.history);
+    if history > 0 && !shared.backend.store().kind.has_snapshots() {
+        return Err(EngineError::SnapshotsUnsupported { what: "a history" });
+    }
+    let hooks = spec.hooks.clone().over(&template.hooks);
+    let basis = Basis { version, choice, held, limits, labels, mounts, network, origin, history, hooks };
+    Ok(Based::On(Box::new(basis)))
 }
 
 /// What to do with a create whose image is not on this machine.
@@ -476,6 +509,9 @@ pub(crate) struct Basis {
     pub network: NetworkPolicy,
     /// The snapshot that it starts from.
     pub origin: Option<SnapshotOrigin>,
+    /// How many snapshots of its history are kept; 0 for none.
+    pub history: u32,
+    pub hooks: Hooks,
 }
 
 /// Drops limits that the backend cannot enforce, so that a sandbox shows only limits that apply.
@@ -516,8 +552,15 @@ pub(crate) enum Admitted {
 pub(crate) fn check_pool_spec(spec: &SandboxSpec) -> Result<(), EngineError> {
     let limited = spec.cpu_millis.is_some() || spec.memory_bytes.is_some() || spec.disk_bytes.is_some();
     match &spec.pool {
-        Some(_) if limited || spec.image.is_some() || !spec.mounts.is_empty() || spec.history > 0 => {
-            let rule = "be given without image, limits, mounts and history: its sandboxes are made already";
+        Some(_)
+            if limited
+                || spec.image.is_some()
+                || !spec.mounts.is_empty()
+                || spec.history.is_some()
+                || !spec.hooks.is_empty() =>
+        {
+            let rule =
+                "be given without image, limits, mounts, history and hooks: its sandboxes are made already";
             Err(Field::Pool.must(rule))
         }
         Some(_) | None => Ok(()),

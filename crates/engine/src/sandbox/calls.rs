@@ -96,6 +96,10 @@ impl Engine {
             self.shared().db.trim_history(id, kept).await?;
             self.shared().files_freed.notify_one();
         }
+        if let Some(hooks) = &update.hooks {
+            self.shared().db.set_hooks(id, hooks.clone()).await?;
+            live.set_hooks(hooks.clone());
+        }
         if let Some(name) = &update.name {
             self.shared().registry().reserve_name(&live, name)?;
         }
@@ -146,7 +150,7 @@ impl Engine {
     /// Deletes a sandbox. Returns when nothing of the sandbox is left.
     pub async fn delete(&self, owner: &Owner, id: SandboxId) -> Result<(), EngineError> {
         let live = self.live(owner, id)?;
-        delete(&live).await
+        delete_unless(&live, false).await
     }
 
     /// Events of one or all of an owner's sandboxes, from now on or after a given event.
@@ -201,12 +205,18 @@ pub(crate) async fn ask<T>(
     }
 }
 
+/// Deletes a sandbox. No hook prevents it.
 pub(crate) async fn delete(live: &LiveSandbox) -> Result<(), EngineError> {
+    delete_unless(live, true).await
+}
+
+/// Deletes a sandbox, unless `insists` is false and its hook prevents it.
+async fn delete_unless(live: &LiveSandbox, insists: bool) -> Result<(), EngineError> {
     let (done, answer) = oneshot::channel();
     let sent = live
         .inbox
         .send_timeout(
-            Message::Delete { done, cause: tracing::Span::current() },
+            Message::Delete { done, insists, cause: tracing::Span::current() },
             crate::sandbox::live::INBOX_WAIT,
         )
         .await;

@@ -10,6 +10,7 @@ use tokio::sync::{oneshot, watch};
 
 use crate::db::ClaimRow;
 use crate::error::{EngineError, chain};
+use crate::model::hook::HookPoint;
 use crate::model::labels::Labels;
 use crate::observe::clock::Moment;
 use crate::observe::metrics::{Verb, Verdict};
@@ -82,6 +83,14 @@ impl Driver {
             Err(_) => self.live.shared.registry().abandon_claim(&self.live, row.name.as_ref()),
         }
         let failed = result.is_err();
+        let done = match self.hook_at(HookPoint::AfterClaim).filter(|_| !failed) {
+            Some(hook) => {
+                let (claimed, claim) = oneshot::channel();
+                self.run_claim_hook(hook, claim, done);
+                claimed
+            }
+            None => done,
+        };
         if !failed && !row.network.is_none() {
             self.open_for_claimer(done, under_way);
         } else {

@@ -14,9 +14,11 @@ use wire::launch::Processes;
 use crate::command::LiveCommand;
 use crate::error::{DbError, EngineError, chain};
 use crate::guest::LinkEnd;
+use crate::model::hook::HookPoint;
 use crate::observe::events::Happened;
 use crate::observe::metrics::{Verb, Verdict};
-use crate::sandbox::driver::{Again, Driver, Life, Message, Then, Work, within};
+use crate::sandbox::driver::{Again, Deleter, Driver, Life, Message, Then, Work, within};
+use crate::sandbox::hooks::Then as After;
 use crate::sandbox::lifecycle::{Disk, Goal, State, Wish};
 use crate::sandbox::live::LiveSandbox;
 use crate::task::Task;
@@ -49,9 +51,13 @@ impl Driver {
             self.live.set_unspoken(theirs, reason);
             return;
         }
+        self.fail(State::Failed { disk: Disk::Whole }, reason).await;
+    }
+
+    /// Marks the sandbox as failed and ends its processes. Its files stay.
+    pub(super) async fn fail(&mut self, state: State, reason: String) {
         warn!(reason, "sandbox failed");
         let commands = self.live.close_commands();
-        let state = State::Failed { disk: Disk::Whole };
         if let Err(error) = self.record(state, Goal::Running, Some(reason.clone())).await {
             // The row still says `running`. The next daemon will notice the same failure.
             error!(error = chain(&error), "cannot record that a sandbox failed");
@@ -77,9 +83,24 @@ impl Driver {
         self.work = Work::Cleaning { task, then: Then::Ended, hurry: None };
     }
 
-    /// Begins to delete the sandbox, unless a delete is under way. Returns whether one is under way afterwards. `reason` is
-    /// for deletes that no caller asked for.
+    /// Begins to delete the sandbox, unless a delete is under way; first its hook runs, if it has one and runs. Returns
+    /// whether a delete is under way afterwards. `reason` is for deletes that no caller asked for.
     pub(super) async fn delete(&mut self, reason: Option<String>) -> bool {
+        if self.deletes_after_hook() {
+            return true;
+        }
+        self.abandon_hook(); // A delete waits for no other hook.
+        match self.hook_at(HookPoint::BeforeDelete) {
+            Some(hook) if self.runs_first(HookPoint::BeforeDelete) => {
+                self.run_hook(HookPoint::BeforeDelete, hook, After::Delete(reason));
+                true
+            }
+            _ => self.delete_now(reason).await,
+        }
+    }
+
+    /// Begins to delete the sandbox, unless a delete is under way.
+    pub(super) async fn delete_now(&mut self, reason: Option<String>) -> bool {
         match self.live.state().goal(Wish::Delete) {
             Ok(Some(_)) => {
                 self.live.guest.uses.close_if(|_| true);
@@ -190,11 +211,11 @@ impl Driver {
         Life::Over
     }
 
-    fn tell_deleters(&mut self, result: Result<(), EngineError>) {
+    pub(super) fn tell_deleters(&mut self, result: Result<(), EngineError>) {
         let id = self.live.id;
         let text = result.as_ref().err().map(|error| chain(error));
         let mut result = Some(result);
-        for done in self.deletes.drain(..) {
+        for Deleter { done, .. } in self.deletes.drain(..) {
             // The first caller gets the error itself, the others its text: errors cannot be cloned.
             let answer = result.take().unwrap_or_else(|| match &text {
                 None => Ok(()),

@@ -6,7 +6,7 @@
 //!
 //! What the driver does is in the files beside this one: `make` launches a sandbox and links to its init, `clean` ends it and
 //! removes it, `hold` freezes and thaws its processes, `pause` and `resume` do as they say, `rollback` replaces its files,
-//! `claim` gives it to a caller, `judge` applies its lifetime
+//! `claim` gives it to a caller, `hooks` runs its owner's commands at points of its life, `judge` applies its lifetime
 //! rules.
 
 use std::future::{Future, pending};
@@ -31,6 +31,7 @@ use crate::sandbox::claim::Claim;
 use crate::sandbox::clean::teardown;
 use crate::sandbox::deadlines::Deadlines;
 use crate::sandbox::hold::{Hold, Holds};
+use crate::sandbox::hooks::{self, Hooking, Then as After};
 use crate::sandbox::lifecycle::{Goal, Recovery, State, recovery};
 use crate::sandbox::lifetime::Explanation;
 use crate::sandbox::live::LiveSandbox;
@@ -51,6 +52,8 @@ pub(crate) enum Message {
     /// Delete the sandbox, and answer when it is gone.
     Delete {
         done: oneshot::Sender<Result<(), EngineError>>,
+        /// Whether no hook may prevent it.
+        insists: bool,
         /// The caller's span, which becomes the parent of the delete in traces.
         cause: Span,
     },
@@ -115,6 +118,7 @@ pub(crate) fn spawn(
         deadlines,
         look: None,
         deletes: Vec::new(),
+        hooking: None,
         created: None,
         began: None,
         trace: match birth {
@@ -151,13 +155,22 @@ pub(super) struct Driver {
     /// Reads the processor time that the sandbox has used.
     pub(super) look: Option<Task<Result<Usage, BackendError>>>,
     /// Callers that wait until the sandbox is deleted.
-    pub(super) deletes: Vec<oneshot::Sender<Result<(), EngineError>>>,
+    pub(super) deletes: Vec<Deleter>,
+    /// The hook that is running.
+    pub(super) hooking: Option<Hooking>,
     /// The caller that waits until the sandbox runs.
     pub(super) created: Option<oneshot::Sender<Result<(), EngineError>>>,
     /// When the create or delete that is under way began.
     pub(super) began: Option<Instant>,
     /// The span of the create or delete that is under way.
     pub(super) trace: Span,
+}
+
+/// A caller that waits until the sandbox is deleted.
+pub(super) struct Deleter {
+    pub done: oneshot::Sender<Result<(), EngineError>>,
+    /// Whether no hook may prevent it.
+    pub insists: bool,
 }
 
 /// The slow work that runs beside the inbox.
@@ -263,6 +276,10 @@ impl Driver {
                     self.looked(looked).await;
                     Life::On
                 }
+                hooked = hooks::ended(&mut self.hooking) => {
+                    self.hooked(hooked).await;
+                    Life::On
+                }
                 event = self.holds.next() => {
                     self.holds_changed(event).await;
                     Life::On
@@ -328,7 +345,10 @@ impl Driver {
             (Recovery::Adopt | Recovery::GoOn | Recovery::Pause(_), Some(reason)) => {
                 self.lost(LinkEnd::Unreadable(reason)).await;
             }
-            (Recovery::Adopt, None) => self.link(),
+            (Recovery::Adopt, None) => {
+                self.link();
+                drop(self.run_due(After::Nothing)); // If none is due, nothing follows.
+            }
             (Recovery::MakeAgain, _) => self.make(Remains::Perhaps),
             (Recovery::Pause(kept), None) => {
                 info!("finishing a pause that an earlier daemon began");
@@ -356,8 +376,8 @@ impl Driver {
 
     async fn hear(&mut self, message: Message) -> Life {
         match message {
-            Message::Delete { done, cause } => {
-                self.deletes.push(done);
+            Message::Delete { done, insists, cause } => {
+                self.deletes.push(Deleter { done, insists });
                 if self.deletes.len() == 1 {
                     let id = self.live.id;
                     self.trace =

@@ -9,8 +9,9 @@ use std::sync::Arc;
 use ::image::Digest;
 use wire::SandboxId;
 
-use crate::db::SandboxRow;
+use crate::db::{HookRows, SandboxRow};
 use crate::image::{Choice, ImageName};
+use crate::model::hook::HookPoint;
 use crate::model::random::random_u128;
 use crate::sandbox::admit::{Basis, Created, Newborn, enter, free_name};
 use crate::sandbox::live::LiveSandbox;
@@ -57,6 +58,8 @@ pub(crate) fn admit_child(
         mounts: source.mounts.clone(),
         network: parent.network.clone(),
         origin: Some(files.origin),
+        history: source.history(),
+        hooks: source.hooks(),
     };
     let env = SandboxEnv::new(env).map_err(|must| must.of(Field::Env))?;
     let registry = shared.registry();
@@ -70,8 +73,9 @@ pub(crate) fn admit_child(
     let row = SandboxRow {
         env: env.pairs().clone(),
         lifetime: parent.lifetime.clone(),
-        history: source.history(),
         ..newborn.row(&basis, shared.clock.now())
     };
+    let due = row.hooks.hooks.at(HookPoint::AfterFork).map(|_| HookPoint::AfterFork);
+    let row = SandboxRow { hooks: HookRows { due, ..row.hooks.clone() }, ..row };
     Ok(enter(shared, registry, row, basis.version, Wait::Ready))
 }

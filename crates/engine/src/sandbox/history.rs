@@ -8,15 +8,13 @@ use wire::launch::FilesMark;
 
 use crate::db::{Purpose, SnapshotRow};
 use crate::error::{EngineError, chain};
+use crate::model::check::check_history;
 use crate::model::progress::SnapshotState;
 use crate::model::random::random_u128;
 use crate::observe::clock::now;
 use crate::sandbox::live::LiveSandbox;
 use crate::sandbox::take::take;
-use crate::{Engine, Field, Labels};
-
-/// The most snapshots that a history keeps.
-pub const HISTORY_MAX: u32 = 100;
+use crate::{Engine, Labels};
 
 /// The mark of the files at the newest snapshot of the history.
 #[derive(Default)]
@@ -29,14 +27,6 @@ impl HistoryMark {
 
     fn set(&self, mark: FilesMark) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(mark);
-    }
-}
-
-/// Checks how much history a caller asks for.
-fn check_history(kept: u32) -> Result<u32, EngineError> {
-    match kept {
-        0..=HISTORY_MAX => Ok(kept),
-        kept => Err(Field::History.must(format!("be at most {HISTORY_MAX}, got {kept}"))),
     }
 }
 

@@ -12,6 +12,7 @@ use tracing::{info, warn};
 use crate::db::SandboxChange;
 use crate::error::{DbError, EngineError, chain};
 use crate::model::PauseSpec;
+use crate::model::hook::HookPoint;
 use crate::sandbox::driver::{Driver, within};
 use crate::sandbox::lifecycle::State;
 use crate::sandbox::lifetime::{Deed, Explanation, deed};
@@ -81,7 +82,11 @@ impl Driver {
         if self.deadlines.lifetime().is_empty() || matches!(state, State::Creating | State::Deleting) {
             return self.deadlines.plan(state, None, self.live.shared.clock.now());
         }
+        if self.hooking.is_some() {
+            return self.deadlines.pause_looking(); // The rules are checked again when the hook has ended.
+        }
         let now = self.live.shared.clock.now();
+        let hook_first = self.runs_first(HookPoint::BeforeDelete);
         let deadlines = &mut self.deadlines;
         let mut strike = None;
         let live = Arc::clone(&self.live);
@@ -90,7 +95,8 @@ impl Driver {
         self.live.guest.uses.close_if(|uses| {
             strike = deadlines.strike(state, uses, now);
             match strike.filter(|strike| strike.left.is_zero()).map(|strike| deed(strike.action)) {
-                Some(Deed::Delete) => true,
+                // A hook is a use itself.
+                Some(Deed::Delete) => !hook_first,
                 Some(Deed::Pause(_)) => {
                     live.set_pausing(true);
                     false

@@ -18,13 +18,14 @@ use wire::{BuildId, CommandId, SandboxId};
 use crate::Shared;
 use crate::command::start::{Surroundings, start_of};
 use crate::command::{Commands, LiveCommand, Storage};
-use crate::db::{Identity, RowKey, SandboxRow, Tally, Visibility as RowVisibility};
+use crate::db::{HookRows, Identity, RowKey, SandboxRow, Tally, Visibility as RowVisibility};
 use crate::error::EngineError;
 use crate::files::transfer::{Transfers, is_transfer};
 use crate::guest::{Activity, AnyLane, Gate, Guest, Host, MemoryKills, Outbox, Peer, Violation, versions};
 use crate::image::StoredImage;
 use crate::model::CommandSpec;
 use crate::model::dialect_notes::Notes;
+use crate::model::hook::{HookPoint, HookRun, Hooks};
 use crate::model::labels::Labels;
 use crate::model::network::NetworkPolicy;
 use crate::model::{Owner, Sandbox, SandboxName, Wait};
@@ -70,6 +71,7 @@ pub(crate) struct LiveSandbox {
     /// How many snapshots of its history are kept; 0 for none.
     history: AtomicU32,
     pub(super) history_mark: HistoryMark,
+    hooks: Mutex<HookRows>,
     /// Held by a capture, so that the captures of one sandbox do not take several of the few places for unpacking.
     pub capturing: tokio::sync::Mutex<()>,
 }
@@ -213,6 +215,7 @@ impl LiveSandbox {
                 over: Mutex::new(row.over.clone()),
                 history: AtomicU32::new(row.history),
                 history_mark: HistoryMark::default(),
+                hooks: Mutex::new(row.hooks.clone()),
                 capturing: tokio::sync::Mutex::default(),
             }
         })
@@ -322,6 +325,7 @@ impl LiveSandbox {
 
     pub fn describe(&self) -> Sandbox {
         let view = self.view().clone();
+        let HookRows { hooks, runs: hook_runs, .. } = self.hook_rows().clone();
         Sandbox {
             id: self.id,
             owner: self.owner.clone(),
@@ -346,6 +350,8 @@ impl LiveSandbox {
             network: view.network,
             claimed_from: view.claimed_from,
             history: self.history(),
+            hooks,
+            hook_runs,
             created_at: view.identity.created_at,
         }
     }
@@ -378,6 +384,35 @@ impl LiveSandbox {
     /// Sets how many snapshots of its history are kept, which the row has already.
     pub fn set_history(&self, kept: u32) {
         self.history.store(kept, Ordering::Relaxed);
+    }
+
+    fn hook_rows(&self) -> MutexGuard<'_, HookRows> {
+        self.hooks.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn hooks(&self) -> Hooks {
+        self.hook_rows().hooks.clone()
+    }
+
+    /// Sets the hooks, which the row has already.
+    pub fn set_hooks(&self, hooks: Hooks) {
+        self.hook_rows().hooks = hooks;
+    }
+
+    /// The hook that is to run when the sandbox runs.
+    pub fn hook_due(&self) -> Option<HookPoint> {
+        self.hook_rows().due
+    }
+
+    pub(super) fn set_hook_due(&self, due: Option<HookPoint>) {
+        self.hook_rows().due = due;
+    }
+
+    /// A hook has run.
+    pub(super) fn set_hook_run(&self, point: HookPoint, run: HookRun) {
+        let mut rows = self.hook_rows();
+        rows.due = None;
+        rows.runs.insert(point, run);
     }
 
     /// The files that the sandbox has written, as the source of a layer, with their size limit.

@@ -20,6 +20,7 @@ use crate::observe::metrics::{Verb, Verdict};
 use crate::observe::timing;
 use crate::sandbox::clean::{END_SECONDS, teardown};
 use crate::sandbox::driver::{Driver, Then, Work, panicked, within};
+use crate::sandbox::hooks::Then as After;
 use crate::sandbox::lifecycle::{Disk, Goal, State};
 use crate::sandbox::live::LiveSandbox;
 use crate::task::Task;
@@ -91,7 +92,9 @@ impl Driver {
                 self.live.reopen_commands(); // A rollback has closed them.
                 info!("sandbox runs");
                 self.measure(Verb::Create, Verdict::Ok);
-                self.tell_creator(Ok(()));
+                if self.run_due(After::Made).is_some() {
+                    self.tell_creator(Ok(()));
+                }
                 self.judge().await;
             }
             Err(error) => {

@@ -14,6 +14,7 @@ pub(crate) mod driver;
 pub(crate) mod fork;
 pub(crate) mod history;
 pub(crate) mod hold;
+pub(crate) mod hooks;
 mod judge;
 pub mod lifecycle;
 pub mod lifetime;

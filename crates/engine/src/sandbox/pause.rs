@@ -18,9 +18,11 @@ use crate::command::LiveCommand;
 use crate::error::{EngineError, Field, chain};
 use crate::guest::LinkEnd;
 use crate::model::PauseSpec;
+use crate::model::hook::HookPoint;
 use crate::sandbox::calls::ask;
 use crate::sandbox::clean::END_SECONDS;
 use crate::sandbox::driver::{Again, Driver, Message, Then, Work, within};
+use crate::sandbox::hooks::Then as After;
 use crate::sandbox::lifecycle::{Goal, Kept, State, Wish};
 use crate::sandbox::live::LiveSandbox;
 use crate::task::Task;
@@ -56,14 +58,35 @@ impl Driver {
             Ok(None) if settled => drop(done.send(Ok(()))), // A caller that left needs no answer.
             Ok(_) => {
                 self.pauses.push(done);
-                self.pause(Pausing { spec, reason: None }).await;
+                match self.pauses_after_hook(spec.kept) {
+                    true => {} // It is what the hook that is running is for.
+                    false => drop(self.pause(Pausing { spec, reason: None }).await), // `tell_pausers` reports what prevents it.
+                }
             }
             Err(_) => drop(done.send(Err(self.live.wrong_state()))), // As above.
         }
     }
 
-    /// Begins to pause the sandbox, or lets the pause follow what is under way. Returns whether a pause is under way afterwards.
+    /// Begins to pause the sandbox, or lets the pause follow what is under way; first its hook runs, if it has one. Returns
+    /// whether a pause is under way afterwards.
     pub(super) async fn pause(&mut self, pausing: Pausing) -> bool {
+        if self.hooking.is_some() {
+            self.next_pause = Some(pausing);
+            return true;
+        }
+        match self.hook_at(HookPoint::BeforePause) {
+            Some(hook) if self.runs_first(HookPoint::BeforePause) => {
+                // The hook is a command, which a sandbox that is being paused does not take.
+                self.live.set_pausing(false);
+                self.run_hook(HookPoint::BeforePause, hook, After::Pause(pausing));
+                true
+            }
+            _ => self.pause_now(pausing).await,
+        }
+    }
+
+    /// Begins to pause the sandbox, or lets the pause follow what is under way.
+    pub(super) async fn pause_now(&mut self, pausing: Pausing) -> bool {
         let goal = Goal::Paused(pausing.spec.kept);
         if self.goal == goal && self.goal != self.live.state().settled_goal() {
             return true;

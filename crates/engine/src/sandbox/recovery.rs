@@ -15,6 +15,7 @@ use crate::Shared;
 use crate::command::LiveCommand;
 use crate::db::{CommandRow, ImageUseRow, Tally};
 use crate::error::{EngineError, chain};
+use crate::observe::events::Happened;
 use crate::sandbox::deadlines::Deadlines;
 use crate::sandbox::driver::{self, Birth, INBOX_MAX};
 use crate::sandbox::lifecycle::{Kept, State};
@@ -79,6 +80,20 @@ pub(crate) async fn recover(
         driver::spawn(&live, messages, deadlines, Birth::Recovered { goal, unreadable });
     }
     Ok(())
+}
+
+/// Tells watchers what an earlier daemon did and had no time to tell.
+pub(crate) fn tell_untold(shared: &Arc<Shared>) {
+    let mut told = shared.events.last_told();
+    for live in shared.registry().all() {
+        let last = told.remove(&live.id);
+        if !live.is_hidden() && last.is_none_or(|last| last.state != live.state()) {
+            live.tell_state();
+        }
+    }
+    for (id, last) in told {
+        shared.events.publish(&last.owner, id, Happened::Deleted { name: last.name });
+    }
 }
 
 /// Finds the logs of a sandbox's commands. Blocks.

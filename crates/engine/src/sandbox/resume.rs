@@ -16,8 +16,10 @@ use tracing::{error, info, warn};
 use crate::error::{EngineError, chain};
 use crate::guest::LinkEnd;
 use crate::model::KeyLimits;
+use crate::model::hook::HookPoint;
 use crate::sandbox::calls::ask;
 use crate::sandbox::driver::{Driver, Message, Work};
+use crate::sandbox::hooks::Then as After;
 use crate::sandbox::lifecycle::{Goal, Kept, State, Wish};
 use crate::sandbox::live::LiveSandbox;
 use crate::sandbox::pause::tell_all;
@@ -42,6 +44,9 @@ pub(crate) async fn resume(live: &LiveSandbox, limits: KeyLimits) -> Result<(), 
 impl Driver {
     /// Begins what callers have asked for and nothing under way prevents any more. The driver's loop calls this after every event.
     pub(super) async fn carry_on(&mut self) {
+        if self.hooking.is_some() {
+            return; // What follows the hook comes first.
+        }
         let state = self.live.state();
         if self.goal != state.settled_goal() {
             // A sandbox that was frozen for a capture needs no other freeze.
@@ -147,6 +152,7 @@ impl Driver {
         if !self.deadlines.lifetime().rules().is_empty() {
             self.note_use();
         }
+        self.hook_is_due(HookPoint::AfterResume).await;
         // Commands are refused until the state says that the sandbox runs.
         self.live.reopen_commands();
         if let Err(error) = self.record(State::Running, Goal::Running, None).await {
@@ -155,7 +161,9 @@ impl Driver {
         }
         info!("sandbox runs again");
         self.settle_motion();
-        self.tell_resumers(Ok(()));
+        if self.run_due(After::Resumed).is_some() {
+            self.tell_resumers(Ok(()));
+        }
         self.judge().await;
         Ok(())
     }

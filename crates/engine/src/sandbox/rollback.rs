@@ -10,6 +10,7 @@ use wire::launch::Over;
 
 use crate::command::LiveCommand;
 use crate::error::EngineError;
+use crate::model::hook::HookPoint;
 use crate::sandbox::calls::ask;
 use crate::sandbox::driver::{Driver, Message, Work};
 use crate::sandbox::lifecycle::State;
@@ -29,6 +30,7 @@ pub(crate) async fn roll_back(live: &LiveSandbox, over: Over) -> Result<(), Engi
 
 impl Driver {
     pub(super) async fn rollback(&mut self, Rollback { over, done }: Rollback) {
+        self.abandon_hook(); // What it is for is over.
         let idle = matches!(self.work, Work::None | Work::Linked(_) | Work::Resting { .. });
         let state = self.live.state();
         let allowed = match state {
@@ -47,6 +49,8 @@ impl Driver {
             return;
         }
         info!("rolling a sandbox back");
+        self.live.set_hook_due(None);
+        self.hook_is_due(HookPoint::AfterRollback).await;
         self.goal = State::Creating.settled_goal();
         self.live.set_over(over);
         self.live.guest.memory_kills.start_over();

@@ -1,6 +1,6 @@
 //! Families of sandboxes: which was forked from which, and how a child takes its parent's place.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::SystemTime;
 
 use wire::{SandboxId, SnapshotId};
@@ -79,6 +79,35 @@ impl Engine {
             });
         }
         Ok(members)
+    }
+
+    /// Deletes a sandbox and all that descend from it, the youngest first. Returns which were deleted. If one cannot be
+    /// deleted, those that are older stay.
+    pub async fn delete_tree(&self, owner: &Owner, root: SandboxId) -> Result<Vec<SandboxId>, EngineError> {
+        let mut deleted = Vec::new();
+        // Children that are forked meanwhile are found in the next round, until the root is gone.
+        while self.live(owner, root).is_ok() {
+            let members = self.family(owner, Some(root)).await?;
+            let mut tree = BTreeSet::from([root]);
+            // A parent comes before its children.
+            for member in &members {
+                if member.parent.is_some_and(|parent| tree.contains(&parent)) {
+                    tree.insert(member.sandbox);
+                }
+            }
+            let youngest_first = members.iter().rev().filter(|member| tree.contains(&member.sandbox));
+            for member in youngest_first.filter(|member| member.state.is_some()) {
+                match self.delete(owner, member.sandbox).await {
+                    Ok(()) => deleted.push(member.sandbox),
+                    Err(EngineError::SandboxNotFound { .. }) => {} // Another caller has deleted it.
+                    Err(error) => return Err(error),
+                }
+            }
+        }
+        match deleted.is_empty() {
+            true => Err(EngineError::SandboxNotFound { id: root.to_string() }),
+            false => Ok(deleted),
+        }
     }
 
     /// Gives a child the name and the labels of its parent. The parent gets a new name and, if it is kept, keeps its labels.

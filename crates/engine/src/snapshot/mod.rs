@@ -30,6 +30,7 @@ use crate::model::labels::Labels;
 pub use crate::model::progress::SnapshotState;
 use crate::model::random::random_u128;
 use crate::model::{Key, Owner};
+use crate::observe::events::SnapshotHappened;
 use crate::sandbox::hold::end_old_holds;
 use crate::sandbox::lifecycle::State;
 use crate::sandbox::live::LiveSandbox;
@@ -333,8 +334,18 @@ impl Engine {
 
     async fn settle(&self, row: &SnapshotRow, state: SnapshotState) -> Result<(), EngineError> {
         info!(snapshot = %row.id, name = row.name, ?state, "snapshot is made");
-        self.shared().db.settle_snapshot(row.id, state, crate::observe::clock::now()).await?;
+        self.shared().db.settle_snapshot(row.id, state.clone(), crate::observe::clock::now()).await?;
+        self.tell_snapshot(row, Some(state));
         Ok(())
+    }
+
+    /// Notifies watchers of a snapshot that a caller asked for.
+    fn tell_snapshot(&self, row: &SnapshotRow, state: Option<SnapshotState>) {
+        if row.purpose == Purpose::Named {
+            let (id, name) = (row.id.to_string(), row.name.clone());
+            let what = SnapshotHappened { id, name, sandbox: row.sandbox, state };
+            self.shared().events.publish_snapshot(&row.owner, what);
+        }
     }
 
     /// An owner's snapshots, newest first; then the templates that were not published as snapshots.
@@ -417,6 +428,7 @@ impl Engine {
             return self.delete_template(owner, &found.name).await;
         };
         store.settle_snapshot(id, SnapshotState::Deleting, crate::observe::clock::now()).await?;
+        self.tell_snapshot(&before, None);
         match store.snapshot(id).await? {
             Some(now) if !(before.state == SnapshotState::Building && is_being_made(&now)) => {
                 self.finish_delete(&now).await

@@ -4,6 +4,7 @@ use wire::launch::Limits;
 
 use crate::error::{EngineError, Field};
 use crate::image::ImageName;
+use crate::model::check::check_history;
 use crate::model::defaults::{CPU_MILLIS_MIN, DISK_BYTES_MAX, DISK_BYTES_MIN, MEMORY_BYTES_MIN};
 use crate::template::{LIMITS, TemplateSpec};
 use crate::volume::check_mounts;
@@ -25,6 +26,7 @@ pub(super) fn checked(mut spec: TemplateSpec) -> Result<TemplateSpec, EngineErro
         }
     }
     spec.mounts = check_mounts(spec.mounts)?;
+    check_history(spec.history)?;
     Ok(spec)
 }
 

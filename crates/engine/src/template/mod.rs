@@ -22,7 +22,7 @@ use std::time::SystemTime;
 use wire::TemplateId;
 
 use crate::model::labels::Labels;
-use crate::model::{Argv, GuestPath, GuestUser, NetworkPolicy, SandboxEnv};
+use crate::model::{Argv, GuestPath, GuestUser, Hooks, NetworkPolicy, SandboxEnv};
 use crate::volume::VolumeMount;
 
 pub use crate::model::defaults::{self, DEFAULT, LIMITS};
@@ -62,6 +62,10 @@ pub struct TemplateUpdate {
     pub mounts: Option<Vec<VolumeMount>>,
     /// The new policy; `Some(None)` for the operator's default.
     pub network: Option<Option<NetworkPolicy>>,
+    /// How many snapshots of the history of its sandboxes are kept; 0 for none.
+    pub history: Option<u32>,
+    /// Replaces all hooks.
+    pub hooks: Option<Hooks>,
 }
 
 impl TemplateUpdate {
@@ -79,6 +83,8 @@ impl TemplateUpdate {
             labels: self.labels.unwrap_or(spec.labels),
             mounts: self.mounts.unwrap_or(spec.mounts),
             network: self.network.unwrap_or(spec.network),
+            history: self.history.unwrap_or(spec.history),
+            hooks: self.hooks.unwrap_or(spec.hooks),
         }
     }
 }

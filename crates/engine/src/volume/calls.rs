@@ -10,9 +10,10 @@ use crate::db::{VolumeRow, VolumeState};
 use crate::error::{EngineError, Field, Resource, chain};
 use crate::model::random::random_u128;
 use crate::model::{Key, Owner};
+use crate::observe::events::VolumeHappened;
 use crate::volume::live::VolumeView;
 use crate::volume::remove::{failed, not_made, remove, undo, undo_later};
-use crate::volume::{LiveVolume, VOLUME_BYTES_MIN, Volume, VolumeSpec, VolumeUpdate};
+use crate::volume::{LiveVolume, VOLUME_BYTES_MIN, Volume, VolumeName, VolumeSpec, VolumeUpdate};
 
 impl crate::Engine {
     /// Makes a volume. Returns when it can be mounted.
@@ -68,6 +69,7 @@ impl crate::Engine {
         }
         volume.view().state = VolumeState::Ready;
         info!(volume = %name, size_bytes, "volume made");
+        self.tell_volume(&volume.owner, &name, Some(size_bytes));
         Ok(self.describe_volume(&volume, None))
     }
 
@@ -170,8 +172,10 @@ impl crate::Engine {
             index.by_name.remove(&(owner.clone(), unused.clone()));
         }
         changed?;
+        let (name, size_bytes) = (after.name.clone(), after.size_bytes);
         *volume.view() = after;
         drop(index);
+        self.tell_volume(owner, &name, Some(size_bytes));
         Ok(self.describe_volume(&volume, None))
     }
 
@@ -208,9 +212,16 @@ impl crate::Engine {
             volume.view().state = VolumeState::Ready;
             return Err(error);
         }
+        let last_name = volume.name();
         remove(shared, &volume).await?;
         info!(volume = name, "volume deleted");
+        self.tell_volume(owner, &last_name, None);
         Ok(())
+    }
+
+    fn tell_volume(&self, owner: &Owner, name: &VolumeName, size_bytes: Option<u64>) {
+        let what = VolumeHappened { name: name.to_string(), size_bytes };
+        self.shared().events.publish_volume(owner, what);
     }
 
     async fn check_volume_size(&self, size_bytes: u64) -> Result<(), EngineError> {

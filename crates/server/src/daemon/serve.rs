@@ -20,7 +20,9 @@ use crate::daemon::listen::{Connections, ListenError, Listener};
 use crate::daemon::memory;
 use crate::daemon::private::{Idle, LastOut, LeaseError, Leases, PrivateDir};
 use crate::http::app::App;
+use crate::native;
 use crate::observe::metrics::resident_bytes;
+use crate::webhook;
 
 /// How long requests and streams may take to finish when the daemon is asked to stop.
 const FINISH_MAX: Duration = Duration::from_secs(5);
@@ -125,6 +127,9 @@ impl Daemon {
         };
         let ended = tokio::select! {
             () = listener.serve(compose::router(&app), &open) => unreachable!("the listener never returns"),
+            () = webhook::tend(app.engine.clone(), native::webhooks::written) => {
+                unreachable!("the engine lives as long as the daemon")
+            }
             () = memory::give_back(resident_bytes) => unreachable!("memory is returned for as long as requests come"),
             name = told_to_stop => {
                 tracing::info!(signal = name, "stopping");

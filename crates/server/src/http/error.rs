@@ -299,6 +299,9 @@ impl From<EngineError> for ApiError {
             PortWait { port, .. } => say(StatusCode::GATEWAY_TIMEOUT, "port_closed")
                 .detail("port", port)
                 .hint("start a server on that port in the sandbox, or wait longer"),
+            HookFailed { .. } => say(StatusCode::CONFLICT, "hook_failed")
+                .hint("look at `hook_runs` of the sandbox; `hooks` with `required` set to false lets it pass"),
+            WebhookNotFound { .. } => say(StatusCode::NOT_FOUND, "webhook_not_found"),
             LinkNotFound { .. } => say(StatusCode::NOT_FOUND, "link_not_found")
                 .hint("GET /v1/sandboxes/{sandbox}/links lists the links of a sandbox"),
             Stopping => Self::stopping(),

@@ -1,4 +1,4 @@
-//! Live events of sandboxes, their commands and templates.
+//! Live events of sandboxes, their commands, snapshots, templates, volumes and pools.
 
 use std::convert::Infallible;
 
@@ -6,7 +6,8 @@ use axum::extract::State;
 use axum::http::HeaderMap;
 use axum::response::Sse;
 use axum::response::sse::{Event, KeepAlive};
-use engine::{About, Event as SandboxEvent, Happened};
+use engine::snapshot::SnapshotState;
+use engine::{About, Event as SandboxEvent, Happened, PoolHappened, SnapshotHappened, VolumeHappened};
 use engine::{EventId, Told, Watcher};
 use futures_util::stream::{self, Stream};
 use serde::Deserialize;
@@ -15,6 +16,7 @@ use wire::api;
 
 use super::commands::result;
 use super::sandboxes::sandbox_state;
+use super::snapshots::snapshot_state;
 use super::templates::template_event;
 use crate::http::app::{App, Caller, Stopping};
 use crate::http::body::Query;
@@ -33,11 +35,12 @@ pub struct WatchParams {
     last_event_id: Option<String>,
 }
 
-/// What happens to the owner's sandboxes, their commands and templates, as server-sent events, until the caller leaves.
+/// What happens to the owner's sandboxes, their commands, snapshots, templates, volumes and pools, as server-sent events,
+/// until the caller leaves.
 ///
 /// Each event is a `SandboxEvent` in JSON under the name of its `type`, with an id. A stream that was cut goes on after the
-/// event that `Last-Event-ID` names, as long as the daemon still has what followed it in memory; else `missed` comes
-/// first, and the caller should look at the sandboxes themselves.
+/// event that `Last-Event-ID` names, also after a restart of the daemon, as long as the daemon still keeps what followed it;
+/// else `missed` comes first, and the caller should look at the sandboxes themselves. The newest 8,192 events are kept.
 #[utoipa::path(get, path = "/v1/events", tag = "sandboxes", params(
     WatchParams,
     ("Last-Event-ID" = Option<String>, Header, description = "The id of the last event that was seen."),
@@ -97,7 +100,30 @@ impl Session {
 }
 
 fn to_event(id: EventId, event: &api::SandboxEvent) -> Event {
-    let name = match event {
+    sse::event(kind(event), event).id(id.to_string())
+}
+
+/// The types of events that happen, for those who choose among them.
+pub const KINDS: [&str; 14] = [
+    "sandbox",
+    "deleted",
+    "command_started",
+    "command_ended",
+    "hook_failed",
+    "snapshot",
+    "snapshot_deleted",
+    "template",
+    "template_deleted",
+    "volume",
+    "volume_deleted",
+    "pool",
+    "pool_deleted",
+    "missed",
+];
+
+/// The type of an event.
+pub fn kind(event: &api::SandboxEvent) -> &'static str {
+    match event {
         api::SandboxEvent::Ready => "ready",
         api::SandboxEvent::Missed => "missed",
         api::SandboxEvent::Sandbox { .. } => "sandbox",
@@ -106,16 +132,51 @@ fn to_event(id: EventId, event: &api::SandboxEvent) -> Event {
         api::SandboxEvent::CommandEnded { .. } => "command_ended",
         api::SandboxEvent::Template { .. } => "template",
         api::SandboxEvent::TemplateDeleted { .. } => "template_deleted",
-    };
-    sse::event(name, event).id(id.to_string())
+        api::SandboxEvent::HookFailed { .. } => "hook_failed",
+        api::SandboxEvent::Snapshot { .. } => "snapshot",
+        api::SandboxEvent::SnapshotDeleted { .. } => "snapshot_deleted",
+        api::SandboxEvent::Volume { .. } => "volume",
+        api::SandboxEvent::VolumeDeleted { .. } => "volume_deleted",
+        api::SandboxEvent::Pool { .. } => "pool",
+        api::SandboxEvent::PoolDeleted { .. } => "pool_deleted",
+        api::SandboxEvent::Test { .. } => "test",
+    }
 }
 
-/// Converts an event of a sandbox or a template.
-fn to_api(event: &SandboxEvent) -> api::SandboxEvent {
+/// Converts an event.
+pub fn to_api(event: &SandboxEvent) -> api::SandboxEvent {
     let at = rfc3339(event.at);
     let (sandbox_id, what) = match &event.about {
         About::Sandbox(sandbox, what) => (*sandbox, what),
         About::Template(what) => return template_event(at, what),
+        About::Snapshot(SnapshotHappened { id, name, sandbox, state }) => {
+            let (snapshot_id, name) = (id.clone(), name.clone());
+            let Some(state) = state else {
+                return api::SandboxEvent::SnapshotDeleted { at, snapshot_id, name };
+            };
+            let reason = match state {
+                SnapshotState::Failed { reason } => Some(reason.clone()),
+                SnapshotState::Building | SnapshotState::Ready | SnapshotState::Deleting => None,
+            };
+            let (sandbox_id, state) = (*sandbox, snapshot_state(state));
+            return api::SandboxEvent::Snapshot { at, snapshot_id, name, sandbox_id, state, reason };
+        }
+        About::Volume(VolumeHappened { name, size_bytes }) => {
+            let name = name.clone();
+            return match size_bytes {
+                Some(size_bytes) => api::SandboxEvent::Volume { at, name, size_bytes: *size_bytes },
+                None => api::SandboxEvent::VolumeDeleted { at, name },
+            };
+        }
+        About::Pool(PoolHappened { name, replicas, trouble }) => {
+            let name = name.clone();
+            return match replicas {
+                Some(replicas) => {
+                    api::SandboxEvent::Pool { at, name, replicas: *replicas, reason: trouble.clone() }
+                }
+                None => api::SandboxEvent::PoolDeleted { at, name },
+            };
+        }
     };
     match what {
         Happened::Sandbox { name, state, reason } => api::SandboxEvent::Sandbox {
@@ -137,5 +198,8 @@ fn to_api(event: &SandboxEvent) -> api::SandboxEvent {
             command_id: command.clone(),
             result: result(outcome),
         },
+        Happened::HookFailed { hook, reason } => {
+            api::SandboxEvent::HookFailed { at, sandbox_id, hook: hook.word().into(), reason: reason.clone() }
+        }
     }
 }

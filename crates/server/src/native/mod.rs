@@ -7,6 +7,7 @@ pub mod builds;
 pub mod commands;
 pub mod events;
 pub mod files;
+pub mod hooks;
 pub mod images;
 pub mod keys;
 pub mod locate;
@@ -21,6 +22,7 @@ pub mod stats;
 pub mod system;
 pub mod templates;
 pub mod volumes;
+pub mod webhooks;
 
 use axum::Router;
 use axum::routing::{any, delete, get, post, put};
@@ -72,7 +74,7 @@ pub fn all() -> Router<App> {
         .route("/v1/sandboxes/{sandbox}/snapshots", post(snapshots::take))
         .route("/v1/sandboxes/{sandbox}/rollback", post(snapshots::rollback))
         .route("/v1/sandboxes/{sandbox}/fork", post(snapshots::fork))
-        .route("/v1/sandboxes/{sandbox}/tree", get(snapshots::tree))
+        .route("/v1/sandboxes/{sandbox}/tree", get(snapshots::tree).delete(snapshots::delete_tree))
         .route("/v1/sandboxes/{sandbox}/promote", post(snapshots::promote))
         .route("/v1/sandboxes/{sandbox}/history", get(snapshots::history))
         .route("/v1/sandboxes/{sandbox}/undo", post(snapshots::undo))
@@ -127,6 +129,10 @@ pub fn all() -> Router<App> {
         .route("/v1/volumes/{volume}/tar", get(volumes::export).put(volumes::import))
         .route("/v1/pools", get(pools::list).post(pools::create))
         .route("/v1/pools/{pool}", get(pools::get).patch(pools::update).delete(pools::delete))
+        .route("/v1/webhooks", get(webhooks::list).post(webhooks::create))
+        .route("/v1/webhooks/{webhook}", get(webhooks::get).delete(webhooks::delete))
+        .route("/v1/webhooks/{webhook}/test", post(webhooks::test))
+        .route("/v1/webhooks/{webhook}/dead-letters", get(webhooks::dead_letters))
         .route("/v1/builds", get(builds::list).post(builds::create))
         .route("/v1/builds/{build}", get(builds::get).delete(builds::delete))
         .route("/v1/builds/{build}/log", get(builds::log))

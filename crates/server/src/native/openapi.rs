@@ -9,7 +9,7 @@ use utoipa::{Modify, OpenApi};
 
 use crate::native::{
     self, admin, builds, commands, files, images, keys, metrics, network, pools, ports, sandboxes, snapshots,
-    stats, system, templates, volumes,
+    stats, system, templates, volumes, webhooks,
 };
 
 #[derive(OpenApi)]
@@ -94,6 +94,7 @@ use crate::native::{
         snapshots::trees,
         snapshots::diff,
         snapshots::tree,
+        snapshots::delete_tree,
         snapshots::promote,
         snapshots::history,
         snapshots::undo,
@@ -109,6 +110,12 @@ use crate::native::{
         pools::get,
         pools::update,
         pools::delete,
+        webhooks::create,
+        webhooks::list,
+        webhooks::get,
+        webhooks::delete,
+        webhooks::test,
+        webhooks::dead_letters,
         builds::create,
         builds::list,
         builds::get,

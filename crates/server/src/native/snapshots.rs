@@ -138,6 +138,24 @@ pub async fn trees(State(app): State<App>, Caller(key): Caller) -> Result<Json<a
     Ok(Json(tree_of(app.engine.family(&key.owner, None).await?)))
 }
 
+/// Deletes a sandbox and all that descend from it by forks, the youngest first.
+///
+/// If one cannot be deleted, the answer is that error, and what is older stays.
+#[utoipa::path(delete, path = "/v1/sandboxes/{sandbox}/tree", tag = "snapshots",
+    params(("sandbox" = String, Path, description = "The sandbox's id.")), responses(
+    (status = 200, body = api::DeletedTree),
+    (status = 404, body = api::ErrorBody),
+    (status = 409, description = "`hook_failed`: a required hook of one failed.", body = api::ErrorBody),
+))]
+pub async fn delete_tree(
+    State(app): State<App>,
+    Caller(key): Caller,
+    SandboxPath(id): SandboxPath,
+) -> Result<Json<api::DeletedTree>, ApiError> {
+    let deleted = carried_on(async move { app.engine.delete_tree(&key.owner, id).await }).await?;
+    Ok(Json(api::DeletedTree { deleted }))
+}
+
 /// The family of a sandbox: what it was forked from, and what was forked from that. Members may be gone.
 #[utoipa::path(get, path = "/v1/sandboxes/{sandbox}/tree", tag = "snapshots",
     params(("sandbox" = String, Path, description = "The sandbox's id.")), responses(
@@ -255,12 +273,20 @@ pub async fn diff(
     Ok(Json(api::Diff { entries, complete: compared.complete }))
 }
 
+pub(super) fn snapshot_state(state: &SnapshotState) -> api::SnapshotState {
+    match state {
+        SnapshotState::Building => api::SnapshotState::Building,
+        SnapshotState::Ready | SnapshotState::Deleting => api::SnapshotState::Ready,
+        SnapshotState::Failed { .. } => api::SnapshotState::Failed,
+    }
+}
+
 /// A snapshot as clients see it.
 fn to_api(snapshot: Snapshot) -> api::Snapshot {
-    let (state, reason) = match snapshot.state {
-        SnapshotState::Building => (api::SnapshotState::Building, None),
-        SnapshotState::Ready | SnapshotState::Deleting => (api::SnapshotState::Ready, None),
-        SnapshotState::Failed { reason } => (api::SnapshotState::Failed, Some(reason)),
+    let state = snapshot_state(&snapshot.state);
+    let reason = match snapshot.state {
+        SnapshotState::Failed { reason } => Some(reason),
+        SnapshotState::Building | SnapshotState::Ready | SnapshotState::Deleting => None,
     };
     let image = snapshot.template.as_ref().map(|template| template.spec.image.clone()).or(snapshot.image);
     api::Snapshot {

@@ -17,6 +17,7 @@ use futures_util::stream::{self, Stream};
 use wire::api;
 
 use super::common::{bytes, carried_on, cpu_millis, guest_path, guest_user, sandbox_env, template_command};
+use super::hooks::{hooks, hooks_of};
 use super::images::layer_progress;
 use super::network::{policy, policy_of};
 use super::volumes::{mount, mount_spec};
@@ -255,17 +256,45 @@ pub fn template_create(body: api::CreateTemplate) -> Result<(TemplateName, Templ
         labels,
         mounts,
         network,
+        history,
+        hooks,
     } = body;
     let name = TemplateName::parse(&name)?;
-    let spec =
-        api::TemplateSpec { image, cpu, memory, disk, env, cwd, user, command, labels, mounts, network };
+    let spec = api::TemplateSpec {
+        image,
+        cpu,
+        memory,
+        disk,
+        env,
+        cwd,
+        user,
+        command,
+        labels,
+        mounts,
+        network,
+        history,
+        hooks,
+    };
     Ok((name, template_spec(spec)?))
 }
 
 /// `PUT /v1/templates/{template}`
 pub fn template_spec(body: api::TemplateSpec) -> Result<TemplateSpec, ApiError> {
-    let api::TemplateSpec { image, cpu, memory, disk, env, cwd, user, command, labels, mounts, network } =
-        body;
+    let api::TemplateSpec {
+        image,
+        cpu,
+        memory,
+        disk,
+        env,
+        cwd,
+        user,
+        command,
+        labels,
+        mounts,
+        network,
+        history,
+        hooks,
+    } = body;
     let usual = TemplateSpec::default();
     Ok(TemplateSpec {
         image: image.unwrap_or(usual.image),
@@ -279,6 +308,8 @@ pub fn template_spec(body: api::TemplateSpec) -> Result<TemplateSpec, ApiError> 
         labels: Labels::new(labels)?,
         mounts: mounts.into_iter().map(mount_spec).collect(),
         network: network.map(policy_of).transpose()?,
+        history: history.unwrap_or(0),
+        hooks: hooks_of(hooks)?,
     })
 }
 
@@ -297,6 +328,8 @@ pub fn template_update(body: api::UpdateTemplate) -> Result<TemplateUpdate, ApiE
         labels,
         mounts,
         network,
+        history,
+        hooks,
     } = body;
     Ok(TemplateUpdate {
         name: name.as_deref().map(TemplateName::parse).transpose()?,
@@ -311,6 +344,8 @@ pub fn template_update(body: api::UpdateTemplate) -> Result<TemplateUpdate, ApiE
         labels: labels.map(Labels::new).transpose()?,
         mounts: mounts.map(|mounts| mounts.into_iter().map(mount_spec).collect()),
         network: network.map(|network| network.map(policy_of).transpose()).transpose()?,
+        history,
+        hooks: hooks.map(hooks_of).transpose()?,
     })
 }
 
@@ -346,6 +381,8 @@ pub fn to_api(template: Template) -> api::Template {
         labels: spec.labels.pairs().clone(),
         mounts: spec.mounts.into_iter().map(mount).collect(),
         network: spec.network.as_ref().map(policy),
+        history: spec.history,
+        hooks: hooks(&spec.hooks),
         sandboxes: template.sandboxes as u64,
         built_in: built,
         created_at: (!built).then(|| rfc3339(template.created_at)),

@@ -150,6 +150,14 @@ pub struct TreeMember {
     pub deleted_at: Option<String>,
 }
 
+/// Response to `DELETE /v1/sandboxes/{sandbox}/tree`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct DeletedTree {
+    /// The sandboxes that were deleted.
+    #[schema(value_type = Vec<String>)]
+    pub deleted: Vec<SandboxId>,
+}
+
 /// `POST /v1/sandboxes/{sandbox}/promote`
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, default)]

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Deserializer, Serialize};
 use utoipa::ToSchema;
 
-use super::{ErrorBody, LayerProgress, Network, NetworkPolicy, SandboxLimits, VolumeMount};
+use super::{ErrorBody, Hook, LayerProgress, Network, NetworkPolicy, SandboxLimits, VolumeMount, is_zero};
 
 /// `POST /v1/templates`
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, ToSchema)]
@@ -47,6 +47,12 @@ pub struct CreateTemplate {
     /// What sandboxes may reach, as in `CreateSandbox`. Default: the operator's default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub network: Option<Network>,
+    /// How many snapshots of the history of its sandboxes to keep, 0 to 100. Default: 0.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub history: Option<u32>,
+    /// Commands that run in its sandboxes when something is done to them.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub hooks: BTreeMap<String, Hook>,
 }
 
 /// `PUT /v1/templates/{template}`: replaces all settings. Fields that are left out get their defaults.
@@ -86,6 +92,12 @@ pub struct TemplateSpec {
     /// As in `CreateTemplate`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub network: Option<Network>,
+    /// As in `CreateTemplate`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub history: Option<u32>,
+    /// As in `CreateTemplate`.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub hooks: BTreeMap<String, Hook>,
 }
 
 /// `PATCH /v1/templates/{template}`. Fields that are left out keep their values; lists and maps are replaced as a
@@ -133,6 +145,12 @@ pub struct UpdateTemplate {
     #[serde(skip_serializing_if = "Option::is_none", deserialize_with = "given_network")]
     #[schema(value_type = Option<Network>)]
     pub network: Option<Option<Network>>,
+    /// As in `CreateTemplate`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub history: Option<u32>,
+    /// Replaces all hooks.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub hooks: Option<BTreeMap<String, Hook>>,
 }
 
 /// Distinguishes `null` from a missing field.
@@ -191,6 +209,12 @@ pub struct Template {
     /// What every sandbox may reach; the operator's default if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub network: Option<NetworkPolicy>,
+    /// How many snapshots of the history of its sandboxes are kept; absent if none.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub history: u32,
+    /// Commands that run in its sandboxes when something is done to them.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub hooks: BTreeMap<String, Hook>,
     /// Number of the owner's sandboxes that were made from any version of this template.
     pub sandboxes: u64,
     /// Whether the template is built in and cannot be changed.

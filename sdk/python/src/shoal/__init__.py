@@ -45,6 +45,7 @@ from .models import (
     CommandResult,
     CreatedKey,
     CreatedLink,
+    DeadLetter,
     Difference,
     EditedFile,
     ExecutionResult,
@@ -56,6 +57,7 @@ from .models import (
     FoundFiles,
     FoundLines,
     HistoryStep,
+    HookRun,
     Image,
     ImageAlias,
     ImageConfig,
@@ -83,6 +85,8 @@ from .models import (
     Volume,
     VolumeHolder,
     VolumeMountSpec,
+    Webhook,
+    WebhookTest,
 )
 
 __version__ = "0.1.0"
@@ -106,6 +110,7 @@ __all__ = [
     "CommandTimeoutError",
     "CreatedKey",
     "CreatedLink",
+    "DeadLetter",
     "Difference",
     "EditedFile",
     "ExecutionResult",
@@ -119,6 +124,7 @@ __all__ = [
     "FoundFiles",
     "FoundLines",
     "HistoryStep",
+    "HookRun",
     "Image",
     "ImageAlias",
     "ImageConfig",
@@ -164,4 +170,6 @@ __all__ = [
     "Volume",
     "VolumeHolder",
     "VolumeMountSpec",
+    "Webhook",
+    "WebhookTest",
 ]

@@ -146,6 +146,15 @@ def network_wish(network: str | Mapping[str, Any] | None) -> str | dict[str, Any
     return dict(network) if isinstance(network, Mapping) else network
 
 
+def hooks_wish(hooks: Mapping[str, str | Mapping[str, Any]]) -> dict[str, Any]:
+    """What is said of hooks: a script, or all of it.
+
+    >>> hooks_wish({"before_pause": "sync", "after_resume": {"argv": ["true"], "required": True}})
+    {'before_pause': {'script': 'sync'}, 'after_resume': {'argv': ['true'], 'required': True}}
+    """
+    return {when: {"script": hook} if isinstance(hook, str) else dict(hook) for when, hook in hooks.items()}
+
+
 def create_wish(
     *,
     template_name: str | None,

@@ -23,6 +23,7 @@ __all__ = [
     "CommandResult",
     "CreatedKey",
     "CreatedLink",
+    "DeadLetter",
     "DiskUsage",
     "EditedFile",
     "ExecutionResult",
@@ -33,6 +34,7 @@ __all__ = [
     "FilesMade",
     "FoundFiles",
     "FoundLines",
+    "HookRun",
     "Image",
     "ImageAlias",
     "ImageConfig",
@@ -63,6 +65,8 @@ __all__ = [
     "Volume",
     "VolumeHolder",
     "VolumeMountSpec",
+    "Webhook",
+    "WebhookTest",
 ]
 
 State = Literal["creating", "running", "paused", "deleting", "failed"]
@@ -134,6 +138,18 @@ class SandboxLimits:
 
 
 @dataclass(frozen=True)
+class HookRun:
+    """How the last run of a hook went."""
+
+    at: datetime
+    took_ms: float
+    #: The command that ran, if it started.
+    command_id: str | None = None
+    #: Why it failed; ``None`` if it succeeded.
+    failure: str | None = None
+
+
+@dataclass(frozen=True)
 class SandboxInfo:
     """A sandbox, as the daemon describes it."""
 
@@ -159,9 +175,51 @@ class SandboxInfo:
     claimed_from: str | None = None
     #: How many steps of its history are kept for ``undo``; 0 for none.
     history: int = 0
+    #: What runs in it when something is done to it, by when that is.
+    hooks: dict[str, Any] = field(default_factory=dict, repr=False)
+    #: How the last run of each hook went.
+    hook_runs: dict[str, HookRun] = field(default_factory=dict, repr=False)
     mounts: list[dict[str, Any]] = field(default_factory=list, repr=False)
     #: Whether the request made it, or found it by its labels.
     created: bool | None = None
+
+
+@dataclass(frozen=True)
+class Webhook:
+    """An address that is sent what happens."""
+
+    id: str
+    url: str
+    #: The types of events that are sent; all if empty.
+    events: list[str]
+    created_at: datetime
+    #: Failed attempts since the last success.
+    failed_attempts: int = 0
+    #: What requests are signed with; only in the answer to its creation.
+    secret: str | None = field(default=None, repr=False)
+    delivered_at: datetime | None = None
+    last_error: str | None = None
+
+
+@dataclass(frozen=True)
+class WebhookTest:
+    """What came of a test of a webhook."""
+
+    delivered: bool
+    took_ms: float
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class DeadLetter:
+    """An event that could not be delivered to a webhook."""
+
+    id: str
+    given_up_at: datetime
+    attempts: int
+    reason: str
+    #: What would have been sent.
+    body: dict[str, Any] = field(repr=False)
 
 
 @dataclass(frozen=True)
@@ -443,17 +501,25 @@ class MachineStats:
 
 @dataclass(frozen=True)
 class SandboxEvent:
-    """Something that happened to a sandbox, a command or a template.
+    """Something that happened to a sandbox, a command, a snapshot, a template, a volume or a pool.
 
     ``type`` is ``ready`` (first on every stream), ``missed`` (events are gone; query the state), ``sandbox``, ``deleted``,
-    ``command_started``, ``command_ended``, ``template`` or ``template_deleted``.
+    ``command_started``, ``command_ended``, ``hook_failed``, ``snapshot``, ``snapshot_deleted``, ``template``,
+    ``template_deleted``, ``volume``, ``volume_deleted``, ``pool`` or ``pool_deleted``.
     """
 
     type: str
     sandbox_id: str | None = None
-    #: Of the sandbox or the template.
+    #: Of the sandbox, the snapshot, the template, the volume or the pool.
     name: str | None = None
-    state: State | TemplateState | None = None
+    state: State | TemplateState | Literal["building"] | None = None
+    snapshot_id: str | None = None
+    #: Of the volume.
+    size_bytes: int | None = None
+    #: How many sandboxes the pool keeps ready.
+    replicas: int | None = None
+    #: Which hook failed, such as ``before_pause``.
+    hook: str | None = None
     #: The newest version of the template.
     version: int | None = None
     reason: str | None = None
@@ -702,6 +768,10 @@ class SandboxTemplate:
     #: Given to every sandbox that is made from it.
     labels: dict[str, str] = field(default_factory=dict)
     mounts: list[dict[str, Any]] = field(default_factory=list, repr=False)
+    #: How many steps of the history of its sandboxes are kept for ``undo``; 0 for none.
+    history: int = 0
+    #: What runs in its sandboxes when something is done to them, by when that is.
+    hooks: dict[str, Any] = field(default_factory=dict, repr=False)
     #: How many of the owner's sandboxes were made from it, whichever version.
     sandboxes: int = 0
     built_in: bool = False
@@ -964,6 +1034,9 @@ def _decode(kind: Any, data: Any) -> Any:
     if origin is list:
         (inner,) = typing.get_args(kind)
         return [_decode(inner, entry) for entry in data]
+    if origin is dict:
+        _, inner = typing.get_args(kind)
+        return {key: _decode(inner, entry) for key, entry in data.items()}
     return data
 
 

@@ -402,6 +402,7 @@ pub async fn update(
     notes.fs_capacity_bytes = body.fs_capacity_bytes.or(notes.fs_capacity_bytes);
     let update = SandboxUpdate {
         history: None,
+        hooks: None,
         name: body
             .name
             .as_deref()

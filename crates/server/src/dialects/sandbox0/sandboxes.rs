@@ -128,6 +128,7 @@ pub async fn claim(
         lifetime: notes.rules(notes.ttl, Duration::ZERO)?,
         notes: notes.stored()?,
         network: policy,
+        network_default: common::network::open(),
         pool: pool_of(&app, &key, &template).filter(|_| memory_bytes.is_none() && mounts.is_empty()),
         mounts,
         ..SandboxSpec::default()

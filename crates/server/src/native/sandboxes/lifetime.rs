@@ -11,13 +11,15 @@ use wire::{SandboxId, api};
 use super::sandbox_state;
 use crate::http::clock::rfc3339;
 use crate::http::error::ApiError;
+use crate::native::hooks::hooks_of;
 use crate::native::network::policy_of;
 
 /// `PATCH /v1/sandboxes/{sandbox}`
 pub fn sandbox_update(body: api::UpdateSandbox) -> Result<SandboxUpdate, ApiError> {
-    let api::UpdateSandbox { name, labels, lifetime, network, history } = body;
+    let api::UpdateSandbox { name, labels, lifetime, network, history, hooks } = body;
     Ok(SandboxUpdate {
         history,
+        hooks: hooks.map(hooks_of).transpose()?,
         name: name.as_deref().map(SandboxName::parse).transpose()?,
         labels: LabelChanges::new(labels)?,
         notes: NoteChanges::default(),

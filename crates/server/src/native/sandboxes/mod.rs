@@ -17,6 +17,7 @@ use wire::api;
 use wire::launch::Limits;
 
 use super::common::{PAGE_MAX, bytes, carried_on, cpu_millis, sandbox_env};
+use super::hooks::{hook_runs, hooks, hooks_of};
 use super::network::{policy, policy_of};
 use super::volumes::{mount, mount_spec};
 use crate::http::app::{App, Caller};
@@ -194,6 +195,7 @@ pub async fn explain(
     params(("sandbox" = String, Path, description = "The sandbox's id.")), responses(
     (status = 204, description = "It is gone."),
     (status = 404, body = api::ErrorBody),
+    (status = 409, description = "`hook_failed`: its required hook failed.", body = api::ErrorBody),
 ))]
 pub async fn delete(
     State(app): State<App>,
@@ -224,6 +226,7 @@ pub fn sandbox_spec(
         lifetime,
         network,
         history,
+        hooks,
         wait: _,
     } = body;
     let name = name.as_deref().map(SandboxName::parse).transpose()?;
@@ -263,7 +266,8 @@ pub fn sandbox_spec(
         network_default: NetworkPolicy::default(),
         idempotency_key,
         pool,
-        history: history.unwrap_or(0),
+        history,
+        hooks: hooks_of(hooks)?,
     };
     Ok((spec, find))
 }
@@ -289,6 +293,8 @@ pub fn to_api(sandbox: Sandbox) -> api::Sandbox {
         network: policy(&sandbox.network),
         claimed_from: sandbox.claimed_from,
         history: sandbox.history,
+        hooks: hooks(&sandbox.hooks),
+        hook_runs: hook_runs(sandbox.hook_runs),
         created_at: rfc3339(sandbox.created_at),
     }
 }

@@ -14,6 +14,7 @@ from .._core import (
     TIMEOUT_DEFAULT_SECONDS,
     create_wish,
     decoded,
+    hooks_wish,
     in_path,
     is_id,
     new_id,
@@ -49,12 +50,13 @@ from .snapshots import SnapshotCalls
 from .templates import TemplateCalls
 from .transport import AsyncTransport
 from .volumes import VolumeCalls
+from .webhooks import WebhookCalls
 
 #: How long a sandbox may take to be made.
 CREATE_SECONDS_MAX = 120.0
 
 
-class AsyncSandboxClient(ImageCalls, TemplateCalls, VolumeCalls, PoolCalls, SnapshotCalls):
+class AsyncSandboxClient(ImageCalls, TemplateCalls, VolumeCalls, PoolCalls, SnapshotCalls, WebhookCalls):
     """A client of one daemon, for sandboxes and what they are made from.
 
     >>> async with await client.sandbox() as sb:
@@ -211,6 +213,7 @@ class AsyncSandboxClient(ImageCalls, TemplateCalls, VolumeCalls, PoolCalls, Snap
         volume_mounts: Sequence[VolumeMountSpec] | None = None,
         pool_name: str | None = None,
         history: int | None = None,
+        hooks: Mapping[str, str | Mapping[str, Any]] | None = None,
         timeout: float = CREATE_SECONDS_MAX,
     ) -> AsyncSandbox:
         """Creates a sandbox, which lives until it is deleted or a lifetime rule deletes it.
@@ -239,6 +242,9 @@ class AsyncSandboxClient(ImageCalls, TemplateCalls, VolumeCalls, PoolCalls, Snap
             pool_name: A pool to claim from, instead of a template, an image and limits. By default, a ready sandbox
                 of any pool of the template is claimed.
             history: How many snapshots to keep of those that are taken before commands, up to 100, for ``Sandbox.undo``.
+            hooks: What runs in it when something is done to it, by when that is: ``after_create``, ``before_pause``,
+                ``after_resume``, ``before_delete``, ``after_fork``, ``after_claim``, ``after_rollback``. Each is a script, or
+                a mapping with ``script`` or ``argv``, ``user``, ``timeout_seconds`` and ``required``.
             timeout: How many seconds the creation may take; after that it is undone.
 
         Raises:
@@ -269,6 +275,8 @@ class AsyncSandboxClient(ImageCalls, TemplateCalls, VolumeCalls, PoolCalls, Snap
         )
         if history is not None:
             body["history"] = history
+        if hooks is not None:
+            body["hooks"] = hooks_wish(hooks)
         return await self._create(body, timeout)
 
     async def get_or_create(

@@ -21,6 +21,7 @@ from .._core import (
     decoded,
     failed,
     finished,
+    hooks_wish,
     in_path,
     network_wish,
     new_id,
@@ -37,6 +38,7 @@ from ..models import (
     Explanation,
     FamilyMember,
     HistoryStep,
+    HookRun,
     LifetimeRule,
     Port,
     PortLink,
@@ -109,6 +111,16 @@ class AsyncSandbox:
     def status(self) -> str:
         """The state in the terms of the LangSmith SDK, such as ``provisioning``, ``ready`` or ``failed``."""
         return STATUS_OF_STATE.get(self._info.state, self._info.state)
+
+    @property
+    def hooks(self) -> dict[str, Any]:
+        """What runs in it when something is done to it, by when that is."""
+        return self._info.hooks
+
+    @property
+    def hook_runs(self) -> dict[str, HookRun]:
+        """How the last run of each hook went, when the state was last read."""
+        return self._info.hook_runs
 
     @property
     def status_message(self) -> str | None:
@@ -428,9 +440,10 @@ class AsyncSandbox:
         lifetime: Sequence[LifetimeRule] | None = None,
         network: str | Mapping[str, Any] | None = None,
         history: int | None = None,
+        hooks: Mapping[str, str | Mapping[str, Any]] | None = None,
     ) -> AsyncSandbox:
         """Changes the sandbox. A label with ``None`` is removed; an empty ``lifetime`` removes all rules; ``history`` is
-        how many steps ``undo`` can go back, from now on.
+        how many steps ``undo`` can go back, from now on; ``hooks`` replaces all hooks.
 
         A ``network`` is in force when this returns, and cuts connections that it no longer allows.
 
@@ -448,6 +461,8 @@ class AsyncSandbox:
             body["network"] = network_wish(network)
         if history is not None:
             body["history"] = history
+        if hooks is not None:
+            body["hooks"] = hooks_wish(hooks)
         answer = await self._transport.call("PATCH", self._path(""), json=body)
         self._info = decoded(SandboxInfo, answer.json())
         return self
@@ -657,6 +672,13 @@ class AsyncSandbox:
         """Lists its family, oldest member first: what it was forked from, and what was forked from that."""
         answer = await self._transport.call("GET", self._path("/tree"))
         return [decoded(FamilyMember, entry) for entry in answer.json()["members"]]
+
+    async def delete_tree(self) -> list[str]:
+        """Deletes it and all that were forked from it, and theirs. Returns the ids of what was deleted."""
+        path = self._path("/tree")
+        answer = await self._transport.call("DELETE", path, repeat=False, read_seconds=TAKE_SECONDS_MAX)
+        deleted: list[str] = answer.json()["deleted"]
+        return deleted
 
     async def promote(self, *, parent: Literal["keep", "pause", "delete"] = "keep") -> AsyncSandbox:
         """Takes the name and the labels of its parent, which gets another name.

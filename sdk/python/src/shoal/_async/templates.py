@@ -21,6 +21,7 @@ from .._core import (
     SILENCE_SECONDS_MAX,
     Patience,
     decoded,
+    hooks_wish,
     in_path,
     late,
     one_disk,
@@ -61,6 +62,8 @@ class TemplateCalls:
         user: str | None = None,
         command: Sequence[str] | None = None,
         labels: Mapping[str, str] | None = None,
+        history: int | None = None,
+        hooks: Mapping[str, str | Mapping[str, Any]] | None = None,
         wait_for_ready: bool = False,
         timeout: float = PULL_SECONDS_MAX,
     ) -> SandboxTemplate:
@@ -89,6 +92,8 @@ class TemplateCalls:
             user: The user that commands run as; the image's by default.
             command: What runs if a command names no program; the image's by default.
             labels: Labels of every sandbox that is made from it; a sandbox's own labels win.
+            history: How many steps of the history of its sandboxes to keep, for ``Sandbox.undo``.
+            hooks: What runs in its sandboxes when something is done to them, as for a sandbox.
             wait_for_ready: Whether to wait until its image is ready; otherwise use ``wait_for_template``.
             timeout: How many seconds to wait.
 
@@ -109,6 +114,10 @@ class TemplateCalls:
             command=command,
             labels=labels,
         )
+        if history is not None:
+            wish["history"] = history
+        if hooks is not None:
+            wish["hooks"] = hooks_wish(hooks)
         # Sent once: after a lost answer, a second try would be told that the name is taken, by the first.
         answer = await self._transport.call("POST", "/templates", json={"name": name, **wish}, repeat=False)
         template: SandboxTemplate = decoded(SandboxTemplate, answer.json())

@@ -22,6 +22,7 @@ from .._core import (
     decoded,
     failed,
     finished,
+    hooks_wish,
     in_path,
     network_wish,
     new_id,
@@ -38,6 +39,7 @@ from ..models import (
     Explanation,
     FamilyMember,
     HistoryStep,
+    HookRun,
     LifetimeRule,
     Port,
     PortLink,
@@ -110,6 +112,16 @@ class Sandbox:
     def status(self) -> str:
         """The state in the terms of the LangSmith SDK, such as ``provisioning``, ``ready`` or ``failed``."""
         return STATUS_OF_STATE.get(self._info.state, self._info.state)
+
+    @property
+    def hooks(self) -> dict[str, Any]:
+        """What runs in it when something is done to it, by when that is."""
+        return self._info.hooks
+
+    @property
+    def hook_runs(self) -> dict[str, HookRun]:
+        """How the last run of each hook went, when the state was last read."""
+        return self._info.hook_runs
 
     @property
     def status_message(self) -> str | None:
@@ -429,9 +441,10 @@ class Sandbox:
         lifetime: Sequence[LifetimeRule] | None = None,
         network: str | Mapping[str, Any] | None = None,
         history: int | None = None,
+        hooks: Mapping[str, str | Mapping[str, Any]] | None = None,
     ) -> Sandbox:
         """Changes the sandbox. A label with ``None`` is removed; an empty ``lifetime`` removes all rules; ``history`` is
-        how many steps ``undo`` can go back, from now on.
+        how many steps ``undo`` can go back, from now on; ``hooks`` replaces all hooks.
 
         A ``network`` is in force when this returns, and cuts connections that it no longer allows.
 
@@ -449,6 +462,8 @@ class Sandbox:
             body["network"] = network_wish(network)
         if history is not None:
             body["history"] = history
+        if hooks is not None:
+            body["hooks"] = hooks_wish(hooks)
         answer = self._transport.call("PATCH", self._path(""), json=body)
         self._info = decoded(SandboxInfo, answer.json())
         return self
@@ -658,6 +673,13 @@ class Sandbox:
         """Lists its family, oldest member first: what it was forked from, and what was forked from that."""
         answer = self._transport.call("GET", self._path("/tree"))
         return [decoded(FamilyMember, entry) for entry in answer.json()["members"]]
+
+    def delete_tree(self) -> list[str]:
+        """Deletes it and all that were forked from it, and theirs. Returns the ids of what was deleted."""
+        path = self._path("/tree")
+        answer = self._transport.call("DELETE", path, repeat=False, read_seconds=TAKE_SECONDS_MAX)
+        deleted: list[str] = answer.json()["deleted"]
+        return deleted
 
     def promote(self, *, parent: Literal["keep", "pause", "delete"] = "keep") -> Sandbox:
         """Takes the name and the labels of its parent, which gets another name.
