@@ -15,6 +15,7 @@ pub mod port;
 mod program;
 pub mod progress;
 pub(crate) mod random;
+pub mod secret;
 pub mod state;
 pub mod template;
 
@@ -112,6 +113,8 @@ pub struct SandboxSpec {
     pub lifetime: Lifetime,
     /// What it may reach; the template's where there is none, and the operator's default where that names none.
     pub network: Option<NetworkPolicy>,
+    /// Names of the owner's secrets that it may use without holding them, in addition to those of `network`.
+    pub inject: Vec<String>,
     /// Asking twice with one key makes one sandbox, for as long as that sandbox exists.
     pub idempotency_key: Option<IdempotencyKey>,
     /// The name of one of the owner's pools, in place of a template; it is claimed there if one is ready.
@@ -135,6 +138,7 @@ impl Default for SandboxSpec {
             notes: Notes::default(),
             lifetime: Lifetime::default(),
             network: None,
+            inject: Vec::new(),
             idempotency_key: None,
             pool: None,
             history: 0,

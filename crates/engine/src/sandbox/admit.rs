@@ -278,6 +278,10 @@ fn request_digest(spec: &SandboxSpec, find: Option<&Labels>) -> [u8; 32] {
         None => request,
         Some(policy) => digest(&(request, policy.words())),
     };
+    let request = match spec.inject.as_slice() {
+        [] => request,
+        inject => digest(&(request, "inject", inject)),
+    };
     match spec.history {
         0 => request,
         history => digest(&(request, "history", history)),
@@ -451,7 +455,22 @@ pub(crate) fn basis(
     let mounts = crate::volume::merged(template.mounts, spec.mounts.clone());
     let mounts = shared.volumes.resolve(owner, mounts)?;
     let network = spec.network.clone().or(template.network);
-    let network = network.unwrap_or_else(|| shared.config.network.default.clone());
+    let network =
+        network.unwrap_or_else(|| shared.config.network.default.clone()).with_inject(&spec.inject)?;
+    for name in network.inject() {
+        if !shared.secrets.has(owner, name) {
+            return Err(EngineError::SecretNotFound { name: name.clone() });
+        }
+    }
+    // Files of a snapshot may hold the placeholders of the sandbox that it was taken of.
+    let network = match &origin {
+        Some(origin) => {
+            let parent = shared.registry().get(origin.descent.parent);
+            let first = parent.map(|parent| parent.view().network.family(parent.id));
+            network.of_family(first.unwrap_or(origin.descent.parent))
+        }
+        None => network,
+    };
     Ok(Based::On(Box::new(Basis { version, choice, held, limits, labels, mounts, network, origin })))
 }
 

@@ -55,7 +55,7 @@ pub(crate) fn admit_child(
         limits: source.limits,
         labels: parent.labels.with(&spec.labels)?,
         mounts: source.mounts.clone(),
-        network: parent.network.clone(),
+        network: parent.network.of_family(parent.network.family(source.id)),
         origin: Some(files.origin),
     };
     let env = SandboxEnv::new(env).map_err(|must| must.of(Field::Env))?;

@@ -260,6 +260,7 @@ pub fn sandbox_spec(
         notes: Notes::default(),
         lifetime,
         network: network.map(policy_of).transpose()?,
+        inject: Vec::new(),
         idempotency_key,
         pool,
         history: history.unwrap_or(0),
