@@ -20,6 +20,7 @@ mod pool;
 mod ports;
 mod run;
 mod sandbox;
+mod secret;
 mod serve;
 mod shell;
 mod snapshot;
@@ -55,6 +56,7 @@ pub use pool::{Pool, PoolAction};
 pub use ports::{Ports, Url};
 pub use run::{Exec, Manner, Run};
 pub use sandbox::{Create, Inspect, List, Remove, Rename};
+pub use secret::{Ledger, LedgerAction, RotateSecret, Secret, SecretAction, SetSecret};
 pub use serve::{DaemonFlags, Serve};
 pub use shell::{Attach, Shell};
 pub use snapshot::{
@@ -151,6 +153,8 @@ pub enum Subcommand {
     Pull(PullImage),
     Template(Template),
     Volume(Volume),
+    Secret(Secret),
+    Ledger(Ledger),
     Pool(Pool),
     Net(Box<Net>),
     Build(Box<Build>),

@@ -223,6 +223,7 @@ pub fn sandbox_spec(
         match_labels,
         lifetime,
         network,
+        inject,
         history,
         wait: _,
     } = body;
@@ -260,7 +261,7 @@ pub fn sandbox_spec(
         notes: Notes::default(),
         lifetime,
         network: network.map(policy_of).transpose()?,
-        inject: Vec::new(),
+        inject,
         idempotency_key,
         pool,
         history: history.unwrap_or(0),

@@ -45,6 +45,7 @@ from ..models import (
 from .images import ImageCalls
 from .pools import PoolCalls
 from .sandbox import AsyncSandbox, AsyncSandboxEvents
+from .secrets import SecretCalls
 from .snapshots import SnapshotCalls
 from .templates import TemplateCalls
 from .transport import AsyncTransport
@@ -54,7 +55,7 @@ from .volumes import VolumeCalls
 CREATE_SECONDS_MAX = 120.0
 
 
-class AsyncSandboxClient(ImageCalls, TemplateCalls, VolumeCalls, PoolCalls, SnapshotCalls):
+class AsyncSandboxClient(ImageCalls, TemplateCalls, VolumeCalls, PoolCalls, SnapshotCalls, SecretCalls):
     """A client of one daemon, for sandboxes and what they are made from.
 
     >>> async with await client.sandbox() as sb:
@@ -211,6 +212,7 @@ class AsyncSandboxClient(ImageCalls, TemplateCalls, VolumeCalls, PoolCalls, Snap
         volume_mounts: Sequence[VolumeMountSpec] | None = None,
         pool_name: str | None = None,
         history: int | None = None,
+        inject: Sequence[str] = (),
         timeout: float = CREATE_SECONDS_MAX,
     ) -> AsyncSandbox:
         """Creates a sandbox, which lives until it is deleted or a lifetime rule deletes it.
@@ -239,6 +241,7 @@ class AsyncSandboxClient(ImageCalls, TemplateCalls, VolumeCalls, PoolCalls, Snap
             pool_name: A pool to claim from, instead of a template, an image and limits. By default, a ready sandbox
                 of any pool of the template is claimed.
             history: How many snapshots to keep of those that are taken before commands, up to 100, for ``Sandbox.undo``.
+            inject: Names of secrets that its requests may carry; the sandbox never holds them.
             timeout: How many seconds the creation may take; after that it is undone.
 
         Raises:
@@ -269,6 +272,8 @@ class AsyncSandboxClient(ImageCalls, TemplateCalls, VolumeCalls, PoolCalls, Snap
         )
         if history is not None:
             body["history"] = history
+        if inject:
+            body["inject"] = list(inject)
         return await self._create(body, timeout)
 
     async def get_or_create(

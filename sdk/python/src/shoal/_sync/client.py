@@ -46,6 +46,7 @@ from ..models import (
 from .images import ImageCalls
 from .pools import PoolCalls
 from .sandbox import Sandbox, SandboxEvents
+from .secrets import SecretCalls
 from .snapshots import SnapshotCalls
 from .templates import TemplateCalls
 from .transport import Transport
@@ -55,7 +56,7 @@ from .volumes import VolumeCalls
 CREATE_SECONDS_MAX = 120.0
 
 
-class SandboxClient(ImageCalls, TemplateCalls, VolumeCalls, PoolCalls, SnapshotCalls):
+class SandboxClient(ImageCalls, TemplateCalls, VolumeCalls, PoolCalls, SnapshotCalls, SecretCalls):
     """A client of one daemon, for sandboxes and what they are made from.
 
     >>> with client.sandbox() as sb:
@@ -212,6 +213,7 @@ class SandboxClient(ImageCalls, TemplateCalls, VolumeCalls, PoolCalls, SnapshotC
         volume_mounts: Sequence[VolumeMountSpec] | None = None,
         pool_name: str | None = None,
         history: int | None = None,
+        inject: Sequence[str] = (),
         timeout: float = CREATE_SECONDS_MAX,
     ) -> Sandbox:
         """Creates a sandbox, which lives until it is deleted or a lifetime rule deletes it.
@@ -240,6 +242,7 @@ class SandboxClient(ImageCalls, TemplateCalls, VolumeCalls, PoolCalls, SnapshotC
             pool_name: A pool to claim from, instead of a template, an image and limits. By default, a ready sandbox
                 of any pool of the template is claimed.
             history: How many snapshots to keep of those that are taken before commands, up to 100, for ``Sandbox.undo``.
+            inject: Names of secrets that its requests may carry; the sandbox never holds them.
             timeout: How many seconds the creation may take; after that it is undone.
 
         Raises:
@@ -270,6 +273,8 @@ class SandboxClient(ImageCalls, TemplateCalls, VolumeCalls, PoolCalls, SnapshotC
         )
         if history is not None:
             body["history"] = history
+        if inject:
+            body["inject"] = list(inject)
         return self._create(body, timeout)
 
     def get_or_create(
