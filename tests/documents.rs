@@ -57,6 +57,7 @@ pages! {
     the_guide_to_undoing: "docs/guides/undo.md", 0 not run;
     the_guide_to_ports: "docs/guides/ports.md", 1 not run;
     the_guide_to_python: "docs/python.md", 12 not run;
+    the_guide_to_secrets: "docs/guides/secrets.md", 0 not run;
     the_guide_to_templates: "docs/guides/templates.md", 0 not run;
     the_guide_to_terminals: "docs/guides/terminals.md", 3 not run;
     the_guide_to_threads: "docs/guides/threads.md", 0 not run;

@@ -32,6 +32,7 @@ mod pools;
 mod ports;
 mod recovery;
 mod scope;
+mod secrets;
 mod snapshots;
 mod spares;
 mod stuck;

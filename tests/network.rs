@@ -16,17 +16,17 @@ use shoal_tests::wait::until_true;
 use shoal_tests::{Daemon, Finished, Sandbox, until};
 
 /// Where the servers of a test are. The configuration opens this address alone.
-const OUTSIDE: Ipv4Addr = Ipv4Addr::new(127, 9, 9, 9);
+pub(crate) const OUTSIDE: Ipv4Addr = Ipv4Addr::new(127, 9, 9, 9);
 
 /// A name server that answers for the names that it knows, and records every question.
-struct Names {
-    address: SocketAddr,
+pub(crate) struct Names {
+    pub(crate) address: SocketAddr,
     asked: Arc<Mutex<Vec<String>>>,
 }
 
 impl Names {
     /// Knows these names; all others do not exist.
-    fn serve(names: &[(&str, Ipv4Addr)]) -> Self {
+    pub(crate) fn serve(names: &[(&str, Ipv4Addr)]) -> Self {
         let names: HashMap<String, Ipv4Addr> =
             names.iter().map(|(name, address)| ((*name).to_owned(), *address)).collect();
         let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port is free");

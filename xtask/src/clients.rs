@@ -39,12 +39,7 @@ const DEEP_AGENTS: Option<System> =
     Some(System { title: "Deep Agents", page: "../deepagents.md", of: &["deepagents", "dcode"] });
 
 const SUITES: &[Suite] = &[
-    Suite {
-        word: "python",
-        name: "the Python SDK",
-        program: "sdk/python/run_tests.py",
-        system: DEEP_AGENTS,
-    },
+    Suite { word: "python", name: "the Python SDK", program: "sdk/python/run_tests.py", system: DEEP_AGENTS },
     Suite {
         word: "openapi",
         name: "the description of the API",

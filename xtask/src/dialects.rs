@@ -10,7 +10,8 @@ use anyhow::{Context, Result, bail};
 use crate::clients::{self, System};
 
 const PAGE: &str = "docs/dialects/README.md";
-const BEGIN: &str = "<!-- The table is written by `cargo xtask dialects` from the results of the suites. -->\n";
+const BEGIN: &str =
+    "<!-- The table is written by `cargo xtask dialects` from the results of the suites. -->\n";
 const END: &str = "<!-- End of the table. -->\n";
 
 /// Writes the table from the results of the last run of every suite.
@@ -39,7 +40,8 @@ fn with_table(page: &str, table: &str) -> Result<String> {
 }
 
 fn table() -> Result<String> {
-    let mut rows = String::from("| system | clients whose whole suite passes | suite |\n| --- | --- | --- |\n");
+    let mut rows =
+        String::from("| system | clients whose whole suite passes | suite |\n| --- | --- | --- |\n");
     for (system, suite, passed) in clients::systems()? {
         let System { title, page, of } = system;
         let names: Vec<&str> = passed.iter().map(String::as_str).filter(|name| is_of(name, of)).collect();

@@ -20,6 +20,7 @@ mod pool;
 mod ports;
 mod run;
 mod sandbox;
+mod secret;
 mod serve;
 mod shell;
 mod snapshot;
@@ -56,6 +57,7 @@ pub use pool::{Pool, PoolAction};
 pub use ports::{Ports, Url};
 pub use run::{Exec, Manner, Run};
 pub use sandbox::{Create, Inspect, List, Remove, Rename};
+pub use secret::{Ledger, LedgerAction, RotateSecret, Secret, SecretAction, SetSecret};
 pub use serve::{DaemonFlags, Serve};
 pub use shell::{Attach, Shell};
 pub use snapshot::{
@@ -154,6 +156,8 @@ pub enum Subcommand {
     Pull(PullImage),
     Template(Template),
     Volume(Volume),
+    Secret(Secret),
+    Ledger(Ledger),
     Pool(Pool),
     Net(Box<Net>),
     Build(Box<Build>),

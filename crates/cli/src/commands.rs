@@ -22,6 +22,7 @@ pub mod pool;
 pub mod ports;
 pub mod run;
 pub mod sandbox;
+pub mod secret;
 pub mod serve;
 pub mod shell;
 pub mod snapshot;

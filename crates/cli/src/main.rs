@@ -20,8 +20,8 @@ use clap::{ArgMatches, CommandFactory, FromArgMatches};
 use crate::args::{Arguments, ConfigAction, Image, ImageAction, KeyAction, Subcommand};
 use crate::commands::{
     admin, build, command, completions, config, copy, dialects, doctor, forward, image, key, launcher,
-    lifetime, logs, net, pause, pool, ports, run, sandbox, serve, shell, snapshot, stats, template, top,
-    version, volume, watch, webhook,
+    lifetime, logs, net, pause, pool, ports, run, sandbox, secret, serve, shell, snapshot, stats, template,
+    top, version, volume, watch, webhook,
 };
 use crate::daemon::settings;
 use crate::environment::Environment;
@@ -131,6 +131,8 @@ async fn dispatch(subcommand: Subcommand, environment: &Environment) -> anyhow::
         }
         Subcommand::Build(arguments) => build::build(*arguments, environment).await,
         Subcommand::Net(arguments) => net::net(*arguments, environment).await,
+        Subcommand::Secret(arguments) => secret::secret(arguments, environment).await,
+        Subcommand::Ledger(arguments) => secret::ledger(arguments, environment).await,
         Subcommand::Pool(arguments) => pool::pool(arguments, environment).await,
         Subcommand::Template(arguments) => template::template(arguments, environment).await,
         Subcommand::Volume(arguments) => volume::volume(arguments, environment).await,

@@ -26,6 +26,7 @@ mod images;
 mod network;
 mod pools;
 mod ports;
+mod secrets;
 mod snapshots;
 mod sse;
 mod stream;

@@ -8,7 +8,8 @@
 //!
 //! [`policy`] is pure: rules, the one order in which they decide, and the table of closed addresses. [`presets`] finds out
 //! which hosts the mode `registries` means. [`dns`] answers names with synthetic addresses. [`dial`] opens connections and checks
-//! every address at that moment. [`tls`] and [`http`] read first bytes and requests. [`ca`] signs refusals. [`relay`] and
+//! every address at that moment. [`tls`] and [`http`] read first bytes and requests. [`credential`] puts credentials into
+//! requests. [`ca`] signs refusals and the certificates of hosts whose requests are read. [`relay`] and
 //! [`limits`] move and count bytes. [`control`] is the protocol with the daemon, [`outbox`] holds the records for it.
 //! [`gateway`] serves one sandbox, and [`process`] is the program.
 //!
@@ -59,6 +60,7 @@ pub mod policy;
 
 pub mod ca;
 pub mod control;
+pub mod credential;
 pub mod dial;
 pub mod dns;
 pub mod gateway;

@@ -28,6 +28,8 @@ pub struct World {
     pub resolver: SocketAddr,
     pub asked: Arc<Mutex<Vec<String>>>,
     addresses: Arc<Mutex<HashMap<String, Ipv4Addr>>>,
+    /// Roots that egress trusts beside the system's, in PEM.
+    pub roots: Vec<String>,
 }
 
 impl World {
@@ -36,7 +38,7 @@ impl World {
         let resolver = socket.local_addr().expect("an address");
         let (asked, addresses) = (Arc::new(Mutex::new(Vec::new())), Arc::new(Mutex::new(HashMap::new())));
         tokio::spawn(resolve(socket, asked.clone(), addresses.clone()));
-        Self { resolver, asked, addresses }
+        Self { resolver, asked, addresses, roots: Vec::new() }
     }
 
     /// Gives a name an address. Names without one have 127.0.0.1; names that begin with `no` do not exist, and
@@ -180,6 +182,7 @@ pub async fn start_in(
         upstream: Upstream { servers: vec![world.resolver], tls: None },
         addresses: Addresses { opened: vec!["127.0.0.1".parse().expect("a block")], ..Addresses::default() },
         pool,
+        extra_roots: world.roots.clone(),
         ..Settings::default()
     };
     let start = Start {
@@ -250,6 +253,7 @@ impl Guest {
             names: Vec::new(),
             limits: Limits::default(),
             owner: None,
+            credentials: vec![],
         }
     }
 

@@ -8,6 +8,7 @@ extern crate shoal_egress as egress;
 
 mod harness;
 
+mod credentials;
 mod daemon;
 mod names;
 mod policy;

@@ -4,7 +4,7 @@
 //! The public interface is [`Engine`]; its methods are in the folders of the nouns that they act on.
 //!
 //! There is one folder per noun, and each uses only those before it: `error`, [`model`] (inputs and outputs),
-//! [`observe`], [`access`], `disk`, `db`, [`network`], `guest` (the link to init), `command`, [`files`], [`port`],
+//! [`observe`], [`access`], `disk`, `credential`, `db`, [`network`], `guest` (the link to init), `command`, [`files`], [`port`],
 //! [`image`], [`volume`], [`template`], [`sandbox`] (which joins the ones before), [`pool`], [`build`], [`snapshot`].
 
 #![forbid(unsafe_code)]
@@ -12,6 +12,7 @@
 pub mod access;
 pub mod build;
 mod command;
+mod credential;
 mod db;
 mod disk;
 mod error;
@@ -46,6 +47,8 @@ use crate::access::signing::Signer;
 use crate::build::Builds;
 use crate::command::budget::Budgets;
 use crate::command::log::LogWriters;
+use crate::credential::Secrets;
+use crate::credential::keyring::Keyring;
 use crate::db::Db;
 use crate::disk::HostDisk;
 use crate::image::{ImageSettings, Images};
@@ -168,10 +171,11 @@ impl Engine {
             let create = |source| DbError::Create { path: directory.clone(), source };
             let disk = Arc::new(HostDisk::open(&directory).map_err(create)?);
             let revoked = Revoked::open(&directory).map_err(create)?;
+            let keyring = Keyring::open(&directory).map_err(create)?;
             let db = Db::open(&path, store_runtime, store_metrics, Arc::clone(&disk))?;
-            Ok((disk, revoked, db))
+            Ok((disk, revoked, keyring, db))
         });
-        let (disk, revoked, db) = opened
+        let (disk, revoked, keyring, db) = opened
             .await
             .map_err(|_| EngineError::Stopping)?
             .map_err(|source| EngineError::Store { doing: "open the database", source })?;
@@ -189,6 +193,9 @@ impl Engine {
         })?;
         let signer = Signer::new(db.secret("links", random()).await?);
         let layer_names = Signer::new(db.secret("layers", random()).await?);
+        let placeholders = Signer::new(db.secret("placeholders", random()).await?);
+        let rows = db.load_credentials().await?;
+        let secrets = Secrets::new(keyring, placeholders, config.network.registries.clone(), rows);
         let volumes = Volumes::open(&db.load_volumes().await?);
         let (templates, versions) = Templates::open(db.load_templates().await?);
         let links = Links::open(db.load_links(now()).await?);
@@ -203,6 +210,7 @@ impl Engine {
         let shared = Arc::new(Shared {
             config,
             networks,
+            secrets: Arc::new(secrets),
             backend,
             clock,
             metrics,
@@ -249,7 +257,8 @@ impl Engine {
         let collecting =
             shared.runtime.spawn(image::keep_collected(Arc::clone(&shared), template::prepare_again));
         let freeing = shared.runtime.spawn(snapshot::keep_freed(Arc::downgrade(&engine.inner)));
-        let tasks = [sweeping, collecting, tending, freeing].map(|task| task.abort_handle());
+        let reading = shared.runtime.spawn(sandbox::secrets::keep_fresh(Arc::downgrade(&shared)));
+        let tasks = [sweeping, collecting, tending, freeing, reading].map(|task| task.abort_handle());
         shared.tasks.lock().unwrap_or_else(PoisonError::into_inner).extend(tasks);
         Ok(engine)
     }
@@ -329,6 +338,7 @@ pub(crate) struct Shared {
     pub templates: Templates,
     pub volumes: Volumes,
     pub networks: Networks,
+    pub secrets: Arc<Secrets>,
     pub pools: Pools,
     pub ports: Arc<Ports>,
     /// Bounds how many sandboxes are searched for listening ports at once.

@@ -6,10 +6,12 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use egress::control::{
-    Answer, Ask, Channel, Event, Failure, FromEgress, Record, Request, Start, Started, Totals, VERSION, What,
-    from_bytes, to_bytes,
+    Answer, Ask, Channel, Event, Failure, FromEgress, Record, Request, Start, Started, Totals, Used, VERSION,
+    What, from_bytes, to_bytes,
 };
+use egress::credential::Credential;
 use egress::policy::Name;
+use engine::secret::{CACHE_DEFAULT, SecretName, SecretSource, SecretSpec, SecretValue};
 use engine::{
     EngineError, NetworkAction, NetworkChange, NetworkEventQuery, NetworkMode, NetworkPolicy, NetworkRule,
     SandboxSpec, SandboxUpdate, Wait,
@@ -78,6 +80,7 @@ async fn one_egress(socket: OwnedFd, asked: Asked, records: Arc<Mutex<Vec<Record
                     attach.rules.mode.word(),
                     attach.names.len()
                 ));
+                say(format!("credentials {}{}", attach.sandbox, shown(&attach.credentials)));
                 held.insert(attach.sandbox, descriptors);
                 Ok(Answer::Done)
             }
@@ -87,6 +90,10 @@ async fn one_egress(socket: OwnedFd, asked: Asked, records: Arc<Mutex<Vec<Record
                     rules.mode.word(),
                     i32::from(host.routes(sandbox).is_some())
                 ));
+                Ok(Answer::Done)
+            }
+            Ask::SetCredentials { sandbox, credentials } => {
+                say(format!("credentials {sandbox}{}", shown(&credentials)));
                 Ok(Answer::Done)
             }
             Ask::Detach { sandbox } => {
@@ -108,6 +115,105 @@ async fn one_egress(socket: OwnedFd, asked: Asked, records: Arc<Mutex<Vec<Record
             _ => Err(Failure { what: "not by a fake".into() }),
         };
         channel.send(&to_bytes(&FromEgress::Answer { serial, result }), &[]).await.expect("sent");
+    }
+}
+
+/// Names, values and placeholders, as egress gets them.
+fn shown(credentials: &[Credential]) -> String {
+    let one = |credential: &Credential| {
+        let value =
+            credential.value.as_ref().map(|value| String::from_utf8_lossy(value.bytes()).into_owned());
+        format!(" {}={}", credential.name, value.unwrap_or_default())
+    };
+    credentials.iter().map(one).collect()
+}
+
+fn secret(name: &str, value: &str) -> SecretSpec {
+    SecretSpec {
+        name: SecretName::parse(name).expect("a name"),
+        source: SecretSource::Value(SecretValue::new(value.into())),
+        preset: None,
+        rules: vec![],
+        variables: vec![],
+        cache: CACHE_DEFAULT,
+    }
+}
+
+#[tokio::test]
+async fn secrets_reach_egress_before_the_create_is_answered_and_changes_before_they_are() {
+    let world = World::new().await;
+    let (asked, _) = serve_egress(&world.host);
+    let missing = SandboxSpec { inject: vec!["openai".into()], ..SandboxSpec::default() };
+    let refused =
+        world.engine.create(&key(), missing.clone(), Wait::Ready).await.expect_err("no such secret");
+    assert!(matches!(refused, EngineError::SecretNotFound { .. }), "{refused}");
+    world.engine.set_secret(&key(), secret("openai", "first")).await.expect("it is kept");
+    let made = world.engine.create(&key(), missing, Wait::Ready).await.expect("it is made");
+    assert!(said(&asked, &format!("credentials {} openai=first", made.id)));
+    assert_eq!(world.host.routes(made.id), Some(Routes::Listed(vec![])), "its hosts are opened");
+    world.engine.set_secret(&key(), secret("openai", "second")).await.expect("it is rotated");
+    assert!(said(&asked, &format!("credentials {} openai=second", made.id)));
+    assert_eq!(world.engine.secret(&key(), "openai").expect("a secret").sandboxes, 1);
+    world.engine.delete_secret(&key(), "openai").await.expect("it is deleted");
+    until("nothing is open", || world.host.routes(made.id).is_none()).await;
+    assert!(said(&asked, &format!("detach {}", made.id)), "nothing else was open");
+    let gone = world.engine.delete_secret(&key(), "openai").await.expect_err("it is gone");
+    assert!(matches!(gone, EngineError::SecretNotFound { .. }), "{gone}");
+}
+
+#[tokio::test]
+async fn the_ledger_keeps_each_use_once_and_shows_a_changed_line() {
+    let world = World::new().await;
+    let (_, records) = serve_egress(&world.host);
+    let made = world.engine.create(&key(), spec(NetworkMode::Names), Wait::Ready).await.expect("it is made");
+    let used = |id: u128| {
+        Record::Used(Box::new(Used {
+            id,
+            sandbox: made.id,
+            at_ms: 1_700_000_000_000,
+            secret: 7,
+            secret_name: "api".into(),
+            host: Name::parse("api.example.com").expect("a name"),
+            port: 443,
+            method: "GET".into(),
+            path: "/v1".into(),
+            status: 200,
+            sent: 1,
+            received: 2,
+        }))
+    };
+    let all = [used(1), used(2), used(2), used(3)];
+    records.lock().expect("nobody panics").extend(all);
+    let mut lines = Vec::new();
+    for _ in 0..2000 {
+        lines = world.engine.ledger(&owner(), None, None).await.expect("lines");
+        if lines.len() == 3 {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    assert_eq!(lines.iter().map(|line| line.number).collect::<Vec<_>>(), [1, 2, 3]);
+    assert_eq!(world.engine.ledger(&owner(), Some(2), None).await.expect("lines").len(), 1);
+    let check = world.engine.verify_ledger().await.expect("a check");
+    assert_eq!((check.lines, check.broken_at), (3, None));
+    let database = rusqlite::Connection::open(world.directory.path().join("shoal.db")).expect("a database");
+    let change = |sql: &str| database.execute_batch(sql).expect("changed");
+    for (sql, undo, broken) in [
+        (
+            "UPDATE ledger SET path = '/v2' WHERE number = 2",
+            "UPDATE ledger SET path = '/v1' WHERE number = 2",
+            2,
+        ),
+        (
+            "UPDATE ledger SET status = 201 WHERE number = 1",
+            "UPDATE ledger SET status = 200 WHERE number = 1",
+            1,
+        ),
+        ("DELETE FROM ledger WHERE number = 3", "", 3),
+    ] {
+        change(sql);
+        assert_eq!(world.engine.verify_ledger().await.expect("a check").broken_at, Some(broken), "{sql}");
+        change(undo);
     }
 }
 

@@ -312,6 +312,13 @@ async fn goes_on(engine: &Engine, version: u32) {
         let Told::Event(event) = watcher.next().await else { panic!("the event is kept") };
         assert!(matches!(&event.about, About::Volume(volume) if volume.name == "data"), "{event:?}");
     }
+    if since(19) {
+        let secrets = engine.secrets(&key);
+        assert_eq!((secrets[0].name.as_str(), secrets[0].source, secrets[0].version), ("api", "file", 2));
+        assert_eq!(secrets[0].rules[0].domain, "api.example.com");
+        let check = engine.verify_ledger().await.expect("its lines are read");
+        assert_eq!((check.lines, check.broken_at), (1, None), "lines of an older daemon still verify");
+    }
 }
 
 /// Builds used to find their sandboxes by a label and an idempotency key, which callers could use too.

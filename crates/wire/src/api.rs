@@ -11,6 +11,7 @@ mod lifetime;
 mod network;
 mod pools;
 mod ports;
+mod secrets;
 mod snapshots;
 mod stats;
 mod templates;
@@ -32,6 +33,7 @@ pub use lifetime::*;
 pub use network::*;
 pub use pools::*;
 pub use ports::*;
+pub use secrets::*;
 pub use snapshots::*;
 pub use stats::*;
 pub use templates::*;
@@ -95,6 +97,9 @@ pub struct CreateSandbox {
     /// template's, otherwise the operator's default, which is `none` unless the configuration says otherwise.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub network: Option<Network>,
+    /// Names of secrets that it may use without holding them, in addition to those of `network`. Their hosts are opened.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub inject: Vec<String>,
     /// How many snapshots to keep of those that are taken before commands, 0 to 100; `undo` goes back to them.
     /// Default: the template's, otherwise 0, which takes none. Needs a store with snapshots.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -35,6 +35,9 @@ pub struct Spec {
     /// Open a network: registries (for package installs), open, none, or a file with a policy [default: the template's]
     #[arg(long, value_name = "MODE|FILE")]
     pub net: Option<String>,
+    /// Let requests carry this secret, which the sandbox never holds: github, openai, ... or one that you named; repeatable
+    #[arg(long = "inject", value_name = "SECRET")]
+    pub inject: Vec<String>,
 }
 
 /// Create a sandbox and print its id.

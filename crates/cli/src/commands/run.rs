@@ -199,6 +199,7 @@ fn new_sandbox(arguments: &Run) -> anyhow::Result<api::CreateSandbox> {
         disk: arguments.spec.disk.clone(),
         mounts: arguments.spec.mounts.clone(),
         network: net::network(arguments.spec.net.as_deref())?,
+        inject: arguments.spec.inject.clone(),
         ..Default::default()
     })
 }

@@ -29,6 +29,7 @@ pub async fn create(arguments: Create, environment: &Environment) -> anyhow::Res
         disk: arguments.spec.disk,
         mounts: arguments.spec.mounts,
         network: net::network(arguments.spec.net.as_deref())?,
+        inject: arguments.spec.inject,
         match_labels: arguments.get_or_create.then(|| arguments.labels.iter().cloned().collect()),
         labels: arguments.labels.into_iter().collect(),
         lifetime: arguments.rules.list(),

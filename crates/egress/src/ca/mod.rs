@@ -1,5 +1,5 @@
 //! The certificate authority of an installation. Sandboxes trust it, so that a refusal over HTTPS can carry an
-//! explanation.
+//! explanation, and so that credentials can be added to requests over HTTPS.
 //!
 //! Its key is in egress's own directory, readable by egress alone, and is in no image, snapshot or export. Leaf
 //! certificates are made for one name at a time, are valid for a few days, and are served only inside sandboxes.
@@ -63,13 +63,35 @@ pub enum CaError {
     Tls(#[from] rustls::Error),
 }
 
+/// The protocol that a leaf is served for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Speaks {
+    /// HTTP/1.1.
+    Http1,
+    /// HTTP/2.
+    Http2,
+}
+
+impl Speaks {
+    /// Its name in a TLS hello.
+    pub fn alpn(self) -> &'static [u8] {
+        match self {
+            Self::Http1 => b"http/1.1",
+            Self::Http2 => b"h2",
+        }
+    }
+}
+
+/// Leaves by name and protocol, each with the day on which it was made.
+type Leaves = HashMap<(Name, Speaks), (i64, Arc<ServerConfig>)>;
+
 /// The authority and the leaves that it has made.
 pub struct Ca {
     issuer: Issuer<'static, KeyPair>,
     pem: String,
     /// One key for all leaves of this process.
     leaf_key: KeyPair,
-    leaves: Mutex<HashMap<Name, (i64, Arc<ServerConfig>)>>,
+    leaves: Mutex<Leaves>,
 }
 
 impl Ca {
@@ -105,24 +127,29 @@ impl Ca {
         &self.pem
     }
 
-    /// The TLS configuration to serve a name with.
+    /// The TLS configuration to serve a name with, over HTTP/1.1.
     pub fn config(&self, name: &Name) -> Result<Arc<ServerConfig>, CaError> {
+        self.config_for(name, Speaks::Http1)
+    }
+
+    /// The TLS configuration to serve a name with.
+    pub fn config_for(&self, name: &Name, speaks: Speaks) -> Result<Arc<ServerConfig>, CaError> {
         let today = today();
         let mut leaves = self.leaves.lock().expect("nobody panics while holding it");
-        if let Some((made, config)) = leaves.get(name.as_str())
+        if let Some((made, config)) = leaves.get(&(name.clone(), speaks))
             && today - made < LEAF_FRESH_DAYS
         {
             return Ok(config.clone());
         }
-        let config = self.make_leaf(name, today)?;
+        let config = self.make_leaf(name, speaks, today)?;
         if leaves.len() >= LEAVES_MAX {
             leaves.clear();
         }
-        leaves.insert(name.clone(), (today, config.clone()));
+        leaves.insert((name.clone(), speaks), (today, config.clone()));
         Ok(config)
     }
 
-    fn make_leaf(&self, name: &Name, today: i64) -> Result<Arc<ServerConfig>, CaError> {
+    fn make_leaf(&self, name: &Name, speaks: Speaks, today: i64) -> Result<Arc<ServerConfig>, CaError> {
         let mut params = CertificateParams::new(vec![name.to_string()])?;
         params.distinguished_name = DistinguishedName::new();
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
@@ -137,7 +164,7 @@ impl Ca {
             .with_safe_default_protocol_versions()?
             .with_no_client_auth()
             .with_single_cert(chain, key)?;
-        config.alpn_protocols = vec![b"http/1.1".to_vec()];
+        config.alpn_protocols = vec![speaks.alpn().to_vec()];
         Ok(Arc::new(config))
     }
 }

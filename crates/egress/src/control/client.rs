@@ -18,6 +18,7 @@ use super::message::{
     VERSION, from_bytes, to_bytes,
 };
 use super::packet::Channel;
+use crate::credential::Credential;
 use crate::limits::Limits;
 use crate::policy::Ruleset;
 
@@ -163,6 +164,15 @@ impl Egress {
     /// Replaces a policy; when this returns, connections that lost their rule are cut.
     pub async fn set_policy(&self, sandbox: SandboxId, rules: Ruleset) -> Result<(), ControlError> {
         self.done("changing a policy", Ask::SetPolicy { sandbox, rules: Box::new(rules) }, &[]).await
+    }
+
+    /// Replaces the credentials of a sandbox. Requests after this get the new ones, on open connections too.
+    pub async fn set_credentials(
+        &self,
+        sandbox: SandboxId,
+        credentials: Vec<Credential>,
+    ) -> Result<(), ControlError> {
+        self.done("changing credentials", Ask::SetCredentials { sandbox, credentials }, &[]).await
     }
 
     /// Replaces limits.

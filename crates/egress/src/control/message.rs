@@ -8,13 +8,14 @@ use std::net::{IpAddr, SocketAddr};
 use serde::{Deserialize, Serialize};
 use wire::{InstallationId, SandboxId};
 
+use crate::credential::Credential;
 use crate::dial::{Bind, Proxy};
 use crate::dns::{Pool, Upstream};
 use crate::limits::Limits;
 use crate::policy::{Addresses, Name, Protocol, Ruleset};
 
 /// The version of these types.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 /// The most listeners of one sandbox: two families of TCP and UDP, and room for more.
 pub const LISTENERS_MAX: usize = 16;
 
@@ -121,6 +122,13 @@ pub enum Ask {
     },
     /// Request the status of egress.
     Status,
+    /// Replace the credentials that a sandbox may use. The next request gets the new ones, on open connections too.
+    SetCredentials {
+        /// Which sandbox.
+        sandbox: SandboxId,
+        /// All of them.
+        credentials: Vec<Credential>,
+    },
 }
 
 /// A sandbox to serve.
@@ -138,6 +146,8 @@ pub struct Attach {
     pub limits: Limits,
     /// Its owner, for limits that all of an owner's sandboxes share.
     pub owner: Option<OwnerLimits>,
+    /// What it may send without holding it.
+    pub credentials: Vec<Credential>,
 }
 
 /// Limits of an owner. The latest ones apply.
@@ -258,6 +268,37 @@ pub enum Record {
         /// How many.
         events: u64,
     },
+    /// A request carried a credential.
+    Used(Box<Used>),
+}
+
+/// A request that carried a credential.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Used {
+    /// Random, so that a record that arrives twice is stored once.
+    pub id: u128,
+    /// Which sandbox.
+    pub sandbox: SandboxId,
+    /// When it began, in milliseconds since 1970.
+    pub at_ms: u64,
+    /// The daemon's id of the secret.
+    pub secret: u128,
+    /// The name of the secret at that time.
+    pub secret_name: String,
+    /// The host.
+    pub host: Name,
+    /// The port.
+    pub port: u16,
+    /// The method.
+    pub method: String,
+    /// The path, without the query.
+    pub path: String,
+    /// The status of the answer; 0 if there was none.
+    pub status: u16,
+    /// Bytes of the request's body.
+    pub sent: u64,
+    /// Bytes of the answer's body.
+    pub received: u64,
 }
 
 /// What a sandbox has used since it was attached. Absolute numbers, so that repeating a record is harmless.

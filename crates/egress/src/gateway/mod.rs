@@ -5,6 +5,7 @@
 
 mod serve;
 mod sniff;
+mod terminate;
 
 use std::collections::HashMap;
 use std::io;
@@ -21,6 +22,7 @@ use wire::SandboxId;
 
 use crate::ca::Ca;
 use crate::control::{Attach, Event, LISTENERS_MAX, Listener, Totals, What};
+use crate::credential::{Credential, Vault};
 use crate::dial::Dialer;
 use crate::dns::{self, Budget, Names, NoPlace, Pool, Transport, Zone};
 use crate::limits::{Bucket, Limits};
@@ -29,6 +31,7 @@ use crate::policy::{Destination, Name, Policy, Protocol, Query, Ruleset};
 use crate::relay::Share;
 
 pub use sniff::{Kind, sniff};
+pub use terminate::Hosts;
 
 /// Concurrent DNS questions of one sandbox. More are dropped; resolvers retry.
 const QUESTIONS_MAX: usize = 128;
@@ -52,6 +55,8 @@ pub struct Shared {
     pub outbox: Arc<Outbox>,
     /// Limits that the sandboxes of an owner share.
     pub owners: Mutex<HashMap<u64, Arc<Usage>>>,
+    /// How hosts are verified whose requests are read.
+    pub hosts: Hosts,
 }
 
 /// What a sandbox or an owner uses, and its limits.
@@ -184,6 +189,7 @@ pub struct Gateway {
     sandbox: SandboxId,
     shared: Arc<Shared>,
     policy: RwLock<Arc<Policy>>,
+    vault: RwLock<Arc<Vault>>,
     names: Mutex<Names>,
     /// A name whose place may be stored already: the name must keep that place.
     unstored: tokio::sync::Mutex<Option<Name>>,
@@ -248,6 +254,7 @@ impl Gateway {
             sandbox: attach.sandbox,
             shared,
             policy: RwLock::new(Arc::new(Policy::new(attach.rules))),
+            vault: RwLock::new(Arc::new(Vault::new(attach.credentials))),
             names: Mutex::new(Names::from_list(attach.names)),
             unstored: tokio::sync::Mutex::default(),
             budget: Mutex::default(),
@@ -385,6 +392,31 @@ impl Gateway {
                 connection.cut.cut();
             }
         }
+    }
+
+    /// Replaces the credentials. Requests on open connections get the new ones. A connection to a host that has just become
+    /// one with credentials passes unread until it ends; it is cut, so that the next one is read.
+    pub fn set_credentials(&self, credentials: Vec<Credential>) {
+        let vault = Arc::new(Vault::new(credentials));
+        let before = {
+            let mut now = self.vault.write().expect("nobody panics while holding it");
+            std::mem::replace(&mut *now, Arc::clone(&vault))
+        };
+        let connections = self.connections.lock().expect("nobody panics while holding it");
+        for connection in connections.values() {
+            if let Some(Decided { to: To::Name(name), port, protocol: Protocol::Tls, .. }) =
+                &connection.decided
+                && vault.covers(name, *port)
+                && !before.covers(name, *port)
+            {
+                connection.cut.cut();
+            }
+        }
+    }
+
+    /// The credentials as they are now.
+    fn vault(&self) -> Arc<Vault> {
+        self.vault.read().expect("nobody panics while holding it").clone()
     }
 
     /// Whether a policy still allows a connection that was decided under another.

@@ -37,7 +37,7 @@ const DNS_IDLE: Duration = Duration::from_secs(30);
 const FIRST_READ_BYTES: usize = 4096;
 
 /// Serves a connection until it ends or is cut.
-pub(super) async fn serve(gateway: &Gateway, client: TcpStream, id: u64, cut: &Arc<Cut>) {
+pub(super) async fn serve(gateway: &Arc<Gateway>, client: TcpStream, id: u64, cut: &Arc<Cut>) {
     let Ok(local) = client.local_addr() else { return };
     let port = local.port();
     let to = match gateway.shared.pool.meaning(local.ip()) {
@@ -83,12 +83,12 @@ impl Drop for Place<'_> {
     }
 }
 
-struct Visit<'a> {
-    gateway: &'a Gateway,
+pub(super) struct Visit<'a> {
+    pub(super) gateway: &'a Arc<Gateway>,
     id: u64,
-    to: To,
-    port: u16,
-    meter: Arc<Meter>,
+    pub(super) to: To,
+    pub(super) port: u16,
+    pub(super) meter: Arc<Meter>,
     cut: Arc<Cut>,
 }
 
@@ -284,7 +284,10 @@ impl Visit<'_> {
         let ended = tokio::select! {
             ended = async {
                 match first {
-                    First::Client(Kind::Http) if !vouched => self.http(client, &dialled.stream, bytes).await,
+                    First::Client(Kind::Http) if !vouched => self.http(client, &dialled.stream, bytes, verdict).await,
+                    First::Client(Kind::Tls(_)) if !vouched && self.is_terminated(verdict) => {
+                        self.terminate(client, &dialled.stream, bytes, verdict).await
+                    }
                     First::Server if !vouched => self.server_first(client, &dialled.stream, bytes, policy).await,
                     First::Client(_) | First::Server | First::Silence => self.raw(client, &dialled.stream, &bytes).await,
                 }
@@ -353,7 +356,13 @@ impl Visit<'_> {
         tokio::try_join!(outward, inward).map(|_| ())
     }
 
-    async fn http(&self, client: &TcpStream, server: &TcpStream, bytes: Vec<u8>) -> Result<(), String> {
+    async fn http(
+        &self,
+        client: &TcpStream,
+        server: &TcpStream,
+        bytes: Vec<u8>,
+        verdict: &Verdict,
+    ) -> Result<(), String> {
         // hyper needs its own streams; these are copies of the descriptors, and the originals decide how the
         // connections end.
         let (client, server) = (copy(client).map_err(words)?, copy(server).map_err(words)?);
@@ -363,7 +372,15 @@ impl Visit<'_> {
         };
         let refused = crate::http::Refused::default();
         let server = Metered::new(server, self.meter.clone());
-        let proxied = proxy(Prefixed::new(bytes, client), server, name, self.port, refused.clone()).await;
+        let proxied = proxy(
+            Prefixed::new(bytes, client),
+            server,
+            name,
+            self.port,
+            self.guard(verdict),
+            refused.clone(),
+        )
+        .await;
         let bad = refused.lock().expect("nobody panics while holding it").take();
         match (bad, proxied) {
             (Some(bad), _) => {
@@ -373,11 +390,7 @@ impl Visit<'_> {
                 Ok(())
             }
             (None, Ok(())) => Ok(()),
-            (None, Err(error)) => {
-                let cause =
-                    std::error::Error::source(&error).map(|cause| format!(": {cause}")).unwrap_or_default();
-                Err(format!("{error}{cause}"))
-            }
+            (None, Err(error)) => Err(with_cause(&error)),
         }
     }
 
@@ -470,12 +483,17 @@ fn check_hello(to: &To, hello: &Hello, policy: &Policy, port: u16) -> Result<(),
     }
 }
 
-fn words(error: io::Error) -> String {
+pub(super) fn words(error: io::Error) -> String {
     error.to_string()
 }
 
+pub(super) fn with_cause(error: &dyn std::error::Error) -> String {
+    let cause = error.source().map(|cause| format!(": {cause}")).unwrap_or_default();
+    format!("{error}{cause}")
+}
+
 /// A second stream for the same connection.
-fn copy(stream: &TcpStream) -> io::Result<TcpStream> {
+pub(super) fn copy(stream: &TcpStream) -> io::Result<TcpStream> {
     use std::os::fd::AsFd;
     TcpStream::from_std(std::net::TcpStream::from(stream.as_fd().try_clone_to_owned()?))
 }
@@ -506,7 +524,7 @@ async fn read_some(client: &TcpStream, bytes: &mut Vec<u8>) -> io::Result<usize>
     }
 }
 
-fn about(gateway: &Gateway, what: What, to: &To, port: u16, protocol: Option<Protocol>) -> Event {
+pub(super) fn about(gateway: &Gateway, what: What, to: &To, port: u16, protocol: Option<Protocol>) -> Event {
     let mut event = gateway.event(what);
     match to {
         To::Name(name) => event.name = Some(name.clone()),
@@ -517,7 +535,7 @@ fn about(gateway: &Gateway, what: What, to: &To, port: u16, protocol: Option<Pro
 }
 
 /// Counts and records a refusal.
-fn refused(gateway: &Gateway, event: Event) {
+pub(super) fn refused(gateway: &Gateway, event: Event) {
     gateway.counts.refused.fetch_add(1, Ordering::Relaxed);
     gateway.record(event);
 }

@@ -15,6 +15,8 @@ pub struct Peer<'a> {
     pub name: Option<&'a Name>,
     /// The port.
     pub port: u16,
+    /// `http` or `https`.
+    pub scheme: &'static str,
 }
 
 /// Why a request is rejected.
@@ -40,6 +42,9 @@ pub enum BadRequest {
     /// An upgrade to something other than WebSocket.
     #[error("only an upgrade to websocket is allowed, not to `{0}`")]
     Upgrade(String),
+    /// A rule of the policy, or a credential, stops it.
+    #[error("{0}")]
+    Stopped(String),
 }
 
 impl BadRequest {
@@ -50,6 +55,7 @@ impl BadRequest {
             Self::OtherHost { .. } => StatusCode::MISDIRECTED_REQUEST,
             Self::TwoLengths | Self::Host => StatusCode::BAD_REQUEST,
             Self::Upgrade(_) => StatusCode::NOT_IMPLEMENTED,
+            Self::Stopped(_) => StatusCode::FORBIDDEN,
         }
     }
 }
@@ -72,13 +78,15 @@ pub fn check(
     let host = match (hosts.next(), hosts.next()) {
         (Some(host), None) => Some(host.to_str().map_err(|_| BadRequest::Host)?),
         (None, None) if version <= Version::HTTP_10 => None,
+        // HTTP/2 has the host in the address of the request.
+        (None, None) if version >= Version::HTTP_2 && uri.authority().is_some() => None,
         _ => return Err(BadRequest::Host),
     };
     for authority in [host, uri.authority().map(Authority::as_str)].into_iter().flatten() {
         is_for(authority, peer)?;
     }
-    if uri.scheme_str().is_some_and(|scheme| scheme != "http") {
-        let opened = format!("http://{}", opened(peer));
+    if uri.scheme_str().is_some_and(|scheme| scheme != peer.scheme) {
+        let opened = format!("{}://{}", peer.scheme, opened(peer));
         return Err(BadRequest::OtherHost { asked: uri.to_string(), opened });
     }
     for upgrade in headers.get_all(UPGRADE) {
@@ -121,7 +129,7 @@ mod tests {
     fn check_request(request: http::request::Builder, expected: Option<u16>) {
         let request = request.body(()).expect("a request");
         let name = Name::parse("a.example").expect("a name");
-        let peer = Peer { name: Some(&name), port: 80 };
+        let peer = Peer { name: Some(&name), port: 80, scheme: "http" };
         let got = check(request.method(), request.uri(), request.version(), request.headers(), peer);
         assert_eq!(got.as_ref().err().map(|bad| bad.status().as_u16()), expected, "{request:?}: {got:?}");
     }

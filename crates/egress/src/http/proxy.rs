@@ -21,9 +21,9 @@ use super::head::HEAD_BYTES_MAX;
 use crate::policy::Name;
 
 /// How long a client may take for the head of a request.
-const HEAD_DEADLINE: std::time::Duration = std::time::Duration::from_secs(60);
+pub(super) const HEAD_DEADLINE: std::time::Duration = std::time::Duration::from_secs(60);
 /// Headers for one hop only (RFC 9110, 7.6.1). `Upgrade` is put back for WebSocket.
-const HOP_BY_HOP: [&str; 5] = ["connection", "proxy-connection", "keep-alive", "te", "upgrade"];
+pub(super) const HOP_BY_HOP: [&str; 5] = ["connection", "proxy-connection", "keep-alive", "te", "upgrade"];
 
 /// Why a proxied connection ended.
 #[derive(Debug, thiserror::Error)]
@@ -36,6 +36,9 @@ pub enum ProxyError {
     Upstream(#[source] hyper::Error),
 }
 
+/// Looks at the head of each request and says why it must not pass.
+pub type Guard = Arc<dyn Fn(&http::request::Parts) -> Result<(), String> + Send + Sync>;
+
 /// The reason if a request was refused, for events.
 pub type Refused = Arc<Mutex<Option<BadRequest>>>;
 
@@ -45,6 +48,7 @@ pub async fn proxy<C, S>(
     server: S,
     name: Option<Name>,
     port: u16,
+    guard: Guard,
     refused: Refused,
 ) -> Result<(), ProxyError>
 where
@@ -61,9 +65,12 @@ where
     let upgrades = Upgrades::default();
     let pending = upgrades.clone();
     let service = hyper::service::service_fn(move |request| {
-        let (sender, name, refused, pending) =
-            (sender.clone(), name.clone(), refused.clone(), pending.clone());
-        async move { Ok::<_, Infallible>(one(request, &sender, name.as_ref(), port, &refused, &pending).await) }
+        let (sender, name, refused, pending, guard) =
+            (sender.clone(), name.clone(), refused.clone(), pending.clone(), guard.clone());
+        async move {
+            let peer = Peer { name: name.as_ref(), port, scheme: "http" };
+            Ok::<_, Infallible>(one(request, &sender, peer, &guard, &refused, &pending).await)
+        }
     });
     let serving = hyper::server::conn::http1::Builder::new()
         .preserve_header_case(true)
@@ -97,27 +104,30 @@ where
 }
 
 /// The two sides of a connection that is no longer HTTP.
-type Sides = (hyper::upgrade::OnUpgrade, hyper::upgrade::OnUpgrade);
-type Upgrades = Arc<Mutex<Option<Sides>>>;
+pub(super) type Sides = (hyper::upgrade::OnUpgrade, hyper::upgrade::OnUpgrade);
+pub(super) type Upgrades = Arc<Mutex<Option<Sides>>>;
 
 type Body = BoxBody<Bytes, hyper::Error>;
 
 async fn one(
-    mut request: Request<Incoming>,
+    request: Request<Incoming>,
     sender: &tokio::sync::Mutex<SendRequest<Incoming>>,
-    name: Option<&Name>,
-    port: u16,
+    peer: Peer<'_>,
+    guard: &Guard,
     refused: &Refused,
     upgrades: &Upgrades,
 ) -> Response<Body> {
-    let peer = Peer { name, port };
-    if let Err(bad) = check(request.method(), request.uri(), request.version(), request.headers(), peer) {
+    let (parts, body) = request.into_parts();
+    let checked = check(&parts.method, &parts.uri, parts.version, &parts.headers, peer)
+        .and_then(|()| guard(&parts).map_err(BadRequest::Stopped));
+    let mut request = Request::from_parts(parts, body);
+    if let Err(bad) = checked {
         let response = closing(bad.status(), &bad.to_string());
         *refused.lock().expect("nobody panics while holding it") = Some(bad);
         return response;
     }
     let upgrade = request.headers().get(UPGRADE).cloned();
-    prepare(&mut request, name, port, upgrade.is_some());
+    prepare(&mut request, peer.name, peer.port, upgrade.is_some());
     let client_side = upgrade.is_some().then(|| hyper::upgrade::on(&mut request));
     let answered = {
         let mut sender = sender.lock().await;
@@ -148,7 +158,7 @@ async fn one(
 }
 
 /// Turns a request to us into one to the host: origin form, and no hop-by-hop header.
-fn prepare(request: &mut Request<Incoming>, name: Option<&Name>, port: u16, upgrade: bool) {
+pub(super) fn prepare<B>(request: &mut Request<B>, name: Option<&Name>, port: u16, upgrade: bool) {
     let path = request.uri().path_and_query().map_or("/", |path| path.as_str());
     if let Ok(uri) = path.parse::<Uri>() {
         *request.uri_mut() = uri;
@@ -193,7 +203,7 @@ fn closing(status: StatusCode, why: &str) -> Response<Body> {
 }
 
 /// Copies between the two sides of a WebSocket.
-async fn join((client, server): Sides) {
+pub(super) async fn join((client, server): Sides) {
     match tokio::try_join!(client, server) {
         Ok((client, server)) => {
             let (mut client, mut server) = (TokioIo::new(client), TokioIo::new(server));

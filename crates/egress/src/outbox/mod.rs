@@ -16,7 +16,7 @@ use tokio::sync::watch;
 use tokio::time::timeout;
 use wire::SandboxId;
 
-use crate::control::{Event, Record, Totals, to_bytes};
+use crate::control::{Event, Record, Totals, Used, to_bytes};
 use crate::policy::Name;
 
 use spool::Spool;
@@ -162,6 +162,25 @@ impl Outbox {
             }
             inner.push(Record::Event(event));
             inner.spool_quietly();
+        });
+    }
+
+    /// Whether the use of a credential can be recorded. If not, no request may carry one.
+    pub fn has_room_for_use(&self) -> bool {
+        let inner = self.inner.lock().expect("nobody panics while holding it");
+        inner.bytes < inner.bounds.events
+    }
+
+    /// Keeps the record of a request that carried a credential. Requests that began while there was room are kept even
+    /// if there is none left, up to the limit of all records. Without a daemon, the record is synced to disk.
+    pub fn used(&self, used: Used) {
+        self.change(|inner| {
+            inner.push(Record::Used(Box::new(used)));
+            if !inner.online
+                && let Err(error) = inner.spool_all(inner.bounds.all, Sync::Now)
+            {
+                tracing::error!(%error, "cannot spool the use of a credential");
+            }
         });
     }
 

@@ -22,7 +22,7 @@ use crate::control::{
 };
 use crate::dial::{Dialer, own_addresses};
 use crate::dns::Resolver;
-use crate::gateway::Shared;
+use crate::gateway::{Hosts, Shared};
 use crate::outbox::Outbox;
 use crate::policy::Addresses;
 
@@ -62,8 +62,8 @@ pub enum ProcessError {
     /// Confinement.
     #[error(transparent)]
     Confine(#[from] ConfineError),
-    /// TLS to resolvers failed to set up.
-    #[error("cannot set up TLS for the resolver")]
+    /// TLS to resolvers and hosts failed to set up.
+    #[error("cannot set up TLS for resolvers and hosts")]
     Tls(#[from] rustls::Error),
 }
 
@@ -109,10 +109,7 @@ fn prepare(start: &Start) -> Result<Prepared, ProcessError> {
     confine::raise_descriptor_limit()?;
     // The new user may have no access to the path of the directory, so the process enters it first and never leaves it.
     std::env::set_current_dir(&start.directory).map_err(cannot("enter egress's directory"))?;
-    let roots = match &start.settings.upstream.tls {
-        Some(_) => Some(client_config(&start.settings)?),
-        None => None,
-    };
+    let roots = client_config(&start.settings)?;
     if let Some(identity) = start.identity {
         confine::become_identity(identity)?;
     }
@@ -123,13 +120,20 @@ fn prepare(start: &Start) -> Result<Prepared, ProcessError> {
     confine::confine()?;
     let own = own_addresses().map_err(cannot("list the addresses of this machine"))?;
     let Settings { upstream, proxy, bind, addresses, pool, extra_roots: _ } = start.settings.clone();
-    let resolver = Arc::new(Resolver::new(upstream, roots));
+    let resolver = Arc::new(Resolver::new(upstream, Some(Arc::clone(&roots))));
     let dialer = Dialer::new(resolver, Addresses { own, ..addresses }, proxy, bind);
-    let shared = Arc::new(Shared { dialer, ca, pool, outbox, owners: Mutex::new(HashMap::new()) });
+    let shared = Arc::new(Shared {
+        dialer,
+        ca,
+        pool,
+        outbox,
+        owners: Mutex::new(HashMap::new()),
+        hosts: Hosts::new(&roots),
+    });
     Ok(Prepared { shared, listener })
 }
 
-/// TLS to resolvers, verified with the roots of the system and the operator's.
+/// TLS to resolvers and hosts, verified with the roots of the system and the operator's.
 fn client_config(settings: &Settings) -> Result<Arc<rustls::ClientConfig>, ProcessError> {
     let mut roots = rustls::RootCertStore::empty();
     let found = rustls_native_certs::load_native_certs();

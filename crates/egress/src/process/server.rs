@@ -216,6 +216,10 @@ impl Server {
             Ask::SetLimits { sandbox, limits } => {
                 self.gateway(sandbox).map(|gateway| gateway.set_limits(limits)).map(|()| Answer::Done)
             }
+            Ask::SetCredentials { sandbox, credentials } => self
+                .gateway(sandbox)
+                .map(|gateway| gateway.set_credentials(credentials))
+                .map(|()| Answer::Done),
             Ask::Detach { sandbox } => Ok(Answer::Detached(self.detach(sandbox).await)),
             Ask::Drain { seconds } => {
                 self.drain(Duration::from_secs(seconds.into()));

@@ -21,6 +21,8 @@ pub(crate) struct Surroundings<'a> {
     pub image: Option<&'a ImageConfig>,
     /// The sandbox's own variables.
     pub env: &'a BTreeMap<String, String>,
+    /// Variables that stand for secrets.
+    pub placeholders: &'a [(String, String)],
     /// Whether it has files with the roots that programs should trust.
     pub trust: bool,
 }
@@ -42,13 +44,13 @@ pub(crate) fn start_of(
     spec: CommandSpec,
     id: &CommandId,
 ) -> Result<Start, EngineError> {
-    let Surroundings { template, image, env, trust } = around;
+    let Surroundings { template, image, env, placeholders, trust } = around;
     let user = spec.user.as_ref().or_else(|| template.and_then(|template| template.user.as_ref()));
     let start = Start {
         handle: Handle(0),
         id: id.to_string(),
         program: program(spec.program, template, image)?,
-        env: environment(template, image, spec.terminal.is_some(), env, spec.env, trust),
+        env: environment(template, image, spec.terminal.is_some(), (placeholders, env), spec.env, trust),
         cwd: match spec.cwd {
             Some(path) => Cwd::Named(path.into_string()),
             None => Cwd::Default(around.working_directory()),
@@ -95,7 +97,7 @@ fn environment(
     template: Option<&TemplateSpec>,
     config: Option<&ImageConfig>,
     has_terminal: bool,
-    of_sandbox: &BTreeMap<String, String>,
+    (placeholders, of_sandbox): (&[(String, String)], &BTreeMap<String, String>),
     of_command: CommandEnv,
     trust: bool,
 ) -> Vec<(String, String)> {
@@ -110,6 +112,7 @@ fn environment(
     if has_terminal {
         env.insert("TERM".into(), "xterm-256color".into());
     }
+    env.extend(placeholders.iter().cloned());
     env.extend(of_sandbox.clone());
     env.extend(of_command.into_pairs());
     env.into_iter().collect()

@@ -12,6 +12,7 @@
 
 mod builds;
 mod commands;
+mod credentials;
 mod events;
 mod hooks;
 mod images;
@@ -87,6 +88,7 @@ const MIGRATIONS: &[&str] = &[
     include_str!("migrations/16_sandboxes_owned.sql"),
     include_str!("migrations/17_network_pause_snapshots_limits_ports.sql"),
     include_str!("migrations/18_events_webhooks_hooks.sql"),
+    include_str!("migrations/19_credentials.sql"),
 ];
 
 /// The queues of the two threads. Shared through an `Arc`; [`Db::close`] ends the threads.

@@ -13,8 +13,8 @@ use rusqlite::{Connection, OptionalExtension, Row, params};
 use serde::{Deserialize, Serialize};
 use wire::SandboxId;
 
-use super::Db;
 use super::rows::{from_json, id_bytes, json, sandbox_id, signed, unreadable, unsigned};
+use super::{Db, credentials};
 use crate::error::EngineError;
 use crate::model::network::{NetworkEvent, NetworkPolicy, NetworkTotals};
 
@@ -29,6 +29,10 @@ pub(super) struct PolicyText {
     mode: String,
     rules: Vec<RuleText>,
     audit: bool,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    inject: Vec<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    family: Option<SandboxId>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -50,7 +54,8 @@ impl From<&NetworkPolicy> for PolicyText {
             protocol,
             private,
         });
-        Self { mode: mode.word().into(), rules: rules.collect(), audit }
+        let (inject, family) = (policy.inject().to_vec(), policy.family_given());
+        Self { mode: mode.word().into(), rules: rules.collect(), audit, inject, family }
     }
 }
 
@@ -65,7 +70,12 @@ impl PolicyText {
             private,
         });
         let (rules, mode) = (rules.collect(), Mode::parse(&self.mode)?);
-        Some(NetworkPolicy::kept(Spec { mode, rules, audit: self.audit }))
+        let policy = NetworkPolicy::kept(Spec { mode, rules, audit: self.audit });
+        let policy = policy.with_inject(&self.inject).ok()?;
+        Some(match self.family {
+            Some(family) => policy.of_family(family),
+            None => policy,
+        })
     }
 }
 
@@ -82,7 +92,7 @@ pub(super) fn policies(db: &Connection) -> rusqlite::Result<HashMap<SandboxId, N
 
 /// Writes a policy, in the change that inserts or changes the sandbox.
 pub(super) fn put_policy(db: &Connection, id: SandboxId, policy: &NetworkPolicy) -> rusqlite::Result<()> {
-    if policy.is_none() {
+    if policy.is_none() && policy.family_given().is_none() {
         db.prepare_cached("DELETE FROM network_policies WHERE sandbox = ?1")?
             .execute(params![id_bytes(id)])?;
         return Ok(());
@@ -129,6 +139,7 @@ impl Db {
                     }
                     Record::Totals(totals) => put_totals(db, totals)?,
                     Record::Lost { .. } => {}
+                    Record::Used(used) => credentials::put_used(db, used)?,
                 }
             }
             events_of.sort_unstable();

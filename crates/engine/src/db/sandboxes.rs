@@ -212,7 +212,7 @@ impl Db {
             volumes::insert_mounts(db, row.id, &row.mounts)?;
             insert_labels(db, row.id, &row.labels)?;
             insert_notes(db, row.id, &row.notes)?;
-            if !row.network.is_none() {
+            if !row.network.is_none() || row.network.family_given().is_some() {
                 network::put_policy(db, row.id, &row.network)?;
             }
             if !row.lifetime.rules().is_empty() {

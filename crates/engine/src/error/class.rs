@@ -73,6 +73,7 @@ impl EngineError {
             | Self::SnapshotNotFound { .. }
             | Self::PoolNotFound { .. }
             | Self::VolumeNotFound { .. }
+            | Self::SecretNotFound { .. }
             | Self::KeyNotFound { .. }
             | Self::ImageNotFound { .. }
             | Self::AliasNotFound { .. }
@@ -209,7 +210,7 @@ impl EngineError {
             | Self::PoolNameTaken { .. }
             | Self::PoolGoing { .. }
             | Self::PoolVolumes { .. } => Noun::Pool,
-            Self::KeyNotFound { .. } | Self::AdminOnly { .. } => Noun::Key,
+            Self::KeyNotFound { .. } | Self::AdminOnly { .. } | Self::SecretNotFound { .. } => Noun::Key,
             Self::IdempotencyKeyReused
             | Self::Invalid { .. }
             | Self::Quota { .. }

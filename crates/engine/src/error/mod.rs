@@ -151,6 +151,12 @@ pub enum EngineError {
     /// The built-in template cannot be changed.
     #[error("the template `default` is built in")]
     TemplateBuiltIn,
+    /// No such secret, or it is another owner's.
+    #[error("secret `{name}` does not exist")]
+    SecretNotFound {
+        /// As it was asked for.
+        name: String,
+    },
     /// No such volume, or it is another owner's.
     #[error("volume `{name}` does not exist")]
     VolumeNotFound {

@@ -17,6 +17,7 @@ pub mod port;
 mod program;
 pub mod progress;
 pub(crate) mod random;
+pub mod secret;
 pub mod state;
 pub mod template;
 pub mod webhook;
@@ -118,6 +119,8 @@ pub struct SandboxSpec {
     pub network: Option<NetworkPolicy>,
     /// What it may reach where request, template and operator say nothing: the default of a dialect's vendor.
     pub network_default: NetworkPolicy,
+    /// Names of the owner's secrets that it may use without holding them, in addition to those of `network`.
+    pub inject: Vec<String>,
     /// Asking twice with one key makes one sandbox, for as long as that sandbox exists.
     pub idempotency_key: Option<IdempotencyKey>,
     /// The name of one of the owner's pools, in place of a template; it is claimed there if one is ready.
@@ -144,6 +147,7 @@ impl Default for SandboxSpec {
             lifetime: Lifetime::default(),
             network: None,
             network_default: NetworkPolicy::default(),
+            inject: Vec::new(),
             idempotency_key: None,
             pool: None,
             history: None,

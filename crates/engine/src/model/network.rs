@@ -5,9 +5,11 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use egress::policy::{Preset, Ruleset};
+use wire::SandboxId;
 use wire::network::ROUTES_MAX;
 
-use crate::error::{EngineError, PolicyFault};
+use crate::error::{EngineError, Field, PolicyFault};
+use crate::model::secret::{INJECT_MAX, SecretName};
 
 pub use egress::policy::{
     Action as NetworkAction, Mode as NetworkMode, RuleSpec as NetworkRule, Spec as NetworkSpec,
@@ -18,12 +20,18 @@ const ROUTES_RESERVED: usize = 64;
 
 /// A policy that was checked: its rules parse and do not contradict each other. Cheap to clone. The default is no network.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct NetworkPolicy(Arc<NetworkSpec>);
+pub struct NetworkPolicy {
+    spec: Arc<NetworkSpec>,
+    /// Names of secrets that requests may carry.
+    inject: Arc<[String]>,
+    /// The first sandbox of the family, whose placeholders are in the files of all others. `None`: the sandbox itself.
+    family: Option<SandboxId>,
+}
 
 impl NetworkPolicy {
     /// Checks a policy.
     pub fn new(spec: NetworkSpec) -> Result<Self, EngineError> {
-        let policy = Self(Arc::new(spec));
+        let policy = Self::kept(spec);
         let rules = policy.expand(&Preset::default())?;
         let blocks = rules.routes().blocks.len();
         let most = ROUTES_MAX - ROUTES_RESERVED;
@@ -35,32 +43,69 @@ impl NetworkPolicy {
 
     /// What a mode opens, without rules.
     pub fn of_mode(mode: NetworkMode) -> Self {
-        Self(Arc::new(NetworkSpec { mode, ..NetworkSpec::default() }))
+        Self::kept(NetworkSpec { mode, ..NetworkSpec::default() })
     }
 
     /// A policy from a row, which was checked when it was written.
     pub(crate) fn kept(spec: NetworkSpec) -> Self {
-        Self(Arc::new(spec))
+        Self { spec: Arc::new(spec), ..Self::default() }
     }
 
     /// The policy as it was written.
     pub fn spec(&self) -> &NetworkSpec {
-        &self.0
+        &self.spec
+    }
+
+    /// Names of secrets that requests may carry.
+    pub fn inject(&self) -> &[String] {
+        &self.inject
+    }
+
+    /// The same policy, with these secrets in addition.
+    pub fn with_inject(&self, names: &[String]) -> Result<Self, EngineError> {
+        let mut inject = self.inject.to_vec();
+        for name in names {
+            SecretName::parse(name)?;
+            if !inject.contains(name) {
+                inject.push(name.clone());
+            }
+        }
+        if inject.len() > INJECT_MAX {
+            return Err(
+                Field::Inject.must(format!("name at most {INJECT_MAX} secrets, got {}", inject.len()))
+            );
+        }
+        Ok(Self { inject: inject.into(), ..self.clone() })
+    }
+
+    /// The same policy in a sandbox that was made from another one of the family of `first`.
+    pub(crate) fn of_family(&self, first: SandboxId) -> Self {
+        Self { family: Some(first), ..self.clone() }
+    }
+
+    /// The first sandbox of the family of the sandbox `id`.
+    pub(crate) fn family(&self, id: SandboxId) -> SandboxId {
+        self.family.unwrap_or(id)
+    }
+
+    /// The family, if the sandbox is not its first.
+    pub(crate) fn family_given(&self) -> Option<SandboxId> {
+        self.family
     }
 
     /// The same policy with one more rule.
     pub fn with(&self, rule: NetworkRule) -> Result<Self, EngineError> {
-        let mut spec = NetworkSpec::clone(&self.0);
+        let mut spec = NetworkSpec::clone(&self.spec);
         // Asking twice is harmless.
         if !spec.rules.contains(&rule) {
             spec.rules.push(rule);
         }
-        Self::new(spec)
+        Ok(Self { inject: Arc::clone(&self.inject), family: self.family, ..Self::new(spec)? })
     }
 
-    /// Whether it is `none` without rules, as if no policy had been given.
+    /// Whether it is `none` without rules and secrets, as if no policy had been given.
     pub fn is_none(&self) -> bool {
-        *self.0 == NetworkSpec::default()
+        *self.spec == NetworkSpec::default() && self.inject.is_empty()
     }
 
     /// The policy in the form that goes into a digest.
@@ -69,13 +114,14 @@ impl NetworkPolicy {
             let NetworkRule { action, to, ports, protocol, private } = rule;
             format!("{action:?} {to} {ports:?} {protocol:?} {private}")
         };
-        let head = format!("{} {}", self.0.mode.word(), self.0.audit);
-        std::iter::once(head).chain(self.0.rules.iter().map(rule)).collect()
+        let head = format!("{} {}", self.spec.mode.word(), self.spec.audit);
+        let inject = self.inject.iter().map(|name| format!("inject {name}"));
+        std::iter::once(head).chain(self.spec.rules.iter().map(rule)).chain(inject).collect()
     }
 
     /// The rules that egress enforces.
     pub(crate) fn expand(&self, registries: &Preset) -> Result<Ruleset, EngineError> {
-        let expanded = self.0.expand(registries);
+        let expanded = self.spec.expand(registries);
         expanded.map_err(|source| EngineError::Policy { fault: PolicyFault::Rules(source) })
     }
 }

@@ -93,7 +93,9 @@ impl Engine {
 
 /// Whether a policy opens nothing.
 pub(crate) fn closes(shared: &Shared, policy: &crate::NetworkPolicy) -> bool {
-    policy.is_none() || policy.expand(&shared.networks.preset).is_ok_and(|rules| rules.is_closed())
+    let opens_nothing =
+        policy.is_none() || policy.expand(&shared.networks.preset).is_ok_and(|rules| rules.is_closed());
+    opens_nothing && policy.inject().is_empty()
 }
 
 fn must(error: &str) -> String {

@@ -245,7 +245,13 @@ impl Links {
         rules: Ruleset,
     ) -> Result<(), BackendError> {
         let link = self.egress(shared).await?;
-        match link.egress.set_policy(id, rules).await {
+        let credentials = super::credentials(shared, id).await;
+        // Credentials first: a connection that the new rules open must not pass unread.
+        let changed = match link.egress.set_credentials(id, credentials).await {
+            Ok(()) => link.egress.set_policy(id, rules).await,
+            Err(error) => Err(error),
+        };
+        match changed {
             Ok(()) => Ok(()),
             Err(ControlError::Gone { .. }) => {
                 link.gone.store(true, Ordering::Relaxed);
@@ -313,10 +319,12 @@ async fn keep(shared: Weak<Shared>, link: Weak<Link>, mut records: Records) {
             batch.push(record);
         }
         let (Some(shared), Some(link)) = (shared.upgrade(), link.upgrade()) else { return };
+        let rejected: Vec<u128> = batch.iter().filter_map(rejected).collect();
         if !store(&shared, batch).await {
             return;
         }
         shared.networks.stored.notify_waiters();
+        shared.networks.note_rejected(rejected);
         // An egress that is gone sends the records again to the next daemon; they are stored once.
         if let Err(error) = link.egress.acknowledge(last).await {
             warn!(error = chain(&error), "cannot acknowledge records of egress");
@@ -337,6 +345,15 @@ async fn keep(shared: Weak<Shared>, link: Weak<Link>, mut records: Records) {
         }
         tokio::time::sleep(pause).await;
         pause = (pause * 2).min(RETRY_MAX);
+    }
+}
+
+/// The secret that a host rejected.
+fn rejected(record: &egress::control::Record) -> Option<u128> {
+    const UNAUTHORIZED: u16 = 401;
+    match record {
+        egress::control::Record::Used(used) if used.status == UNAUTHORIZED => Some(used.secret),
+        _ => None,
     }
 }
 

@@ -17,11 +17,12 @@ mod link;
 mod routes;
 mod shown;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use egress::control::{Attach, Listener as Served, OwnerLimits, Settings};
+use egress::credential::Credential;
 use egress::limits::Limits;
 use egress::policy::{Addresses, Name, Preset, Ruleset};
 use egress::presets::Found;
@@ -93,6 +94,8 @@ pub(crate) struct Networks {
     /// One change of a sandbox's network at a time.
     turns: Mutex<HashMap<SandboxId, Weak<tokio::sync::Mutex<()>>>>,
     links: Links,
+    /// Secrets that hosts rejected since the sources were last read.
+    rejected: Mutex<HashSet<u128>>,
     /// Notified when events were stored.
     pub stored: Notify,
 }
@@ -106,6 +109,7 @@ struct Door {
 
 struct Open {
     owner: Owner,
+    policy: NetworkPolicy,
     rules: Ruleset,
     routes: Routes,
     /// Copies of the listeners, for the next egress if this one ends.
@@ -119,12 +123,23 @@ impl Networks {
             doors: Mutex::default(),
             turns: Mutex::default(),
             links: Links::new(data_dir),
+            rejected: Mutex::default(),
             stored: Notify::new(),
         }
     }
 
     fn doors(&self) -> MutexGuard<'_, HashMap<SandboxId, Door>> {
         self.doors.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Hosts rejected these secrets.
+    fn note_rejected(&self, secrets: Vec<u128>) {
+        self.rejected.lock().unwrap_or_else(PoisonError::into_inner).extend(secrets);
+    }
+
+    /// The secrets that hosts rejected since this was last asked.
+    pub fn take_rejected(&self) -> HashSet<u128> {
+        std::mem::take(&mut *self.rejected.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     async fn turn(&self, id: SandboxId) -> OwnedMutexGuard<()> {
@@ -215,7 +230,9 @@ async fn put_in_force(
 ) -> Result<(), BackendError> {
     let networks = &shared.networks;
     let settings = &shared.config.network;
-    let rules = policy.expand(&networks.preset).map_err(refused("expand the policy"))?;
+    let mut rules = policy.expand(&networks.preset).map_err(refused("expand the policy"))?;
+    // Whoever binds a secret wants its hosts reached; rules that the caller wrote still come first.
+    rules.preset.extend(shared.secrets.opened(owner, policy));
     let routes = routes::routes(&rules, &settings.egress.addresses.opened);
     let before =
         networks.doors().get(&id).and_then(|door| door.open.as_ref().map(|open| open.routes.clone()));
@@ -227,8 +244,8 @@ async fn put_in_force(
             Ok(())
         }
         (Some(_), None) => close(shared, id).await,
-        (Some(before), Some(routes)) => replace(shared, id, rules, &before, routes).await,
-        (None, Some(routes)) => open(shared, id, owner, rules, routes).await,
+        (Some(before), Some(routes)) => replace(shared, id, policy, rules, &before, routes).await,
+        (None, Some(routes)) => open(shared, id, (owner, policy), rules, routes).await,
     };
     if let Err(error) = done {
         // Fails closed. A sandbox whose processes have ended has no namespace that could be open.
@@ -254,7 +271,7 @@ async fn put_in_force(
 async fn open(
     shared: &Arc<Shared>,
     id: SandboxId,
-    owner: &Owner,
+    (owner, policy): (&Owner, &NetworkPolicy),
     rules: Ruleset,
     routes: Routes,
 ) -> Result<(), BackendError> {
@@ -270,9 +287,12 @@ async fn open(
         Some(listeners) => listeners,
         None => served_kinds(shared.backend.open_network(id, &routes).await?),
     };
-    let open = Open { owner: owner.clone(), rules: rules.clone(), routes: routes.clone(), listeners };
+    let (owner, policy) = (owner.clone(), policy.clone());
+    let open = Open { owner, policy, rules: rules.clone(), routes: routes.clone(), listeners };
     networks.doors().insert(id, Door { open: Some(open) });
     if taken {
+        let credentials = credentials(shared, id).await;
+        link.egress.set_credentials(id, credentials).await.map_err(refused("pass credentials"))?;
         link.egress.set_policy(id, rules).await.map_err(refused("put a policy in force"))?;
         return shared.backend.change_routes(id, &routes).await;
     }
@@ -283,13 +303,14 @@ async fn open(
 async fn replace(
     shared: &Arc<Shared>,
     id: SandboxId,
+    policy: &NetworkPolicy,
     rules: Ruleset,
     before: &Routes,
     routes: Routes,
 ) -> Result<(), BackendError> {
     let networks = &shared.networks;
     if let Some(open) = networks.doors().get_mut(&id).and_then(|door| door.open.as_mut()) {
-        (open.rules, open.routes) = (rules.clone(), routes.clone());
+        (open.policy, open.rules, open.routes) = (policy.clone(), rules.clone(), routes.clone());
     }
     networks.links.set_policy(shared, id, rules).await?;
     if *before != routes {
@@ -312,6 +333,22 @@ fn open_doors(shared: &Shared) -> impl Iterator<Item = SandboxId> + use<> {
     open.into_iter()
 }
 
+/// The secrets of a sandbox whose network is open, with their values.
+async fn credentials(shared: &Arc<Shared>, id: SandboxId) -> Vec<Credential> {
+    let found = shared
+        .networks
+        .doors()
+        .get(&id)
+        .and_then(|door| door.open.as_ref().map(|open| (open.owner.clone(), open.policy.clone())));
+    let Some((owner, policy)) = found.filter(|(_, policy)| !policy.inject().is_empty()) else {
+        return Vec::new();
+    };
+    let secrets = Arc::clone(&shared.secrets);
+    let reading = tokio::task::spawn_blocking(move || secrets.credentials(&owner, &policy, id));
+    // A panic there means no credentials: requests that need them are refused.
+    reading.await.unwrap_or_default()
+}
+
 /// What egress is told about a sandbox.
 async fn attachment(
     shared: &Arc<Shared>,
@@ -324,6 +361,7 @@ async fn attachment(
             .map_err(|_| EngineError::Stopping)
     });
     let names = names.collect::<Result<Vec<_>, _>>()?;
+    let credentials = credentials(shared, id).await;
     let settings = &shared.config.network;
     let doors = shared.networks.doors();
     let Some(open) = doors.get(&id).and_then(|door| door.open.as_ref()) else { return Ok(None) };
@@ -341,6 +379,7 @@ async fn attachment(
         names,
         limits: settings.limits,
         owner: Some(OwnerLimits { owner: owner_number(&open.owner), limits: settings.owner_limits }),
+        credentials,
     };
     Ok(Some((attach, descriptors)))
 }

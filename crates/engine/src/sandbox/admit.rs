@@ -277,6 +277,10 @@ fn request_digest(spec: &SandboxSpec, find: Option<&Labels>) -> [u8; 32] {
         None => request,
         Some(policy) => digest(&(request, policy.words())),
     };
+    let request = match spec.inject.as_slice() {
+        [] => request,
+        inject => digest(&(request, "inject", inject)),
+    };
     let request = match spec.history {
         None | Some(0) => request,
         Some(history) => digest(&(request, "history", history)),
@@ -478,7 +482,21 @@ pub(crate) fn basis(
     let mounts = crate::volume::merged(template.mounts, spec.mounts.clone());
     let mounts = shared.volumes.resolve(owner, mounts)?;
     let network = spec.network.clone().or(template.network).or_else(|| shared.config.network.default.clone());
-    let network = network.unwrap_or_else(|| spec.network_default.clone());
+    let network = network.unwrap_or_else(|| spec.network_default.clone()).with_inject(&spec.inject)?;
+    for name in network.inject() {
+        if !shared.secrets.has(owner, name) {
+            return Err(EngineError::SecretNotFound { name: name.clone() });
+        }
+    }
+    // Files of a snapshot may hold the placeholders of the sandbox that it was taken of.
+    let network = match &origin {
+        Some(origin) => {
+            let parent = shared.registry().get(origin.descent.parent);
+            let first = parent.map(|parent| parent.view().network.family(parent.id));
+            network.of_family(first.unwrap_or(origin.descent.parent))
+        }
+        None => network,
+    };
     let history = spec.history.unwrap_or(template.history);
     if history > 0 && !shared.backend.store().kind.has_snapshots() {
         return Err(EngineError::SnapshotsUnsupported { what: "a history" });

@@ -460,7 +460,17 @@ impl Driver {
         };
         let network = match update.network {
             None => None,
-            Some(NetworkChange::Replace(policy)) => Some(policy),
+            Some(NetworkChange::Replace(policy)) => {
+                for name in policy.inject() {
+                    if !live.shared.secrets.has(&live.owner, name) {
+                        return Err(EngineError::SecretNotFound { name: name.clone() });
+                    }
+                }
+                Some(match live.view().network.family_given() {
+                    Some(family) => policy.of_family(family),
+                    None => policy,
+                })
+            }
             Some(NetworkChange::Add(rule)) => Some(live.view().network.with(rule)?),
         };
         let stamps = update.lifetime.is_some().then(|| self.deadlines.stamps_touched(now));

@@ -56,7 +56,7 @@ pub(crate) fn admit_child(
         limits: source.limits,
         labels: parent.labels.with(&spec.labels)?,
         mounts: source.mounts.clone(),
-        network: parent.network.clone(),
+        network: parent.network.of_family(parent.network.family(source.id)),
         origin: Some(files.origin),
         history: source.history(),
         hooks: source.hooks(),

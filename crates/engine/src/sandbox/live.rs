@@ -502,11 +502,14 @@ impl LiveSandbox {
     /// The defaults for commands that do not set their own.
     pub fn with_surroundings<T>(&self, use_them: impl FnOnce(Surroundings<'_>) -> T) -> T {
         let (image, identity) = (self.stored_image(), self.identity());
+        let policy = self.view().network.clone();
+        let placeholders = self.shared.secrets.variables(&self.owner, &policy, self.id);
         use_them(Surroundings {
             template: self.version.as_ref().map(|version| &version.spec),
             image: image.as_ref().map(|image| &image.config),
             env: &identity.env,
-            trust: !crate::network::closes(&self.shared, &self.view().network.clone()),
+            placeholders: &placeholders,
+            trust: !crate::network::closes(&self.shared, &policy),
         })
     }
 

@@ -26,6 +26,7 @@ pub(crate) mod recovery;
 pub(crate) mod registry;
 pub(crate) mod resume;
 pub(crate) mod rollback;
+pub(crate) mod secrets;
 pub(crate) mod sweep;
 pub(crate) mod take;
 mod usage;

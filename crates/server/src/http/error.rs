@@ -181,6 +181,9 @@ impl From<EngineError> for ApiError {
                 .hint("fix the cause, then retry with POST /v1/templates/{template}/prepare")
                 .detail("reason", reason),
             TemplateBuiltIn => say(StatusCode::CONFLICT, "template_built_in").hint("make one under another name"),
+            SecretNotFound { name } => say(StatusCode::NOT_FOUND, "secret_not_found")
+                .hint("GET /v1/secrets lists the secrets of this key's owner; `shoal secret set` keeps one")
+                .detail("secret", name),
             VolumeNotFound { name } => say(StatusCode::NOT_FOUND, "volume_not_found")
                 .hint("GET /v1/volumes lists the volumes of this key's owner")
                 .detail("volume", name),

@@ -17,6 +17,7 @@ pub mod openapi;
 pub mod pools;
 pub mod ports;
 pub mod sandboxes;
+pub mod secrets;
 pub mod snapshots;
 pub mod stats;
 pub mod system;
@@ -124,6 +125,10 @@ pub fn all() -> Router<App> {
         )
         .route("/v1/templates/{template}/prepare", post(templates::prepare))
         .route("/v1/templates/{template}/events", get(templates::watch))
+        .route("/v1/secrets", get(secrets::list))
+        .route("/v1/secrets/{secret}", get(secrets::get).put(secrets::set).delete(secrets::delete))
+        .route("/v1/ledger", get(secrets::ledger))
+        .route("/v1/ledger/verify", get(secrets::verify))
         .route("/v1/volumes", get(volumes::list).post(volumes::create))
         .route("/v1/volumes/{volume}", get(volumes::get).patch(volumes::update).delete(volumes::delete))
         .route("/v1/volumes/{volume}/tar", get(volumes::export).put(volumes::import))

@@ -151,7 +151,7 @@ pub async fn presets(State(app): State<App>, Caller(key): Caller) -> Json<api::N
 
 /// A policy as clients write it.
 pub fn policy_of(network: api::Network) -> Result<NetworkPolicy, EngineError> {
-    let api::NetworkPolicy { mode, rules, audit } = match network {
+    let api::NetworkPolicy { mode, rules, audit, inject } = match network {
         api::Network::Mode(mode) => api::NetworkPolicy { mode, ..api::NetworkPolicy::default() },
         api::Network::Policy(policy) => policy,
     };
@@ -161,7 +161,8 @@ pub fn policy_of(network: api::Network) -> Result<NetworkPolicy, EngineError> {
         api::NetworkMode::Names => NetworkMode::Names,
         api::NetworkMode::Open => NetworkMode::Open,
     };
-    NetworkPolicy::new(NetworkSpec { mode, rules: rules.into_iter().map(rule_spec).collect(), audit })
+    NetworkPolicy::new(NetworkSpec { mode, rules: rules.into_iter().map(rule_spec).collect(), audit })?
+        .with_inject(&inject)
 }
 
 fn rule_spec(rule: api::NetworkRule) -> NetworkRule {
@@ -192,7 +193,7 @@ pub fn policy(policy: &NetworkPolicy) -> api::NetworkPolicy {
         protocol: rule.protocol,
         private: rule.private,
     });
-    api::NetworkPolicy { mode, rules: rules.collect(), audit: spec.audit }
+    api::NetworkPolicy { mode, rules: rules.collect(), audit: spec.audit, inject: policy.inject().to_vec() }
 }
 
 fn totals(totals: NetworkTotals) -> api::NetworkTotals {

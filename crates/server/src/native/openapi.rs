@@ -8,8 +8,8 @@ use utoipa::openapi::{Content, ContentBuilder, Ref, RefOr, ResponseBuilder, Serv
 use utoipa::{Modify, OpenApi};
 
 use crate::native::{
-    self, admin, builds, commands, files, images, keys, metrics, network, pools, ports, sandboxes, snapshots,
-    stats, system, templates, volumes, webhooks,
+    self, admin, builds, commands, files, images, keys, metrics, network, pools, ports, sandboxes, secrets,
+    snapshots, stats, system, templates, volumes, webhooks,
 };
 
 #[derive(OpenApi)]
@@ -98,6 +98,12 @@ use crate::native::{
         snapshots::promote,
         snapshots::history,
         snapshots::undo,
+        secrets::list,
+        secrets::get,
+        secrets::set,
+        secrets::delete,
+        secrets::ledger,
+        secrets::verify,
         volumes::create,
         volumes::list,
         volumes::get,

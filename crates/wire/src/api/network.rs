@@ -58,6 +58,9 @@ pub struct NetworkPolicy {
     /// Let connections pass that the rules refuse, and report them. Private and metadata addresses stay closed.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub audit: bool,
+    /// Names of secrets that requests may carry, at most 32. Their hosts are opened.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub inject: Vec<String>,
 }
 
 /// A rule.

@@ -320,6 +320,7 @@ _HINTS = {
     "pool_deleting": "its sandboxes are still being deleted; `list_pools` shows when it is gone",
     "pool_has_volumes": "create a template without `volume_mounts` for the pool",
     "volume_not_found": "`list_volumes` lists the volumes of this key's owner",
+    "secret_not_found": "`list_secrets` lists the secrets of this key's owner, and `set_secret` keeps one",
     "key_not_found": "`list_keys` lists all keys",
     "image_not_found": "`list_images` lists the images that are here, and `pull_image` gets others",
     "image_in_use": "delete what uses it, or remove the name with `force=True`",

@@ -825,6 +825,27 @@ class Volume:
 
 
 @dataclass(frozen=True)
+class Secret:
+    """A key that sandboxes use without holding it. Its value is never returned."""
+
+    name: str
+    #: ``value``, ``file`` or ``environment``.
+    source: str
+    #: How often its value was set.
+    version: int
+    #: How many sandboxes may use it.
+    sandboxes: int
+    created_at: datetime
+    updated_at: datetime
+    #: Which requests get it.
+    rules: list[dict[str, Any]] = field(default_factory=list)
+    #: Variables that hold a placeholder inside sandboxes.
+    variables: list[str] = field(default_factory=list)
+    #: The path or the variable that it is read from; for admins.
+    origin: str | None = None
+
+
+@dataclass(frozen=True)
 class PoolMember:
     """A sandbox that waits in a pool."""
 

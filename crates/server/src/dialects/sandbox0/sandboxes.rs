@@ -19,7 +19,7 @@ use super::notes::{self, Notes, age};
 use super::read::{Body, Meant};
 use super::{names, network, services, snapshots, templates, volumes};
 use crate::config::quantity::Bytes;
-use crate::dialects::common::amount::bytes_text;
+use crate::dialects::common::{self, amount::bytes_text};
 use crate::http::app::{App, Caller};
 use crate::http::clock::rfc3339;
 use crate::http::params::Params;

@@ -46,6 +46,7 @@ from ..models import (
 from .images import ImageCalls
 from .pools import PoolCalls
 from .sandbox import AsyncSandbox, AsyncSandboxEvents
+from .secrets import SecretCalls
 from .snapshots import SnapshotCalls
 from .templates import TemplateCalls
 from .transport import AsyncTransport
@@ -56,7 +57,9 @@ from .webhooks import WebhookCalls
 CREATE_SECONDS_MAX = 120.0
 
 
-class AsyncSandboxClient(ImageCalls, TemplateCalls, VolumeCalls, PoolCalls, SnapshotCalls, WebhookCalls):
+class AsyncSandboxClient(
+    ImageCalls, TemplateCalls, VolumeCalls, PoolCalls, SnapshotCalls, WebhookCalls, SecretCalls
+):
     """A client of one daemon, for sandboxes and what they are made from.
 
     >>> async with await client.sandbox() as sb:
@@ -214,6 +217,7 @@ class AsyncSandboxClient(ImageCalls, TemplateCalls, VolumeCalls, PoolCalls, Snap
         pool_name: str | None = None,
         history: int | None = None,
         hooks: Mapping[str, str | Mapping[str, Any]] | None = None,
+        inject: Sequence[str] = (),
         timeout: float = CREATE_SECONDS_MAX,
     ) -> AsyncSandbox:
         """Creates a sandbox, which lives until it is deleted or a lifetime rule deletes it.
@@ -245,6 +249,7 @@ class AsyncSandboxClient(ImageCalls, TemplateCalls, VolumeCalls, PoolCalls, Snap
             hooks: What runs in it when something is done to it, by when that is: ``after_create``, ``before_pause``,
                 ``after_resume``, ``before_delete``, ``after_fork``, ``after_claim``, ``after_rollback``. Each is a script, or
                 a mapping with ``script`` or ``argv``, ``user``, ``timeout_seconds`` and ``required``.
+            inject: Names of secrets that its requests may carry; the sandbox never holds them.
             timeout: How many seconds the creation may take; after that it is undone.
 
         Raises:
@@ -277,6 +282,8 @@ class AsyncSandboxClient(ImageCalls, TemplateCalls, VolumeCalls, PoolCalls, Snap
             body["history"] = history
         if hooks is not None:
             body["hooks"] = hooks_wish(hooks)
+        if inject:
+            body["inject"] = list(inject)
         return await self._create(body, timeout)
 
     async def get_or_create(

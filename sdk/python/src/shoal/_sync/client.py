@@ -47,6 +47,7 @@ from ..models import (
 from .images import ImageCalls
 from .pools import PoolCalls
 from .sandbox import Sandbox, SandboxEvents
+from .secrets import SecretCalls
 from .snapshots import SnapshotCalls
 from .templates import TemplateCalls
 from .transport import Transport
@@ -57,7 +58,9 @@ from .webhooks import WebhookCalls
 CREATE_SECONDS_MAX = 120.0
 
 
-class SandboxClient(ImageCalls, TemplateCalls, VolumeCalls, PoolCalls, SnapshotCalls, WebhookCalls):
+class SandboxClient(
+    ImageCalls, TemplateCalls, VolumeCalls, PoolCalls, SnapshotCalls, WebhookCalls, SecretCalls
+):
     """A client of one daemon, for sandboxes and what they are made from.
 
     >>> with client.sandbox() as sb:
@@ -215,6 +218,7 @@ class SandboxClient(ImageCalls, TemplateCalls, VolumeCalls, PoolCalls, SnapshotC
         pool_name: str | None = None,
         history: int | None = None,
         hooks: Mapping[str, str | Mapping[str, Any]] | None = None,
+        inject: Sequence[str] = (),
         timeout: float = CREATE_SECONDS_MAX,
     ) -> Sandbox:
         """Creates a sandbox, which lives until it is deleted or a lifetime rule deletes it.
@@ -246,6 +250,7 @@ class SandboxClient(ImageCalls, TemplateCalls, VolumeCalls, PoolCalls, SnapshotC
             hooks: What runs in it when something is done to it, by when that is: ``after_create``, ``before_pause``,
                 ``after_resume``, ``before_delete``, ``after_fork``, ``after_claim``, ``after_rollback``. Each is a script, or
                 a mapping with ``script`` or ``argv``, ``user``, ``timeout_seconds`` and ``required``.
+            inject: Names of secrets that its requests may carry; the sandbox never holds them.
             timeout: How many seconds the creation may take; after that it is undone.
 
         Raises:
@@ -278,6 +283,8 @@ class SandboxClient(ImageCalls, TemplateCalls, VolumeCalls, PoolCalls, SnapshotC
             body["history"] = history
         if hooks is not None:
             body["hooks"] = hooks_wish(hooks)
+        if inject:
+            body["inject"] = list(inject)
         return self._create(body, timeout)
 
     def get_or_create(
