@@ -162,7 +162,7 @@ fn curl(sandbox: &Sandbox, arguments: &str) -> String {
 #[test]
 fn a_request_gets_the_secret_that_the_sandbox_never_holds() {
     let world = world();
-    let shown = world.set("api", SECRET, json!("bearer"));
+    let shown = world.set("api", SECRET, json!({"type": "bearer"}));
     assert!(!shown.to_string().contains(SECRET), "nothing returns a value: {shown}");
     assert!(!world.daemon.get("/v1/secrets").expect(200).to_string().contains(SECRET));
     // Binding a secret opens its hosts.
@@ -245,7 +245,7 @@ fn collect(directory: &Path, into: &mut Vec<PathBuf>) {
 #[test]
 fn a_placeholder_leaves_only_as_the_secret_and_only_to_its_host() {
     let world = world();
-    world.set("api", SECRET, json!({"placeholder": {"header": true, "query": true, "body": true}}));
+    world.set("api", SECRET, json!({"type": "placeholder", "header": true, "query": true, "body": true}));
     let sandbox = world.sandbox(&["api"]);
     let arrived = |needle: &str| assert!(world.server.last().contains(needle), "{}", world.server.last());
     // Header, query, body, and user and password as in a clone address.
@@ -289,7 +289,7 @@ fn a_placeholder_leaves_only_as_the_secret_and_only_to_its_host() {
 #[test]
 fn rotating_and_deleting_a_secret_act_at_once_and_forks_inherit() {
     let world = world();
-    world.set("api", "first-value-of-the-secret", json!("bearer"));
+    world.set("api", "first-value-of-the-secret", json!({"type": "bearer"}));
     let sandbox = world.sandbox(&["api"]);
     let ask = |sandbox: &Sandbox| {
         let got = curl(sandbox, &world.url("/x"));
@@ -297,7 +297,7 @@ fn rotating_and_deleting_a_secret_act_at_once_and_forks_inherit() {
     };
     assert!(ask(&sandbox).1.contains("first-value-of-the-secret"));
     let placeholder = sandbox.sh("printf %s \"$API_TOKEN\"").ok().text();
-    world.set("api", SECRET, json!("bearer"));
+    world.set("api", SECRET, json!({"type": "bearer"}));
     assert!(ask(&sandbox).1.contains(SECRET), "the next request has the new value");
     assert_eq!(sandbox.sh("printf %s \"$API_TOKEN\"").ok().text(), placeholder, "its placeholder stays");
     // After a restart of the daemon too: egress and rows have it.
@@ -316,7 +316,7 @@ fn rotating_and_deleting_a_secret_act_at_once_and_forks_inherit() {
 #[test]
 fn secrets_survive_the_daemon_and_belong_to_their_owner() {
     let mut world = world();
-    world.set("api", SECRET, json!("bearer"));
+    world.set("api", SECRET, json!({"type": "bearer"}));
     let sandbox = world.sandbox(&["api"]);
     world.daemon.start_again();
     let sandbox = Sandbox { address: world.daemon.address, ..sandbox };
@@ -331,10 +331,10 @@ fn secrets_survive_the_daemon_and_belong_to_their_owner() {
     asked("GET", "/v1/secrets/api", json!({})).expect_refusal(404, "secret_not_found");
     asked("POST", "/v1/sandboxes", json!({"inject": ["api"]})).expect_refusal(404, "secret_not_found");
     // Files and variables of the daemon's machine are for admins.
-    let file = json!({"file": "/etc/passwd", "rules": [{"domain": HOST, "inject": "bearer"}]});
+    let file = json!({"file": "/etc/passwd", "rules": [{"domain": HOST, "inject": {"type": "bearer"}}]});
     assert_eq!(asked("PUT", "/v1/secrets/file", file).status, 403);
     for wrong in [
-        json!({"value": "x", "rules": [{"domain": "*.com", "inject": "bearer"}]}),
+        json!({"value": "x", "rules": [{"domain": "*.com", "inject": {"type": "bearer"}}]}),
         json!({"value": "x", "rules": []}),
         json!({"value": "x\ny", "preset": "openai"}),
         json!({"preset": "openai"}),

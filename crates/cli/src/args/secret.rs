@@ -34,8 +34,8 @@ pub enum SecretAction {
 Examples:
   printf %s \"$TOKEN\" | shoal secret set github
   printf %s \"$KEY\" | shoal secret set mine --preset openai
-  printf %s \"$KEY\" | shoal secret set billing --host api.example.com --header X-Api-Key --path /v1
-  shoal secret set deploy --from-file /etc/shoal/deploy.token --host deploy.example.com --bearer
+  printf %s \"$KEY\" | shoal secret set pay --host pay.example.com --header X-Key
+  shoal secret set deploy --from-file /etc/token --host deploy.example.com
 
 Presets: anthropic, gcp, github, huggingface, npm, openai, pypi. A secret with the name of a preset has its rules.")]
 pub struct SetSecret {

@@ -284,9 +284,9 @@ impl Visit<'_> {
         let ended = tokio::select! {
             ended = async {
                 match first {
-                    First::Client(Kind::Http) if !vouched => self.http(client, &dialled.stream, bytes, verdict).await,
-                    First::Client(Kind::Tls(_)) if !vouched && self.is_terminated(verdict) => {
-                        self.terminate(client, &dialled.stream, bytes, verdict).await
+                    First::Client(Kind::Http) if !vouched => self.http(client, &dialled.stream, bytes).await,
+                    First::Client(Kind::Tls(_)) if !vouched && self.is_terminated() => {
+                        self.terminate(client, &dialled.stream, bytes).await
                     }
                     First::Server if !vouched => self.server_first(client, &dialled.stream, bytes, policy).await,
                     First::Client(_) | First::Server | First::Silence => self.raw(client, &dialled.stream, &bytes).await,
@@ -361,7 +361,6 @@ impl Visit<'_> {
         client: &TcpStream,
         server: &TcpStream,
         bytes: Vec<u8>,
-        verdict: &Verdict,
     ) -> Result<(), String> {
         // hyper needs its own streams; these are copies of the descriptors, and the originals decide how the
         // connections end.
@@ -372,15 +371,8 @@ impl Visit<'_> {
         };
         let refused = crate::http::Refused::default();
         let server = Metered::new(server, self.meter.clone());
-        let proxied = proxy(
-            Prefixed::new(bytes, client),
-            server,
-            name,
-            self.port,
-            self.guard(verdict),
-            refused.clone(),
-        )
-        .await;
+        let proxied =
+            proxy(Prefixed::new(bytes, client), server, name, self.port, self.guard(), refused.clone()).await;
         let bad = refused.lock().expect("nobody panics while holding it").take();
         match (bad, proxied) {
             (Some(bad), _) => {

@@ -9,7 +9,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use http::request::Parts;
 use rustls::ClientConfig;
 use rustls::pki_types::ServerName;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -23,7 +22,7 @@ use crate::ca::Speaks;
 use crate::control::{Used, What};
 use crate::credential::{Credential, Vault};
 use crate::http::{Guard, HEAD_BYTES_MAX, Page, Site, intercept, read_head};
-use crate::policy::{Name, Protocol, Verdict};
+use crate::policy::{Name, Protocol};
 use crate::relay::{Metered, Prefixed};
 
 /// How long each of the two handshakes may take.
@@ -54,18 +53,17 @@ type Client = Prefixed<TcpStream>;
 
 impl Visit<'_> {
     /// Whether requests of this connection must be read.
-    pub(super) fn is_terminated(&self, verdict: &Verdict) -> bool {
+    pub(super) fn is_terminated(&self) -> bool {
         match &self.to {
-            To::Name(name) => self.gateway.vault().covers(name, self.port) || has_conditions(verdict),
+            To::Name(name) => self.gateway.vault().covers(name, self.port),
             To::Address(_) => false,
         }
     }
 
     /// Checks the heads of plain requests: they never carry a credential, and must not carry a placeholder.
-    pub(super) fn guard(&self, verdict: &Verdict) -> Guard {
-        let (gateway, verdict) = (Arc::clone(self.gateway), verdict.clone());
+    pub(super) fn guard(&self) -> Guard {
+        let gateway = Arc::clone(self.gateway);
         Arc::new(move |parts| {
-            allows(&verdict, parts)?;
             gateway.vault().check_head(parts).map_err(|refusal| format!("{refusal}, and this is plain HTTP"))
         })
     }
@@ -76,17 +74,11 @@ impl Visit<'_> {
         client: &TcpStream,
         server: &TcpStream,
         bytes: Vec<u8>,
-        verdict: &Verdict,
     ) -> Pin<Box<dyn Future<Output = Result<(), String>> + Send>> {
         let To::Name(name) = &self.to else {
             return Box::pin(std::future::ready(Err("an address has no certificate".to_owned())));
         };
-        let site = Terminated {
-            gateway: Arc::clone(self.gateway),
-            name: name.clone(),
-            port: self.port,
-            verdict: verdict.clone(),
-        };
+        let site = Terminated { gateway: Arc::clone(self.gateway), name: name.clone(), port: self.port };
         let (client, server, meter) = (copy(client), copy(server), Arc::clone(&self.meter));
         Box::pin(async move {
             let client = Prefixed::new(bytes, client.map_err(words)?);
@@ -155,22 +147,11 @@ async fn explain(start: StartHandshake<Client>, site: Arc<Terminated>, why: Stri
     client.shutdown().await
 }
 
-/// Whether the rule that decided has conditions for requests.
-fn has_conditions(_verdict: &Verdict) -> bool {
-    false
-}
-
-/// Whether the rule that decided allows a request, and how long its body may be.
-fn allows(_verdict: &Verdict, _parts: &Parts) -> Result<Option<u64>, String> {
-    Ok(None)
-}
-
 /// A host whose requests are read.
 struct Terminated {
     gateway: Arc<Gateway>,
     name: Name,
     port: u16,
-    verdict: Verdict,
 }
 
 impl Site for Terminated {
@@ -184,10 +165,6 @@ impl Site for Terminated {
 
     fn vault(&self) -> Arc<Vault> {
         self.gateway.vault()
-    }
-
-    fn allows(&self, parts: &Parts) -> Result<Option<u64>, String> {
-        allows(&self.verdict, parts)
     }
 
     fn can_record(&self) -> bool {

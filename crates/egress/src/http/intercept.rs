@@ -46,8 +46,6 @@ pub trait Site: Send + Sync + 'static {
     fn port(&self) -> u16;
     /// The credentials as they are now.
     fn vault(&self) -> Arc<Vault>;
-    /// Whether the policy allows a request; how long its body may be.
-    fn allows(&self, parts: &Parts) -> Result<Option<u64>, String>;
     /// Whether the use of a credential can be recorded now.
     fn can_record(&self) -> bool;
     /// Begins the record of a request that carries a credential.
@@ -251,10 +249,6 @@ async fn one<T: Site>(
     if let Err(bad) = check(&parts.method, &parts.uri, parts.version, &parts.headers, peer) {
         return refuse(bad.status(), &bad.to_string());
     }
-    let body_max = match site.allows(&parts) {
-        Ok(body_max) => body_max,
-        Err(why) => return refuse(StatusCode::FORBIDDEN, &why),
-    };
     let trailers = parts.headers.get(TE).is_some_and(|te| te.as_bytes().eq_ignore_ascii_case(b"trailers"));
     let upgrade = parts.headers.contains_key(UPGRADE) && speaks == Speaks::Http1;
     let mut request = Request::from_parts(parts, body);
@@ -275,11 +269,6 @@ async fn one<T: Site>(
     if carries && !site.can_record() {
         let why = "the record of used credentials is full: the daemon is away";
         return refuse(StatusCode::SERVICE_UNAVAILABLE, why);
-    }
-    if let Some(most) = body_max
-        && body.size_hint().lower() > most
-    {
-        return refuse(StatusCode::PAYLOAD_TOO_LARGE, &too_long(most));
     }
     let stopped: Stopped = Arc::default();
     let Applied { used, perhaps, in_body, not_in_body, masked } = applied;
@@ -302,8 +291,7 @@ async fn one<T: Site>(
         }
         Broken(error.to_string())
     });
-    let body =
-        Counted { body: body.boxed(), count: sent, most: body_max, stopped: Arc::clone(&stopped) }.boxed();
+    let body = Counted { body: body.boxed(), count: sent }.boxed();
     let body = match with_length(&mut parts, body, !ticket.perhaps.is_empty()).await {
         Ok(body) => body,
         Err(error) => {
@@ -470,16 +458,10 @@ impl<T: Site> Drop for Ticket<T> {
     }
 }
 
-/// A body whose bytes are counted, and which may have a limit.
+/// A body whose bytes are counted.
 struct Counted {
     body: Body,
     count: Arc<AtomicU64>,
-    most: Option<u64>,
-    stopped: Stopped,
-}
-
-fn too_long(most: u64) -> String {
-    format!("a rule limits the body of this request to {most} bytes")
 }
 
 impl HttpBody for Counted {
@@ -494,13 +476,7 @@ impl HttpBody for Counted {
         if let Some(Ok(frame)) = &frame
             && let Some(bytes) = frame.data_ref()
         {
-            let length = bytes.len() as u64;
-            let before = self.count.fetch_add(length, Ordering::Relaxed);
-            if let Some(most) = self.most.filter(|most| before + length > *most) {
-                let why = too_long(most);
-                *self.stopped.lock().expect("nobody panics while holding it") = Some(why.clone());
-                return Poll::Ready(Some(Err(Broken(why))));
-            }
+            self.count.fetch_add(bytes.len() as u64, Ordering::Relaxed);
         }
         Poll::Ready(frame)
     }

@@ -12,6 +12,27 @@ pub(super) const NAMES: &[&str] = &["anthropic", "gcp", "github", "huggingface",
 const UNSERVED: &[(&str, &str)] =
     &[("aws", "`aws` needs requests that are signed again (SigV4), which this version does not do")];
 
+/// Host by host: below `googleapis.com` there are also names that customers choose.
+const GCP_HOSTS: &[&str] = &[
+    "aiplatform.googleapis.com",
+    "artifactregistry.googleapis.com",
+    "bigquery.googleapis.com",
+    "cloudbuild.googleapis.com",
+    "cloudresourcemanager.googleapis.com",
+    "compute.googleapis.com",
+    "container.googleapis.com",
+    "firestore.googleapis.com",
+    "generativelanguage.googleapis.com",
+    "iam.googleapis.com",
+    "logging.googleapis.com",
+    "pubsub.googleapis.com",
+    "run.googleapis.com",
+    "secretmanager.googleapis.com",
+    "serviceusage.googleapis.com",
+    "storage.googleapis.com",
+    "www.googleapis.com",
+];
+
 /// Whether a name is that of a service.
 pub(super) fn is_known(name: &str) -> bool {
     NAMES.contains(&name) || UNSERVED.iter().any(|(unserved, _)| *unserved == name)
@@ -36,7 +57,7 @@ pub(super) fn find(name: &str, registries: &[Found]) -> Result<Bindings, EngineE
             let how = SecretHow::Header { name: "x-api-key".into(), prefix: String::new() };
             of(vec![rule("api.anthropic.com", how)], &["ANTHROPIC_API_KEY"], "sk-ant-")
         }
-        "gcp" => of(bearer(&["*.googleapis.com"]), &["CLOUDSDK_AUTH_ACCESS_TOKEN"], "ya29."),
+        "gcp" => of(bearer(GCP_HOSTS), &["CLOUDSDK_AUTH_ACCESS_TOKEN"], "ya29."),
         "github" => {
             let mut rules = bearer(&["api.github.com", "uploads.github.com", "raw.githubusercontent.com"]);
             // Git sends a user and a password, and the user does not matter.

@@ -138,7 +138,10 @@ impl Db {
                         events_of.push(event.sandbox);
                     }
                     Record::Totals(totals) => put_totals(db, totals)?,
-                    Record::Lost { .. } => {}
+                    // Of no single sandbox, so there is no row for it.
+                    Record::Lost { events } => {
+                        tracing::warn!(events, "egress had no room for some network events and dropped them");
+                    }
                     Record::Used(used) => credentials::put_used(db, used)?,
                 }
             }

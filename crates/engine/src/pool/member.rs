@@ -20,7 +20,7 @@ pub(super) fn admit_member(
     let registry = shared.registry();
     let spec = SandboxSpec { template: TemplateName::kept(&pool.template()), ..SandboxSpec::default() };
     let source = shared.templates.find(&pool.owner, spec.template.as_str())?;
-    let Based::On(basis) = basis(shared, &pool.owner, source, &spec, ImageMissing::Tell)? else {
+    let Based::On(basis) = basis(shared, &registry, &pool.owner, source, &spec, ImageMissing::Tell)? else {
         return Err(EngineError::Full { what: format!("template `{}` is not ready", spec.template) });
     };
     registry.check_room(&pool.owner, &basis.limits, &pool.limits(), &shared.config.capacity)?;

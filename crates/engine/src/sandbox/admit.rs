@@ -177,7 +177,7 @@ impl Engine {
         let spec = &SandboxSpec { template, ..spec.clone() };
         // Under the registry's lock, so that the template cannot be deleted before the new sandbox holds it.
         let source = shared.templates.find(&key.owner, spec.template.as_str())?;
-        let basis = match basis(shared, &key.owner, source, spec, missing)? {
+        let basis = match basis(shared, &registry, &key.owner, source, spec, missing)? {
             Based::On(basis) => *basis,
             Based::Unprepared(version) => return Ok(Admitted::Unprepared(version)),
         };
@@ -428,6 +428,7 @@ pub(crate) fn free_name(registry: &Registry, owner: &Owner) -> Result<SandboxNam
 /// What a new sandbox is made from: the template's settings, overridden by those of the request.
 pub(crate) fn basis(
     shared: &Shared,
+    registry: &Registry,
     owner: &Owner,
     source: Source,
     spec: &SandboxSpec,
@@ -491,7 +492,7 @@ pub(crate) fn basis(
     // Files of a snapshot may hold the placeholders of the sandbox that it was taken of.
     let network = match &origin {
         Some(origin) => {
-            let parent = shared.registry().get(origin.descent.parent);
+            let parent = registry.get(origin.descent.parent);
             let first = parent.map(|parent| parent.view().network.family(parent.id));
             network.of_family(first.unwrap_or(origin.descent.parent))
         }

@@ -55,7 +55,7 @@ pub struct SecretRule {
 
 /// How a secret gets into a request.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
-#[serde(rename_all = "snake_case", deny_unknown_fields)]
+#[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
 pub enum SecretInject {
     /// As `Authorization: Bearer VALUE`.
     Bearer,

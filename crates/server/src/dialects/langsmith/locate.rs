@@ -21,7 +21,8 @@ const PREFIXED: &[Row] = &[
 ];
 
 /// Requests to services, which match any path.
-const SERVICES: &[Row] = &[("/svc/{sandbox}/{port}/{path}", &[], Whose::ById)];
+const SERVICES: &[Row] =
+    &[("/svc/{sandbox}/{port}", &[], Whose::ById), ("/svc/{sandbox}/{port}/{path}", &[], Whose::ById)];
 
 /// Every route of the control plane, below a base.
 const CONTROL: &[Row] = &[
@@ -73,13 +74,16 @@ mod tests {
             .split(".route(")
             .skip(1)
             .filter_map(|rest| rest.trim_start().strip_prefix('"')?.split('"').next());
-        paths.collect()
+        // A path with a slash at its end, or with more behind it, is the same service.
+        let service = |path: &&str| !path.starts_with("/svc/{sandbox}/{port}/");
+        paths.filter(service).collect()
     }
 
     #[test]
     fn every_route_says_whose_it_is() {
         let prefixed = PREFIXED.iter().map(|(template, ..)| template.trim_start_matches("/dp/{sandbox}"));
-        let listed: BTreeSet<&str> = prefixed.chain(CONTROL.iter().map(|(template, ..)| *template)).collect();
+        let control = CONTROL.iter().chain(&SERVICES[..1]).map(|(template, ..)| *template);
+        let listed: BTreeSet<&str> = prefixed.chain(control).collect();
         assert_eq!(listed, routes());
     }
 
@@ -97,7 +101,9 @@ mod tests {
             assert_eq!(locate(&Method::GET, &format!("{base}/pools/a")), Some(Place::Daemon));
         }
         assert_eq!(locate(&Method::POST, "/langsmith/dp/an-id/execute"), Some(Place::Id("an-id")));
-        assert_eq!(locate(&Method::GET, "/langsmith/svc/an-id/80/a/b"), Some(Place::Id("an-id")));
+        for path in ["/langsmith/svc/an-id/80/a/b", "/langsmith/svc/an-id/80/", "/langsmith/svc/an-id/80"] {
+            assert_eq!(locate(&Method::GET, path), Some(Place::Id("an-id")), "{path}");
+        }
         assert_eq!(locate(&Method::GET, "/langsmith/dl/token"), Some(Place::Query));
         assert_eq!(locate(&Method::GET, "/v1/sandboxes"), None);
     }

@@ -30,7 +30,7 @@ class SecretCalls:
             name: The name for ``inject``. The name of a preset, such as ``github``, gives the secret its rules.
             value: The value, on one line.
             preset: A preset whose rules and variables the secret gets.
-            rules: Which requests get it, such as ``{"domain": "api.example.com", "inject": "bearer"}``.
+            rules: Which requests get it, such as ``{"domain": "api.example.com", "inject": {"type": "bearer"}}``.
             variables: Variables that hold a placeholder inside sandboxes.
 
         Raises:
