@@ -318,6 +318,7 @@ fn secrets_survive_the_daemon_and_belong_to_their_owner() {
     let mut world = world();
     world.set("api", SECRET, json!({"type": "bearer"}));
     let sandbox = world.sandbox(&["api"]);
+    world.daemon.kill();
     world.daemon.start_again();
     let sandbox = Sandbox { address: world.daemon.address, ..sandbox };
     curl(&sandbox, &world.url("/again"));

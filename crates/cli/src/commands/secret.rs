@@ -117,7 +117,7 @@ fn inject(arguments: &SetSecret) -> anyhow::Result<api::SecretInject> {
         let known = ["header", "query", "body"];
         if let Some(other) = arguments.placeholder.iter().find(|place| !known.contains(&place.as_str())) {
             let hint = "write one or more of header,query,body";
-            return Err(hinted(&format!("--placeholder must name places in requests, got `{other}`"), hint));
+            return Err(hinted(format!("--placeholder must name places in requests, got `{other}`"), hint));
         }
         let has = |place: &str| arguments.placeholder.iter().any(|given| given == place);
         return Ok(api::SecretInject::Placeholder {

@@ -57,9 +57,7 @@ from .webhooks import WebhookCalls
 CREATE_SECONDS_MAX = 120.0
 
 
-class AsyncSandboxClient(
-    ImageCalls, TemplateCalls, VolumeCalls, PoolCalls, SnapshotCalls, WebhookCalls, SecretCalls
-):
+class AsyncSandboxClient(ImageCalls, TemplateCalls, VolumeCalls, PoolCalls, SnapshotCalls, WebhookCalls, SecretCalls):
     """A client of one daemon, for sandboxes and what they are made from.
 
     >>> async with await client.sandbox() as sb:

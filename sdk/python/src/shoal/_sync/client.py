@@ -58,9 +58,7 @@ from .webhooks import WebhookCalls
 CREATE_SECONDS_MAX = 120.0
 
 
-class SandboxClient(
-    ImageCalls, TemplateCalls, VolumeCalls, PoolCalls, SnapshotCalls, WebhookCalls, SecretCalls
-):
+class SandboxClient(ImageCalls, TemplateCalls, VolumeCalls, PoolCalls, SnapshotCalls, WebhookCalls, SecretCalls):
     """A client of one daemon, for sandboxes and what they are made from.
 
     >>> with client.sandbox() as sb:
