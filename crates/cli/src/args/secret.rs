@@ -62,7 +62,7 @@ pub struct SetSecret {
     /// Send it to this path and what is below it only; repeatable
     #[arg(long = "path", value_name = "PATH", requires = "hosts")]
     pub paths: Vec<String>,
-    /// Send it as `Authorization: Bearer` [default]
+    /// Send it as `Authorization: Bearer`, which is the default
     #[arg(long, requires = "hosts", group = "shape")]
     pub bearer: bool,
     /// Send it as the password of this user

@@ -356,12 +356,7 @@ impl Visit<'_> {
         tokio::try_join!(outward, inward).map(|_| ())
     }
 
-    async fn http(
-        &self,
-        client: &TcpStream,
-        server: &TcpStream,
-        bytes: Vec<u8>,
-    ) -> Result<(), String> {
+    async fn http(&self, client: &TcpStream, server: &TcpStream, bytes: Vec<u8>) -> Result<(), String> {
         // hyper needs its own streams; these are copies of the descriptors, and the originals decide how the
         // connections end.
         let (client, server) = (copy(client).map_err(words)?, copy(server).map_err(words)?);

@@ -3,7 +3,7 @@
 //! The last events of each owner are kept in memory and in rows, apart from those of others, so that a disconnected watcher
 //! can continue where it was, also after a restart of the daemon. A watcher that comes too late is notified that it missed
 //! events, and reads the state itself. Nothing waits for a watcher, nor for the row of an event: a daemon that is killed may
-//! not have written the last ones, and the next one tells again what became of sandboxes ([`Events::untold`]). If a row
+//! not have written the last ones, and the next one tells again what became of sandboxes ([`Events::last_told`]). If a row
 //! cannot be written, positions are counted anew, so that every watcher learns that something may be missing.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
