@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from daemon import a_daemon
@@ -120,7 +121,7 @@ async def test_the_same_with_asyncio(async_client: AsyncSandboxClient, asb: Asyn
 
 
 def test_hooks_run_and_are_shown(client: SandboxClient) -> None:
-    hooks = {
+    hooks: dict[str, Any] = {
         "after_create": "echo made > /tmp/made",
         "before_pause": {"script": "echo no >&2; exit 3", "required": True},
     }

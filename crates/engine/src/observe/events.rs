@@ -397,15 +397,17 @@ impl Watcher {
         only: Option<SandboxId>,
         after: Option<EventId>,
     ) -> Self {
-        let (start, last) = {
+        let (start, before, last) = {
             let mut all = events.kept();
             let kept = events.of_owner(&mut all, &owner);
-            (kept.start, kept.last)
+            (kept.start, kept.before, kept.last)
         };
         let (at, missed) = match after {
             None => (last, false),
             Some(id) if id.start == start && id.serial <= last => (id.serial, false),
-            Some(_) => (last, true),
+            Some(id) if id.start == start => (last, true),
+            // The watcher may have seen nothing of what is kept, so it gets all of it.
+            Some(_) => (before, true),
         };
         Self { events, owner, only, start, at, missed }
     }
@@ -526,7 +528,7 @@ mod tests {
         let foreign = EventId { start: slow.place().start ^ 1, serial: 3 };
         let mut late = Watcher::new(Arc::clone(&events), owner("me"), None, Some(foreign));
         assert!(matches!(late.next().await, Told::Missed(_)));
-        assert_eq!(pid(&mut late).await, None);
+        assert_eq!(pid(&mut late).await, Some(10), "all that is kept, since it may have seen none of it");
         let future = EventId { start: slow.place().start, serial: u64::MAX };
         let mut odd = Watcher::new(Arc::clone(&events), owner("me"), None, Some(future));
         assert!(matches!(odd.next().await, Told::Missed(_)));

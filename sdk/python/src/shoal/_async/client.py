@@ -168,6 +168,9 @@ class AsyncSandboxClient(ImageCalls, TemplateCalls, VolumeCalls, PoolCalls, Snap
         storage: str | None = None,
         volume_mounts: Sequence[VolumeMountSpec] | None = None,
         pool_name: str | None = None,
+        history: int | None = None,
+        hooks: Mapping[str, str | Mapping[str, Any]] | None = None,
+        inject: Sequence[str] = (),
         timeout: float = CREATE_SECONDS_MAX,
     ) -> AsyncSandbox:
         """Creates a sandbox that a ``with`` block deletes at its end. Takes the arguments of ``create_sandbox``."""
@@ -188,6 +191,9 @@ class AsyncSandboxClient(ImageCalls, TemplateCalls, VolumeCalls, PoolCalls, Snap
             storage=storage,
             volume_mounts=volume_mounts,
             pool_name=pool_name,
+            history=history,
+            hooks=hooks,
+            inject=inject,
             timeout=timeout,
         )
         sandbox._delete_on_exit = True

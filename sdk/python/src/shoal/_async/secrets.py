@@ -44,7 +44,8 @@ class SecretCalls:
         if variables:
             body["variables"] = list(variables)
         answer = await self._transport.call("PUT", f"/secrets/{in_path(name)}", json=body)
-        return decoded(Secret, answer.json())
+        secret: Secret = decoded(Secret, answer.json())
+        return secret
 
     async def list_secrets(self) -> list[Secret]:
         """Lists the secrets of the key's owner, sorted by name, without their values."""

@@ -169,6 +169,9 @@ class SandboxClient(ImageCalls, TemplateCalls, VolumeCalls, PoolCalls, SnapshotC
         storage: str | None = None,
         volume_mounts: Sequence[VolumeMountSpec] | None = None,
         pool_name: str | None = None,
+        history: int | None = None,
+        hooks: Mapping[str, str | Mapping[str, Any]] | None = None,
+        inject: Sequence[str] = (),
         timeout: float = CREATE_SECONDS_MAX,
     ) -> Sandbox:
         """Creates a sandbox that a ``with`` block deletes at its end. Takes the arguments of ``create_sandbox``."""
@@ -189,6 +192,9 @@ class SandboxClient(ImageCalls, TemplateCalls, VolumeCalls, PoolCalls, SnapshotC
             storage=storage,
             volume_mounts=volume_mounts,
             pool_name=pool_name,
+            history=history,
+            hooks=hooks,
+            inject=inject,
             timeout=timeout,
         )
         sandbox._delete_on_exit = True
