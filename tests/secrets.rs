@@ -344,5 +344,5 @@ fn secrets_survive_the_daemon_and_belong_to_their_owner() {
         assert_eq!(asked("PUT", "/v1/secrets/wrong", wrong.clone()).status, 400, "{wrong}");
     }
     let command = asked("PUT", "/v1/secrets/wrong", json!({"command": ["x"], "preset": "openai"}));
-    assert_eq!(command.status, 501);
+    assert_eq!(command.status, 400);
 }
