@@ -127,8 +127,9 @@ fn secret_spec(name: &str, body: api::SetSecret) -> Result<SecretSpec, ApiError>
     let api::SetSecret { value, file, environment, command, preset, rules, variables, cache_seconds } = body;
     if command.is_some() {
         let why = "this version does not run commands for the value of a secret; use `file` or `value`";
-        return Err(ApiError::new(StatusCode::BAD_REQUEST, "source_not_supported", why)
-            .detail("field", "command"));
+        return Err(
+            ApiError::new(StatusCode::BAD_REQUEST, "source_not_supported", why).detail("field", "command")
+        );
     }
     let source = match (value, file, environment) {
         (Some(value), None, None) => SecretSource::Value(SecretValue::new(value.into_bytes())),
