@@ -123,7 +123,7 @@ fn a_stream_that_was_cut_goes_on_where_it_was() {
     daemon.sandbox_of(&sandbox.id).run(json!({"id": "c3", "argv": ["true"]}));
     assert_eq!(late.told(), "command_started c3");
     drop(late);
-    // A killed daemon may not have written the last; what it did to a sandbox is told by the next.
+    // A killed daemon may not have stored its last events; the next daemon publishes what became of the sandbox.
     let (last, _) = watch(&daemon, "").next();
     daemon.sandbox_of(&sandbox.id).delete();
     daemon.crash();

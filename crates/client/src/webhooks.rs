@@ -1,4 +1,4 @@
-//! Webhooks: addresses that are told of events.
+//! Calls about webhooks: URLs to which the daemon sends events.
 
 use http::Method;
 use wire::api;

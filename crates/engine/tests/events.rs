@@ -45,7 +45,7 @@ async fn a_watcher_goes_on_after_a_restart() {
     world.run(sandbox, "exit 3").await.ended().await;
     assert_eq!(told(&mut watcher).await, "one creating");
     let seen = watcher.place();
-    // The result of a command is told before it is told as an event, and rows are written in order.
+    // The daemon returns a command's result before it publishes the event, and it writes rows in order.
     assert_eq!(
         (told(&mut watcher).await, told(&mut watcher).await),
         ("one running".into(), "started".into())

@@ -1,7 +1,7 @@
 //! The LangSmith dialect: a command with its real client beside the native route, and output as it sends it.
 //!
-//! The client is a Python package that this program does not carry: whoever has it names the interpreter that finds it. Output is
-//! read by a client that does no more than the protocol needs, so that the figure is the daemon's and not Python's.
+//! The client is a Python package that Shoal does not ship; a flag names the interpreter that can import it. A minimal
+//! client reads the output, so that the figure measures the daemon and not Python.
 
 use std::net::TcpStream;
 use std::path::Path;

@@ -1,6 +1,6 @@
 //! The Sandbox0 dialect: a command with its real client beside the native route.
 //!
-//! The client is a Python package that this program does not carry: whoever has it names the interpreter that finds it.
+//! The client is a Python package that Shoal does not ship; a flag names the interpreter that can import it.
 
 use std::path::Path;
 use std::time::Duration;

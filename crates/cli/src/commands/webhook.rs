@@ -1,4 +1,4 @@
-//! `shoal webhook`: addresses that are told of events.
+//! `shoal webhook`: add, list, test and remove webhooks, and show what they could not deliver.
 
 use client::api;
 

@@ -123,7 +123,8 @@ where
             }
         }
         ended = &mut upstream => {
-            // The host has closed or upgraded. An idle client is told, so that its next request opens a new connection.
+            // The host has closed or upgraded the connection. Close the client's side too, so that its next request
+            // opens a new one.
             serving.as_mut().graceful_shutdown();
             serving.await.map_err(ProxyError::Client)?;
             if let Some(sides) = upgraded() {

@@ -1,8 +1,9 @@
-//! The chain of the ledger. Pure.
+//! The hash chain of the ledger. Pure.
 //!
-//! The hash of a line covers the hash of the line before and everything that the line says. Changing, inserting or removing a
-//! line in the middle breaks the chain there; removing lines at its ends shows, because the ends are kept apart.
-//! Whoever can write the database can also write a new chain: keep a hash elsewhere to notice that.
+//! The hash of a line covers the previous line's hash and every field of the line. Changing, inserting or removing a line
+//! in the middle breaks the chain at that line. Removing lines at either end is detected too, because both ends are stored
+//! separately. An attacker with write access to the database can compute a new chain; to detect that, store a recent hash
+//! outside of this machine.
 
 use egress::control::Used;
 use sha2::{Digest, Sha256};

@@ -1,4 +1,4 @@
-//! Webhooks: addresses that are told of an owner's events.
+//! Webhooks: URLs to which the daemon sends an owner's events.
 
 use std::time::SystemTime;
 
@@ -9,12 +9,12 @@ use wire::WebhookId;
 use crate::model::Owner;
 use crate::model::event::EventId;
 
-/// An address that is told of events.
+/// A URL to which the daemon sends events.
 #[derive(Clone)]
 pub struct Webhook {
     /// Its id.
     pub id: WebhookId,
-    /// Whose events it is told.
+    /// Whose events it receives.
     pub owner: Owner,
     /// Where to.
     pub url: String,

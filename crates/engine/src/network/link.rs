@@ -138,7 +138,7 @@ impl Links {
             None => self.start(shared).await?,
         };
         *now = Some(Arc::clone(&link));
-        // Whoever was served before is served again before anyone else waits for this.
+        // Attach the sandboxes that had a network before, then accept requests for others.
         for id in super::open_doors(shared) {
             if !link.serves(id)
                 && let Err(error) = serve_on(shared, &link, id).await
@@ -332,7 +332,7 @@ async fn keep(shared: Weak<Shared>, link: Weak<Link>, mut records: Records) {
     }
     // Its connection has ended: egress died, or another daemon has connected to it.
     let Some(shared) = shared.upgrade() else { return };
-    // Whoever gave the connection up knows that egress ends.
+    // The task that gave the connection up already knows that egress ends.
     if link.upgrade().is_none_or(|link| link.gone.swap(true, Ordering::Relaxed)) {
         return;
     }

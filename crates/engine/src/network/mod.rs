@@ -231,7 +231,7 @@ async fn put_in_force(
     let networks = &shared.networks;
     let settings = &shared.config.network;
     let mut rules = policy.expand(&networks.preset).map_err(refused("expand the policy"))?;
-    // Whoever binds a secret wants its hosts reached; rules that the caller wrote still come first.
+    // Binding a secret opens its hosts; rules that the caller wrote still take precedence.
     rules.preset.extend(shared.secrets.opened(owner, policy));
     let routes = routes::routes(&rules, &settings.egress.addresses.opened);
     let before =
@@ -349,7 +349,7 @@ async fn credentials(shared: &Arc<Shared>, id: SandboxId) -> Vec<Credential> {
     reading.await.unwrap_or_default()
 }
 
-/// What egress is told about a sandbox.
+/// What the daemon sends to egress about a sandbox.
 async fn attachment(
     shared: &Arc<Shared>,
     id: SandboxId,

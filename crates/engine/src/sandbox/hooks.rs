@@ -264,7 +264,7 @@ impl Driver {
             }
             return self.judge().await;
         };
-        // Those who wait are told when the sandbox has failed, and of the hook rather than of the failure.
+        // Callers that wait get an answer once the sandbox has failed, and it names the hook, not the failure.
         let (created, resumes) = match then {
             Then::Made => (self.created.take(), Vec::new()),
             Then::Resumed => (None, std::mem::take(&mut self.resumes)),

@@ -1,7 +1,8 @@
-//! Webhooks: which addresses are told of an owner's events, how far each has come, and which deliveries were given up.
+//! Webhooks: where to send an owner's events, the last event that each receiver accepted, and deliveries that failed for
+//! good.
 //!
-//! The daemon delivers, because what is delivered has the form of its API. Here is what must outlive the daemon: the rows,
-//! with one copy in memory.
+//! Owns the rows, which outlive the daemon, and one copy of them in memory. `server::webhook` delivers, because a delivery
+//! has the JSON form of the API.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -53,7 +54,7 @@ pub struct WebhookSpec {
 }
 
 impl Engine {
-    /// Makes a webhook. It is told what happens from now on.
+    /// Creates a webhook. It receives events that happen from now on.
     pub async fn create_webhook(&self, owner: &Owner, spec: WebhookSpec) -> Result<Webhook, EngineError> {
         let shared = self.shared();
         if self.webhooks(owner).len() >= WEBHOOKS_MAX {
@@ -116,7 +117,7 @@ impl Engine {
         self.shared().db.dead_letters(id).await
     }
 
-    /// The webhooks of all owners, for whoever delivers.
+    /// The webhooks of all owners, for the deliveries.
     pub fn all_webhooks(&self) -> Vec<Webhook> {
         self.shared().webhooks.all().values().cloned().collect()
     }

@@ -1,9 +1,9 @@
-//! Delivers events to webhooks. What must outlive the daemon is the engine's; what is delivered has the form of the API, and
-//! whoever starts this says how an event is written.
+//! Delivers events to webhooks. `engine::webhook` owns the rows; the caller that starts the deliveries passes the function
+//! that writes an event as JSON.
 //!
-//! Each webhook has a task, which delivers one event at a time, in order, and tries again with growing pauses until the
-//! receiver accepts it. If a receiver has accepted nothing for [`RETRY_FOR`], the event is kept as a dead letter and the
-//! next one is tried. An event may be delivered twice, if the daemon dies before it has written that it was delivered.
+//! Each webhook has a task that delivers one event at a time, in order, and retries with growing pauses until the receiver
+//! accepts it. If a receiver accepts nothing for [`RETRY_FOR`], the task stores the event as a dead letter and goes on with
+//! the next one. A receiver may get an event twice, if the daemon dies before it has stored that the event was delivered.
 
 mod deliver;
 

@@ -14,7 +14,8 @@
 //! read to the end of ID.end                    ◀──     closes it, or ends after `exit`
 //! ```
 //!
-//! A command whose text was `exit` is over only when the shell is, so that whoever sees its code finds the session ended.
+//! A command that calls `exit` ends only after the shell has ended, so a client that has its exit code finds the session
+//! ended.
 //!
 //! The daemon waits for the word [`QUEUED`] before it answers, so that commands run in the order in which they were sent, and hides it
 //! from whoever reads the output.

@@ -95,7 +95,7 @@ pub async fn create(
             .map_err(|_| Refusal::bug())?
             .map_err(|error| Refusal::from(error).renamed("memory", "mem_bytes").renamed("cpu", "vcpus"))?,
         Err(_) => {
-            // The caller is told that there is none, and could not name it: so there shall be none.
+            // The caller gets an error and no id, so nobody could delete the sandbox later.
             tokio::spawn(
                 async move {
                     if let Ok(Ok(sandbox)) = making.await

@@ -156,7 +156,7 @@ pub async fn create(
     let sandbox = made?;
     tracing::Span::current().record("sandbox", tracing::field::display(sandbox.id));
     if let Err(refusal) = errands.run(&app, &key, &sandbox).await {
-        // The caller is told that there is none, and could not name it: so there shall be none.
+        // The caller gets an error and no id, so nobody could delete the sandbox later.
         if let Err(error) = app.engine.delete(&key.owner, sandbox.id).await {
             tracing::warn!(%error, "cannot delete a devbox whose commands failed");
         }

@@ -153,7 +153,7 @@ pub async fn claim(
         services::publish(&app, &key, &sandbox, services).await
     };
     if let Err(refusal) = ready.await {
-        // The caller is told that there is none, and could not name it: so there shall be none.
+        // The caller gets an error and no id, so nobody could delete the sandbox later.
         if let Err(error) = app.engine.delete(&key.owner, sandbox.id).await {
             tracing::warn!(sandbox = %sandbox.id, %error, "cannot delete a sandbox that was not ready");
         }

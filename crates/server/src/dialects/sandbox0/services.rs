@@ -307,7 +307,7 @@ impl FromRequestParts<App> for Shown {
     }
 }
 
-/// Makes the URL of a preview anew, for a while from now on.
+/// Renews the URL of a preview.
 pub async fn renew(
     State(app): State<App>,
     headers: HeaderMap,

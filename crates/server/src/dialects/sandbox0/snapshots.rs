@@ -241,7 +241,7 @@ pub async fn fork(
     match settled.await {
         Ok(child) => answer(&app, &sandbox, &child).await,
         Err(error) => {
-            // The caller is told that there is none: so there shall be none.
+            // The caller gets an error, so the sandbox must not stay.
             if let Err(left) = app.engine.delete(&key.owner, child.id).await {
                 tracing::warn!(sandbox = %child.id, error = %left, "cannot delete a fork that was not finished");
             }
