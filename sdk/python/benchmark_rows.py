@@ -1,7 +1,7 @@
 """Measures what the SDK adds to the HTTP API, and what Deep Agents gains from native calls, with what is installed here.
 
 ``benchmark.py`` runs this in environments of its own, and writes the page. Every two that are compared are measured in turns,
-in the same minutes, and the medians are told. The raw requests are sent by httpx over one connection that stays open, so the
+in the same minutes, and the medians are reported. The raw requests are sent by httpx over one connection that stays open, so the
 difference is the SDK's own. ``SHOAL_BINARY`` names the program to measure.
 """
 

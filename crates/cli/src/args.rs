@@ -392,7 +392,7 @@ mod tests {
                     let Some((program, arguments)) = words.split_first() else { continue };
                     if program == "shoal" {
                         let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
-                        // Help and versions are told by way of an error.
+                        // clap reports help and versions as errors.
                         if let Err(error) = parse(&arguments) {
                             assert_eq!(error.exit_code(), 0, "{}: `{line}`: {error}", path.display());
                         }

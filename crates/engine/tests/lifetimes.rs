@@ -56,7 +56,7 @@ impl Still {
         made
     }
 
-    /// Time passes, and whoever waited for it does what there is to do.
+    /// Moves the clock, and lets every task that waited for it run.
     async fn pass(&self, seconds: f64) {
         self.clock.advance(seconds);
         self.clock.settled().await;

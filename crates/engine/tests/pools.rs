@@ -331,7 +331,7 @@ async fn what_breaks_while_it_waits_is_replaced() {
         info.ready() == 3 && !ids(&info).contains(&before.members[0].id)
     })
     .await;
-    // All at once, and asked for in the same moment: whoever comes gets a living one.
+    // All at once, and claimed at the same moment: each caller gets a living one.
     for member in full(&world, "p").await.members {
         world.host.kill_init(member.id);
     }

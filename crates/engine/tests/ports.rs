@@ -45,7 +45,7 @@ async fn a_connection_is_a_use_while_it_is_open() {
     let mut answer = [0; 5];
     stream.read_exact(&mut answer).await.expect("it answers");
     assert_eq!(&answer, b"hello");
-    let uses = async || world.engine.explain(&owner(), sandbox.id).await.expect("it is told").uses;
+    let uses = async || world.engine.explain(&owner(), sandbox.id).await.expect("an explanation").uses;
     assert_eq!((uses().await, world.engine.port_connections(&owner(), sandbox.id).expect("told")), (1, 1));
     drop(stream);
     assert_eq!((uses().await, world.engine.port_connections(&owner(), sandbox.id).expect("told")), (0, 0));

@@ -17,7 +17,7 @@ async fn usage_stands_beside_the_limits() {
     world.host.set_usage(sandbox.id, usage);
     world.host.set_disk_bytes(sandbox.id, 4096);
     let command = world.run(sandbox.id, "gate go").await;
-    let stats = world.engine.stats(&owner(), sandbox.id).await.expect("it is told");
+    let stats = world.engine.stats(&owner(), sandbox.id).await.expect("statistics");
     assert_eq!((stats.sandbox, stats.state, stats.limits), (sandbox.id, State::Running, sandbox.limits));
     assert_eq!((stats.usage, stats.commands_live), (Some(usage), 1));
     let disk = stats.disk.expect("the first count is waited for");
@@ -34,11 +34,11 @@ async fn files_that_take_long_to_count_hold_nobody_up() {
     let world = World::new().await;
     let sandbox = world.create().await;
     world.host.hold(FakeStep::DiskUsage);
-    let stats = world.engine.stats(&owner(), sandbox.id).await.expect("it is told");
+    let stats = world.engine.stats(&owner(), sandbox.id).await.expect("statistics");
     assert!(stats.usage.is_some() && stats.disk.is_none());
     world.host.release(FakeStep::DiskUsage);
-    eventually("the count is told", async || {
-        world.engine.stats(&owner(), sandbox.id).await.expect("it is told").disk.is_some()
+    eventually("the count is reported", async || {
+        world.engine.stats(&owner(), sandbox.id).await.expect("statistics").disk.is_some()
     })
     .await;
 }
@@ -48,10 +48,10 @@ async fn a_count_that_failed_is_tried_again() {
     let world = World::new().await;
     let sandbox = world.create().await;
     world.host.fail(FakeStep::DiskUsage, FakeFailure::Refused, 1);
-    let first = world.engine.stats(&owner(), sandbox.id).await.expect("it is told all the same");
+    let first = world.engine.stats(&owner(), sandbox.id).await.expect("statistics without the count");
     assert!(first.usage.is_some());
-    eventually("the count is told", async || {
-        world.engine.stats(&owner(), sandbox.id).await.expect("it is told").disk.is_some()
+    eventually("the count is reported", async || {
+        world.engine.stats(&owner(), sandbox.id).await.expect("statistics").disk.is_some()
     })
     .await;
 }
@@ -68,7 +68,7 @@ async fn pages_hold_an_owners_sandboxes_and_the_machine_holds_all() {
     let (mut seen, mut cursor) = (Vec::new(), None);
     loop {
         let query = ListQuery { limit: Some(2), cursor, ..ListQuery::default() };
-        let page = world.engine.stats_page(&owner(), query).await.expect("it is told");
+        let page = world.engine.stats_page(&owner(), query).await.expect("statistics");
         seen.extend(page.items.into_iter().map(|stats| stats.sandbox));
         cursor = page.next_cursor;
         if cursor.is_none() {
@@ -77,7 +77,7 @@ async fn pages_hold_an_owners_sandboxes_and_the_machine_holds_all() {
     }
     made.reverse();
     assert_eq!(seen, made.iter().map(|sandbox| sandbox.id).collect::<Vec<_>>());
-    let machine = world.engine.machine_stats().await.expect("it is told");
+    let machine = world.engine.machine_stats().await.expect("statistics");
     assert_eq!(machine.sandboxes.get("running"), Some(&6));
     assert_eq!(machine.promised.sandboxes, 6);
     assert_eq!(machine.promised.memory_bytes, 6 * made[0].limits.memory_bytes);

@@ -56,7 +56,7 @@ async fn every_byte_comes_once_over_crashes_in_the_middle_of_writing() {
     eventually("init forgot them", async || world.host.remembered(sandbox) == 0).await;
 }
 
-/// Init keeps an end until it is told that the store has it, so callers need not wait for that.
+/// Init keeps a result until the daemon confirms that it is stored, so callers need not wait for the store.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_end_is_told_before_it_is_stored_and_is_the_same_after_a_crash() {
     let world = World::new().await;
@@ -67,7 +67,7 @@ async fn an_end_is_told_before_it_is_stored_and_is_the_same_after_a_crash() {
     other.execute_batch("BEGIN IMMEDIATE").expect("nobody else writes");
     world.host.open_gate("on");
     let ended = tokio::time::timeout(Duration::from_secs(60), command.ended()).await;
-    assert_eq!(outcome(&ended.expect("it is told though nobody can write")), Outcome::Exited(4));
+    assert_eq!(outcome(&ended.expect("a result although no row can be written")), Outcome::Exited(4));
     let read = read_all(command.attach(Offsets::default()), Offsets::default()).await;
     assert_eq!(outcome(&read.ended.expect("the stream ends as well")), Outcome::Exited(4));
     let page = world.engine.commands(&owner(), sandbox, CommandQuery::default()).await.expect("a page");
@@ -326,7 +326,7 @@ async fn a_shortage_of_memory_is_not_blamed_on_what_began_after_it() {
     assert_eq!(
         outcome(&world.command(sandbox, "c").await.ended().await),
         Outcome::Exited(137),
-        "both are told of"
+        "both are reported"
     );
     let d = world.run(sandbox, "gate d; exit 137").await;
     world.host.open_gate("d");

@@ -67,7 +67,7 @@ pub fn write_in_child(to: RawFd, bytes: &[u8]) -> Result<usize, Errno> {
 }
 
 /// Starts a process that runs `child` and then exits with the code it returns. With a cgroup, the process is created
-/// in it. `child` is told whether that worked: where clone3(2) is not available, it must enter the cgroup itself.
+/// in it. `child` learns whether that worked: where clone3(2) is not available, it must enter the cgroup itself.
 pub fn fork(group: Option<BorrowedFd<'_>>, child: impl FnOnce(Placed) -> i32) -> io::Result<i32> {
     // SAFETY: clone_args is plain integers, for which all zeroes mean "nothing asked for".
     let mut arguments: libc::clone_args = unsafe { MaybeUninit::zeroed().assume_init() };
@@ -76,7 +76,7 @@ pub fn fork(group: Option<BorrowedFd<'_>>, child: impl FnOnce(Placed) -> i32) ->
         arguments.flags = CLONE_INTO_CGROUP;
         arguments.cgroup = group.as_raw_fd() as u64;
     }
-    // SAFETY: the kernel reads `arguments`, which lives until the call is over, and is told its true size. Without CLONE_VM the
+    // SAFETY: the kernel reads `arguments`, which lives until the call is over, and gets its true size. Without CLONE_VM the
     // child gets a copy of our memory and returns here on its own copy of this stack. Having one thread, that copy is
     // consistent: no lock is held by anybody who does not exist in the child.
     let mut pid =
@@ -230,7 +230,7 @@ fn set_disposition(signal: c_int, disposition: libc::sighandler_t) {
     }
     let action = Action { handler: disposition, flags: 0, restorer: 0, mask: 0 };
     let nothing = std::ptr::null_mut::<Action>();
-    // SAFETY: the kernel reads `action`, which lives until the call is over, and is told the size of its mask. SIG_IGN and SIG_DFL
+    // SAFETY: the kernel reads `action`, which lives until the call is over, and gets the size of its mask. SIG_IGN and SIG_DFL
     // are the only dispositions given, so no code is ever called from a signal and no restorer is needed. For SIGKILL and
     // SIGSTOP it fails, which is what we want of it.
     unsafe { libc::syscall(libc::SYS_rt_sigaction, signal, &raw const action, nothing, size_of::<u64>()) };

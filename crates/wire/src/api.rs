@@ -293,7 +293,7 @@ pub struct AdminSandboxPage {
     pub next_cursor: Option<String>,
 }
 
-/// A sandbox of any owner, as an operator sees it: nothing of what is in it.
+/// A sandbox of any owner, as an operator sees it, without its contents.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct AdminSandbox {
     /// Its id.

@@ -70,7 +70,7 @@ random_ids! {
     SnapshotId: "snapshot";
     /// A link to a port of a sandbox.
     LinkId: "link";
-    /// An address that is told of events.
+    /// An address that events are sent to.
     WebhookId: "webhook";
 }
 

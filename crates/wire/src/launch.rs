@@ -558,7 +558,7 @@ pub enum DifferenceKind {
     Removed,
 }
 
-/// What a file is.
+/// Describes a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum FileSort {
     /// A regular file.

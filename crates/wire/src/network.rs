@@ -93,7 +93,7 @@ impl Routes {
 pub struct Hole {
     /// Which.
     pub prefix: Prefix,
-    /// What a program is told that tries.
+    /// The error that a program gets when it tries.
     pub answer: HoleAnswer,
 }
 

@@ -242,7 +242,7 @@ pub fn feed(
         let length = piece.as_ref().map_or(0, Bytes::len) as u64;
         let broken = piece.is_err();
         if pieces.blocking_send(piece).is_err() || broken {
-            return; // Nobody takes it, and whoever should have says why.
+            return; // The receiver is gone, and it reports the reason.
         }
         left -= length;
         progress.add(length);

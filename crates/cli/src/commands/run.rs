@@ -150,7 +150,7 @@ pub async fn run(mut arguments: Run, environment: &Environment) -> anyhow::Resul
     // A second signal leaves at once; the daemon carries the deletion on.
     tokio::select! {
         deleted = client.delete_sandbox(sandbox.id) => if let Err(error) = deleted {
-            // Someone else deleted it: so be it.
+            // Someone else deleted it, which is the result that was wanted.
             if error.code() != Some("sandbox_not_found") {
                 report::warning(&format!("cannot delete sandbox `{}`: {error}", sandbox.name), environment.colour);
             }

@@ -121,7 +121,7 @@ pub(crate) async fn keep_connected(peer: Arc<dyn Peer>, ready: oneshot::Sender<(
             TalkEnd::Violation(violation) => {
                 violations += 1;
                 peer.guest().metrics.violated();
-                warn!(sandbox = %peer.guest().id, %violation, violations, "init broke the protocol; connecting anew");
+                warn!(sandbox = %peer.guest().id, %violation, violations, "init broke the protocol; reconnecting");
                 if violations >= VIOLATIONS_MAX {
                     return LinkEnd::Hostile(violation);
                 }

@@ -30,7 +30,7 @@ pub(super) fn text(policy: &NetworkPolicy, registries: &Preset) -> Vec<u8> {
         "hosts": hosts,
         "audit": spec.audit,
         "credentials": policy.inject(),
-        "hint": "Names that are not listed are refused. Whoever runs this sandbox can open one with `shoal net allow`.",
+        "hint": "Names that are not listed are refused. The person who runs this sandbox can open one with `shoal net allow`.",
     });
     let mut text = all.to_string().into_bytes();
     if text.len() >= POLICY_BYTES_MAX {

@@ -4,7 +4,7 @@
 //! can continue where it was, also after a restart of the daemon. A watcher that comes too late is notified that it missed
 //! events, and reads the state itself. Nothing waits for a watcher, nor for the row of an event: a daemon that is killed may
 //! not have written the last ones, and the next one tells again what became of sandboxes ([`Events::last_told`]). If a row
-//! cannot be written, positions are counted anew, so that every watcher learns that something may be missing.
+//! cannot be written, positions start again from the beginning, so that every watcher learns that something may be missing.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

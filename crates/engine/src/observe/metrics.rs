@@ -1,4 +1,4 @@
-//! What the engine counts, for whoever runs it. Names and labels are part of the contract with people's dashboards.
+//! What the engine counts, for the operator. Names and labels are part of the contract with people's dashboards.
 //!
 //! Labels take few values, all known when the program is built; a sandbox's id is never one of them. Counting is an atomic
 //! addition, or a lock that is held for one; nothing here waits.

@@ -1,4 +1,4 @@
-//! Links: each opens one port of one sandbox to whoever has its token, or to everybody, until it expires or is revoked.
+//! Links: each opens one port of one sandbox to anyone who has its token, or to everybody, until it expires or is revoked.
 //!
 //! A token is the link's id and a tag that only this installation can make, so it is checked without a row. All else
 //! about the link is in its row, which is also what is deleted to revoke it.

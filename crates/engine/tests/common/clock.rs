@@ -86,7 +86,7 @@ impl StillClock {
         });
     }
 
-    /// Waits until whoever should have woken by now has done what there was to do and sleeps again.
+    /// Waits until every task that is due has run and sleeps again.
     pub async fn settled(&self) {
         super::eventually("all who sleep sleep on", async || {
             let state = self.state();

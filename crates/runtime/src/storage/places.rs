@@ -142,7 +142,7 @@ impl Places {
 
     /// Opens the directory of a sandbox whose processes were ended, for another launch.
     ///
-    /// Its files stay. The kernel's own directories beside them are made anew, because a volatile overlay may not be mounted twice
+    /// Its files stay. The kernel's own directories beside them are made again, because a volatile overlay may not be mounted twice
     /// over the same one (`incompat/volatile`). The sandbox gets the current generation of the image `host`, which hides what has
     /// become private since.
     pub fn reopen_sandbox(

@@ -150,7 +150,7 @@ impl Search {
         found: &mut Vec<PathBuf>,
     ) -> Result<(), (PathBuf, Errno)> {
         let stat = fstat(dir).map_err(|errno| (below.to_owned(), errno))?;
-        // The top is what it is: the image shows it as it was told to.
+        // The top directory is shown exactly as the image says.
         if stat.st_mode & 0o005 != 0o005 && !below.as_os_str().is_empty() {
             found.push(below.to_owned());
             return Ok(());

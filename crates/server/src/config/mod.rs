@@ -1,7 +1,7 @@
-//! What the daemon is told: the settings as written, where each came from, and the checked [`Config`].
+//! The daemon's configuration: the settings as written, where each came from, and the checked [`Config`].
 //!
 //! All layering is here: a flag goes before the environment, the environment before the file, the file before the
-//! default. Whoever holds a [`Config`] need not check again. What each setting is called, and how the file and the
+//! default. A [`Config`] is checked already, so nothing below checks it again. What each setting is called, and how the file and the
 //! environment are read, is in [`crate::config::settings`].
 
 pub mod network;
@@ -361,7 +361,7 @@ impl Config {
         })
     }
 
-    /// Reads the file that is a part of the configuration. A daemon needs it; whoever only looks at settings does not.
+    /// Reads the file that is a part of the configuration. A daemon needs it; a command that only shows settings does not.
     pub fn read_files(mut self) -> Result<Self, ConfigError> {
         if let Some(path) = self.docker_config.clone() {
             let unread = |source| ConfigError::DockerConfigUnread { path: path.clone(), source };

@@ -1,8 +1,8 @@
 //! Other systems' wire protocols that this server also speaks: a folder each, each a translation and no more.
 //!
 //! A dialect reads its shape, asks the engine, and writes its shape. It keeps no state: what its clients want to find again is in the
-//! engine's rows, and what it needs and the engine lacks is added to the engine, where the others get it too. Whatever goes wrong under
-//! its paths is told in its own shape, since some clients crash on anything else: unknown routes, wrong methods and refused keys too.
+//! engine's rows, and what it needs and the engine lacks is added to the engine, where the others get it too. Every error
+//! under its paths has its own shape, including unknown routes, wrong methods and refused keys, since some clients crash on anything else.
 //!
 //! Every dialect lives under a prefix of its own. The paths at the root that foreign clients force on us are listed in [`ROOT_PATHS`],
 //! and nowhere else.

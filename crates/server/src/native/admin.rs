@@ -21,7 +21,7 @@ use crate::http::params::Params;
 #[into_params(parameter_in = Query)]
 #[expect(dead_code, reason = "the fields describe the parameters, which `list` reads by hand")]
 pub struct AdminListParams {
-    /// At most so many, 1 to 500.
+    /// The maximum number of items, 1 to 500.
     limit: Option<u32>,
     /// `next_cursor` of the page before.
     cursor: Option<String>,
@@ -47,7 +47,7 @@ pub async fn list(
     Ok(Json(api::AdminSandboxPage { sandboxes, next_cursor: page.next_cursor }))
 }
 
-/// Deletes a sandbox of any owner. Answers when nothing of it is left.
+/// Deletes a sandbox of any owner. Responds when it is removed completely.
 #[utoipa::path(delete, path = "/v1/admin/sandboxes/{sandbox}", tag = "admin",
     params(("sandbox" = String, Path, description = "The sandbox's id.")), responses(
     (status = 204, description = "It is gone."),

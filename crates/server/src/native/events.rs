@@ -29,7 +29,7 @@ use crate::http::sse::{self, HEARTBEAT};
 #[serde(deny_unknown_fields, default)]
 #[into_params(parameter_in = Query)]
 pub struct WatchParams {
-    /// The id of the one sandbox to watch; all of the owner's if left out.
+    /// The id of the sandbox to watch. Default: all sandboxes of the owner.
     sandbox: Option<String>,
     /// As the header `Last-Event-ID`, for clients that cannot set it.
     last_event_id: Option<String>,

@@ -46,12 +46,12 @@ const SEARCH_BYTES_DEFAULT: u64 = 1 << 30;
 
 /// Reads a file.
 ///
-/// `Range` with one range, `If-Match`, `If-None-Match`, `If-Modified-Since`, `If-Unmodified-Since` and `If-Range` are heeded. The
+/// `Range` with one range, `If-Match`, `If-None-Match`, `If-Modified-Since`, `If-Unmodified-Since` and `If-Range` are supported. The
 /// body is the file as long as it was when it was opened; if it becomes shorter meanwhile, the connection is cut.
 #[utoipa::path(get, path = "/v1/sandboxes/{sandbox}/files", tag = "files", params(
     ("sandbox" = String, Path, description = "The sandbox's id."),
     ("path" = String, Query, description = "Absolute. Bytes that are not UTF-8 are percent-encoded."),
-    ("user" = Option<String>, Query, description = "As which user of the sandbox; root if left out."), ResumeParams), responses(
+    ("user" = Option<String>, Query, description = "The user of the sandbox to act as; root by default."), ResumeParams), responses(
     (status = 200, content_type = "application/octet-stream", body = Vec<u8>),
     (status = 206, description = "The range that was asked for.", content_type = "application/octet-stream", body = Vec<u8>),
     (status = 304, description = "It is what `If-None-Match` or `If-Modified-Since` says."),
@@ -59,7 +59,7 @@ const SEARCH_BYTES_DEFAULT: u64 = 1 << 30;
     (status = 404, body = api::ErrorBody),
     (status = 409, description = "It is a directory, a FIFO, a device; or the sandbox does not run.", body = api::ErrorBody),
     (status = 412, description = "It is not what `If-Match` says.", body = api::ErrorBody),
-    (status = 416, description = "The range begins behind its end.", body = api::ErrorBody),
+    (status = 416, description = "The range begins after the end of the file.", body = api::ErrorBody),
 ))]
 pub async fn read(
     State(app): State<App>,
@@ -77,8 +77,8 @@ pub async fn read(
 #[utoipa::path(head, path = "/v1/sandboxes/{sandbox}/files", tag = "files", params(
     ("sandbox" = String, Path, description = "The sandbox's id."),
     ("path" = String, Query, description = "Absolute."),
-    ("user" = Option<String>, Query, description = "As which user of the sandbox; root if left out."), ResumeParams), responses(
-    (status = 200, description = "`Content-Length`, `ETag` and `Last-Modified` tell of it."),
+    ("user" = Option<String>, Query, description = "The user of the sandbox to act as; root by default."), ResumeParams), responses(
+    (status = 200, description = "`Content-Length`, `ETag` and `Last-Modified` describe the file."),
     (status = 304, description = "As with `GET`."),
     (status = 404, description = "As with `GET`."),
 ))]
@@ -101,18 +101,18 @@ pub async fn head(
 #[utoipa::path(put, path = "/v1/sandboxes/{sandbox}/files", tag = "files", params(
     ("sandbox" = String, Path, description = "The sandbox's id."),
     ("path" = String, Query, description = "Absolute. A link at its end is followed."),
-    ("mode" = Option<String>, Query, description = "Permissions in octal; those of the file that was there if left out, else 0644."),
-    ("parents" = Option<bool>, Query, description = "Whether missing directories are made; `true` if left out."),
-    ("user" = Option<String>, Query, description = "As which user of the sandbox; root if left out."), ResumeParams),
+    ("mode" = Option<String>, Query, description = "Permissions in octal. Default: those of the existing file, otherwise 0644."),
+    ("parents" = Option<bool>, Query, description = "Whether to create missing directories; `true` by default."),
+    ("user" = Option<String>, Query, description = "The user of the sandbox to act as; root by default."), ResumeParams),
     request_body(content = Vec<u8>, content_type = "application/octet-stream"), responses(
-    (status = 200, description = "It took the place of another.", body = api::FileInfo),
+    (status = 200, description = "The file was replaced.", body = api::FileInfo),
     (status = 201, description = "It is new.", body = api::FileInfo),
     (status = 403, body = api::ErrorBody),
     (status = 404, description = "With `parents=false`: its directory does not exist.", body = api::ErrorBody),
-    (status = 408, description = "The body does not come.", body = api::ErrorBody),
-    (status = 409, description = "A directory or device is there; or the sandbox does not run.", body = api::ErrorBody),
+    (status = 408, description = "The body did not arrive in time.", body = api::ErrorBody),
+    (status = 409, description = "The path is a directory or a device, or the sandbox does not run.", body = api::ErrorBody),
     (status = 412, body = api::ErrorBody),
-    (status = 507, description = "The disk is full. What was there is as it was.", body = api::ErrorBody),
+    (status = 507, description = "The disk is full. The existing file did not change.", body = api::ErrorBody),
 ))]
 pub async fn write(
     State(app): State<App>,
@@ -148,12 +148,12 @@ pub async fn write(
 #[utoipa::path(delete, path = "/v1/sandboxes/{sandbox}/files", tag = "files", params(
     ("sandbox" = String, Path, description = "The sandbox's id."),
     ("path" = String, Query, description = "Absolute. A link is removed, not what it leads to."),
-    ("recursive" = Option<bool>, Query, description = "A directory with everything in it; `false` if left out."),
-    ("user" = Option<String>, Query, description = "As which user of the sandbox; root if left out."), ResumeParams), responses(
+    ("recursive" = Option<bool>, Query, description = "Whether to include everything in a directory; `false` by default."),
+    ("user" = Option<String>, Query, description = "The user of the sandbox to act as; root by default."), ResumeParams), responses(
     (status = 204, description = "It is gone."),
     (status = 403, body = api::ErrorBody),
     (status = 404, body = api::ErrorBody),
-    (status = 409, description = "A directory that is not empty, without `recursive`.", body = api::ErrorBody),
+    (status = 409, description = "The directory is not empty, and `recursive` is not set.", body = api::ErrorBody),
     (status = 412, body = api::ErrorBody),
 ))]
 pub async fn remove(
@@ -173,12 +173,12 @@ pub async fn remove(
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// What a file is.
+/// Describes a file.
 #[utoipa::path(get, path = "/v1/sandboxes/{sandbox}/files/stat", tag = "files", params(
     ("sandbox" = String, Path, description = "The sandbox's id."),
     ("path" = String, Query, description = "Absolute."),
-    ("follow" = Option<bool>, Query, description = "Whether a link at the end is followed; `true` if left out."),
-    ("user" = Option<String>, Query, description = "As which user of the sandbox; root if left out."), ResumeParams), responses(
+    ("follow" = Option<bool>, Query, description = "Whether to follow a link at the end of the path; `true` by default."),
+    ("user" = Option<String>, Query, description = "The user of the sandbox to act as; root by default."), ResumeParams), responses(
     (status = 200, body = api::FileInfo),
     (status = 403, body = api::ErrorBody),
     (status = 404, body = api::ErrorBody),
@@ -199,9 +199,9 @@ pub async fn stat(
 #[utoipa::path(get, path = "/v1/sandboxes/{sandbox}/files/list", tag = "files", params(
     ("sandbox" = String, Path, description = "The sandbox's id."),
     ("path" = String, Query, description = "Absolute."),
-    ("limit" = Option<u32>, Query, description = "At most so many, 1 to 1000; 1000 if left out."),
+    ("limit" = Option<u32>, Query, description = "The maximum number of entries, 1 to 1000; 1000 by default."),
     ("cursor" = Option<String>, Query, description = "`next_cursor` of the page before."),
-    ("user" = Option<String>, Query, description = "As which user of the sandbox; root if left out."), ResumeParams), responses(
+    ("user" = Option<String>, Query, description = "The user of the sandbox to act as; root by default."), ResumeParams), responses(
     (status = 200, body = api::FileList),
     (status = 403, body = api::ErrorBody),
     (status = 404, body = api::ErrorBody),
@@ -229,13 +229,13 @@ pub async fn list(
     Ok(Json(api::FileList { entries, next_cursor }))
 }
 
-/// Makes a directory.
+/// Creates a directory.
 #[utoipa::path(post, path = "/v1/sandboxes/{sandbox}/files/mkdir", tag = "files", params(
     ("sandbox" = String, Path, description = "The sandbox's id."),
     ("path" = String, Query, description = "Absolute."),
-    ("parents" = Option<bool>, Query, description = "Makes what leads to it too, and does not mind if it exists; `true` if left out."),
-    ("mode" = Option<String>, Query, description = "Permissions in octal; 0755 if left out."),
-    ("user" = Option<String>, Query, description = "As which user of the sandbox; root if left out."), ResumeParams), responses(
+    ("parents" = Option<bool>, Query, description = "Whether to create missing parents and accept an existing directory; `true` by default."),
+    ("mode" = Option<String>, Query, description = "Permissions in octal; 0755 by default."),
+    ("user" = Option<String>, Query, description = "The user of the sandbox to act as; root by default."), ResumeParams), responses(
     (status = 204, description = "It is there."),
     (status = 403, body = api::ErrorBody),
     (status = 404, body = api::ErrorBody),
@@ -253,14 +253,14 @@ pub async fn make_directory(
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// Gives something another name.
+/// Moves or renames a file or directory.
 #[utoipa::path(post, path = "/v1/sandboxes/{sandbox}/files/move", tag = "files", params(
     ("sandbox" = String, Path, description = "The sandbox's id."),
     ("from" = String, Query, description = "Absolute. A link is moved, not what it leads to."),
     ("to" = String, Query, description = "Absolute: the new name itself."),
-    ("overwrite" = Option<bool>, Query, description = "Whether a file that is there gives way; `false` if left out."),
-    ("parents" = Option<bool>, Query, description = "Whether missing directories are made; `true` if left out."),
-    ("user" = Option<String>, Query, description = "As which user of the sandbox; root if left out."), ResumeParams), responses(
+    ("overwrite" = Option<bool>, Query, description = "Whether to replace an existing file; `false` by default."),
+    ("parents" = Option<bool>, Query, description = "Whether to create missing directories; `true` by default."),
+    ("user" = Option<String>, Query, description = "The user of the sandbox to act as; root by default."), ResumeParams), responses(
     (status = 204, description = "Done."),
     (status = 403, body = api::ErrorBody),
     (status = 404, body = api::ErrorBody),
@@ -277,15 +277,15 @@ pub async fn rename(
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// Copies something inside the sandbox.
+/// Copies a file or directory inside the sandbox.
 #[utoipa::path(post, path = "/v1/sandboxes/{sandbox}/files/copy", tag = "files", params(
     ("sandbox" = String, Path, description = "The sandbox's id."),
     ("from" = String, Query, description = "Absolute. A link is copied, not what it leads to."),
     ("to" = String, Query, description = "Absolute: the name of the copy itself."),
-    ("recursive" = Option<bool>, Query, description = "A directory with everything in it; `false` if left out."),
-    ("overwrite" = Option<bool>, Query, description = "Whether files that are there give way; `false` if left out."),
-    ("parents" = Option<bool>, Query, description = "Whether missing directories are made; `true` if left out."),
-    ("user" = Option<String>, Query, description = "As which user of the sandbox; root if left out."), ResumeParams), responses(
+    ("recursive" = Option<bool>, Query, description = "Whether to include everything in a directory; `false` by default."),
+    ("overwrite" = Option<bool>, Query, description = "Whether to replace existing files; `false` by default."),
+    ("parents" = Option<bool>, Query, description = "Whether to create missing directories; `true` by default."),
+    ("user" = Option<String>, Query, description = "The user of the sandbox to act as; root by default."), ResumeParams), responses(
     (status = 200, body = api::FilesMade),
     (status = 403, body = api::ErrorBody),
     (status = 404, body = api::ErrorBody),
@@ -322,15 +322,15 @@ fn relocate(params: &mut Params, recursive: bool) -> Result<Relocate, ApiError> 
 #[utoipa::path(post, path = "/v1/sandboxes/{sandbox}/files/edit", tag = "files", params(
     ("sandbox" = String, Path, description = "The sandbox's id."),
     ("path" = String, Query, description = "Absolute. A link at its end is followed."),
-    ("user" = Option<String>, Query, description = "As which user of the sandbox; root if left out."), ResumeParams),
+    ("user" = Option<String>, Query, description = "The user of the sandbox to act as; root by default."), ResumeParams),
     request_body = api::EditFile, responses(
     (status = 200, body = api::EditedFile),
     (status = 403, body = api::ErrorBody),
     (status = 404, body = api::ErrorBody),
-    (status = 409, description = "It has no such text (`no_match`), or has it more than once (`several_matches`, with their number in `details.matches`), or is no text.", body = api::ErrorBody),
+    (status = 409, description = "The file does not contain the text (`no_match`), or has it more than once (`several_matches`, with their number in `details.matches`), or is not text.", body = api::ErrorBody),
     (status = 412, description = "It is not what `If-Match` says.", body = api::ErrorBody),
     (status = 413, description = "It is too large, or would be.", body = api::ErrorBody),
-    (status = 507, description = "The disk is full. What was there is as it was.", body = api::ErrorBody),
+    (status = 507, description = "The disk is full. The existing file did not change.", body = api::ErrorBody),
 ))]
 pub async fn edit(
     State(app): State<App>,
@@ -359,12 +359,12 @@ pub async fn edit(
     ("sandbox" = String, Path, description = "The sandbox's id."),
     ("path" = String, Query, description = "Absolute: where to look."),
     ("pattern" = String, Query, description = "Relative to `path`. `*`, `?`, `[a-z]`, `{a,b}`, and `**` for any directories."),
-    ("hidden" = Option<bool>, Query, description = "Whether names that begin with a dot are found too; `false` if left out."),
-    ("limit" = Option<u32>, Query, description = "At most so many matches, 1 to 10000; 1000 if left out."),
-    ("timeout_seconds" = Option<u64>, Query, description = "At most so long, 1 to 300; 20 if left out."),
-    ("user" = Option<String>, Query, description = "As which user of the sandbox; root if left out."), ResumeParams), responses(
+    ("hidden" = Option<bool>, Query, description = "Whether to find names that begin with a dot too; `false` by default."),
+    ("limit" = Option<u32>, Query, description = "The maximum number of matches, 1 to 10000; 1000 by default."),
+    ("timeout_seconds" = Option<u64>, Query, description = "The maximum number of seconds, 1 to 300; 20 by default."),
+    ("user" = Option<String>, Query, description = "The user of the sandbox to act as; root by default."), ResumeParams), responses(
     (status = 200, description = "`cut` says whether a limit ended the search.", body = api::FoundFiles),
-    (status = 400, description = "The pattern is none.", body = api::ErrorBody),
+    (status = 400, description = "The pattern is invalid.", body = api::ErrorBody),
     (status = 404, body = api::ErrorBody),
 ))]
 pub async fn glob(
@@ -389,18 +389,18 @@ pub async fn glob(
     ("sandbox" = String, Path, description = "The sandbox's id."),
     ("path" = String, Query, description = "Absolute: a directory, or one file."),
     ("pattern" = String, Query, description = "What to find."),
-    ("regex" = Option<bool>, Query, description = "Whether the pattern is a regular expression; `false` if left out. Classes such as `\\w` are ASCII."),
-    ("ignore_case" = Option<bool>, Query, description = "`false` if left out."),
+    ("regex" = Option<bool>, Query, description = "Whether the pattern is a regular expression; `false` by default. Classes such as `\\w` are ASCII."),
+    ("ignore_case" = Option<bool>, Query, description = "`false` by default."),
     ("include" = Option<Vec<String>>, Query, description = "Only files that match this glob; may be repeated. Without a slash it is matched against the name alone."),
     ("exclude_directory" = Option<Vec<String>>, Query, description = "Directories of this name, a glob, are not entered; may be repeated."),
-    ("carriage_returns" = Option<bool>, Query, description = "Whether the CR at the end of a line is told with it; `false` if left out."),
-    ("hidden" = Option<bool>, Query, description = "Whether names that begin with a dot are looked at too; `false` if left out."),
-    ("limit" = Option<u32>, Query, description = "At most so many lines, 1 to 10000; 1000 if left out."),
-    ("bytes_max" = Option<u64>, Query, description = "At most so many bytes are read; 1 GiB if left out."),
-    ("timeout_seconds" = Option<u64>, Query, description = "At most so long, 1 to 300; 20 if left out."),
-    ("user" = Option<String>, Query, description = "As which user of the sandbox; root if left out."), ResumeParams), responses(
+    ("carriage_returns" = Option<bool>, Query, description = "Whether a line is returned with the CR at its end; `false` by default."),
+    ("hidden" = Option<bool>, Query, description = "Whether to search names that begin with a dot too; `false` by default."),
+    ("limit" = Option<u32>, Query, description = "The maximum number of lines, 1 to 10000; 1000 by default."),
+    ("bytes_max" = Option<u64>, Query, description = "The maximum number of bytes to read; 1 GiB by default."),
+    ("timeout_seconds" = Option<u64>, Query, description = "The maximum number of seconds, 1 to 300; 20 by default."),
+    ("user" = Option<String>, Query, description = "The user of the sandbox to act as; root by default."), ResumeParams), responses(
     (status = 200, description = "`cut` says whether a limit ended the search.", body = api::FoundLines),
-    (status = 400, description = "The pattern is none.", body = api::ErrorBody),
+    (status = 400, description = "The pattern is invalid.", body = api::ErrorBody),
     (status = 404, body = api::ErrorBody),
 ))]
 pub async fn grep(
@@ -446,8 +446,8 @@ fn limits(params: &mut Params) -> Result<SearchLimits, ApiError> {
 #[utoipa::path(get, path = "/v1/sandboxes/{sandbox}/files/watch", tag = "files", params(
     ("sandbox" = String, Path, description = "The sandbox's id."),
     ("path" = String, Query, description = "Absolute."),
-    ("recursive" = Option<bool>, Query, description = "Directories below it too; `false` if left out."),
-    ("user" = Option<String>, Query, description = "As which user of the sandbox; root if left out."), ResumeParams), responses(
+    ("recursive" = Option<bool>, Query, description = "Whether to watch the directories below it too; `false` by default."),
+    ("user" = Option<String>, Query, description = "The user of the sandbox to act as; root by default."), ResumeParams), responses(
     (status = 200, body = api::FileEvent, content_type = "text/event-stream"),
     (status = 404, body = api::ErrorBody),
 ))]
@@ -523,7 +523,7 @@ fn to_event(event: &api::FileEvent) -> Event {
 #[utoipa::path(get, path = "/v1/sandboxes/{sandbox}/files/tar", tag = "files", params(
     ("sandbox" = String, Path, description = "The sandbox's id."),
     ("path" = String, Query, description = "Absolute."),
-    ("user" = Option<String>, Query, description = "As which user of the sandbox; root if left out."), ResumeParams), responses(
+    ("user" = Option<String>, Query, description = "The user of the sandbox to act as; root by default."), ResumeParams), responses(
     (status = 200, content_type = "application/x-tar", body = Vec<u8>),
     (status = 403, body = api::ErrorBody),
     (status = 404, body = api::ErrorBody),
@@ -542,7 +542,7 @@ pub async fn pack(
     Ok(answer)
 }
 
-/// Unpacks a tar stream into a directory, which is made where it is missing.
+/// Unpacks a tar stream into a directory, and creates the directory if it is missing.
 ///
 /// The stream is not trusted: absolute names and `..` are refused, links are made but never followed, devices and FIFOs are left
 /// out, setuid is taken away, owners are not kept. GNU, ustar and pax formats are read; sparse files are refused. What came before a
@@ -550,10 +550,10 @@ pub async fn pack(
 #[utoipa::path(put, path = "/v1/sandboxes/{sandbox}/files/tar", tag = "files", params(
     ("sandbox" = String, Path, description = "The sandbox's id."),
     ("path" = String, Query, description = "Absolute."),
-    ("user" = Option<String>, Query, description = "As which user of the sandbox; root if left out."), ResumeParams),
+    ("user" = Option<String>, Query, description = "The user of the sandbox to act as; root by default."), ResumeParams),
     request_body(content = Vec<u8>, content_type = "application/x-tar"), responses(
     (status = 200, body = api::FilesMade),
-    (status = 400, description = "It is no archive, or has something in it that is refused.", body = api::ErrorBody),
+    (status = 400, description = "The body is not an archive, or the archive contains an entry that is refused.", body = api::ErrorBody),
     (status = 403, body = api::ErrorBody),
     (status = 409, body = api::ErrorBody),
     (status = 507, body = api::ErrorBody),

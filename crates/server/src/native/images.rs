@@ -34,7 +34,7 @@ use crate::http::upload::received;
 /// Pulls an image from its registry, also when one of that name is here: a tag may mean something else today.
 ///
 /// With `Accept: text/event-stream` the answer is a stream of `ImageEvent`, each under the name of its `type`, and a failure is its
-/// last event. Whoever asks for an image that is on its way joins.
+/// last event. A request for an image that is being pulled joins that pull.
 #[utoipa::path(post, path = "/v1/images/pull", tag = "images", request_body = api::PullImage, responses(
     (status = 200, body = api::Image),
     (status = 400, description = "Not a reference; or the image cannot be used; or the registry denies it.", body = api::ErrorBody),
@@ -64,7 +64,7 @@ pub async fn pull(
 pub struct ImportParams {
     /// What to call the image. Needed where the archive does not say.
     name: Option<String>,
-    /// `oci`, `docker` or `rootfs`; what it looks like if left out.
+    /// `oci`, `docker` or `rootfs`; detected by default.
     format: Option<String>,
 }
 
@@ -298,7 +298,7 @@ pub async fn aliases(State(app): State<App>, Caller(_): Caller) -> Json<api::Ima
     Json(api::ImageAliasList { aliases })
 }
 
-/// From now on, whoever asks for this name gets another image. Sandboxes that exist keep theirs.
+/// From now on, this name means another image. Sandboxes that exist keep theirs.
 #[utoipa::path(put, path = "/v1/image-aliases/{alias}", tag = "images", request_body = api::SetImageAlias,
     params(("alias" = String, Path, description = "The name, percent-encoded.")), responses(
     (status = 200, body = api::ImageAlias),
@@ -316,7 +316,7 @@ pub async fn set_alias(
     Ok(Json(alias_to_api(alias)))
 }
 
-/// Ends an alias.
+/// Deletes an alias.
 #[utoipa::path(delete, path = "/v1/image-aliases/{alias}", tag = "images",
     params(("alias" = String, Path, description = "The name, percent-encoded.")), responses(
     (status = 204, description = "It is gone."),

@@ -21,7 +21,7 @@ pub async fn metrics(State(app): State<App>, Caller(key): Caller) -> Result<Resp
     require_metrics(&key)?;
     let machine = app.engine.machine_stats().await;
     if let Err(error) = &machine {
-        tracing::warn!(error = chain_of(error), "metrics are told without those of the machine");
+        tracing::warn!(error = chain_of(error), "metrics are shown without those of the machine");
     }
     let text = app.metrics().text(&app.engine, machine.ok(), app.streams_open());
     match text {

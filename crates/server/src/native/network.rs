@@ -102,7 +102,7 @@ pub async fn explain(
 pub struct EventParams {
     /// Only events with a larger id. Without it, the newest events.
     after: Option<u64>,
-    /// At most so many, 1 to 500.
+    /// The maximum number of items, 1 to 500.
     limit: Option<u32>,
     /// Only what was refused: `true`.
     refused: Option<bool>,

@@ -209,7 +209,7 @@ const SHARED: [Shared; 12] = [
     Shared {
         status: 404,
         name: "NotFound",
-        description: "What the path names does not exist, or belongs to another owner.",
+        description: "The path names something that does not exist or belongs to another owner.",
         of: Group::Named,
     },
     Shared { status: 408, name: "TooSlow", description: "The body did not arrive in time.", of: Group::Body },

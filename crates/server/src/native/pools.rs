@@ -62,7 +62,7 @@ pub async fn list(State(app): State<App>, Caller(key): Caller) -> Json<api::Pool
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct GetParams {
-    /// Waits until the pool is `ready` or `failing`, at most so long; 0 to 300.
+    /// Waits until the pool is `ready` or `failing`, at most this many seconds; 0 to 300.
     wait_seconds: Option<u32>,
 }
 
@@ -121,7 +121,7 @@ pub async fn update(
     params(("pool" = String, Path, description = "Its name, percent-encoded.")), responses(
     (status = 204, description = "It is gone."),
     (status = 404, body = api::ErrorBody),
-    (status = 409, description = "It takes long, and goes on.", body = api::ErrorBody),
+    (status = 409, description = "It takes long, and continues in the background.", body = api::ErrorBody),
 ))]
 pub async fn delete(
     State(app): State<App>,

@@ -140,7 +140,7 @@ fn named(params: &RawPathParams) -> Result<Named, ApiError> {
 
 /// A TCP connection to a port of a sandbox, in a WebSocket.
 ///
-/// Binary messages are bytes, whatever their borders. A text message `end` says that its sender sends nothing more. The
+/// Binary messages carry bytes; their boundaries have no meaning. A text message `end` says that its sender sends nothing more. The
 /// daemon closes with 1000 when both sides have ended, and with 1012 when it stops.
 #[utoipa::path(get, path = "/v1/sandboxes/{sandbox}/tunnels/{port}", tag = "ports", params(
     ("sandbox" = String, Path, description = "The sandbox's id."),

@@ -92,7 +92,7 @@ pub async fn delete(
 pub struct LedgerParams {
     /// Only lines with a larger number. Without it, the newest lines.
     after: Option<u64>,
-    /// At most so many.
+    /// The maximum number.
     limit: Option<u32>,
 }
 

@@ -140,7 +140,7 @@ pub async fn trees(State(app): State<App>, Caller(key): Caller) -> Result<Json<a
 
 /// Deletes a sandbox and all that descend from it by forks, the youngest first.
 ///
-/// If one cannot be deleted, the answer is that error, and what is older stays.
+/// If one cannot be deleted, the response is that error, and older ones stay.
 #[utoipa::path(delete, path = "/v1/sandboxes/{sandbox}/tree", tag = "snapshots",
     params(("sandbox" = String, Path, description = "The sandbox's id.")), responses(
     (status = 200, body = api::DeletedTree),

@@ -16,7 +16,7 @@ use crate::http::body::{Query, SandboxPath};
 use crate::http::clock::rfc3339;
 use crate::http::error::ApiError;
 
-/// What a sandbox uses, beside what it may.
+/// What a sandbox uses, and its limits.
 #[utoipa::path(get, path = "/v1/sandboxes/{sandbox}/stats", tag = "stats",
     params(("sandbox" = String, Path, description = "The sandbox's id.")), responses(
     (status = 200, body = api::SandboxStats),
@@ -35,7 +35,7 @@ pub async fn one(
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct StatsParams {
-    /// At most so many, 1 to 500.
+    /// The maximum number of items, 1 to 500.
     limit: Option<u32>,
     /// `next_cursor` of the page before.
     cursor: Option<String>,

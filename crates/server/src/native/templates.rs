@@ -147,7 +147,7 @@ pub async fn delete(
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// Tries a preparation again that failed. Anything else stays as it is.
+/// Retries a preparation that failed. Has no effect on any other template.
 #[utoipa::path(post, path = "/v1/templates/{template}/prepare", tag = "templates",
     params(("template" = String, Path, description = "Its name, percent-encoded.")), responses(
     (status = 200, body = api::Template),

@@ -35,8 +35,8 @@ impl<S: Send + Sync> FromRequestParts<S> for VolumePath {
 #[utoipa::path(post, path = "/v1/volumes", tag = "volumes", request_body = api::CreateVolume, responses(
     (status = 201, body = api::Volume),
     (status = 400, body = api::ErrorBody),
-    (status = 404, description = "There is no volume to copy.", body = api::ErrorBody),
-    (status = 409, description = "The name is taken, or what is to be copied does not fit.", body = api::ErrorBody),
+    (status = 404, description = "The volume to copy does not exist.", body = api::ErrorBody),
+    (status = 409, description = "The name is taken, or the copy does not fit.", body = api::ErrorBody),
     (status = 503, description = "The machine has no room.", body = api::ErrorBody),
 ))]
 pub async fn create(
@@ -117,7 +117,7 @@ pub async fn delete(
 /// and devices are left out. If something cannot be read, or becomes shorter while it is read, the connection is cut.
 #[utoipa::path(get, path = "/v1/volumes/{volume}/tar", tag = "volumes", params(
     ("volume" = String, Path, description = "Its name, percent-encoded."),
-    ("path" = Option<String>, Query, description = "A directory or file of the volume; `/` if left out.")), responses(
+    ("path" = Option<String>, Query, description = "A directory or file of the volume; `/` by default.")), responses(
     (status = 200, content_type = "application/x-tar", body = Vec<u8>),
     (status = 404, body = api::ErrorBody),
 ))]
@@ -144,10 +144,10 @@ pub async fn export(
 /// trusted, owners are not kept, what came before a refusal stays.
 #[utoipa::path(put, path = "/v1/volumes/{volume}/tar", tag = "volumes", params(
     ("volume" = String, Path, description = "Its name, percent-encoded."),
-    ("path" = Option<String>, Query, description = "A directory of the volume, made if it is missing; `/` if left out.")),
+    ("path" = Option<String>, Query, description = "A directory of the volume, created if it is missing; `/` by default.")),
     request_body(content = Vec<u8>, content_type = "application/x-tar"), responses(
     (status = 200, body = api::FilesMade),
-    (status = 400, description = "It is no archive, or has something in it that is refused.", body = api::ErrorBody),
+    (status = 400, description = "The body is not an archive, or the archive contains an entry that is refused.", body = api::ErrorBody),
     (status = 404, body = api::ErrorBody),
     (status = 507, description = "The volume is full.", body = api::ErrorBody),
 ))]

@@ -36,7 +36,7 @@ impl<S: Send + Sync> FromRequestParts<S> for WebhookPath {
     }
 }
 
-/// Creates a webhook: an address that is sent what happens from now on, one request for each event.
+/// Creates a webhook: an address that every event from now on is sent to, one request for each event.
 ///
 /// Requests are signed as the Standard Webhooks specification says. The response has the secret, which is shown only here.
 /// An event that the receiver does not accept is sent again, with growing pauses, for six hours.

@@ -1,6 +1,6 @@
-//! Who may use a port: the owner's key, whoever has a link's token, or everybody if the port is public.
+//! Who may use a port: the owner's key, anyone who has a link's token, or everybody if the port is public.
 //!
-//! A token is sent in a header by programs, in the query of a URL by whoever follows a link, and in a cookie by a
+//! A token is sent in a header by programs, in the query of a URL by a person who follows a link, and in a cookie by a
 //! browser that has followed one. A cookie proves less than the others, because a browser adds it to requests that a
 //! page of somebody else caused; so it counts only for requests of the port's own pages and for visits.
 

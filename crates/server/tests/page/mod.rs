@@ -175,7 +175,7 @@ fn write_type(page: &mut String, name: &str, schema: &Value) {
     }
 }
 
-/// One of several shapes that are told apart by their `type`.
+/// One of several shapes, distinguished by their `type`.
 fn write_variant(page: &mut String, variant: &Value) {
     let (parents, fields) = fields(variant);
     let tag = fields.iter().find(|field| field.name == "`type`").expect("variants have a `type`");

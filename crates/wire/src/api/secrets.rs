@@ -165,7 +165,7 @@ pub struct LedgerLine {
 pub struct LedgerCheck {
     /// Whether no line was changed or removed.
     pub whole: bool,
-    /// How many lines are right, from the first that is kept.
+    /// How many lines are valid, from the first that is kept.
     pub lines: u64,
     /// The first line that was changed, or that is missing.
     #[serde(skip_serializing_if = "Option::is_none")]

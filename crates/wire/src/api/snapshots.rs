@@ -103,7 +103,7 @@ pub struct Fork {
 /// Response to `POST /v1/sandboxes/{sandbox}/fork`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Forked {
-    /// As many as were asked for.
+    /// As many as the request named.
     pub children: Vec<ForkedChild>,
 }
 

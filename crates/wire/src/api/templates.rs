@@ -260,6 +260,6 @@ pub enum TemplateEvent {
     Ready(Box<Template>),
     /// The template could not be prepared. The last event.
     Failed(Box<Template>),
-    /// The template was deleted meanwhile. The last event.
+    /// The template was deleted. This is the last event.
     Gone(ErrorBody),
 }

@@ -18,7 +18,7 @@ pub struct CreateWebhook {
     pub events: Vec<String>,
 }
 
-/// An address that is told of events.
+/// An address that events are sent to.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Webhook {
     /// A UUID.
@@ -38,7 +38,7 @@ pub struct Webhook {
     pub delivered_at: Option<String>,
     /// Failed attempts since then.
     pub failed_attempts: u32,
-    /// What the last of them said.
+    /// The error of the last attempt.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_error: Option<String>,
 }

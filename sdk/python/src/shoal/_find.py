@@ -2,7 +2,7 @@
 
 The one that the caller names; else that of ``SHOAL_URL`` and ``SHOAL_API_KEY``; else the one that lives in
 ``SHOAL_DATA_DIR``, in the directory that the machine's configuration file names (``SHOAL_CONFIG``, or
-``/etc/shoal/config.toml``), or in ``/var/lib/shoal``. That it lives is told by its lock: the address in ``daemon.json`` of a
+``/etc/shoal/config.toml``), or in ``/var/lib/shoal``. Its lock shows that it runs: the address in ``daemon.json`` of a
 daemon that was killed may be someone else's by now, and the key is not for them.
 """
 

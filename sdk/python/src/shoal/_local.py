@@ -2,9 +2,9 @@
 
 The daemon lives while somebody holds a lease: a connection to ``lease.sock`` in its data directory, on which it says
 where it listens. The kernel closes that connection when the program ends, also by SIGKILL; the daemon then deletes its
-sandboxes and its directory. Whoever changes something in the directory holds its lock::
+sandboxes and its directory. A process that changes the directory holds its lock::
 
-    <base>/lock          held by whoever starts or ends the daemon
+    <base>/lock          held by the process that starts or ends the daemon
     <base>/daemon.log    what the daemon prints
     <base>/data/         its data directory
     <base>/data/lease.sock

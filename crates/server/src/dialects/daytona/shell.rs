@@ -18,7 +18,7 @@
 //! ended.
 //!
 //! The daemon waits for the word [`QUEUED`] before it answers, so that commands run in the order in which they were sent, and hides it
-//! from whoever reads the output.
+//! from every reader of the output.
 //!
 //! Both scripts are for `bash` and for the plain `sh` of images without it.
 

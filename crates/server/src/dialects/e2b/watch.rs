@@ -61,7 +61,7 @@ pub async fn create(
     let path = directory(&place, &wish.path).await?;
     let id = place.files.keep_watching(&path, wish.recursive).await;
     let id = id.map_err(|error| place.refused(error))?;
-    // Events are told by names relative to the directory, so its path is in the id.
+    // Events carry names relative to the directory, so the id holds the directory's path.
     let watcher = format!("{id}:{}", String::from_utf8_lossy(&path));
     Ok(Json(json!({"watcherId": watcher})))
 }

@@ -201,7 +201,7 @@ pub async fn start(
     }
 }
 
-/// How a command ended, as clients are told.
+/// How a command ended, in the client's words.
 pub enum Verdict {
     /// With this code.
     Exit(i32),
@@ -222,7 +222,7 @@ impl Verdict {
         match outcome {
             Outcome::Exited(code) => Self::Exit(*code),
             Outcome::Signaled(signal) => Self::Exit(128 + signal),
-            // Whoever killed it is told so, also where the command could still exit by itself.
+            // The caller that killed it gets this answer, even if the command could still exit by itself.
             Outcome::Killed(status) => {
                 Self::Exit(Some(code(status)).filter(|code| *code != 0).unwrap_or(KILLED))
             }
@@ -304,7 +304,7 @@ pub async fn socket(
     let target = match target {
         Ok(target) => target,
         // Clients take a 404 for a server that knows no WebSockets, say so, and try for a quarter of a minute to come back to a
-        // command. So a sandbox that is gone is told where they hear it.
+        // command. So the answer for a deleted sandbox is sent where these clients look for it.
         Err(refusal) if refusal.status() == StatusCode::NOT_FOUND => {
             let gone = text(&Verdict::Error("SandboxNotFound", refusal.message().to_owned()).message());
             let session = move |mut socket: WebSocket| async move {
@@ -476,7 +476,7 @@ impl Writer<'_> {
                     self.line.ping().await?;
                     continue;
                 }
-                // Said as the end, since nothing else can be: whoever sent it would wait for what the command cannot do without it.
+                // Reported as the command's end, because the protocol has no other way: the client would wait for a command that cannot continue without its input.
                 Some(why) = self.losses.recv() => {
                     self.line.send(text(&Verdict::Error(Doing::Command.error(), why).message())).await?;
                     return Ok(Close::Ended);

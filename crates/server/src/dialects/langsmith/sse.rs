@@ -1,4 +1,4 @@
-//! Commands over server-sent events, one way: for clients from 0.13 on that are told to do without WebSockets.
+//! Commands over server-sent events, one way: for clients from 0.13 on that are configured not to use WebSockets.
 //!
 //! ```text
 //! POST {dataplane}/execute/stream/start     runs a command, or finds it by its `command_id`

@@ -62,7 +62,7 @@ pub async fn update(
 ) -> Result<Json<Value>, Refusal> {
     let size_bytes = body.size.as_deref().map(size).transpose()?;
     let before = app.engine.volume(&key.owner, &name).await?;
-    // The engine would let it shrink to what is in it; the clients of this dialect are told that none shrinks.
+    // The engine would let it shrink to what is in it; the clients of this dialect expect that no volume shrinks.
     if size_bytes.is_some_and(|size| size < before.size_bytes) {
         let message =
             format!("volume `{name}` cannot be made smaller than {}", bytes_text(before.size_bytes));

@@ -115,7 +115,7 @@ fn patience(headers: &HeaderMap) -> Option<Duration> {
 /// How long the answer to a start is held.
 fn hold(headers: &HeaderMap, body: &Execute) -> Duration {
     if body.attach_stdin == Some(true) {
-        // Whoever writes to it needs to know it first.
+        // A client needs the id before it can write.
         return Duration::ZERO;
     }
     match patience(headers) {

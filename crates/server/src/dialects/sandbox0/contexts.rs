@@ -364,8 +364,8 @@ pub async fn delete(State(app): State<App>, context: Context) -> Result<Answer, 
 /// Ends what runs, and runs the same again.
 pub async fn restart(State(app): State<App>, context: Context) -> Result<Answer, Refusal> {
     let again = names::run(&context.id, context.run + 1);
-    let again =
-        again.ok_or_else(|| Refusal::unsupported("this context was not made by this client: run it anew"))?;
+    let again = again
+        .ok_or_else(|| Refusal::unsupported("this context was not made by this client: create a new one"))?;
     context.wake(&app).await?;
     stop(&context).await?;
     let before = context.command.now().start;

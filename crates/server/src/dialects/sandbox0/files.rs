@@ -146,7 +146,7 @@ pub async fn relocate(
     Ok(done(json!({"moved": true})))
 }
 
-/// What a file is.
+/// Describes a file.
 pub async fn stat(State(app): State<App>, awake: Awake, mut params: Params) -> Result<Answer, Refusal> {
     let (path, files) = (named(&mut params)?, files(&app, &awake)?);
     let stat = files.stat(&path, Links::Keep).await?;

@@ -227,6 +227,6 @@ mod tests {
         let told = shown("w", &event(Change::Created)).expect("it is an event");
         assert_eq!(told, json!({"type": "event", "watch_id": "w", "event": "create", "path": "/a/b"}));
         assert_eq!(shown("w", &event(Change::Written)), None);
-        assert_eq!(shown("w", &WatchEvent::Overflow).expect("it is told")["type"], "error");
+        assert_eq!(shown("w", &WatchEvent::Overflow).expect("an event")["type"], "error");
     }
 }

@@ -38,14 +38,14 @@ const TIMEOUT_SECONDS_MAX: f64 = 366.0 * 86_400.0;
 /// How much of a script or of an argument list is shown, so that a page of commands stays small.
 const REQUEST_SHOWN_MAX: usize = 4096;
 
-/// Runs a command. If the caller goes away, the command goes on and can be found by its id.
+/// Runs a command. If the caller disconnects, the command keeps running and can be found by its id.
 #[utoipa::path(post, path = "/v1/sandboxes/{sandbox}/commands", tag = "commands", request_body = api::RunCommand,
     params(("sandbox" = String, Path, description = "The sandbox's id."), ResumeParams), responses(
-    (status = 200, description = "It is over. At most 1 MiB of each stream is in the answer.", body = api::FinishedCommand),
+    (status = 200, description = "The command has ended. The response holds at most 1 MiB of each stream.", body = api::FinishedCommand),
     (status = 202, description = "With `wait: false`: it was started.", body = api::Command),
     (status = 400, body = api::ErrorBody),
     (status = 404, body = api::ErrorBody),
-    (status = 409, description = "The sandbox does not run, or the id was used otherwise.", body = api::ErrorBody),
+    (status = 409, description = "The sandbox does not run, or the id was used with another request.", body = api::ErrorBody),
     (status = 413, body = api::ErrorBody),
     (status = 503, body = api::ErrorBody),
 ))]
@@ -79,7 +79,7 @@ pub async fn run(
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct ListParams {
-    /// At most so many, 1 to 500.
+    /// The maximum number of items, 1 to 500.
     limit: Option<u32>,
     /// `next_cursor` of the page before.
     cursor: Option<String>,
@@ -139,7 +139,7 @@ pub struct StdinParams {
     request_body(content = Vec<u8>, content_type = "application/octet-stream"), responses(
     (status = 200, body = api::StdinWritten),
     (status = 404, body = api::ErrorBody),
-    (status = 409, description = "Stdin is closed, or the command is over.", body = api::ErrorBody),
+    (status = 409, description = "Stdin is closed, or the command has ended.", body = api::ErrorBody),
     (status = 413, body = api::ErrorBody),
     (status = 503, description = "The command does not read.", body = api::ErrorBody),
 ))]
@@ -191,7 +191,7 @@ pub async fn signal(
 #[utoipa::path(post, path = "/v1/sandboxes/{sandbox}/commands/{command}/kill", tag = "commands", params(
     ("sandbox" = String, Path, description = "The sandbox's id."),
     ("command" = String, Path, description = "The command's id."), ResumeParams), responses(
-    (status = 204, description = "Asked for; the command's result says when it is over."),
+    (status = 204, description = "Accepted; the command's result says when it has ended."),
     (status = 404, body = api::ErrorBody),
     (status = 409, description = "The command is over.", body = api::ErrorBody),
 ))]
@@ -208,7 +208,7 @@ pub async fn kill(FoundCommand(command): FoundCommand) -> Result<StatusCode, Api
     (status = 204, description = "Done."),
     (status = 400, body = api::ErrorBody),
     (status = 404, body = api::ErrorBody),
-    (status = 409, description = "The command has no terminal, or is over.", body = api::ErrorBody),
+    (status = 409, description = "The command has no terminal, or has ended.", body = api::ErrorBody),
 ))]
 pub async fn resize(
     FoundCommand(command): FoundCommand,

@@ -36,7 +36,7 @@ use crate::http::params::Params;
     (status = 202, description = "With `wait: false`: it is being made.", body = api::CreatedSandbox),
     (status = 400, body = api::ErrorBody),
     (status = 404, description = "No such template.", body = api::ErrorBody),
-    (status = 409, description = "The name is taken, or the idempotency key was used otherwise.", body = api::ErrorBody),
+    (status = 409, description = "The name is taken, or the idempotency key was used with another request.", body = api::ErrorBody),
     (status = 429, description = "A limit of the key is reached.", body = api::ErrorBody),
     (status = 503, description = "The machine is full.", body = api::ErrorBody),
 ))]
@@ -98,7 +98,7 @@ pub async fn get(
 #[derive(Debug, IntoParams)]
 #[into_params(parameter_in = Query)]
 pub struct ListParams {
-    /// At most so many, 1 to 500.
+    /// The maximum number of items, 1 to 500.
     limit: Option<u32>,
     /// `next_cursor` of the page before.
     cursor: Option<String>,
@@ -143,7 +143,7 @@ pub async fn list(
     Ok(Json(api::SandboxPage { sandboxes, next_cursor: page.next_cursor }))
 }
 
-/// Changes a sandbox. What is left out stays as it is.
+/// Changes a sandbox. Fields that are left out do not change.
 #[utoipa::path(patch, path = "/v1/sandboxes/{sandbox}", tag = "sandboxes", request_body = api::UpdateSandbox,
     params(("sandbox" = String, Path, description = "The sandbox's id.")), responses(
     (status = 200, body = api::Sandbox),
@@ -161,7 +161,7 @@ pub async fn update(
     Ok(Json(to_api(app.engine.update(&key.owner, id, update).await?)))
 }
 
-/// Renews a sandbox: all clocks of its lifetime begin anew, but that of its creation. Answers with when it ends now.
+/// Renews a sandbox: all clocks of its lifetime start again, except the clock since creation. Returns when the sandbox ends now.
 #[utoipa::path(post, path = "/v1/sandboxes/{sandbox}/touch", tag = "sandboxes",
     params(("sandbox" = String, Path, description = "The sandbox's id.")), responses(
     (status = 200, body = api::Explanation),
@@ -190,7 +190,7 @@ pub async fn explain(
     Ok(Json(explanation(id, app.engine.explain(&key.owner, id).await?)))
 }
 
-/// Deletes a sandbox with all that is in it. Answers when nothing of it is left.
+/// Deletes a sandbox with everything in it. Responds when it is removed completely.
 #[utoipa::path(delete, path = "/v1/sandboxes/{sandbox}", tag = "sandboxes",
     params(("sandbox" = String, Path, description = "The sandbox's id.")), responses(
     (status = 204, description = "It is gone."),

@@ -98,7 +98,7 @@ class PoolCalls:
                 raise ResourceCreationError(
                     f"the sandboxes of pool `{name}` cannot be made: {pool.reason}",
                     resource_type="pool",
-                    hint="mend that, and the pool fills by itself",
+                    hint="fix the cause, and the pool fills by itself",
                 )
             if time.monotonic() >= deadline:
                 raise late("pool", name, timeout, pool.state)

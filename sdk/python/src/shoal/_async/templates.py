@@ -276,7 +276,7 @@ class TemplateCalls:
                             f"template `{name}` could not be prepared: {template.reason}",
                             resource_type="template",
                             error_type="ImagePull",
-                            hint="mend that, then `prepare_template` tries again",
+                            hint="fix the cause, then retry with `prepare_template`",
                         )
                     return template
         finally:
@@ -519,7 +519,7 @@ class AsyncBuildHandle:
                 f"template `{self._build.template}` could not be built: {self._build.reason}",
                 resource_type="template",
                 error_type="Build",
-                hint="steps that were done are not done again when it is built anew",
+                hint="steps that succeeded are cached when it is built again",
             )
         answer = await self._transport.call("GET", f"/templates/{in_path(self._build.template)}")
         template: SandboxTemplate = decoded(SandboxTemplate, answer.json())

@@ -571,7 +571,7 @@ class Sandbox:
         label: str | None = None,
         public: bool = False,
     ) -> CreatedLink:
-        """Makes a link that opens a port in a browser, or to whoever has its token."""
+        """Makes a link that opens a port in a browser, or to anyone who has its token."""
         body: dict[str, Any] = {"port": port, "ttl_seconds": ttl_seconds, "methods": list(methods), "public": public}
         if label is not None:
             body["label"] = label

@@ -277,7 +277,7 @@ class TemplateCalls:
                             f"template `{name}` could not be prepared: {template.reason}",
                             resource_type="template",
                             error_type="ImagePull",
-                            hint="mend that, then `prepare_template` tries again",
+                            hint="fix the cause, then retry with `prepare_template`",
                         )
                     return template
         finally:
@@ -520,7 +520,7 @@ class BuildHandle:
                 f"template `{self._build.template}` could not be built: {self._build.reason}",
                 resource_type="template",
                 error_type="Build",
-                hint="steps that were done are not done again when it is built anew",
+                hint="steps that succeeded are cached when it is built again",
             )
         answer = self._transport.call("GET", f"/templates/{in_path(self._build.template)}")
         template: SandboxTemplate = decoded(SandboxTemplate, answer.json())
