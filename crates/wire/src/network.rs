@@ -8,6 +8,8 @@ use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use serde::{Deserialize, Serialize};
 
+use crate::SandboxId;
+
 /// Synthetic addresses, which stand for names: the range for benchmarks (RFC 2544), which no network routes.
 pub const POOL_V4: Prefix = Prefix { address: IpAddr::V4(Ipv4Addr::new(198, 18, 0, 0)), bits: 15 };
 /// The same for IPv6: a part of the discard prefix (RFC 6666).
@@ -41,6 +43,21 @@ pub const DNS_PORT: u16 = 53;
 pub const RESOLV_CONF: &str = "nameserver 198.18.0.1\nsearch .\noptions timeout:1 attempts:2\n";
 /// `/etc/hosts` of every sandbox.
 pub const HOSTS: &str = "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n";
+
+/// The host name of a sandbox. Derived from the id, so that it exists before the sandbox has a name and does not change
+/// with the name. No line of [`HOSTS`] names it, because all sandboxes of an image share that file: egress answers for it.
+pub fn host_name(sandbox: SandboxId) -> String {
+    format!("{HOST_NAME_PREFIX}{:08x}", sandbox.bits() >> 96)
+}
+
+/// Whether a name has the form of [`host_name`].
+pub fn is_host_name(name: &str) -> bool {
+    let digit = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
+    name.strip_prefix(HOST_NAME_PREFIX).is_some_and(|rest| rest.len() == 8 && rest.bytes().all(digit))
+}
+
+/// What every sandbox's host name begins with.
+const HOST_NAME_PREFIX: &str = "sandbox-";
 
 /// A directory that the host writes and a sandbox reads.
 pub const HOST_DIRECTORY: &str = "/run/shoal";

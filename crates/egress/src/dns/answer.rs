@@ -1,7 +1,7 @@
 //! Answers to a sandbox's DNS questions. Names that policy does not allow are never sent upstream, so names carry
 //! nothing out.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use hickory_proto::op::{Edns, Message, MessageType, OpCode, Query, ResponseCode};
 use hickory_proto::rr::rdata::{A, AAAA, PTR};
@@ -168,6 +168,11 @@ async fn fill(reply: &mut Message, query: &Query, zone: &impl Zone, resolver: &R
         pointer(reply, query, &name, zone, resolver).await;
         return None;
     }
+    // The guest's own host name: programs look it up, and a refusal would be an event about nothing.
+    if wire::network::is_host_name(name.as_str()) {
+        synthetic(reply, query, (Ipv4Addr::LOCALHOST, Ipv6Addr::LOCALHOST), ANSWER_TTL);
+        return None;
+    }
     let policy = zone.policy();
     let verdict = policy.resolves(&host_of(&name));
     let done = |outcome| Some(Asked { name: name.clone(), verdict: Some(verdict.clone()), outcome });
@@ -250,12 +255,7 @@ fn refuse(reply: &mut Message, query: &Query, pool: Pool) {
     synthetic(reply, query, pool.refused(), REFUSED_TTL);
 }
 
-fn synthetic(
-    reply: &mut Message,
-    query: &Query,
-    addresses: (std::net::Ipv4Addr, std::net::Ipv6Addr),
-    ttl: u32,
-) {
+fn synthetic(reply: &mut Message, query: &Query, addresses: (Ipv4Addr, Ipv6Addr), ttl: u32) {
     let data = match query.query_type() {
         RecordType::A => RData::A(A(addresses.0)),
         RecordType::AAAA => RData::AAAA(AAAA(addresses.1)),
@@ -503,6 +503,24 @@ mod tests {
             assert_eq!(reply.metadata.response_code, ResponseCode::NXDomain, "{name}");
         }
         assert!(seen.lock().expect("a lock").is_empty());
+    }
+
+    #[tokio::test]
+    async fn a_sandboxes_own_host_name_is_loopback_and_no_event() {
+        let (address, questions) = recording().await;
+        let zone = zone(Mode::None, &[]);
+        let reply = ask(&zone, &resolver(address), "sandbox-00ff12ab", RecordType::A).await;
+        assert_eq!(data(&reply), ["127.0.0.1"]);
+        let reply = ask(&zone, &resolver(address), "sandbox-00ff12ab", RecordType::AAAA).await;
+        assert_eq!(data(&reply), ["::1"]);
+        let packet = packet("sandbox-00ff12ab", RecordType::A, None);
+        let (_, asked) = answer(&packet, Transport::Udp, &zone, &resolver(address)).await;
+        assert_eq!(asked, None);
+        for other in ["sandbox-00ff12a", "sandbox-00ff12ag", "sandbox-00ff12ab.com", "sandbox-00ff12abc"] {
+            let reply = ask(&zone, &resolver(address), other, RecordType::A).await;
+            assert_ne!(data(&reply), ["127.0.0.1"], "{other}");
+        }
+        assert_eq!(*questions.lock().expect("no panic"), Vec::<String>::new());
     }
 
     #[tokio::test]

@@ -188,7 +188,7 @@ impl NsBackend {
             base: self.take_range(spec.sandbox)?,
             rootfs: spec.rootfs.clone(),
             limits: spec.limits,
-            hostname: hostname(spec.sandbox),
+            hostname: wire::network::host_name(spec.sandbox),
             mounts: spec.mounts.clone(),
             over: spec.over.clone(),
             writable: spec.writable,
@@ -239,11 +239,6 @@ fn machine(config: &NsConfig) -> io::Result<Machine> {
         disk_available_bytes: disk.f_bavail.saturating_mul(disk.f_frsize),
         sandboxes: Cgroups::look(config.installation)?.usage_of_all()?,
     })
-}
-
-/// Derived from the id, so that it exists before the sandbox has a name and does not change with the name.
-fn hostname(sandbox: SandboxId) -> String {
-    format!("sandbox-{:08x}", sandbox.bits() >> 96)
 }
 
 pub(super) async fn inventory(link: &Link) -> Result<Vec<Found>, BackendError> {
