@@ -12,6 +12,7 @@ mod disk;
 mod distribution;
 mod documents;
 mod events;
+mod export;
 mod files;
 mod fork;
 mod harness;

@@ -19,7 +19,9 @@ mod unpack;
 
 pub use error::UnpackError;
 pub use header::BLOCK;
-pub use pack::{PackError, Packed, entry_header, pack_directory, pack_directory_if, pack_file};
+pub use pack::{
+    PackError, Packed, attributes_header, entry_header, pack_directory, pack_directory_if, pack_file,
+};
 pub use read::{Entries, Entry, EntryKind};
 pub use unpack::{Links, Unpacked, unpack};
 

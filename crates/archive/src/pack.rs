@@ -98,6 +98,35 @@ pub fn entry_header(entry: &Entry) -> Vec<u8> {
     out
 }
 
+/// The bytes before the header of an entry with extended attributes: pax records, which every tool reads.
+pub fn attributes_header(attributes: &[(Vec<u8>, Vec<u8>)]) -> Vec<u8> {
+    let mut records = Vec::new();
+    for (name, value) in attributes {
+        let rest = [b" SCHILY.xattr.", name.as_slice(), b"=", value, b"\n"].concat();
+        // The length of a record counts its own digits.
+        let mut length = rest.len() + 1;
+        while length != rest.len() + length.to_string().len() {
+            length = rest.len() + length.to_string().len();
+        }
+        records.extend_from_slice(length.to_string().as_bytes());
+        records.extend_from_slice(&rest);
+    }
+    let header = Header {
+        name: b"PaxHeaders/attributes".to_vec(),
+        mode: 0o644,
+        uid: 0,
+        gid: 0,
+        size: records.len() as u64,
+        modified: 0,
+        kind: b'x',
+        link: Vec::new(),
+    };
+    let mut out = header.to_block().to_vec();
+    out.extend_from_slice(&records);
+    out.resize(out.len().next_multiple_of(BLOCK), 0);
+    out
+}
+
 /// Packs one file, under a name.
 pub fn pack_file(file: OwnedFd, name: &[u8], to: &mut dyn Write) -> Result<Packed, PackError> {
     let mut packing = Packing::new(to);

@@ -61,8 +61,8 @@ pub use secret::{Ledger, LedgerAction, RotateSecret, Secret, SecretAction, SetSe
 pub use serve::{DaemonFlags, Serve};
 pub use shell::{Attach, Shell};
 pub use snapshot::{
-    CreateSnapshot, Diff, Fork, History, ListSnapshots, Promote, Rollback, Snapshot, SnapshotAction, Tree,
-    Undo,
+    CreateSnapshot, Diff, ExportSnapshot, Fork, History, HostUsr, ImportSnapshot, ListSnapshots, Promote,
+    Rollback, Snapshot, SnapshotAction, Tree, Undo,
 };
 pub use stats::Stats;
 pub use template::{

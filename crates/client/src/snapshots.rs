@@ -4,6 +4,8 @@ use http::Method;
 use wire::{SandboxId, api};
 
 use crate::error::ClientError;
+use crate::files::{Download, Upload};
+use crate::transport::Wait;
 use crate::{Client, Repeat, in_query, json, plain};
 
 fn path(snapshot: &str) -> String {
@@ -38,6 +40,31 @@ impl Client {
     /// Deletes a snapshot, by its id or name.
     pub async fn delete_snapshot(&self, snapshot: &str) -> Result<(), ClientError> {
         self.act(Method::DELETE, path(snapshot), Repeat::Never).await
+    }
+
+    /// Reads a snapshot as one OCI archive. With `include_usr`, also one over the image `host`.
+    pub async fn export_snapshot(&self, snapshot: &str, include_usr: bool) -> Result<Download, ClientError> {
+        let usr = if include_usr { "include" } else { "refuse" };
+        let mut call = plain(Method::GET, format!("{}/export?usr={usr}", path(snapshot)));
+        // All files are packed before the first byte comes.
+        call.wait = Wait::Forever;
+        self.download(call).await
+    }
+
+    /// Makes a snapshot of an OCI archive with one image. Returns when sandboxes can be made from it.
+    pub async fn import_snapshot(
+        &self,
+        name: &str,
+        labels: &[(String, String)],
+        archive: Upload,
+    ) -> Result<api::Snapshot, ClientError> {
+        let mut target = format!("/v1/snapshots?name={}", in_query(name));
+        for (key, value) in labels {
+            target += &format!("&label={}", in_query(&format!("{key}={value}")));
+        }
+        let mut call = plain(Method::POST, target);
+        call.wait = Wait::Forever;
+        self.upload(call, archive).await
     }
 
     /// Replaces the files of a sandbox by those of a snapshot. Returns when the sandbox runs again.

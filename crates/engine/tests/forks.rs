@@ -334,12 +334,17 @@ async fn history_has_a_step_for_each_command_that_found_a_change() {
         let refused = world.engine.undo(&owner(), sandbox, steps).await;
         assert!(matches!(refused, Err(EngineError::Invalid { .. })), "{steps}: {refused:?}");
     }
-    // A command runs even if its step cannot be kept.
+    // A command runs even if its step cannot be kept, and says that it cannot be undone.
     world.host.set_file(sandbox, FILE, "6");
     world.host.fail(FakeStep::TakeSnapshot, FakeFailure::Refused, 1);
     let command = world.run(sandbox, "echo on").await;
-    assert_eq!(outcome(&command.ended().await), Outcome::Exited(0));
+    let ended = command.ended().await;
+    assert_eq!((outcome(&ended), ended.not_undoable), (Outcome::Exited(0), true));
+    let listed = world.engine.commands(&owner(), sandbox, Default::default()).await.expect("a list").items;
+    assert_eq!(listed.iter().filter(|command| command.not_undoable).count(), 1, "its row says so too");
     assert_eq!(steps().await, 0);
+    let after = world.run(sandbox, "echo on").await.ended().await;
+    assert!(!after.not_undoable, "the next one has its step again");
     world.engine.delete(&owner(), sandbox).await.expect("it is deleted");
     eventually("nothing is left", async || world.host.snapshots_there().is_empty()).await;
     let spec = SandboxSpec { history: Some(101), ..SandboxSpec::default() };

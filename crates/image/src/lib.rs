@@ -21,6 +21,7 @@ pub mod hash;
 pub mod ignore;
 pub mod layer;
 pub mod manifest;
+pub mod oci_file;
 pub mod reference;
 pub mod registry;
 

@@ -24,7 +24,7 @@ fn it_is_openapi_3_1_and_every_route_says_who_may() {
     assert!(description["openapi"].as_str().expect("a version").starts_with("3.1"));
     assert!(description["security"].as_array().is_some_and(|schemes| schemes.len() == 2));
     let paths = description["paths"].as_object().expect("paths");
-    assert_eq!(paths.len(), 87);
+    assert_eq!(paths.len(), 88);
     let mut ids = std::collections::BTreeSet::new();
     for (path, operation) in paths.iter().flat_map(|(path, item)| {
         item.as_object().expect("a path has methods").values().map(move |operation| (path, operation))

@@ -432,6 +432,9 @@ pub struct CommandResult {
     /// Present if the sandbox has no network and programs tried to reach one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub network: Option<CommandNetwork>,
+    /// Present and true if the snapshot before the command could not be taken, so that the sandbox's history cannot undo it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub not_undoable: bool,
 }
 
 /// What happened to a command.

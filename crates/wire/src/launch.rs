@@ -215,6 +215,8 @@ pub enum Ask {
     },
     /// End every egress process of the installation. Harmless when there is none.
     EndEgress,
+    /// Pack the files of a snapshot. The tar stream goes into the pipe that comes with the request.
+    Export(Box<ExportSnapshot>),
 }
 
 /// A layer to make, and its source.
@@ -511,7 +513,21 @@ pub struct DiffSnapshots {
     pub base: u32,
 }
 
-/// One side of a comparison.
+/// Why [`Ask::Export`] fails for a snapshot with a file whose name an archive cannot have; with `EILSEQ`.
+pub const EXPORT_NAME: &str = "pack a file whose name begins with `.wh.`, which image archives reserve";
+/// Why [`Ask::Export`] fails for directories that are nested too deep; with `EILSEQ`.
+pub const EXPORT_DEPTH: &str = "pack directories that are nested so deep";
+
+/// A snapshot to pack.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ExportSnapshot {
+    /// Its files.
+    pub side: DiffSide,
+    /// The first host id of a range for the process that packs them.
+    pub base: u32,
+}
+
+/// One side of a comparison, or all files of an export.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DiffSide {
     /// The snapshot and those below it, the uppermost first.

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
+import json
+import platform
+import tarfile
 from collections.abc import Iterator
 from typing import Any
 
@@ -164,3 +169,53 @@ def test_a_webhook_is_made_tested_and_deleted(client: SandboxClient) -> None:
         client.create_webhook("ftp://example.com")
     client.delete_webhook(hook.id)
     assert client.list_webhooks() == []
+
+
+def test_a_snapshot_is_exported_and_imported(client: SandboxClient, sb: Sandbox) -> None:
+    taken = sb.snapshot("packed")
+    with pytest.raises(SandboxClientError) as refused:
+        client.export_snapshot(taken.id, io.BytesIO())
+    assert "usr" in str(refused.value), "the machine's own files are included only if asked"
+    archive = oci_archive({"srv/f": b"from elsewhere"})
+    imported = client.import_snapshot(io.BytesIO(archive), "imported", labels={"k": "v"})
+    assert (imported.name, imported.labels) == ("imported", {"k": "v"})
+    exported = io.BytesIO()
+    client.export_snapshot("imported", exported)
+    with tarfile.open(fileobj=io.BytesIO(exported.getvalue())) as archived:
+        assert "index.json" in archived.getnames()
+    for snapshot in (taken, imported):
+        client.delete_snapshot(snapshot.id)
+
+
+def oci_archive(files: dict[str, bytes]) -> bytes:
+    """An image with one layer, as a tool would save it."""
+
+    def packed(members: dict[str, bytes]) -> bytes:
+        stream = io.BytesIO()
+        with tarfile.open(fileobj=stream, mode="w") as tar:
+            for name, contents in members.items():
+                entry = tarfile.TarInfo(name)
+                entry.size = len(contents)
+                tar.addfile(entry, io.BytesIO(contents))
+        return stream.getvalue()
+
+    layer = packed(files)
+    machine = {"x86_64": "amd64", "aarch64": "arm64"}.get(platform.machine(), platform.machine())
+    config = {"architecture": machine, "os": "linux", "config": {}}
+    blobs: dict[str, bytes] = {}
+
+    def put(kind: str, contents: bytes) -> dict[str, object]:
+        digest = hashlib.sha256(contents).hexdigest()
+        blobs[f"blobs/sha256/{digest}"] = contents
+        return {"mediaType": f"application/vnd.oci.image.{kind}", "digest": f"sha256:{digest}", "size": len(contents)}
+
+    listed = put("layer.v1.tar", layer)
+    config["rootfs"] = {"type": "layers", "diff_ids": [listed["digest"]]}
+    manifest = {
+        "schemaVersion": 2,
+        "config": put("config.v1+json", json.dumps(config).encode()),
+        "layers": [listed],
+    }
+    index = {"schemaVersion": 2, "manifests": [put("manifest.v1+json", json.dumps(manifest).encode())]}
+    layout = json.dumps({"imageLayoutVersion": "1.0.0"}).encode()
+    return packed({"oci-layout": layout, "index.json": json.dumps(index).encode(), **blobs})

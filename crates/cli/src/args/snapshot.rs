@@ -1,5 +1,7 @@
 //! The arguments of `shoal snapshot`, and of what is made from snapshots.
 
+use std::path::PathBuf;
+
 use clap::Args;
 
 use crate::args::value::{pair, variable};
@@ -11,7 +13,9 @@ Examples:
   shoal snapshot create work --name clean
   shoal snapshot ls
   shoal create --template clean     a new sandbox with these files
-  shoal rollback work clean         the same sandbox, with these files again")]
+  shoal rollback work clean         the same sandbox, with these files again
+  shoal snapshot export clean -o clean.tar
+  shoal snapshot import clean.tar --name clean")]
 pub struct Snapshot {
     #[command(subcommand)]
     pub action: SnapshotAction,
@@ -26,6 +30,8 @@ pub enum SnapshotAction {
     Inspect(InspectSnapshot),
     #[command(visible_alias = "delete", alias = "remove")]
     Rm(RemoveSnapshots),
+    Export(ExportSnapshot),
+    Import(ImportSnapshot),
 }
 
 /// Take a snapshot of a sandbox's files. The sandbox stands still for milliseconds and runs on.
@@ -80,6 +86,51 @@ pub struct RemoveSnapshots {
     /// Ids or names of the snapshots
     #[arg(required = true, value_name = "SNAPSHOT")]
     pub names: Vec<String>,
+}
+
+/// Write all files of a snapshot to one OCI archive, which other tools read.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  shoal snapshot export clean -o clean.tar
+  shoal snapshot export clean --usr include | skopeo copy oci-archive:/dev/stdin dir:clean")]
+pub struct ExportSnapshot {
+    /// Id or name of the snapshot
+    pub snapshot: String,
+    /// Write to this file [default: standard output]
+    #[arg(short, long, value_name = "FILE")]
+    pub output: Option<PathBuf>,
+    /// Include or refuse the `/usr` of this machine, which sandboxes over the image `host` see
+    #[arg(long, value_enum, default_value_t = HostUsr::Refuse)]
+    pub usr: HostUsr,
+}
+
+/// Whether an archive may contain the `/usr` of this machine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum HostUsr {
+    Include,
+    Refuse,
+}
+
+/// Make a snapshot of an OCI archive: an exported snapshot, or an image that another tool saved.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  shoal snapshot import clean.tar --name clean
+  shoal create --template clean")]
+pub struct ImportSnapshot {
+    /// The archive, compressed or not; `-` for standard input
+    #[arg(value_name = "FILE")]
+    pub from: PathBuf,
+    /// Name the snapshot
+    #[arg(short, long)]
+    pub name: String,
+    /// Set a label; repeatable
+    #[arg(short, long = "label", value_name = "KEY=VALUE", value_parser = pair)]
+    pub labels: Vec<(String, String)>,
+    /// Print the snapshot as JSON
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// Replace the files of a sandbox by those of a snapshot. Its id, name and settings stay; its commands end.

@@ -163,15 +163,11 @@ fn credentials(arguments: &PullImage, environment: &Environment) -> anyhow::Resu
 
 async fn import(client: &Client, arguments: ImportImage, environment: &Environment) -> anyhow::Result<i32> {
     let ImportImage { from, name, format, json } = arguments;
-    let upload = if from.as_os_str() == "-" {
-        stream(Box::new(std::io::stdin()), None)
-    } else if from.is_dir() {
+    let upload = if from.is_dir() {
         let progress = Arc::new(Progress::new(None));
         Upload::directory(&from, move |bytes| progress.add(bytes))?
     } else {
-        let file = std::fs::File::open(&from).with_context(|| format!("cannot open `{}`", from.display()))?;
-        let size = file.metadata().ok().filter(std::fs::Metadata::is_file).map(|meta| meta.len());
-        stream(Box::new(file), size)
+        file_or_stdin(&from)?
     };
     // What it was called on disk is a better guess than none.
     let name = name.or_else(|| if format.as_deref() == Some("rootfs") { named_after(&from) } else { None });
@@ -184,6 +180,16 @@ async fn import(client: &Client, arguments: ImportImage, environment: &Environme
         print::line(&format!("{}  {}", image.digest, image.names.join(" ")))?;
     }
     Ok(0)
+}
+
+/// A file, or standard input for `-`, piece by piece.
+pub(super) fn file_or_stdin(from: &Path) -> anyhow::Result<Upload> {
+    if from.as_os_str() == "-" {
+        return Ok(stream(Box::new(std::io::stdin()), None));
+    }
+    let file = std::fs::File::open(from).with_context(|| format!("cannot open `{}`", from.display()))?;
+    let size = file.metadata().ok().filter(std::fs::Metadata::is_file).map(|meta| meta.len());
+    Ok(stream(Box::new(file), size))
 }
 
 /// `rootfs.tar.gz` is `rootfs`.

@@ -466,7 +466,7 @@ impl Streaming {
     }
 }
 
-/// Says so if the command tried to reach a network in a sandbox that has none.
+/// Says so if the command tried to reach a network in a sandbox that has none, or cannot be undone.
 fn say_attempts(result: &api::CommandResult, environment: &Environment) {
     if let Some(api::CommandNetwork { attempts }) = result.network {
         let times = if attempts == 1 { "once".into() } else { format!("{attempts} times") };
@@ -475,6 +475,10 @@ fn say_attempts(result: &api::CommandResult, environment: &Environment) {
              installs or --net open for the internet"
         );
         report::warning(&what, environment.colour);
+    }
+    if result.not_undoable {
+        let what = "no snapshot could be taken before the command, so `shoal undo` cannot undo it";
+        report::warning(what, environment.colour);
     }
 }
 
@@ -515,7 +519,14 @@ mod tests {
     use super::*;
 
     fn result(outcome: api::Outcome, exit_code: Option<i32>) -> api::CommandResult {
-        api::CommandResult { outcome, exit_code, signal: None, message: None, network: None }
+        api::CommandResult {
+            outcome,
+            exit_code,
+            signal: None,
+            message: None,
+            network: None,
+            not_undoable: false,
+        }
     }
 
     #[test]

@@ -1,14 +1,16 @@
 //! `shoal snapshot`, and what is made from snapshots: `rollback`, `fork`, `tree`, `promote`, `history` and `undo`.
 
 use std::collections::BTreeMap;
+use std::io::{IsTerminal, Write};
 
+use anyhow::{Context, bail};
 use client::{Client, SandboxId, api};
 
 use crate::args::{
-    CreateSnapshot, Diff, Fork, History, ListSnapshots, Promote, Rollback, Snapshot, SnapshotAction, Tree,
-    Undo,
+    CreateSnapshot, Diff, ExportSnapshot, Fork, History, HostUsr, ImportSnapshot, ListSnapshots, Promote,
+    Rollback, Snapshot, SnapshotAction, Tree, Undo,
 };
-use crate::commands::delete_each;
+use crate::commands::{delete_each, image};
 use crate::daemon::find;
 use crate::environment::Environment;
 use crate::output::progress::Waiting;
@@ -35,6 +37,8 @@ pub async fn snapshot(arguments: Snapshot, environment: &Environment) -> anyhow:
             };
             Ok(delete_each("snapshot", &arguments.names, environment, delete).await)
         }
+        SnapshotAction::Export(arguments) => export(&client, arguments).await,
+        SnapshotAction::Import(arguments) => import(&client, arguments).await,
     }
 }
 
@@ -45,6 +49,49 @@ async fn create(client: &Client, arguments: CreateSnapshot) -> anyhow::Result<i3
     let snapshot = client.take_snapshot(sandbox.id, &wish).await?;
     drop(waiting);
     match arguments.json {
+        true => print::json(&snapshot)?,
+        false => print::line(&snapshot.id)?,
+    }
+    Ok(0)
+}
+
+async fn export(client: &Client, arguments: ExportSnapshot) -> anyhow::Result<i32> {
+    let ExportSnapshot { snapshot, output, usr } = arguments;
+    if output.is_none() && std::io::stdout().is_terminal() {
+        bail!("an archive must go to a file or a pipe: use -o FILE");
+    }
+    let waiting = Waiting::new("packing");
+    let mut download = client.export_snapshot(&snapshot, usr == HostUsr::Include).await?;
+    drop(waiting);
+    let Some(path) = output else {
+        let mut stdout = std::io::stdout().lock();
+        while let Some(bytes) = download.next().await? {
+            stdout.write_all(&bytes).context("cannot write the archive")?;
+        }
+        stdout.flush().context("cannot write the archive")?;
+        return Ok(0);
+    };
+    let failed = || format!("cannot write `{}`", path.display());
+    let mut file = std::fs::File::create(&path).with_context(failed)?;
+    let written = async {
+        while let Some(bytes) = download.next().await? {
+            file.write_all(&bytes).with_context(failed)?;
+        }
+        file.sync_all().with_context(failed)
+    };
+    let written = written.await;
+    if written.is_err() {
+        // Half of an archive is of no use.
+        std::fs::remove_file(&path).with_context(|| format!("cannot remove `{}`", path.display()))?;
+    }
+    written.map(|()| 0)
+}
+
+async fn import(client: &Client, arguments: ImportSnapshot) -> anyhow::Result<i32> {
+    let ImportSnapshot { from, name, labels, json } = arguments;
+    let upload = image::file_or_stdin(&from)?;
+    let snapshot = client.import_snapshot(&name, &labels, upload).await?;
+    match json {
         true => print::json(&snapshot)?,
         false => print::line(&snapshot.id)?,
     }

@@ -175,6 +175,7 @@ mod tests {
             signal,
             message: message.map(str::to_owned),
             network: None,
+            not_undoable: false,
         };
         for (result, text) in [
             (result(api::Outcome::Exited, Some(3), None, None), "exited with 3"),

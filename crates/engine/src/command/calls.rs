@@ -31,8 +31,9 @@ impl Engine {
         let began = Instant::now();
         let result = match self.live(owner, id) {
             Ok(live) => {
-                live.before_command().await;
-                run_in(self.shared(), &live.commands, spec, |spec, id| live.start_of(spec, id)).await
+                let saved = live.before_command().await;
+                let start_of = |spec, id: &CommandId| live.start_of(spec, id);
+                run_after(self.shared(), &live.commands, spec, saved, start_of).await
             }
             Err(error) => Err(error),
         };
@@ -96,6 +97,25 @@ pub(crate) async fn run_in(
     spec: CommandSpec,
     start_of: impl FnOnce(CommandSpec, &CommandId) -> Result<Start, EngineError>,
 ) -> Result<CommandRef, EngineError> {
+    run_after(shared, commands, spec, Saved::Yes, start_of).await
+}
+
+/// Whether what a sandbox's history promises before a command was done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Saved {
+    /// The files can be brought back, or no history was asked for.
+    Yes,
+    /// No snapshot could be taken.
+    No,
+}
+
+async fn run_after(
+    shared: &Shared,
+    commands: &Arc<Commands>,
+    spec: CommandSpec,
+    saved: Saved,
+    start_of: impl FnOnce(CommandSpec, &CommandId) -> Result<Start, EngineError>,
+) -> Result<CommandRef, EngineError> {
     let id = commands.guest.id;
     let (resume, _using) = (spec.resume, commands.guest.enter(spec.resume).await?);
     let named = spec.id.is_some();
@@ -105,7 +125,8 @@ pub(crate) async fn run_in(
     let request_digest = request_digest(&start);
     // Counted before init gets the command, so that the count includes none of the command's own kills.
     let oom_kills_before = commands.guest.oom_kills().await;
-    let wish = Wish { id: command_id, start, request_digest, oom_kills_before, attendance };
+    let not_undoable = saved == Saved::No;
+    let wish = Wish { id: command_id, start, request_digest, oom_kills_before, attendance, not_undoable };
     let intent = commands.intend(wish)?;
     let found = match intent {
         Intent::New(found) => {
@@ -173,6 +194,7 @@ pub(crate) fn described(row: CommandRow) -> Command {
         start: Arc::new(row.start),
         stdout: result.stdout,
         stderr: result.stderr,
+        not_undoable: row.not_undoable,
         created_at: row.created_at,
         ended_at: Some(result.ended_at),
     }

@@ -47,6 +47,7 @@ use sink::{LogSink, Phase, State};
 pub use crate::guest::ANSWER_SECONDS;
 pub use crate::model::attendance::Attendance;
 pub use caller::CommandRef;
+pub(crate) use calls::Saved;
 pub use output::Output;
 pub(crate) use registry::{Commands, Storage};
 pub(crate) use sink::Refusal;
@@ -65,6 +66,8 @@ pub(crate) struct LiveCommand {
     pub request_digest: [u8; 32],
     pub created_at: SystemTime,
     pub attendance: Attendance,
+    /// Whether the history has no snapshot of the files before it, because that failed.
+    pub not_undoable: bool,
     /// The sandbox's memory kills when the command started, if known.
     oom_kills_before: Option<u64>,
 }
@@ -81,6 +84,7 @@ impl LiveCommand {
             request_digest: wish.request_digest,
             created_at: crate::observe::clock::now(),
             attendance: wish.attendance,
+            not_undoable: wish.not_undoable,
             oom_kills_before: wish.oom_kills_before,
         })
     }
@@ -112,6 +116,7 @@ impl LiveCommand {
             request_digest: row.request_digest,
             created_at: row.created_at,
             attendance: row.attendance,
+            not_undoable: row.not_undoable,
             oom_kills_before: row.oom_kills_before,
         };
         command.lane.lock().pid = pid;
@@ -139,6 +144,7 @@ impl LiveCommand {
             created_at: self.created_at,
             oom_kills_before: self.oom_kills_before,
             attendance: self.attendance,
+            not_undoable: self.not_undoable,
             result: None,
         };
         let command = Arc::clone(self);
@@ -221,6 +227,7 @@ impl LiveCommand {
             start: Arc::clone(&self.lane.start),
             stdout: spans[0],
             stderr: spans[1],
+            not_undoable: self.not_undoable,
             created_at: self.created_at,
             ended_at,
         }

@@ -87,6 +87,8 @@ pub(crate) struct Wish {
     /// The sandbox's memory kills so far, if known.
     pub oom_kills_before: Option<u64>,
     pub attendance: Attendance,
+    /// Whether the history has no snapshot of the files before it, because that failed.
+    pub not_undoable: bool,
 }
 
 impl Commands {

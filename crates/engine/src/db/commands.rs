@@ -31,6 +31,8 @@ pub(crate) struct CommandRow {
     /// How many OOM kills the sandbox had had when the command began, if known.
     pub oom_kills_before: Option<u64>,
     pub attendance: Attendance,
+    /// Whether the history has no snapshot of the files before it, because that failed.
+    pub not_undoable: bool,
     pub result: Option<ResultRow>,
 }
 
@@ -77,8 +79,8 @@ impl Db {
             let changed = db
                 .prepare_cached(
                     "INSERT OR IGNORE INTO commands (sandbox, handle, id, request_digest, start, created_at,
-                         oom_kills_before, unattended_ms, kept_ms)
-                     SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9
+                         oom_kills_before, unattended_ms, kept_ms, not_undoable)
+                     SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10
                      WHERE EXISTS (SELECT 1 FROM sandboxes WHERE id = ?1 AND state = 'running')",
                 )?
                 .execute(params![
@@ -91,6 +93,7 @@ impl Db {
                     row.oom_kills_before.map(signed),
                     row.attendance.unattended.map(|length| signed(length.as_millis() as u64)),
                     row.attendance.kept.map(|length| signed(length.as_millis() as u64)),
+                    row.not_undoable,
                 ])?;
             if changed == 1 {
                 return Ok(Inserted::Yes);
@@ -309,12 +312,12 @@ pub(super) fn tallies(db: &Connection) -> rusqlite::Result<Vec<(SandboxId, Tally
 const COMMAND_COLUMNS: &str =
     "sandbox, handle, id, request_digest, start, created_at, ended_at, pid, outcome, code,
     signal, start_error, stdout_start, stdout_end, stderr_start, stderr_end, stdout_bytes, stderr_bytes,
-    oom_kills_before, unattended_ms, kept_ms";
+    oom_kills_before, unattended_ms, kept_ms, not_undoable";
 /// The same columns with `NULL` in place of the output, for lists.
 const COMMAND_COLUMNS_LISTED: &str =
     "sandbox, handle, id, request_digest, start, created_at, ended_at, pid, outcome,
     code, signal, start_error, stdout_start, stdout_end, stderr_start, stderr_end, NULL AS stdout_bytes,
-    NULL AS stderr_bytes, oom_kills_before, unattended_ms, kept_ms";
+    NULL AS stderr_bytes, oom_kills_before, unattended_ms, kept_ms, not_undoable";
 
 fn command_from(row: &Row<'_>) -> rusqlite::Result<CommandRow> {
     let result = match row.get::<_, Option<i64>>("ended_at")? {
@@ -337,6 +340,7 @@ fn command_from(row: &Row<'_>) -> rusqlite::Result<CommandRow> {
         created_at: time(row, "created_at")?,
         oom_kills_before: optional_unsigned(row, "oom_kills_before")?,
         attendance: Attendance { unattended: length(row, "unattended_ms")?, kept: length(row, "kept_ms")? },
+        not_undoable: row.get("not_undoable")?,
         result,
     })
 }

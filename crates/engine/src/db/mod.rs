@@ -89,6 +89,7 @@ const MIGRATIONS: &[&str] = &[
     include_str!("migrations/17_network_pause_snapshots_limits_ports.sql"),
     include_str!("migrations/18_events_webhooks_hooks.sql"),
     include_str!("migrations/19_credentials.sql"),
+    include_str!("migrations/20_next.sql"),
 ];
 
 /// The queues of the two threads. Shared through an `Arc`; [`Db::close`] ends the threads.

@@ -216,6 +216,7 @@ fn command(sandbox: SandboxId, handle: u32, id: &str) -> CommandRow {
         created_at: UNIX_EPOCH,
         oom_kills_before: Some(u64::from(handle)),
         attendance: Attendance::default(),
+        not_undoable: handle % 2 == 1,
         result: None,
     }
 }

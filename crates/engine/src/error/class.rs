@@ -98,6 +98,8 @@ impl EngineError {
             | Self::NoParent { .. }
             | Self::OtherImage { .. }
             | Self::SnapshotNotReady { .. }
+            | Self::HostUsr { .. }
+            | Self::NotExportable { .. }
             | Self::VolumeTooSmall { .. }
             | Self::WrongState { .. }
             | Self::SandboxFailed { .. }
@@ -199,6 +201,8 @@ impl EngineError {
             | Self::NotAncestor { .. }
             | Self::OtherImage { .. }
             | Self::SnapshotNotReady { .. }
+            | Self::HostUsr { .. }
+            | Self::NotExportable { .. }
             | Self::SnapshotsUnsupported { .. } => Noun::Snapshot,
             Self::VolumeNotFound { .. }
             | Self::VolumeNameTaken { .. }
@@ -257,7 +261,7 @@ fn image(fault: &ImageFault) -> ErrorClass {
             _ => ErrorClass::Invalid,
         },
         ImageFault::Archive(_) => ErrorClass::Invalid,
-        ImageFault::Layer { source, .. } => backend(source),
+        ImageFault::Layer { source, .. } | ImageFault::Pack { source } => backend(source),
         ImageFault::Removed | ImageFault::Stopping => ErrorClass::Unavailable,
         ImageFault::Store(_) | ImageFault::Keep { .. } => ErrorClass::Internal,
     }

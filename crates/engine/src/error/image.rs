@@ -29,6 +29,12 @@ pub enum ImageFault {
         /// Why.
         source: BackendError,
     },
+    /// The process that packs a snapshot, or the disk.
+    #[error("cannot pack its files")]
+    Pack {
+        /// Why.
+        source: BackendError,
+    },
     /// The database.
     #[error(transparent)]
     Store(Box<EngineError>),
@@ -69,6 +75,7 @@ impl ImageFault {
             Self::Registry(_)
             | Self::Archive(_)
             | Self::Layer { .. }
+            | Self::Pack { .. }
             | Self::Store(_)
             | Self::Removed
             | Self::Stopping => false,

@@ -110,6 +110,20 @@ pub enum EngineError {
         /// What it is instead.
         state: &'static str,
     },
+    /// The files of the machine itself are part of an archive only if the caller wants that.
+    #[error("snapshot `{name}` is over the image `host`, so its archive would contain this machine's `/usr`")]
+    HostUsr {
+        /// The snapshot.
+        name: String,
+    },
+    /// An image archive cannot hold what is in the snapshot.
+    #[error("snapshot `{name}` cannot be exported: cannot {why}")]
+    NotExportable {
+        /// The snapshot.
+        name: String,
+        /// As it reads after "cannot".
+        why: String,
+    },
     /// The store has no cheap snapshots.
     #[error("{what} needs a store with snapshots; this daemon keeps files in plain directories")]
     SnapshotsUnsupported {

@@ -11,7 +11,7 @@
 mod collect;
 pub(crate) mod made;
 pub(crate) mod pull;
-mod slots;
+pub(crate) mod slots;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -48,6 +48,9 @@ const DOWNLOADS_OWNER_MAX: usize = 6;
 /// Layers that are unpacked at the same time, and for one owner.
 const UNPACKS_MAX: usize = 4;
 const UNPACKS_OWNER_MAX: usize = 2;
+/// Archives of snapshots that exist at the same time, and for one owner: each takes as much of the disk as the files in it.
+const EXPORTS_MAX: usize = 8;
+const EXPORTS_OWNER_MAX: usize = 2;
 /// Pulls of one owner that ask registries at the same time, and of all.
 const PULLS_MAX: usize = 64;
 const PULLS_OWNER_MAX: usize = 8;
@@ -213,7 +216,7 @@ pub struct Collected {
 /// All images of one data directory.
 pub(crate) struct Images {
     registries: Arc<Registries>,
-    blobs: Arc<Blobs>,
+    pub(crate) blobs: Arc<Blobs>,
     stock: Mutex<Stock>,
     pulls: Pulls,
     /// Layers that are in use before an image has them.
@@ -227,6 +230,8 @@ pub(crate) struct Images {
     asking: Slots,
     downloads: Slots,
     unpacks: Slots,
+    /// Archives of snapshots that are stored while a client reads them.
+    pub(crate) exports: Slots,
 }
 
 /// The contents of the rows, in memory.
@@ -274,6 +279,7 @@ impl Images {
             asking: Slots::new(PULLS_MAX, PULLS_OWNER_MAX),
             downloads: Slots::new(DOWNLOADS_MAX, DOWNLOADS_OWNER_MAX),
             unpacks: Slots::new(UNPACKS_MAX, UNPACKS_OWNER_MAX),
+            exports: Slots::new(EXPORTS_MAX, EXPORTS_OWNER_MAX),
         })
     }
 
@@ -405,6 +411,18 @@ pub(crate) async fn unname(shared: &Shared, name: &str) -> Result<(), EngineErro
     for owner in owners {
         shared.db.remove_image_name(owner.clone(), name.to_owned()).await?;
         shared.images.stock().names.remove(&(name.to_owned(), owner));
+    }
+    Ok(())
+}
+
+/// Removes every name that begins with this, for all owners.
+pub(crate) async fn unname_all(shared: &Shared, prefix: &str) -> Result<(), EngineError> {
+    let names: BTreeSet<String> = {
+        let stock = shared.images.stock();
+        stock.names.keys().map(|(name, _)| name).filter(|name| name.starts_with(prefix)).cloned().collect()
+    };
+    for name in names {
+        unname(shared, &name).await?;
     }
     Ok(())
 }

@@ -176,6 +176,22 @@ impl crate::Engine {
 
     /// Imports the images of an uploaded archive. A name is required if the archive has none.
     pub fn import(&self, key: &Key, upload: Upload, name: Option<ImageRef>, format: Format) -> Pull {
+        self.import_for(key, upload, name, format, String::new())
+    }
+
+    /// Imports the only image of an archive, visible to the key's owner alone.
+    pub(crate) fn import_private(&self, key: &Key, upload: Upload, name: ImageRef) -> Pull {
+        self.import_for(key, upload, Some(name), Format::Oci, key.owner.to_string())
+    }
+
+    fn import_for(
+        &self,
+        key: &Key,
+        upload: Upload,
+        name: Option<ImageRef>,
+        format: Format,
+        visible_to: String,
+    ) -> Pull {
         let shared = Arc::clone(self.shared());
         let by = key.owner.clone();
         let shown = name.as_ref().map_or_else(|| "from an archive".to_owned(), ImageRef::familiar);
@@ -189,7 +205,7 @@ impl crate::Engine {
             for Imported { image, names, blobs } in imported {
                 let mut source = Source::Here(blobs);
                 let names = names.iter().map(ImageRef::to_string).collect();
-                let who = Who { by: by.clone(), visible_to: String::new() };
+                let who = Who { by: by.clone(), visible_to: visible_to.clone() };
                 images.push(add(&shared, image, &mut source, who, names, &progress).await?);
             }
             Ok(images)

@@ -377,6 +377,8 @@ pub struct Command {
     pub stdout: Span,
     /// The range of stderr that is stored.
     pub stderr: Span,
+    /// Whether the history has no snapshot of the files before it, because that failed.
+    pub not_undoable: bool,
     /// When it was requested.
     pub created_at: SystemTime,
     /// When its result was known.

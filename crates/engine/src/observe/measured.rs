@@ -161,6 +161,10 @@ impl Storage for Measured {
         timing::UNPACK_LAYER.request(&self.metrics, None, self.backend.diff(before, after, contents)).await
     }
 
+    async fn export(&self, side: &DiffSide, to: OwnedFd) -> Result<(), BackendError> {
+        timing::UNPACK_LAYER.request(&self.metrics, None, self.backend.export(side, to)).await
+    }
+
     async fn files_mark(&self, sandbox: SandboxId) -> Result<Option<FilesMark>, BackendError> {
         timing::DISK_USAGE.request(&self.metrics, Some(sandbox), self.backend.files_mark(sandbox)).await
     }

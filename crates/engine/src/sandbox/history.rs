@@ -6,6 +6,7 @@ use tracing::warn;
 use wire::SnapshotId;
 use wire::launch::FilesMark;
 
+use crate::command::Saved;
 use crate::db::{Purpose, SnapshotRow};
 use crate::error::{EngineError, chain};
 use crate::model::check::check_history;
@@ -43,13 +44,17 @@ impl Engine {
 
 impl LiveSandbox {
     /// Takes a snapshot for the history if the sandbox has one and its files have changed since the last snapshot. If that
-    /// fails, the command runs all the same: the log says that it cannot be undone.
-    pub async fn before_command(self: &Arc<Self>) {
+    /// fails, the command runs all the same, and its result says that it cannot be undone.
+    pub async fn before_command(self: &Arc<Self>) -> Saved {
         if self.history() == 0 || !self.state().takes_commands() {
-            return;
+            return Saved::Yes;
         }
-        if let Err(error) = self.remember_files().await {
-            warn!(sandbox = %self.id, error = chain(&error), "cannot take a snapshot before a command; it cannot be undone");
+        match self.remember_files().await {
+            Ok(()) => Saved::Yes,
+            Err(error) => {
+                warn!(sandbox = %self.id, error = chain(&error), "cannot take a snapshot before a command; it cannot be undone");
+                Saved::No
+            }
         }
     }
 

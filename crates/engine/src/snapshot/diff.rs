@@ -1,5 +1,7 @@
 //! Compares the files of sandboxes and snapshots. A process of the backend that can reach nothing else reads them.
 
+use std::sync::Arc;
+
 use wire::SnapshotId;
 use wire::launch::{DiffSide, Difference, DifferenceKind, FileSort, Rootfs};
 
@@ -7,6 +9,7 @@ use super::SnapshotState;
 use crate::Engine;
 use crate::db::{Purpose, SnapshotRow};
 use crate::error::{EngineError, chain};
+use crate::image::StoredImage;
 use crate::model::Key;
 use crate::model::random::random_u128;
 use crate::sandbox::lifecycle::State;
@@ -110,18 +113,23 @@ impl Engine {
     }
 
     /// What a snapshot lies over.
-    fn rootfs_of(&self, row: &SnapshotRow) -> Result<Rootfs, EngineError> {
+    pub(super) fn rootfs_of(&self, row: &SnapshotRow) -> Result<Rootfs, EngineError> {
         let shared = self.shared();
         if row.purpose != Purpose::Named {
             let live = row.sandbox.and_then(|sandbox| shared.registry().get(sandbox));
             let live = live.ok_or_else(|| EngineError::SnapshotNotFound { name: row.id.to_string() })?;
             return Ok(live.stored_image().map_or(Rootfs::Host, |image| image.rootfs()));
         }
+        Ok(self.image_of(row).map_or(Rootfs::Host, |image| image.rootfs()))
+    }
+
+    /// The image that a named snapshot lies over, unless that is `host`.
+    pub(super) fn image_of(&self, row: &SnapshotRow) -> Option<Arc<StoredImage>> {
         let image = self.template_of(row).and_then(|template| match template.preparation {
             Preparation::Ready(prepared) => prepared.image,
             Preparation::Preparing | Preparation::Failed { .. } | Preparation::Replaced => None,
         });
-        Ok(image.and_then(|image| shared.images.get(image)).map_or(Rootfs::Host, |image| image.rootfs()))
+        image.and_then(|image| self.shared().images.get(image))
     }
 
     /// Removes a snapshot that was taken for the comparison.

@@ -9,10 +9,12 @@
 
 mod capture;
 mod diff;
+mod export;
 mod family;
 mod fork;
 mod freed;
 mod history;
+mod import;
 mod native;
 mod rollback;
 
@@ -37,10 +39,12 @@ use crate::sandbox::live::LiveSandbox;
 use crate::sandbox::take::take;
 use crate::template::{Origin, Preparation, Prepared, Template, TemplateName, TemplateSpec, TemplateTold};
 pub use diff::{Change, Compared};
+pub use export::{Exported, HostUsr};
 pub use family::{Member, PromoteParent};
 pub use fork::{FORK_MAX, ForkSpec};
 pub(crate) use freed::keep_freed;
 pub use history::HistoryEntry;
+pub use import::ImportSpec;
 pub use native::TakeSpec;
 
 /// The tag that a name without a tag refers to.
@@ -488,9 +492,14 @@ impl Engine {
     }
 }
 
-/// Whether a capture may still be under way that will make a template.
+/// Whether a capture or an import may still be under way that will make a template.
 fn is_being_made(row: &SnapshotRow) -> bool {
-    row.purpose == Purpose::Named && row.sandbox.is_some() && row.template.is_none()
+    row.purpose == Purpose::Named && (row.sandbox.is_some() || is_import(row)) && row.template.is_none()
+}
+
+/// Whether the files of a snapshot came from an archive.
+fn is_import(row: &SnapshotRow) -> bool {
+    row.image.as_deref().is_some_and(|image| image.starts_with(NAMES))
 }
 
 fn described(row: SnapshotRow, find: &dyn Fn(TemplateId) -> Option<Template>) -> Snapshot {
@@ -538,6 +547,8 @@ fn of_template(template: &Template) -> Snapshot {
 /// Continues what an earlier daemon began, or records that it failed.
 pub(crate) async fn resume_interrupted(engine: &Engine) -> Result<(), EngineError> {
     let shared = engine.shared();
+    // A name is there until a template holds the image: what is not held by now is half of a capture or an import.
+    image::unname_all(shared, NAMES).await?;
     for row in shared.db.snapshots(None).await? {
         if let (Some(template), Some(parent), false) = (row.template, row.sandbox, row.over.is_empty()) {
             let descent = Descent { parent, snapshot: row.id };
@@ -563,7 +574,6 @@ pub(crate) async fn resume_interrupted(engine: &Engine) -> Result<(), EngineErro
             {
                 info!(%sandbox, error = chain(&error), "cannot thaw a sandbox that was being captured");
             }
-            image::unname(shared, &format!("{NAMES}{}", row.id)).await?;
         }
         if row.state == SnapshotState::Deleting {
             if let Err(error) = engine.finish_delete(&row).await {
@@ -581,6 +591,8 @@ pub(crate) async fn resume_interrupted(engine: &Engine) -> Result<(), EngineErro
                 }
                 engine.follow(row, template.name);
             }
+            // The caller got no answer, and has the archive.
+            None if is_import(&row) => engine.forget(&row).await?,
             None => {
                 let reason = "the daemon ended while it was made; make it again".to_owned();
                 engine.settle(&row, SnapshotState::Failed { reason }).await?;

@@ -113,6 +113,7 @@ impl Engine {
             parent: live.over().all().next(),
             ..spec.row(&key.owner, Some(sandbox))
         };
+        self.check_snapshots(key).await?;
         db.insert_snapshot(row.clone()).await?;
         // A task of its own, so that a caller who disconnects does not leave half of a snapshot.
         let engine = self.clone();
@@ -137,7 +138,7 @@ impl Engine {
     }
 
     /// Removes a snapshot that could not be made.
-    async fn forget(&self, row: &crate::db::SnapshotRow) -> Result<(), EngineError> {
+    pub(super) async fn forget(&self, row: &crate::db::SnapshotRow) -> Result<(), EngineError> {
         let now = crate::observe::clock::now();
         self.shared().db.settle_snapshot(row.id, SnapshotState::Deleting, now).await?;
         self.finish_delete(row).await

@@ -1,5 +1,7 @@
 //! What sandboxes have on disk: layers of images, writable files, volumes.
 
+use std::os::fd::OwnedFd;
+
 use async_trait::async_trait;
 use wire::launch::{DiffSide, Difference, FilesMark, LayerFacts, LayerSource, StoreFacts};
 use wire::{Digest, SandboxId, SnapshotId, VolumeId};
@@ -73,6 +75,10 @@ pub trait Storage: Send + Sync + 'static {
         after: &DiffSide,
         contents: bool,
     ) -> Result<Differences, BackendError>;
+
+    /// Packs all files of a snapshot, as a sandbox that starts from it would see them, into a pipe as a tar stream.
+    /// Without `/run/shoal`. If this fails, what is in the pipe is incomplete. Slow for many files.
+    async fn export(&self, side: &DiffSide, to: OwnedFd) -> Result<(), BackendError>;
 
     /// How far the changes of a sandbox's files have got; `None` if the store does not count them. Quick.
     async fn files_mark(&self, sandbox: SandboxId) -> Result<Option<FilesMark>, BackendError>;

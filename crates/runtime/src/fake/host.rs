@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
+use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
@@ -662,6 +663,36 @@ impl Storage for FakeHost {
             })
         };
         Ok(Differences { entries: paths.into_iter().filter_map(entry).collect(), complete: true })
+    }
+
+    async fn export(&self, side: &DiffSide, to: OwnedFd) -> Result<(), BackendError> {
+        use std::io::Write;
+        let mut stream = Vec::new();
+        {
+            let state = self.state();
+            let files = side.layers.first().and_then(|top| state.snapshots.get(top)).cloned();
+            for (path, file) in files.unwrap_or_default() {
+                let Some(contents) = file.contents else { continue };
+                let entry = archive::Entry {
+                    path: path.trim_start_matches('/').as_bytes().to_vec(),
+                    kind: archive::EntryKind::File,
+                    mode: 0o644,
+                    size: contents.len() as u64,
+                    modified: 0,
+                    link: Vec::new(),
+                    uid: 0,
+                    gid: 0,
+                    attributes: Vec::new(),
+                };
+                stream.extend(archive::entry_header(&entry));
+                stream.extend(&contents);
+                stream.resize(stream.len().next_multiple_of(archive::BLOCK), 0);
+            }
+            stream.resize(stream.len() + 2 * archive::BLOCK, 0);
+        }
+        std::fs::File::from(to)
+            .write_all(&stream)
+            .map_err(|source| BackendError::Refused { doing: "pack a snapshot".into(), source })
     }
 
     async fn files_mark(&self, sandbox: SandboxId) -> Result<Option<FilesMark>, BackendError> {

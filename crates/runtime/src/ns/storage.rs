@@ -1,13 +1,14 @@
 //! Layers, writable files and volumes: asks the launcher for them.
 
 use std::io;
+use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use tokio::sync::watch;
 use wire::launch::{
-    Answer, Ask, DiffSide, DiffSnapshots, Difference, FilesMark, LAYERS_PAGE, LayerFacts, SNAPSHOTS_PAGE,
-    StoreFacts, UnpackLayer, VOLUMES_PAGE, from_packet,
+    Answer, Ask, DiffSide, DiffSnapshots, Difference, ExportSnapshot, FilesMark, LAYERS_PAGE, LayerFacts,
+    SNAPSHOTS_PAGE, StoreFacts, UnpackLayer, VOLUMES_PAGE, from_packet,
 };
 use wire::{Digest, SandboxId, SnapshotId, VolumeId};
 
@@ -230,6 +231,24 @@ impl Storage for NsBackend {
             answer.map_err(failed)??;
         }
         Ok(differences)
+    }
+
+    async fn export(&self, side: &DiffSide, to: OwnedFd) -> Result<(), BackendError> {
+        const DOING: &str = "pack a snapshot";
+        let base = self.ids().ranges.take().map_err(refused("claim an id range"))?;
+        let base = base.ok_or(BackendError::Full { what: "id ranges" })?;
+        let ask = Ask::Export(Box::new(ExportSnapshot { side: side.clone(), base }));
+        let backend = self.clone();
+        // In its own task: if the caller gives up, the process runs on for a while, and its ids must not be reused.
+        let asking = tokio::spawn(async move {
+            let answer = backend.exchange(DOING, ask, vec![to], UNPACK_DEADLINE).await;
+            // Without an answer the process may still be alive; the next start of the daemon frees the range.
+            if !matches!(&answer, Err(BackendError::LauncherGone { .. } | BackendError::Late { .. })) {
+                backend.ids().ranges.put_back(base);
+            }
+            answer.map(drop)
+        });
+        asking.await.map_err(|error| refused(DOING)(io::Error::other(error)))?
     }
 
     async fn files_mark(&self, sandbox: SandboxId) -> Result<Option<FilesMark>, BackendError> {

@@ -6,6 +6,7 @@ use axum::body::Body;
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use engine::files::{Packing, Reading};
+use engine::snapshot::Exported;
 use engine::volume::VolumeFiles;
 use engine::{EngineError, Files, Key};
 use futures_util::stream;
@@ -154,6 +155,8 @@ pub enum Source {
     Archive(Box<Packing>),
     /// With the object that keeps the volume mounted.
     Volume(Box<Packing>, Box<VolumeFiles>),
+    /// The archive of a snapshot.
+    Snapshot(Box<Exported>),
 }
 
 /// Streams the bytes. An error in the middle cuts the connection, since the status has been sent.
@@ -165,6 +168,7 @@ pub fn body_of(source: Source, app: &App, key: &Key) -> Body {
             match &mut source {
                 Source::File(reading) => reading.next().await,
                 Source::Archive(packing) | Source::Volume(packing, _) => packing.next().await,
+                Source::Snapshot(exported) => exported.next().await,
             }
         };
         let next = tokio::select! {

@@ -151,6 +151,10 @@ impl From<EngineError> for ApiError {
             SnapshotNotReady { state, .. } => {
                 say(StatusCode::CONFLICT, "snapshot_not_ready").detail("state", state)
             }
+            HostUsr { .. } => say(StatusCode::CONFLICT, "usr_not_included")
+                .hint("pass `usr=include` (`--usr include`) to include it"),
+            NotExportable { .. } => say(StatusCode::CONFLICT, "not_exportable")
+                .hint("change that in a sandbox, and take another snapshot"),
             SnapshotsUnsupported { .. } => say(StatusCode::CONFLICT, "snapshots_not_supported")
                 .hint("set up a store on btrfs: see `shoal doctor`"),
             CommandExpired { .. } => say(StatusCode::GONE, "command_expired"),
@@ -422,6 +426,7 @@ fn image(fault: &ImageFault, message: &str) -> ApiError {
         ImageFault::Archive(error) => archive(error, &told),
         ImageFault::Layer { source: BackendError::Layer { source, .. }, .. } => layer(source, &told),
         ImageFault::Layer { source, .. } => backend(source, message, "unpack_failed"),
+        ImageFault::Pack { source } => backend(source, message, "export_failed"),
         ImageFault::Removed => say(StatusCode::SERVICE_UNAVAILABLE, "image_removed").hint("try again"),
         ImageFault::Stopping => ApiError::stopping(),
         ImageFault::Store(_) | ImageFault::Keep { .. } => {

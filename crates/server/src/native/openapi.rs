@@ -89,6 +89,8 @@ use crate::native::{
         snapshots::list,
         snapshots::get,
         snapshots::delete,
+        snapshots::export,
+        snapshots::import,
         snapshots::rollback,
         snapshots::fork,
         snapshots::trees,

@@ -1,11 +1,14 @@
 //! Snapshots, forks, rollbacks, families and history.
 
 use axum::Json;
-use axum::extract::{FromRequestParts, State};
-use axum::http::StatusCode;
+use axum::extract::{FromRequestParts, Request, State};
 use axum::http::request::Parts;
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
 use engine::Labels;
-use engine::snapshot::{ForkSpec, HistoryEntry, Member, PromoteParent, Snapshot, SnapshotState, TakeSpec};
+use engine::snapshot::{
+    ForkSpec, HistoryEntry, HostUsr, ImportSpec, Member, PromoteParent, Snapshot, SnapshotState, TakeSpec,
+};
 use wire::api;
 use wire::launch::{DifferenceKind, FileSort};
 
@@ -14,8 +17,10 @@ use super::sandboxes::{sandbox_state, to_api as sandbox};
 use crate::http::app::{App, Caller};
 use crate::http::body::{self, FoundSandbox, OptionalJson, SandboxPath, text_in_path};
 use crate::http::clock::rfc3339;
+use crate::http::download::{Source, body_of, inert, value};
 use crate::http::error::ApiError;
 use crate::http::params::Params;
+use crate::http::upload::received;
 
 /// A snapshot's id or name in a path, percent-encoded.
 pub struct SnapshotPath(pub String);
@@ -85,6 +90,84 @@ pub async fn delete(
 ) -> Result<StatusCode, ApiError> {
     carried_on(async move { app.engine.delete_snapshot(&key.owner, &text).await }).await?;
     Ok(StatusCode::NO_CONTENT)
+}
+
+/// All files of a snapshot as one OCI archive with one layer, which other tools read.
+///
+/// `/run/shoal`, sockets and devices are left out. Sandboxes over the image `host` see this machine's own `/usr`, so a snapshot
+/// of one is exported only with `usr=include`, and its archive contains those files.
+#[utoipa::path(get, path = "/v1/snapshots/{snapshot}/export", tag = "snapshots", params(
+    ("snapshot" = String, Path, description = "Its id or its name, percent-encoded."),
+    ("usr" = Option<String>, Query, description = "`include` or `refuse` the `/usr` of this machine; `refuse` if left out.")),
+    responses(
+    (status = 200, content_type = "application/x-tar", body = Vec<u8>),
+    (status = 404, body = api::ErrorBody),
+    (status = 409, description = "The snapshot is not complete, or an archive cannot hold it.", body = api::ErrorBody),
+    (status = 507, description = "The disk is full.", body = api::ErrorBody),
+))]
+pub async fn export(
+    State(app): State<App>,
+    Caller(key): Caller,
+    SnapshotPath(text): SnapshotPath,
+    mut params: Params,
+) -> Result<Response, ApiError> {
+    let usr = match params.text("usr")?.as_deref() {
+        None | Some("refuse") => HostUsr::Refuse,
+        Some("include") => HostUsr::Include,
+        Some(_) => return Err(ApiError::must("usr", "be `include` or `refuse`")),
+    };
+    params.finish()?;
+    let mut stopping = app.stopping(&key);
+    let exported = tokio::select! {
+        exported = app.engine.export_snapshot(&key, &text, usr) => exported?,
+        halt = stopping.wait() => return Err(halt.into()),
+    };
+    let length = exported.length;
+    let mut answer = body_of(Source::Snapshot(Box::new(exported)), &app, &key).into_response();
+    answer.headers_mut().insert(header::CONTENT_TYPE, value("application/x-tar"));
+    answer.headers_mut().insert(header::CONTENT_LENGTH, length.into());
+    inert(answer.headers_mut());
+    Ok(answer)
+}
+
+/// Makes a snapshot of an OCI archive with one image: an exported snapshot, or what another tool has saved.
+///
+/// The body is the file, compressed or not. Answers when sandboxes can be made from it.
+#[utoipa::path(post, path = "/v1/snapshots", tag = "snapshots", params(
+    ("name" = String, Query, description = "The name of the snapshot."),
+    ("label" = Option<Vec<String>>, Query, description = "A label, `key=value`. Repeatable.")),
+    request_body(content = Vec<u8>, content_type = "application/octet-stream"), responses(
+    (status = 201, body = api::Snapshot),
+    (status = 400, description = "Not an archive, or not of an image that can be used here.", body = api::ErrorBody),
+    (status = 429, description = "The key allows no more snapshots.", body = api::ErrorBody),
+    (status = 507, description = "The disk is full.", body = api::ErrorBody),
+))]
+pub async fn import(
+    State(app): State<App>,
+    Caller(key): Caller,
+    mut params: Params,
+    request: Request,
+) -> Result<(StatusCode, Json<api::Snapshot>), ApiError> {
+    let name = params.text("name")?.ok_or_else(|| ApiError::must("name", "be given"))?;
+    let pairs = params.all("label").into_iter().map(|label| {
+        let pair = String::from_utf8(label).ok();
+        let pair = pair.as_deref().and_then(|pair| pair.split_once('='));
+        let (key, value) = pair.ok_or_else(|| ApiError::must("label", "have the form `key=value`"))?;
+        Ok::<_, ApiError>((key.to_owned(), value.to_owned()))
+    });
+    let labels = Labels::new(pairs.collect::<Result<_, _>>()?)?;
+    params.finish()?;
+    let spec = ImportSpec { name, labels };
+    // Before the archive is received, which may take long.
+    app.engine.check_import(&key, &spec).await?;
+    let (head, body) = request.into_parts();
+    let upload = received(&app, &key, &head, body, u64::MAX).await?;
+    let mut stopping = app.stopping(&key);
+    let imported = tokio::select! {
+        imported = app.engine.import_snapshot(&key, upload, spec) => imported?,
+        halt = stopping.wait() => return Err(halt.into()),
+    };
+    Ok((StatusCode::CREATED, Json(to_api(imported))))
 }
 
 /// Replaces the files of a sandbox by those of a snapshot, in place. Answers when it runs again.

@@ -552,6 +552,7 @@ def finished(
         command_id=command.id,
         stdout_lost=stdout_lost,
         stderr_lost=stderr_lost,
+        not_undoable=result.not_undoable,
     )
 
 

@@ -303,6 +303,8 @@ class CommandResult:
     exit_code: int | None = None
     signal: int | None = None
     message: str | None = None
+    #: Whether the snapshot before the command failed, so that ``Sandbox.undo`` cannot undo the command.
+    not_undoable: bool = False
 
 
 @dataclass(frozen=True)
@@ -352,6 +354,8 @@ class ExecutionResult:
     #: How many bytes at the front of each stream are not here, because they were no longer kept.
     stdout_lost: int = field(default=0, repr=False)
     stderr_lost: int = field(default=0, repr=False)
+    #: Whether the snapshot before the command failed, so that ``Sandbox.undo`` cannot undo the command.
+    not_undoable: bool = field(default=False, repr=False)
 
     @functools.cached_property
     def stdout(self) -> str:

@@ -13,6 +13,7 @@
 
 mod diff;
 mod egress;
+mod export;
 mod layers;
 mod network;
 mod walk;

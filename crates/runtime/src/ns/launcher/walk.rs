@@ -130,6 +130,7 @@ impl Launcher {
                 Ok(Answer::FilesMark(mark))
             }
             Ask::Diff(wanted) => self.diff(&wanted, given),
+            Ask::Export(wanted) => self.export(&wanted, given),
             Ask::Store => {
                 let StoragePool { facts, made_bytes, notes, .. } = &self.places.pool;
                 Ok(Answer::Store { facts: *facts, made_bytes: *made_bytes, notes: notes.clone() })

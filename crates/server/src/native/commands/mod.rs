@@ -312,7 +312,10 @@ pub fn to_api(command: Command) -> api::Command {
     let (state, pid, result) = match command.state {
         CommandState::Starting => (api::CommandState::Starting, None, None),
         CommandState::Running { pid } => (api::CommandState::Running, Some(pid), None),
-        CommandState::Ended { pid, outcome } => (api::CommandState::Ended, pid, Some(result(&outcome))),
+        CommandState::Ended { pid, outcome } => {
+            let result = api::CommandResult { not_undoable: command.not_undoable, ..result(&outcome) };
+            (api::CommandState::Ended, pid, Some(result))
+        }
     };
     let (argv, script, request_cut) = match &command.start.program {
         guest::Program::Argv(argv) => {
@@ -383,7 +386,7 @@ pub(super) fn result(outcome: &Outcome) -> api::CommandResult {
             Some(ExitStatus::Signal(signal)) => (Some(128 + signal), Some(signal)),
             None => (None, None),
         };
-        api::CommandResult { outcome, exit_code, signal, message, network: None }
+        api::CommandResult { outcome, exit_code, signal, message, network: None, not_undoable: false }
     };
     match outcome {
         Outcome::Exited(code) => of(api::Outcome::Exited, Some(ExitStatus::Code(*code)), None),

@@ -151,12 +151,14 @@ class AsyncTransport:
             return AnswerTimeoutError(f"the daemon at {url} did not answer in time")
         return SandboxConnectionError(f"the connection to the daemon at {url} broke: {error or type(error).__name__}")
 
-    async def open(self, method: str, path: str, *, headers: Mapping[str, str] | None = None) -> httpx.Response:
-        """Returns an answer before its body is read. The caller closes it."""
+    async def open(
+        self, method: str, path: str, *, headers: Mapping[str, str] | None = None, silence: float | None = None
+    ) -> httpx.Response:
+        """Returns an answer before its body is read. The caller closes it. ``silence`` replaces the client's timeout."""
         patience = Patience(self.patience_seconds)
         while True:
             try:
-                return await self._open_once(method, path, headers, self.timeout)
+                return await self._open_once(method, path, headers, self.timeout if silence is None else silence)
             except httpx.TransportError as error:
                 failure = self._failure(error)
                 cause: Exception | None = error

@@ -3,9 +3,19 @@
 
 from __future__ import annotations
 
-from .._core import decoded, in_path, query
+from collections.abc import Mapping
+from typing import IO
+
+import httpx
+
+from .. import _seam
+from .._core import FILE_PIECE_BYTES, decoded, in_path, query
 from ..models import Difference, FamilyMember, Snapshot
+from .files import pieces
 from .transport import Transport
+
+#: How long the files of a snapshot may take to be packed.
+EXPORT_SECONDS_MAX = 3600.0
 
 
 class SnapshotCalls:
@@ -27,6 +37,51 @@ class SnapshotCalls:
     def delete_snapshot(self, snapshot: str) -> None:
         """Deletes a snapshot, by its id or name. Its files stay as long as a sandbox or another snapshot needs them."""
         self._transport.call("DELETE", f"/snapshots/{in_path(snapshot)}")
+
+    def export_snapshot(self, snapshot: str, file: IO[bytes], *, usr: str = "refuse") -> None:
+        """Writes all files of a snapshot as one OCI archive, which other tools read.
+
+        Args:
+            snapshot: The id or name of the snapshot.
+            file: Where the archive goes, open for writing bytes. After an error, what is in it is incomplete.
+            usr: ``include`` or ``refuse`` the ``/usr`` of the daemon's machine, which sandboxes over the image ``host`` see.
+
+        Raises:
+            ResourceNotFoundError: The snapshot does not exist.
+            SandboxClientError: The snapshot is over the image ``host``, and ``usr`` is ``refuse``.
+        """
+        target = query(f"/snapshots/{in_path(snapshot)}/export", {"usr": usr})
+        # All files are packed before the first byte comes.
+        response = self._transport.open("GET", target, silence=EXPORT_SECONDS_MAX)
+        try:
+            for piece in response.iter_raw(FILE_PIECE_BYTES):
+                _seam.offload(file.write, piece)
+        except httpx.TransportError as error:
+            raise self._transport.broken(error) from error
+        finally:
+            response.close()
+
+    def import_snapshot(
+        self, file: IO[bytes], name: str, *, labels: Mapping[str, str] | None = None
+    ) -> Snapshot:
+        """Makes a snapshot of an OCI archive with one image: an exported snapshot, or what another tool has saved.
+
+        Args:
+            file: The archive, open for reading bytes, compressed or not.
+            name: The name of the snapshot.
+            labels: How it can be found.
+        """
+        pairs = [("label", f"{key}={value}") for key, value in (labels or {}).items()]
+        answer = self._transport.call(
+            "POST",
+            query("/snapshots", [("name", name), *pairs]),
+            content=pieces(file),
+            headers={"Content-Type": "application/octet-stream"},
+            repeat=False,
+            read_seconds=None,
+        )
+        imported: Snapshot = decoded(Snapshot, answer.json())
+        return imported
 
     def tree(self) -> list[FamilyMember]:
         """Lists all sandboxes that were forked or have children, oldest first."""
