@@ -16,11 +16,13 @@
 //! Read in this order: this file is the loop and interprets messages; `command` is one command's life, `table` all of
 //! them and their turns; `streams` windows and pipes, `pace` how often they are read; `connection` the daemon's
 //! socket; `spawn` everything up to a running program, with `users`; `files` file operations in a child; `tree` a
-//! command's processes; `timers` its deadlines; `watch` the kernel's watch; `sys` everything unsafe.
+//! command's processes; `timers` its deadlines; `netlink` how many sockets of that kind there may be; `watch` the kernel's watch; `sys`
+//! everything unsafe.
 
 mod command;
 mod connection;
 mod files;
+mod netlink;
 mod pace;
 mod spawn;
 mod streams;
@@ -50,6 +52,7 @@ use wire::guest::{
 
 use command::{Command, Life};
 use connection::{Connection, Fault};
+use netlink::Netlink;
 use pace::Pace;
 use spawn::{Report, Surroundings};
 use table::Table;
@@ -138,6 +141,8 @@ struct Init {
     listener: OwnedFd,
     children: OwnedFd,
     surroundings: Surroundings,
+    /// `None`: guests have no netlink sockets.
+    netlink: Option<Netlink>,
     connection: Option<Connection>,
     table: Table,
     pace: Pace,
@@ -153,6 +158,8 @@ struct Init {
     next_handle: Handle,
     /// There may be more children to reap than one turn allows.
     reap_again: bool,
+    /// There may be more calls to decide about than one turn allows.
+    decide_again: bool,
     /// A connection is waiting that could not be accepted for lack of a resource.
     accept_again: bool,
     /// Something happened since memory was last returned.
@@ -185,6 +192,10 @@ impl Init {
         rustix::process::chdir("/").map_err(cannot("enter /"))?;
         let (children, signals) = sys::listen_for_children().map_err(cannot("listen for children"))?;
         let watch = Watch::new().map_err(cannot("watch"))?;
+        let netlink = Netlink::watch().map_err(cannot("limit netlink sockets"))?;
+        if let Some(netlink) = &netlink {
+            watch.add(netlink, Watched::Netlink).map_err(cannot("watch for netlink sockets"))?;
+        }
         watch.add(&listener, Watched::Listener).map_err(cannot("watch the listening socket"))?;
         watch.add(&children, Watched::Children).map_err(cannot("watch children"))?;
         Ok(Self {
@@ -192,6 +203,7 @@ impl Init {
             listener,
             children,
             surroundings: Surroundings { tree, null, descriptors, signals, oom_score },
+            netlink,
             connection: None,
             table: Table::default(),
             pace: Pace::default(),
@@ -202,6 +214,7 @@ impl Init {
             groups_to_remove: Vec::new(),
             next_handle: Handle(1),
             reap_again: false,
+            decide_again: false,
             accept_again: false,
             holds_memory: true,
         })
@@ -225,6 +238,9 @@ impl Init {
             if self.reap_again {
                 self.reap();
             }
+            if self.decide_again {
+                self.decide_about_netlink();
+            }
             if self.accept_again {
                 self.accept();
             }
@@ -245,7 +261,7 @@ impl Init {
         let connection_busy = self.connection.as_ref().is_some_and(|connection| {
             connection.wants_read(&self.table) || connection.wants_write(&self.table)
         });
-        if connection_busy || self.reap_again || self.table.has_reading() {
+        if connection_busy || self.reap_again || self.decide_again || self.table.has_reading() {
             return Some(0);
         }
         let to_deadline = self.schedule.sleep_ms(self.clock.now());
@@ -259,6 +275,7 @@ impl Init {
         match to {
             Watched::Listener => self.accept(),
             Watched::Children => self.reap(),
+            Watched::Netlink => self.decide_about_netlink(),
             Watched::Connection | Watched::FullConnection => {
                 if let Some(connection) = &mut self.connection {
                     connection.mark(readable, writable);
@@ -278,6 +295,11 @@ impl Init {
                 }
             }
         }
+    }
+
+    fn decide_about_netlink(&mut self) {
+        let now = self.clock.now();
+        self.decide_again = self.netlink.as_mut().is_some_and(|netlink| netlink.decide(now));
     }
 
     // The daemon.

@@ -200,6 +200,86 @@ pub fn read_onto(from: BorrowedFd<'_>, bytes: &mut Vec<u8>, limit: usize) -> Res
     Ok(length)
 }
 
+/// A call that waits for [`answer_call`].
+pub struct HeldCall {
+    id: u64,
+    /// The thread that calls, by its number in init's namespace.
+    pub thread: i32,
+}
+
+/// What becomes of a call that waits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verdict {
+    Allow,
+    /// It fails with ENOBUFS.
+    Refuse,
+}
+
+/// Makes calls that open netlink sockets wait until they are answered, in init (which makes none) and in everything
+/// it starts from now on. Each call can be read from the descriptor that this returns. `None` if another filter
+/// already holds calls (EBUSY): such calls fail then.
+pub fn hold_netlink_calls() -> io::Result<Option<OwnedFd>> {
+    let flags = libc::SECCOMP_FILTER_FLAG_NEW_LISTENER;
+    match filter_netlink(libc::SECCOMP_RET_USER_NOTIF, flags) {
+        // SAFETY: the kernel just made this descriptor for us, close-on-exec, and nobody else knows it.
+        Ok(number) => Ok(Some(unsafe { OwnedFd::from_raw_fd(number as RawFd) })),
+        Err(error) if error.raw_os_error() == Some(libc::EBUSY) => {
+            filter_netlink(libc::SECCOMP_RET_ERRNO | libc::EPROTONOSUPPORT as u32, 0)?;
+            Ok(None)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// Installs a filter that answers `socket(AF_NETLINK, …)` with `action`.
+fn filter_netlink(action: u32, flags: libc::c_ulong) -> io::Result<c_long> {
+    const LOAD: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
+    const JUMP_IF_EQUAL: u16 = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
+    const RETURN: u16 = (libc::BPF_RET | libc::BPF_K) as u16;
+    /// Of `seccomp_data`: the call's number, and the low half of its first argument, of which the kernel uses no more.
+    const NUMBER: u32 = 0;
+    const FAMILY: u32 = if cfg!(target_endian = "little") { 16 } else { 20 };
+    let step = |code, jt, jf, k| libc::sock_filter { code, jt, jf, k };
+    let mut program = [
+        step(LOAD, 0, 0, NUMBER),
+        step(JUMP_IF_EQUAL, 0, 3, libc::SYS_socket as u32),
+        step(LOAD, 0, 0, FAMILY),
+        step(JUMP_IF_EQUAL, 0, 1, libc::AF_NETLINK as u32),
+        step(RETURN, 0, 0, action),
+        step(RETURN, 0, 0, libc::SECCOMP_RET_ALLOW),
+    ];
+    let program = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
+    // SAFETY: the kernel copies the program during the call; pointer and length describe the array above, which lives until then.
+    let result =
+        unsafe { libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, flags, &raw const program) };
+    check(result)
+}
+
+/// The next call that waits. Blocks if there is none; fails if its caller has gone.
+pub fn next_call(calls: BorrowedFd<'_>) -> io::Result<HeldCall> {
+    // SAFETY: plain integers, and the kernel wants them zero.
+    let mut call: libc::seccomp_notif = unsafe { MaybeUninit::zeroed().assume_init() };
+    // SAFETY: the kernel writes one structure of the size that the request's number carries, into a place of that type.
+    let result =
+        unsafe { libc::ioctl(calls.as_raw_fd(), libc::SECCOMP_IOCTL_NOTIF_RECV as _, &raw mut call) };
+    check(c_long::from(result))?;
+    Ok(HeldCall { id: call.id, thread: call.pid as i32 })
+}
+
+/// Lets a call go on, or fail. An error means that its caller has gone.
+pub fn answer_call(calls: BorrowedFd<'_>, call: &HeldCall, verdict: Verdict) -> io::Result<()> {
+    let (error, flags) = match verdict {
+        // The arguments that the filter saw are in registers, which nobody can change before the call is made.
+        Verdict::Allow => (0, libc::SECCOMP_USER_NOTIF_FLAG_CONTINUE as u32),
+        Verdict::Refuse => (-libc::ENOBUFS, 0),
+    };
+    let mut answer = libc::seccomp_notif_resp { id: call.id, val: 0, error, flags };
+    // SAFETY: the kernel reads one structure of the size that the request's number carries, from a place of that type.
+    let result =
+        unsafe { libc::ioctl(calls.as_raw_fd(), libc::SECCOMP_IOCTL_NOTIF_SEND as _, &raw mut answer) };
+    check(c_long::from(result)).map(drop)
+}
+
 /// Makes the allocator return memory instead of keeping it: buffers are mapped separately and unmapped when freed.
 pub fn prefer_small_memory() {
     /// Just below a stream's chunk with the allocator's own header. Setting it also stops glibc from raising it.

@@ -29,6 +29,8 @@ pub enum Watched {
     Stderr(Handle),
     /// Both directions of a terminal.
     Terminal(Handle),
+    /// Calls of guests that wait for init's decision.
+    Netlink,
 }
 
 /// What happened to it.
@@ -96,7 +98,7 @@ impl Watch {
 fn flags(watched: Watched) -> EventFlags {
     EventFlags::ET
         | match watched {
-            Watched::Listener | Watched::Children | Watched::Report(_) => EventFlags::IN,
+            Watched::Listener | Watched::Children | Watched::Report(_) | Watched::Netlink => EventFlags::IN,
             Watched::Stdout(_) | Watched::Stderr(_) => EventFlags::IN | EventFlags::ONESHOT,
             Watched::Stdin(_) => EventFlags::OUT,
             Watched::Terminal(_) => EventFlags::IN | EventFlags::OUT,
@@ -116,6 +118,7 @@ fn pack(watched: Watched) -> u64 {
         Watched::Stderr(handle) => (6, handle.0),
         Watched::Terminal(handle) => (7, handle.0),
         Watched::FullConnection => (8, 0),
+        Watched::Netlink => (9, 0),
     };
     (kind << 32) | u64::from(handle)
 }
@@ -132,6 +135,7 @@ fn unpack(data: u64) -> Option<Watched> {
         6 => Watched::Stderr(handle),
         7 => Watched::Terminal(handle),
         8 => Watched::FullConnection,
+        9 => Watched::Netlink,
         _ => return None,
     })
 }
@@ -148,6 +152,7 @@ mod tests {
                 Watched::Children,
                 Watched::Connection,
                 Watched::FullConnection,
+                Watched::Netlink,
                 Watched::Report(handle),
                 Watched::Stdin(handle),
                 Watched::Stdout(handle),

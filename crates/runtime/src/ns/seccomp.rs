@@ -123,6 +123,11 @@ impl Filters {
             (libc::SYS_prlimit64, vec![SeccompRule::new(vec![equals(1, RESOURCE_CORE)?, not_null(2)?])?]),
             (libc::SYS_setsockopt, buffer_rules()?),
         ]);
+        let none_free = BTreeMap::from([
+            (libc::SYS_memfd_create, vec![has_flag(1, libc::MFD_HUGETLB as u64)?]),
+            (libc::SYS_mmap, vec![has_flag(3, libc::MAP_HUGETLB as u64)?]),
+            (libc::SYS_shmget, vec![has_flag(2, libc::SHM_HUGETLB as u64)?]),
+        ]);
         let missing = MISSING.iter().map(|call| (*call, vec![])).collect();
         Ok(Self(vec![
             unknown_calls(),
@@ -130,6 +135,9 @@ impl Filters {
             filter(forbidden, libc::EPERM)?,
             filter(unsupported, libc::EPROTONOSUPPORT)?,
             filter(not_had, libc::ENOTTY)?,
+            // Huge pages that the host reserved are the machine's, and no memory limit counts them. The error is that
+            // of a machine without a free one, after which programs take ordinary pages.
+            filter(none_free, libc::ENOMEM)?,
             // Reported as success and not done: programs that hold secrets exit when they cannot lower their core
             // dump limit, and servers exit when they cannot set their buffer sizes.
             filter(kept, 0)?,
@@ -160,6 +168,12 @@ fn equals(argument: u8, value: u64) -> Result<SeccompCondition, seccompiler::Bac
 
 fn not_null(argument: u8) -> Result<SeccompCondition, seccompiler::BackendError> {
     SeccompCondition::new(argument, SeccompCmpArgLen::Qword, SeccompCmpOp::Ne, 0)
+}
+
+/// Any call whose argument `argument` has this flag.
+fn has_flag(argument: u8, flag: u64) -> Result<SeccompRule, seccompiler::BackendError> {
+    let has = SeccompCmpOp::MaskedEq(flag);
+    SeccompRule::new(vec![SeccompCondition::new(argument, SeccompCmpArgLen::Dword, has, flag)?])
 }
 
 /// One rule per namespace: any of the flags in argument `argument` matches.
