@@ -93,7 +93,7 @@ pub struct RemoveSnapshots {
 #[command(after_help = "\
 Examples:
   shoal snapshot export clean -o clean.tar
-  shoal snapshot export clean --usr include | skopeo copy oci-archive:/dev/stdin dir:clean")]
+  shoal snapshot export clean --usr include > clean.tar")]
 pub struct ExportSnapshot {
     /// Id or name of the snapshot
     pub snapshot: String,

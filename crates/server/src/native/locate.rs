@@ -90,6 +90,7 @@ pub const ROUTES: &[Row] = &[
     ("/v1/network/presets", &[], Whose::Daemon),
     ("/v1/snapshots", &[], Whose::Daemon),
     ("/v1/snapshots/{snapshot}", &[], Whose::Daemon),
+    ("/v1/snapshots/{snapshot}/export", &[], Whose::Daemon),
     ("/v1/tree", &[], Whose::Daemon),
     ("/v1/diff", &[], Whose::Daemon),
     ("/v1/admin/sandboxes", &[], Whose::Daemon),
