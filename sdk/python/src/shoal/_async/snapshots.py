@@ -60,9 +60,7 @@ class SnapshotCalls:
         finally:
             await response.aclose()
 
-    async def import_snapshot(
-        self, file: IO[bytes], name: str, *, labels: Mapping[str, str] | None = None
-    ) -> Snapshot:
+    async def import_snapshot(self, file: IO[bytes], name: str, *, labels: Mapping[str, str] | None = None) -> Snapshot:
         """Makes a snapshot of an OCI archive with one image: an exported snapshot, or what another tool has saved.
 
         Args:
