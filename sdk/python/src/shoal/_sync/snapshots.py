@@ -61,9 +61,7 @@ class SnapshotCalls:
         finally:
             response.close()
 
-    def import_snapshot(
-        self, file: IO[bytes], name: str, *, labels: Mapping[str, str] | None = None
-    ) -> Snapshot:
+    def import_snapshot(self, file: IO[bytes], name: str, *, labels: Mapping[str, str] | None = None) -> Snapshot:
         """Makes a snapshot of an OCI archive with one image: an exported snapshot, or what another tool has saved.
 
         Args:
